@@ -1,0 +1,250 @@
+"""What the structure costs: tokens/s of a Llama built from its spec ÷ the same model written by hand in plain PyTorch.
+
+Both run eagerly in fp32 with the same kernels (scaled_dot_product_attention, rms_norm, linear, rotary tables made once a step).
+Training is forward, loss, backward and fused AdamW. Decoding is greedy, one token at a time behind a prompt: ours through a
+pool, the other with caches allocated beforehand and a slice for each step.
+
+    python benchmarks/bare.py [--rounds 21] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses as dc
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from measure import Goal, Row, agree, arguments, middle, progress, taking_turns, tell
+from torch import Tensor, nn
+
+from dovetail import At, Ctx, Model, Pool, from_yaml
+from dovetail.build import build
+from dovetail.model import ModelModule
+
+GOAL = Goal(low=0.97)
+NOISE = 0.06  # a wider interquartile range hides 3 %
+
+
+@dc.dataclass(frozen=True)
+class Shape:
+    """The sizes of the model and of the work."""
+
+    width: int = 512
+    layers: int = 8
+    heads: int = 8
+    kv_heads: int = 2
+    hidden: int = 1408
+    vocab: int = 32_000
+    train_batch: int = 1
+    train_tokens: int = 256
+    prompt: int = 128
+    new: int = 32
+
+    def spec(self) -> Model:
+        """The model as a spec."""
+        return from_yaml(f"""
+            dovetail: 1
+            width: {self.width}
+            vocab: {self.vocab}
+            layers:
+            - repeat: {self.layers}
+              mixer: {{heads: {self.heads}, kv_heads: {self.kv_heads}}}
+              ffn: {{hidden: {self.hidden}}}
+            head: {{kind: lm, tied: false}}
+        """)
+
+
+QUICK = Shape(width=24, layers=2, heads=6, kv_heads=2, hidden=44, vocab=62, train_tokens=16, prompt=8, new=4)
+
+# -- the model by hand -----------------------------------------------------------------------------------------------
+
+Cache = tuple[Tensor, Tensor]  # keys and values (batch, capacity, kv_heads, head)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class BareAttention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.head = shape.width // shape.heads
+        self.q = nn.Linear(shape.width, shape.heads * self.head, bias=False)
+        self.k = nn.Linear(shape.width, shape.kv_heads * self.head, bias=False)
+        self.v = nn.Linear(shape.width, shape.kv_heads * self.head, bias=False)
+        self.o = nn.Linear(shape.heads * self.head, shape.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache | None, start: int) -> Tensor:
+        batch, n, _ = x.shape
+        q = rotate(self.q(x).view(batch, n, -1, self.head), cos, sin)
+        k = rotate(self.k(x).view(batch, n, -1, self.head), cos, sin)
+        v = self.v(x).view(batch, n, -1, self.head)
+        if cache is not None:
+            keys, values = cache
+            keys[:, start : start + n] = k
+            values[:, start : start + n] = v
+            k, v = keys[:, : start + n], values[:, : start + n]
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        z = F.scaled_dot_product_attention(q, k, v, is_causal=n > 1, enable_gqa=True)
+        return self.o(z.transpose(1, 2).reshape(batch, n, -1))
+
+
+class BareFfn(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.up = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.down = nn.Linear(shape.hidden, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class BareBlock(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.mixer_norm, self.mixer = nn.RMSNorm(shape.width, eps=1e-5), BareAttention(shape)
+        self.ffn_norm, self.ffn = nn.RMSNorm(shape.width, eps=1e-5), BareFfn(shape)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache | None, start: int) -> Tensor:
+        x = x + self.mixer(self.mixer_norm(x), cos, sin, cache, start)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Bare(nn.Module):
+    """A Llama as one writes it for one purpose."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(shape.vocab, shape.width)
+        self.layers = nn.ModuleList(BareBlock(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.width, eps=1e-5)
+        self.head = nn.Linear(shape.width, shape.vocab, bias=False)
+        pairs = shape.width // shape.heads // 2
+        frequency = 10000.0 ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
+        self.register_buffer("frequency", frequency.float(), persistent=False)
+
+    def forward(self, tokens: Tensor, caches: list[Cache] | None = None, start: int = 0) -> Tensor:
+        angle = torch.arange(start, start + tokens.shape[1])[:, None, None] * self.frequency  # (n, 1, pairs)
+        cos, sin = angle.cos(), angle.sin()
+        x = self.embed(tokens)
+        for i, block in enumerate(self.layers):
+            x = block(x, cos, sin, None if caches is None else caches[i], start)
+        return self.head(self.norm(x))
+
+
+def with_weights_of(model: ModelModule, shape: Shape) -> Bare:
+    """The model by hand, holding the very tensors of ours."""
+    bare = Bare(shape)
+    ours = dict(model.named_parameters())
+    names = {"embed.weight": "embed.table", "head.weight": "head.table"}
+    for name, _ in list(bare.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        source = names.get(name) or (name if name in ours else f"{owner}.scale")
+        bare.get_submodule(owner).register_parameter(leaf, ours.pop(source))
+    assert not ours, f"weights without a place: {sorted(ours)}"
+    return bare
+
+
+# -- the work --------------------------------------------------------------------------------------------------------
+
+
+def training(shape: Shape, model: ModelModule, bare: Bare) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """One training step of each side, on the same tokens; each gives its loss."""
+    tokens = torch.randint(0, shape.vocab, (shape.train_batch, shape.train_tokens + 1))
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    our_optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    bare_optimiser = torch.optim.AdamW(bare.parameters(), lr=1e-3, fused=True)
+
+    def ours() -> Tensor:
+        loss = model.loss(inputs, labels, Ctx(at=At.whole(*inputs.shape), seed=0))
+        loss.backward()
+        our_optimiser.step()
+        our_optimiser.zero_grad()
+        return loss.detach()
+
+    def theirs() -> Tensor:
+        loss = F.cross_entropy(bare(inputs).flatten(0, 1), labels.flatten())
+        loss.backward()
+        bare_optimiser.step()
+        bare_optimiser.zero_grad()
+        return loss.detach()
+
+    return ours, theirs
+
+
+def decoding(
+    shape: Shape, spec: Model, model: ModelModule, bare: Bare, batch: int
+) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Greedy decoding of each side behind one prompt, which is read beforehand; each gives its tokens (batch, new)."""
+    prompt = torch.randint(0, shape.vocab, (batch, shape.prompt))
+    capacity, rows, one = shape.prompt + shape.new, list(range(batch)), [1] * batch
+    pool = Pool(spec, rows=batch, capacity=capacity)
+    size = (batch, capacity, shape.kv_heads, shape.width // shape.heads)
+    caches = [(torch.zeros(size), torch.zeros(size)) for _ in range(shape.layers)]
+    with torch.inference_mode():
+        step = pool.step(rows, [shape.prompt] * batch)
+        first = model(prompt, Ctx(at=step.at, views=step.views))[:, -1:].argmax(-1)
+        agree("prompt", first.double(), bare(prompt, caches)[:, -1:].argmax(-1).double(), 0.0)
+
+    @torch.inference_mode()
+    def ours() -> Tensor:
+        for row in rows:
+            pool.rollback(row, shape.prompt)
+        token, out = first, []
+        for _ in range(shape.new):
+            step = pool.step(rows, one)
+            token = model(token, Ctx(at=step.at, views=step.views)).argmax(-1)
+            out.append(token)
+        return torch.cat(out, 1)
+
+    @torch.inference_mode()
+    def theirs() -> Tensor:
+        token, out = first, []
+        for i in range(shape.new):
+            token = bare(token, caches, shape.prompt + i).argmax(-1)
+            out.append(token)
+        return torch.cat(out, 1)
+
+    return ours, theirs
+
+
+def ratio(name: str, ours: Callable[[], Tensor], theirs: Callable[[], Tensor], rounds: int) -> Row:
+    """Tokens/s of ours ÷ theirs: both do the same tokens, so it is the ratio of times."""
+    with progress(name, rounds + 1) as tick:
+        value, spread = middle(taking_turns(ours, theirs, rounds, tick))
+    return Row(name, value, GOAL, spread, NOISE)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=21, help="paired rounds of each figure")
+    flags: argparse.Namespace = parser.parse_args()
+    torch.set_num_threads(flags.threads)
+    torch.manual_seed(0)
+    shape = QUICK if flags.quick else Shape()
+    spec = shape.spec()
+    model = build(spec)
+    bare = with_weights_of(model, shape)
+    rows: list[Row] = []
+
+    tokens = torch.randint(0, shape.vocab, (2, shape.prompt))
+    with torch.inference_mode():
+        agree("logits", model(tokens, Ctx(at=At.whole(*tokens.shape))), bare(tokens), 1e-4)
+    for batch in (1, 8):
+        ours, theirs = decoding(shape, spec, model, bare, batch)
+        agree(f"decode at batch {batch}", ours().double(), theirs().double(), 0.0)
+        rows.append(ratio(f"decode tokens/s, batch {batch}: ours ÷ bare", ours, theirs, flags.rounds))
+
+    ours, theirs = training(shape, model, copy.deepcopy(bare))
+    for step in range(2):
+        agree(f"loss of step {step}", ours(), theirs(), 1e-4)
+    rows.insert(0, ratio("train tokens/s: ours ÷ bare", ours, theirs, flags.rounds))
+    tell(rows, flags.json)
+
+
+if __name__ == "__main__":
+    main()

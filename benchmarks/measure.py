@@ -1,0 +1,139 @@
+"""How a figure is taken and told: rows with a goal, pairs timed in turn, one output for people and one for machines.
+
+A benchmark is `python benchmarks/NAME.py [--json]`. One run holds both sides; their outputs are compared before anything is
+timed; A and B take turns, and the turn that comes first changes from round to round. Only ratios are kept: on a shared machine
+a time alone says little. `holds` is null where the spread is too wide to tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses as dc
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import dovetail
+
+
+@dc.dataclass(frozen=True)
+class Goal:
+    """The values that are good enough: low ≤ value ≤ high."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def met(self, value: float) -> bool:
+        """Whether the value lies within."""
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+    def __str__(self) -> str:
+        if self.low is not None and self.high is not None:
+            return f"{self.low:g} … {self.high:g}"
+        return f"≥ {self.low:g}" if self.low is not None else f"≤ {self.high:g}"
+
+
+@dc.dataclass(frozen=True)
+class Row:
+    """One figure. `spread` is the interquartile range of the repeats; beyond `noise` nothing is claimed."""
+
+    name: str
+    value: float
+    goal: Goal | None = None
+    spread: float | None = None
+    noise: float | None = None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the goal is met; None where there is no goal, or where noise hides the answer."""
+        if self.goal is None or (self.noise is not None and self.spread is not None and self.spread > self.noise):
+            return None
+        return self.goal.met(self.value)
+
+    def data(self) -> dict[str, object]:
+        """The row for machines."""
+        goal = None if self.goal is None else str(self.goal)
+        spread = None if self.spread is None else round(self.spread, 4)
+        return {"name": self.name, "value": round(self.value, 4), "goal": goal, "holds": self.holds, "spread": spread}
+
+
+def middle(values: Sequence[float]) -> tuple[float, float]:
+    """The median, and the interquartile range (0 for a single value)."""
+    if len(values) < 2:
+        return values[0], 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return statistics.median(values), high - low
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long one call takes."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def taking_turns(a: Callable[[], object], b: Callable[[], object], rounds: int, tick: Callable[[], None]) -> list[float]:
+    """Time of b ÷ time of a in each round, after one round to warm up; who goes first changes every round."""
+    ratios: list[float] = []
+    for i in range(rounds + 1):
+        if i % 2:
+            of_b, of_a = seconds(b), seconds(a)
+        else:
+            of_a, of_b = seconds(a), seconds(b)
+        ratios.append(of_b / of_a)
+        tick()
+    return ratios[1:]
+
+
+@contextmanager
+def progress(what: str, steps: int) -> Iterator[Callable[[], None]]:
+    """A bar with an estimate on stderr; gives the function that moves it on."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=steps)
+        yield lambda: bar.advance(task)
+
+
+def arguments(about: str) -> argparse.ArgumentParser:
+    """The flags every benchmark has."""
+    parser = argparse.ArgumentParser(description=about.split("\n\n")[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes: shows that it runs, measures nothing")
+    parser.add_argument("--threads", type=int, default=2, help="threads of both sides")
+    return parser
+
+
+def tell(rows: Sequence[Row], as_json: bool) -> None:
+    """Print the rows with the versions they were taken with."""
+    versions = {
+        "dovetail": dovetail.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": str(torch.get_num_threads()),
+    }
+    if as_json:
+        print(json.dumps({"rows": [row.data() for row in rows], "versions": versions}, ensure_ascii=False))
+        return
+    table = Table("figure", "value", "goal", "holds", "spread", caption=" · ".join(f"{k} {v}" for k, v in versions.items()))
+    for row in rows:
+        holds = {True: "yes", False: "NO", None: "–" if row.goal is None else "too noisy"}[row.holds]
+        spread = "–" if row.spread is None else f"{row.spread:.3f}"
+        table.add_row(row.name, f"{row.value:.3f}", "–" if row.goal is None else str(row.goal), holds, spread)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def agree(what: str, ours: torch.Tensor, theirs: torch.Tensor, within: float) -> None:
+    """Stop unless the largest difference is at most `within` of the largest value."""
+    apart = (ours - theirs).abs().max().item() / theirs.abs().max().clamp_min(1e-30).item()
+    if not apart <= within:
+        raise SystemExit(f"{what}: the two sides differ by {apart:.1e} of the largest value; nothing was timed")

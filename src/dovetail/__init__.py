@@ -1,0 +1,50 @@
+"""Dovetail: change one part of a transformer; everything else fits, and proves it.
+
+Public names are resolved when first used, so that importing the package does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "At": "dovetail.core.at",
+    "Ctx": "dovetail.core.ctx",
+    "DovetailError": "dovetail.core.errors",
+    "Listener": "dovetail.core.ctx",
+    "Model": "dovetail.model",
+    "Pool": "dovetail.state.pool",
+    "SpecError": "dovetail.core.errors",
+    "build": "dovetail.build",
+    "check": "dovetail.core.check",
+    "from_yaml": "dovetail.spec",
+    "load_spec": "dovetail.spec",
+    "to_yaml": "dovetail.spec",
+}
+
+if TYPE_CHECKING:
+    from dovetail.build import build as build
+    from dovetail.core.at import At as At
+    from dovetail.core.check import check as check
+    from dovetail.core.ctx import Ctx as Ctx
+    from dovetail.core.ctx import Listener as Listener
+    from dovetail.core.errors import DovetailError as DovetailError
+    from dovetail.core.errors import SpecError as SpecError
+    from dovetail.model import Model as Model
+    from dovetail.spec import from_yaml as from_yaml
+    from dovetail.spec import load_spec as load_spec
+    from dovetail.spec import to_yaml as to_yaml
+    from dovetail.state.pool import Pool as Pool
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"dovetail has no {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_PUBLIC, "__version__"])

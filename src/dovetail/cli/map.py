@@ -1,0 +1,45 @@
+"""Draw what the heads of a layer look at in a text.
+
+dovetail map llama-tiny-trained "To be, or not to be, that is the question" -o map.png --layer 3
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dc.dataclass
+class Command:
+    """Which model, which text, where to."""
+
+    model: tyro.conf.Positional[Path]
+    """A model directory with a tokenizer, as `dovetail train` writes it."""
+    text: tyro.conf.Positional[str]
+    """What the model reads: a sentence or two."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("map.png")
+    """The picture to write: .png, .svg or .pdf."""
+    layer: int = 0
+    """Layers count from 0; −1 is the last."""
+    heads: tuple[int, ...] = ()
+    """The heads to draw, from 0; all by default."""
+
+    def run(self) -> int | None:
+        """Trace the layer's pattern and draw it."""
+        from dovetail.files import load
+        from dovetail.look.map import attention_of, draw_map
+        from dovetail.text.tokenizer import Tokenizer
+
+        spec, model = load(self.model)
+        tokenizer = Tokenizer.load(self.model)
+        tokens = tokenizer.encode(self.text)
+        pattern = attention_of(model, tokens, self.layer)
+        layer = self.layer % len(spec.layers)
+        title = f"{self.model.name}, layer {layer}: what each token (row) looks at (column)"
+        labels = [tokenizer.label(int(token)) for token in tokens]
+        draw_map(pattern, labels, self.heads or range(len(pattern)), self.out, title)
+        print(f"layer {layer} of {len(spec.layers)}, {len(pattern)} heads, {len(tokens)} tokens: {self.out}")
+        return 0

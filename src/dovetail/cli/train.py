@@ -1,0 +1,215 @@
+"""Train a small model on a text, and let it write.
+
+A tokenizer of the spec's vocabulary is trained on the text; the last twentieth of the text is held out. The directory that
+comes out holds the spec, the weights, the tokenizer, every loss (loss.jsonl) and, with matplotlib, their picture.
+
+    dovetail train llama-tiny --text plays.txt --minutes 5
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from dovetail.data.corpus import Corpus
+    from dovetail.model import Model, ModelModule
+    from dovetail.text.tokenizer import Tokenizer
+    from dovetail.train.loop import Point
+    from dovetail.train.objective import Objective
+
+
+@dc.dataclass
+class Command:
+    """What to train, on what, how long."""
+
+    spec: tyro.conf.Positional[str]
+    """A preset's name, a .yaml file, or a model directory, of which the spec alone is taken: weights start anew."""
+    text: Path
+    """A UTF-8 text to learn from; some megabytes do well."""
+    minutes: float | None = None
+    """Stop after this many minutes (5, where no steps are given)."""
+    steps: int | None = None
+    """Stop after this many steps; two such runs of one seed are equal bit for bit."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """The model directory to write; SPEC-trained by default."""
+    force: bool = False
+    """Replace the model directory where there is one."""
+    seed: int = 0
+    """First weights, batches, dropout and the sample follow from it."""
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
+    swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Change a part wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
+    batch: int = 12
+    """Windows a step."""
+    length: int = 128
+    """Tokens a window."""
+    learning_rate: float = 3e-3
+    """The peak, after a short warm-up; it then falls along a cosine."""
+    prompt: str = "The "
+    """What the sample at the end goes on from."""
+    sample: int = 160
+    """Tokens to write at the end."""
+    temperature: float = 0.8
+    """0 always writes the likeliest token."""
+    json: bool = False
+    """One JSON object on stdout."""
+
+    def run(self) -> int | None:
+        """Train, write the directory, print the end and a sample."""
+        from dovetail.build import build
+        from dovetail.core.errors import FileError
+        from dovetail.core.fold import parameters
+        from dovetail.data.corpus import Corpus, read_corpus
+        from dovetail.files import may_replace, save
+        from dovetail.spec import changed, load_spec
+        from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
+        from dovetail.train.loop import Plan, train
+
+        if wrong := self._wrong():
+            print(f"dovetail: {wrong}", file=sys.stderr)
+            return 2
+        out = self.out or Path(f"{Path(os.path.abspath(self.spec)).stem}-trained")
+        if out.exists() and not (may_replace(out) and (self.force or not any(out.iterdir()))):
+            remedy = "name another with -o" + (", or replace it with --force" if may_replace(out) else "")
+            raise FileError(f"{out}: is there already; {remedy}")
+        spec = changed(load_spec(self.spec), self.set, self.swap)
+        _check(spec)
+        model = build(spec, seed=self.seed)
+        text = read_corpus(self.text)
+        _say(f"{self.text}: {len(text):,} characters; training a tokenizer of {spec.vocab} tokens on them")
+        tokenizer = Tokenizer.train(text, spec.vocab)
+        corpus = Corpus.cut(tokenizer.encode(text), self.length, name=str(self.text))
+        objective, does = _objective(spec, tokenizer)
+        count = len(corpus.train) + len(corpus.held_out)
+        _say(f"{self.spec}: {parameters(spec):,} parameters, {does}; {count:,} tokens, {len(corpus.held_out):,} held out")
+        beside = {TOKENIZER_FILE: tokenizer.to_json()}
+        plan = Plan(
+            steps=self.steps,
+            minutes=5.0 if self.minutes is None and self.steps is None else self.minutes,
+            learning_rate=self.learning_rate,
+            seed=self.seed,
+            out=out,
+            beside=beside,
+        )
+        held_out = list(corpus.validation(self.batch, self.length))
+        try:
+            points = train(
+                model, lambda step: corpus.batch(self.seed, step, self.batch, self.length), objective, plan, held_out
+            )
+        except KeyboardInterrupt:
+            _say(f"stopped; what was saved last is in {out}" if out.exists() else "stopped before anything was saved")
+            return 130
+        beside["loss.jsonl"] = "".join(f"{json.dumps(dc.asdict(point))}\n" for point in points)
+        save(model, spec, out, beside)
+        _picture(points, out, f"{self.spec} on {self.text.name}")
+        report = {"directory": str(out), "parameters": parameters(spec), **_report(points)}
+        if spec.order() == "causal":
+            report["held_out_bits_per_byte"] = _bits_per_byte(report["held_out_loss"], corpus, tokenizer)
+            report["sample"] = self._sample(model, tokenizer)
+        print(json.dumps(report) if self.json else _text(report, self.prompt))
+        return 0
+
+    def _wrong(self) -> str | None:
+        """The first flag that makes no sense."""
+        for name in ("minutes", "steps", "batch", "length", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                return f"--{name.replace('_', '-')}: {value} is not above 0"
+        for name in ("temperature", "sample", "seed"):
+            if not 0 <= getattr(self, name) < math.inf:
+                return f"--{name}: {getattr(self, name)} is below 0"
+        return None if self.prompt else "--prompt: give at least one character"
+
+    def _sample(self, model: ModelModule, tokenizer: Tokenizer) -> str:
+        """What the model writes after the prompt."""
+        from dovetail.core.errors import DovetailError
+        from dovetail.train.sample import write
+
+        try:
+            ids = write(model, tokenizer.encode(self.prompt), self.sample, temperature=self.temperature, seed=self.seed)
+        except DovetailError as error:  # no more positions, say; the training is done and written all the same
+            _say(f"no sample: {error}")
+            return ""
+        return tokenizer.decode(ids)
+
+
+def _check(spec: Model) -> None:
+    """Whether a plain text can teach this spec anything."""
+    from dovetail.core.errors import SpecError
+    from dovetail.core.fold import declared
+
+    over_vocab = {d.path.partition(".")[0] for d in declared(spec) if "vocab" in d.weight.out}
+    if spec.encoder is not None:
+        raise SpecError("encoder", "a plain text has no sources and targets", "use dovetail.train.objective.seq2seq in Python")
+    if "embed" not in over_vocab:
+        raise SpecError("embed", f"{spec.embed.kind} does not read tokens", "--set embed=tokens")
+    if "head" not in over_vocab:
+        raise SpecError("head", "a plain text asks for a token at every place", "--set head=lm")
+    if spec.order() == "ahead":
+        raise SpecError("layers", "a prefix that sees ahead would be asked for what it sees", "use a causal mask")
+
+
+def _objective(spec: Model, tokenizer: Tokenizer) -> tuple[Objective, str]:
+    """A model that sees both ways fills in, any other goes on; and a word on it."""
+    from dovetail.text.tokenizer import MASK
+    from dovetail.train.objective import MaskedTokens, next_token
+
+    if spec.order() == "both":
+        return MaskedTokens(mask=tokenizer.id_of(MASK), vocab=tokenizer.size), "learning to fill in masked tokens"
+    return next_token, "learning the next token"
+
+
+def _report(points: list[Point]) -> dict[str, Any]:
+    """The figures of a run; losses in nats a token."""
+    last, tail = points[-1], points[-50:]
+    return {
+        "steps": last.step,
+        "tokens": last.tokens,
+        "seconds": round(last.seconds, 1),
+        "tokens_per_second": round(last.tokens / last.seconds),
+        "first_loss": points[0].loss,
+        "train_loss": sum(point.loss for point in tail) / len(tail),
+        "held_out_loss": last.validation,
+    }
+
+
+def _bits_per_byte(loss: float, corpus: Corpus, tokenizer: Tokenizer) -> float:
+    """The same loss for each byte of the held-out text, which can be compared between vocabularies."""
+    return loss / math.log(2) * len(corpus.held_out) / len(tokenizer.decode(corpus.held_out).encode())
+
+
+def _text(report: dict[str, Any], prompt: str) -> str:
+    bits = report.get("held_out_bits_per_byte")
+    lines = [
+        f"{report['steps']:,} steps, {report['tokens']:,} tokens in {report['seconds']:.0f} s: "
+        f"{report['tokens_per_second']:,} tokens/s",
+        f"loss {report['first_loss']:.3f} -> {report['train_loss']:.3f} (mean of the last steps), "
+        f"held-out {report['held_out_loss']:.3f}" + (f" or {bits:.3f} bits a byte" if bits is not None else ""),
+    ]
+    if report.get("sample"):
+        lines += ["", f"after {prompt!r} it writes:", "", prompt + report["sample"], ""]
+    return "\n".join([*lines, f"written to {report['directory']}"])
+
+
+def _picture(points: list[Point], out: Path, title: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        _say('no picture of the losses without matplotlib: pip install "dovetail[look]"')
+        return
+    from dovetail.look.curve import draw_losses
+
+    draw_losses(points, out / "loss.png", title)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,110 @@
+"""Ctx: all that a forward carries beside the stream. Training, serving and looking differ only here.
+
+Taps: `ctx.tap(module, "q", x)` is a plain return when nobody listens. A listener sees the value at its address
+(`layers.3.mixer.q`) and may answer with another in its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+
+if TYPE_CHECKING:
+    from dovetail.core.module import Module
+
+Views = Sequence[Mapping[str, Any]]  # one mapping a layer: branch name -> view of its memory
+
+
+class Ranks(Protocol):
+    """Which logical axes are cut over ranks, and how to sum over them."""
+
+    def cut(self, axes: Sequence[str]) -> bool:
+        """Whether any of the axes is cut."""
+        ...
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of x over the ranks, with its gradient."""
+        ...
+
+
+class Listener:
+    """Address patterns (`*.mixer.pattern`) to functions (address, value) -> None or a value to go on with."""
+
+    def __init__(self, table: Mapping[str, Callable[[str, Tensor], Tensor | None]]) -> None:
+        self.table = table
+
+    def wants(self, address: str) -> bool:
+        """Whether anyone listens at this address."""
+        return any(fnmatchcase(address, pattern) for pattern in self.table)
+
+    def hear(self, address: str, x: Tensor) -> Tensor:
+        """Show x to each listener in turn; the last answer goes on."""
+        for pattern, listen in self.table.items():
+            if fnmatchcase(address, pattern):
+                answer = listen(address, x)
+                x = x if answer is None else answer
+        return x
+
+
+@dc.dataclass(slots=True)
+class Ctx:
+    """What a forward carries."""
+
+    at: At
+    views: Views | None = None
+    memory: Tensor | None = None  # (…, m, memory): the encoder's output, for cross attention
+    memory_at: At | None = None
+    types: Tensor | None = None  # (…, n) token types, where the embedding has them
+    listen: Listener | None = None
+    losses: dict[str, Tensor] | None = None  # extra losses, by the path that added them
+    seed: int | None = None  # set in training: dropout draws from (seed, path)
+    ranks: Ranks | None = None
+
+    @property
+    def training(self) -> bool:
+        """Whether dropout is drawn."""
+        return self.seed is not None
+
+    def wants(self, module: Module, name: str) -> bool:
+        """Whether anyone listens to this tap."""
+        return self.listen is not None and self.listen.wants(f"{module.path}.{name}".lstrip("."))
+
+    def tap(self, module: Module, name: str, x: Tensor) -> Tensor:
+        """Show x at its address; a plain return when nobody listens."""
+        if self.listen is None:
+            return x
+        return self.listen.hear(f"{module.path}.{name}".lstrip("."), x)
+
+    def cut(self, axes: Sequence[str]) -> bool:
+        """Whether a logical axis is cut over ranks."""
+        return self.ranks is not None and self.ranks.cut(axes)
+
+    def total(self, x: Tensor, axes: Sequence[str]) -> Tensor:
+        """x summed over the ranks that share these axes; x itself where they are whole."""
+        if self.ranks is None or not self.ranks.cut(axes):
+            return x
+        return self.ranks.total(x)
+
+    def dropout(self, x: Tensor, p: float, module: Module, name: str = "") -> Tensor:
+        """x with a share p of its values dropped and the rest scaled up; in training only."""
+        if self.seed is None or p == 0.0:
+            return x
+        return drop(x, p, self.seed, f"{module.path}.{name}")
+
+
+def drop(x: Tensor, p: float, seed: int, path: str) -> Tensor:
+    """Dropout whose draw is a pure function of (seed, path, index): the same when recomputed, on any rank, compiled."""
+    index = torch.arange(x.numel(), device=x.device, dtype=torch.int64)
+    mixed = (index + seed * 0x9E3779B1 + zlib.crc32(path.encode())) & 0xFFFFFFFF
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
+    keep = (mixed ^ (mixed >> 16)) >= int(p * 2**32)
+    return x * keep.view(x.shape).to(x.dtype) / (1.0 - p)

@@ -1,0 +1,86 @@
+"""Module: the one base that makes a part's parameters from its declared weights, so that no fact is stated twice.
+
+A part's module class holds little but `forward`. Everything is made on the meta device; `build.py` gives it bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.core.env import Env
+from dovetail.core.part import Part
+from dovetail.core.weight import Weight
+
+Linear = nn.Linear
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which norms, softmax and angles are computed: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class Module(nn.Module):
+    """Parameters, constants and children of one part, on meta."""
+
+    def __init__(self, part: Any, env: Env) -> None:
+        super().__init__()
+        env = part.axes(env)
+        self.part, self.env, self.path = part, env, env.path
+        weights = part.weights(env)
+        names = {w.name for w in weights}
+        for weight in weights:
+            self._declare(weight, names)
+        for name, child in part.children().items():
+            self._adopt(name, make(child, part.scope(env, name).at_path(f"{env.path}.{name}".lstrip("."))))
+        self.setup()
+
+    def setup(self) -> None:
+        """Facts the forward needs at hand, computed once."""
+
+    def _declare(self, weight: Weight, names: set[str]) -> None:
+        stem, dot, leaf = weight.name.partition(".")
+        shape = weight.shape(self.env)
+        if dot and leaf == "weight":
+            self.add_module(stem, Linear(shape[1], shape[0], bias=f"{stem}.bias" in names, device="meta"))
+        elif weight.role == "const":
+            self.register_buffer(weight.name, torch.empty(shape, device="meta"), persistent=False)
+        elif not dot:
+            self.register_parameter(weight.name, nn.Parameter(torch.empty(shape, device="meta")))
+
+    def _adopt(self, name: str, module: nn.Module) -> None:
+        """`layers.3` goes into a list called `layers`, any other name is an attribute."""
+        stem, dot, _ = name.partition(".")
+        if not dot:
+            self.add_module(name, module)
+            return
+        if stem not in self._modules:
+            self.add_module(stem, nn.ModuleList())
+        items = self._modules[stem]
+        assert isinstance(items, nn.ModuleList)
+        items.append(module)
+
+    def modules_named(self, name: str) -> Any:
+        """The child or list of children called `name`; None where the spec has none."""
+        return self._modules.get(name)
+
+
+def make(part: Part, env: Env) -> Module:
+    """The part's module and all below it, on meta."""
+    cls = part.module()
+    assert cls is not None, f"{part.kind} has no module"
+    return cls(part, env)
+
+
+def holder(root: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The module that holds the tensor at `path`, and the tensor's own name there."""
+    owner, _, leaf = path.rpartition(".")
+    return root.get_submodule(owner), leaf
+
+
+def tensor_at(root: nn.Module, path: str) -> Tensor:
+    """The parameter or constant at `path`."""
+    module, leaf = holder(root, path)
+    return getattr(module, leaf)

@@ -1,0 +1,80 @@
+"""What a part declares about its tensors: weights (learned or constant) and decode-time state. Plain data, no torch.
+
+From these few facts follow the parameters, their count and matmul FLOPs, initialisation, sharding, optimiser groups, LoRA
+targets, cache allocation and the memory forecast. A weight's matrix is (batch…, out, inp); `out` and `inp` are products
+of named axes, major first, so that a projection to `heads × head` can be cut by heads without knowing what a head is.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from fractions import Fraction
+from typing import Literal
+
+from dovetail.core.env import Env
+
+Role = Literal["linear", "embed", "norm", "bias", "gate", "conv", "const"]
+Fill = Literal["normal", "ones", "zeros", "const"]
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Weight:
+    """One declared tensor of a part.
+
+    `q.weight` makes a linear leaf `q` (an adapter can wrap it); a name without a dot is a bare parameter. `inp` are the
+    axes a matmul reduces over: a weight with `inp` and role linear costs 2·size FLOPs a token.
+    """
+
+    name: str
+    out: tuple[str, ...] = ()
+    inp: tuple[str, ...] = ()
+    batch: tuple[str, ...] = ()  # independent matrices (experts)
+    init: Fill = "normal"
+    role: Role = "linear"
+    over: tuple[str, ...] = ()  # axes that must be whole for a reduction
+    # auto: cut along the major axis where that axis is cut; replicate: never cut;
+    # once: added to a sum that is still partial on each rank, so it must count once, not once a rank
+    tp: Literal["auto", "replicate", "once"] = "auto"
+    same_as: str | None = None  # path of the weight this one is: stored and counted there
+    used: Fraction = Fraction(1)  # the share of `batch` that one token touches
+
+    @property
+    def learned(self) -> bool:
+        """A parameter of its own, not a constant and not another weight's alias."""
+        return self.role != "const" and self.same_as is None
+
+    @property
+    def matmul(self) -> bool:
+        """Whether a token is multiplied by this matrix."""
+        return bool(self.inp) and self.role == "linear"
+
+    def shape(self, env: Env) -> tuple[int, ...]:
+        """(batch…, out, inp): each of out and inp flattened to one dimension."""
+        batch = tuple(env.size(axis) for axis in self.batch)
+        out = (env.size(*self.out),) if self.out else ()
+        inp = (env.size(*self.inp),) if self.inp else ()
+        return batch + out + inp
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class State:
+    """What a part remembers while decoding.
+
+    per token: one entry a token seen (keys and values); per source: one entry a token of the encoder's memory, written
+    at admission and never again. `window` (with the first `keep` tokens) bounds what a token can still look back to.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    per: Literal["token", "source"] = "token"
+    copies: int = 1
+    window: int | None = None
+    keep: int = 0
+
+    def entries(self, n: int) -> int:
+        """How many entries n tokens leave behind."""
+        return n if self.window is None else min(n, self.window + self.keep)
+
+    def values(self, env: Env, n: int) -> int:
+        """How many numbers n tokens leave behind."""
+        return self.copies * env.size(*self.axes) * self.entries(n)

@@ -1,0 +1,1 @@
+"""Data to batches, each a pure function of (seed, step)."""

@@ -1,0 +1,102 @@
+"""Four sums and joins over ranks, each with its true gradient.
+
+    enter   forward: x            backward: Σ over ranks      what is whole on every rank goes into work that ranks share out
+    leave   forward: Σ over ranks backward: g                 shares of a sum become the sum, whole on every rank
+    total   forward: Σ over ranks backward: Σ over ranks      a statistic of shares that every rank goes on with alone
+    gather  forward: join         backward: Σ, own piece      pieces of a sequence become the sequence, on every rank
+
+The gradients are copied to plain strides first: a reduction in place over permuted strides gives wrong numbers without a word.
+Shoeybi et al. 2019 (enter and leave, there f and g).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """A new tensor, the sum of x over the ranks; no gradient."""
+    out = x.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(out, group=group)
+    return out
+
+
+def joined(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """A new tensor, every rank's x one behind the other along dim; no gradient."""
+    own = x.detach().contiguous()
+    pieces = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(pieces, own, group=group)
+    return torch.cat(pieces, dim)
+
+
+def enter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """x itself; its gradient is the sum over the ranks."""
+    return _Enter.apply(x, group)  # type: ignore[no-any-return]
+
+
+def leave(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum of x over the ranks; the gradient passes as it is, being whole on every rank already."""
+    return _Leave.apply(x, group)  # type: ignore[no-any-return]
+
+
+def total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum of x over the ranks; its gradient is the sum of what each rank does with it."""
+    return _Total.apply(x, group)  # type: ignore[no-any-return]
+
+
+def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Every rank's x, of one shape, one behind the other along dim."""
+    return _Gather.apply(x, dim % x.dim(), group)  # type: ignore[no-any-return]
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return summed(g, ctx.group), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return summed(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return g, None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return summed(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return summed(g, ctx.group), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.dim, ctx.size, ctx.group = dim, x.shape[dim], group
+        return joined(x, dim, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        begin = dist.get_rank(ctx.group) * ctx.size
+        return summed(g, ctx.group).narrow(ctx.dim, begin, ctx.size), None, None

@@ -1,0 +1,94 @@
+"""A sequence split over ranks: nothing but another view. Each rank holds a piece of every row, and attention's view gives it
+the keys and values of all pieces, in order, with where they stand.
+
+    rank r:  x_r (…, n/ranks, embed) -> q_r, k_r, v_r        view.extend(at_r, k_r, v_r) -> K, V (…, n, kv_heads, head), at
+
+    ctx = Ctx(at=at.cut(ranks, rank), views=split_views(spec, group))
+    logits_r = model(piece(tokens, group), ctx)
+
+Masks look at order and document alone, so a piece needs to know nothing of its place in the row. Cross attention looks at a
+memory that is whole on every rank: encode each piece of the source with `split_views(spec.encoder, group)`, then call
+`whole_memory`; or encode the whole source on every rank. Each rank finds a share of every weight's gradient: sum them. A loss
+that is a mean over labels must be weighted by each rank's share of the labels.        Li et al. 2021 (sequence parallel)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.ctx import Views
+from dovetail.core.errors import SpecError, StateError
+from dovetail.core.group import Embed, Head, Mixer, Scaling
+from dovetail.core.part import Part, walk, walk_spec
+from dovetail.dist.collective import gather, joined
+
+
+class GatherView:
+    """Attention's view of a row whose pieces lie on several ranks."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def extend(self, at: At, *new: Tensor) -> tuple[tuple[Tensor, ...], At]:
+        """Entries of this piece (…, n, *axes); those of all pieces (…, n·ranks, *axes), and where they stand."""
+        key_at = at.once(("whole row", self.group), lambda: whole_at(at, self.group))
+        return tuple(gather(values, at.order.dim() - 1, self.group) for values in new), key_at
+
+
+def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
+    """A view for every mixer of a model that looks at its own row; one mapping a layer, for Ctx(views=…)."""
+    inner = tuple(f"{path}." for path, part in walk_spec(spec) if path and part.group == spec.group)
+    for path, part in walk_spec(spec):
+        if not path.startswith(inner):  # an encoder may still run whole
+            refuse(path, part)
+    views: list[dict[str, Any]] = []
+    view = GatherView(group)
+    for path, part, _ in walk(spec):
+        stack, _, rest = path.partition(".")
+        if stack != "layers":
+            continue  # an encoder's layers are split by views of their own
+        index, _, branch = rest.partition(".")
+        views += [{} for _ in range(int(index) + 1 - len(views))]
+        if isinstance(part, Mixer) and not part.reads_memory():
+            views[int(index)][branch] = view
+    return views
+
+
+def refuse(path: str, part: Part) -> None:
+    """An error for a part that must see a whole row at once."""
+    if isinstance(part, Head) and part.pools():
+        problem, remedy = "gives one answer a row, whose tokens lie on several ranks", "split rows over ranks instead: data"
+    elif isinstance(part, Embed) and not part.causal():
+        problem, remedy = "makes another number of tokens than it is given", "split rows over ranks instead: data"
+    elif isinstance(part, Scaling) and part.varies:
+        problem, remedy = "turns by the length of the whole row, which no rank sees", "use a scaling with fixed angles"
+    else:
+        return
+    raise SpecError(path, f"a sequence cannot be split: {part.kind} {problem}", remedy)
+
+
+def piece(x: Tensor, group: dist.ProcessGroup, dim: int = -1) -> Tensor:
+    """This rank's piece of a whole row; the rows must be cut evenly (pad them with document −1)."""
+    ranks = dist.get_world_size(group)
+    if x.shape[dim] % ranks:
+        raise StateError(f"{x.shape[dim]} tokens cannot be cut evenly over {ranks} ranks (pad the rows)")
+    return x.chunk(ranks, dim)[dist.get_rank(group)]
+
+
+def whole_at(at: At, group: dist.ProcessGroup) -> At:
+    """Where the tokens of all pieces stand."""
+    lengths = joined(torch.tensor([at.n], device=at.order.device), 0, group).tolist()
+    if len(set(lengths)) > 1:
+        raise StateError(f"the pieces of a row are {lengths} tokens long on the ranks, and must be equal (pad the rows)")
+    row = None if at.row is None else joined(at.row, 0, group)
+    return At(joined(at.coords, -2, group), joined(at.order, -1, group), joined(at.seg, -1, group), row)
+
+
+def whole_memory(memory: Tensor, at: At, group: dist.ProcessGroup) -> tuple[Tensor, At]:
+    """An encoder's output (…, m/ranks, memory) of each piece of the source as the whole memory (…, m, memory)."""
+    return gather(memory, -2, group), whole_at(at, group)

@@ -1,0 +1,155 @@
+"""Pair: a few ranks kept running in processes of their own, given one job after the other.
+
+    with Pair() as pair:
+        first, second = pair.run(job, "some", "plain data")        # job(*data) on both ranks at once; what each gave back
+
+Starting a rank means importing torch, seconds of it; a job on ranks that wait costs milliseconds. A job is a function of a
+module that the ranks can import; data and answers are plain. Ranks talk by gloo on this machine alone, each with one thread.
+A rank that raises, dies or does not answer in time ends the whole pair with an error that says which and why; the next job
+starts a new one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dovetail.dist.mesh import RankError
+
+START = 120.0  # seconds a rank may take to start
+DIED = "died with exit code"
+GRACE = 5.0  # seconds the others get once one has failed, and ranks get to end
+
+
+class Pair:
+    """Ranks that wait for jobs; two of them unless told otherwise."""
+
+    def __init__(self, ranks: int = 2, timeout: float = 120.0) -> None:
+        self.ranks, self.timeout = ranks, timeout
+        self.processes: list[BaseProcess] = []
+        self.lines: list[Connection] = []
+        self.meeting: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Pair:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the ranks and wait until all have met; nothing if they run."""
+        if self.processes:
+            return
+        self.meeting = tempfile.TemporaryDirectory(prefix="dovetail-ranks-")
+        meeting = str(Path(self.meeting.name) / "store")
+        context = mp.get_context("spawn")
+        for rank in range(self.ranks):
+            line, far_end = context.Pipe()
+            process = context.Process(target=serve, args=(far_end, meeting, rank, self.ranks, self.timeout), daemon=True)
+            process.start()
+            far_end.close()
+            self.processes.append(process)
+            self.lines.append(line)
+        self._answers(START, "starting")
+
+    def run(self, job: Callable[..., Any], *data: Any, timeout: float | None = None) -> list[Any]:
+        """job(*data) on every rank at once; their answers in rank order."""
+        self.start()
+        try:
+            for line in self.lines:
+                line.send((job, data))
+        except OSError as gone:
+            self._kill()
+            raise RankError(f"a rank was gone before {job.__name__} could begin") from gone
+        return self._answers(self.timeout if timeout is None else timeout, job.__name__)
+
+    def close(self) -> None:
+        """Let the ranks end; those that do not are ended."""
+        for line in self.lines:
+            try:
+                line.send(None)
+            except OSError:
+                continue  # it is gone already
+        self._kill(GRACE)
+
+    def _answers(self, timeout: float, what: str) -> list[Any]:
+        """One answer from each rank, or an error for the first thing that goes wrong."""
+        answers: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        until = monotonic() + timeout
+        while len(answers) + len(failed) < self.ranks:
+            waiting = [r for r in range(self.ranks) if r not in answers and r not in failed]
+            ready = wait([self.lines[r] for r in waiting], max(0.0, until - monotonic()))
+            if not ready:
+                break
+            for rank in waiting:
+                if self.lines[rank] not in ready:
+                    continue
+                try:
+                    fine, answer = self.lines[rank].recv()
+                except (EOFError, OSError):
+                    self.processes[rank].join(GRACE)
+                    fine, answer = False, f"{DIED} {self.processes[rank].exitcode}"
+                if fine:
+                    answers[rank] = answer
+                else:
+                    failed[rank] = answer
+                    until = min(until, monotonic() + GRACE)  # the others may wait for it for ever
+        if len(answers) == self.ranks:
+            return [answers[rank] for rank in range(self.ranks)]
+        self._kill()
+        if not failed:
+            silent = [rank for rank in range(self.ranks) if rank not in answers]
+            raise RankError(f"{what}: no answer from rank {', '.join(map(str, silent))} within {timeout:g} s")
+        # one that died is the cause, one that raised may only have missed it
+        causes = sorted(failed.items(), key=lambda item: not item[1].startswith(DIED))
+        raise RankError(f"{what}: " + "; ".join(f"rank {rank} {why}" for rank, why in causes))
+
+    def _kill(self, grace: float = 0.0) -> None:
+        for process in self.processes:
+            process.join(grace)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+        for line in self.lines:
+            line.close()
+        self.processes, self.lines = [], []
+        if self.meeting is not None:
+            self.meeting.cleanup()
+            self.meeting = None
+
+
+def serve(line: Connection, meeting: str, rank: int, ranks: int, timeout: float) -> None:
+    """The life of one rank: meet the others, then do jobs until told to end."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(meeting, ranks)  # pyright: ignore[reportPrivateImportUsage]  documented, if not listed
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))
+    line.send((True, None))
+    while (job := _next(line)) is not None:
+        function, data = job
+        try:
+            answer = (True, function(*data))
+        except Exception:  # whatever it is, the one who gave the job must hear of it
+            answer = (False, f"raised\n{traceback.format_exc()}")
+        line.send(answer)
+    dist.destroy_process_group()
+
+
+def _next(line: Connection) -> Any:
+    try:
+        return line.recv()
+    except EOFError:  # the one who gives the jobs is gone
+        return None

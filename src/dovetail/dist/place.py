@@ -1,0 +1,97 @@
+"""Which weight is cut over tensor-parallel ranks, and along what: a fold over declared axes. No tensor, no torch.
+
+A **region** (attention, an ffn) takes a whole input and gives a sum that is still partial on each rank. It shares out the axes
+it defines itself that are the major axis of one of its own weights: heads and kv_heads, ffn. Nobody lists them.
+
+    q.weight (heads·head, embed)      rows of whole heads              o.weight (embed, heads·head)   columns of whole heads
+    k.weight (kv_heads·head, embed)   rows; fewer KV heads than ranks: ranks whose heads share one hold the same rows
+    q_norm.scale (head,)              whole on every rank: `head` is nowhere the major axis of the region's own weights
+    table (heads, bucket)             rows, in every layer that shares it
+
+An axis the output is a sum over (the `inp` of o and of down) must be cut evenly: a head on two ranks would count twice. An axis
+that is only made (kv_heads) may stand on several ranks, unless a reduction over it or a packing with others needs it whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Iterator, Sequence
+
+from dovetail.core.env import Env
+from dovetail.core.errors import SpecError
+from dovetail.core.fold import Declared
+from dovetail.core.part import Part
+from dovetail.core.weight import Weight
+
+
+@dc.dataclass(frozen=True)
+class Region:
+    """A part whose work ranks share out."""
+
+    path: str
+    part: Part
+    shared_out: frozenset[str]  # the axes that are cut
+    summed: frozenset[str]  # those of them that the output is a sum over
+
+    def holds(self, path: str) -> bool:
+        """Whether the weight at this path is inside."""
+        return path.startswith(f"{self.path}.")
+
+
+@dc.dataclass(frozen=True)
+class Cut:
+    """A tensor cut along `dim` in `pieces` equal ones: as many as ranks, or fewer, each then held by several ranks."""
+
+    dim: int
+    pieces: int
+
+    def piece(self, rank: int, ranks: int) -> int:
+        """The number of the piece this rank works with."""
+        return rank * self.pieces // ranks
+
+
+def regions(part: Part, env: Env | None = None, path: str = "") -> Iterator[Region]:
+    """Every region of a spec, in module order."""
+    outer = dc.replace(env or Env(), path=path)
+    scope = part.axes(outer)
+    if part.region():
+        own = scope.sizes.keys() - outer.sizes.keys()
+        hits = [hit for weight in part.weights(scope) if (hit := major(weight, scope, own)) is not None]
+        summed = {axis for dim, axis, weight in hits if dim == len(weight.batch) + bool(weight.out)}
+        yield Region(path, part, frozenset(axis for _, axis, _ in hits), frozenset(summed))
+        return
+    for name, below in part.children().items():
+        yield from regions(below, part.scope(scope, name), f"{path}.{name}".lstrip("."))
+
+
+def major(weight: Weight, env: Env, among: Sequence[str] | set[str] | frozenset[str]) -> tuple[int, str, Weight] | None:
+    """(dimension, axis, weight) for the first dimension whose major axis is one of `among`."""
+    if weight.tp == "replicate":
+        return None
+    dims = [(axis,) for axis in weight.batch] + [axes for axes in (weight.out, weight.inp) if axes]
+    for dim, axes in enumerate(dims):
+        axis = env.names(axes)[0]
+        if axis in among:
+            return dim, axis, weight
+    return None
+
+
+def cut_of(d: Declared, region: Region | None, ranks: int) -> Cut | None:
+    """How a declared tensor is cut; None where every rank holds it whole."""
+    hit = None if region is None else major(d.weight, d.env, region.shared_out)
+    if region is None or hit is None:
+        return None
+    dim, axis, weight = hit
+    size = d.env.size(axis)
+    if size % ranks == 0:
+        return Cut(dim, ranks)
+    if axis in region.summed or ranks % size:
+        problem = f"{axis} = {size} cannot be cut over {ranks} tensor-parallel ranks"
+        raise SpecError(d.path, problem, f"make {axis} a multiple of {ranks}, or use fewer ranks")
+    if axis in d.env.names(weight.over):
+        problem = f"a norm over all of {axis} = {size} would count a piece more than once over {ranks} ranks"
+        raise SpecError(d.path, problem, f"normalise each head alone, or use {size} ranks or fewer")
+    if len(weight.out) > 2:
+        problem = f"{' × '.join(weight.out)} packs what {ranks} ranks share out with {axis} = {size}, which they must share"
+        raise SpecError(d.path, problem, f"unpack it, or use {size} ranks or fewer")
+    return Cut(dim, size)

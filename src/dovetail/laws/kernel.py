@@ -1,0 +1,105 @@
+"""Laws of arithmetic: fast = reference (6), gradient (12), every weight counts (16)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from dovetail.build import generator
+from dovetail.core.at import At
+from dovetail.core.part import walk
+from dovetail.laws.case import BATCH, DERIVATIVE, DTYPE, N, Broken, Case, NotApplicable, law
+from dovetail.ops import attend, attend_tiled
+
+
+@contextmanager
+def small_tiles(tile: int = 8, run: int = 16) -> Iterator[None]:
+    """Tiles small enough that a short text has many: an execution setting, so results must not change."""
+    old = attend_tiled.TILE, attend_tiled.RUN
+    attend_tiled.TILE, attend_tiled.RUN = tile, run
+    try:
+        yield
+    finally:
+        attend_tiled.TILE, attend_tiled.RUN = old
+
+
+def scalar(case: Case, at: At) -> Tensor:
+    """A number that depends on every real token's answer in its own way."""
+    out = case.stream(case.inputs, case.ctx(at=at))
+    weight = torch.randn(out.shape, generator=generator(case.seed, "probe"), dtype=DTYPE)
+    return (out.sin() * weight * at.real[..., None] if out.dim() == at.seg.dim() + 1 and out.shape[1] == at.n else out.sin() * weight).sum()
+
+
+@law(6, "fast", "every backend that offers itself equals the readable one, forward and backward")
+def fast(case: Case) -> None:
+    """Whole sequences, and documents with padding; the answer and every gradient."""
+    needs = frozenset[str]().union(*(part.needs() for _, part, _ in walk(case.spec)))
+    able = [backend.name for backend in attend.BACKENDS if needs <= backend.offers and backend.name != "reference"]
+    if not able:
+        raise NotApplicable("only the readable kernel offers what this asks")
+    documents = At.packed([(9, 12), (14,), (5, 9, 4)], N)
+    for at in (At.whole(BATCH, N), documents) if case.tokens else (At.whole(BATCH, N),):
+        with attend.using("reference"):
+            want = scalar(case, at)
+            wanted = case.gradients(want)
+        for name in able:
+            with attend.using(name), small_tiles():
+                got = scalar(case, at)
+                case.same(got.detach(), want.detach(), f"{name} and reference")
+                for path, grad in case.gradients(got).items():
+                    case.same(grad, wanted[path], f"{name} and reference: gradient of {path}")
+
+
+@law(12, "gradient", "directional derivatives agree with finite differences")
+def gradient(case: Case) -> None:
+    """One random direction through all parameters at once."""
+    at = At.packed([(9, 12), (14,), (5, 9, 4)], N) if case.tokens else At.whole(BATCH, N)
+    parameters = dict(case.model.named_parameters())
+    direction = {name: torch.randn(p.shape, generator=generator(case.seed, f"direction {name}"), dtype=DTYPE) for name, p in parameters.items()}
+    grads = case.gradients(scalar(case, at))
+    slope = sum(float((grads[name] * d).sum()) for name, d in direction.items())
+    step = 1e-6
+
+    def moved(by: float) -> float:
+        with torch.no_grad():
+            for name, p in parameters.items():
+                p.add_(direction[name], alpha=by)
+            value = float(scalar(case, at))
+            for name, p in parameters.items():
+                p.sub_(direction[name], alpha=by)
+        return value
+
+    # Richardson: two step widths cancel the error of second order
+    coarse = (moved(2 * step) - moved(-2 * step)) / (4 * step)
+    fine = (moved(step) - moved(-step)) / (2 * step)
+    numeric = torch.tensor((4 * fine - coarse) / 3)
+    case.same(torch.tensor(slope), numeric, "the derivative by autograd and by differences", DERIVATIVE)
+
+
+@law(16, "every_weight", "each declared weight has a gradient above rounding")
+def every_weight(case: Case) -> None:
+    """Several inputs, so that every table is looked up somewhere."""
+    if case.spec.head is None:
+        raise NotApplicable("a bare stream")
+    # a head that reads one token of a row leaves the others to the stream itself
+    grads = case.gradients(loss_of(case) + 0.01 * scalar(case, At.whole(BATCH, N)))
+    scale = max(float(g.abs().max()) for g in grads.values())
+    for path, grad in grads.items():
+        case.true(float(grad.abs().max()) > 1e-13 * scale, f"{path} has no gradient")
+
+
+def loss_of(case: Case) -> Tensor:
+    """The head's loss on random labels."""
+    head = case.spec.head
+    assert head is not None
+    ctx = case.ctx()
+    x, ctx = case.model.hidden(case.inputs, ctx)
+    shape = x.shape[:1] if head.pools() else x.shape[:2]
+    labels = head.labels(case.env, tuple(shape), generator(case.seed, "labels"))
+    loss = case.model.head.loss(x, labels, ctx)
+    if not bool(loss.isfinite()):
+        raise Broken("the loss is not finite")
+    return loss

@@ -1,0 +1,213 @@
+"""What law 8 compares: one model whole, and the same over two ranks by tensor, by FSDP, or with its sequence split.
+
+    with Pair() as pair:
+        found = compare_sharded(pair, to_yaml(spec), seed=0, how="tp")        found.worst -> ("layers.0.mixer.q.weight", 3e-15)
+
+Each rank makes both models from the same text and seed, in float64 with perturbed weights, and reads a ragged batch of packed
+documents, some of which lie across the cut. The scalar that gradients are taken of is a fixed random projection of the output.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import functools
+import warnings
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from dovetail.build import generator
+from dovetail.core.at import At
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.errors import SpecError
+from dovetail.dist.collective import joined, summed
+from dovetail.dist.context import piece, split_views, whole_memory
+from dovetail.dist.mesh import make_mesh
+from dovetail.dist.pair import Pair
+from dovetail.dist.shard import fully_shard_model, tensor_parallel
+from dovetail.laws.case import perturbed
+from dovetail.model import Model, ModelModule
+from dovetail.spec import from_yaml
+
+How = Literal["tp", "fsdp", "sequence"]
+N = 14
+DOCUMENTS = ((5, 4, 3), (7, 2), (12,), (1, 6, 5))  # the cut in two falls into a document, and between two
+SOURCES = ((3, 6, 2), (4, 8), (14,), (2, 5, 3))  # as many documents a row: each looks at its own source
+SMALL = 1e-4  # of the largest gradient: one that is smaller is held to this scale, being zero but for rounding
+
+
+@dc.dataclass(frozen=True)
+class Compared:
+    """How far apart whole and sharded are, relative to scale; or why there is nothing to compare."""
+
+    output: float = 0.0
+    gradients: dict[str, float] = dc.field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """What differs most, and by how much."""
+        return max([("output", self.output), *self.gradients.items()], key=lambda item: item[1])
+
+
+@dc.dataclass(frozen=True)
+class Batch:
+    """Inputs and where they stand; a source where there is an encoder; the weights of the projection."""
+
+    inputs: Tensor
+    at: At
+    source: Tensor | None
+    source_at: At | None
+    weight: Tensor  # of each output, zero at padding
+
+    def rows(self, group: dist.ProcessGroup) -> Batch:
+        """This rank's share of the rows."""
+        source = None if self.source is None else piece(self.source, group, 0)
+        source_at = None if self.source_at is None else _rows(self.source_at, group)
+        return Batch(piece(self.inputs, group, 0), _rows(self.at, group), source, source_at, piece(self.weight, group, 0))
+
+    def columns(self, group: dist.ProcessGroup) -> Batch:
+        """This rank's piece of every row."""
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        source = None if self.source is None else piece(self.source, group)
+        source_at = None if self.source_at is None else self.source_at.cut(ranks, rank)
+        return Batch(piece(self.inputs, group), self.at.cut(ranks, rank), source, source_at, piece(self.weight, group, 1))
+
+
+def compare_sharded(pair: Pair, spec_yaml: str, seed: int, how: How) -> Compared:
+    """Whole against sharded, the larger difference of any rank."""
+    found: list[Compared] = pair.run(compare, spec_yaml, seed, how)
+    if any(one.reason for one in found):
+        return found[0]
+    gradients = {name: max(one.gradients[name] for one in found) for name in found[0].gradients}
+    return Compared(max(one.output for one in found), gradients)
+
+
+def compare(spec_yaml: str, seed: int, how: How) -> Compared:
+    """The job of one rank."""
+    spec = from_yaml(spec_yaml)
+    mesh = _mesh(how)
+    model = perturbed(spec, seed)
+    try:
+        split = SPLITS[how](model, spec, mesh)
+    except SpecError as cannot:
+        return Compared(reason=str(cannot))
+    whole = perturbed(spec, seed)
+    batch = make_batch(spec, whole, seed)
+    want, want_grads = _run(whole, batch, {})
+    got, got_grads = split(batch)
+    scales = {name: g.abs().max().item() for name, g in want_grads.items()}
+    least = SMALL * max(scales.values())
+    gaps = {name: _gap(got_grads[name], g, max(scales[name], least)) for name, g in want_grads.items()}
+    return Compared(_gap(got, want, want.abs().max().item()), gaps)
+
+
+def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
+    """A ragged batch of packed documents with padding; images as they are."""
+    inputs = spec.embed.example(spec.axes(Env()), len(DOCUMENTS), N, generator(seed, "inputs"))
+    at = At.packed(DOCUMENTS, N)
+    source, source_at = None, None
+    if spec.encoder is not None:
+        source = spec.encoder.embed.example(spec.encoder.axes(Env()), len(SOURCES), N, generator(seed, "source"))
+        source_at = At.packed(SOURCES, N)
+    bare = Batch(inputs, at, source, source_at, torch.ones(()))
+    with torch.no_grad():
+        out = _forward(model, bare, {})
+    weight = torch.randn(out.shape, generator=generator(seed, "projection"), dtype=out.dtype)
+    if spec.embed.causal() and out.shape[:2] == at.order.shape and not (spec.head is not None and spec.head.pools()):
+        weight = weight * at.real[..., None]
+    return dc.replace(bare, weight=weight)
+
+
+# -- three ways to run the same batch -------------------------------------------------------------------------------
+
+
+def _by_tensor(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Any:
+    tensor_parallel(model, spec, mesh)
+    return lambda batch: _run(model, batch, {})
+
+
+def _by_data(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Any:
+    fully_shard_model(model, mesh)
+    group, ranks = mesh.get_group(), mesh.size()
+
+    def run(batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        with warnings.catch_warnings():  # logits are a view; nothing here writes into them
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+            # FSDP gives means over ranks, and the projection of the batch is a sum
+            out, gradients = _run(model, batch.rows(group), {}, float(ranks))
+        return joined(out, 0, group), gradients
+
+    return run
+
+
+def _by_sequence(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Any:
+    group = mesh.get_group()
+    views = {"views": split_views(spec, group)}
+    encoder_views = None if spec.encoder is None else split_views(spec.encoder, group)
+
+    def run(batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        out, gradients = _run(model, batch.columns(group), views, 1.0, encoder_views, group)
+        return joined(out, 1, group), {name: summed(g, group) for name, g in gradients.items()}
+
+    return run
+
+
+SPLITS = {"tp": _by_tensor, "fsdp": _by_data, "sequence": _by_sequence}
+
+
+def _forward(
+    model: ModelModule, batch: Batch, how: dict[str, Any], encoder_views: Any = None, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    if batch.source is None or batch.source_at is None:
+        return model(batch.inputs, Ctx(at=batch.at, **how))
+    memory, memory_at = model.encode(batch.source, Ctx(at=batch.source_at, views=encoder_views))
+    if group is not None:
+        memory, memory_at = whole_memory(memory, memory_at, group)
+    return model(batch.inputs, Ctx(at=batch.at, memory=memory, memory_at=memory_at, **how))
+
+
+def _run(
+    model: ModelModule,
+    batch: Batch,
+    how: dict[str, Any],
+    factor: float = 1.0,
+    encoder_views: Any = None,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output, zero at padding, and the whole gradient of every parameter, zero where none came."""
+    out = _forward(model, batch, how, encoder_views, group)
+    (out * batch.weight).sum().mul(factor).backward()
+    gradients: dict[str, Tensor] = {}
+    for name, weight in model.named_parameters():
+        g = weight.grad
+        if g is None:
+            g = torch.zeros(weight.shape, dtype=weight.dtype)
+        gradients[name] = g.full_tensor() if isinstance(g, DTensor) else g
+    return (out * (batch.weight != 0)).detach(), gradients
+
+
+@functools.cache
+def _mesh(how: How) -> DeviceMesh:
+    """All ranks along the axis that this way of splitting needs."""
+    ranks = dist.get_world_size()
+    if how == "tp":
+        return make_mesh(tensor=ranks)["tensor"]
+    return make_mesh(data=ranks)["data"] if how == "fsdp" else make_mesh(sequence=ranks)["sequence"]
+
+
+def _rows(at: At, group: dist.ProcessGroup) -> At:
+    return At(piece(at.coords, group, 0), piece(at.order, group, 0), piece(at.seg, group, 0))
+
+
+def _gap(got: Tensor, want: Tensor, scale: float) -> float:
+    """The largest difference relative to scale; infinite where anything is not a number."""
+    if got.shape != want.shape:
+        return float("inf")
+    gap = (got - want).abs().max().item() / max(scale, 1e-30)
+    return gap if gap == gap else float("inf")

@@ -1,0 +1,1 @@
+"""Looking into a model: activations by address, and pictures of them."""

@@ -1,0 +1,81 @@
+"""A map of attention: for every head of a layer, how much each token (a row) looks at each other (a column).
+
+Colour follows √weight, so that faint looks are seen beside strong ones; what the mask forbids stays blank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dovetail.core.errors import DovetailError, SpecError
+from dovetail.look.figure import GREY, INK, new_figure, write_figure
+from dovetail.look.trace import trace
+from dovetail.model import ModelModule
+
+MOST_TOKENS = 96  # beyond this no label can be read
+SHADES = ("#f4f6fb", "#c6d4ee", "#7fa3dc", "#2f5fb3", "#142a5c")
+BLANK = "#ffffff"
+
+
+def attention_of(model: ModelModule, tokens: Tensor, layer: int) -> Tensor:
+    """(heads, n, n) what every head of one layer looks at, for a text of tokens (n,)."""
+    depth = len(model.part.layers)
+    if not -depth <= layer < depth:
+        raise SpecError(f"layers.{layer}", "there is no such layer", f"layers are 0 to {depth - 1}")
+    address = f"layers.{layer % depth}.mixer.pattern"
+    return trace(model, tokens[None], address)[address][0]
+
+
+def draw_map(pattern: Tensor, labels: Sequence[str], heads: Sequence[int], path: str | Path, title: str) -> None:
+    """Draw one panel for each of `heads` of a pattern (all heads, n, n), with the tokens as labels."""
+    if len(labels) > MOST_TOKENS:
+        raise DovetailError(f"{len(labels)} tokens are too many to read in a picture; give a text of at most {MOST_TOKENS}")
+    for head in heads:
+        if not 0 <= head < len(pattern):
+            raise SpecError(f"heads.{head}", "there is no such head", f"heads are 0 to {len(pattern) - 1}")
+    figure = new_figure(1, 1)
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    colours = LinearSegmentedColormap.from_list("looks", SHADES).with_extremes(bad=BLANK)
+    across = min(len(heads), math.ceil(math.sqrt(len(heads) * 1.6)))
+    down = math.ceil(len(heads) / across)
+    side, size = _panel(len(labels))
+    figure.set_size_inches(across * side + 1.4, down * side + 1.2)
+    grid = figure.subplots(down, across, squeeze=False)
+    places = range(len(labels))
+    image = None
+    for i, axes in enumerate(grid.flat):
+        if i >= len(heads):
+            axes.set_visible(False)
+            continue
+        weights = pattern[heads[i]].float().cpu()
+        shown = torch.where(weights > 0, weights, torch.nan).numpy()
+        image = axes.imshow(shown, cmap=colours, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+        axes.set_title(f"head {heads[i]}", fontsize=10, color=INK, loc="left", pad=4)
+        first_in_row, last_in_column = i % across == 0, i + across >= len(heads)
+        axes.set_yticks(places, labels if first_in_row else [""] * len(labels), fontsize=size, parse_math=False)
+        axes.set_xticks(places, labels if last_in_column else [""] * len(labels), fontsize=size, rotation=90, parse_math=False)
+        axes.tick_params(length=0, pad=2, colors=INK)
+        axes.spines[:].set_visible(False)
+        axes.set_xticks([p - 0.5 for p in range(len(labels) + 1)], minor=True)
+        axes.set_yticks([p - 0.5 for p in range(len(labels) + 1)], minor=True)
+        axes.grid(which="minor", color="white", linewidth=0.6)
+        axes.tick_params(which="minor", length=0)
+    assert image is not None
+    bar = figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.5, aspect=28, pad=0.02, ticks=[0, 0.05, 0.2, 0.5, 1])
+    bar.set_label("share of a token's attention", fontsize=9, color=INK)
+    bar.outline.set_visible(False)  # type: ignore[union-attr]
+    bar.ax.tick_params(labelsize=8, colors=INK, color=GREY)
+    figure.suptitle(title, fontsize=12, color=INK, x=0.01, ha="left", parse_math=False)
+    write_figure(figure, path)
+
+
+def _panel(tokens: int) -> tuple[float, float]:
+    """Inches of a panel's side, and points of a label, so that labels do not touch."""
+    side = min(6.0, max(2.3, 0.125 * tokens))
+    return side, max(3.5, min(8.5, 0.78 * 72 * side / tokens))

@@ -1,0 +1,480 @@
+"""Model, Block and the wires: a stream of tokens that branches read from and add to.
+
+      inputs ── embed ── (+ position) ── [norm] ── block ── block ── … ── norm ── head ── logits
+
+    pre        x + f(norm x)              post       norm(x + f x)            x (…, n, embed), f a mixer or an ffn
+    sandwich   x + norm(f(norm x))        branch     x + norm(f x)
+    parallel   x + f(norm x) + g(norm x), with one norm or one for each
+
+What is added may be scaled (a number, or a learned one per channel) and dropped out. An encoder–decoder holds its encoder as a
+child model, whose output is the memory that cross attention looks at.      Vaswani et al. 2017; Xiong et al. 2020 (pre)
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.errors import SpecError
+from dovetail.core.group import Embed, Ffn, Head, HeadModule, Init, Mixer, Norm, Order, Position, PositionModule, Wire
+from dovetail.core.module import Module
+from dovetail.core.part import KINDS, Part, Problem, child, register, walk_spec
+from dovetail.core.weight import Weight
+
+# -- wires ----------------------------------------------------------------------------------------------------------
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Scaled(Wire):
+    """What every wire can do to what it adds."""
+
+    multiplier: float = 1.0
+    layer_scale: float | None = None  # a learned number a channel, starting here (Touvron et al. 2021)
+    dropout: float = 0.0
+
+    def weights(self, env: Env) -> list[Weight]:
+        if self.layer_scale is None:
+            return []
+        return [Weight(name="scale", batch=("branches",), out=("embed",), init="const", role="gate")]
+
+    def constant(self, name: str, env: Env) -> Tensor:
+        assert self.layer_scale is not None
+        return torch.full((env.size("branches"), env.size("embed")), self.layer_scale, dtype=torch.float64)
+
+    def check(self, env: Env) -> list[Problem]:
+        return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"multiplier": [1.0, 0.5], "layer_scale": [None, 0.7], "dropout": [0.0, 0.2]}
+
+
+class WireModule(Module):
+    """forward(x, ctx, block, views) -> x with every branch of the block joined."""
+
+    part: Scaled
+    scale: Tensor
+
+    def added(self, y: Tensor, block: BlockModule, branch: str, ctx: Ctx) -> Tensor:
+        """What a branch really adds to the stream."""
+        if self.part.layer_scale is not None:
+            y = y * self.scale[block.part.branches().index(branch)]
+        if self.part.multiplier != 1.0:
+            y = y * self.part.multiplier
+        return ctx.tap(block, f"{branch}_add", ctx.dropout(y, self.part.dropout, block, branch))
+
+
+@register("pre")
+class Pre(Scaled):
+    """x + f(norm x)."""
+
+    def module(self) -> type[Module]:
+        return PreModule
+
+    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{name}_norm" for name in branches)
+
+
+class PreModule(WireModule):
+    def forward(self, x: Tensor, ctx: Ctx, block: BlockModule, views: Mapping[str, Any]) -> Tensor:
+        for name in block.branches:
+            y = block.branch(name, block.normed(f"{name}_norm", x, ctx), ctx, views)
+            x = ctx.tap(block, f"after_{name}", x + self.added(y, block, name, ctx))
+        return x
+
+
+@register("post")
+class Post(Scaled):
+    """norm(x + f x), the wire of 2017."""
+
+    sums: ClassVar[bool] = False
+
+    def module(self) -> type[Module]:
+        return PostModule
+
+    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{name}_norm" for name in branches)
+
+    def advise(self, env: Env, length: int | None) -> list[Problem]:
+        if env.depth < 12:
+            return []
+        return [Problem("", f"{env.depth} layers of post-norm train badly without warm-up", "warm up, or wire: pre")]
+
+
+class PostModule(WireModule):
+    def forward(self, x: Tensor, ctx: Ctx, block: BlockModule, views: Mapping[str, Any]) -> Tensor:
+        for name in block.branches:
+            y = block.branch(name, x, ctx, views)
+            x = ctx.tap(block, f"after_{name}", block.normed(f"{name}_norm", x + self.added(y, block, name, ctx), ctx))
+        return x
+
+
+@register("sandwich")
+class Sandwich(Scaled):
+    """x + norm(f(norm x)) (Gemma 2)."""
+
+    def module(self) -> type[Module]:
+        return SandwichModule
+
+    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{name}_{which}" for name in branches for which in ("norm", "post_norm"))
+
+
+class SandwichModule(WireModule):
+    def forward(self, x: Tensor, ctx: Ctx, block: BlockModule, views: Mapping[str, Any]) -> Tensor:
+        for name in block.branches:
+            y = block.branch(name, block.normed(f"{name}_norm", x, ctx), ctx, views)
+            y = block.normed(f"{name}_post_norm", y, ctx)
+            x = ctx.tap(block, f"after_{name}", x + self.added(y, block, name, ctx))
+        return x
+
+
+@register("branch")
+class Branch(Scaled):
+    """x + norm(f x) (OLMo 2)."""
+
+    def module(self) -> type[Module]:
+        return BranchModule
+
+    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{name}_norm" for name in branches)
+
+
+class BranchModule(WireModule):
+    def forward(self, x: Tensor, ctx: Ctx, block: BlockModule, views: Mapping[str, Any]) -> Tensor:
+        for name in block.branches:
+            y = block.normed(f"{name}_norm", block.branch(name, x, ctx, views), ctx)
+            x = ctx.tap(block, f"after_{name}", x + self.added(y, block, name, ctx))
+        return x
+
+
+@register("parallel")
+class Parallel(Scaled):
+    """x + f(norm x) + g(norm x): all branches read the same stream (GPT-J, PaLM; NeoX with a norm for each)."""
+
+    one_norm: bool = True
+
+    def module(self) -> type[Module]:
+        return ParallelModule
+
+    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
+        return ("norm",) if self.one_norm else tuple(f"{name}_norm" for name in branches)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {**super().samples(), "one_norm": [True, False]}
+
+
+class ParallelModule(WireModule):
+    def setup(self) -> None:
+        assert isinstance(self.part, Parallel)
+        self.one_norm = self.part.one_norm
+
+    def forward(self, x: Tensor, ctx: Ctx, block: BlockModule, views: Mapping[str, Any]) -> Tensor:
+        out, shared = x, block.normed("norm", x, ctx) if self.one_norm else x
+        for name in block.branches:
+            h = shared if self.one_norm else block.normed(f"{name}_norm", x, ctx)
+            out = out + self.added(block.branch(name, h, ctx, views), block, name, ctx)
+            out = ctx.tap(block, f"after_{name}", out)
+        return out
+
+
+# -- block ----------------------------------------------------------------------------------------------------------
+
+
+@register("block")
+class Block(Part):
+    """A mixer, perhaps cross attention, and an ffn, wired to the stream."""
+
+    group: ClassVar[str] = "block"
+
+    wire: Wire = child("pre")
+    norm: Norm = child("rms")
+    mixer: Mixer = child("attention")
+    cross: Mixer | None = None
+    ffn: Ffn | None = child("glu")
+
+    def module(self) -> type[Module]:
+        return BlockModule
+
+    def branches(self) -> tuple[str, ...]:
+        """Names of the branches that are there, in order."""
+        return tuple(name for name in ("mixer", "cross", "ffn") if getattr(self, name) is not None)
+
+    def children(self) -> dict[str, Part]:
+        norms = dict.fromkeys(self.wire.norms(self.branches()), self.norm)
+        return {"wire": self.wire, **norms, **{name: getattr(self, name) for name in self.branches()}}
+
+    def scope(self, env: Env, child: str) -> Env:
+        return env.bind(dim="embed").add(branches=len(self.branches()))
+
+    def taps(self) -> tuple[str, ...]:
+        return ("in", *(f"{name}_add" for name in self.branches()), *(f"after_{name}" for name in self.branches()))
+
+    def check(self, env: Env) -> list[Problem]:
+        if self.mixer.reads_memory():
+            return [Problem("mixer", f"{self.mixer.kind} looks at a memory", "it belongs in `cross`")]
+        if self.cross is not None and not self.cross.reads_memory():
+            return [Problem("cross", f"{self.cross.kind} does not look at a memory", "use cross_attention")]
+        return []
+
+
+class BlockModule(Module):
+    """x (…, n, embed) -> like x."""
+
+    part: Block
+    wire: WireModule
+
+    def setup(self) -> None:
+        self.branches = self.part.branches()
+
+    def forward(self, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+        return self.wire(ctx.tap(self, "in", x), ctx, self, views)
+
+    def branch(self, name: str, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+        """One branch on the stream, with the view of its memory."""
+        return self._modules[name](x, ctx, views.get(name))  # type: ignore[misc]
+
+    def normed(self, name: str, x: Tensor, ctx: Ctx) -> Tensor:
+        """One of the norms the wire asked for."""
+        return self._modules[name](x, ctx)  # type: ignore[misc]
+
+
+# -- model ----------------------------------------------------------------------------------------------------------
+
+NO_VIEWS: Mapping[str, Any] = {}
+
+
+@register("model")
+class Model(Part):
+    """A whole model: embedding, layers, norm, head; perhaps an encoder."""
+
+    group: ClassVar[str] = "model"
+    TAPS = ("embedded", "normed")
+
+    width: int = 256
+    vocab: int = 4096
+    embed: Embed = child("tokens")
+    position: Position = child("none")
+    embed_norm: Norm | None = None
+    dropout: float = 0.0
+    encoder: Model | None = None
+    layers: tuple[Block, ...] = ()
+    norm: Norm | None = child("rms")
+    head: Head | None = child("lm")
+    init: Init = child("normal")
+
+    def module(self) -> type[Module]:
+        return ModelModule
+
+    def axes(self, env: Env) -> Env:
+        sizes = {"embed": self.width, "vocab": self.vocab, "coords": self.embed.coords}
+        if self.encoder is not None:
+            sizes["memory"] = self.encoder.width
+        return dc.replace(env.add(**sizes), init=self.init)
+
+    def scope(self, env: Env, child: str) -> Env:
+        name, _, index = child.partition(".")
+        if name == "encoder":
+            return Env(decodes=False)
+        below = env.bind(dim="embed")
+        if name != "layers":
+            return below
+        stack = f"{env.path}.layers".lstrip(".")
+        return dc.replace(below, stack=stack, layer=int(index), depth=len(self.layers))
+
+    def order(self) -> Order:
+        """Whether outputs depend on later inputs: causal only if the embedding and every mixer is."""
+        orders = {block.mixer.order() for block in self.layers}
+        if not self.embed.causal() or "both" in orders:
+            return "both"
+        return "ahead" if "ahead" in orders else "causal"
+
+    def taps(self) -> tuple[str, ...]:
+        return self.TAPS if self.norm is not None else ("embedded",)
+
+    def check(self, env: Env) -> list[Problem]:
+        for name, value in (("width", self.width), ("vocab", self.vocab)):
+            if value < 1:
+                return [Problem(name, f"{value} is not above 0")]
+        if not self.layers:
+            return [Problem("layers", "there are none", "layers: [{repeat: 6}] gives six modern ones")]
+        found: list[Problem] = []
+        if self.position.site == "mixer":
+            what = f"{self.position.kind} acts inside attention, not on the stream"
+            found.append(Problem("position", what, "put it at layers.*.mixer.position, or use swap"))
+        if self.encoder is not None and self.encoder.head is not None:
+            found.append(Problem("encoder.head", "an encoder that feeds a decoder has no head", "head: null"))
+        crosses = any(block.cross is not None for block in self.layers)
+        if self.encoder is not None and not crosses:
+            found.append(Problem("encoder", "no layer looks at it", "give the layers a `cross: cross_attention`"))
+        if not 0 <= self.dropout < 1:
+            found.append(Problem("dropout", f"{self.dropout} is not in [0, 1)"))
+        return found
+
+    def advise(self, env: Env, length: int | None) -> list[Problem]:
+        found: list[Problem] = []
+        mixers = [block.mixer for block in self.layers]
+        positions = [part for _, part in walk_spec(self) if isinstance(part, Position)]
+        if self.order() == "both" and all(p.site == "any" for p in positions):
+            found.append(Problem("position", "a bidirectional model without positions cannot tell word order"))
+        reaches = [state.window for m in mixers for state in m.state(Env()) if state.window is not None]
+        if length is not None and len(reaches) == len(mixers) and sum(r - 1 for r in reaches) + 1 < length:
+            field = sum(r - 1 for r in reaches) + 1
+            found.append(Problem("layers", f"windows reach {field} tokens back in all, fewer than the {length} asked for"))
+        return found
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"dropout": [0.0, 0.2]}
+
+    # -- changing a spec
+
+    def swap(self, where: str, new: Any) -> Self:
+        """The spec with another part. `where` is a path (`layers.*.mixer.kv_heads`), or a group (`norm`, `position`, `ffn`,
+        `wire` …) to change it wherever it stands; a position fills its own site and clears the others, and cross attention
+        never has one."""
+        if where == "position" and isinstance(new, Position):
+            return self._swap_position(new)
+        if isinstance(new, Part) and where == new.group and "." not in where:
+            return _swap_group(self, new)
+        return self.replace(where, new)
+
+    def _swap_position(self, new: Position) -> Self:
+        cleared = KINDS["none"]()
+        stream, inside = (new, cleared) if new.site == "stream" else (cleared, new)
+        blocks = tuple(dc.replace(b, mixer=_with_position(b.mixer, inside)) for b in self.layers)
+        encoder = None if self.encoder is None else self.encoder._swap_position(new)
+        return dc.replace(self, position=stream, layers=blocks, encoder=encoder)
+
+    # -- short forms
+
+    @classmethod
+    def sugar(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise SpecError("", f"a model is a mapping, not {data!r}")
+        version = data.get("dovetail", 1)
+        if version != 1:
+            raise SpecError("dovetail", f"format {version!r} is not known", "this release reads format 1")
+        fields = {"kind": "model", **{k: v for k, v in data.items() if k != "dovetail"}}
+        if "layers" in fields:
+            fields["layers"] = expand(fields["layers"])
+        return fields
+
+    def to_data(self) -> Any:
+        data = {"dovetail": 1, **self.changed()}
+        if self.layers:
+            data["layers"] = fold(self.layers)
+        if self.encoder is not None:
+            data["encoder"] = {k: v for k, v in data["encoder"].items() if k != "dovetail"}
+        return data
+
+
+def _with_position(mixer: Mixer, position: Part) -> Mixer:
+    holds = [f.name for f in dc.fields(mixer) if isinstance(getattr(mixer, f.name), Position)]
+    return dc.replace(mixer, **dict.fromkeys(holds, position))
+
+
+def _swap_group(part: Any, new: Part) -> Any:
+    """Every field declared to hold this group gets the new part; an empty one stays empty."""
+    changes: dict[str, Any] = {}
+    for name, value in ((f.name, getattr(part, f.name)) for f in dc.fields(part)):
+        if isinstance(value, Part):
+            changes[name] = new if value.group == new.group else _swap_group(value, new)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Part):
+            changes[name] = tuple(new if item.group == new.group else _swap_group(item, new) for item in value)
+    return dc.replace(part, **changes) if changes else part
+
+
+def expand(layers: Any) -> list[Any]:
+    """`repeat` and `pattern` written out: one mapping a layer."""
+    if not isinstance(layers, list):
+        raise SpecError("layers", f"a list of layers was expected, not {layers!r}")
+    out: list[Any] = []
+    for i, entry in enumerate(layers):
+        if not isinstance(entry, Mapping):
+            raise SpecError(f"layers.{i}", f"a mapping was expected, not {entry!r}")
+        pattern = entry.get("pattern", [None])
+        repeat = entry.get("repeat", len(pattern))
+        if not isinstance(repeat, int) or not 1 <= repeat <= 10_000:
+            raise SpecError(f"layers.{i}.repeat", f"{repeat!r} is not a whole number from 1 to 10000")
+        names = {name for name in pattern if name is not None}
+        if missing := sorted(names - set(entry)):
+            raise SpecError(
+                f"layers.{i}.pattern", f"{missing[0]!r} is not described", f"add `{missing[0]}:` beside the pattern"
+            )
+        common = {k: v for k, v in entry.items() if k not in {"repeat", "pattern", *names}}
+        for layer in range(repeat):
+            own = entry.get(pattern[layer % len(pattern)], {}) if names else {}
+            out.append({"kind": "block", **common, **own})
+    return out
+
+
+def fold(layers: tuple[Block, ...]) -> list[Any]:
+    """Equal neighbours written once with a `repeat`."""
+    out: list[Any] = []
+    previous: Block | None = None
+    for block in layers:
+        if block == previous:
+            out[-1]["repeat"] += 1
+        else:
+            out.append({"repeat": 1, **block.changed()})
+        previous = block
+    return [
+        entry if entry["repeat"] > 1 else {k: v for k, v in entry.items() if k != "repeat"} or {"repeat": 1} for entry in out
+    ]
+
+
+class ModelModule(Module):
+    """inputs -> logits."""
+
+    part: Model
+    embed: Module
+    position: PositionModule
+    embed_norm: Module
+    encoder: ModelModule
+    layers: Any
+    norm: Module
+    head: HeadModule
+
+    def forward(self, inputs: Tensor, ctx: Ctx) -> Tensor:
+        """Logits (…, n, vocab), or what the head gives; the hidden stream where there is no head."""
+        x, ctx = self.hidden(inputs, ctx)
+        return x if self.part.head is None else self.head(x, ctx)
+
+    def loss(self, inputs: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+        """The head's loss, and whatever the parts added."""
+        x, ctx = self.hidden(inputs, ctx)
+        loss = self.head.loss(x, labels, ctx)
+        return loss if not ctx.losses else loss + torch.stack(list(ctx.losses.values())).sum()
+
+    def hidden(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Ctx]:
+        """The stream after the last layer and norm (…, n, embed), and the ctx with where its tokens stand."""
+        x, at = self.embed(inputs, ctx)
+        if at is not ctx.at:
+            ctx = dc.replace(ctx, at=at)
+        x = self.position.embed(x, at)
+        if self.part.embed_norm is not None:
+            x = self.embed_norm(x, ctx)
+        x = ctx.tap(self, "embedded", ctx.dropout(x, self.part.dropout, self, "embedded"))
+        for i, block in enumerate(self.layers):
+            x = block(x, ctx, NO_VIEWS if ctx.views is None else ctx.views[i])
+        return (x if self.part.norm is None else ctx.tap(self, "normed", self.norm(x, ctx))), ctx
+
+    def encode(self, source: Tensor, ctx: Ctx) -> tuple[Tensor, At]:
+        """The encoder's memory (…, m, memory) of a source, and where its tokens stand; `ctx` is the source's."""
+        x, ctx = self.encoder.hidden(source, ctx)
+        return x, ctx.at
+
+    def fill(self, ctx: Ctx, views: Any) -> None:
+        """At admission: let every cross attention remember the memory's keys and values."""
+        for block, view in zip(self.layers, views, strict=True):
+            if block.part.cross is not None:
+                block._modules["cross"].fill(ctx, view["cross"])

@@ -1,0 +1,129 @@
+"""attend: of the backends whose offers contain the needs, the cheapest for this shape.
+
+    z = softmax(cap(q kᵀ · scale) + bias, where allowed) v        q (…, n, heads, head)   k, v (…, m, kv_heads, head)
+
+A backend is a name, a set of offers, a cost and a function. What is needed is plain data: the part's own needs, and what
+this call adds (a listener that edits the pattern, a compiler that cannot follow Python, a learned sink).
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.errors import BackendError
+from dovetail.core.group import Mask
+from dovetail.ops import attend_ref, attend_tiled, attend_torch
+from dovetail.ops.mask import dense
+
+
+@dc.dataclass(slots=True)
+class Rule:
+    """How scores become weights."""
+
+    mask: Mask
+    scale: float
+    heads: Tensor  # (heads,) the head numbers this rank holds
+    softcap: float | None = None
+    bias: Callable[..., Tensor] | None = None  # (q at, k at, *tables) -> (…, heads, n, m)
+    tables: tuple[Tensor, ...] = ()
+    sink: Tensor | None = None  # (heads,) a learned logit that takes weight and gives nothing
+    edit: Callable[[Tensor], Tensor] | None = None  # sees the weights (…, heads, n, m), may answer with others
+
+
+class Shape(NamedTuple):
+    """What a cost depends on."""
+
+    rows: int
+    queries: int
+    keys: int
+    heads: int
+    head: int
+    plain: bool  # the kernel's own causal flag, or no mask at all, says it all
+    reach: int | None  # how far back the mask lets a query see
+
+
+class Backend(NamedTuple):
+    """One way to compute attention."""
+
+    name: str
+    offers: frozenset[str]
+    cost: Callable[[Shape, frozenset[str]], float]
+    run: Callable[..., Tensor]
+    dense: bool  # wants the allowed pairs as one tensor …
+    flags: bool = False  # … but not where a causal flag says it all
+
+
+BACKENDS: list[Backend] = [
+    Backend("torch", attend_torch.OFFERS, attend_torch.cost, attend_torch.run, dense=True, flags=True),
+    Backend("tiled", attend_tiled.OFFERS, attend_tiled.cost, attend_tiled.run, dense=False),
+    Backend("reference", attend_ref.OFFERS, attend_ref.cost, attend_ref.run, dense=True),
+]
+_forced: list[str] = []
+
+
+class using:
+    """Within this context only the named backend may run: `with using("reference"): …`"""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        _forced.append(self.name)
+
+    def __exit__(self, *_: object) -> None:
+        _forced.pop()
+
+
+def offering(needs: frozenset[str]) -> list[Backend]:
+    """The backends that offer all of the needs (and are not excluded by `using`)."""
+    return [b for b in BACKENDS if needs <= b.offers and (not _forced or b.name == _forced[-1])]
+
+
+def choose(needs: frozenset[str], shape: Shape) -> Backend:
+    """The cheapest that offers all of the needs."""
+    able = offering(needs)
+    if not able:
+        only = f" (only {_forced[-1]!r} was allowed)" if _forced else ""
+        raise BackendError(f"no attention kernel offers all of {sorted(needs)}{only}")
+    return able[0] if len(able) == 1 else min(able, key=lambda backend: backend.cost(shape, needs))
+
+
+def is_plain(mask: Mask, q: At, k: At) -> bool:
+    """Whether the mask over these tokens is 'all', or top-left causal, and nothing else: known without looking."""
+    if q.start is None or k.start != 0:
+        return False
+    if mask.flag() == "causal":  # one query at the end sees every key
+        return (q.start == 0 and q.n == k.n) or (q.n == 1 and q.start == k.n - 1)
+    return mask.flag() == "all"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> Tensor:
+    """Attention of q over k, v: (…, n, heads, head).
+
+    Shapes: q (…, n, heads, head), k and v (…, m, kv_heads, head); `…` is batch, or nothing for a flat batch.
+    """
+    backend, plain = _chosen(q, rule, qa, ka, needs)
+    seen = dense(rule.mask, qa, ka, rule.heads) if backend.dense and not (plain and backend.flags) else None
+    out = backend.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), rule, qa, ka, seen)
+    return out.transpose(-3, -2)
+
+
+def _chosen(q: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> tuple[Backend, bool]:
+    """The backend, and whether the mask is plain: asked by every layer, answered once a step for those that ask alike."""
+
+    def look(needs: frozenset[str] = needs) -> tuple[Backend, bool]:
+        plain = rule.bias is None and is_plain(rule.mask, qa, ka)
+        *rows, n, heads, head = q.shape
+        return choose(needs, Shape(prod(rows), n, ka.n, heads, head, plain, rule.mask.reach())), plain
+
+    if torch.compiler.is_compiling():
+        return look(needs | {"compile"})
+    forced = _forced[-1] if _forced else None
+    return ka.once_for(qa, ("backend", rule.mask.key, rule.bias is None, needs, q.shape, forced), look)

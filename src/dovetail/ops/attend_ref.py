@@ -1,0 +1,48 @@
+"""The readable truth: attention as it is written on paper. Offers everything; every other backend is held to it.
+
+    s = q kᵀ · scale          s ← cap · tanh(s / cap)          s ← s + bias
+    a = softmax(s where allowed, with the sink as one more column)          z = a v
+
+Shapes: q (…, heads, n, head)   k, v (…, kv_heads, m, head)   s, a (…, heads, n, m). Vaswani et al. 2017.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.module import wide
+
+if TYPE_CHECKING:
+    from dovetail.ops.attend import Rule, Shape
+
+OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "edit", "compile"})
+
+
+def cost(shape: Shape, needs: frozenset[str]) -> float:
+    """Nanoseconds, roughly: several passes over all n·m scores."""
+    return 60_000.0 + 14.0 * shape.rows * shape.heads * shape.queries * shape.keys
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, seen: tuple[Tensor, Tensor]) -> Tensor:
+    """Attention with every score in memory: (…, heads, n, head)."""
+    allowed, empty = seen
+    shared = q.shape[-3] // k.shape[-3]
+    k, v = k.repeat_interleave(shared, -3), v.repeat_interleave(shared, -3)
+    scores = (q @ k.transpose(-1, -2)).to(wide(q.dtype)) * rule.scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    if rule.bias is not None:
+        scores = scores + rule.bias(qa, ka, *rule.tables)
+    # a row that sees nothing is padding: give it anything finite here, and zero at the end
+    scores = scores.masked_fill(~allowed, -torch.inf).masked_fill(empty, 0.0)
+    if rule.sink is not None:
+        column = rule.sink[:, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+        scores = torch.cat([scores, column], -1)
+    weights = torch.softmax(scores, -1)[..., : k.shape[-2]].masked_fill(empty, 0.0)
+    if rule.edit is not None:
+        weights = rule.edit(weights)
+    return weights.to(v.dtype) @ v

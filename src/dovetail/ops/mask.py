@@ -1,0 +1,161 @@
+"""What a query may see: the spec's mask, and always its own document and no padding.
+
+    allowed(q, k) = mask(q, k)  ∧  seg_q = seg_k ≥ 0  ∧  row_q = row_k
+
+A kernel asks either for the dense answer, made once a step and shared by all layers with an equal mask, or tile by tile:
+`plan` says for each tile of scores whether it is empty, full or partial, from the extremes of its tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.group import Fill, Mask, Span
+
+T = TypeVar("T")
+
+
+def same_document(q: At, k: At) -> Tensor:
+    """(…, n, m) true where both tokens are real, of one document and one row."""
+    same = (q.seg[..., :, None] == k.seg[..., None, :]) & (q.seg >= 0)[..., :, None]
+    if q.row is not None and k.row is not None:
+        same = same & (q.row[..., :, None] == k.row[..., None, :])
+    return same
+
+
+def allowed(mask: Mask, q: At, k: At, heads: Tensor) -> Tensor:
+    """(…, 1 or heads, n, m) true where query n may see key m."""
+    return mask.visible(q, k, heads) & same_document(q, k)[..., None, :, :]
+
+
+def dense(mask: Mask, q: At, k: At, heads: Tensor) -> tuple[Tensor, Tensor]:
+    """(allowed, rows that see nothing at all), made once a step for all layers with an equal mask."""
+    return _shared("allowed", mask, q, k, heads.shape[0], lambda: _look(mask, q, k, heads))
+
+
+def _look(mask: Mask, q: At, k: At, heads: Tensor) -> tuple[Tensor, Tensor]:
+    seen = allowed(mask, q, k, heads)
+    return seen, ~seen.any(-1, keepdim=True)
+
+
+def _shared(what: str, mask: Mask, q: At, k: At, heads: int, make: Callable[[], T]) -> T:
+    return k.once_for(q, (what, mask.key, heads if mask.by_head() else 0), make)
+
+
+def span_document(q: Span, k: Span) -> Fill:
+    """The document rule for a tile."""
+    if max(q.seg_low, k.seg_low, 0) > min(q.seg_high, k.seg_high) or q.row_low > k.row_high or k.row_low > q.row_high:
+        return Fill.EMPTY
+    alone = q.seg_low == q.seg_high == k.seg_low == k.seg_high and q.row_low == q.row_high == k.row_low == k.row_high
+    return Fill.FULL if alone else Fill.PART
+
+
+def spans(at: At, size: int, step: int = 1) -> list[Span]:
+    """The extremes of each run of `size` tokens, over all rows of the batch."""
+
+    def look() -> list[Span]:
+        starts = np.arange(0, at.n, size)
+        order, seg = at.order.numpy(force=True).reshape(-1, at.n), at.seg.numpy(force=True).reshape(-1, at.n)
+        row = np.zeros((1, at.n), np.int64) if at.row is None else at.row.numpy(force=True)[None]
+        residue = order % step
+        edges = [f.reduceat(f.reduce(a, axis=0), starts) for a in (order, seg, row, residue) for f in (np.minimum, np.maximum)]
+        found: list[Span] = []
+        for low, high, seg_low, seg_high, row_low, row_high, res_low, res_high in zip(
+            *(e.tolist() for e in edges), strict=True
+        ):
+            one = step if res_low == res_high else 1
+            found.append(Span(low, high, seg_low, seg_high, row_low, row_high, one, res_low if one > 1 else 0))
+        return found
+
+    return at.once(("spans", size, step), look)
+
+
+class Run(NamedTuple):
+    """Neighbouring key tiles that one query tile touches, [begin, end); whether all of it is visible to every head."""
+
+    begin: int
+    end: int
+    full: bool
+
+
+def plan(mask: Mask, q: At, k: At, heads: int, tile_q: int, tile_k: int, first: int = 0) -> list[list[Run]]:
+    """For each query tile the runs of keys it touches, in tokens; `first` is the number of the first head this rank holds."""
+
+    def look() -> list[list[Run]]:
+        step = mask.regroup()
+        # heads with one answer need one question; otherwise a tile is skipped only where every head skips it
+        ask = range(first, first + heads) if mask.by_head() else range(1)
+        keys = spans(k, tile_k, step)
+        return [list(_runs(mask, query, keys, ask, tile_k, k.n)) for query in spans(q, tile_q, step)]
+
+    return _shared(f"plan {tile_q} {tile_k}", mask, q, k, heads, look)
+
+
+def _runs(mask: Mask, query: Span, keys: list[Span], heads: range, size: int, n: int) -> Iterator[Run]:
+    open_run: Run | None = None
+    for j, key in enumerate(keys):
+        fill = _fill(mask, query, key, heads)
+        if fill is Fill.EMPTY:
+            continue
+        begin, end, full = j * size, min((j + 1) * size, n), fill is Fill.FULL
+        if open_run is not None and open_run.end == begin and open_run.full == full:
+            open_run = Run(open_run.begin, end, full)
+            continue
+        if open_run is not None:
+            yield open_run
+        open_run = Run(begin, end, full)
+    if open_run is not None:
+        yield open_run
+
+
+def _fill(mask: Mask, q: Span, k: Span, heads: range) -> Fill:
+    document = span_document(q, k)
+    if document is Fill.EMPTY:
+        return Fill.EMPTY
+    fills = {mask.tile(q, k, head) for head in heads}
+    if fills == {Fill.EMPTY}:
+        return Fill.EMPTY
+    return Fill.FULL if fills == {Fill.FULL} and document is Fill.FULL else Fill.PART
+
+
+LOOKED_AT = 2**22  # scores that `pairs` looks at one by one before it turns to a sample of queries
+GOLDEN = 0.6180339887498949  # its multiples, less the whole part, spread evenly and share no period with any mask
+
+
+@lru_cache(maxsize=4096)
+def pairs(mask: Mask, n: int) -> int:
+    """How many (query, key) pairs of one document of n tokens the mask lets through, averaged over heads by its own rule.
+
+    Full tiles count by area. Partial ones are looked into: wholly where that is little, else at a few queries each, taken
+    in pairs mirrored about the tile's middle, so that what grows evenly from row to row (causal, blocks) stays exact.
+    """
+    at = At.whole(1, n)
+    heads = torch.arange(8 if mask.by_head() else 1)
+    size = max(64, n // min(64, max(8, 2 * LOOKED_AT // (n * len(heads)))))
+    tiles = plan(mask, at, at, len(heads), size, size)
+    unsure = sum(run.end - run.begin for runs in tiles for run in runs if not run.full) * size * len(heads)
+    rows = size if unsure <= LOOKED_AT else max(2, LOOKED_AT // (len(tiles) * n * len(heads)) // 2 * 2)
+    total = 0.0
+    for i, runs in enumerate(tiles):
+        query = torch.arange(i * size, min((i + 1) * size, n))
+        sample = query if rows >= len(query) else _mirrored(query, rows // 2, i)
+        for run in runs:
+            width = run.end - run.begin
+            if not run.full:
+                seen = mask.visible(at.pick(sample), at.pick(slice(run.begin, run.end)), heads)
+                width = int(seen.expand(1, len(heads), -1, -1).sum()) / (len(sample) * len(heads))
+            total += len(query) * width
+    return round(total)
+
+
+def _mirrored(query: Tensor, count: int, tile: int) -> Tensor:
+    """2·count of the queries: some spread over the tile, others by tile, and their mirror images."""
+    near = ((torch.arange(1, count + 1) + tile * count) * GOLDEN % 1 * len(query)).long()
+    return query[torch.cat([near, len(query) - 1 - near])]

@@ -1,0 +1,153 @@
+"""Embeddings: inputs to the stream.
+
+tokens    x_i = table[token_i] · scale (+ types[type_i])                   token ids (…, n) -> x (…, n, embed)
+patches   an image cut into squares, each a linear map of its values, behind a class token (Dosovitskiy et al. 2020)
+          images (batch, channels, height, width) -> x (batch, 1 + patches, embed); 224² in squares of 16²: 196 patches
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.group import Embed, EmbedModule
+from dovetail.core.module import Linear, Module
+from dovetail.core.part import Problem, register
+from dovetail.core.weight import Weight
+
+
+@register("tokens")
+class Tokens(Embed):
+    """A row of the table for each token."""
+
+    TAPS = ("out",)
+
+    scale: float = 1.0
+    scale_by_width: bool = False  # times √width (2017, Gemma)
+    types: int = 0  # rows of a second table, for sentence A and B (BERT)
+    shared: bool = False  # an encoder that reads its decoder's table
+
+    def module(self) -> type[Module]:
+        return TokensModule
+
+    def axes(self, env: Env) -> Env:
+        return env.add(types=self.types)
+
+    def weights(self, env: Env) -> list[Weight]:
+        same = "embed.table" if self.shared else None
+        declared = [Weight(name="table", out=("vocab",), inp=("embed",), role="embed", same_as=same)]
+        if self.types:
+            declared.append(Weight(name="type_table", out=("types",), inp=("embed",), role="embed"))
+        return declared
+
+    def check(self, env: Env) -> list[Problem]:
+        if self.shared and env.path == "embed":
+            return [Problem("shared", "this is the table itself", "only an encoder's embedding can share its decoder's")]
+        return [Problem("types", f"{self.types} is below 0")] if self.types < 0 else []
+
+    def example(self, env: Env, batch: int, n: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(0, env.size("vocab"), (batch, n), generator=generator)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"scale": [1.0, 2.0], "scale_by_width": [False, True], "types": [0, 2], "shared": [False, True]}
+
+
+class TokensModule(EmbedModule):
+    """tokens (…, n) -> x (…, n, embed)."""
+
+    part: Tokens
+    table: Tensor
+    type_table: Tensor
+
+    def setup(self) -> None:
+        self.scale = self.part.scale * (sqrt(self.env.size("embed")) if self.part.scale_by_width else 1.0)
+
+    def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, At]:
+        x = F.embedding(inputs, self.table)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.part.types:
+            kinds = torch.zeros_like(inputs) if ctx.types is None else ctx.types
+            x = x + F.embedding(kinds, self.type_table)
+        return ctx.tap(self, "out", x), ctx.at
+
+
+@register("patches")
+class Patches(Embed):
+    """Squares of an image, and a class token before them."""
+
+    TAPS = ("out",)
+    coords: ClassVar[int] = 2
+
+    image: int = 224
+    patch: int = 16
+    channels: int = 3
+    class_token: bool = True
+    bias: bool = True
+
+    def module(self) -> type[Module]:
+        return PatchesModule
+
+    def side(self) -> int:
+        """Squares a side."""
+        return self.image // self.patch
+
+    def tokens(self) -> int:
+        """Tokens an image gives."""
+        return self.side() ** 2 + self.class_token
+
+    def axes(self, env: Env) -> Env:
+        return env.add(patch_values=self.channels * self.patch**2)
+
+    def weights(self, env: Env) -> list[Weight]:
+        declared = [Weight(name="project.weight", out=("embed",), inp=("patch_values",))]
+        if self.bias:
+            declared.append(Weight(name="project.bias", out=("embed",), init="zeros", role="bias"))
+        if self.class_token:
+            declared.append(Weight(name="class_token", out=("embed",), role="embed"))
+        return declared
+
+    def check(self, env: Env) -> list[Problem]:
+        if self.patch < 1 or self.channels < 1 or self.image < 1 or self.image % self.patch:
+            return [Problem("patch", f"squares of {self.patch} do not tile an image of {self.image}")]
+        return []
+
+    def example(self, env: Env, batch: int, n: int, generator: torch.Generator) -> Tensor:
+        shape = (batch, self.channels, self.image, self.image)
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def causal(self) -> bool:
+        return False
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"image": [12, 18], "patch": [3, 6], "channels": [3, 1], "class_token": [True, False], "bias": [True, False]}
+
+
+class PatchesModule(EmbedModule):
+    """images (batch, channels, height, width) -> x (batch, n, embed)."""
+
+    part: Patches
+    project: Linear
+    class_token: Tensor
+
+    def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, At]:
+        size, side = self.part.patch, self.part.side()
+        squares = F.unfold(inputs.to(self.project.weight.dtype), size, stride=size).transpose(-1, -2)
+        x = self.project(squares)
+        rows = torch.arange(side, device=x.device)
+        coords = torch.stack(torch.meshgrid(rows, rows, indexing="ij"), -1).flatten(0, 1)
+        if self.part.class_token:  # it stands at the corner; only its order is its own
+            x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], -2)
+            coords = torch.cat([torch.zeros_like(coords[:1]), coords])
+        order = torch.arange(x.shape[-2], device=x.device).expand(x.shape[:-1])
+        at = At(coords.expand(x.shape[0], -1, -1), order, torch.zeros_like(order), start=0)
+        return ctx.tap(self, "out", x), at

@@ -1,0 +1,1 @@
+"""Feed-forwards: work on each token alone."""

@@ -1,0 +1,85 @@
+"""The gated feed-forward: one matrix opens or shuts what another lets through, on each token alone.
+
+    out = (act(x W_gate) ∘ x W_up) W_down         hidden is 8·width/3, rounded up to a multiple of 256, unless told otherwise
+
+silu: SwiGLU; gelu: GeGLU; sigmoid: GLU; identity: bilinear.                 Dauphin et al. 2016; Shazeer 2020
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.group import Act, Ffn
+from dovetail.core.module import Linear, Module
+from dovetail.core.part import Problem, child, register
+from dovetail.core.weight import Weight
+
+
+def usual_hidden(width: int) -> int:
+    """8·width/3 rounded up to a multiple of 256: as many weights as a plain ffn of 4·width."""
+    return -(-8 * width // (3 * 256)) * 256
+
+
+@register("glu")
+class Glu(Ffn):
+    """Gate, multiply, narrow."""
+
+    TAPS = ("hidden", "out")
+
+    hidden: int | None = None  # None: 8·width/3, rounded up to a multiple of 256
+    act: Act = child("silu")
+    bias: bool = False
+    dropout: float = 0.0
+
+    def module(self) -> type[Module]:
+        return GluModule
+
+    def axes(self, env: Env) -> Env:
+        return env.add(ffn=usual_hidden(env.size("embed")) if self.hidden is None else self.hidden)
+
+    def weights(self, env: Env) -> list[Weight]:
+        inner, outer = ("ffn",), ("embed",)
+        declared = [Weight(name=f"{name}.weight", out=inner, inp=outer) for name in ("gate", "up")]
+        declared += [Weight(name="down.weight", out=outer, inp=inner)]
+        if self.bias:
+            declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in ("gate", "up")]
+            declared += [Weight(name="down.bias", out=outer, init="zeros", role="bias", tp="once")]
+        return declared
+
+    def check(self, env: Env) -> list[Problem]:
+        if self.hidden is not None and self.hidden < 1:
+            return [Problem("hidden", f"{self.hidden} is not above 0")]
+        return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
+
+    def advise(self, env: Env, length: int | None) -> list[Problem]:
+        hidden, usual = env.size("ffn"), 8 * env.size("embed") / 3
+        if 0.8 * usual <= hidden <= 1.6 * usual + 256:  # rounding, and the wider ones of today's models
+            return []
+        return [Problem("hidden", f"{hidden} is far from the usual 8·width/3 ≈ {usual:.0f} of a gated ffn")]
+
+    def region(self) -> bool:
+        return True
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"hidden": [44, 36], "bias": [False, True], "dropout": [0.0, 0.2]}
+
+
+class GluModule(Module):
+    """x (…, embed) -> like x."""
+
+    part: Glu
+    gate: Linear
+    up: Linear
+    down: Linear
+
+    def setup(self) -> None:
+        self.act = self.part.act.function()
+
+    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
+        hidden = ctx.tap(self, "hidden", self.act(self.gate(x)) * self.up(x))
+        return ctx.tap(self, "out", self.down(ctx.dropout(hidden, self.part.dropout, self)))

@@ -1,0 +1,75 @@
+"""The plain feed-forward: two matrices with an activation between, on each token alone.
+
+out = act(x W_up + b) W_down + b            hidden is 4·width unless told otherwise            Vaswani et al. 2017
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.group import Act, Ffn
+from dovetail.core.module import Linear, Module
+from dovetail.core.part import Problem, child, register
+from dovetail.core.weight import Weight
+
+
+@register("mlp")
+class Mlp(Ffn):
+    """Widen, activate, narrow."""
+
+    TAPS = ("hidden", "out")
+
+    hidden: int | None = None  # None: 4·width
+    act: Act = child("gelu")
+    bias: bool = True
+    dropout: float = 0.0
+
+    def module(self) -> type[Module]:
+        return MlpModule
+
+    def axes(self, env: Env) -> Env:
+        return env.add(ffn=4 * env.size("embed") if self.hidden is None else self.hidden)
+
+    def weights(self, env: Env) -> list[Weight]:
+        up = Weight(name="up.weight", out=("ffn",), inp=("embed",))
+        down = Weight(name="down.weight", out=("embed",), inp=("ffn",))
+        if not self.bias:
+            return [up, down]
+        up_bias = Weight(name="up.bias", out=("ffn",), init="zeros", role="bias")
+        down_bias = Weight(name="down.bias", out=("embed",), init="zeros", role="bias", tp="once")
+        return [up, up_bias, down, down_bias]
+
+    def check(self, env: Env) -> list[Problem]:
+        if self.hidden is not None and self.hidden < 1:
+            return [Problem("hidden", f"{self.hidden} is not above 0")]
+        return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
+
+    def advise(self, env: Env, length: int | None) -> list[Problem]:
+        hidden, usual = env.size("ffn"), 4 * env.size("embed")
+        return [] if hidden == usual else [Problem("hidden", f"{hidden} is not the usual 4·width = {usual} of a plain ffn")]
+
+    def region(self) -> bool:
+        return True
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"hidden": [44, 36], "bias": [True, False], "dropout": [0.0, 0.2]}
+
+
+class MlpModule(Module):
+    """x (…, embed) -> like x."""
+
+    part: Mlp
+    up: Linear
+    down: Linear
+
+    def setup(self) -> None:
+        self.act = self.part.act.function()
+
+    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
+        hidden = ctx.dropout(ctx.tap(self, "hidden", self.act(self.up(x))), self.part.dropout, self)
+        return ctx.tap(self, "out", self.down(hidden))

@@ -1,0 +1,329 @@
+"""Heads: the stream to what a model is for.
+
+    lm                logits over the vocabulary for every token, tied to the embedding or not
+    masked            the same behind a dense layer, activation and norm (BERT)
+    classifier        one of `classes` for a row, from its pooled vector
+    token_classifier  one of `classes` for every token
+    pooled            a vector for a row: first, last or mean token; also through tanh(W·) (BERT), also to unit length
+    scalar            one number for a row: a reward
+
+Pooling looks at real tokens only: first is the first real one, mean leaves padding out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.group import Act, Head, HeadModule, Norm
+from dovetail.core.module import Linear, Module
+from dovetail.core.part import Problem, child, register
+from dovetail.core.weight import Weight
+from dovetail.ops.loss import chunked_cross_entropy
+
+Pool = Literal["first", "last", "mean"]
+
+
+def pool(x: Tensor, at: At, how: Pool) -> Tensor:
+    """(…, n, embed) -> (…, embed) over the real tokens of each row."""
+    real = at.real
+    if how == "mean":
+        weight = real.to(x.dtype)[..., None]
+        return (x * weight).sum(-2) / weight.sum(-2).clamp_min(1)
+    place = torch.arange(at.n, device=x.device)
+    index = torch.where(real, place, at.n).amin(-1) if how == "first" else torch.where(real, place, -1).amax(-1)
+    index = index.clamp(0, at.n - 1)
+    return x.gather(-2, index[..., None, None].expand(*index.shape, 1, x.shape[-1])).squeeze(-2)
+
+
+def _vocabulary(env: Env, tied: bool, bias: bool) -> list[Weight]:
+    same = "embed.table" if tied else None
+    declared = [Weight(name="table", out=("vocab",), inp=("embed",), same_as=same)]
+    return [*declared, Weight(name="bias", out=("vocab",), init="zeros", role="bias")] if bias else declared
+
+
+@register("lm")
+class Lm(Head):
+    """A score for every token of the vocabulary."""
+
+    TAPS = ("logits",)
+
+    tied: bool = True
+    bias: bool = False
+    scale: float = 1.0  # multiplies the logits
+    softcap: float | None = None
+
+    def module(self) -> type[Module]:
+        return LmModule
+
+    def weights(self, env: Env) -> list[Weight]:
+        return _vocabulary(env, self.tied, self.bias)
+
+    def check(self, env: Env) -> list[Problem]:
+        bad = self.softcap is not None and self.softcap <= 0
+        return [Problem("softcap", f"{self.softcap} is not above 0", "use null for none")] if bad else []
+
+    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randint(0, env.size("vocab"), shape, generator=generator)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"tied": [True, False], "bias": [False, True], "scale": [1.0, 0.5], "softcap": [None, 3.0]}
+
+
+class LmModule(HeadModule):
+    """x (…, embed) -> logits (…, vocab)."""
+
+    part: Lm
+    table: Tensor
+    bias: Tensor
+
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
+        return ctx.tap(self, "logits", self.logits(x))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(…, embed) -> (…, vocab)."""
+        out = F.linear(x, self.table, self.bias if self.part.bias else None)
+        if self.part.scale != 1.0:
+            out = out * self.part.scale
+        if self.part.softcap is not None:
+            out = self.part.softcap * torch.tanh(out / self.part.softcap)
+        return out
+
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+        return chunked_cross_entropy(self.logits, x, labels)
+
+
+@register("masked")
+class Masked(Head):
+    """A score for every token of the vocabulary, behind a layer of its own."""
+
+    TAPS = ("logits",)
+
+    act: Act = child("gelu")
+    norm: Norm = child("layernorm")
+    tied: bool = True
+    bias: bool = True
+
+    def module(self) -> type[Module]:
+        return MaskedModule
+
+    def weights(self, env: Env) -> list[Weight]:
+        dense = Weight(name="dense.weight", out=("embed",), inp=("embed",))
+        dense_bias = Weight(name="dense.bias", out=("embed",), init="zeros", role="bias")
+        return [dense, dense_bias, *_vocabulary(env, self.tied, self.bias)]
+
+    def scope(self, env: Env, child: str) -> Env:
+        return env.bind(dim="embed")
+
+    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randint(0, env.size("vocab"), shape, generator=generator)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"tied": [True, False], "bias": [True, False]}
+
+
+class MaskedModule(HeadModule):
+    """x (…, embed) -> logits (…, vocab)."""
+
+    part: Masked
+    dense: Linear
+    norm: Module
+    table: Tensor
+    bias: Tensor
+
+    def setup(self) -> None:
+        self.act = self.part.act.function()
+
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
+        return ctx.tap(self, "logits", self.logits(x, ctx))
+
+    def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
+        """(…, embed) -> (…, vocab)."""
+        hidden = self.norm(self.act(self.dense(x)), ctx)
+        return F.linear(hidden, self.table, self.bias if self.part.bias else None)
+
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+        return chunked_cross_entropy(lambda part: self.logits(part, ctx), x, labels)
+
+
+@register("classifier")
+class Classifier(Head):
+    """One class for a row."""
+
+    TAPS = ("logits",)
+
+    classes: int = 2
+    how: Pool = "first"
+
+    def module(self) -> type[Module]:
+        return ClassifierModule
+
+    def axes(self, env: Env) -> Env:
+        return env.add(classes=self.classes)
+
+    def weights(self, env: Env) -> list[Weight]:
+        weight = Weight(name="out.weight", out=("classes",), inp=("embed",))
+        return [weight, Weight(name="out.bias", out=("classes",), init="zeros", role="bias")]
+
+    def pools(self) -> bool:
+        return True
+
+    def check(self, env: Env) -> list[Problem]:
+        return [] if self.classes > 0 else [Problem("classes", f"{self.classes} is not above 0")]
+
+    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randint(0, self.classes, shape, generator=generator)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"classes": [3, 5], "how": ["first", "last", "mean"]}
+
+
+class ClassifierModule(HeadModule):
+    """x (…, n, embed) -> logits (…, classes)."""
+
+    part: Classifier
+    out: Linear
+
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
+        return ctx.tap(self, "logits", self.out(pool(x, ctx.at, self.part.how)))
+
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+        return F.cross_entropy(self.forward(x, ctx), labels)
+
+
+@register("token_classifier")
+class TokenClassifier(Head):
+    """One class for every token."""
+
+    TAPS = ("logits",)
+
+    classes: int = 2
+
+    def module(self) -> type[Module]:
+        return TokenClassifierModule
+
+    def axes(self, env: Env) -> Env:
+        return env.add(classes=self.classes)
+
+    def weights(self, env: Env) -> list[Weight]:
+        weight = Weight(name="out.weight", out=("classes",), inp=("embed",))
+        return [weight, Weight(name="out.bias", out=("classes",), init="zeros", role="bias")]
+
+    def check(self, env: Env) -> list[Problem]:
+        return [] if self.classes > 0 else [Problem("classes", f"{self.classes} is not above 0")]
+
+    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randint(0, self.classes, shape, generator=generator)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"classes": [3, 5]}
+
+
+class TokenClassifierModule(HeadModule):
+    """x (…, embed) -> logits (…, classes)."""
+
+    out: Linear
+
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
+        return ctx.tap(self, "logits", self.out(x))
+
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+        return chunked_cross_entropy(self.out, x, labels)
+
+
+@register("pooled")
+class Pooled(Head):
+    """A vector for a row."""
+
+    TAPS = ("vector",)
+
+    how: Pool = "mean"
+    dense: bool = False  # through tanh(W · + b), BERT's pooler
+    unit: bool = False  # scaled to length 1
+
+    def module(self) -> type[Module]:
+        return PooledModule
+
+    def weights(self, env: Env) -> list[Weight]:
+        if not self.dense:
+            return []
+        weight = Weight(name="out.weight", out=("embed",), inp=("embed",))
+        return [weight, Weight(name="out.bias", out=("embed",), init="zeros", role="bias")]
+
+    def pools(self) -> bool:
+        return True
+
+    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(*shape, env.size("embed"), generator=generator, dtype=torch.float64)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"how": ["mean", "first", "last"], "dense": [False, True], "unit": [False, True]}
+
+
+class PooledModule(HeadModule):
+    """x (…, n, embed) -> vector (…, embed)."""
+
+    part: Pooled
+    out: Linear
+
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
+        vector = pool(x, ctx.at, self.part.how)
+        if self.part.dense:
+            vector = torch.tanh(self.out(vector))
+        return ctx.tap(self, "vector", F.normalize(vector, dim=-1) if self.part.unit else vector)
+
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+        """How far the vector points away from the wanted one."""
+        return (1 - F.cosine_similarity(self.forward(x, ctx), labels.to(x.dtype), dim=-1)).mean()
+
+
+@register("scalar")
+class Scalar(Head):
+    """One number for a row: a reward."""
+
+    TAPS = ("value",)
+
+    how: Pool = "last"
+
+    def module(self) -> type[Module]:
+        return ScalarModule
+
+    def axes(self, env: Env) -> Env:
+        return env.add(one=1)
+
+    def weights(self, env: Env) -> list[Weight]:
+        return [Weight(name="out.weight", out=("one",), inp=("embed",))]
+
+    def pools(self) -> bool:
+        return True
+
+    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(*shape, 1, generator=generator, dtype=torch.float64)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"how": ["last", "first", "mean"]}
+
+
+class ScalarModule(HeadModule):
+    """x (…, n, embed) -> value (…, 1)."""
+
+    part: Scalar
+    out: Linear
+
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
+        return ctx.tap(self, "value", self.out(pool(x, ctx.at, self.part.how)))
+
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+        return F.mse_loss(self.forward(x, ctx), labels.to(x.dtype))

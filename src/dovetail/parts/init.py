@@ -1,0 +1,70 @@
+"""Initial weights: the spread of the normal draw for each matrix.
+
+normal   std, and with `residual` std/√(2·depth) for matrices that write to the stream (GPT-2)
+fan_in   gain/√(inputs)                                                   (T5's rule; LeCun 1998)
+mup      base_std·√(base_width/inputs) for hidden matrices, base_std for tables (Yang et al. 2022)
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+from dovetail.core.env import Env
+from dovetail.core.group import Init
+from dovetail.core.part import register
+from dovetail.core.weight import Weight
+
+
+def writes_stream(weight: Weight, env: Env) -> bool:
+    """Whether the matrix ends a branch: its result is added to the residual stream of a stack of layers."""
+    return weight.role == "linear" and bool(weight.inp) and env.names(weight.out) == ("embed",) and bool(env.stack)
+
+
+@register("normal")
+class Normal(Init):
+    """One spread for all, smaller with depth on what writes to the stream."""
+
+    spread: float = 0.02
+    residual: bool = True
+
+    def std(self, weight: Weight, env: Env) -> float:
+        deep = self.residual and writes_stream(weight, env)
+        return self.spread / sqrt(2 * env.depth) if deep else self.spread
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"spread": [0.02, 0.05], "residual": [True, False]}
+
+
+@register("fan_in")
+class FanIn(Init):
+    """The spread that keeps a matmul's output variance equal to its input's."""
+
+    gain: float = 1.0
+
+    def std(self, weight: Weight, env: Env) -> float:
+        if weight.role == "embed" or not weight.inp:
+            return self.gain
+        return self.gain / sqrt(env.size(*weight.inp))
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"gain": [1.0, 0.5]}
+
+
+@register("mup")
+class Mup(Init):
+    """Spreads under which the best learning rate does not move with width."""
+
+    spread: float = 0.02
+    base_width: int = 256
+
+    def std(self, weight: Weight, env: Env) -> float:
+        if weight.role == "embed" or not weight.inp:
+            return self.spread
+        return self.spread * sqrt(self.base_width / env.size(*weight.inp))
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"spread": [0.02, 0.05], "base_width": [256, 64]}

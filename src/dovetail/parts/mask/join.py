@@ -1,0 +1,161 @@
+"""Masks joined: a list means &, {any: […]} means |; `by_head` gives heads different ones in turn."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.env import Env
+from dovetail.core.group import Fill, Mask, Order, Span
+from dovetail.core.part import Problem, register
+
+
+@register("everything")
+class Everything(Mask):
+    """Every token of the document."""
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes(q.order.shape[:-1], k.order.shape[:-1])
+        return torch.ones(*shape, 1, q.n, k.n, dtype=torch.bool, device=q.order.device)
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        return Fill.FULL
+
+    def flag(self) -> Literal["all", "causal"] | None:
+        return "all"
+
+
+class Joined(Mask):
+    """Several masks as one."""
+
+    masks: tuple[Mask, ...]
+
+    def by_head(self) -> bool:
+        return any(mask.by_head() for mask in self.masks)
+
+    def kept(self) -> int:
+        return max(mask.kept() for mask in self.masks)
+
+    def check(self, env: Env) -> list[Problem]:
+        if not self.masks:
+            return [Problem("masks", "holds no mask", "name at least one, or use `everything`")]
+        return [
+            Problem(f"masks.{i}.{p.field}", p.problem, p.remedy) for i, mask in enumerate(self.masks) for p in mask.check(env)
+        ]
+
+
+@register("all_of")
+class AllOf(Joined):
+    """What every one of the masks lets through."""
+
+    masks: tuple[Mask, ...] = ()
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        seen = self.masks[0].visible(q, k, heads)
+        for mask in self.masks[1:]:
+            seen = seen & mask.visible(q, k, heads)
+        return seen
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        return min((mask.tile(q, k, head) for mask in self.masks), key=lambda fill: fill.value)
+
+    def order(self) -> Order:
+        orders = {mask.order() for mask in self.masks}
+        return "causal" if "causal" in orders else "ahead" if "ahead" in orders else "both"
+
+    def reach(self) -> int | None:
+        return min((r for mask in self.masks if (r := mask.reach()) is not None), default=None)
+
+    def regroup(self) -> int:
+        return max(mask.regroup() for mask in self.masks)
+
+    def to_data(self) -> Any:
+        return [mask.to_data() for mask in self.masks] if len(self.masks) > 1 else super().to_data()
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"masks": [[{"kind": "window", "size": 7}, {"kind": "blocks", "size": 5}], [{"kind": "strided", "step": 2}]]}
+
+
+@register("any_of")
+class AnyOf(Joined):
+    """What at least one of the masks lets through."""
+
+    masks: tuple[Mask, ...] = ()
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        seen = self.masks[0].visible(q, k, heads)
+        for mask in self.masks[1:]:
+            seen = seen | mask.visible(q, k, heads)
+        return seen
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        return max((mask.tile(q, k, head) for mask in self.masks), key=lambda fill: fill.value)
+
+    def order(self) -> Order:
+        orders = {mask.order() for mask in self.masks}
+        return "causal" if orders == {"causal"} else "both" if orders == {"both"} else "ahead"
+
+    def reach(self) -> int | None:
+        return _widest(self.masks)
+
+    def to_data(self) -> Any:
+        return {"any": [mask.to_data() for mask in self.masks]}
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {
+            "masks": [
+                [{"kind": "window", "size": 3}, {"kind": "globals", "tokens": 2}],
+                [{"kind": "strided", "step": 3}, {"kind": "blocks", "size": 4}],
+            ]
+        }
+
+
+@register("by_head")
+class ByHead(Joined):
+    """Head h sees by mask h mod count: a pattern may differ by head (Sparse Transformer, Child et al. 2019)."""
+
+    masks: tuple[Mask, ...] = ()
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        each = [mask.visible(q, k, heads) for mask in self.masks]
+        shape = torch.broadcast_shapes(*(seen.shape for seen in each))
+        shape = (*shape[:-3], len(heads), *shape[-2:])
+        choice = (heads % len(self.masks))[:, None, None]
+        out = torch.zeros(shape, dtype=torch.bool, device=heads.device)
+        for i, seen in enumerate(each):
+            out = torch.where(choice == i, seen, out)
+        return out
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        return self.masks[head % len(self.masks)].tile(q, k, head)
+
+    def order(self) -> Order:
+        orders: set[Order] = {mask.order() for mask in self.masks}
+        if len(orders) == 1:
+            return self.masks[0].order()
+        return "ahead" if "ahead" in orders else "both"
+
+    def reach(self) -> int | None:
+        return _widest(self.masks)
+
+    def by_head(self) -> bool:
+        return True
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {
+            "masks": [
+                [{"kind": "window", "size": 4}, {"kind": "strided", "step": 4}],
+                [{"kind": "blocks", "size": 3}, "everything"],
+            ]
+        }
+
+
+def _widest(masks: tuple[Mask, ...]) -> int | None:
+    reaches = [mask.reach() for mask in masks]
+    return None if None in reaches else max(r for r in reaches if r is not None)

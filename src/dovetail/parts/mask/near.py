@@ -1,0 +1,166 @@
+"""Masks by order and distance: causal, window, prefix, globals, blocks.
+
+causal    k ≤ q
+window    |q − k| < size, or k < keep          a window of w counts the token itself: w = 4, position 9 sees 6, 7, 8, 9
+prefix    k < length                           with causal by |: the prefix sees itself whole (T5's prefix LM)
+globals   q < tokens or k < tokens             Longformer's and BigBird's global tokens
+blocks    ⌊q/size⌋ − ⌊k/size⌋ ∈ [0, back]      block-local, looking `back` blocks behind (and as far ahead)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.env import Env
+from dovetail.core.group import Fill, Mask, Order, Span
+from dovetail.core.part import Problem, register
+
+
+def distance(q: At, k: At) -> Tensor:
+    """(…, 1, n, m) how far each key lies behind each query."""
+    return (q.order[..., :, None] - k.order[..., None, :])[..., None, :, :]
+
+
+def _at_least(name: str, value: int, least: int) -> list[Problem]:
+    return [] if value >= least else [Problem(name, f"{value} is below {least}")]
+
+
+def _within(low: int, high: int, least: int, most: int) -> Fill:
+    """All, none or some of the whole numbers in [low, high] lie in [least, most]."""
+    if high < least or low > most:
+        return Fill.EMPTY
+    return Fill.FULL if least <= low and high <= most else Fill.PART
+
+
+@register("causal")
+class Causal(Mask):
+    """The token itself and those before it."""
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        return distance(q, k) >= 0
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        if k.low > q.high:
+            return Fill.EMPTY
+        return Fill.FULL if k.high <= q.low else Fill.PART
+
+    def order(self) -> Order:
+        return "causal"
+
+    def flag(self) -> Literal["all", "causal"] | None:
+        return "causal"
+
+
+@register("window")
+class Window(Mask):
+    """The nearest tokens, itself counted, and the first `keep` for ever (Beltagy et al. 2020; Xiao et al. 2023)."""
+
+    size: int = 256
+    keep: int = 0
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        near = distance(q, k).abs() < self.size
+        return near | (k.order < self.keep)[..., None, None, :] if self.keep else near
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        near = _within(q.low - k.high, q.high - k.low, 1 - self.size, self.size - 1)
+        kept = _within(k.low, k.high, 0, self.keep - 1)
+        return max(near, kept, key=lambda fill: fill.value)
+
+    def reach(self) -> int | None:
+        return self.size
+
+    def kept(self) -> int:
+        return self.keep
+
+    def check(self, env: Env) -> list[Problem]:
+        return _at_least("size", self.size, 1) + _at_least("keep", self.keep, 0)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"size": [5, 8], "keep": [0, 2]}
+
+
+@register("prefix")
+class Prefix(Mask):
+    """The first tokens, seen by all; join it with causal by `any`."""
+
+    length: int = 64
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        return (k.order < self.length)[..., None, None, :] & (distance(q, k) == distance(q, k))
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        return _within(k.low, k.high, 0, self.length - 1)
+
+    def order(self) -> Order:
+        return "ahead"
+
+    def reach(self) -> int | None:
+        return self.length
+
+    def kept(self) -> int:
+        return self.length
+
+    def check(self, env: Env) -> list[Problem]:
+        return _at_least("length", self.length, 1)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"length": [4, 7]}
+
+
+@register("globals")
+class Globals(Mask):
+    """The first tokens see all and are seen by all."""
+
+    tokens: int = 1
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        return ((q.order < self.tokens)[..., :, None] | (k.order < self.tokens)[..., None, :])[..., None, :, :]
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        sees, seen = (_within(s.low, s.high, 0, self.tokens - 1) for s in (q, k))
+        return max(sees, seen, key=lambda fill: fill.value)
+
+    def reach(self) -> int | None:
+        return self.tokens
+
+    def kept(self) -> int:
+        return self.tokens
+
+    def check(self, env: Env) -> list[Problem]:
+        return _at_least("tokens", self.tokens, 1)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"tokens": [2, 5]}
+
+
+@register("blocks")
+class Blocks(Mask):
+    """The token's own block and `back` neighbours on either side."""
+
+    size: int = 64
+    back: int = 0
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        apart = (q.order // self.size)[..., :, None] - (k.order // self.size)[..., None, :]
+        return (apart.abs() <= self.back)[..., None, :, :]
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        low, high = q.low // self.size - k.high // self.size, q.high // self.size - k.low // self.size
+        return _within(low, high, -self.back, self.back)
+
+    def reach(self) -> int | None:
+        return self.size * (self.back + 1)
+
+    def check(self, env: Env) -> list[Problem]:
+        return _at_least("size", self.size, 1) + _at_least("back", self.back, 0)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"size": [4, 6], "back": [0, 1]}

@@ -1,0 +1,120 @@
+"""Masks with holes: strided, dilated, random blocks.
+
+    strided   (q − k) mod step = 0                                          Sparse Transformer's columns, Child et al. 2019
+    dilated   (q − k) mod step = 0 and |q − k| < size·step                  dilated windows, Beltagy et al. 2020
+    random    the pair of blocks a ≥ b is on if b is one of `count` picks h(seed, a, i) mod (a + 1)     BigBird 2020
+
+In a dilated window tokens of one residue see only each other: the tiled kernel lays them side by side, so its tiles are full.
+A random pick depends on block numbers alone: the same for any length, chunking or batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.env import Env
+from dovetail.core.group import Fill, Mask, Span
+from dovetail.core.part import Problem, register
+from dovetail.parts.mask.near import _at_least, _within, distance
+
+
+@register("strided")
+class Strided(Mask):
+    """Every step-th token, counted from the token itself."""
+
+    step: int = 64
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        return distance(q, k) % self.step == 0
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        return _same_residue(q, k, self.step)
+
+    def check(self, env: Env) -> list[Problem]:
+        return _at_least("step", self.step, 2)
+
+    def regroup(self) -> int:
+        return self.step
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"step": [2, 3]}
+
+
+@register("dilated")
+class Dilated(Mask):
+    """A window with holes: `size` tokens on either side, `step` apart."""
+
+    size: int = 64
+    step: int = 2
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        apart = distance(q, k)
+        return (apart % self.step == 0) & (apart.abs() < self.size * self.step)
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        most = self.size * self.step - 1
+        near = _within(q.low - k.high, q.high - k.low, -most, most)
+        return min(near, _same_residue(q, k, self.step), key=lambda fill: fill.value)
+
+    def reach(self) -> int | None:
+        return (self.size - 1) * self.step + 1
+
+    def regroup(self) -> int:
+        return self.step
+
+    def check(self, env: Env) -> list[Problem]:
+        return _at_least("size", self.size, 1) + _at_least("step", self.step, 2)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"size": [3, 5], "step": [2, 3]}
+
+
+def _same_residue(q: Span, k: Span, step: int) -> Fill:
+    """Tiles regrouped by residue hold one residue each, and are all or nothing."""
+    if q.step != step or k.step != step:
+        return Fill.PART
+    return Fill.FULL if q.residue == k.residue else Fill.EMPTY
+
+
+@register("random")
+class Random(Mask):
+    """A few hashed blocks for each block of tokens."""
+
+    size: int = 64
+    count: int = 2
+    seed: int = 0
+
+    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+        a, b = (q.order // self.size)[..., :, None], (k.order // self.size)[..., None, :]
+        late, early = a.maximum(b), a.minimum(b)
+        seen = early < 0  # nothing yet
+        for i in range(self.count):
+            seen = seen | (_hash(late, i, self.seed) % (late + 1) == early)
+        return seen[..., None, :, :]
+
+    def tile(self, q: Span, k: Span, head: int) -> Fill:
+        if q.low // self.size != q.high // self.size or k.low // self.size != k.high // self.size:
+            return Fill.PART
+        late, early = max(q.low, k.low) // self.size, min(q.low, k.low) // self.size
+        on = any(_hash(late, i, self.seed) % (late + 1) == early for i in range(self.count))
+        return Fill.FULL if on else Fill.EMPTY
+
+    def check(self, env: Env) -> list[Problem]:
+        return _at_least("size", self.size, 1) + _at_least("count", self.count, 1)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"size": [3, 4], "count": [1, 2], "seed": [0, 7]}
+
+
+def _hash(block: Any, pick: int, seed: int) -> Any:
+    """A 31-bit mix of whole numbers, the same for Python ints and integer tensors."""
+    mixed = (block * 0x9E3779B1 + pick * 0x85EBCA6B + seed * 0xC2B2AE35 + 0x27D4EB2F) & 0x7FFFFFFF
+    for shift, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39)):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & 0x7FFFFFFF
+    return mixed ^ (mixed >> 15)

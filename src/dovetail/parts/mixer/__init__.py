@@ -1,0 +1,1 @@
+"""Mixers: what moves information between tokens."""

@@ -1,0 +1,319 @@
+"""Attention: each token asks (q), every token it may see answers (k) with what it holds (v).
+
+    q, k, v = x W_q, x W_k, x W_v          z = softmax(q kᵀ·scale, where the mask allows) v          out = z W_o
+
+heads queries share kv_heads keys and values (equal: multi-head; 1: multi-query; between: grouped). Optional: QK-norm, soft-cap,
+a learned sink, an output gate σ(x W_g)∘z, biases. Cross attention takes k and v from an encoder's memory instead of x.
+
+Shapes: x (…, n, embed)   q, z (…, n, heads, head)   k, v (…, m, kv_heads, head)   pattern (…, heads, n, m).
+Vaswani et al. 2017; Shazeer 2019; Ainslie et al. 2023 (grouped); Dehghani et al. 2023 (QK-norm); Qiu et al. 2025 (gate).
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.errors import StateError
+from dovetail.core.group import Mask, Mixer, Norm, Order, Position, PositionModule
+from dovetail.core.module import Linear, Module
+from dovetail.core.part import Part, Problem, child, register
+from dovetail.core.weight import State, Weight
+from dovetail.ops.attend import Rule, attend
+from dovetail.ops.mask import pairs
+
+
+@register("attention")
+class Attention(Mixer):
+    """Scaled dot-product attention with every common variation."""
+
+    TAPS = ("q", "k", "v", "pattern", "z", "out")
+
+    heads: int = 8
+    kv_heads: int | None = None  # None: as many as heads
+    head: int | None = None  # None: width / heads
+    mask: Mask = child("causal")
+    position: Position = child("rope")
+    scale: float | None = None  # None: 1/√head
+    bias: bool = False
+    out_bias: bool = False
+    packed: bool = False  # one matmul for q, k and v
+    qk_norm: Norm | None = None
+    qk_norm_whole: bool = False  # over all heads at once, rather than each alone
+    softcap: float | None = None
+    sink: bool = False
+    gate: bool = False
+    dropout: float = 0.0
+
+    source = "embed"  # the axis keys and values are made from
+
+    def module(self) -> type[Module]:
+        return AttentionModule
+
+    def groups(self) -> int:
+        """Key/value heads."""
+        return self.kv_heads or self.heads
+
+    def axes(self, env: Env) -> Env:
+        head = self.head or env.size("embed") // max(self.heads, 1)
+        slots = self.heads // max(self.groups(), 1) + 2  # queries of one group, its key and its value
+        return env.add(heads=self.heads, kv_heads=self.groups(), head=head, slots=slots)
+
+    def children(self) -> dict[str, Part]:
+        norms: dict[str, Part] = {} if self.qk_norm is None else {"q_norm": self.qk_norm, "k_norm": self.qk_norm}
+        return {"position": self.position, **norms}
+
+    def scope(self, env: Env, child: str) -> Env:
+        env = dc.replace(env, decodes=bool(self.state(env)))
+        if not self.qk_norm_whole:
+            return env.bind(dim="head")
+        return env.bind(dim=("heads", "head") if child == "q_norm" else ("kv_heads", "head"))
+
+    def weights(self, env: Env) -> list[Weight]:
+        x, y = ("embed",), (self.source,)
+        q, kv = ("heads", "head"), ("kv_heads", "head")
+        if self.packed:
+            made = [("qkv", ("kv_heads", "slots", "head"), x)]
+        else:
+            made = [("q", q, x), ("k", kv, y), ("v", kv, y)]
+        declared = [Weight(name=f"{name}.weight", out=out, inp=inp) for name, out, inp in made]
+        if self.bias:
+            declared += [Weight(name=f"{name}.bias", out=out, init="zeros", role="bias") for name, out, _ in made]
+        declared += [Weight(name="o.weight", out=x, inp=q)]
+        if self.out_bias:
+            declared += [Weight(name="o.bias", out=x, init="zeros", role="bias", tp="once")]
+        if self.gate:
+            declared += [Weight(name="gate.weight", out=q, inp=x)]
+        if self.sink:
+            declared += [Weight(name="sink", out=("heads",), init="zeros", role="gate")]
+        return [*declared, Weight(name="head_number", out=("heads",), role="const")]
+
+    def constant(self, name: str, env: Env) -> Tensor:
+        return torch.arange(self.heads)
+
+    def state(self, env: Env) -> list[State]:
+        if self.order() == "both" or not env.decodes:
+            return []
+        return [State(name="kv", axes=("kv_heads", "head"), copies=2, window=self.mask.reach(), keep=self.mask.kept())]
+
+    def order(self) -> Order:
+        return self.mask.order()
+
+    def needs(self) -> frozenset[str]:
+        own = {"softcap": self.softcap is not None, "sink": self.sink}
+        return self.position.needs() | {name for name, asked in own.items() if asked}
+
+    def cost(self, env: Env, n: int) -> tuple[int, int]:
+        each = 4 * env.size("heads", "head")
+        return each * n * n, each * pairs(self.mask, n)
+
+    def check(self, env: Env) -> list[Problem]:
+        if self.heads < 1 or self.groups() < 1 or self.heads % self.groups():
+            return [
+                Problem("kv_heads", f"{self.groups()} does not divide {self.heads} heads", "make heads a multiple of kv_heads")
+            ]
+        if self.head is None and env.size("embed") % self.heads:
+            return [
+                Problem(
+                    "heads", f"{self.heads} does not divide the width, {env.size('embed')}", "or set `head`, the size of one"
+                )
+            ]
+        if self.position.site == "stream":
+            what = f"{self.position.kind} acts on the stream, not in a mixer"
+            return [Problem("position", what, "put it in the model's `position`, or use swap")]
+        found: list[Problem] = []
+        if self.qk_norm_whole and self.qk_norm is None:
+            found.append(Problem("qk_norm_whole", "there is no qk_norm to be whole"))
+        if self.softcap is not None and self.softcap <= 0:
+            found.append(Problem("softcap", f"{self.softcap} is not above 0", "use null for none"))
+        if not 0 <= self.dropout < 1:
+            found.append(Problem("dropout", f"{self.dropout} is not in [0, 1)"))
+        return found + [Problem(f"mask.{p.field}", p.problem, p.remedy) for p in self.mask.check(env)]
+
+    def advise(self, env: Env, length: int | None) -> list[Problem]:
+        head = env.size("head")
+        found: list[Problem] = []
+        if not 32 <= head <= 128:
+            found.append(Problem("head", f"a head of {head} is outside the usual 32 to 128", "change heads or head"))
+        reach = self.mask.reach()
+        if reach is not None and self.order() == "causal" and not self.mask.kept() and length is not None and length > reach:
+            what = f"a window of {reach} without `keep` loses the first tokens, which many heads lean on when streaming"
+            found.append(Problem("mask", what, "keep a few: {kind: window, size: …, keep: 4}"))
+        return found
+
+    def region(self) -> bool:
+        return True
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {
+            "heads": [6, 4],
+            "kv_heads": [2, None, 1],
+            "head": [12],
+            "scale": [None, 0.4],
+            "bias": [False, True],
+            "out_bias": [False, True],
+            "packed": [False, True],
+            "qk_norm_whole": [False, True],
+            "softcap": [None, 2.0],
+            "sink": [False, True],
+            "gate": [False, True],
+            "dropout": [0.0, 0.2],
+        }
+
+    def shifts_keys(self, env: Env) -> bool:
+        """Whether a weight is added to every key just before the scores."""
+        if self.qk_norm is None:
+            return self.bias and not self.packed
+        return any(weight.role == "bias" for weight in self.qk_norm.weights(self.scope(env, "k_norm")))
+
+    def excepts(self, env: Env) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if self.order() == "ahead":
+            found["chunked"] = found["rollback"] = f"{self.mask.kind}: an early query sees later keys"
+        if not self.position.rotates and not self.softcap and not self.sink and self.shifts_keys(env):
+            found["every_weight"] = "what is added to every key alike moves all scores of a query alike, which softmax does not feel"
+        return found
+
+
+class AttentionModule(Module):
+    """x (…, n, embed) -> like x."""
+
+    part: Attention
+    q: Linear
+    k: Linear
+    v: Linear
+    qkv: Linear
+    o: Linear
+    gate: Linear
+    sink: Tensor
+    head_number: Tensor
+    position: PositionModule
+
+    def setup(self) -> None:
+        self.size = self.env.size("head")
+        self.scale = self.size**-0.5 if self.part.scale is None else self.part.scale
+        self.needs = self.part.needs()
+        self.part.mask.key  # noqa: B018  computed here, outside any compiled graph
+
+    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
+        q, k, v = self.project(x)
+        at, key_at, position = ctx.at, ctx.at, self.position
+        k = position.on_write(self.normed(k, "k_norm", ctx), at)
+        k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
+        if view is not None:
+            (k, v), key_at = view.extend(at, k, v)
+        k = position.on_read(k, key_at)
+        q = ctx.tap(self, "q", position.rotate(self.normed(q, "q_norm", ctx), at))
+        return self.read(x, q, k, v, at, key_at, ctx)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (…, n, heads, head), k and v (…, n, kv_heads, head)."""
+        if not self.part.packed:
+            return self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
+        groups = self.qkv(x).unflatten(-1, (-1, self.env.size("slots"), self.size))
+        return groups[..., :-2, :].flatten(-3, -2), groups[..., -2, :], groups[..., -1, :]
+
+    def split(self, x: Tensor) -> Tensor:
+        """(…, heads·head) -> (…, heads, head)."""
+        return x.reshape(*x.shape[:-1], -1, self.size)
+
+    def normed(self, x: Tensor, name: str, ctx: Ctx) -> Tensor:
+        """QK-norm on q or k (…, n, heads, head): each head alone, or all at once."""
+        if self.part.qk_norm is None:
+            return x
+        norm = self.modules_named(name)
+        return self.split(norm(x.flatten(-2), ctx)) if self.part.qk_norm_whole else norm(x, ctx)
+
+    def read(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, at: At, key_at: At, ctx: Ctx) -> Tensor:
+        """Attend, gate, project back to the stream."""
+        needs, edit, position = self.needs, self.edit(ctx), self.position
+        rule = Rule(
+            mask=self.part.mask,
+            scale=self.scale,
+            heads=self.head_number,
+            softcap=self.part.softcap,
+            bias=position.score if "bias" in needs else None,
+            tables=position.tables(),
+            sink=self.sink if self.part.sink else None,
+            edit=edit,
+        )
+        z = attend(q, k, v, rule, at, key_at, needs if edit is None else needs | {"edit"})
+        z = ctx.tap(self, "z", z).flatten(-2)
+        if self.part.gate:
+            z = z * torch.sigmoid(self.gate(x))
+        return ctx.tap(self, "out", self.o(z))
+
+    def edit(self, ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
+        """What happens to the pattern itself: a listener, dropout in training, or nothing."""
+        heard, dropped = ctx.wants(self, "pattern"), ctx.training and self.part.dropout > 0
+        if not heard and not dropped:
+            return None
+        return lambda pattern: ctx.dropout(ctx.tap(self, "pattern", pattern), self.part.dropout, self, "pattern")
+
+
+@register("cross_attention")
+class CrossAttention(Attention):
+    """Queries from the stream, keys and values from an encoder's memory."""
+
+    mask: Mask = child("everything")
+    position: Position = child("none")
+
+    source = "memory"
+
+    def module(self) -> type[Module]:
+        return CrossAttentionModule
+
+    def state(self, env: Env) -> list[State]:
+        return [State(name="kv", axes=("kv_heads", "head"), copies=2, per="source")]
+
+    def order(self) -> Order:
+        return "causal"
+
+    def reads_memory(self) -> bool:
+        return True
+
+    def check(self, env: Env) -> list[Problem]:
+        if "memory" not in env.sizes:
+            return [Problem("", "there is no encoder to look at", "give the model an `encoder:`")]
+        found: list[Problem] = []
+        if self.packed:
+            found.append(Problem("packed", "q comes from the stream and k, v from the memory", "set it to false"))
+        if self.position.site != "any" or self.mask.flag() != "all":
+            found.append(Problem("position", "a target and its source share no order", "leave position and mask as they are"))
+        return found + super().check(env)
+
+    def advise(self, env: Env, length: int | None) -> list[Problem]:
+        return [p for p in super().advise(env, length) if p.field == "head"]
+
+
+class CrossAttentionModule(AttentionModule):
+    """x (…, n, embed), memory (…, m, memory) -> like x."""
+
+    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
+        if view is not None:
+            (k, v), memory_at = view.get()
+        else:
+            if ctx.memory is None or ctx.memory_at is None:
+                raise StateError(f"{self.path}: no memory was given (encode a source first, and put it in the ctx)")
+            k, v = self.keys(ctx.memory, ctx)
+            memory_at = ctx.memory_at
+        k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
+        q = ctx.tap(self, "q", self.normed(self.split(self.q(x)), "q_norm", ctx))
+        return self.read(x, q, k, v, ctx.at, memory_at, ctx)
+
+    def keys(self, memory: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+        """k, v (…, m, kv_heads, head) of the memory."""
+        return self.normed(self.split(self.k(memory)), "k_norm", ctx), self.split(self.v(memory))
+
+    def fill(self, ctx: Ctx, view: Any) -> None:
+        """At admission: remember the memory's keys and values once."""
+        assert ctx.memory is not None
+        view.put(ctx.memory_at, *self.keys(ctx.memory, ctx))

@@ -1,0 +1,110 @@
+"""Norms over the last dimension, the generic axis `dim`.
+
+    layernorm   (x − mean x) / √(var x + eps) · scale + shift        Ba et al. 2016
+    rms         x / √(mean x² + eps) · scale                          Zhang & Sennrich 2019
+
+Statistics lie within a token, so no token depends on its batch. Where `dim` is cut over ranks the sums are totals.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.group import Norm
+from dovetail.core.module import Module
+from dovetail.core.part import Problem, register
+from dovetail.core.weight import Weight
+
+
+def _positive(eps: float) -> list[Problem]:
+    return [] if eps > 0 else [Problem("eps", f"{eps} is not above 0", "it keeps a zero vector from dividing by zero")]
+
+
+@register("layernorm")
+class LayerNorm(Norm):
+    """Centre and scale each token to unit variance."""
+
+    eps: float = 1e-5
+    shift: bool = True
+
+    def module(self) -> type[Module]:
+        return LayerNormModule
+
+    def weights(self, env: Env) -> list[Weight]:
+        dim = env.names(("dim",))
+        scale = Weight(name="scale", out=dim, over=dim, init="ones", role="norm")
+        shift = Weight(name="shift", out=dim, over=dim, init="zeros", role="bias")
+        return [scale, shift] if self.shift else [scale]
+
+    def check(self, env: Env) -> list[Problem]:
+        return _positive(self.eps)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"eps": [1e-5, 0.1], "shift": [True, False]}
+
+
+class LayerNormModule(Module):
+    """x (…, dim) -> like x."""
+
+    part: LayerNorm
+    scale: Tensor
+    shift: Tensor
+
+    def setup(self) -> None:
+        self.dim = self.env.names(("dim",))
+
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
+        shift = self.shift if self.part.shift else None
+        if not ctx.cut(self.dim):
+            return F.layer_norm(x, (x.shape[-1],), self.scale, shift, self.part.eps)
+        size = self.env.size("dim")
+        centred = x - ctx.total(x.sum(-1, keepdim=True), self.dim) / size
+        variance = ctx.total((centred * centred).sum(-1, keepdim=True), self.dim) / size
+        out = centred * torch.rsqrt(variance + self.part.eps) * self.scale
+        return out if shift is None else out + shift
+
+
+@register("rms")
+class Rms(Norm):
+    """Scale each token to unit mean square; no mean, no shift."""
+
+    eps: float = 1e-5
+    plus_one: bool = False  # the weight is the distance from 1 (Gemma)
+
+    def module(self) -> type[Module]:
+        return RmsModule
+
+    def weights(self, env: Env) -> list[Weight]:
+        dim = env.names(("dim",))
+        return [Weight(name="scale", out=dim, over=dim, init="zeros" if self.plus_one else "ones", role="norm")]
+
+    def check(self, env: Env) -> list[Problem]:
+        return _positive(self.eps)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"eps": [1e-5, 0.1], "plus_one": [False, True]}
+
+
+class RmsModule(Module):
+    """x (…, dim) -> like x."""
+
+    part: Rms
+    scale: Tensor
+
+    def setup(self) -> None:
+        self.dim = self.env.names(("dim",))
+
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
+        scale = self.scale + 1.0 if self.part.plus_one else self.scale
+        if not ctx.cut(self.dim):
+            return F.rms_norm(x, (x.shape[-1],), scale, self.part.eps)
+        square = ctx.total((x * x).sum(-1, keepdim=True), self.dim) / self.env.size("dim")
+        return x * torch.rsqrt(square + self.part.eps) * scale

@@ -1,0 +1,1 @@
+"""Positions: how tokens know where they stand."""

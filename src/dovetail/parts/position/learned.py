@@ -1,0 +1,83 @@
+"""Learned positions: a trainable row for each, added to the stream; capped at the table's length.
+
+x ← x + table[order + offset]            table (length + offset, embed)            Gehring et al. 2017, GPT-2, OPT (offset 2)
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.env import Env
+from dovetail.core.errors import StateError
+from dovetail.core.group import Position, PositionModule
+from dovetail.core.module import Module
+from dovetail.core.part import Problem, register
+from dovetail.core.weight import Weight
+
+
+@register("learned")
+class Learned(Position):
+    """A trainable row for each position."""
+
+    site: ClassVar[Literal["stream", "mixer", "any"]] = "stream"
+    length: int = 1024
+    offset: int = 0
+
+    def module(self) -> type[Module]:
+        return LearnedModule
+
+    def axes(self, env: Env) -> Env:
+        return env.add(position=self.length + self.offset)
+
+    def weights(self, env: Env) -> list[Weight]:
+        return [Weight(name="table", out=("position",), inp=("embed",), role="embed")]
+
+    def check(self, env: Env) -> list[Problem]:
+        found = [] if self.length > 0 else [Problem("length", f"{self.length} is not above 0")]
+        return found + ([] if self.offset >= 0 else [Problem("offset", f"{self.offset} is below 0")])
+
+    def advise(self, env: Env, length: int | None) -> list[Problem]:
+        if length is None or length <= self.length:
+            return []
+        return [
+            Problem(
+                "length",
+                f"{self.length} learned positions are fewer than the {length} tokens asked for",
+                "raise it, or use rope",
+            )
+        ]
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"length": [64, 70], "offset": [0, 2]}
+
+
+class LearnedModule(PositionModule):
+    """x (…, n, embed) -> like x."""
+
+    part: Learned
+    table: Tensor
+
+    def embed(self, x: Tensor, at: At) -> Tensor:
+        at.once(f"fits {self.part.length}", lambda: self.refuse_beyond(at))
+        return x + F.embedding(at.order + self.part.offset, self.table)
+
+    def refuse_beyond(self, at: At) -> bool:
+        """An error where a token stands past the table; not looked at inside a compiled graph."""
+        if at.start is not None:
+            longest = at.start + at.n
+        elif torch.compiler.is_compiling():
+            return True
+        else:
+            longest = int(at.order.max()) + 1
+        if longest > self.part.length:
+            raise StateError(
+                f"{self.path}: a token stands at position {longest - 1}, but the table ends at {self.part.length - 1}"
+                " (shorten the text, or give `learned` a larger length)"
+            )
+        return True

@@ -1,0 +1,87 @@
+"""T5's relative bias: a learned number for each head and bucket of distance, added to the scores.
+
+Half of the buckets hold one distance each, the rest grow logarithmically up to `far`; two-sided models give half of all
+buckets to keys that come later.                                                                  Raffel et al. 2020
+"""
+
+from __future__ import annotations
+
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.env import Env
+from dovetail.core.group import Position, PositionModule
+from dovetail.core.module import Module
+from dovetail.core.part import Problem, register
+from dovetail.core.weight import Weight
+
+
+@register("relative")
+class Relative(Position):
+    """A learned number for each head and bucket of distance."""
+
+    buckets: int = 32
+    far: int = 128
+    both_sides: bool = False
+    shared: bool = True  # one table for all layers of a stack, held by its first
+
+    def module(self) -> type[Module]:
+        return RelativeModule
+
+    def axes(self, env: Env) -> Env:
+        return env.add(bucket=self.buckets)
+
+    def weights(self, env: Env) -> list[Weight]:
+        first = f"{env.in_layer(0)}.table" if self.shared and env.layer > 0 else None
+        return [Weight(name="table", out=("heads",), inp=("bucket",), role="embed", same_as=first)]
+
+    def idle(self, env: Env) -> frozenset[str]:
+        return frozenset() if env.layer else frozenset({"shared"})
+
+    def needs(self) -> frozenset[str]:
+        return frozenset({"bias", "bias_grad"})
+
+    def check(self, env: Env) -> list[Problem]:
+        if self.buckets < 4 or self.buckets % 4:
+            return [Problem("buckets", f"{self.buckets} is not a multiple of 4", "halves are split again for the two sides")]
+        exact = self.buckets // (4 if self.both_sides else 2)
+        if self.far <= exact:
+            return [Problem("far", f"{self.far} is not beyond the {exact} distances that have a bucket of their own")]
+        return []
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"buckets": [8, 12], "far": [16, 20], "both_sides": [False, True], "shared": [True, False]}
+
+
+class RelativeModule(PositionModule):
+    """score -> (…, heads, n, m)."""
+
+    part: Relative
+    table: Tensor  # (heads, buckets)
+
+    def tables(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+    def score(self, q: At, k: At, *tables: Tensor) -> Tensor:
+        (table,) = tables
+        bucket = self.bucket(q.order[..., :, None] - k.order[..., None, :])
+        return table[:, bucket].movedim(0, -3)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of each distance q − k."""
+        count, later = self.part.buckets, torch.zeros_like(distance)
+        if self.part.both_sides:
+            count //= 2
+            later = (distance < 0).long() * count
+            distance = distance.abs()
+        else:
+            distance = distance.clamp_min(0)
+        exact = count // 2
+        ratio = torch.log(distance.clamp_min(1).to(torch.float32) / exact) / log(self.part.far / exact)
+        coarse = (exact + (ratio * (count - exact)).long()).clamp_max(count - 1)
+        return later + torch.where(distance < exact, distance, coarse)

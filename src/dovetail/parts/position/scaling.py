@@ -1,0 +1,208 @@
+"""Stretching rotary frequencies f_i = base^(−i/pairs) to texts longer than a model was trained on.
+
+linear    f / factor                                                      Chen et al. 2023, position interpolation
+ntk       base ← base · factor^(d/(d−2))                                  NTK-aware
+dynamic   the same with factor·n/original − (factor − 1), n the length now
+yarn      fast pairs kept, slow ones divided, a ramp between; cos, sin · 0.1·ln(factor) + 1      Peng et al. 2023
+llama3    by wavelength: short kept, long divided, smooth between         Llama 3.1
+longrope  a factor for each pair, one list for short texts, one for long  Ding et al. 2024
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor, log, pi, sqrt
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dovetail.core.env import Env
+from dovetail.core.group import Scaling
+from dovetail.core.part import Problem, register
+
+
+def _above(name: str, value: float, least: float) -> list[Problem]:
+    return [] if value >= least else [Problem(f"scaling.{name}", f"{value} is below {least}")]
+
+
+def _ladder(base: Tensor | float, like: Tensor) -> Tensor:
+    """base^(−i/pairs); a base for each token gives frequencies for each token."""
+    steps = torch.arange(like.shape[-1], dtype=like.dtype, device=like.device) / like.shape[-1]
+    return base[..., None] ** -steps if isinstance(base, Tensor) else base**-steps
+
+
+def _several_pairs(env: Env) -> list[Problem]:
+    return [] if env.size("pair") > 1 else [Problem("scaling", "a base cannot be stretched for a single pair", "turn more channels")]
+
+
+def _ntk_power(pairs: int) -> float:
+    return 2 * pairs / (2 * pairs - 2)
+
+
+@register("linear_scaling")
+class Linear(Scaling):
+    """Positions divided by a factor."""
+
+    factor: float = 2.0
+
+    def frequencies(self, plain: Tensor, base: float) -> Tensor:
+        return plain / self.factor
+
+    def check(self, env: Env) -> list[Problem]:
+        return _above("factor", self.factor, 1.0)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"factor": [2.0, 4.0]}
+
+
+@register("ntk")
+class Ntk(Scaling):
+    """A larger base: fast pairs hardly change, slow ones stretch by the factor."""
+
+    factor: float = 2.0
+
+    def frequencies(self, plain: Tensor, base: float) -> Tensor:
+        return _ladder(base * self.factor ** _ntk_power(plain.shape[-1]), plain)
+
+    def check(self, env: Env) -> list[Problem]:
+        return _several_pairs(env) + _above("factor", self.factor, 1.0)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"factor": [2.0, 4.0]}
+
+
+@register("dynamic")
+class Dynamic(Scaling):
+    """NTK-aware, by the length the text has now."""
+
+    varies: ClassVar[bool] = True
+    factor: float = 2.0
+    original: int = 2048
+
+    def frequencies(self, plain: Tensor, base: float) -> Tensor:
+        return plain
+
+    def at_length(self, plain: Tensor, base: float, length: Tensor) -> Tensor:
+        over = length.clamp_min(self.original).to(plain.dtype) / self.original
+        grown = self.factor * over - (self.factor - 1)
+        return _ladder(base * grown ** _ntk_power(plain.shape[-1]), plain)
+
+    def check(self, env: Env) -> list[Problem]:
+        return _several_pairs(env) + _above("factor", self.factor, 1.0) + _above("original", self.original, 1)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"factor": [2.0, 4.0], "original": [8, 6]}
+
+
+@register("yarn")
+class Yarn(Scaling):
+    """Fast pairs kept, slow pairs interpolated, a ramp between; attention sharpened."""
+
+    factor: float = 4.0
+    original: int = 2048
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention: float | None = None  # cos and sin are multiplied by it; by default 0.1·ln(factor) + 1
+    truncate: bool = True
+
+    def frequencies(self, plain: Tensor, base: float) -> Tensor:
+        dim = 2 * plain.shape[-1]
+        low, high = (
+            dim * log(self.original / (turns * 2 * pi)) / (2 * log(base)) for turns in (self.beta_fast, self.beta_slow)
+        )
+        if self.truncate:
+            low, high = floor(low), ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        steps = torch.arange(plain.shape[-1], dtype=plain.dtype)
+        ramp = ((steps - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+        return plain * (1 - ramp) + plain / self.factor * ramp
+
+    def amplitude(self) -> float:
+        if self.attention is not None:
+            return self.attention
+        return 0.1 * log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    def check(self, env: Env) -> list[Problem]:
+        return _several_pairs(env) + _above("factor", self.factor, 1.0) + _above("original", self.original, 1)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {
+            "factor": [4.0, 8.0],
+            "original": [200, 1000],
+            "beta_fast": [8.0, 0.25],
+            "beta_slow": [1.0, 0.001],
+            "attention": [None, 1.3],
+            "truncate": [False, True],
+        }
+
+
+@register("llama3")
+class Llama3(Scaling):
+    """Short wavelengths kept, long ones divided, a smooth passage between."""
+
+    factor: float = 8.0
+    original: int = 8192
+    low: float = 1.0  # wavelengths longer than original/low are divided
+    high: float = 4.0  # those shorter than original/high are kept
+
+    def frequencies(self, plain: Tensor, base: float) -> Tensor:
+        turns = self.original * plain / (2 * pi)  # how often a pair turns within the original length
+        smooth = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return (1 - smooth) * plain / self.factor + smooth * plain
+
+    def check(self, env: Env) -> list[Problem]:
+        if self.high <= self.low:
+            return [Problem("scaling.high", f"{self.high} is not above low, {self.low}")]
+        return _above("factor", self.factor, 1.0)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"factor": [8.0, 2.0], "original": [16, 40], "low": [0.1, 0.5], "high": [4.0, 2.0]}
+
+
+@register("longrope")
+class LongRope(Scaling):
+    """A factor for each pair: one list up to the original length, another beyond."""
+
+    varies: ClassVar[bool] = True
+    short: tuple[float, ...] = (1.0,)
+    long: tuple[float, ...] = (1.0,)
+    original: int = 4096
+    factor: float = 1.0  # how much longer than the original
+    attention: float | None = None
+
+    def frequencies(self, plain: Tensor, base: float) -> Tensor:
+        return plain / self._list(self.short, plain)
+
+    def at_length(self, plain: Tensor, base: float, length: Tensor) -> Tensor:
+        beyond = (length > self.original)[..., None]
+        return torch.where(beyond, plain / self._list(self.long, plain), plain / self._list(self.short, plain))
+
+    def _list(self, factors: tuple[float, ...], like: Tensor) -> Tensor:
+        return torch.tensor(factors, dtype=like.dtype, device=like.device)  # one value serves all pairs
+
+    def amplitude(self) -> float:
+        if self.attention is not None:
+            return self.attention
+        return 1.0 if self.factor <= 1 else sqrt(1 + log(self.factor) / log(self.original))
+
+    def check(self, env: Env) -> list[Problem]:
+        pairs = env.size("pair")
+        for name, factors in (("short", self.short), ("long", self.long)):
+            if len(factors) not in (1, pairs):
+                return [Problem(f"scaling.{name}", f"{len(factors)} factors for {pairs} pairs", f"give 1 or {pairs}")]
+        return _above("original", self.original, 2)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {
+            "short": [(1.0,), (1.1,)],
+            "long": [(3.0,), (2.0,)],
+            "original": [8, 6],
+            "factor": [1.0, 4.0],
+            "attention": [None, 1.2],
+        }

@@ -1,0 +1,57 @@
+"""Sinusoidal positions, added to the stream; defined at any length, nothing to learn.
+
+PE(p, 2i) = sin(p · base^(−2i/d))      PE(p, 2i+1) = cos(p · base^(−2i/d))            Vaswani et al. 2017
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.env import Env
+from dovetail.core.group import Position, PositionModule
+from dovetail.core.module import Module
+from dovetail.core.part import Problem, register
+from dovetail.core.weight import Weight
+
+
+@register("sinusoidal")
+class Sinusoidal(Position):
+    """Waves of geometric wavelengths, one pair of channels each."""
+
+    site: ClassVar[Literal["stream", "mixer", "any"]] = "stream"
+    base: float = 10000.0
+
+    def module(self) -> type[Module]:
+        return SinusoidalModule
+
+    def axes(self, env: Env) -> Env:
+        return env.add(wave=env.size("embed") // 2)
+
+    def weights(self, env: Env) -> list[Weight]:
+        return [Weight(name="frequency", out=("wave",), role="const")]
+
+    def constant(self, name: str, env: Env) -> Tensor:
+        pairs = env.size("wave")
+        return self.base ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
+
+    def check(self, env: Env) -> list[Problem]:
+        odd = env.size("embed") % 2
+        return [Problem("", f"needs an even width, not {env.size('embed')}", "sine and cosine come in pairs")] if odd else []
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"base": [10000.0, 100.0]}
+
+
+class SinusoidalModule(PositionModule):
+    """x (…, n, embed) -> like x."""
+
+    frequency: Tensor
+
+    def embed(self, x: Tensor, at: At) -> Tensor:
+        angle = at.order[..., None].to(self.frequency.dtype) * self.frequency
+        return x + torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(x.dtype)

@@ -1,0 +1,122 @@
+"""Frame: what all layers of one state group share in one step: slots to write, slots to read, where the keys stand.
+
+Made once a step; the views of single layers only index with it. Leading dimensions are `batch`, or none for a flat batch of
+tokens from many sequences, whose keys then lie one sequence behind the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.state.slots import Slots
+
+
+@dc.dataclass(slots=True)
+class Frame:
+    """One step of one state group."""
+
+    write: Tensor | None  # (tokens,) slots of the new tokens; padding goes to the bin; None where they end what a slice reads
+    read: Tensor | None  # (…, m) slots of the keys; None where a slice of the store reads them
+    slice_rows: tuple[int, int, int] | None  # rows, slots a row, keys a row
+    key_at: At
+    before: bool  # keys are read before the new ones are written, and the new ones joined behind
+
+
+def make_frame(slots: Slots, at: At, rows: Sequence[int], held: Sequence[int], new: Sequence[int], all_rows: int) -> Frame:
+    """The frame of a step in which row rows[i], holding held[i] tokens, gets new[i] more, standing at `at`."""
+    sliced = slots.stride is not None and list(rows) == list(range(all_rows))
+    if sliced and at.start is not None:  # all rows alike, the common step of decoding: no slot need be named
+        count = at.start + at.n
+        if slots.positions(count) == range(count):
+            return Frame(None, None, (all_rows, slots.stride, count), At.whole(all_rows, count), False)  # type: ignore[arg-type]
+    row = torch.tensor(rows, dtype=torch.long)
+    each = row[at.row] if at.row is not None else row[:, None]
+    write = torch.where(at.real, slots.slot(each, at.order), slots.total).flatten()
+    kept_after = [slots.positions(h + n) for h, n in zip(held, new, strict=True)]
+    # a chunk that overruns what the layout keeps would overwrite keys its own first queries still need
+    before = any(len(kept) < h + n for kept, h, n in zip(kept_after, held, new, strict=True)) and max(new, default=0) > 1
+    kept = [slots.positions(h) for h in held] if before else kept_after
+    if at.row is not None:
+        order = torch.cat([_tensor(positions) for positions in kept])
+        number = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(positions) for positions in kept]))
+        key_at = At.of(order, torch.zeros_like(order), number)
+        return Frame(write, slots.slot(row[number], order), None, _joined(key_at, at) if before else key_at, before)
+    counts = [len(positions) for positions in kept]
+    longest = max(counts)
+    order = torch.arange(longest).expand(len(rows), longest)
+    real = order < torch.tensor(counts)[:, None]
+    order, seg = torch.where(real, order, 0), torch.where(real, 0, -1)
+    holes = [i for i, positions in enumerate(kept) if positions != range(len(positions))]  # rows that let tokens go
+    for i in holes:
+        order[i, : counts[i]] = _tensor(kept[i])
+    even = not before and all(count == longest == h + n for count, h, n in zip(counts, held, new, strict=True))
+    key_at = At.of(order, seg, start=0 if even else None)
+    if sliced and not before and not holes and slots.stride is not None and longest <= slots.stride:
+        return Frame(write, None, (all_rows, slots.stride, longest), key_at, before)
+    read = torch.where(real, slots.slot(row[:, None], order), slots.total)
+    return Frame(write, read, None, _joined(key_at, at) if before else key_at, before)
+
+
+def _tensor(positions: Sequence[int]) -> Tensor:
+    if isinstance(positions, range):
+        return torch.arange(positions.start, positions.stop)
+    return torch.tensor(positions, dtype=torch.long)
+
+
+def _joined(old: At, new: At) -> At:
+    row = None if old.row is None or new.row is None else torch.cat([old.row, new.row])
+    return At.of(torch.cat([old.order, new.order], -1), torch.cat([old.seg, new.seg], -1), row)
+
+
+class TokenView:
+    """One layer's memory of tokens, seen through the frame of this step."""
+
+    def __init__(self, stores: Sequence[Tensor], frame: Frame) -> None:
+        self.stores, self.frame = stores, frame
+
+    def extend(self, at: At, *new: Tensor) -> tuple[tuple[Tensor, ...], At]:
+        """Remember the new entries (…, n, *axes); all entries that are there (…, m, *axes), and where they stand."""
+        frame = self.frame
+        if frame.write is None:
+            seen = tuple(self._read(store) for store in self.stores)
+            for entries, values in zip(seen, new, strict=True):
+                entries[:, frame.key_at.n - at.n :] = values
+            return seen, frame.key_at
+        if frame.before:
+            old = [self._read(store) for store in self.stores]
+            self._write(frame.write, new)
+            return tuple(torch.cat(pair, at.order.dim() - 1) for pair in zip(old, new, strict=True)), frame.key_at
+        self._write(frame.write, new)
+        return tuple(self._read(store) for store in self.stores), frame.key_at
+
+    def _write(self, slots: Tensor, new: Sequence[Tensor]) -> None:
+        for store, values in zip(self.stores, new, strict=True):
+            store.index_copy_(0, slots, values.reshape(-1, *store.shape[1:]))
+
+    def _read(self, store: Tensor) -> Tensor:
+        if self.frame.slice_rows is not None:  # the first `count` slots of every row, as one view
+            rows, stride, count = self.frame.slice_rows
+            slot, *within = store.stride()
+            return store.as_strided((rows, count, *store.shape[1:]), (stride * slot, slot, *within))
+        assert self.frame.read is not None
+        return store[self.frame.read]
+
+
+class SourceView:
+    """One layer's memory of an encoder's output: put at admission, got at every step."""
+
+    def __init__(self, stores: Sequence[Tensor], frame: Frame) -> None:
+        self.inner = TokenView(stores, frame)
+
+    def put(self, at: At, *values: Tensor) -> None:
+        """Remember the source's entries (batch, m, *axes)."""
+        self.inner.extend(at, *values)
+
+    def get(self) -> tuple[tuple[Tensor, ...], At]:
+        """The source's entries, and where its tokens stand."""
+        return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_at

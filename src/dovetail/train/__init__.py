@@ -1,0 +1,1 @@
+"""One training loop, with what is to be learned passed in."""

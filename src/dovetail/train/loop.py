@@ -1,0 +1,145 @@
+"""The one training loop. What is learned is passed in: an objective turns a batch into a loss.
+
+    for step: batch(step) → objective → loss → backward → clip → AdamW(rate(step))
+
+    rate = peak · min(1, (step + 1)/warmup) · (floor + (1 − floor)·½(1 + cos π·done))
+
+`done` is the share of the run that is behind: of its steps, or of its minutes. Weights that decay are those the spec says
+do. Everything random is drawn from (seed, step), so a run stopped by steps is the same bit for bit every time.
+                                               Loshchilov & Hutter 2017 (cosine), 2019 (AdamW); Pascanu et al. 2013 (clipping)
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from dovetail.core.errors import Diverged
+from dovetail.core.fold import optimiser_groups
+from dovetail.core.module import tensor_at
+from dovetail.data.corpus import Batch
+from dovetail.files import save
+from dovetail.model import ModelModule
+from dovetail.train.objective import Objective
+from dovetail.train.progress import Progress
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How long, how fast, and where to."""
+
+    steps: int | None = None
+    minutes: float | None = None  # whichever ends first
+    learning_rate: float = 2e-3
+    warmup: int = 40  # steps
+    floor: float = 0.05  # of the peak rate, at the end
+    betas: tuple[float, float] = (0.9, 0.95)
+    decay: float = 0.1
+    clip: float = 1.0  # the longest gradient
+    seed: int = 0
+    looks: int = 10  # how often a run is tried on held-out data and saved
+    out: Path | None = None  # a model directory
+    beside: Mapping[str, str] = dc.field(default_factory=dict)  # text files saved with it
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.minutes is None:
+            raise ValueError("a run needs an end: give steps or minutes")
+        for name in ("steps", "minutes", "learning_rate", "clip", "looks"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name.replace('_', '-')}: {value} is not above 0")
+
+    def done(self, step: int, seconds: float) -> float:
+        """The share of the run that is behind; 1 and more is the end."""
+        shares = (
+            0.0 if self.steps is None else step / self.steps,
+            0.0 if self.minutes is None else seconds / (60 * self.minutes),
+        )
+        return max(shares)
+
+    def rate(self, step: int, done: float) -> float:
+        """The learning rate of a step."""
+        cosine = self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+        return self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup)) * cosine
+
+
+@dc.dataclass(frozen=True)
+class Point:
+    """What is known after one step; plain data."""
+
+    step: int  # counted from 1
+    loss: float
+    rate: float
+    tokens: int  # seen so far
+    seconds: float
+    validation: float | None = None
+
+
+def train(
+    model: ModelModule,
+    batches: Callable[[int], Batch],
+    objective: Objective,
+    plan: Plan,
+    validation: Sequence[Batch] = (),
+) -> list[Point]:
+    """Train the model in place; one point a step. A loss that is no number raises Diverged and changes no weight."""
+    optimiser = adamw(model, plan)
+    weights = [weight for group in optimiser.param_groups for weight in group["params"]]
+    points: list[Point] = []
+    tokens, start = 0, time.monotonic()
+    with Progress(plan.quiet) as show:
+        for step in itertools.count():
+            done = plan.done(step, time.monotonic() - start)
+            rate = plan.rate(step, done)
+            batch = batches(step)
+            optimiser.zero_grad()
+            loss = objective(model, batch, _seed(plan.seed, step), True)
+            loss.backward()
+            length = torch.nn.utils.clip_grad_norm_(weights, plan.clip)
+            if not (loss.isfinite() and length.isfinite()):
+                raise Diverged(
+                    f"step {step + 1}: the loss is {loss.item()} and its gradient {length.item()}; lower --learning-rate"
+                )
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            optimiser.step()
+            tokens += batch.count
+            behind = plan.done(step + 1, time.monotonic() - start)
+            looks = int(behind * plan.looks) > int(done * plan.looks) or behind >= 1
+            held = evaluate(model, validation, objective, plan.seed) if looks and validation else None
+            points.append(Point(step + 1, loss.item(), rate, tokens, time.monotonic() - start, held))
+            show(points[-1], min(behind, 1.0))
+            if looks and plan.out is not None:
+                save(model, model.part, plan.out, plan.beside)
+            if behind >= 1:
+                return points
+    raise AssertionError("a plan always ends")
+
+
+def adamw(model: ModelModule, plan: Plan) -> torch.optim.AdamW:
+    """AdamW over every learned weight, each once; norms, biases and gates do not decay."""
+    decays = {"decay": plan.decay, "no_decay": 0.0}
+    groups = [
+        {"params": [tensor_at(model, path) for path in paths], "weight_decay": decays[name]}
+        for name, paths in optimiser_groups(model.part).items()
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=plan.learning_rate, betas=plan.betas, fused=True)
+
+
+@torch.no_grad()
+def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0) -> float:
+    """The mean loss over batches, without dropout."""
+    losses = [objective(model, batch, _seed(seed, i), False).item() for i, batch in enumerate(batches)]
+    return sum(losses) / len(losses)
+
+
+def _seed(seed: int, step: int) -> int:
+    """One seed a step, small enough for every draw there is."""
+    return (seed * 1_000_003 + step) % 2**31

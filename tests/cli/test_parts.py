@@ -1,0 +1,69 @@
+"""dovetail parts: the whole registry, as data and as a table."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dovetail.cli import main
+from dovetail.core.group import GROUPS
+from dovetail.core.part import KINDS
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(["parts", *args])
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def listed(capsys: pytest.CaptureFixture[str], *args: str) -> list[dict[str, Any]]:
+    code, out, _ = run(capsys, *args, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def test_all_parts_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    found = listed(capsys)
+    groups = {group.group for group in GROUPS}
+    assert {part["kind"] for part in found} == {kind for kind, part in KINDS.items() if part.group in groups}
+    assert {part["group"] for part in found} == groups
+    assert len(found) >= 35
+    assert not {"block", "model"} & {part["kind"] for part in found}
+    for part in found:
+        assert set(part) == {"kind", "group", "summary", "fields"}
+        assert part["summary"].endswith((".", ")")), part["kind"]
+        assert all(set(field) == {"name", "type", "default"} for field in part["fields"])
+
+
+def test_fields_have_type_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    rope = next(part for part in listed(capsys, "--group", "position") if part["kind"] == "rope")
+    assert rope["summary"] == "Queries and keys turn with their position."
+    assert rope["fields"] == [
+        {"name": "base", "type": "float", "default": 10000.0},
+        {"name": "share", "type": "float", "default": 1.0},
+        {"name": "pairs", "type": "half|adjacent", "default": "half"},
+        {"name": "coords", "type": "int", "default": 1},
+        {"name": "when", "type": "write|read", "default": "write"},
+        {"name": "scaling", "type": "scaling | null", "default": None},
+    ]
+    joined = next(part for part in listed(capsys, "--group", "mask") if part["kind"] == "all_of")
+    assert joined["fields"] == [{"name": "masks", "type": "list of mask", "default": []}]
+
+
+def test_one_group_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [part["kind"] for part in listed(capsys, "--group", "wire")] == ["branch", "parallel", "post", "pre", "sandwich"]
+    code, out, _ = run(capsys, "--group", "wire")
+    assert code == 0
+    assert "wire 5" in out
+    assert "x + norm(f(norm x))" in out
+    assert "rope" not in out
+
+
+def test_an_unknown_group_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--group", "glue")
+    assert (code, out) == (3, "")
+    assert "'glue' is no group of parts" in err
+    assert "scaling" in err

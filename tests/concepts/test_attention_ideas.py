@@ -1,0 +1,287 @@
+"""Attention: each idea held to the number or identity that proves it."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.env import Env
+from dovetail.core.fold import state_values
+from dovetail.core.group import Mask
+from dovetail.core.part import KINDS, from_data
+from dovetail.laws.oracle.stand import alone, eye
+from dovetail.ops.attend import Rule, attend, offering, using
+from dovetail.spec import from_yaml
+
+WIDTH, HEADS, GROUPS, HEAD = 28, 6, 2, 12
+SIZES = {"q": HEADS, "k": GROUPS, "v": GROUPS}
+
+
+def part(kind: str, **fields: Any) -> Any:
+    return KINDS[kind](**fields)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def weights(groups: int = GROUPS) -> dict[str, Any]:
+    made = {
+        f"{name}.weight": randn(n * HEAD, WIDTH, seed=i) / 3
+        for i, (name, n) in enumerate({**SIZES, "k": groups, "v": groups}.items())
+    }
+    return {name: w.tolist() for name, w in {**made, "o.weight": randn(WIDTH, HEADS * HEAD, seed=9) / 3}.items()}
+
+
+def attention(given: dict[str, Any] | None = None, **fields: Any) -> Any:
+    told = {"heads": HEADS, "kv_heads": GROUPS, "head": HEAD, "position": part("none"), **fields}
+    return alone(part("attention", **told), given or weights(), embed=WIDTH)
+
+
+def plain(mask: Any = None, scale: float = 1.0, heads: int = 1, edit: Any = None) -> Rule:
+    return Rule(mask=mask or part("everything"), scale=scale, heads=torch.arange(heads), edit=edit)
+
+
+def pattern(module: Any, x: Tensor, at: At) -> Tensor:
+    seen: list[Tensor] = []
+    module(x, Ctx(at=at, listen=Listener({"*pattern": lambda _, value: seen.append(value)})))
+    return seen[0]
+
+
+# -- the definition
+
+
+def test_weights_are_shares_and_the_output_lies_among_the_values() -> None:
+    seen: list[Tensor] = []
+    q, k, v = randn(1, 5, 1, 4), randn(1, 7, 1, 4, seed=1), randn(1, 7, 1, 4, seed=2)
+    needs = frozenset({"edit"})
+    z = attend(q, k, v, plain(scale=0.5, edit=lambda a: seen.append(a) or a), At.whole(1, 5), At.whole(1, 7), needs)
+    assert (seen[0] > 0).all()
+    torch.testing.assert_close(seen[0].sum(-1), torch.ones(1, 1, 5, dtype=torch.float64))
+    assert (z <= v.amax(1, keepdim=True) + 1e-12).all()
+    assert (z >= v.amin(1, keepdim=True) - 1e-12).all()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    for backend in offering(frozenset()):
+        with using(backend.name):
+            q = torch.full((1, 2, 1, 4), 1e4)
+            z = attend(q, q, torch.ones(1, 2, 1, 4), plain(), At.whole(1, 2), At.whole(1, 2), frozenset())
+        assert z.equal(torch.ones(1, 2, 1, 4)), backend.name
+
+
+@pytest.mark.parametrize(("size", "spread"), [(4, 2.0), (16, 4.0), (64, 8.0), (256, 16.0)])
+def test_scores_spread_as_the_root_of_the_head_size(size: int, spread: float) -> None:
+    """q·k of unit normal vectors has variance d_k; the module's own scale brings it to 1."""
+    scores = (randn(40_000, size) * randn(40_000, size, seed=1)).sum(-1)
+    assert scores.std().item() == pytest.approx(spread, rel=0.03)
+    module = attention({**weights(), **_of_size(size)}, head=size)
+    assert (scores * module.scale).std().item() == pytest.approx(1.0, rel=0.03)
+
+
+def _of_size(size: int) -> dict[str, Any]:
+    made = {f"{name}.weight": torch.zeros(n * size, WIDTH).tolist() for name, n in SIZES.items()}
+    return {**made, "o.weight": torch.zeros(WIDTH, HEADS * size).tolist()}
+
+
+def _softmax_of(scores: Tensor) -> Tensor:
+    """The weights attention gives to these scores: q = scores, k = I, scale 1."""
+    seen: list[Tensor] = []
+    n = scores.shape[0]
+    k = torch.eye(n, dtype=torch.float64)[None, :, None]
+    rule = plain(edit=lambda a: seen.append(a) or a)
+    attend(scores[None, None, None], k, k, rule, At.whole(1, 1), At.whole(1, n), frozenset({"edit"}))
+    return seen[0][0, 0, 0]
+
+
+def test_the_softmax_jacobian_is_bounded_by_a_half() -> None:
+    """J = diag(a) − aaᵀ, of spectral norm ≤ ½; a half is reached by two equal scores."""
+    for seed in range(20):
+        scores = randn(9, seed=seed) * (0.1 + seed)
+        a = _softmax_of(scores)
+        jacobian = torch.autograd.functional.jacobian(_softmax_of, scores)
+        assert isinstance(jacobian, Tensor)
+        torch.testing.assert_close(jacobian, torch.diag(a) - torch.outer(a, a))
+        assert torch.linalg.matrix_norm(jacobian, 2) <= 0.5 + 1e-12
+    two = torch.autograd.functional.jacobian(_softmax_of, torch.zeros(2, dtype=torch.float64))
+    assert torch.linalg.matrix_norm(two, 2).item() == pytest.approx(0.5)
+
+
+def test_a_gap_saturates_the_softmax() -> None:
+    """1 − a* ≤ (n − 1)·e^(−gap), with equality where all others are equal."""
+    for gap in (0.5, 2.0, 8.0):
+        scores = randn(9, seed=3).abs().neg()
+        scores[4] = scores.max() + gap
+        assert 1 - _softmax_of(scores)[4] <= 8 * torch.exp(torch.tensor(-gap))
+        assert 1 - _softmax_of(scores)[4] > 0
+
+
+def test_backward_by_hand_is_what_every_backend_computes() -> None:
+    """dV = AᵀG, dA = GVᵀ, dS = A∘(dA − rowsum(dA∘A)), dQ = dS·K·scale, dK = dSᵀQ·scale."""
+    n, d, scale = 11, 6, 6**-0.5
+    q, k, v, g = (randn(n, d, seed=i) for i in range(4))
+    s = (q @ k.T * scale).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+    a = torch.softmax(s, -1)
+    da = g @ v.T
+    ds = a * (da - (da * a).sum(-1, keepdim=True))
+    wanted = (ds @ k * scale, ds.T @ q * scale, a.T @ g)
+    for backend in offering(frozenset()):
+        given = [x[None, :, None].clone().requires_grad_() for x in (q, k, v)]
+        with using(backend.name):
+            z = attend(*given, plain(part("causal"), scale), At.whole(1, n), At.whole(1, n), frozenset())
+        torch.testing.assert_close(z[0, :, 0], a @ v, rtol=0, atol=1e-12)
+        z.backward(g[None, :, None])
+        for tensor, grad in zip(given, wanted, strict=True):
+            assert tensor.grad is not None
+            torch.testing.assert_close(tensor.grad[0, :, 0], grad, rtol=0, atol=1e-12)
+
+
+# -- heads
+
+
+def test_heads_concatenated_and_projected_are_the_sum_of_each_projected() -> None:
+    x, at = randn(2, 9, WIDTH, seed=5), At.whole(2, 9)
+    module = attention()
+    seen: list[Tensor] = []
+    whole = module(x, Ctx(at=at, listen=Listener({"*z": lambda _, value: seen.append(value)})))
+    blocks = module.o.weight.view(WIDTH, HEADS, HEAD)
+    parts = [seen[0][..., head, :] @ blocks[:, head].T for head in range(HEADS)]
+    torch.testing.assert_close(whole, torch.stack(parts).sum(0))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_grouped_heads_are_full_heads_with_repeated_keys(groups: int) -> None:
+    x, at = randn(2, 9, WIDTH, seed=5), At.whole(2, 9)
+    few = weights(groups)
+    full = dict(few)
+    for name in ("k.weight", "v.weight"):
+        table = torch.tensor(few[name], dtype=torch.float64).view(groups, HEAD, WIDTH)
+        full[name] = table.repeat_interleave(HEADS // groups, 0).flatten(0, 1).tolist()
+    one, other = attention(few, kv_heads=groups), attention(full, kv_heads=None)
+    torch.testing.assert_close(one(x, Ctx(at=at)), other(x, Ctx(at=at)))
+
+
+def test_grouped_heads_shrink_the_cache_by_h_over_g() -> None:
+    values = {
+        g: state_values(from_yaml(f"layers: [{{repeat: 3, mixer: {{heads: 8, kv_heads: {g}}}}}]"), 100) for g in (8, 2, 1)
+    }
+    assert values[8] == 4 * values[2] == 8 * values[1]
+
+
+def test_self_and_cross_attention_are_one_mechanism() -> None:
+    """Cross attention to one's own stream is self-attention without a mask."""
+    x, at = randn(2, 9, WIDTH, seed=5), At.whole(2, 9)
+    cross = alone(part("cross_attention", heads=HEADS, kv_heads=GROUPS, head=HEAD), weights(), embed=WIDTH, memory=WIDTH)
+    itself = attention(mask=part("everything"))(x, Ctx(at=at))
+    assert cross(x, Ctx(at=at, memory=x, memory_at=at)).equal(itself)
+
+
+def test_tied_queries_and_keys_score_symmetrically_and_separate_ones_do_not() -> None:
+    x, at = randn(1, 7, WIDTH, seed=5), At.whole(1, 7)
+    given = weights(HEADS)
+
+    def asymmetry(module: Any) -> float:
+        a = pattern(module, x, at).log()
+        scores = a - a.diagonal(dim1=-2, dim2=-1)[..., None]  # s_ij − s_ii: the row's normaliser gone
+        raw = scores + (module.q(x) * module.k(x)).view(1, 7, HEADS, HEAD).sum(-1).movedim(-1, 1)[..., None] * module.scale
+        return (raw - raw.transpose(-1, -2)).abs().max().item()
+
+    separate = attention(given, kv_heads=None, mask=part("everything"))
+    tied = attention({**given, "k.weight": given["q.weight"]}, kv_heads=None, mask=part("everything"))
+    assert asymmetry(tied) < 1e-9
+    assert asymmetry(separate) > 0.1
+
+
+def test_without_positions_permuting_inputs_permutes_outputs() -> None:
+    x, at = randn(1, 9, WIDTH, seed=5), At.whole(1, 9)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
+    free = attention(mask=part("everything"))
+    torch.testing.assert_close(free(x[:, order], Ctx(at=at)), free(x, Ctx(at=at))[:, order])
+    for bound in (attention(mask=part("causal")), attention(mask=part("everything"), position=part("rope"))):
+        moved = bound(x[:, order], Ctx(at=at)) - bound(x, Ctx(at=at))[:, order]
+        assert moved.abs().max() > 0.1
+
+
+def test_attention_is_a_kernel_smoother() -> None:
+    """Nadaraya–Watson: Σ K(q, kᵢ)vᵢ / Σ K(q, kᵢ); with keys of one length the kernel is a Gaussian of |q − k|."""
+    q, k, v = randn(1, 5, 1, 8), torch.nn.functional.normalize(randn(1, 13, 1, 8, seed=1), dim=-1), randn(1, 13, 1, 8, seed=2)
+    scale = 8**-0.5
+    z = attend(q, k, v, plain(scale=scale), At.whole(1, 5), At.whole(1, 13), frozenset())
+    kernel = torch.exp(-torch.cdist(q[0, :, 0], k[0, :, 0]).square() * scale / 2)
+    torch.testing.assert_close(z[0, :, 0], kernel @ v[0, :, 0] / kernel.sum(-1, keepdim=True))
+
+
+# -- masks
+
+MASKS: dict[str, Any] = {
+    "causal": "causal",
+    "window": ["causal", {"kind": "window", "size": 4}],
+    "sinks": ["causal", {"kind": "window", "size": 3, "keep": 2}],
+    "globals": {"any": [{"kind": "globals", "tokens": 2}, {"kind": "window", "size": 3}]},
+    "strided": ["causal", {"kind": "strided", "step": 3}],
+    "dilated": ["causal", {"kind": "dilated", "size": 3, "step": 2}],
+    "blocks": ["causal", {"kind": "blocks", "size": 4, "back": 1}],
+    "random": {"any": [{"kind": "random", "size": 2}, {"kind": "window", "size": 2}]},
+    "prefix": {"any": ["causal", {"kind": "prefix", "length": 4}]},
+    "by head": {"kind": "by_head", "masks": ["causal", ["causal", {"kind": "window", "size": 2}], "everything"]},
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_masked_weight_is_exactly_zero_and_a_row_is_the_unmasked_row_renormalised(name: str) -> None:
+    mask = from_data(MASKS[name], Mask)
+    x, at = randn(1, 13, WIDTH, seed=5), At.whole(1, 13)
+    free, bound = (pattern(attention(mask=m), x, at) for m in (part("everything"), mask))
+    seen = mask.visible(at, at, torch.arange(HEADS)).expand(1, HEADS, 13, 13)
+    assert (bound[~seen] == 0).all()
+    assert (bound[seen] > 0).all()
+    renormalised = (free * seen) / (free * seen).sum(-1, keepdim=True)
+    torch.testing.assert_close(bound, renormalised)
+
+
+@pytest.mark.parametrize("name", [name for name, data in MASKS.items() if from_data(data, Mask).order() == "causal"])
+def test_no_gradient_reaches_an_earlier_output_from_a_later_token(name: str) -> None:
+    x, at = randn(1, 13, WIDTH, seed=5).requires_grad_(), At.whole(1, 13)
+    module = attention(mask=from_data(MASKS[name], Mask), position=part("rope"))
+    for backend in offering(module.needs):
+        with using(backend.name):
+            (grad,) = torch.autograd.grad(module(x, Ctx(at=at))[0, 6].sum(), x)
+        assert (grad[0, 7:] == 0).all(), backend.name
+        assert (grad[0, 6] != 0).any(), backend.name
+
+
+def test_padding_and_other_documents_are_not_seen() -> None:
+    x = randn(1, 9, WIDTH, seed=5)
+    packed = pattern(attention(), x, At.packed([[4, 3]], 9))
+    assert (packed[0, :, 4:7, :4] == 0).all()
+    assert (packed[0, :, :, 7:] == 0).all()
+    assert (packed[0, :, 7:] == 0).all()
+    alone_ = pattern(attention(), x[:, 4:7], At.whole(1, 3))
+    torch.testing.assert_close(packed[:, :, 4:7, 4:7], alone_)
+
+
+def test_a_window_of_w_counts_the_token_itself() -> None:
+    at = At.whole(1, 12)
+    for size, keys in ((4, [6, 7, 8, 9]), (1, [9])):
+        a = pattern(attention(mask=part("causal") & part("window", size=size)), randn(1, 12, WIDTH, seed=5), at)
+        for head in range(HEADS):
+            assert a[0, head, 9].nonzero().flatten().tolist() == keys
+
+
+def test_a_window_costs_25_times_less() -> None:
+    """n = 100,000 and w = 4,096."""
+    mixer = part("attention", mask=part("causal") & part("window", size=4096))
+    full, through = mixer.cost(mixer.axes(Env(sizes={"embed": 256})), 100_000)
+    assert full / through == pytest.approx(25, rel=0.03)
+
+
+def test_the_default_scale_is_one_over_root_d() -> None:
+    assert attention().scale == pytest.approx(1 / sqrt(HEAD))
+    module = alone(part("attention", heads=1, head=2, position=part("none")), {f"{n}.weight": eye(2) for n in "qkvo"}, embed=2)
+    assert module.scale == pytest.approx(0.70710678)

@@ -1,0 +1,20 @@
+import pytest
+
+from dovetail.look.curve import draw_losses, smoothed
+from dovetail.train.loop import Point
+
+pytest.importorskip("matplotlib")
+
+
+def test_a_running_mean_is_not_drawn_towards_zero():
+    assert smoothed([3.0, 3.0, 3.0], weight=0.05) == pytest.approx([3.0, 3.0, 3.0])
+    assert smoothed([4.0, 2.0], weight=0.5) == pytest.approx([4.0, (4 * 0.25 + 2 * 0.5) / 0.75])
+
+
+def test_a_run_is_drawn_with_and_without_held_out_losses(tmp_path):
+    points = [Point(i, 5 / i, 1e-3, 100 * i, 0.1 * i, 5.2 / i if i % 4 == 0 else None) for i in range(1, 20)]
+    draw_losses(points, tmp_path / "with.png", "a run")
+    draw_losses([p for p in points if p.validation is None], tmp_path / "without.png", "a run")
+    assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
+    draw_losses(points[:1], tmp_path / "one.svg", "one step")
+    assert "<svg" in (tmp_path / "one.svg").read_text()

@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from dovetail.build import build
+from dovetail.core.errors import DovetailError, FileError, SpecError
+from dovetail.look.map import attention_of, draw_map
+from dovetail.spec import from_yaml
+
+matplotlib = pytest.importorskip("matplotlib")
+
+SPEC = from_yaml("{dovetail: 1, width: 28, vocab: 62, layers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}}]}")
+
+
+def test_a_layer_counts_from_either_end():
+    model, tokens = build(SPEC), torch.tensor([5, 17, 3, 60])
+    last = attention_of(model, tokens, 2)
+    assert last.shape == (6, 4, 4)
+    assert torch.equal(attention_of(model, tokens, -1), last)
+    assert not torch.equal(attention_of(model, tokens, 0), last)
+    with pytest.raises(SpecError, match="there is no such layer"):
+        attention_of(model, tokens, 3)
+
+
+def dark(path):
+    """The share of a picture that is neither white nor nearly."""
+    picture = matplotlib.image.imread(path)[..., :3]
+    return float((picture.min(-1) < 0.5).mean())
+
+
+def test_what_is_looked_at_is_dark(tmp_path):
+    labels = [f"t{i}" for i in range(7)]
+    draw_map(torch.eye(7).expand(2, 7, 7), labels, [0, 1], tmp_path / "self.png", "each at itself")
+    draw_map(torch.full((2, 7, 7), 1 / 7), labels, [0, 1], tmp_path / "even.png", "each at all")
+    draw_map(torch.ones(2, 7, 7), labels, [0, 1], tmp_path / "full.png", "all dark")
+    assert dark(tmp_path / "even.png") < dark(tmp_path / "self.png") < dark(tmp_path / "full.png")
+
+
+def test_one_head_makes_a_smaller_picture_than_six(tmp_path):
+    pattern, labels = torch.rand(6, 5, 5), ["·word"] * 5
+    for name, heads in (("one", [4]), ("six", range(6))):
+        draw_map(pattern, labels, heads, tmp_path / f"{name}.png", name)
+    one, six = (matplotlib.image.imread(tmp_path / f"{name}.png").shape for name in ("one", "six"))
+    assert one[0] * one[1] < six[0] * six[1]
+
+
+def test_labels_are_drawn_as_they_are_not_as_formulas(tmp_path):
+    draw_map(torch.rand(1, 3, 3), ["$x^", "_$", "漢"], [0], tmp_path / "odd.png", "$5 and $6")
+    assert (tmp_path / "odd.png").stat().st_size > 1000
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"heads\.6: there is no such head"):
+        draw_map(torch.rand(6, 3, 3), ["a"] * 3, [0, 6], tmp_path / "x.png", "")
+    with pytest.raises(DovetailError, match="97 tokens are too many"):
+        draw_map(torch.rand(6, 97, 97), ["a"] * 97, [0], tmp_path / "x.png", "")
+    with pytest.raises(FileError, match=r"x\.docx: the picture cannot be written"):
+        draw_map(torch.rand(6, 3, 3), ["a"] * 3, [0], tmp_path / "x.docx", "")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,147 @@
+"""A tiny random model of transformers and ours with the same weights; what is compared between them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from dovetail.build import build
+from dovetail.core.at import At
+from dovetail.core.ctx import Ctx
+from dovetail.core.module import tensor_at
+from dovetail.model import Model, ModelModule
+from dovetail.port.hf import explicit, export_tensors, from_hf, import_tensors, to_hf
+from dovetail.state.pool import Pool
+
+
+class Pair:
+    """Theirs and ours, with equal weights that are far from any initialisation."""
+
+    def __init__(self, family: str, fields: dict[str, Any], seed: int) -> None:
+        config = AutoConfig.for_model(family, **fields)
+        self.seed, self.random = seed, random.Random(seed)
+        self.theirs: Any = AutoModelForCausalLM.from_config(config).eval()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, tensor in self.theirs.named_parameters():
+                drawn = torch.randn(tensor.shape, generator=generator)
+                near_one = tensor.dim() == 1 and not name.endswith("bias")
+                tensor.copy_(1.0 + 0.3 * drawn if near_one else drawn * (0.3 if tensor.dim() == 1 else 0.25))
+        self.config = config.to_dict()
+        self.spec: Model = from_hf(self.config)
+        self.ours: ModelModule = build(self.spec)
+        self.load(import_tensors(self.spec, self.theirs.state_dict()))
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for path, tensor in tensors.items():
+                tensor_at(self.ours, path).copy_(tensor)
+
+    @property
+    def vocab(self) -> int:
+        return self.spec.vocab
+
+    def prompts(self, lengths: list[int]) -> list[list[int]]:
+        return [[self.random.randrange(self.vocab) for _ in range(n)] for n in lengths]
+
+
+def left_padded(rows: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, mask and positions of rows padded on the left, as generate() makes them."""
+    n = max(map(len, rows))
+    tokens, mask = torch.zeros(len(rows), n, dtype=torch.long), torch.zeros(len(rows), n, dtype=torch.long)
+    for i, row in enumerate(rows):
+        tokens[i, n - len(row) :], mask[i, n - len(row) :] = torch.tensor(row), 1
+    return tokens, mask, (mask.cumsum(-1) - 1).clamp_min(0)
+
+
+def apart(got: Tensor, wanted: Tensor) -> float:
+    """The greatest difference, relative to the greatest number wanted."""
+    return ((got - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12)).item()
+
+
+def check_logits(pair: Pair, lengths: list[int]) -> None:
+    rows = pair.prompts(lengths)
+    tokens, mask, positions = left_padded(rows)
+    with torch.no_grad():
+        theirs = pair.theirs(input_ids=tokens, attention_mask=mask, position_ids=positions).logits
+        ours = pair.ours(tokens, Ctx(at=At.padded(lengths, tokens.shape[1], left=True)))
+    real = mask.bool()
+    assert apart(ours[real], theirs[real]) <= 1e-5
+
+
+def check_gradients(pair: Pair, n: int) -> None:
+    tokens = torch.tensor(pair.prompts([n, n]))
+    weight = torch.randn(2, n, pair.vocab, generator=torch.Generator().manual_seed(pair.seed + 1))
+    pair.theirs.zero_grad(set_to_none=True)
+    pair.ours.zero_grad(set_to_none=True)
+    (pair.theirs(input_ids=tokens).logits * weight).sum().backward()
+    (pair.ours(tokens, Ctx(at=At.whole(2, n))) * weight).sum().backward()
+    wanted = import_tensors(pair.spec, {name: p.grad for name, p in pair.theirs.named_parameters()})
+    largest = max(grad.abs().max().item() for grad in wanted.values())
+    for path, grad in wanted.items():
+        got = tensor_at(pair.ours, path).grad
+        assert got is not None, path
+        if grad.abs().max() < 1e-6 * largest:  # zero in theory (a k-bias without rotation): rounding alone
+            assert got.abs().max() < 1e-6 * largest, path
+        else:
+            assert apart(got, grad) <= 1e-4, path
+
+
+def check_greedy(pair: Pair, lengths: list[int], new: int = 32) -> None:
+    rows = pair.prompts(lengths)
+    tokens, mask, _ = left_padded(rows)
+    pair.theirs.generation_config.eos_token_id = None
+    pair.theirs.generation_config.pad_token_id = 0
+    with torch.no_grad():
+        made = pair.theirs.generate(tokens, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+        assert ours_greedy(pair, rows, new) == made[:, tokens.shape[1] :].tolist()
+
+
+def ours_greedy(pair: Pair, rows: list[list[int]], new: int) -> list[list[int]]:
+    """Token by token from a pool; the prompts are padded on the right, which must change nothing."""
+    numbers = list(range(len(rows)))
+    pool = Pool(pair.spec, rows=len(rows), capacity=max(map(len, rows)) + new)
+    lengths = [len(row) for row in rows]
+    tokens = torch.zeros(len(rows), max(lengths), dtype=torch.long)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = torch.tensor(row)
+    step = pool.step(numbers, lengths)
+    logits = pair.ours(tokens, Ctx(at=step.at, views=step.views))
+    last = logits[torch.arange(len(rows)), torch.tensor(lengths) - 1]
+    made: list[list[int]] = [[] for _ in rows]
+    for _ in range(new):
+        chosen = last.argmax(-1)
+        for row, token in zip(made, chosen.tolist(), strict=True):
+            row.append(token)
+        step = pool.step(numbers, [1] * len(rows))
+        last = pair.ours(chosen[:, None], Ctx(at=step.at, views=step.views))[:, -1]
+    return made
+
+
+def check_there_and_back(pair: Pair) -> None:
+    """Bit-equal per tensor; the config too says the same again."""
+    wanted = dict(pair.theirs.state_dict())
+    got = export_tensors(pair.spec, import_tensors(pair.spec, wanted))
+    if pair.spec.head.tied:  # type: ignore[union-attr]
+        assert "lm_head.weight" not in got
+        wanted.pop("lm_head.weight", None)
+    assert got.keys() == wanted.keys()
+    for name, tensor in got.items():
+        assert tensor.dtype == wanted[name].dtype, name
+        assert tensor.equal(wanted[name]), name
+    ported = to_hf(pair.spec)
+    assert explicit(from_hf(ported.config)) == explicit(pair.spec)
+    rebuilt = AutoModelForCausalLM.from_config(AutoConfig.for_model(ported.config["model_type"], **_arguments(ported.config)))
+    rebuilt.load_state_dict(got, strict=False)
+    rebuilt.tie_weights()
+    tokens = torch.tensor(pair.prompts([7]))
+    with torch.no_grad():
+        assert rebuilt.eval()(input_ids=tokens).logits.equal(pair.theirs(input_ids=tokens).logits)
+
+
+def _arguments(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "model_type"}

@@ -1,0 +1,125 @@
+"""Law 14 on every kind that comes with Dovetail; and that it fails where a number, or an oracle, is wrong or missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail.spec  # noqa: F401  registers every kind
+from dovetail.core.part import KINDS, register
+from dovetail.laws.oracle import ORACLES, Comparison, ask_kinds, check_oracles, comparisons, missing, oracle
+from dovetail.laws.oracle.registry import differs
+from dovetail.parts.act import Act
+from dovetail.parts.mask.near import Window
+from dovetail.parts.norm import LayerNormModule
+from dovetail.parts.position.alibi import AlibiModule
+from dovetail.parts.position.rope import RopeModule
+
+
+@pytest.mark.parametrize("kind", ask_kinds())
+def test_every_kind_comes_true(kind: str) -> None:
+    assert [str(failure) for failure in check_oracles([kind])] == []
+    assert len(list(comparisons(kind))) >= 1
+
+
+def test_no_kind_is_without_an_oracle() -> None:
+    assert missing() == []
+    assert len(ask_kinds()) >= 55
+
+
+def test_together_they_are_quick() -> None:
+    check_oracles()
+    began = time.process_time()
+    check_oracles()
+    assert time.process_time() - began < 3
+
+
+def test_pairs_interleaved_everywhere_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = RopeModule.turn
+
+    def interleaved(self: Any, x: torch.Tensor, at: Any) -> torch.Tensor:
+        d = x.shape[-1] // 2
+        index = torch.arange(2 * d).view(2, d).T.flatten()
+        return right(self, x[..., index], at)[..., index.argsort()]
+
+    monkeypatch.setattr(RopeModule, "turn", interleaved)
+    assert check_oracles(["rope"])
+
+
+def test_a_window_of_one_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Window.visible
+    monkeypatch.setattr(Window, "visible", lambda self, q, k, h: right(KINDS["window"](size=self.size + 1), q, k, h))
+    assert {"w = 4, position 9", "drawn"} <= {failure.name for failure in check_oracles(["window"])}
+
+
+def test_other_planted_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AlibiModule, "score", lambda self, q, k, slope: torch.zeros(1, 2, q.n, k.n, dtype=torch.float64))
+    monkeypatch.setattr(
+        LayerNormModule, "forward", lambda self, x, ctx: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
+    )
+    assert check_oracles(["alibi"])
+    assert check_oracles(["layernorm"])
+
+
+@pytest.fixture
+def doubled() -> Iterator[str]:
+    """A stranger's kind."""
+
+    @register("doubled")
+    class Doubled(Act):
+        def function(self) -> Any:
+            return lambda x: 2 * x
+
+    yield Doubled.kind
+    del KINDS["doubled"]
+    ORACLES.pop("doubled", None)
+
+
+def test_a_stranger_registers_oracles_alike(doubled: str) -> None:
+    assert missing() == [doubled]
+    assert "no literal number" in str(check_oracles([doubled])[0])
+
+    @oracle(doubled)
+    def twice() -> Iterator[Comparison]:
+        yield Comparison("twice three", KINDS[doubled]().function()(torch.tensor([3.0])), [6.0])  # type: ignore[attr-defined]
+
+    assert missing() == []
+    assert check_oracles([doubled]) == []
+
+
+def test_an_oracle_that_compares_nothing_or_breaks_fails(doubled: str) -> None:
+    oracle(doubled)(list)
+    assert "compares nothing" in str(check_oracles([doubled])[0])
+
+    @oracle(doubled)
+    def broken() -> Iterator[Comparison]:
+        yield Comparison("fine", 1, 1)
+        raise ZeroDivisionError("by hand")
+
+    assert any("by hand" in str(failure) for failure in check_oracles([doubled]))
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        (torch.tensor([1.0, 2.0]), [1.0, 2.0], True),
+        (torch.tensor([1.0, 2.1]), [1.0, 2.0], False),
+        (torch.tensor([[1.0, 2.0]]), [1.0, 2.0], False),
+        (torch.tensor([float("nan"), 2.0]), [1.0, 2.0], False),
+        (float("inf"), 1.0, False),
+        ("word", "word", True),
+        ("word", "other", False),
+        ([], [], True),
+        ([None, "a"], [None, "b"], False),
+        ((3, 4), [3, 4], True),
+        (True, 1, True),
+        (0, 0, True),
+        (1e-9, 0, False),
+    ],
+)
+def test_comparisons_are_strict(got: Any, expected: Any, same: bool) -> None:
+    assert (differs(Comparison("", got, expected)) == "") is same

@@ -1,0 +1,136 @@
+"""`dovetail train` and `dovetail map`, as a user calls them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dovetail.cli import main
+from dovetail.files import load
+from dovetail.look.map import attention_of
+from dovetail.text.tokenizer import Tokenizer
+
+SMALL = [
+    "--set=width=28", "--set=vocab=270", "--set=layers.*.mixer.heads=2",
+    "--set=layers.*.mixer.kv_heads=1", "--set=layers.*.ffn.hidden=44",
+    "--batch=4", "--length=16", "--sample=12",
+]  # fmt: skip
+TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 40
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tale.txt").write_text(TEXT, encoding="utf-8")
+    return tmp_path
+
+
+def run(*args):
+    with pytest.raises(SystemExit) as end:
+        main(list(args))
+    return end.value.code
+
+
+def test_a_run_says_what_it_did_and_leaves_a_model_that_map_can_draw(home, capsys):
+    pytest.importorskip("matplotlib")
+    assert run("train", "llama-tiny", "--text", "tale.txt", "--steps", "25", "--learning-rate", "1e-2", *SMALL) == 0
+    shown = capsys.readouterr()
+    assert "25 steps, 1,600 tokens" in shown.out
+    assert "after 'The ' it writes:" in shown.out
+    assert "learning the next token" in shown.err
+    made = home / "llama-tiny-trained"
+    names = {"dovetail.yaml", "model.safetensors", "tokenizer.json", "loss.jsonl", "loss.png"}
+    assert {path.name for path in made.iterdir()} == names
+    losses = [json.loads(line) for line in (made / "loss.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in losses] == list(range(1, 26))
+    assert losses[-1]["loss"] < 0.8 * losses[0]["loss"]
+
+    assert run("map", "llama-tiny-trained", "the worst of times", "-o", "map.png", "--layer", "-1", "--heads", "1") == 0
+    assert "layer 5 of 6" in capsys.readouterr().out
+    assert (home / "map.png").stat().st_size > 5000
+    spec, model = load(made)
+    assert (spec.width, spec.vocab) == (28, 270)
+    tokens = Tokenizer.load(made).encode("the worst of times")
+    assert attention_of(model, tokens, 5).shape == (2, len(tokens), len(tokens))
+
+
+def test_json_is_one_object_and_a_seed_gives_the_same_again(home, capsys):
+    reports = []
+    for name, seed in (("a", "5"), ("b", "5"), ("c", "6")):
+        assert run("train", "llama-tiny", "--text", "tale.txt", "--steps=3", "--json", "-o", name, "--seed", seed, *SMALL) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    for field in ("first_loss", "train_loss", "held_out_loss", "held_out_bits_per_byte", "sample"):
+        assert reports[0][field] == reports[1][field]
+    assert reports[0]["train_loss"] != reports[2]["train_loss"]
+    assert reports[0]["tokens"] == 3 * 4 * 16
+    assert (home / "a" / "model.safetensors").read_bytes() == (home / "b" / "model.safetensors").read_bytes()
+
+
+def test_a_bidirectional_spec_fills_in_and_writes_nothing(home, capsys):
+    both = ["--set=layers.*.mixer.mask=everything", "--set=head=masked"]
+    assert run("train", "llama-tiny", "--text", "tale.txt", "--steps=2", "--json", *SMALL, *both) == 0
+    shown = capsys.readouterr()
+    assert "masked tokens" in shown.err
+    assert "sample" not in json.loads(shown.out)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["llama-tiny", "--text", "none.txt"], 4, "none.txt: cannot be read (No such file"),
+        (["lama-tiny", "--text", "tale.txt"], 4, "lama-tiny: no such file, directory or preset"),
+        (["llama-tiny", "--text", "tale.txt", "--minutes", "0"], 2, "--minutes: 0.0 is not above 0"),
+        (["llama-tiny", "--text", "tale.txt", "--learning-rate", "nan"], 2, "--learning-rate: nan is not above 0"),
+        (["llama-tiny", "--text", "tale.txt", "--length", "9000", "--set=vocab=270"], 4, "too few for windows of 9000"),
+        (["llama-tiny", "--text", "tale.txt", "--set=vocab=100"], 3, "vocab: 100 is too small"),
+        (["llama-tiny", "--text", "tale.txt", "--set=head=classifier"], 3, "head: a plain text asks"),
+        (["llama-tiny", "--text", "tale.txt", "--set=head=token_classifier"], 3, "head: a plain text asks"),
+        (["llama-tiny", "--text", "tale.txt", "-o", "mine"], 4, "mine: is there already; name another"),
+        (["llama-tiny", "--text", "tale.txt", "-o", "mine", "--force"], 4, "mine: is there already; name another"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_leave_nothing(home, capsys, args, code, says):
+    (home / "mine").mkdir()
+    (home / "mine" / "thesis.txt").write_text("ten years")
+    assert run("train", *args, "--steps=1") == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert says in shown.err.splitlines()[-1]
+    assert {path.name for path in home.iterdir()} == {"tale.txt", "mine"}
+    assert (home / "mine" / "thesis.txt").read_text() == "ten years"
+
+
+def test_a_model_is_replaced_only_by_force(home, capsys):
+    args = ["train", "llama-tiny", "--text", "tale.txt", "--steps=1", *SMALL]
+    assert run(*args) == 0
+    first = (home / "llama-tiny-trained" / "model.safetensors").read_bytes()
+    assert run(*args) == 4
+    assert "or replace it with --force" in capsys.readouterr().err
+    assert run(*args, "--seed=1", "--force") == 0
+    assert (home / "llama-tiny-trained" / "model.safetensors").read_bytes() != first
+
+
+def test_map_names_what_is_missing(home, capsys):
+    assert run("map", "nowhere", "text") == 4
+    assert "nowhere: no such directory" in capsys.readouterr().err
+
+
+def test_divergence_has_its_own_exit_code(home, capsys):
+    assert run("train", "llama-tiny", "--text", "tale.txt", "--steps=60", "--learning-rate=1e30", *SMALL) == 5
+    assert "lower --learning-rate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "map"])
+def test_help_does_not_wait_for_torch(verb):
+    code = f"""
+import sys
+from dovetail.cli import main
+try:
+    main(["{verb}", "--help"])
+except SystemExit:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+    assert "--out" in done.stdout
