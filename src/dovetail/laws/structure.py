@@ -23,13 +23,12 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import DovetailError
 from dovetail.core.fold import attention_flops, declared, matmul_flops, parameters, state_values, states, taps
 from dovetail.core.module import tensor_at
-from dovetail.core.group import PositionModule
+from dovetail.core.group import Mask, PositionModule
 from dovetail.core.part import KINDS, join, walk, walk_spec
 from dovetail.laws.case import BATCH, DTYPE, N, Broken, Case, NotApplicable, law
 from dovetail.laws.kernel import loss_of
 from dovetail.model import BlockModule, Model
 from dovetail.ops import attend
-from dovetail.parts.mixer.attention import AttentionModule
 from dovetail.spec import from_yaml, to_yaml
 from dovetail.state.frame import TokenView
 from dovetail.state.pool import Pool
@@ -265,22 +264,27 @@ def _remembered(case: Case) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def own_answers(case: Case, n: int = 64) -> dict[str, Tensor]:
-    """What masks and positions say of a text longer than the one tried: a window may be wider than that."""
-    at, found = At.whole(1, n), {}
+def own_answers(case: Case) -> dict[str, Tensor]:
+    """What each mask and position says by itself, of short and long texts: a window may be wider than the text tried, and
+    of two masks joined one may hide what the other does."""
+    return {f"{n}: {what}": answer for n in (5, 7, 64) for what, answer in _own_answers(case, n)}
+
+
+def _own_answers(case: Case, n: int) -> Iterator[tuple[str, Tensor]]:
+    at = At.whole(1, n)
+    for path, part in walk_spec(case.spec):
+        if isinstance(part, Mask):
+            yield f"{path} sees", part.visible(at, at, torch.arange(6))
     for path, module in case.model.named_modules():
-        if isinstance(module, AttentionModule):
-            found[f"{path} sees"] = module.part.mask.visible(at, at, module.head_number)
         if isinstance(module, PositionModule):
             env = module.env
             stream, heads = torch.zeros(1, n, env.size("embed"), dtype=DTYPE), env.sizes.get("heads")
-            found[f"{path} embeds"] = module.embed(stream, at)
+            yield f"{path} embeds", module.embed(stream, at)
             if heads is not None:
                 turned = torch.ones(1, n, heads, env.size("head"), dtype=DTYPE)
-                found[f"{path} rotates"] = module.rotate(turned, at)
+                yield f"{path} rotates", module.rotate(turned, at)
             if module.tables():
-                found[f"{path} scores"] = module.score(at, at, *module.tables())
-    return found
+                yield f"{path} scores", module.score(at, at, *module.tables())
 
 
 def _differ(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -58,15 +58,14 @@ class LayerNormModule(Module):
     shift: Tensor
 
     def setup(self) -> None:
-        self.dim = self.env.names(("dim",))
+        self.dim, self.size = self.env.names(("dim",)), self.env.size("dim")
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         shift = self.shift if self.part.shift else None
         if not ctx.cut(self.dim):
             return F.layer_norm(x, (x.shape[-1],), self.scale, shift, self.part.eps)
-        size = self.env.size("dim")
-        centred = x - ctx.total(x.sum(-1, keepdim=True), self.dim) / size
-        variance = ctx.total((centred * centred).sum(-1, keepdim=True), self.dim) / size
+        centred = x - ctx.total(x.sum(-1, keepdim=True), self.dim) / self.size
+        variance = ctx.total((centred * centred).sum(-1, keepdim=True), self.dim) / self.size
         out = centred * torch.rsqrt(variance + self.part.eps) * self.scale
         return out if shift is None else out + shift
 
@@ -100,11 +99,11 @@ class RmsModule(Module):
     scale: Tensor
 
     def setup(self) -> None:
-        self.dim = self.env.names(("dim",))
+        self.dim, self.size = self.env.names(("dim",)), self.env.size("dim")
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         scale = self.scale + 1.0 if self.part.plus_one else self.scale
         if not ctx.cut(self.dim):
             return F.rms_norm(x, (x.shape[-1],), scale, self.part.eps)
-        square = ctx.total((x * x).sum(-1, keepdim=True), self.dim) / self.env.size("dim")
+        square = ctx.total((x * x).sum(-1, keepdim=True), self.dim) / self.size
         return x * torch.rsqrt(square + self.part.eps) * scale

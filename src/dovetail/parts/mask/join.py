@@ -34,10 +34,10 @@ class Joined(Mask):
     masks: tuple[Mask, ...]
 
     def by_head(self) -> bool:
-        return any(mask.by_head() for mask in self.masks)
+        return any([mask.by_head() for mask in self.masks])  # noqa: C419  a list, which a compiler can follow
 
     def kept(self) -> int:
-        return max(mask.kept() for mask in self.masks)
+        return max([mask.kept() for mask in self.masks])
 
     def check(self, env: Env) -> list[Problem]:
         if not self.masks:
@@ -67,10 +67,11 @@ class AllOf(Joined):
         return "causal" if "causal" in orders else "ahead" if "ahead" in orders else "both"
 
     def reach(self) -> int | None:
-        return min((r for mask in self.masks if (r := mask.reach()) is not None), default=None)
+        reaches = [reach for reach in [mask.reach() for mask in self.masks] if reach is not None]
+        return min(reaches) if reaches else None
 
     def regroup(self) -> int:
-        return max(mask.regroup() for mask in self.masks)
+        return max([mask.regroup() for mask in self.masks])
 
     def to_data(self) -> Any:
         return [mask.to_data() for mask in self.masks] if len(self.masks) > 1 else super().to_data()

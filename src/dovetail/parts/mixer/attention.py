@@ -198,7 +198,7 @@ class AttentionModule(Module):
     position: PositionModule
 
     def setup(self) -> None:
-        self.size = self.env.size("head")
+        self.size, self.slots = self.env.size("head"), self.env.size("slots")
         self.scale = self.size**-0.5 if self.part.scale is None else self.part.scale
         self.needs = self.part.needs()
         self.part.mask.key  # noqa: B018  computed here, outside any compiled graph
@@ -218,7 +218,7 @@ class AttentionModule(Module):
         """q (…, n, heads, head), k and v (…, n, kv_heads, head)."""
         if not self.part.packed:
             return self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
-        groups = self.qkv(x).unflatten(-1, (-1, self.env.size("slots"), self.size))
+        groups = self.qkv(x).unflatten(-1, (-1, self.slots, self.size))
         return groups[..., :-2, :].flatten(-3, -2), groups[..., -2, :], groups[..., -1, :]
 
     def split(self, x: Tensor) -> Tensor:

@@ -46,7 +46,9 @@ class Rope(Position):
         return int(env.size("head") * self.share)
 
     def weights(self, env: Env) -> list[Weight]:
-        return [Weight(name="frequency", out=("pair",), role="const")]
+        frequency = Weight(name="frequency", out=("pair",), role="const")
+        varies = self.scaling is not None and self.scaling.varies
+        return [frequency, Weight(name="unstretched", out=("pair",), role="const")] if varies else [frequency]
 
     def idle(self, env: Env) -> frozenset[str]:
         never_remembered = set() if env.decodes else {"when"}  # written and read at once
@@ -59,7 +61,9 @@ class Rope(Position):
         return self.base ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
 
     def constant(self, name: str, env: Env) -> Tensor:
-        return self.plain(env) if self.scaling is None else self.scaling.frequencies(self.plain(env), self.base)
+        if self.scaling is None or name == "unstretched":
+            return self.plain(env)
+        return self.scaling.frequencies(self.plain(env), self.base)
 
     def check(self, env: Env) -> list[Problem]:
         turning, standing = self.turning(env), env.size("coords")
@@ -96,6 +100,7 @@ class RopeModule(PositionModule):
 
     part: Rope
     frequency: Tensor
+    unstretched: Tensor
 
     def setup(self) -> None:
         self.turning = self.part.turning(self.env)
@@ -131,7 +136,7 @@ class RopeModule(PositionModule):
         frequency = self.frequency.to(wide(dtype))
         scaling = self.part.scaling
         if scaling is not None and scaling.varies:
-            plain = self.part.plain(self.env).to(frequency)
+            plain = self.unstretched.to(frequency)
             frequency = scaling.at_length(plain, self.part.base, lengths(at))[..., None, :]
         angle = (coords[..., None].to(frequency.dtype) * frequency).flatten(-2)[..., None, :]
         factor = 1.0 if scaling is None else scaling.amplitude()
