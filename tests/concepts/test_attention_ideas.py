@@ -68,6 +68,14 @@ def test_weights_are_shares_and_the_output_lies_among_the_values() -> None:
     assert (z >= v.amin(1, keepdim=True) - 1e-12).all()
 
 
+def test_queries_and_keys_that_are_the_identity_are_not_near_uniform() -> None:
+    """Q = K = I of size 3: 0.471, 0.264, 0.264, whatever some texts say."""
+    seen: list[Tensor] = []
+    one, at = torch.eye(3, dtype=torch.float64)[None, :, None], At.whole(1, 3)
+    attend(one, one, one, plain(scale=3**-0.5, edit=lambda a: seen.append(a) or a), at, at, frozenset({"edit"}))
+    assert [round(a, 3) for a in seen[0][0, 0, 0].tolist()] == [0.471, 0.264, 0.264]
+
+
 def test_large_scores_do_not_overflow() -> None:
     for backend in offering(frozenset()):
         with using(backend.name):

@@ -84,24 +84,22 @@ def test_each_placement_is_its_equation(wire: str) -> None:
 
 @pytest.mark.slow
 def test_deep_pre_norm_trains_without_warm_up_where_post_norm_does_not() -> None:
-    """24 layers, full rate from the first step, on a text that repeats: pre learns it, post stays near a uniform guess."""
-    final: dict[str, float] = {}
+    """16 layers of variance-keeping first weights, the full rate from the first step, on texts that repeat: pre learns them,
+    post stays near a uniform guess, ln 20 = 3.0."""
     text = torch.randint(0, 20, (8, 12), generator=torch.Generator().manual_seed(0)).repeat(1, 3)
+    final: dict[str, float] = {}
     for wire in ("pre", "post"):
-        model = build(
-            from_yaml(
-                f"{{width: 32, vocab: 20, layers: [{{repeat: 24, wire: {wire}, mixer: {{heads: 2}}, ffn: {{hidden: 64}}}}]}}"
-            )
-        )
+        layer = f"{{repeat: 16, norm: layernorm, wire: {wire}, mixer: {{heads: 2}}, ffn: {{kind: mlp, hidden: 64}}}}"
+        model = build(from_yaml(f"{{width: 32, vocab: 20, norm: layernorm, layers: [{layer}], init: fan_in}}"))
         optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        for _ in range(60):
+        for _ in range(50):
             loss = model.loss(text[:, :-1], text[:, 1:], Ctx(at=At.whole(8, 35)))
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-        final[wire] = loss.item()
-    assert final["pre"] < 0.5
-    assert final["post"] > 1.5
+            final[wire] = loss.item()
+    assert final["pre"] < 1.0
+    assert final["post"] > 2.0
 
 
 def test_feed_forwards_of_every_act() -> None:

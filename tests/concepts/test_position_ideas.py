@@ -40,8 +40,6 @@ def test_sinusoidal_numbers() -> None:
 def test_a_shift_of_sinusoids_is_a_rotation() -> None:
     """One orthogonal matrix takes every PE(p) to PE(p + 5)."""
     table = waves(200)
-    shift = torch.linalg.lstsq(table[:-5], table[5:]).solution
-    torch.testing.assert_close(table[:-5] @ shift, table[5:], rtol=0, atol=1e-8)
     frequency = 10000.0 ** -(torch.arange(32, dtype=torch.float64) / 32)
     rotation = torch.zeros(64, 64, dtype=torch.float64)
     for i, angle in enumerate(5 * frequency):
@@ -225,9 +223,9 @@ def test_relative_buckets_are_the_reference_library_s(both_sides: bool, buckets:
 # -- none
 
 
-def stack(mask: str) -> Any:
+def stack(mask: str, spread: float = 0.3) -> Any:
     layer = f"{{repeat: 2, mixer: {{heads: 3, position: none, mask: {mask}}}, ffn: {{hidden: 64}}}}"
-    return build(from_yaml(f"{{width: 24, vocab: 9, layers: [{layer}], init: {{spread: 0.3}}}}"), dtype=torch.float64)
+    return build(from_yaml(f"{{width: 24, vocab: 9, layers: [{layer}], init: {{spread: {spread}}}}}"), dtype=torch.float64)
 
 
 def test_a_causal_mask_alone_tells_order() -> None:
@@ -242,10 +240,10 @@ def test_a_causal_mask_alone_tells_order() -> None:
 @pytest.mark.parametrize(("mask", "learns"), [("causal", True), ("everything", False)])
 def test_a_decoder_without_positions_trains_to_count(mask: str, learns: bool) -> None:
     """Behind one first token, equal tokens are told apart by how many came before; where all see all, they are one."""
-    model = stack(mask).float()
+    model = stack(mask, spread=0.1).float()
     tokens, labels, ctx = torch.tensor([[1, 2, 2, 2, 2, 2]]), torch.arange(6)[None], Ctx(at=At.whole(1, 6))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for _ in range(150):
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.003)
+    for _ in range(60):
         loss = model.loss(tokens, labels, ctx)
         optimiser.zero_grad()
         loss.backward()

@@ -51,11 +51,12 @@ def test_several_patterns_and_a_ctx_of_ones_own():
     torch.testing.assert_close(found["normed"][1:, :2], alone["normed"])
 
 
-def test_what_was_heard_is_ours_to_keep():
-    model = build(SPEC)
-    first = trace(model, TOKENS, "embedded")["embedded"]
-    first.zero_()
-    assert trace(model, TOKENS, "embedded")["embedded"].abs().sum() > 0
+def test_what_was_heard_is_ours_to_change():
+    """The stream behind the embedding is what the first layer reads: one tensor, heard at two addresses."""
+    heard = trace(build(SPEC), TOKENS, "embedded", "layers.0.in")
+    assert torch.equal(heard["embedded"], heard["layers.0.in"])
+    heard["embedded"].zero_()
+    assert heard["layers.0.in"].abs().sum() > 0
 
 
 def test_a_pattern_that_matches_nothing_is_refused():

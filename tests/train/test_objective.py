@@ -7,8 +7,9 @@ from dovetail.build import build
 from dovetail.core.at import At
 from dovetail.data.corpus import Batch
 from dovetail.spec import from_yaml
-from dovetail.train.loop import Plan, evaluate, train
+from dovetail.train.loop import evaluate, train
 from dovetail.train.objective import MaskedTokens, classify, next_token, seq2seq
+from dovetail.train.plan import Plan
 
 SEQ2SEQ = """
 dovetail: 1
@@ -125,23 +126,25 @@ def test_classes_are_learned():
 
 
 def copies(step, rows=24, longest=6):
-    """A source of letters, and the same letters to be written; 0 starts a target."""
-    lengths = (3 + draw((rows,), longest - 2, step + 1)).tolist()
-    at = At.padded(lengths, longest)
-    source = 1 + draw((rows, longest), 21, step)
-    target = torch.cat([torch.zeros(rows, 1, dtype=torch.long), source[:, :-1]], 1)
-    return Batch(target, source, at, source, at)
+    """A source of letters with a 0 behind them, and the same letters to be written; 0 starts a target."""
+    lengths = 3 + draw((rows,), longest - 2, step + 1)
+    letters = 1 + draw((rows, longest), 21, step)
+    nothing = torch.zeros(rows, 1, dtype=torch.long)
+    source = torch.cat([letters, nothing], 1).scatter(1, lengths[:, None], 0)
+    at, source_at = At.padded(lengths.tolist(), longest), At.padded((lengths + 1).tolist(), longest + 1)
+    return Batch(torch.cat([nothing, letters[:, :-1]], 1), letters, at, source, source_at)
 
 
 def test_seq2seq_looks_at_its_source_and_not_at_its_padding(lively):
     model, batch = lively(build(from_yaml(SEQ2SEQ))), copies(0)
     assert batch.source is not None
+    assert batch.source_at is not None
     plain = seq2seq(model, batch, 0, False).item()
-    padding = dc.replace(batch, source=batch.source.masked_fill(~batch.at.real, 1))
+    padding = dc.replace(batch, source=batch.source.masked_fill(~batch.source_at.real, 1))
     other = dc.replace(batch, source=batch.source.flip(0))
     assert seq2seq(model, padding, 0, False).item() == pytest.approx(plain, abs=1e-6)
     assert seq2seq(model, other, 0, False).item() != pytest.approx(plain, abs=1e-3)
-    assert batch.count == 2 * int(batch.at.real.sum())
+    assert batch.count == 2 * int(batch.at.real.sum()) + 24
 
 
 @pytest.mark.slow

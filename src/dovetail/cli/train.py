@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from dovetail.train.plan import Plan
+
 if TYPE_CHECKING:
     from dovetail.data.corpus import Corpus
     from dovetail.model import Model, ModelModule
@@ -48,11 +50,11 @@ class Command:
     """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
     swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Change a part wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
-    batch: int = 12
+    batch: int = 8
     """Windows a step."""
     length: int = 128
     """Tokens a window."""
-    learning_rate: float = 3e-3
+    learning_rate: float = Plan.learning_rate
     """The peak, after a short warm-up; it then falls along a cosine."""
     prompt: str = "The "
     """What the sample at the end goes on from."""
@@ -72,7 +74,7 @@ class Command:
         from dovetail.files import may_replace, save
         from dovetail.spec import changed, load_spec
         from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
-        from dovetail.train.loop import Plan, train
+        from dovetail.train.loop import train
 
         if wrong := self._wrong():
             print(f"dovetail: {wrong}", file=sys.stderr)

@@ -131,8 +131,8 @@ class Fill(enum.Enum):
 
 
 class Span(NamedTuple):
-    """What is known of a run of tokens without looking at each: the extremes of order, document and row, and whether all
-    orders leave the same residue when divided by `step`."""
+    """What is known of a run of tokens without looking at each: the extremes of order, document and row, and those of the
+    residue that orders leave when divided by `step`."""
 
     low: int
     high: int
@@ -141,7 +141,8 @@ class Span(NamedTuple):
     row_low: int = 0
     row_high: int = 0
     step: int = 1
-    residue: int = 0
+    residue_low: int = 0
+    residue_high: int = 0
 
 
 class Mask(Part):

@@ -18,7 +18,7 @@ from torch import Tensor
 from dovetail.core.at import At
 from dovetail.core.errors import FileError
 
-LARGEST_TEXT = 1 << 30  # bytes read into memory: a larger text asks for another tool
+LARGEST_TEXT = 256 << 20  # bytes read into memory: a larger text asks for shards
 
 
 @dc.dataclass(frozen=True)

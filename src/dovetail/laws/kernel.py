@@ -16,14 +16,14 @@ from dovetail.ops import attend, attend_tiled
 
 
 @contextmanager
-def small_tiles(tile: int = 8, run: int = 16) -> Iterator[None]:
+def small_tiles(tile: int = 8, piece: int = 16) -> Iterator[None]:
     """Tiles small enough that a short text has many: an execution setting, so results must not change."""
-    old = attend_tiled.TILE, attend_tiled.RUN
-    attend_tiled.TILE, attend_tiled.RUN = tile, run
+    old = attend_tiled.TILE, attend_tiled.PIECE
+    attend_tiled.TILE, attend_tiled.PIECE = tile, piece
     try:
         yield
     finally:
-        attend_tiled.TILE, attend_tiled.RUN = old
+        attend_tiled.TILE, attend_tiled.PIECE = old
 
 
 def scalar(case: Case, at: At) -> Tensor:
@@ -61,7 +61,7 @@ def gradient(case: Case) -> None:
     direction = {name: torch.randn(p.shape, generator=generator(case.seed, f"direction {name}"), dtype=DTYPE) for name, p in parameters.items()}
     grads = case.gradients(scalar(case, at))
     slope = sum(float((grads[name] * d).sum()) for name, d in direction.items())
-    step = 1e-6
+    step = 1e-5 / max(abs(slope), 10.0)  # a steep function bends, and its kinks come close
 
     def moved(by: float) -> float:
         with torch.no_grad():

@@ -189,7 +189,9 @@ def rollback(case: Case) -> None:
         case.same(got, want[0, 10:], f"{layout}: the first twin after a fork")
         fresh = Decoder(case, layout)
         fresh.admit([0, 1, 2])
-        (once,) = fresh.feed([0], [torch.cat([tokens[0, :10], wrong[0, :7]])])
-        case.same(other, once[10:], f"{layout}: the second twin after a fork")
+        (once,) = fresh.feed([0], [torch.cat([tokens[0, :10], wrong[0, :11]])])
+        case.same(other, once[10:17], f"{layout}: the second twin after a fork")
+        (later,) = decoder.feed([3], [wrong[0, 7:11]])  # once the first has gone on too
+        case.same(later, once[17:], f"{layout}: the second twin after the first went on")
         if not torch.equal(wrong[0, :7], tokens[0, 10:17]) and torch.equal(other[:1], got[:1]):
             raise Broken(f"{layout}: both twins say the same of different tokens")

@@ -9,6 +9,7 @@ documents, some of which lie across the cut. The scalar that gradients are taken
 
 from __future__ import annotations
 
+import atexit
 import dataclasses as dc
 import functools
 import warnings
@@ -30,9 +31,9 @@ from dovetail.dist.context import piece, split_views, whole_memory
 from dovetail.dist.mesh import make_mesh
 from dovetail.dist.pair import Pair
 from dovetail.dist.shard import fully_shard_model, tensor_parallel
-from dovetail.laws.case import perturbed
+from dovetail.laws.case import RELATION, Case, NotApplicable, law, perturbed
 from dovetail.model import Model, ModelModule
-from dovetail.spec import from_yaml
+from dovetail.spec import from_yaml, to_yaml
 
 How = Literal["tp", "fsdp", "sequence"]
 N = 14
@@ -79,7 +80,30 @@ class Batch:
         return Batch(piece(self.inputs, group), self.at.cut(ranks, rank), source, source_at, piece(self.weight, group, 1))
 
 
-def compare_sharded(pair: Pair, spec_yaml: str, seed: int, how: How) -> Compared:
+@functools.cache
+def the_pair() -> Pair:
+    """This process's pair of ranks, started by the first law that asks, ended with the process."""
+    pair = Pair()
+    atexit.register(pair.close)
+    return pair
+
+
+@law(8, "sharded", "tensor parallel, FSDP and a sequence split over two ranks equal one rank, outputs and gradients", dear=True)
+def sharded(case: Case) -> None:
+    """Every way that this spec can be split."""
+    reasons: list[str] = []
+    for how in SPLITS:
+        found = compare_sharded(the_pair(), to_yaml(case.spec), case.seed, how)
+        if found.reason:
+            reasons.append(f"{how}: {found.reason}")
+            continue
+        path, gap = found.worst
+        case.true(gap <= RELATION, f"{how}: {path} differs by {gap:.3g} of its scale")
+    if len(reasons) == len(SPLITS):
+        raise NotApplicable("; ".join(reasons))
+
+
+def compare_sharded(pair: Pair, spec_yaml: str, seed: int, how: str) -> Compared:
     """Whole against sharded, the larger difference of any rank."""
     found: list[Compared] = pair.run(compare, spec_yaml, seed, how)
     if any(one.reason for one in found):

@@ -51,6 +51,8 @@ def declared_is_real(case: Case) -> None:
         pool = Pool(spec, 1, N, dtype=DTYPE, source=N)
         whole = state_values(_unbounded(spec), N) * DTYPE.itemsize
         case.true(pool.bytes() == whole, f"{whole} bytes of state declared, {pool.bytes()} allocated")
+        written = _remembered(case).values()
+        case.true(all(bool((store[:-1] != 0).all()) for store in written), "state is declared that nothing is written to")
         if spec.encoder is None and all(state.window is not None for _, state, _ in states(spec)):
             ring, bounded = Pool(spec, 1, N, layout="ring", dtype=DTYPE, slack=0), state_values(spec, 10 * N) * DTYPE.itemsize
             case.true(ring.bytes() == bounded, f"{bounded} bytes of bounded state declared, {ring.bytes()} in rings")
@@ -251,6 +253,7 @@ class Fingerprint:
         yield _remembered(case)
 
 
+@torch.no_grad()
 def _remembered(case: Case) -> dict[str, Tensor]:
     """What the layers write down of the inputs."""
     tokens = case.model.hidden(case.inputs, case.ctx())[0].shape[1]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from dovetail.core.check import check
 from dovetail.core.errors import DovetailError
 from dovetail.core.group import Embed, Mask, Mixer, Position
-from dovetail.core.part import KINDS, Part, field_types, from_data
+from dovetail.core.part import KINDS, Part, field_types, from_data, walk
 from dovetail.model import Block, Model
 
 FAMILIES = ("decoder", "encoder", "seq2seq", "vision")
@@ -157,7 +157,7 @@ def _fitting(data: Any, draw: Draw) -> Any:
 
 
 def draw_model(draw: Draw, inner: bool = False) -> dict[str, Any]:
-    """Plain data of a random model of the family, LAYERS deep."""
+    """Plain data of a random model of the family, three layers deep."""
     data: dict[str, Any] = dict(SIZES)
     for name, group, empty in fields("model"):
         if group is None or issubclass(group, (Block, Model)):
@@ -302,64 +302,79 @@ def consistent(a: Factor, b: Factor) -> bool:
     return all(other.get(place, value) == value for place, value in one.items())
 
 
-@dc.dataclass
 class Wiring:
-    """The specs, and how well they cover."""
+    """Draws specs until every pair is covered; iterate to get them as they come, then read how well they cover."""
 
-    specs: list[Model]
-    pairs: int
-    covered: int
-    impossible_factors: list[Factor]
-    impossible_pairs: int
+    def __init__(self, seed: int = 0) -> None:
+        self.chance = random.Random(seed)
+        self.specs: dict[str, Model] = {}
+        self.covered: set[Pair] = set()
+        self.met: set[Factor] = set()
+        self.wanted: list[Pair] = []
+        self.impossible_factors: list[Factor] = []
+        self.impossible_pairs: list[Pair] = []
 
+    def coverage(self) -> float:
+        """The share of the pairs that can be wired which some spec holds."""
+        possible = len(self.wanted) - len(self.impossible_pairs)
+        return sum(pair in self.covered for pair in self.wanted) / possible if possible else 0.0
 
-def wire(seed: int = 0, limit: int | None = None) -> Wiring:
-    """Specs that cover every pair; `limit` stops early with what that many cover."""
-    chance = random.Random(seed)
-    specs: dict[str, Model] = {}
-    covered: set[Pair] = set()
+    def __iter__(self) -> Iterator[Model]:
+        yield from self.each_value()
+        possible = [factor for factor in all_factors() if factor in self.met]
+        self.wanted = sorted({pair for pair in meeting(possible) if consistent(*pair)})
+        todo = list(self.wanted)
+        self.chance.shuffle(todo)
+        for pair in todo:
+            if pair in self.covered:
+                continue
+            spec = self.best(pins(*pair), set(pair))
+            if spec is None:
+                self.impossible_pairs.append(pair)
+            else:
+                yield self.keep(spec)
 
-    met: set[Factor] = set()
+    def each_value(self) -> Iterator[Model]:
+        """Specs that hold every value once: what never comes about cannot stand there."""
+        for factor in all_factors():
+            if factor in self.met:
+                continue
+            spec = self.best(pins(factor), {factor})
+            if spec is None:
+                self.impossible_factors.append(factor)
+            else:
+                yield self.keep(spec)
 
-    def keep(spec: Model) -> None:
-        specs[spec.key] = spec
-        covered.update(pairs_of(spec))
-        met.update(*scopes(spec))
+    def keep(self, spec: Model) -> Model:
+        """Count a spec in."""
+        self.specs[spec.key] = spec
+        self.covered.update(pairs_of(spec))
+        self.met.update(*scopes(spec))
+        return spec
 
-    possible: list[Factor] = []
-    impossible: list[Factor] = []
-    for factor in all_factors():  # first every value once: what never comes about cannot stand there
-        if factor in met:
-            possible.append(factor)
-            continue
-        spec = _best(chance, pins(factor), {factor}, covered)
-        (possible if spec else impossible).append(factor)
-        if spec:
-            keep(spec)
-        if limit is not None and len(specs) >= limit:
-            return Wiring(list(specs.values()), len(covered), len(covered), impossible, 0)
-    wanted = sorted({pair for pair in meeting(possible) if consistent(*pair)})
-    unwired = 0
-    chance.shuffle(wanted)
-    for a, b in wanted:
-        if (a, b) in covered:
-            continue
-        spec = _best(chance, pins(a, b), {a, b}, covered)
-        if spec is None:
-            unwired += 1
-        else:
-            keep(spec)
-    found = sum(pair in covered for pair in wanted)
-    return Wiring(list(specs.values()), len(wanted) - unwired, found, impossible, unwired)
-
-
-def _best(chance: random.Random, pinned: dict[str, str], wanted: set[Factor], covered: set[Pair]) -> Model | None:
-    """Of several legal draws that really hold the wanted factors, the one that covers most new pairs."""
-    found: list[Model] = []
-    for _ in range(TRIES):
-        spec = attempt(chance, pinned)
-        if spec is not None and any(wanted <= scope for scope in scopes(spec)):
-            found.append(spec)
-            if len(found) == CANDIDATES:
+    def best(self, pinned: dict[str, str], wanted: set[Factor]) -> Model | None:
+        """Of several legal draws that really hold the wanted factors, the one that covers most new pairs."""
+        sound: list[Model] = []
+        excepted: list[Model] = []
+        for _ in range(TRIES):
+            spec = attempt(self.chance, pinned)
+            if spec is None or not any(wanted <= scope for scope in scopes(spec)):
+                continue
+            (excepted if any(part.excepts(env) for _, part, env in walk(spec)) else sound).append(spec)
+            if len(sound) == CANDIDATES:
                 break
-    return max(found, key=lambda spec: len(pairs_of(spec) - covered), default=None)
+        # a spec for which some law cannot hold says less: only where what is wanted asks for it
+        return max(sound or excepted, key=lambda spec: len(pairs_of(spec) - self.covered), default=None)
+
+
+def quick_specs(seed: int = 0, count: int = 16) -> list[Model]:
+    """A few specs that hold every kind at least once, if that many can."""
+    chance, left = random.Random(seed), {(f.place, f.value) for f in all_factors() if f.kind}
+    chosen: list[Model] = []
+    while len(chosen) < count:
+        drawn = [spec for _ in range(30) if (spec := attempt(chance, {})) is not None]
+        held = {spec.key: {(f.place, f.value) for scope in scopes(spec) for f in scope if f.kind} for spec in drawn}
+        best = max(drawn, key=lambda spec: len(held[spec.key] & left))
+        left -= held[best.key]
+        chosen.append(best)
+    return chosen

@@ -24,6 +24,8 @@ BLANK = "#ffffff"
 
 def attention_of(model: ModelModule, tokens: Tensor, layer: int) -> Tensor:
     """(heads, n, n) what every head of one layer looks at, for a text of tokens (n,)."""
+    if not 0 < len(tokens) <= MOST_TOKENS:
+        raise DovetailError(f"{len(tokens)} tokens cannot be read in a picture; give a text of 1 to {MOST_TOKENS}")
     depth = len(model.part.layers)
     if not -depth <= layer < depth:
         raise SpecError(f"layers.{layer}", "there is no such layer", f"layers are 0 to {depth - 1}")
@@ -33,8 +35,6 @@ def attention_of(model: ModelModule, tokens: Tensor, layer: int) -> Tensor:
 
 def draw_map(pattern: Tensor, labels: Sequence[str], heads: Sequence[int], path: str | Path, title: str) -> None:
     """Draw one panel for each of `heads` of a pattern (all heads, n, n), with the tokens as labels."""
-    if len(labels) > MOST_TOKENS:
-        raise DovetailError(f"{len(labels)} tokens are too many to read in a picture; give a text of at most {MOST_TOKENS}")
     for head in heads:
         if not 0 <= head < len(pattern):
             raise SpecError(f"heads.{head}", "there is no such head", f"heads are 0 to {len(pattern) - 1}")

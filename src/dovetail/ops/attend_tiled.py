@@ -1,21 +1,24 @@
 """Tiled attention: online softmax over the tiles a mask touches, forward and backward; memory grows as n, not n².
 
-For each tile of queries, runs of keys one after the other, with a running maximum m and a running sum l:
+For each tile of queries, pieces of the keys it touches one after the other, with a running maximum m and a running sum l:
 
     s = cap(q kᵀ · scale) + bias      m' = max(m, max s)      o ← o·e^(m−m') + e^(s−m') v      l ← l·e^(m−m') + Σ e^(s−m')
 
-then z = o / l and lse = m + log l. Backward recomputes s tile by tile: p = e^(s − lse), dv = pᵀg, ds = p ∘ (g vᵀ − Δ + g_lse)
-with Δ = Σ g∘z. A learned sink s₀ only rescales: z · σ(lse − s₀). Biases are made tile by tile and their tables get gradients.
+then z = o / l and lse = m + log l. Backward recomputes s piece by piece: p = e^(s − lse), dv = pᵀg, ds = p ∘ (g vᵀ − Δ) with
+Δ = Σ g∘z − g_lse. A learned sink s₀ only rescales: z · σ(lse − s₀). Biases are made piece by piece and their tables get
+gradients. Beside the results only a few pieces of scores exist at any time, so the workspace does not grow with n.
 
 Shapes: q (…, heads, n, head), k, v (…, kv_heads, m, head). Query heads that share a key head lie side by side in one matmul:
-q (rows, kv_heads, shared, n, head). Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao 2023.
+q (rows, kv_heads, shared, n, head), in a tile (rows, kv_heads, shared·n, head).
+Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao 2023.
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,14 +26,14 @@ from torch.autograd.function import once_differentiable
 
 from dovetail.core.at import At
 from dovetail.core.module import wide
-from dovetail.ops.mask import allowed, plan
+from dovetail.ops.mask import Run, allowed, plan
 
 if TYPE_CHECKING:
     from dovetail.ops.attend import Rule, Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink"})
 TILE = 64  # tokens a tile, of queries and of keys
-RUN = 512  # keys looked at in one step at most: bounds the workspace
+PIECE = 512  # keys looked at in one step at most: bounds the workspace
 
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:
@@ -42,144 +45,239 @@ def cost(shape: Shape, needs: frozenset[str]) -> float:
 
 def run(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, seen: object = None) -> Tensor:
     """(…, heads, n, head), touching only the tiles that the mask touches."""
-    flat = q.dim() == 3
-    if flat:
-        q, k, v = q[None], k[None], v[None]
-    step = rule.mask.regroup()
-    back = None
-    if step > 1 and qa.n > 1:  # tokens of one residue become neighbours, so that their tiles are full
-        (q, qa, back), (k, ka, _), (v, _, _) = _regroup(q, qa, step), _regroup(k, ka, step), _regroup(v, ka, step)
+    if q.dim() == 3:
+        return _attend(q[None], k[None], v[None], rule, qa, ka)[0]
+    if rule.mask.regroup() > 1 and qa.start is None:  # the rows are regrouped each in its own way
+        each = ((q[i : i + 1], k[i : i + 1], v[i : i + 1], rule, _row(qa, i), _row(ka, i)) for i in range(q.shape[0]))
+        return torch.cat([_attend(*row) for row in each])
+    return _attend(q, k, v, rule, qa, ka)
+
+
+def _row(at: At, i: int) -> At:
+    return At(at.coords[i], at.order[i], at.seg[i])
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At) -> Tensor:
     shared = q.shape[1] // k.shape[1]
-    out, lse = _Tiled.apply(q.unflatten(1, (-1, shared)), k, v, _Static(rule, qa, ka), *rule.tables)  # type: ignore[misc]
+    out, lse = _Tiled.apply(q.unflatten(1, (-1, shared)), k, v, _Work.of(rule, qa, ka), *rule.tables)  # type: ignore[misc]
     out, lse = out.flatten(1, 2), lse.flatten(1, 2)
     if rule.sink is not None:
         out = out * torch.sigmoid(lse - rule.sink[:, None].to(lse.dtype))[..., None].to(out.dtype)
-    if back is not None:
-        out = out.gather(-2, back[:, None, :, None].expand_as(out))
-    return out[0] if flat else out
+    return out
 
 
-def _regroup(x: Tensor, at: At, step: int) -> tuple[Tensor, At, Tensor]:
-    """Tokens sorted by order mod step (stably), and the index that puts them back."""
-    rows = (at.order % step).expand(x.shape[0], -1)
-    index = rows.argsort(dim=-1, stable=True)
-    row = None if at.row is None else at.row[index[0]]
-    order, seg = (t.expand(x.shape[0], -1).gather(-1, index) for t in (at.order, at.seg))
-    coords = at.coords.expand(x.shape[0], -1, -1).gather(-2, index[..., None].expand(-1, -1, at.coords.shape[-1]))
-    return x.gather(-2, index[:, None, :, None].expand_as(x)), At(coords, order, seg, row), index.argsort(-1)
+# -- which tokens are looked at together -----------------------------------------------------------------------------
+
+Where = slice | Tensor  # tokens side by side, or any tokens by their index
+
+
+def _take(x: Tensor, where: Where) -> Tensor:
+    """The entries (…, tokens, head) of some tokens."""
+    return x[..., where, :] if isinstance(where, slice) else x.index_select(-2, where)
+
+
+def _add(x: Tensor, where: Where, more: Tensor) -> None:
+    """Add to the entries (…, tokens, head) of some tokens."""
+    if isinstance(where, slice):
+        x[..., where, :].add_(more)
+    else:
+        x.index_add_(-2, where, more)
+
+
+def _put(x: Tensor, where: Where, new: Tensor) -> None:
+    """Set the entries (…, tokens, head) of some tokens."""
+    if isinstance(where, slice):
+        x[..., where, :] = new
+    else:
+        x.index_copy_(-2, where, new)
+
+
+class Piece(NamedTuple):
+    """Keys looked at in one step, and those columns of its scores that have to be masked, with the keys they stand for."""
+
+    keys: Where
+    partial: list[tuple[slice, Where]]
+
+
+class Tile(NamedTuple):
+    """Some queries, where they stand, and the pieces of keys they touch."""
+
+    queries: Where
+    at: At
+    pieces: list[Piece]
 
 
 @dc.dataclass
-class _Static:
+class _Work:
     """What the kernel knows beside tensors."""
 
     rule: Rule
     qa: At
     ka: At
+    runs: list[list[Run]]  # of each tile of queries
+    q_index: Tensor | None = None  # the tokens in the order they are tiled; None: as they lie
+    k_index: Tensor | None = None
 
-    def tiles(self) -> Iterator[tuple[slice, list[tuple[slice, bool]]]]:
-        """Each tile of queries with the runs of keys it touches, none longer than RUN."""
-        heads, mask = self.rule.heads, self.rule.mask
-        first = int(heads[0]) if mask.by_head() else 0
-        for i, runs in enumerate(plan(mask, self.qa, self.ka, len(heads), TILE, TILE, first)):
-            pieces = [
-                (slice(begin, min(begin + RUN, run.end)), run.full) for run in runs for begin in range(run.begin, run.end, RUN)
-            ]
-            yield slice(i * TILE, min((i + 1) * TILE, self.qa.n)), pieces
+    @staticmethod
+    def of(rule: Rule, qa: At, ka: At) -> _Work:
+        """The plan for these tokens, made once a step for all layers with an equal mask."""
+        step, heads = rule.mask.regroup(), len(rule.heads)
+        if step == 1 or qa.n == 1:
+            return _Work(rule, _one_row(qa), _one_row(ka), plan(rule.mask, qa, ka, heads, TILE, TILE))
+        (tiled_q, q_index), (tiled_k, k_index) = _regrouped(qa, step), _regrouped(ka, step)
+        runs = plan(rule.mask, tiled_q, tiled_k, heads, TILE, TILE)
+        return _Work(rule, _one_row(qa), _one_row(ka), runs, q_index, k_index)
 
-    def scores(
-        self, q: Tensor, k: Tensor, qs: slice, ks: slice, full: bool, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def tiles(self) -> Iterator[Tile]:
+        """Each tile of queries."""
+        for i, runs in enumerate(self.runs):
+            place = slice(i * TILE, min((i + 1) * TILE, self.qa.n))
+            queries = place if self.q_index is None else self.q_index[place]
+            yield Tile(queries, self.qa.pick(queries), list(self.pieces(runs)))
+
+    def pieces(self, runs: list[Run]) -> Iterator[Piece]:
+        """The runs of one tile packed into pieces of at most PIECE keys, however far apart they lie."""
+        packed, room = [], PIECE
+        for run in runs:
+            begin = run.begin
+            while begin < run.end:
+                packed.append(Run(begin, min(run.end, begin + room), run.full))
+                room -= packed[-1].end - begin
+                begin = packed[-1].end
+                if room == 0:
+                    yield self.piece(packed)
+                    packed, room = [], PIECE
+        if packed:
+            yield self.piece(packed)
+
+    def piece(self, runs: list[Run]) -> Piece:
+        """Some runs looked at together."""
+        partial, begin = [], 0
+        for run in runs:
+            end = begin + run.end - run.begin
+            if not run.full:
+                partial.append((slice(begin, end), self.keys([run])))
+            begin = end
+        return Piece(self.keys(runs), partial)
+
+    def keys(self, runs: list[Run]) -> Where:
+        """The tokens of some runs."""
+        if all(a.end == b.begin for a, b in pairwise(runs)):
+            place: Where = slice(runs[0].begin, runs[-1].end)
+        else:
+            place = torch.cat([torch.arange(run.begin, run.end, device=self.ka.order.device) for run in runs])
+        return place if self.k_index is None else self.k_index[place]
+
+    def bias(self, tile: Tile, piece: Piece, tables: tuple[Tensor, ...]) -> Tensor | None:
+        """(…, heads, n, m) added to the scores of one piece."""
+        return None if self.rule.bias is None else self.rule.bias(tile.at, self.ka.pick(piece.keys), *tables)
+
+    def scores(self, query: Tensor, key: Tensor, tile: Tile, piece: Piece, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """(rows, kv_heads, shared, n, m) scores of one piece with −∞ where not allowed; tanh of the capped scores."""
-        rows, groups, shared, n, _ = q.shape
-        scores = (
-            (q.flatten(2, 3) @ k.transpose(-1, -2)).to(wide(q.dtype)).mul_(self.rule.scale).view(rows, groups, shared, n, -1)
-        )
+        rows, groups, _, _ = query.shape
+        shape = (rows, groups, -1, tile.at.n, key.shape[-2])
+        scores = (query @ key.transpose(-1, -2)).to(wide(query.dtype)).mul_(self.rule.scale).view(shape)
         capped = None
         if self.rule.softcap is not None:
             capped = torch.tanh(scores / self.rule.softcap)
             scores = self.rule.softcap * capped
         if bias is not None:
-            scores = scores + _by_group(bias, groups, shared)
-        if not full:
-            seen = allowed(self.rule.mask, self.qa.pick(qs), self.ka.pick(ks), self.rule.heads)
-            scores = scores.masked_fill_(~_by_group(seen, groups, shared), -torch.inf)
+            scores += _by_group(bias, groups)
+        for columns, keys in piece.partial:
+            seen = allowed(self.rule.mask, tile.at, self.ka.pick(keys), self.rule.heads)
+            scores[..., columns].add_(_by_group(torch.where(seen, 0.0, -torch.inf), groups))  # far cheaper than masked_fill_
         return scores, capped
 
-    def bias(self, qs: slice, ks: slice, tables: tuple[Tensor, ...]) -> Tensor | None:
-        """(…, heads, n, m) of one piece."""
-        if self.rule.bias is None:
-            return None
-        return self.rule.bias(self.qa.pick(qs), self.ka.pick(ks), *tables)
+
+def _one_row(at: At) -> At:
+    """Where all rows stand alike one of them says it all, and masks are made for one row only."""
+    if at.start is None or at.order.dim() == 1:
+        return at
+    return At(at.coords[:1], at.order[:1], at.seg[:1], start=at.start)
 
 
-def _by_group(x: Tensor, groups: int, shared: int) -> Tensor:
+def _regrouped(at: At, step: int) -> tuple[At, Tensor]:
+    """Tokens of one residue modulo `step` side by side, so that their tiles are full or empty; and their index."""
+
+    def look() -> tuple[At, Tensor]:
+        index = (at.order % step).view(-1, at.n)[0].argsort(stable=True)
+        return at.pick(index), index
+
+    return at.once(("regrouped", step), look)
+
+
+def _by_group(x: Tensor, groups: int) -> Tensor:
     """(…, 1 or heads, n, m) -> (…, 1 or kv_heads, 1 or shared, n, m)."""
-    return x.unsqueeze(-3) if x.shape[-3] == 1 else x.unflatten(-3, (groups, shared))
+    return x.unsqueeze(-3) if x.shape[-3] == 1 else x.unflatten(-3, (groups, -1))
+
+
+# -- the kernel ------------------------------------------------------------------------------------------------------
 
 
 class _Tiled(torch.autograd.Function):
+    """q (rows, kv_heads, shared, n, head), k, v (rows, kv_heads, m, head) -> z like q, lse (rows, kv_heads, shared, n)."""
+
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, static: _Static, *tables: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, work: _Work, *tables: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         rows, groups, shared, n, _ = q.shape
-        out = q.new_zeros(rows, groups, shared, n, v.shape[-1])
-        lse = q.new_full((rows, groups, shared, n), -torch.inf, dtype=wide(q.dtype))
-        for qs, pieces in static.tiles():
-            query = q[..., qs, :]
-            acc: Tensor | None = None
-            top = total = lse[..., qs]
-            for ks, full in pieces:
-                scores, _ = static.scores(query, k[:, :, ks], qs, ks, full, static.bias(qs, ks, tables))
-                peak = scores.amax(-1) if acc is None else torch.maximum(top, scores.amax(-1))
-                safe = peak.masked_fill(peak == -torch.inf, 0.0)  # a row that has seen nothing yet
-                p = scores.sub_(safe[..., None]).exp_()
-                part = (p.to(v.dtype).flatten(2, 3) @ v[:, :, ks]).view(*p.shape[:-1], -1)
-                if acc is None:
-                    acc, total = part.to(lse.dtype), p.sum(-1)
-                else:
-                    shrink = torch.exp(top - safe)
-                    acc, total = acc * shrink[..., None] + part, total * shrink + p.sum(-1)
-                top = peak
-            if acc is not None:
-                some = total > 0
-                out[..., qs, :] = (acc / total.masked_fill(~some, 1.0)[..., None]).to(out.dtype)
-                lse[..., qs] = torch.where(some, top + total.masked_fill(~some, 1.0).log(), -torch.inf)
-        # an empty row gets a finite, hopeless lse: σ(lse − sink) is then 0 with gradient 0, not NaN
-        lse = lse.masked_fill_(lse == -torch.inf, torch.finfo(lse.dtype).min / 4)
+        out = q.new_zeros(rows, n, groups, shared, v.shape[-1]).permute(0, 2, 3, 1, 4)  # token by token, as the stream lies
+        # of a row that sees nothing: hopeless but finite, so that σ(lse − sink) is 0 with gradient 0, not NaN
+        lowest = torch.finfo(wide(q.dtype)).min / 4
+        lse = q.new_full(q.shape[:-1], lowest, dtype=wide(q.dtype))
+        for tile in work.tiles():
+            query = _take(q, tile.queries).flatten(2, 3)
+            top = lse.new_full((rows, groups, shared, tile.at.n, 1), lowest)
+            total = torch.zeros_like(top)
+            acc = lse.new_zeros(*query.shape[:-1], v.shape[-1])
+            for piece in tile.pieces:
+                key, value = _take(k, piece.keys), _take(v, piece.keys)
+                scores, _ = work.scores(query, key, tile, piece, work.bias(tile, piece, tables))
+                peak = torch.maximum(top, scores.amax(-1, keepdim=True))
+                shrink, top = torch.exp(top - peak), peak
+                p = scores.sub_(peak).exp_()
+                total = total * shrink + p.sum(-1, keepdim=True)
+                acc = acc * shrink.flatten(2, 3) + p.to(v.dtype).flatten(2, 3) @ value
+            total = total.clamp_min_(1.0)  # the greatest score counts 1, so only a row that sees nothing has less
+            _put(out, tile.queries, (acc / total.flatten(2, 3)).to(out.dtype).unflatten(2, (shared, -1)))
+            _put(lse[..., None], tile.queries, top + total.log())
         ctx.save_for_backward(q, k, v, out, lse, *tables)
-        ctx.static = static
+        ctx.set_materialize_grads(False)
+        ctx.work = work
         return out, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor, g_lse: Tensor) -> Any:
+    def backward(ctx: Any, g: Tensor | None, g_lse: Tensor | None) -> Any:  # type: ignore[override]
         q, k, v, out, lse, *tables = ctx.saved_tensors
-        static: _Static = ctx.static
-        rule = static.rule
+        work: _Work = ctx.work
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         learned = [i for i in range(len(tables)) if ctx.needs_input_grad[4 + i]]
-        dtables: list[Tensor | None] = [torch.zeros_like(t) if i in learned else None for i, t in enumerate(tables)]
-        delta = (g * out).sum(-1, dtype=lse.dtype) - g_lse
-        for qs, pieces in static.tiles():
-            query, grad = q[..., qs, :], g[..., qs, :].flatten(2, 3)
-            for ks, full in pieces:
-                key, value = k[:, :, ks], v[:, :, ks]
+        dtables = [torch.zeros_like(t) if i in learned else None for i, t in enumerate(tables)]
+        g = torch.zeros_like(out) if g is None else g
+        for tile in work.tiles():
+            query, grad = _take(q, tile.queries).flatten(2, 3), _take(g, tile.queries)
+            level = _take(lse[..., None], tile.queries)
+            delta = (grad * _take(out, tile.queries)).sum(-1, keepdim=True, dtype=lse.dtype)
+            if g_lse is not None:
+                delta -= _take(g_lse[..., None], tile.queries)
+            grad, dquery = grad.flatten(2, 3), torch.zeros_like(query)
+            for piece in tile.pieces:
+                key, value = _take(k, piece.keys), _take(v, piece.keys)
                 with torch.enable_grad():
                     free = tuple(t.detach().requires_grad_(i in learned) for i, t in enumerate(tables))
-                    bias = static.bias(qs, ks, free)
-                scores, capped = static.scores(query, key, qs, ks, full, None if bias is None else bias.detach())
-                p = scores.sub_(lse[..., qs, None]).exp_()
-                flat = p.to(v.dtype).flatten(2, 3)
-                dv[:, :, ks] += flat.transpose(-1, -2) @ grad
-                ds = (grad @ value.transpose(-1, -2)).view_as(p).sub(delta[..., qs, None]).mul_(p)
+                    bias = work.bias(tile, piece, free)
+                scores, capped = work.scores(query, key, tile, piece, None if bias is None else bias.detach())
+                p = scores.sub_(level).exp_()
+                _add(dv, piece.keys, p.to(v.dtype).flatten(2, 3).transpose(-1, -2) @ grad)
+                ds = (grad @ value.transpose(-1, -2)).view_as(p).sub(delta).mul_(p)
                 if bias is not None and learned:
-                    with torch.enable_grad():  # even a view needs it to lead back to the tables
-                        whole = _by_group(bias, *q.shape[1:3]).expand_as(ds)
-                    for i, d in zip(learned, torch.autograd.grad(whole, [free[i] for i in learned], ds), strict=True):
-                        dtables[i] = d if dtables[i] is None else dtables[i] + d  # type: ignore[operator]
+                    each = torch.autograd.grad(bias, [free[i] for i in learned], ds.flatten(1, 2).sum_to_size(bias.shape))
+                    for i, d in zip(learned, each, strict=True):
+                        dtables[i] += d  # type: ignore[operator]
                 if capped is not None:
                     ds = ds * (1 - capped * capped)
-                ds = ds.to(q.dtype).mul_(rule.scale).flatten(2, 3)
-                dq[..., qs, :] += (ds @ key).view_as(query)
-                dk[:, :, ks] += ds.transpose(-1, -2) @ query.flatten(2, 3)
-        return dq, dk, dv, None, *dtables
+                ds = ds.to(q.dtype).flatten(2, 3)
+                dquery += ds @ key
+                _add(dk, piece.keys, ds.transpose(-1, -2) @ query)
+            _put(dq, tile.queries, dquery.unflatten(2, (q.shape[2], -1)))
+        return dq.mul_(work.rule.scale), dk.mul_(work.rule.scale), dv, None, *dtables

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import groupby, repeat
+from math import isqrt
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -66,13 +68,8 @@ def spans(at: At, size: int, step: int = 1) -> list[Span]:
         row = np.zeros((1, at.n), np.int64) if at.row is None else at.row.numpy(force=True)[None]
         residue = order % step
         edges = [f.reduceat(f.reduce(a, axis=0), starts) for a in (order, seg, row, residue) for f in (np.minimum, np.maximum)]
-        found: list[Span] = []
-        for low, high, seg_low, seg_high, row_low, row_high, res_low, res_high in zip(
-            *(e.tolist() for e in edges), strict=True
-        ):
-            one = step if res_low == res_high else 1
-            found.append(Span(low, high, seg_low, seg_high, row_low, row_high, one, res_low if one > 1 else 0))
-        return found
+        steps = np.full(len(starts), step)
+        return [Span(*edge) for edge in zip(*(e.tolist() for e in (*edges[:6], steps, *edges[6:])), strict=True)]
 
     return at.once(("spans", size, step), look)
 
@@ -85,34 +82,48 @@ class Run(NamedTuple):
     full: bool
 
 
-def plan(mask: Mask, q: At, k: At, heads: int, tile_q: int, tile_k: int, first: int = 0) -> list[list[Run]]:
-    """For each query tile the runs of keys it touches, in tokens; `first` is the number of the first head this rank holds."""
+def plan(mask: Mask, q: At, k: At, heads: int, tile_q: int, tile_k: int) -> list[list[Run]]:
+    """For each query tile the runs of keys it touches, in tokens."""
 
     def look() -> list[list[Run]]:
         step = mask.regroup()
         # heads with one answer need one question; otherwise a tile is skipped only where every head skips it
-        ask = range(first, first + heads) if mask.by_head() else range(1)
+        ask = range(heads) if mask.by_head() else range(1)
         keys = spans(k, tile_k, step)
-        return [list(_runs(mask, query, keys, ask, tile_k, k.n)) for query in spans(q, tile_q, step)]
+        # √tiles neighbours are asked about first: whole stretches of a row are settled by one question
+        some = max(1, isqrt(len(keys)))
+        stretches = [keys[i : i + some] for i in range(0, len(keys), some)]
+        coarse = [(_around(stretch), stretch) for stretch in stretches]
+        return [list(_runs(_fills(mask, query, coarse, ask), tile_k, k.n)) for query in spans(q, tile_q, step)]
 
     return _shared(f"plan {tile_q} {tile_k}", mask, q, k, heads, look)
 
 
-def _runs(mask: Mask, query: Span, keys: list[Span], heads: range, size: int, n: int) -> Iterator[Run]:
-    open_run: Run | None = None
-    for j, key in enumerate(keys):
-        fill = _fill(mask, query, key, heads)
-        if fill is Fill.EMPTY:
-            continue
-        begin, end, full = j * size, min((j + 1) * size, n), fill is Fill.FULL
-        if open_run is not None and open_run.end == begin and open_run.full == full:
-            open_run = Run(open_run.begin, end, full)
-            continue
-        if open_run is not None:
-            yield open_run
-        open_run = Run(begin, end, full)
-    if open_run is not None:
-        yield open_run
+def _around(stretch: list[Span]) -> Span:
+    """What is known of several neighbouring runs of tokens as one."""
+    low, high, seg_low, seg_high, row_low, row_high, step, residue_low, residue_high = zip(*stretch, strict=True)
+    lows = (min(low), max(high), min(seg_low), max(seg_high), min(row_low), max(row_high))
+    return Span(*lows, step[0], min(residue_low), max(residue_high))
+
+
+def _fills(mask: Mask, query: Span, coarse: list[tuple[Span, list[Span]]], heads: range) -> Iterator[Fill]:
+    """The fill of each key tile in turn."""
+    for around, stretch in coarse:
+        fill = _fill(mask, query, around, heads)
+        if fill is Fill.PART and len(stretch) > 1:
+            yield from (_fill(mask, query, key, heads) for key in stretch)
+        else:  # what is true of the whole is true of each
+            yield from repeat(fill, len(stretch))
+
+
+def _runs(fills: Iterator[Fill], size: int, n: int) -> Iterator[Run]:
+    """Neighbouring tiles with an equal fill as one run; empty ones left out."""
+    begin = 0
+    for fill, tiles in groupby(fills):
+        end = begin + size * sum(1 for _ in tiles)
+        if fill is not Fill.EMPTY:
+            yield Run(begin, min(end, n), fill is Fill.FULL)
+        begin = end
 
 
 def _fill(mask: Mask, q: Span, k: Span, heads: range) -> Fill:

@@ -152,18 +152,28 @@ def _read(config: Config, dialect: Dialect) -> Model:
 
 def explicit(spec: Model) -> Model:
     """The spec with every size written out that a null stands for, and lists of equal factors as one factor."""
+    told: dict[str, dict[str, Any]] = {}
     for path, part, env in walk(spec):
         hints = field_types(type(part))
-        for field in dc.fields(part):
-            value, where = getattr(part, field.name), join(path, field.name)
-            if value is None and field.name in STANDS_FOR and hints[field.name] == int | None:
-                spec = spec.replace(where, env.size(STANDS_FOR[field.name]))
+        for field, axis in STANDS_FOR.items():
+            if hints.get(field) == int | None and getattr(part, field) is None:
+                told.setdefault(path, {})[field] = env.size(axis)
         for name, below in part.parts().items():
             for field in dc.fields(below):
                 value = getattr(below, field.name)
                 if isinstance(value, tuple) and len(value) > 1 and len(set(value)) == 1 and isinstance(value[0], float):
-                    spec = spec.replace(join(join(path, name), field.name), value[:1])
-    return spec
+                    told.setdefault(join(path, name), {})[field.name] = value[:1]
+    return _rewritten(spec, told, "")
+
+
+def _rewritten(value: Any, told: Mapping[str, dict[str, Any]], path: str) -> Any:
+    """The tree with other fields at these paths, in one pass."""
+    if isinstance(value, tuple):
+        return tuple(_rewritten(item, told, join(path, str(i))) for i, item in enumerate(value))
+    if not isinstance(value, Part):
+        return value
+    fields = {f.name: _rewritten(getattr(value, f.name), told, join(path, f.name)) for f in dc.fields(value)}
+    return dc.replace(value, **{**fields, **told.get(path, {})})
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

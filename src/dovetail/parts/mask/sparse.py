@@ -75,10 +75,12 @@ class Dilated(Mask):
 
 
 def _same_residue(q: Span, k: Span, step: int) -> Fill:
-    """Tiles regrouped by residue hold one residue each, and are all or nothing."""
+    """Tiles regrouped by residue mostly hold one residue each, and are all or nothing."""
     if q.step != step or k.step != step:
         return Fill.PART
-    return Fill.FULL if q.residue == k.residue else Fill.EMPTY
+    if q.residue_low > k.residue_high or k.residue_low > q.residue_high:
+        return Fill.EMPTY
+    return Fill.FULL if q.residue_low == q.residue_high == k.residue_low == k.residue_high else Fill.PART
 
 
 @register("random")

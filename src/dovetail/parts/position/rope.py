@@ -92,7 +92,7 @@ class Rope(Position):
         if self.scaling is None or not self.scaling.varies:
             return {}
         why = f"{self.scaling.kind}: angles depend on how long the sequence is now"
-        return {"chunked": why, "padded": why, "rollback": why, "sharded": why}
+        return {"chunked": why, "padded": why, "rollback": why}
 
 
 class RopeModule(PositionModule):

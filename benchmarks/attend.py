@@ -1,0 +1,225 @@
+"""Tiled attention: what it needs beside its results, and whether its time follows the tiles that a mask touches.
+
+Workspace is the most bytes alive at once, forward and backward, beyond q, k, v, z, lse and the gradients; it must not grow with n,
+and with a window the time must grow as n. For every kind of mask the time is held against a·tiles + b·rows of tiles, with a
+and b taken in the same round from `everything` over fewer and fewer keys and from `causal`. Last, the kernel that `attend`
+chooses must be the cheaper one. Every output is compared with the reference kernel first.
+
+    python benchmarks/attend.py [--rounds 7] [--json]
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import statistics
+from collections.abc import Callable, Sequence
+from math import log
+from typing import Any
+
+import numpy as np
+import torch
+from measure import Goal, Row, agree, arguments, middle, progress, seconds, tell
+from memory import Alive
+from torch import Tensor
+
+from dovetail import At
+from dovetail import parts as _registered  # noqa: F401
+from dovetail.core.group import Mask
+from dovetail.core.part import from_data
+from dovetail.ops import attend_tiled
+from dovetail.ops.attend import Rule, attend, chosen, using
+
+WINDOW = ["causal", {"kind": "window", "size": 256}]
+MASKS: dict[str, Any] = {
+    "causal": "causal",
+    "window with keep": {"kind": "window", "size": 256, "keep": 4},
+    "prefix": {"kind": "prefix", "length": 300},
+    "globals": {"kind": "globals", "tokens": 100},
+    "blocks": {"kind": "blocks", "size": 96, "back": 1},
+    "strided": {"kind": "strided", "step": 64},
+    "dilated": {"kind": "dilated", "size": 64, "step": 2},
+    "random": {"kind": "random", "size": 64, "count": 2},
+    "by_head": {"kind": "by_head", "masks": ["causal", {"kind": "window", "size": 256}]},
+    "all_of": WINDOW,
+    "any_of": {"any": [{"kind": "window", "size": 128}, {"kind": "globals", "tokens": 8}, {"kind": "random"}]},
+    "everything": "everything",
+}
+
+
+@dc.dataclass(frozen=True)
+class Shape:
+    """One sequence of tokens with its heads."""
+
+    heads: int
+    kv_heads: int
+    head: int
+
+
+@dc.dataclass
+class Case:
+    """One attention, forward and backward: n queries over m keys."""
+
+    mask: Mask
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+
+    @staticmethod
+    def of(mask: Any, shape: Shape, n: int, m: int | None = None) -> Case:
+        torch.manual_seed(0)
+        keys = (1, m or n, shape.kv_heads, shape.head)
+        q, g = (torch.randn(1, n, shape.heads, shape.head) for _ in range(2))
+        k, v = torch.randn(keys), torch.randn(keys)
+        return Case(from_data(mask, Mask), *(t.requires_grad_() for t in (q, k, v)), g)  # type: ignore[type-abstract]
+
+    def rule(self) -> Rule:
+        return Rule(mask=self.mask, scale=self.q.shape[-1] ** -0.5, heads=torch.arange(self.q.shape[-2]))
+
+    def at(self) -> tuple[At, At]:
+        """Where the tokens stand; made anew each time, as every step of a model does, so that the plan is timed too."""
+        at = At.whole(1, self.q.shape[1])
+        return at, at if self.q.shape[1] == self.k.shape[1] else At.whole(1, self.k.shape[1])
+
+    def run(self, kernel: str) -> tuple[Tensor, ...]:
+        """The output and the gradients of q, k and v."""
+        with using(kernel):
+            z = attend(self.q, self.k, self.v, self.rule(), *self.at(), frozenset())
+        return z, *torch.autograd.grad(z, (self.q, self.k, self.v), self.g)
+
+    def tiles(self) -> float:
+        """How many tiles of scores the mask touches."""
+        runs = attend_tiled.plan_of(self.rule(), *self.at())
+        return sum(run.end - run.begin for row in runs for run in row) / attend_tiled.TILE
+
+    def chosen(self) -> str:
+        """The kernel that `attend` takes of itself."""
+        return chosen(self.q, self.rule(), *self.at(), frozenset())[0].name
+
+
+def slope(sizes: Sequence[int], values: Sequence[float]) -> float:
+    """Of log value against log size: 1 where it grows as n, 0 where it does not grow."""
+    return statistics.linear_regression([log(n) for n in sizes], [log(value) for value in values]).slope
+
+
+# -- the figures -----------------------------------------------------------------------------------------------------
+
+
+def workspace(mask: Any, shape: Shape, n: int) -> int:
+    """Bytes alive at the worst moment beyond q, k, v, z, lse and the gradients."""
+    case = Case.of(mask, shape, n)
+    at, _ = case.at()
+    with using("tiled"), Alive(case.q, case.k, case.v, case.g, at.order, at.seg) as alive:
+        z = attend(case.q, case.k, case.v, case.rule(), at, at, frozenset())
+        grads = torch.autograd.grad(z, (case.q, case.k, case.v), case.g)
+    lse = n * shape.heads * z.element_size()
+    return alive.peak - z.nbytes - lse - sum(grad.nbytes for grad in grads)
+
+
+def memory_rows(sizes: Sequence[int]) -> list[Row]:
+    shape, rows = Shape(heads=2, kv_heads=1, head=16), []
+    with progress("workspace", 2 * len(sizes)) as tick:
+        for name, mask in (("causal", "causal"), ("window 256", WINDOW)):
+            used: list[float] = []
+            for n in sizes:
+                used.append(workspace(mask, shape, n))
+                tick()
+            rows.append(Row(f"workspace, slope in n = {sizes[0]} … {sizes[-1]}: {name}", slope(sizes, used), Goal(high=0.1)))
+            rows.append(Row(f"workspace, MB at n = {sizes[-1]}: {name}", used[-1] / 1e6))
+    return rows
+
+
+def window_row(sizes: Sequence[int], shape: Shape, rounds: int) -> Row:
+    cases = [Case.of(WINDOW, shape, n) for n in sizes]
+    slopes: list[float] = []
+    with progress("window 256, time", rounds + 1) as tick:
+        for _ in range(rounds + 1):
+            slopes.append(slope(sizes, [seconds(lambda case=case: case.run("tiled")) for case in cases]))
+            tick()
+    value, spread = middle(slopes[1:])
+    return Row(f"time, slope in n = {sizes[0]} … {sizes[-1]}: window 256", value, Goal(high=1.15), spread, noise=0.15)
+
+
+def mask_rows(n: int, shape: Shape, rounds: int) -> list[Row]:
+    """Time of each mask ÷ what its tiles should take."""
+    known = [Case.of("causal", shape, n), *(Case.of("everything", shape, n, n // cut) for cut in (1, 4, 16, 64))]
+    tiles = np.array([[case.tiles(), 1.0] for case in known])
+    asked = {name: Case.of(mask, shape, n) for name, mask in MASKS.items()}
+    touched = {name: case.tiles() for name, case in asked.items()}
+    ratios: dict[str, list[float]] = {name: [] for name in asked}
+    with progress(f"masks, n = {n}", (rounds + 1) * len(asked)) as tick:
+        for _ in range(rounds + 1):
+            before = np.array([seconds(lambda case=case: case.run("tiled")) for case in known])
+            times: dict[str, float] = {}
+            for name, case in asked.items():
+                times[name] = seconds(lambda case=case: case.run("tiled"))
+                tick()
+            after = np.array([seconds(lambda case=case: case.run("tiled")) for case in known])
+            taken = (before + after) / 2  # what the machine's speed was around the masks
+            (each, rest), *_ = np.linalg.lstsq(tiles / taken[:, None], np.ones(len(known)), rcond=None)
+            for name, time in times.items():
+                ratios[name].append(time / (each * touched[name] + rest))
+    rows: list[Row] = []
+    for name in asked:
+        value, spread = middle(ratios[name][1:])
+        what = f"time ÷ a·tiles + b·rows, n = {n}: {name} ({touched[name]:.0f} tiles)"
+        rows.append(Row(what, value, Goal(low=0.8, high=1.2), spread, noise=0.2))
+    return rows
+
+
+def choice_rows(cases: dict[str, Case], rounds: int) -> list[Row]:
+    """How the two kernels compare, and whether the chosen one is the cheaper."""
+    rows: list[Row] = []
+    with progress("tiled and torch", len(cases) * (rounds + 1)) as tick:
+        for name, case in cases.items():
+            ratios: list[float] = []
+            for _ in range(rounds + 1):
+                ratios.append(seconds(lambda case=case: case.run("torch")) / seconds(lambda case=case: case.run("tiled")))
+                tick()
+            value, spread = middle(ratios[1:])
+            rows.append(Row(f"time torch ÷ tiled, {name}", value, None, spread))
+            lost = max(1.0, value) if case.chosen() == "torch" else max(1.0, 1 / value)
+            rows.append(Row(f"time chosen ({case.chosen()}) ÷ cheapest, {name}", lost, Goal(high=1.1), spread / value, noise=0.3))
+    return rows
+
+
+def gate(cases: dict[str, Case], kernels: Sequence[str]) -> None:
+    """Every kernel gives what the reference gives, output and gradients."""
+    with progress("outputs compared", len(cases)) as tick:
+        for name, case in cases.items():
+            want = case.run("reference")
+            for kernel in kernels:
+                for ours, theirs in zip(case.run(kernel), want, strict=True):
+                    agree(f"{kernel}, {name}", ours, theirs, 1e-4)
+            tick()
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each figure")
+    flags = parser.parse_args()
+    torch.set_num_threads(flags.threads)
+    shape = Shape(heads=6, kv_heads=2, head=12) if flags.quick else Shape(heads=8, kv_heads=2, head=64)
+    sizes = (256, 512, 1024) if flags.quick else (1024, 2048, 4096, 8192, 16384)
+    n = 512 if flags.quick else 4096
+
+    gate({name: Case.of(mask, shape, 300) for name, mask in MASKS.items()}, ("tiled", "torch"))
+    figures: list[Callable[[], list[Row]]] = [
+        lambda: memory_rows(sizes),
+        lambda: [window_row(sizes, shape, flags.rounds)],
+        lambda: mask_rows(n, shape, flags.rounds),
+        lambda: choice_rows(
+            {
+                f"causal, n = {n}": Case.of("causal", shape, n),
+                f"window 256, n = {n // 4}": Case.of(WINDOW, shape, n // 4),
+                f"window 256, n = {n}": Case.of(WINDOW, shape, n),
+                f"strided 64, n = {n}": Case.of(["causal", {"kind": "strided"}], shape, n),
+            },
+            flags.rounds,
+        ),
+    ]
+    tell([row for figure in figures for row in figure()], flags.json)
+
+
+if __name__ == "__main__":
+    main()

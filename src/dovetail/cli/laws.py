@@ -1,0 +1,150 @@
+"""Hold every part to its laws, in every wiring it can take part in; or plant known bugs and see that the laws catch them."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import json
+import sys
+from typing import Annotated, Any
+
+import tyro
+
+
+@dc.dataclass
+class Command:
+    """Laws on all wirings (default), on one SPEC, or on planted bugs (--mutants)."""
+
+    spec: Annotated[str | None, tyro.conf.Positional] = None
+    """A preset, .yaml or model directory: only this one is tried."""
+    quick: bool = False
+    """A few wirings that hold every kind; under a minute."""
+    mutants: bool = False
+    """Plant each named bug and see that the law named with it fails."""
+    random: int | None = None
+    """With --mutants: this many mechanical mutations of parts/ and ops/ instead."""
+    seed: int = 0
+    """Draws other wirings, weights and mutations."""
+    load: tuple[str, ...] = ()
+    """Modules that register parts of your own."""
+    json: bool = False
+    """Print plain data."""
+
+    def run(self) -> int:
+        """The exit code: 1 where a law fails or a bug lives."""
+        import importlib
+
+        for module in self.load:
+            importlib.import_module(module)
+        if self.mutants:
+            return self.print_mutants()
+        return self.print_one(self.spec) if self.spec is not None else self.print_all()
+
+    def print_all(self) -> int:
+        """All wirings."""
+        from dovetail.laws.suite import run_suite
+
+        with progress("laws") as told:
+            report = run_suite(self.quick, self.seed, told, self.load)
+        data = report.data()
+        if self.quick:
+            data.pop("pairs_covered")  # a few wirings cover no such thing
+        self.show(data, lambda: table(data))
+        return 1 if data["failed"] else 0
+
+    def print_one(self, name: str) -> int:
+        """One spec."""
+        from dovetail.laws.case import LAWS
+        from dovetail.laws.suite import try_spec
+        from dovetail.spec import load_spec, to_yaml
+
+        with progress("laws") as told:
+            rows = []
+            text = to_yaml(load_spec(name))
+            for i, law in enumerate(LAWS):
+                told(i, len(LAWS), law)
+                rows += try_spec(text, [law], self.seed)
+        failed = [row for row in rows if row.state == "failed"]
+        data = {"spec": name, "failed": len(failed), "laws": [dc.asdict(row) for row in rows]}
+        self.show(data, lambda: one(name, rows, {law.name: law.says for law in LAWS.values()}))
+        return 1 if failed else 0
+
+    def print_mutants(self) -> int:
+        """Planted bugs."""
+        from dovetail.laws import mutants, mutate
+
+        with progress("mutants") as told:
+            data = mutate.run_random(self.random, self.seed, told) if self.random else mutants.run_named(told)
+        self.show(data, lambda: bugs(data))
+        return 0 if data["caught"] == data["mutants"] or self.random else 1
+
+    def show(self, data: Any, view: Any) -> None:
+        """JSON or a table."""
+        if self.json:
+            print(json.dumps(data, indent=1, ensure_ascii=False))
+        else:
+            view()
+
+
+def progress(what: str) -> Any:
+    """A context that gives told(done, known, note): a bar on stderr with the time left."""
+    import contextlib
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    @contextlib.contextmanager
+    def bar() -> Any:
+        columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}")
+        with Progress(*columns, console=Console(file=sys.stderr), transient=True) as shown:
+            task = shown.add_task(what, total=None, note="")
+            yield lambda done, known, note: shown.update(task, completed=done, total=known, note=note)
+
+    return bar()
+
+
+def table(data: dict[str, Any]) -> None:
+    """The whole suite on a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    shown = Table(title=f"{data['cells']} cells: {data['specs']} specs × {data['laws']} laws, {data['parts']} parts")
+    for column in ("law", "held", "excepted", "failed", "not applicable", "seconds"):
+        shown.add_column(column, justify="left" if column == "law" else "right")
+    for name, row in data["by_law"].items():
+        held = row["cells"] - row["failed"] - row["excepted"]
+        colour = "red" if row["failed"] else "green"
+        cells = (held, row["excepted"], row["failed"], row["not_applicable"], f"{row['seconds']:.1f}")
+        shown.add_row(f"[{colour}]{name}[/]", *map(str, cells))
+    console.print(shown)
+    if "pairs_covered" in data:
+        console.print(f"pairs covered: {data['pairs_covered']:.1%}   excepted: {data['excepted_share']:.1%}   {data['seconds']:.0f} s")
+    for failure in data["failures"][:10]:
+        console.print(f"[red]{failure['law']}[/]: {failure['detail']}", markup=True, highlight=False)
+        console.print(failure["spec"], style="dim", markup=False)
+
+
+def one(name: str, rows: list[Any], says: dict[str, str]) -> None:
+    """One spec on a terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    marks = {"held": "[green]✓[/]", "failed": "[red]✗[/]", "not applicable": "[dim]–[/]"}
+    console = Console()
+    console.print(f"[bold]{escape(name)}[/]")
+    for row in rows:
+        console.print(f" {marks.get(row.state, '[yellow]~[/]')} {row.law:13} {escape(says[row.law])}", highlight=False)
+        if row.detail:
+            console.print(f"                 [dim]{escape(row.detail)}[/]", highlight=False)
+
+
+def bugs(data: dict[str, Any]) -> None:
+    """Planted bugs on a terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console()
+    for row in data["rows"]:
+        mark = "[green]caught[/]" if row["caught"] else "[red]LIVES[/] "
+        console.print(f" {mark}  {escape(row['name'])}  [dim]{escape(row.get('by', ''))}[/]", highlight=False)
+    console.print(f"{data['caught']} of {data['mutants']} caught")

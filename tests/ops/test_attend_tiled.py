@@ -1,0 +1,204 @@
+"""Tiled attention equals the reference, forward and backward, for any mask and layout of tokens, without memory of n²."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail import parts as _registered  # noqa: F401
+from dovetail.core.at import At
+from dovetail.core.group import Fill, Mask
+from dovetail.core.part import from_data
+from dovetail.ops import attend_tiled
+from dovetail.ops.attend import Rule, attend, using
+from dovetail.ops.mask import _fill, plan, spans
+
+HEADS, KV, HEAD, VALUE = 6, 2, 12, 10
+MASKS: dict[str, Any] = {
+    "everything": "everything",
+    "causal": "causal",
+    "window": {"kind": "window", "size": 5, "keep": 2},
+    "causal window": ["causal", {"kind": "window", "size": 9}],
+    "prefix": {"any": ["causal", {"kind": "prefix", "length": 7}]},
+    "globals": {"any": [{"kind": "window", "size": 4}, {"kind": "globals", "tokens": 3}]},
+    "blocks": {"kind": "blocks", "size": 6, "back": 1},
+    "strided": {"kind": "strided", "step": 3},
+    "causal strided": ["causal", {"kind": "strided", "step": 5}],
+    "dilated": {"kind": "dilated", "size": 3, "step": 4},
+    "random": {"kind": "random", "size": 4, "count": 2},
+    "by head": {"kind": "by_head", "masks": ["causal", {"kind": "strided", "step": 3}, {"kind": "window", "size": 3}]},
+}
+LAYOUTS = {
+    "whole": At.whole(3, 37),
+    "packed": At.packed([[10, 20, 3], [37], [5, 6]], 37),
+    "padded left": At.padded([30, 37, 5], 37, left=True),
+    "padded right": At.padded([30, 36, 5], 37),
+    "flat": At.flat([20, 1, 9]),
+}
+
+
+def mask_of(data: Any) -> Mask:
+    return from_data(data, Mask)  # type: ignore[type-abstract]
+
+
+def distance_bias(qa: At, ka: At, table: Tensor) -> Tensor:
+    """A learned number for each head and distance −4 … 4: (…, heads, n, m)."""
+    return table[:, (qa.order[..., :, None] - ka.order[..., None, :]).clamp(-4, 4) + 4].movedim(0, -3)
+
+
+def some(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def compared(mask: Any, qa: At, ka: At, *, softcap: bool = False, bias: bool = False, sink: bool = False) -> float:
+    """The largest difference between the two kernels over the output and every gradient."""
+    torch.manual_seed(0)
+    lead, behind = qa.order.shape, ka.order.shape
+    inputs = [some(*lead, HEADS, HEAD), some(*behind, KV, HEAD), some(*behind, KV, VALUE)]
+    table, sinks = some(HEADS, 9), some(HEADS)
+    rule = Rule(
+        mask=mask_of(mask),
+        scale=0.4,
+        heads=torch.arange(HEADS),
+        softcap=1.5 if softcap else None,
+        bias=distance_bias if bias else None,
+        tables=(table,) if bias else (),
+        sink=sinks if sink else None,
+    )
+    inputs += [table] * bias + [sinks] * sink
+    upstream = torch.randn(*lead, HEADS, VALUE, dtype=torch.float64)
+    found: list[list[Tensor]] = []
+    for name in ("tiled", "reference"):
+        with using(name):
+            z = attend(*inputs[:3], rule, qa, ka, frozenset())  # type: ignore[misc]
+        found.append([z, *torch.autograd.grad(z, inputs, upstream)])
+    return max((a - b).abs().max().item() for a, b in zip(*found, strict=True))
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 8 and pieces of 24 keys: 37 tokens are five tiles, the last one short, and a row of them two pieces."""
+    monkeypatch.setattr(attend_tiled, "TILE", 8)
+    monkeypatch.setattr(attend_tiled, "PIECE", 24)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_tiled_is_reference(mask: str, layout: str) -> None:
+    at = LAYOUTS[layout]
+    assert compared(MASKS[mask], at, at) < 1e-9
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mask", ["causal window", "causal strided", "by head"])
+def test_every_feature_at_once(mask: str, layout: str) -> None:
+    at = LAYOUTS[layout]
+    assert compared(MASKS[mask], at, at, softcap=True, bias=True, sink=True) < 1e-9
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("feature", ["softcap", "bias", "sink"])
+def test_each_feature_alone(feature: str) -> None:
+    at = LAYOUTS["packed"]
+    assert compared(MASKS["causal"], at, at, **{feature: True}) < 1e-9
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_chunk_of_queries_over_remembered_keys(mask: str) -> None:
+    assert compared(MASKS[mask], At.whole(2, 11, start=18), At.whole(2, 29)) < 1e-9
+    assert compared(MASKS[mask], At.flat([3, 9, 1], [4, 0, 20]), At.flat([7, 9, 21])) < 1e-9
+
+
+@pytest.mark.parametrize("n", [64, 150])
+@pytest.mark.parametrize("mask", ["causal", "causal window", "dilated"])
+def test_natural_tiles(mask: str, n: int) -> None:
+    at = At.whole(2, n)
+    assert compared(MASKS[mask], at, at) < 1e-9
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_a_token_that_sees_nothing_gives_zero_and_gets_no_gradient() -> None:
+    at = At.padded([5, 37], 37, left=True)
+    q, k, v = some(2, 37, HEADS, HEAD), some(2, 37, KV, HEAD), some(2, 37, KV, HEAD)
+    rule = Rule(mask=mask_of("causal"), scale=0.3, heads=torch.arange(HEADS), sink=some(HEADS))
+    with using("tiled"):
+        z = attend(q, k, v, rule, at, at, frozenset())
+    z.sum().backward()
+    assert (z[0, :32] == 0).all()
+    assert (z[0, 32:] != 0).all()
+    for tensor in (q, k, v):
+        assert tensor.grad is not None
+        assert tensor.grad.isfinite().all()
+        assert (tensor.grad[0, :32] == 0).all()
+
+
+def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend_tiled, "TILE", 2)
+    monkeypatch.setattr(attend_tiled, "PIECE", 4)
+    torch.manual_seed(0)
+    at = At.whole(1, 7)
+
+    def work(q: Tensor, k: Tensor, v: Tensor, table: Tensor, sink: Tensor) -> Tensor:
+        rule = Rule(mask_of(MASKS["window"]), 0.5, torch.arange(2), 1.5, distance_bias, (table,), sink)
+        with using("tiled"):
+            return attend(q, k, v, rule, at, at, frozenset())
+
+    assert torch.autograd.gradcheck(work, (some(1, 7, 2, 3), some(1, 7, 1, 3), some(1, 7, 1, 3), some(2, 9), some(2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_low_precision_is_near(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    at = At.whole(1, 150)
+    q, k, v = some(1, 150, HEADS, HEAD), some(1, 150, KV, HEAD), some(1, 150, KV, HEAD)
+    rule = Rule(mask=mask_of("causal"), scale=0.3, heads=torch.arange(HEADS))
+    with using("reference"):
+        want = attend(q, k, v, rule, at, at, frozenset())
+    with using("tiled"):
+        got = attend(q.to(dtype), k.to(dtype), v.to(dtype), rule, at, at, frozenset())
+    assert got.dtype == dtype
+    assert (got - want).abs().max() < 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_asking_about_stretches_first_changes_no_answer(mask: str, layout: str) -> None:
+    at, made = LAYOUTS[layout], mask_of(MASKS[mask])
+    heads = range(HEADS if made.by_head() else 1)
+    runs = spans(at, 2, made.regroup())
+    touched = plan(made, at, at, HEADS, 2, 2)
+    for query, found in zip(runs, touched, strict=True):
+        fills = [_fill(made, query, key, heads) for key in runs]
+        again = [Fill.EMPTY] * len(runs)
+        for run in found:
+            for tile in range(run.begin // 2, -(-run.end // 2)):
+                again[tile] = Fill.FULL if run.full else Fill.PART
+        assert again == fills
+
+
+@pytest.mark.parametrize("mask", ["causal", "causal window"])
+def test_workspace_does_not_grow(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    from memory import Alive
+
+    monkeypatch.setattr(attend_tiled, "TILE", 16)
+    monkeypatch.setattr(attend_tiled, "PIECE", 32)
+    rule = Rule(mask=mask_of(MASKS[mask]), scale=0.3, heads=torch.arange(2))
+
+    def workspace(n: int) -> int:
+        at = At.whole(1, n)
+        q, k, v, g = some(1, n, 2, 4), some(1, n, 1, 4), some(1, n, 1, 4), torch.randn(1, n, 2, 4, dtype=torch.float64)
+        with using("tiled"), Alive(q, k, v, g, at.order, at.seg) as alive:
+            grads = torch.autograd.grad(attend(q, k, v, rule, at, at, frozenset()), (q, k, v), g)
+        lse = 2 * n * 8
+        return alive.peak - q.nbytes - lse - sum(grad.nbytes for grad in grads)
+
+    small, large = workspace(128), workspace(512)
+    assert 0 < large <= 1.2 * small

@@ -1,0 +1,57 @@
+"""Offset: scores fall with distance by a slope that each head learns.
+
+score(i, j) −= slope_h · |i − j|          slope (heads,), all `start` at first; ALiBi (Press et al. 2022) with slopes that train.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dovetail.core.at import At
+from dovetail.core.env import Env
+from dovetail.core.group import Position, PositionModule
+from dovetail.core.module import Module
+from dovetail.core.part import Problem, register
+from dovetail.core.weight import Weight
+from torch import Tensor
+
+
+@register("offset")
+class Offset(Position):
+    """Scores fall with distance by a learned slope."""
+
+    start: float = 0.1
+
+    def module(self) -> type[Module]:
+        return OffsetModule
+
+    def weights(self, env: Env) -> list[Weight]:
+        return [Weight(name="slope", out=("heads",), init="const", role="gate")]
+
+    def constant(self, name: str, env: Env) -> Tensor:
+        return torch.full((env.size("heads"),), self.start, dtype=torch.float64)
+
+    def needs(self) -> frozenset[str]:
+        return frozenset({"bias", "bias_grad"})
+
+    def check(self, env: Env) -> list[Problem]:
+        return [] if self.start >= 0 else [Problem("start", f"{self.start} is below 0", "near tokens would count least")]
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"start": [0.1, 0.4]}
+
+
+class OffsetModule(PositionModule):
+    """score -> (…, heads, n, m)."""
+
+    slope: Tensor
+
+    def tables(self) -> tuple[Tensor, ...]:
+        return (self.slope,)
+
+    def score(self, q: At, k: At, *tables: Tensor) -> Tensor:
+        (slope,) = tables
+        distance = (q.order[..., None, :, None] - k.order[..., None, None, :]).abs()
+        return -distance.to(slope.dtype) * slope[:, None, None]
