@@ -89,7 +89,7 @@ class Case:
 
     def tiles(self) -> float:
         """How many tiles of scores the mask touches."""
-        runs = attend_tiled.plan_of(self.rule(), *self.at())
+        runs = attend_tiled.Work.of(self.rule(), *self.at()).runs
         return sum(run.end - run.begin for row in runs for run in row) / attend_tiled.TILE
 
     def chosen(self) -> str:
@@ -179,7 +179,9 @@ def choice_rows(cases: dict[str, Case], rounds: int) -> list[Row]:
             value, spread = middle(ratios[1:])
             rows.append(Row(f"time torch ÷ tiled, {name}", value, None, spread))
             lost = max(1.0, value) if case.chosen() == "torch" else max(1.0, 1 / value)
-            rows.append(Row(f"time chosen ({case.chosen()}) ÷ cheapest, {name}", lost, Goal(high=1.1), spread / value, noise=0.3))
+            rows.append(
+                Row(f"time chosen ({case.chosen()}) ÷ cheapest, {name}", lost, Goal(high=1.1), spread / value, noise=0.3)
+            )
     return rows
 
 

@@ -175,7 +175,7 @@ def test_asking_about_stretches_first_changes_no_answer(mask: str, layout: str) 
     runs = spans(at, 2, made.regroup())
     touched = plan(made, at, at, HEADS, 2, 2)
     for query, found in zip(runs, touched, strict=True):
-        fills = [_fill(made, query, key, heads) for key in runs]
+        fills = [_fill(made, query, key, heads)[0] for key in runs]
         again = [Fill.EMPTY] * len(runs)
         for run in found:
             for tile in range(run.begin // 2, -(-run.end // 2)):

@@ -31,31 +31,36 @@ Change one part of a transformer. Everything else fits, and proves it.
 
 def main(argv: list[str] | None = None) -> None:
     """Run one verb; every error a user can cause is one line on stderr and its own exit code."""
-    args = sys.argv[1:] if argv is None else argv
+    try:
+        code = _answer(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except DovetailError as error:
+        print(f"dovetail: {error}", file=sys.stderr)
+        code = error.exit_code
+    except BrokenPipeError:  # `| head` has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def _answer(args: list[str]) -> int:
+    """The help, the version, or what a verb does; the exit code."""
     if not args or args[0] in ("-h", "--help"):
         width = max(map(len, VERBS))
         print(HELP.format(verbs="\n".join(f"  {name:{width}}   {text}" for name, text in VERBS.items())))
-        sys.exit(0 if args else 2)
+        return 0 if args else 2
     if args[0] in ("-V", "--version"):
         print(f"dovetail {__version__}")
-        return
+        return 0
     if args[0] not in VERBS:
         print(f"dovetail: no verb is called {args[0]!r}; verbs: {', '.join(VERBS)}", file=sys.stderr)
-        sys.exit(2)
+        return 2
     import tyro
 
     verb = importlib.import_module(f"dovetail.cli.{args[0]}")
     command = tyro.cli(verb.Command, args=args[1:], prog=f"dovetail {args[0]}", description=verb.__doc__)
-    try:
-        _read_specs_first(args[1:])
-        code = command.run()
-    except DovetailError as error:
-        print(f"dovetail: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
-    sys.exit(code or 0)
+    _read_specs_first(args[1:])
+    return command.run() or 0
 
 
 def _read_specs_first(args: list[str]) -> None:

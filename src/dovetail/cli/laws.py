@@ -73,7 +73,7 @@ class Command:
         from dovetail.laws import mutants, mutate
 
         with progress("mutants") as told:
-            data = mutate.run_random(self.random, self.seed, told) if self.random else mutants.run_named(told)
+            data = mutate.run_random(self.random, self.seed, told) if self.random else mutants.run_named(told, self.quick)
         self.show(data, lambda: bugs(data))
         return 0 if data["caught"] == data["mutants"] or self.random else 1
 
@@ -94,7 +94,14 @@ def progress(what: str) -> Any:
 
     @contextlib.contextmanager
     def bar() -> Any:
-        columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}")
+        columns = (
+            TextColumn(what),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
         with Progress(*columns, console=Console(file=sys.stderr), transient=True) as shown:
             task = shown.add_task(what, total=None, note="")
             yield lambda done, known, note: shown.update(task, completed=done, total=known, note=note)
@@ -118,7 +125,9 @@ def table(data: dict[str, Any]) -> None:
         shown.add_row(f"[{colour}]{name}[/]", *map(str, cells))
     console.print(shown)
     if "pairs_covered" in data:
-        console.print(f"pairs covered: {data['pairs_covered']:.1%}   excepted: {data['excepted_share']:.1%}   {data['seconds']:.0f} s")
+        console.print(
+            f"pairs covered: {data['pairs_covered']:.1%}   excepted: {data['excepted_share']:.1%}   {data['seconds']:.0f} s"
+        )
     for failure in data["failures"][:10]:
         console.print(f"[red]{failure['law']}[/]: {failure['detail']}", markup=True, highlight=False)
         console.print(failure["spec"], style="dim", markup=False)

@@ -181,6 +181,10 @@ class Mask(Part):
         """Whether over whole documents it is just `all` or `causal`, which kernels know by a flag of their own."""
         return None
 
+    def relative(self) -> bool:
+        """Whether the distance from query to key decides alone: tiles equally far apart are then equal."""
+        return False
+
     def regroup(self) -> int:
         """Tokens whose orders are equal modulo this see only each other (1: no such grouping)."""
         return 1

@@ -89,7 +89,9 @@ class Case:
             return Ctx(at=at, **more)
         source = self.source if source is None else source
         assert source is not None
-        memory, memory_at = self.model.encode(source, Ctx(at=source_at or At.whole(*source.shape), seed=more.get("seed")))
+        memory, memory_at = self.model.encode(
+            source, Ctx(at=source_at or At.whole(source.shape[0], source.shape[1]), seed=more.get("seed"))
+        )
         return Ctx(at=at, memory=memory, memory_at=memory_at, **more)
 
     def run(self, inputs: Tensor | None = None, **how: Any) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from dovetail.build import generator
 from dovetail.core.at import At
 from dovetail.core.part import walk
-from dovetail.laws.case import BATCH, DERIVATIVE, DTYPE, N, Broken, Case, NotApplicable, law
+from dovetail.laws.case import BATCH, DERIVATIVE, DTYPE, Broken, Case, N, NotApplicable, law
 from dovetail.ops import attend, attend_tiled
 
 
@@ -30,7 +30,11 @@ def scalar(case: Case, at: At) -> Tensor:
     """A number that depends on every real token's answer in its own way."""
     out = case.stream(case.inputs, case.ctx(at=at))
     weight = torch.randn(out.shape, generator=generator(case.seed, "probe"), dtype=DTYPE)
-    return (out.sin() * weight * at.real[..., None] if out.dim() == at.seg.dim() + 1 and out.shape[1] == at.n else out.sin() * weight).sum()
+    return (
+        out.sin() * weight * at.real[..., None]
+        if out.dim() == at.seg.dim() + 1 and out.shape[1] == at.n
+        else out.sin() * weight
+    ).sum()
 
 
 @law(6, "fast", "every backend that offers itself equals the readable one, forward and backward")
@@ -58,7 +62,10 @@ def gradient(case: Case) -> None:
     """One random direction through all parameters at once."""
     at = At.packed([(9, 12), (14,), (5, 9, 4)], N) if case.tokens else At.whole(BATCH, N)
     parameters = dict(case.model.named_parameters())
-    direction = {name: torch.randn(p.shape, generator=generator(case.seed, f"direction {name}"), dtype=DTYPE) for name, p in parameters.items()}
+    direction = {
+        name: torch.randn(p.shape, generator=generator(case.seed, f"direction {name}"), dtype=DTYPE)
+        for name, p in parameters.items()
+    }
     grads = case.gradients(scalar(case, at))
     slope = sum(float((grads[name] * d).sum()) for name, d in direction.items())
     step = 1e-5 / max(abs(slope), 10.0)  # a steep function bends, and its kinks come close

@@ -2,9 +2,9 @@
 
     sites -> one is chosen -> a fresh process imports the package with that file changed -> oracles and laws -> killed or not
 
-Left alone: `samples` (what the laws try), `check` and `advise` (words, held by tests), the backends' `cost` (which kernel runs, not
-what it computes), `key` texts and docstrings. The process is forked from one that has torch and nothing of ours, so that nothing
-imported before can hide the change. This file itself imports nothing of ours at the top for the same reason.
+Left alone: `samples` (what the laws try), `check` and `advise` (words, held by tests), the backends' `cost` (which kernel runs,
+not what it computes), texts and docstrings. The process is forked from one that has torch and nothing of ours, so that nothing
+imported before can hide the change; for the same reason this file imports nothing of ours at the top.
 """
 
 from __future__ import annotations

@@ -39,7 +39,11 @@ GPT2 = """
 width: 30
 vocab: 62
 position: {kind: learned, length: 64}
-layers: [{repeat: 2, norm: layernorm, mixer: {heads: 6, position: none, bias: true, out_bias: true}, ffn: {kind: mlp, act: gelu_tanh}}]
+layers:
+- repeat: 2
+  norm: layernorm
+  mixer: {heads: 6, position: none, bias: true, out_bias: true}
+  ffn: {kind: mlp, act: gelu_tanh}
 norm: layernorm
 """
 
@@ -77,7 +81,7 @@ def reference_logits(model_type: str, config: dict[str, Any], tensors: dict[str,
     """What the reference library's model answers with these weights, in float64."""
     import transformers
 
-    settings = {**config, "attn_implementation": "eager"}
+    settings = {**config, "attn_implementation": "eager", "bos_token_id": None, "eos_token_id": None}
     settings.pop("model_type", None)
     made: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(model_type, **settings))
     made = made.to(DTYPE).eval()

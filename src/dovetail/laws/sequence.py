@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dovetail.core.at import At
 from dovetail.core.ctx import Ctx, Listener
-from dovetail.laws.case import BATCH, DTYPE, LENGTHS, N, Broken, Case, NotApplicable, law, rows_of
+from dovetail.laws.case import BATCH, DTYPE, LENGTHS, Broken, Case, N, NotApplicable, law, rows_of
 from dovetail.state.pool import Layout, Pool
 
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "paged", "ring")

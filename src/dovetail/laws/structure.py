@@ -22,17 +22,16 @@ from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import DovetailError
 from dovetail.core.fold import attention_flops, declared, matmul_flops, parameters, state_values, states, taps
-from dovetail.core.module import tensor_at
 from dovetail.core.group import Mask, PositionModule
+from dovetail.core.module import tensor_at
 from dovetail.core.part import KINDS, join, walk, walk_spec
-from dovetail.laws.case import BATCH, DTYPE, N, Broken, Case, NotApplicable, law
+from dovetail.laws.case import BATCH, DTYPE, Case, N, NotApplicable, law
 from dovetail.laws.kernel import loss_of
 from dovetail.model import BlockModule, Model
 from dovetail.ops import attend
 from dovetail.spec import from_yaml, to_yaml
 from dovetail.state.frame import TokenView
 from dovetail.state.pool import Pool
-
 
 LATER_LAYER = re.compile(r"layers\.[1-9]")
 
@@ -125,7 +124,9 @@ def tapped(case: Case) -> None:
         stream = heard[f"layers.{i}.in"]
         for name in names if block.wire.sums else ():
             stream = stream + heard[f"layers.{i}.{name}_add"]
-            case.same(heard[f"layers.{i}.after_{name}"], stream, f"layers.{i}: the stream after {name} and what was added to it")
+            case.same(
+                heard[f"layers.{i}.after_{name}"], stream, f"layers.{i}: the stream after {name} and what was added to it"
+            )
         _pattern_rows(case, heard, f"layers.{i}.mixer.pattern")
 
 
@@ -174,7 +175,7 @@ def _block_input(case: Case) -> tuple[Ctx, Tensor]:
 
     with torch.no_grad():
         ctx = case.ctx()
-        x, at = case.model.embed(case.inputs, ctx)
+        _, at = case.model.embed(case.inputs, ctx)
         case.listening({"layers.0.in": keep})
     return dc.replace(ctx, at=at), found[0]
 

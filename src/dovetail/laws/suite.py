@@ -1,7 +1,7 @@
 """The suite: every law on every wiring, over two processes, and what came of it.
 
-A **cell** is a distinct spec and a law that made at least one comparison. An exception that a part declares is tried too: it must
-be seen to fail somewhere, or it is no exception. Dear laws (compiled, sharded) run on a subset that holds every part twice.
+A **cell** is a distinct spec and a law that made at least one comparison. An exception that a part declares is tried too: it
+must be seen to fail somewhere, or it is none. Dear laws (compiled, sharded) run on a subset that holds every part twice.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Report:
         self.seconds = seconds
         for (part, law, reason), states in self.excepted.items():
             if not states["excepted"] and sum(states.values()) >= TWICE:
-                detail = f"{part} declares that this law cannot hold ({reason}), but it held in all {sum(states.values())} cells"
+                detail = (
+                    f"{part} declares that this law cannot hold ({reason}), but it held in all {sum(states.values())} cells"
+                )
                 self.failures.append({"law": law, "spec": "", "detail": detail})
         return self
 

@@ -1,10 +1,11 @@
 """Wirings: legal specs in which every pair of declared sample values stands together at least once.
 
 A **factor** is a place and a value: a field with one of its part's `samples()`, or a slot with one of the registered kinds. A
-place names the kinds above it (`model/layers=block/mixer=attention/position=rope/base`), so a stranger's part is tried like ours.
+place names the kinds above it (`model/layers=block/mixer=attention/position=rope/base`), so a stranger's part is tried too.
 The pairs: two factors of one part; a factor of a part and one of a part directly inside it; any factor with any kind of the
-same block (or, outside the layers, of the model); and any two kinds anywhere. Specs are drawn at random with an uncovered pair pinned, and the one of several draws that
-covers most is kept. A value for which no draw passes `check` cannot stand there, and a pair likewise; both are counted.
+same block (or, outside the layers, of the model); and any two kinds anywhere. Specs are drawn at random with an uncovered pair
+pinned, and the one of several draws that covers most is kept. A value for which no draw passes `check` cannot stand there, and
+a pair likewise; both are counted.
 """
 
 from __future__ import annotations

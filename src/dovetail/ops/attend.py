@@ -109,13 +109,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, needs: f
 
     Shapes: q (…, n, heads, head), k and v (…, m, kv_heads, head); `…` is batch, or nothing for a flat batch.
     """
-    backend, plain = _chosen(q, rule, qa, ka, needs)
+    backend, plain = chosen(q, rule, qa, ka, needs)
     seen = dense(rule.mask, qa, ka, rule.heads) if backend.dense and not (plain and backend.flags) else None
     out = backend.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), rule, qa, ka, seen)
     return out.transpose(-3, -2)
 
 
-def _chosen(q: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> tuple[Backend, bool]:
+def chosen(q: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> tuple[Backend, bool]:
     """The backend, and whether the mask is plain: asked by every layer, answered once a step for those that ask alike."""
 
     def look(needs: frozenset[str] = needs) -> tuple[Backend, bool]:

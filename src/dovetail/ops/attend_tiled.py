@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink"})
 TILE = 64  # tokens a tile, of queries and of keys
 PIECE = 512  # keys looked at in one step at most: bounds the workspace
+KNOWN = 16  # tiles of a relative mask that are remembered
 
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:
@@ -59,7 +61,7 @@ def _row(at: At, i: int) -> At:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At) -> Tensor:
     shared = q.shape[1] // k.shape[1]
-    out, lse = _Tiled.apply(q.unflatten(1, (-1, shared)), k, v, _Work.of(rule, qa, ka), *rule.tables)  # type: ignore[misc]
+    out, lse = _Tiled.apply(q.unflatten(1, (-1, shared)), k, v, Work.of(rule, qa, ka), *rule.tables)  # type: ignore[misc]
     out, lse = out.flatten(1, 2), lse.flatten(1, 2)
     if rule.sink is not None:
         out = out * torch.sigmoid(lse - rule.sink[:, None].to(lse.dtype))[..., None].to(out.dtype)
@@ -93,47 +95,69 @@ def _put(x: Tensor, where: Where, new: Tensor) -> None:
 
 
 class Piece(NamedTuple):
-    """Keys looked at in one step, and those columns of its scores that have to be masked, with the keys they stand for."""
+    """Keys looked at in one step, and those columns of its scores that have to be masked, with the run they stand for."""
 
     keys: Where
-    partial: list[tuple[slice, Where]]
+    partial: list[tuple[slice, Run]]
 
 
 class Tile(NamedTuple):
-    """Some queries, where they stand, and the pieces of keys they touch."""
+    """Some queries from number `begin` on, where they stand, and the pieces of keys they touch."""
 
+    begin: int
     queries: Where
     at: At
     pieces: list[Piece]
 
 
+class Order(NamedTuple):
+    """Tokens in the order they are tiled: those of one residue modulo `step` side by side, so that tiles are full or empty."""
+
+    at: At
+    index: Tensor
+    numbers: list[int]  # the same index
+    step: int
+
+    def where(self, place: slice | Tensor) -> Where:
+        """The tokens at some places; within a residue they lie evenly, which a slice can say."""
+        if isinstance(place, slice):
+            first, last = self.numbers[place.start], self.numbers[place.stop - 1]
+            if last - first == (place.stop - place.start - 1) * self.step:
+                return slice(first, last + 1, self.step)
+        return self.index[place]
+
+
 @dc.dataclass
-class _Work:
+class Work:
     """What the kernel knows beside tensors."""
 
     rule: Rule
     qa: At
     ka: At
     runs: list[list[Run]]  # of each tile of queries
-    q_index: Tensor | None = None  # the tokens in the order they are tiled; None: as they lie
-    k_index: Tensor | None = None
+    q_order: Order | None  # None: tokens are tiled as they lie
+    k_order: Order | None
+    known: dict[Any, Tensor] | None  # what equal tiles of a relative mask let through; None: no two need be equal
 
     @staticmethod
-    def of(rule: Rule, qa: At, ka: At) -> _Work:
+    def of(rule: Rule, qa: At, ka: At) -> Work:
         """The plan for these tokens, made once a step for all layers with an equal mask."""
         step, heads = rule.mask.regroup(), len(rule.heads)
-        if step == 1 or qa.n == 1:
-            return _Work(rule, _one_row(qa), _one_row(ka), plan(rule.mask, qa, ka, heads, TILE, TILE))
-        (tiled_q, q_index), (tiled_k, k_index) = _regrouped(qa, step), _regrouped(ka, step)
-        runs = plan(rule.mask, tiled_q, tiled_k, heads, TILE, TILE)
-        return _Work(rule, _one_row(qa), _one_row(ka), runs, q_index, k_index)
+        if step > 1 and qa.n > 1:
+            q_order, k_order = _regrouped(qa, step), _regrouped(ka, step)
+            runs = plan(rule.mask, q_order.at, k_order.at, heads, TILE, TILE)
+            return Work(rule, _one_row(qa), _one_row(ka), runs, q_order, k_order, None)
+        runs = plan(rule.mask, qa, ka, heads, TILE, TILE)
+        even = rule.mask.relative() and qa.start is not None and ka.start is not None
+        known = ka.once_for(qa, ("tiles", rule.mask.key, heads), dict) if even else None
+        return Work(rule, _one_row(qa), _one_row(ka), runs, None, None, known)
 
     def tiles(self) -> Iterator[Tile]:
         """Each tile of queries."""
         for i, runs in enumerate(self.runs):
             place = slice(i * TILE, min((i + 1) * TILE, self.qa.n))
-            queries = place if self.q_index is None else self.q_index[place]
-            yield Tile(queries, self.qa.pick(queries), list(self.pieces(runs)))
+            queries = place if self.q_order is None else self.q_order.where(place)
+            yield Tile(place.start, queries, self.qa.pick(queries), list(self.pieces(runs)))
 
     def pieces(self, runs: list[Run]) -> Iterator[Piece]:
         """The runs of one tile packed into pieces of at most PIECE keys, however far apart they lie."""
@@ -141,7 +165,7 @@ class _Work:
         for run in runs:
             begin = run.begin
             while begin < run.end:
-                packed.append(Run(begin, min(run.end, begin + room), run.full))
+                packed.append(run._replace(begin=begin, end=min(run.end, begin + room)))
                 room -= packed[-1].end - begin
                 begin = packed[-1].end
                 if room == 0:
@@ -156,7 +180,7 @@ class _Work:
         for run in runs:
             end = begin + run.end - run.begin
             if not run.full:
-                partial.append((slice(begin, end), self.keys([run])))
+                partial.append((slice(begin, end), run))
             begin = end
         return Piece(self.keys(runs), partial)
 
@@ -166,7 +190,18 @@ class _Work:
             place: Where = slice(runs[0].begin, runs[-1].end)
         else:
             place = torch.cat([torch.arange(run.begin, run.end, device=self.ka.order.device) for run in runs])
-        return place if self.k_index is None else self.k_index[place]
+        return place if self.k_order is None else self.k_order.where(place)
+
+    def shut(self, tile: Tile, run: Run) -> Tensor:
+        """(…, 1 or heads, n, m) −∞ where a query may not see a key of the run, else 0."""
+        kind = (tile.begin - run.begin, tile.at.n, run.end - run.begin)
+        if self.known is not None and kind in self.known:
+            return self.known[kind]
+        look = self.rule.mask.visible if run.alone else partial(allowed, self.rule.mask)
+        made = torch.where(look(tile.at, self.ka.pick(self.keys([run])), self.rule.heads), 0.0, -torch.inf)
+        if self.known is not None and len(self.known) < KNOWN:
+            self.known[kind] = made
+        return made
 
     def bias(self, tile: Tile, piece: Piece, tables: tuple[Tensor, ...]) -> Tensor | None:
         """(…, heads, n, m) added to the scores of one piece."""
@@ -183,9 +218,8 @@ class _Work:
             scores = self.rule.softcap * capped
         if bias is not None:
             scores += _by_group(bias, groups)
-        for columns, keys in piece.partial:
-            seen = allowed(self.rule.mask, tile.at, self.ka.pick(keys), self.rule.heads)
-            scores[..., columns].add_(_by_group(torch.where(seen, 0.0, -torch.inf), groups))  # far cheaper than masked_fill_
+        for columns, run in piece.partial:
+            scores[..., columns].add_(_by_group(self.shut(tile, run), groups))  # far cheaper than masked_fill_
         return scores, capped
 
 
@@ -196,12 +230,12 @@ def _one_row(at: At) -> At:
     return At(at.coords[:1], at.order[:1], at.seg[:1], start=at.start)
 
 
-def _regrouped(at: At, step: int) -> tuple[At, Tensor]:
-    """Tokens of one residue modulo `step` side by side, so that their tiles are full or empty; and their index."""
+def _regrouped(at: At, step: int) -> Order:
+    """The tokens sorted by residue; where rows differ, by those of the first."""
 
-    def look() -> tuple[At, Tensor]:
+    def look() -> Order:
         index = (at.order % step).view(-1, at.n)[0].argsort(stable=True)
-        return at.pick(index), index
+        return Order(at.pick(index), index, index.tolist(), step)
 
     return at.once(("regrouped", step), look)
 
@@ -218,7 +252,7 @@ class _Tiled(torch.autograd.Function):
     """q (rows, kv_heads, shared, n, head), k, v (rows, kv_heads, m, head) -> z like q, lse (rows, kv_heads, shared, n)."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, work: _Work, *tables: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, work: Work, *tables: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         rows, groups, shared, n, _ = q.shape
         out = q.new_zeros(rows, n, groups, shared, v.shape[-1]).permute(0, 2, 3, 1, 4)  # token by token, as the stream lies
         # of a row that sees nothing: hopeless but finite, so that σ(lse − sink) is 0 with gradient 0, not NaN
@@ -249,7 +283,7 @@ class _Tiled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor | None, g_lse: Tensor | None) -> Any:  # type: ignore[override]
         q, k, v, out, lse, *tables = ctx.saved_tensors
-        work: _Work = ctx.work
+        work: Work = ctx.work
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         learned = [i for i in range(len(tables)) if ctx.needs_input_grad[4 + i]]
         dtables = [torch.zeros_like(t) if i in learned else None for i, t in enumerate(tables)]

@@ -75,11 +75,13 @@ def spans(at: At, size: int, step: int = 1) -> list[Span]:
 
 
 class Run(NamedTuple):
-    """Neighbouring key tiles that one query tile touches, [begin, end); whether all of it is visible to every head."""
+    """Neighbouring key tiles that one query tile touches, [begin, end); whether all of it is visible to every head, and
+    whether queries and keys are all of one document, so that the mask alone decides."""
 
     begin: int
     end: int
     full: bool
+    alone: bool = False
 
 
 def plan(mask: Mask, q: At, k: At, heads: int, tile_q: int, tile_k: int) -> list[list[Run]]:
@@ -106,34 +108,35 @@ def _around(stretch: list[Span]) -> Span:
     return Span(*lows, step[0], min(residue_low), max(residue_high))
 
 
-def _fills(mask: Mask, query: Span, coarse: list[tuple[Span, list[Span]]], heads: range) -> Iterator[Fill]:
-    """The fill of each key tile in turn."""
+def _fills(mask: Mask, query: Span, coarse: list[tuple[Span, list[Span]]], heads: range) -> Iterator[tuple[Fill, bool]]:
+    """The fill of each key tile in turn, and whether it lies in one document."""
     for around, stretch in coarse:
-        fill = _fill(mask, query, around, heads)
-        if fill is Fill.PART and len(stretch) > 1:
+        answer = _fill(mask, query, around, heads)
+        if answer[0] is Fill.PART and len(stretch) > 1:
             yield from (_fill(mask, query, key, heads) for key in stretch)
         else:  # what is true of the whole is true of each
-            yield from repeat(fill, len(stretch))
+            yield from repeat(answer, len(stretch))
 
 
-def _runs(fills: Iterator[Fill], size: int, n: int) -> Iterator[Run]:
+def _runs(fills: Iterator[tuple[Fill, bool]], size: int, n: int) -> Iterator[Run]:
     """Neighbouring tiles with an equal fill as one run; empty ones left out."""
     begin = 0
-    for fill, tiles in groupby(fills):
+    for (fill, alone), tiles in groupby(fills):
         end = begin + size * sum(1 for _ in tiles)
         if fill is not Fill.EMPTY:
-            yield Run(begin, min(end, n), fill is Fill.FULL)
+            yield Run(begin, min(end, n), fill is Fill.FULL, alone)
         begin = end
 
 
-def _fill(mask: Mask, q: Span, k: Span, heads: range) -> Fill:
+def _fill(mask: Mask, q: Span, k: Span, heads: range) -> tuple[Fill, bool]:
     document = span_document(q, k)
     if document is Fill.EMPTY:
-        return Fill.EMPTY
+        return Fill.EMPTY, False
+    alone = document is Fill.FULL
     fills = {mask.tile(q, k, head) for head in heads}
     if fills == {Fill.EMPTY}:
-        return Fill.EMPTY
-    return Fill.FULL if fills == {Fill.FULL} and document is Fill.FULL else Fill.PART
+        return Fill.EMPTY, alone
+    return Fill.FULL if fills == {Fill.FULL} and alone else Fill.PART, alone
 
 
 LOOKED_AT = 2**22  # scores that `pairs` looks at one by one before it turns to a sample of queries

@@ -19,7 +19,7 @@ class Plan:
 
     steps: int | None = None
     minutes: float | None = None  # whichever ends first
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 2.5e-3
     warmup: int = 40  # steps
     floor: float = 0.05  # of the peak rate, at the end
     betas: tuple[float, float] = (0.9, 0.95)

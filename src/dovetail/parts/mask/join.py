@@ -27,6 +27,9 @@ class Everything(Mask):
     def flag(self) -> Literal["all", "causal"] | None:
         return "all"
 
+    def relative(self) -> bool:
+        return True
+
 
 class Joined(Mask):
     """Several masks as one."""
@@ -38,6 +41,9 @@ class Joined(Mask):
 
     def kept(self) -> int:
         return max([mask.kept() for mask in self.masks])
+
+    def relative(self) -> bool:
+        return all(mask.relative() for mask in self.masks)
 
     def check(self, env: Env) -> list[Problem]:
         if not self.masks:
@@ -125,11 +131,12 @@ class ByHead(Joined):
     def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
         each = [mask.visible(q, k, heads) for mask in self.masks]
         shape = torch.broadcast_shapes(*(seen.shape for seen in each))
-        shape = (*shape[:-3], len(heads), *shape[-2:])
-        choice = (heads % len(self.masks))[:, None, None]
-        out = torch.zeros(shape, dtype=torch.bool, device=heads.device)
+        choice = heads % len(each)
+        if shape[-3] == 1:  # masks that are the same for all heads: each head takes its own
+            return torch.cat([seen.expand(shape) for seen in each], -3).index_select(-3, choice)
+        out = each[0].expand(shape)
         for i, seen in enumerate(each):
-            out = torch.where(choice == i, seen, out)
+            out = torch.where((choice == i)[:, None, None], seen, out)
         return out
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from dovetail.core.at import At
@@ -53,6 +54,9 @@ class Causal(Mask):
     def flag(self) -> Literal["all", "causal"] | None:
         return "causal"
 
+    def relative(self) -> bool:
+        return True
+
 
 @register("window")
 class Window(Mask):
@@ -76,6 +80,9 @@ class Window(Mask):
     def kept(self) -> int:
         return self.keep
 
+    def relative(self) -> bool:
+        return self.keep == 0
+
     def check(self, env: Env) -> list[Problem]:
         return _at_least("size", self.size, 1) + _at_least("keep", self.keep, 0)
 
@@ -91,7 +98,8 @@ class Prefix(Mask):
     length: int = 64
 
     def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
-        return (k.order < self.length)[..., None, None, :] & (distance(q, k) == distance(q, k))
+        shape = torch.broadcast_shapes(q.order.shape[:-1], k.order.shape[:-1])
+        return (k.order < self.length)[..., None, None, :].expand(*shape, 1, q.n, k.n)
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
         return _within(k.low, k.high, 0, self.length - 1)

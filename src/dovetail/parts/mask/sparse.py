@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dovetail.core.at import At
@@ -38,6 +39,9 @@ class Strided(Mask):
 
     def regroup(self) -> int:
         return self.step
+
+    def relative(self) -> bool:
+        return True
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -66,6 +70,9 @@ class Dilated(Mask):
     def regroup(self) -> int:
         return self.step
 
+    def relative(self) -> bool:
+        return True
+
     def check(self, env: Env) -> list[Problem]:
         return _at_least("size", self.size, 1) + _at_least("step", self.step, 2)
 
@@ -92,11 +99,11 @@ class Random(Mask):
     seed: int = 0
 
     def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
-        a, b = (q.order // self.size)[..., :, None], (k.order // self.size)[..., None, :]
-        late, early = a.maximum(b), a.minimum(b)
-        seen = early < 0  # nothing yet
-        for i in range(self.count):
-            seen = seen | (_hash(late, i, self.seed) % (late + 1) == early)
+        a, b = q.order // self.size, k.order // self.size
+        seen = torch.zeros((), dtype=torch.bool, device=a.device)
+        for i in range(self.count):  # a pick lies at or before its block, so of two blocks only the later can pick the other
+            of_a, of_b = (_hash(block, i, self.seed) % (block + 1) for block in (a, b))
+            seen = seen | (of_a[..., :, None] == b[..., None, :]) | (a[..., :, None] == of_b[..., None, :])
         return seen[..., None, :, :]
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:

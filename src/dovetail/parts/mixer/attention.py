@@ -179,7 +179,9 @@ class Attention(Mixer):
         if self.order() == "ahead":
             found["chunked"] = found["rollback"] = f"{self.mask.kind}: an early query sees later keys"
         if not self.position.rotates and not self.softcap and not self.sink and self.shifts_keys(env):
-            found["every_weight"] = "what is added to every key alike moves all scores of a query alike, which softmax does not feel"
+            found["every_weight"] = (
+                "what is added to every key alike moves all scores of a query alike, which softmax does not feel"
+            )
         return found
 
 

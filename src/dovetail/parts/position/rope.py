@@ -72,7 +72,11 @@ class Rope(Position):
         if self.coords not in (1, 2, 3):
             return [Problem("coords", f"{self.coords} is not 1 (text), 2 (image) or 3 (video)")]
         if self.coords != 1 and standing not in (1, self.coords):
-            return [Problem("coords", f"{self.coords} coordinates for tokens that stand on {standing}", "use 1, or as many as they have")]
+            return [
+                Problem(
+                    "coords", f"{self.coords} coordinates for tokens that stand on {standing}", "use 1, or as many as they have"
+                )
+            ]
         if turning == 0 or turning % (2 * self.coords):
             what = f"{turning} of {env.size('head')} channels turn, which {self.coords} coordinate(s) cannot share in pairs"
             return [Problem("share", what, f"make head · share a multiple of {2 * self.coords}")]

@@ -32,7 +32,11 @@ def _ladder(base: Tensor | float, like: Tensor) -> Tensor:
 
 
 def _several_pairs(env: Env) -> list[Problem]:
-    return [] if env.size("pair") > 1 else [Problem("scaling", "a base cannot be stretched for a single pair", "turn more channels")]
+    return (
+        []
+        if env.size("pair") > 1
+        else [Problem("scaling", "a base cannot be stretched for a single pair", "turn more channels")]
+    )
 
 
 def _ntk_power(pairs: int) -> float:

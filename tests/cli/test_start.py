@@ -1,0 +1,154 @@
+"""The command line from outside: what answers without torch, how soon, with which exit code, and what an error says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from dovetail import __version__
+from dovetail.cli import VERBS
+
+LOADED = """
+import sys
+from dovetail.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("torch" in sys.modules, file=sys.stderr)
+"""
+SOON = 1.5  # seconds at the worst, on a machine with other work; 0.5 on a quiet core
+BROKEN = "width: 28\nlayers: [\n"
+
+
+def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dovetail.cli", *args], capture_output=True, text=True, cwd=cwd, timeout=120, check=False
+    )
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> str:
+    path = tmp_path / "broken.yaml"
+    path.write_text(BROKEN)
+    return str(path)
+
+
+# -- without torch, and soon
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], [], ["nonsense"], *([verb, "--help"] for verb in VERBS)])
+def test_answers_without_torch(args: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED, *args], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.splitlines()[-1] == "False"
+
+
+def test_a_syntax_error_is_answered_without_torch(broken: str) -> None:
+    for verb in ("show", "laws"):
+        done = subprocess.run(
+            [sys.executable, "-c", LOADED, verb, broken], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 3
+        assert "broken.yaml line 3, column 1: not YAML" in done.stderr
+        assert done.stderr.splitlines()[-1] == "False"
+
+
+def test_the_watch_on_torch_can_see_it() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED, "show", "llama-tiny"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-1] == "True"
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["show", "--help"]])
+def test_answers_soon(args: list[str]) -> None:
+    best = float("inf")
+    for _ in range(5):
+        begin = time.perf_counter()
+        run(*args)
+        best = min(best, time.perf_counter() - begin)
+    assert best < SOON
+
+
+# -- what is printed
+
+
+def test_help_names_every_verb_and_exit_code() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for verb, text in VERBS.items():
+        assert f"{verb} " in done.stdout
+        assert text in done.stdout
+    assert "1 a law fails, 2 usage, 3 spec, 4 data or file, 5 diverged" in done.stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"dovetail {__version__}\n"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_begins_with_what_it_does(verb: str) -> None:
+    done = run(verb, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: dovetail {verb}")
+    module = __import__(f"dovetail.cli.{verb}", fromlist=["__doc__"])
+    first = (module.__doc__ or "").splitlines()[0]
+    assert " ".join(first.split()[:5]) in " ".join(done.stdout.split())
+
+
+# -- errors: where, what, what to do; and an exit code a script can tell apart
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        ([], 2, ["usage: dovetail VERB"]),
+        (["nonsense"], 2, ["no verb is called 'nonsense'", "show, parts, diff, laws, train, map"]),
+        (["show"], 2, ["dovetail show --help"]),
+        (["show", "llama-tiny", "--lenght", "3"], 2, ["--lenght"]),
+        (["show", "llama-tiny", "--set", "layers.0.mixer.kv_heads=3"], 3, ["layers.0.mixer.kv_heads: 3 does not divide 8 heads"]),
+        (["show", "llama-tiny", "--set", "layers.0.mixer.heads=eight"], 3, ["layers.0.mixer.heads: 'eight' is not a whole number"]),
+        (["show", "llama-tiny", "--set", "layers.0.mixer.hedas=8"], 3, ["layers.0.mixer.hedas: no field", "its fields are"]),
+        (["show", "llama-tiny", "--set", "width"], 3, ["--set takes path=value, not 'width'"]),
+        (["show", "llama-tiny", "--swap", "position=ropes"], 3, ["no part is called 'ropes'", "kinds: alibi, learned"]),
+        (["show", "llama-tiny", "--swap", "colour=rope"], 3, ["colour: is no group of parts", "groups: mixer, position"]),
+        (["show", "no-such-model"], 4, ["no-such-model: no such file, directory or preset", "llama-3-8b"]),
+        (["diff", "llama-tiny", "nowhere/spec.yaml"], 4, ["nowhere/spec.yaml: no such file"]),
+        (["train", "llama-tiny", "--text", "nowhere.txt"], 4, ["nowhere.txt: cannot be read"]),
+        (["map", "nowhere", "a text"], 4, ["nowhere: no such directory"]),
+    ],
+)
+def test_an_error_says_where_what_and_what_to_do(args: list[str], code: int, said: list[str], tmp_path: Path) -> None:
+    done = run(*args, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    heard = done.stderr + done.stdout if not args else done.stderr
+    for text in said:
+        assert text in heard
+    assert "Traceback" not in heard
+    if args:
+        assert done.stdout == ""
+
+
+def test_a_typo_in_a_file_is_named_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("width: 28\nlayers: [{mixer: {heads: 2}}, {mixer: {headz: 2}}]\n")
+    done = run("show", "spec.yaml", cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stderr.startswith("dovetail: layers.1.mixer.headz: attention has no such field (fields: heads, kv_heads")
+
+
+# -- a reader that has had enough
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes as POSIX has them")
+@pytest.mark.parametrize("args", [["--help"], ["show", "--help"]])
+def test_a_closed_pipe_is_no_error(args: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)  # closed before a byte is written
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail.cli", *args], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(write)
+    assert done.returncode == 0
+    assert done.stderr == ""

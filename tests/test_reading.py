@@ -1,0 +1,108 @@
+"""The backbone rule: whoever reads Llama's forward pass needs three files; every other file it enters is a leaf.
+
+A profiler watches a real forward. Of our files outside core/ and state/, only the three may call into others of ours; calls that
+go through torch (a module's `__call__`) or through core/ (what is made once a step) count for the file that asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import dovetail
+import pytest
+import torch
+from dovetail.build import build
+from dovetail.core.at import At
+from dovetail.core.ctx import Ctx
+from dovetail.spec import load_spec
+from dovetail.state.pool import Pool
+
+ROOT = Path(dovetail.__file__).parent
+BACKBONE = {"model.py", "parts/mixer/attention.py", "ops/attend.py"}
+GROUND = ("core/", "state/")  # what everything stands on
+MOST = 12  # files of ours that a forward enters
+
+
+def ours(frame: FrameType) -> str | None:
+    """The file of a frame, relative to the package; None where it is not ours or belongs to the ground."""
+    path = Path(frame.f_code.co_filename)
+    if not path.is_relative_to(ROOT):
+        return None
+    name = path.relative_to(ROOT).as_posix()
+    return None if name.startswith(GROUND) else name
+
+
+def callers(frame: FrameType) -> Iterator[str]:
+    """Our files above a frame, the nearest first."""
+    above = frame.f_back
+    while above is not None:
+        if name := ours(above):
+            yield name
+        above = above.f_back
+
+
+def watch(run: Callable[[], Any]) -> tuple[set[str], set[tuple[str, str]]]:
+    """(files entered, (caller, called) between different files) of a run."""
+    entered: set[str] = set()
+    calls: set[tuple[str, str]] = set()
+
+    def hear(frame: FrameType, event: str, _: Any) -> None:
+        called = ours(frame) if event == "call" else None
+        if called is not None:
+            entered.add(called)
+            caller = next(callers(frame), called)
+            if caller != called:
+                calls.add((caller, called))
+
+    sys.setprofile(hear)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return entered, calls
+
+
+def forward() -> Callable[[], Any]:
+    """A whole pass over two sequences."""
+    spec = load_spec("llama-tiny")
+    model, tokens = build(spec), torch.arange(18).reshape(2, 9)
+    return lambda: model(tokens, Ctx(at=At.whole(2, 9)))
+
+
+def step() -> Callable[[], Any]:
+    """One token more for each of two sequences that are remembered."""
+    spec = load_spec("llama-tiny")
+    model, tokens, pool = build(spec), torch.arange(18).reshape(2, 9), Pool(spec, 2, 16)
+
+    def feed(new: torch.Tensor) -> torch.Tensor:
+        taken = pool.step([0, 1], [new.shape[1]] * 2)
+        return model(new, Ctx(at=taken.at, views=taken.views))
+
+    feed(tokens)
+    return lambda: feed(tokens[:, :1])
+
+
+@pytest.mark.parametrize("make", [forward, step])
+def test_three_files_are_the_backbone(make: Callable[[], Callable[[], Any]]) -> None:
+    entered, calls = watch(make())
+    astray = sorted((caller, called) for caller, called in calls if caller not in BACKBONE)
+    assert not astray, f"leaves that call into others: {astray}"
+    assert {caller for caller, _ in calls} == BACKBONE
+    assert entered >= {*BACKBONE, "parts/norm.py", "parts/position/rope.py", "parts/ffn/glu.py"}  # the profiler saw it all
+    assert len(entered) <= MOST, sorted(entered)
+
+
+def test_the_profiler_sees_a_leaf_that_calls_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dovetail.parts import norm
+    from dovetail.parts.act import Silu
+
+    whole = norm.RmsModule.forward
+    code = compile("def forward(self, x, ctx):\n    act.function()\n    return whole(self, x, ctx)", norm.__file__, "exec")
+    scope: dict[str, Any] = {"whole": whole, "act": Silu()}
+    exec(code, scope)
+    monkeypatch.setattr(norm.RmsModule, "forward", scope["forward"])
+    assert ("parts/norm.py", "parts/act.py") in watch(forward())[1]
