@@ -89,8 +89,7 @@ class Case:
 
     def tiles(self) -> float:
         """How many tiles of scores the mask touches."""
-        runs = attend_tiled.Work.of(self.rule(), *self.at()).runs
-        return sum(run.end - run.begin for row in runs for run in row) / attend_tiled.TILE
+        return attend_tiled.Work.of(self.rule(), *self.at()).tiling.touched()
 
     def chosen(self) -> str:
         """The kernel that `attend` takes of itself."""

@@ -1,7 +1,7 @@
 """The backbone rule: whoever reads Llama's forward pass needs three files; every other file it enters is a leaf.
 
-A profiler watches a real forward. Of our files outside core/ and state/, only the three may call into others of ours; calls that
-go through torch (a module's `__call__`) or through core/ (what is made once a step) count for the file that asked.
+A profiler watches a real forward. Of our files outside core/ and state/, only the three may call into others of ours; a call
+that goes through torch (a module's `__call__`) or through core/ (what is made once a step) counts for the file that asked.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import dovetail
 import pytest
 import torch
+
+import dovetail
 from dovetail.build import build
 from dovetail.core.at import At
 from dovetail.core.ctx import Ctx

@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+
 from dovetail.core.part import KINDS, walk_spec
 from dovetail.laws.case import LAWS
 from dovetail.laws.oracle import check_oracles
@@ -44,7 +45,8 @@ encoder:
   vocab: 62
   head: null
   layers: [{mixer: {heads: 6, kv_heads: 2, head: 10, mask: everything}, ffn: {kind: mlp, hidden: 36}}]
-layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, cross: {kind: cross_attention, heads: 4, head: 10}, ffn: {hidden: 44}}]
+layers:
+  - {repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, cross: {kind: cross_attention, heads: 4, head: 10}, ffn: {hidden: 44}}
 """
 
 

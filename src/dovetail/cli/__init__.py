@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
 def _answer(args: list[str]) -> int:
     """The help, the version, or what a verb does; the exit code."""
     if not args or args[0] in ("-h", "--help"):
-        width = max(map(len, VERBS))
+        width = max(len(verb) for verb in VERBS)
         print(HELP.format(verbs="\n".join(f"  {name:{width}}   {text}" for name, text in VERBS.items())))
         return 0 if args else 2
     if args[0] in ("-V", "--version"):

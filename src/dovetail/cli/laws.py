@@ -60,7 +60,7 @@ class Command:
         with progress("laws") as told:
             rows = []
             text = to_yaml(load_spec(name))
-            for i, law in enumerate(LAWS):
+            for i, law in enumerate(sorted(LAWS, key=lambda name: LAWS[name].number)):
                 told(i, len(LAWS), law)
                 rows += try_spec(text, [law], self.seed)
         failed = [row for row in rows if row.state == "failed"]

@@ -110,7 +110,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, needs: f
     Shapes: q (…, n, heads, head), k and v (…, m, kv_heads, head); `…` is batch, or nothing for a flat batch.
     """
     backend, plain = chosen(q, rule, qa, ka, needs)
-    seen = dense(rule.mask, qa, ka, rule.heads) if backend.dense and not (plain and backend.flags) else None
+    seen = None
+    if backend.dense:
+        seen = rule.mask.flag() if plain and backend.flags else dense(rule.mask, qa, ka, rule.heads)
     out = backend.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), rule, qa, ka, seen)
     return out.transpose(-3, -2)
 

@@ -26,14 +26,14 @@ def cost(shape: Shape, needs: frozenset[str]) -> float:
     return 15_000.0 + each * shape.rows * shape.heads * shape.queries * shape.keys
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, seen: tuple[Tensor, Tensor] | None) -> Tensor:
-    """(…, heads, n, head); `seen` is None where a flag says it all."""
+def run(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, seen: tuple[Tensor, Tensor] | str) -> Tensor:
+    """(…, heads, n, head); `seen` is `all` or `causal` where such a flag says it all."""
     flat = q.dim() == 3
     if flat:
         q, k, v = q[None], k[None], v[None]
     grouped = q.shape[-3] != k.shape[-3]
-    if seen is None:
-        causal = rule.mask.order() == "causal" and q.shape[-2] > 1
+    if isinstance(seen, str):
+        causal = seen == "causal" and q.shape[-2] > 1  # one query at the end sees every key
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=rule.scale, enable_gqa=grouped)
         return out[0] if flat else out
     mask = seen[0]

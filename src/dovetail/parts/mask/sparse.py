@@ -100,11 +100,15 @@ class Random(Mask):
 
     def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
         a, b = q.order // self.size, k.order // self.size
+        of_a, of_b = (self.picks(block) for block in (a, b))
         seen = torch.zeros((), dtype=torch.bool, device=a.device)
         for i in range(self.count):  # a pick lies at or before its block, so of two blocks only the later can pick the other
-            of_a, of_b = (_hash(block, i, self.seed) % (block + 1) for block in (a, b))
-            seen = seen | (of_a[..., :, None] == b[..., None, :]) | (a[..., :, None] == of_b[..., None, :])
+            seen = seen | (of_a[..., i][..., :, None] == b[..., None, :]) | (a[..., :, None] == of_b[..., i][..., None, :])
         return seen[..., None, :, :]
+
+    def picks(self, block: Tensor) -> Tensor:
+        """(…, count) the blocks that each block (…) picks."""
+        return _hash(block[..., None], torch.arange(self.count, device=block.device), self.seed) % (block[..., None] + 1)
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
         if q.low // self.size != q.high // self.size or k.low // self.size != k.high // self.size:
@@ -121,7 +125,7 @@ class Random(Mask):
         return {"size": [3, 4], "count": [1, 2], "seed": [0, 7]}
 
 
-def _hash(block: Any, pick: int, seed: int) -> Any:
+def _hash(block: Any, pick: Any, seed: int) -> Any:
     """A 31-bit mix of whole numbers, the same for Python ints and integer tensors."""
     mixed = (block * 0x9E3779B1 + pick * 0x85EBCA6B + seed * 0xC2B2AE35 + 0x27D4EB2F) & 0x7FFFFFFF
     for shift, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39)):

@@ -1,6 +1,6 @@
 """Offset: scores fall with distance by a slope that each head learns.
 
-score(i, j) −= slope_h · |i − j|          slope (heads,), all `start` at first; ALiBi (Press et al. 2022) with slopes that train.
+score(i, j) −= slope_h · |i − j|          slope (heads,), all `start` at first: ALiBi (Press et al. 2022) that trains.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from dovetail.core.at import At
 from dovetail.core.env import Env
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
 from dovetail.core.weight import Weight
-from torch import Tensor
 
 
 @register("offset")

@@ -1,0 +1,131 @@
+"""Which tokens a tiled kernel looks at together: tiles of queries, and for each the keys it touches, packed into pieces.
+
+    queries  ▏tile▕▏tile▕▏tile▕ …          keys of a tile: run ──── run ── run ───────  ->  ▏piece▕▏piece▕
+
+The keys of one piece need not be neighbours: what a mask touches is gathered, so that a step has the same amount of work
+whether the mask is dense or full of holes. For a mask with holes tokens of one residue are tiled side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Iterator
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dovetail.core.at import At
+from dovetail.core.group import Mask
+from dovetail.ops.mask import Run, plan
+
+Where = slice | Tensor  # tokens that lie evenly, or any tokens by their index
+
+
+def take(x: Tensor, where: Where) -> Tensor:
+    """The entries (…, tokens, head) of some tokens."""
+    return x[..., where, :] if isinstance(where, slice) else x.index_select(-2, where)
+
+
+def put(x: Tensor, where: Where, new: Tensor) -> None:
+    """Set the entries (…, tokens, head) of some tokens."""
+    if isinstance(where, slice):
+        x[..., where, :] = new
+    else:
+        x.index_copy_(-2, where, new)
+
+
+def add(x: Tensor, where: Where, more: Tensor) -> None:
+    """Add to the entries (…, tokens, head) of some tokens."""
+    if isinstance(where, slice):
+        x[..., where, :].add_(more)
+    else:
+        x.index_add_(-2, where, more)
+
+
+class Tokens:
+    """Tokens in the order they are tiled: as they lie, or those of one residue modulo `step` side by side, so that the tiles
+    of a mask with holes are full or empty. Where rows differ, the first decides."""
+
+    def __init__(self, at: At, step: int) -> None:
+        self.step, self.index, self.at = step, None, at
+        if step > 1:
+            self.index = (at.order % step).view(-1, at.n)[0].argsort(stable=True)
+            self.numbers, self.at = self.index.tolist(), at.pick(self.index)
+
+    def where(self, runs: list[Run]) -> Where:
+        """The tokens of some runs; a slice where they lie evenly."""
+        begin, end = runs[0].begin, runs[-1].end
+        if any(a.end != b.begin for a, b in pairwise(runs)):
+            places = torch.cat([torch.arange(run.begin, run.end, device=self.at.order.device) for run in runs])
+            return places if self.index is None else self.index[places]
+        if self.index is None:
+            return slice(begin, end, 1)
+        first, last = self.numbers[begin], self.numbers[end - 1]
+        even = last - first == (end - begin - 1) * self.step
+        return slice(first, last + 1, self.step) if even else self.index[begin:end]
+
+
+class Piece(NamedTuple):
+    """Keys looked at in one step; the runs of them that have to be masked, and their columns in its scores."""
+
+    keys: Where
+    masked: list[Run]
+    columns: list[slice]
+
+
+class Tile(NamedTuple):
+    """Some queries, and the pieces of keys they touch."""
+
+    queries: Where
+    pieces: list[Piece]
+
+
+@dc.dataclass
+class Tiling:
+    """All tiles of a step."""
+
+    q: Tokens
+    k: Tokens
+    runs: list[list[Run]]  # of each tile of queries
+    size: int  # tokens a tile
+    most: int  # keys a piece
+
+    @staticmethod
+    def of(mask: Mask, qa: At, ka: At, heads: int, size: int, most: int) -> Tiling:
+        """The tiles that the mask touches; they are found once a step for all layers with an equal mask."""
+        step = mask.regroup() if qa.n > 1 else 1
+        q, k = (at.once(("tokens", step), partial(Tokens, at, step)) for at in (qa, ka))
+        return Tiling(q, k, plan(mask, q.at, k.at, heads, size, size), size, most)
+
+    def tiles(self) -> Iterator[Tile]:
+        """Each tile of queries."""
+        for i, runs in enumerate(self.runs):
+            queries = Run(i * self.size, min((i + 1) * self.size, self.q.at.n), True)
+            yield Tile(self.q.where([queries]), [self._piece(packed) for packed in self._packed(runs)])
+
+    def touched(self) -> float:
+        """How many tiles of scores are looked at."""
+        return sum(run.end - run.begin for runs in self.runs for run in runs) / self.size
+
+    def _packed(self, runs: list[Run]) -> Iterator[list[Run]]:
+        """The runs of one tile, cut and packed so that at most `most` keys lie together."""
+        packed, room = [], self.most
+        for run in runs:
+            begin = run.begin
+            while begin < run.end:
+                packed.append(run._replace(begin=begin, end=min(run.end, begin + room)))
+                room -= packed[-1].end - begin
+                begin = packed[-1].end
+                if room == 0:
+                    yield packed
+                    packed, room = [], self.most
+        if packed:
+            yield packed
+
+    def _piece(self, runs: list[Run]) -> Piece:
+        ends = accumulate(run.end - run.begin for run in runs)
+        columns = [slice(end - run.end + run.begin, end) for run, end in zip(runs, ends, strict=True) if not run.full]
+        return Piece(self.k.where(runs), [run for run in runs if not run.full], columns)

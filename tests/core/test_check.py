@@ -1,0 +1,92 @@
+"""Errors before any tensor, each with its path; advice that stops no one."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.build import build
+from dovetail.core.check import advice, check, problems
+from dovetail.core.errors import SpecError
+from dovetail.core.part import KINDS
+from dovetail.model import Model
+from dovetail.spec import from_yaml, load_spec
+
+SEQ2SEQ = """
+width: 28
+vocab: 62
+encoder: {width: 24, vocab: 62, head: null, layers: [{mixer: {heads: 2, mask: everything}}]}
+layers: [{mixer: {heads: 2}, cross: {kind: cross_attention, heads: 2}}]
+"""
+
+
+def model(**mixer: object) -> Model:
+    spec = from_yaml("width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}}]")
+    for name, value in mixer.items():
+        spec = spec.set(f"layers.*.mixer.{name}", value)
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "path", "problem"),
+    [
+        (model(kv_heads=4), "layers.0.mixer.kv_heads", "4 does not divide 6 heads"),
+        (model(head=None), "layers.0.mixer.heads", "6 does not divide the width, 28"),
+        (model(position="learned"), "layers.0.mixer.position", "learned acts on the stream"),
+        (model(softcap=0.0), "layers.0.mixer.softcap", "0.0 is not above 0"),
+        (model(dropout=1.0), "layers.0.mixer.dropout", "1.0 is not in [0, 1)"),
+        (model(qk_norm_whole=True), "layers.0.mixer.qk_norm_whole", "there is no qk_norm"),
+        (model(mask={"kind": "window", "size": 0}), "layers.0.mixer.mask.size", "0 is below 1"),
+        (model().set("width", 0), "width", "0 is not above 0"),
+        (model().set("position", "rope"), "position", "rope acts inside attention"),
+        (model().replace("layers", ()), "layers", "there are none"),
+        (model().set("layers.1.cross", "attention"), "layers.1.cross", "attention does not look at a memory"),
+        (model().set("layers.1.cross", "cross_attention"), "layers.1.cross", "there is no encoder to look at"),
+        (from_yaml(SEQ2SEQ).replace("layers.0.cross", None), "encoder", "no layer looks at it"),
+        (from_yaml(SEQ2SEQ).set("encoder.head", "lm"), "encoder.head", "an encoder that feeds a decoder has no head"),
+        (from_yaml(SEQ2SEQ).set("layers.0.cross.packed", True), "layers.0.cross.packed", "q comes from the stream"),
+        (from_yaml(SEQ2SEQ).set("layers.0.cross.position", "rope"), "layers.0.cross.position", "share no order"),
+    ],
+)
+def test_what_cannot_be_built_is_said_before_it_is_built(spec: Model, path: str, problem: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        build(spec, device="meta")
+    assert refused.value.path == path
+    assert problem in refused.value.problem
+
+
+def test_a_broken_parent_is_told_before_its_children() -> None:
+    found = problems(model(kv_heads=4).set("width", -1))
+    assert [path for path, _ in found] == ["width"]
+
+
+def test_several_problems_of_one_part_are_counted() -> None:
+    with pytest.raises(SpecError, match="and 1 more"):
+        check(model(softcap=-1.0, dropout=2.0))
+
+
+def test_a_weight_cannot_be_the_same_as_one_of_another_shape() -> None:
+    spec = model().set("layers.*.mixer.position", "relative").set("layers.1.mixer.position.buckets", 12)
+    with pytest.raises(
+        SpecError, match=r"layers\.1\.mixer\.position\.table: is to be the same as layers\.0\.mixer\.position\.table"
+    ):
+        check(spec)
+
+
+def test_sound_specs_pass() -> None:
+    assert problems(model()) == problems(from_yaml(SEQ2SEQ)) == []
+
+
+def test_advice_stops_no_one_and_is_given_once() -> None:
+    spec = model()  # heads of 12, in three layers alike
+    said = [(path, problem.problem) for path, problem in advice(spec) if problem.field == "head"]
+    assert said == [("layers.0.mixer.head", "a head of 12 is outside the usual 32 to 128")]
+    build(spec, device="meta")
+
+
+def test_advice_depends_on_the_length() -> None:
+    spec = load_spec("llama-tiny").swap("position", KINDS["learned"](length=64))
+    assert not advice(spec, length=64)
+    ((path, problem),) = advice(spec, length=65)
+    assert path == "position.length"
+    assert "fewer than the 65 tokens" in problem.problem
+    assert "rope" in problem.remedy

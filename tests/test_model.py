@@ -1,0 +1,126 @@
+"""Specs of whole models: swapping parts, layers written short, and the 2017 wiring of what is where."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.core.errors import SpecError
+from dovetail.core.part import KINDS, walk_spec
+from dovetail.model import Model, expand
+from dovetail.spec import changed, from_yaml, load_spec, to_yaml
+
+SMALL = "width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]\n"
+
+
+def positions(spec: Model) -> dict[str, str]:
+    return {path: part.kind for path, part in walk_spec(spec) if part.group == "position"}
+
+
+# -- swap
+
+
+def test_a_position_fills_its_own_site_and_clears_the_others() -> None:
+    spec = from_yaml(SMALL)
+    inside = positions(spec.swap("position", KINDS["alibi"]()))
+    assert inside == {"position": "none", **{f"layers.{i}.mixer.position": "alibi" for i in range(3)}}
+    stream = positions(spec.swap("position", KINDS["learned"](length=64)))
+    assert stream == {"position": "learned", **{f"layers.{i}.mixer.position": "none" for i in range(3)}}
+    assert set(positions(spec.swap("position", KINDS["none"]())).values()) == {"none"}
+
+
+def test_there_and_back_is_the_same_spec() -> None:
+    spec = from_yaml(SMALL)
+    assert spec.swap("position", KINDS["sinusoidal"]()).swap("position", KINDS["rope"]()) == spec
+
+
+def test_encoder_and_decoder_get_it_cross_attention_never() -> None:
+    spec = load_spec("transformer-2017-tiny")
+    assert any("cross" in path for path in positions(spec))
+    for kind in ("alibi", "rope", "sinusoidal", "none"):
+        swapped = spec.swap("position", KINDS[kind]())
+        for path, found in positions(swapped).items():
+            assert found == "none" or "cross" not in path
+        assert sum(found == kind for found in positions(swapped).values()) >= 2  # both stacks
+        assert from_yaml(to_yaml(swapped)) == swapped
+
+
+def test_a_group_is_swapped_wherever_it_stands_and_empty_fields_stay_empty() -> None:
+    spec = from_yaml(SMALL).set("layers.1.mixer.qk_norm", "rms")
+    norms = [part for _, part in walk_spec(spec.swap("norm", KINDS["layernorm"](shift=False))) if part.group == "norm"]
+    assert norms == [KINDS["layernorm"](shift=False)] * 5  # three blocks, the last norm, one QK-norm
+    assert spec.swap("norm", KINDS["layernorm"]()).layers[0].mixer.qk_norm is None
+    assert spec.swap("ffn", KINDS["mlp"](hidden=36)).layers[2].ffn == KINDS["mlp"](hidden=36)
+
+
+def test_a_path_is_swapped_there_alone() -> None:
+    spec = from_yaml(SMALL).swap("layers.1.mixer.position", KINDS["alibi"]())
+    assert [block.mixer.position.kind for block in spec.layers] == ["rope", "alibi", "rope"]
+
+
+def test_the_command_line_swaps_before_it_sets() -> None:
+    spec = changed(from_yaml(SMALL), ["layers.*.mixer.position.base=100"], ["position=rope"])
+    assert spec.layers[2].mixer.position == KINDS["rope"](base=100.0)
+    with pytest.raises(SpecError, match=r"groups: mixer, position"):
+        changed(from_yaml(SMALL), swaps=["colour=rope"])
+    with pytest.raises(SpecError, match=r"rms is a norm, not a position"):
+        changed(from_yaml(SMALL), swaps=["position=rms"])
+
+
+# -- layers written short
+
+
+def test_a_pattern_cycles_through_the_repeats() -> None:
+    spec = from_yaml("""
+width: 28
+layers:
+  - repeat: 5
+    pattern: [local, local, full]
+    local: {mixer: {heads: 2, mask: [causal, {kind: window, size: 5}]}}
+    full: {mixer: {heads: 2}}
+    norm: layernorm
+""")
+    assert [block.mixer.mask.reach() for block in spec.layers] == [5, 5, None, 5, 5]
+    assert {block.norm.kind for block in spec.layers} == {"layernorm"}
+
+
+def test_a_pattern_without_repeat_is_gone_through_once() -> None:
+    spec = from_yaml("width: 28\nlayers: [{pattern: [a, b], a: {mixer: {heads: 2}}, b: {mixer: {heads: 7}}}, {repeat: 2}]")
+    assert [block.mixer.heads for block in spec.layers] == [2, 7, 8, 8]
+
+
+def test_what_a_layer_says_itself_wins() -> None:
+    (own, common) = from_yaml("layers: [{pattern: [a, b], a: {norm: rms}, b: {}, norm: layernorm}]").layers
+    assert (own.norm.kind, common.norm.kind) == ("rms", "layernorm")
+
+
+def test_equal_neighbours_are_written_once() -> None:
+    spec = from_yaml(SMALL).set("layers.2.mixer.kv_heads", 1)
+    data = spec.to_data()["layers"]
+    assert [entry.get("repeat", 1) for entry in data] == [2, 1]
+    assert from_yaml(to_yaml(spec)) == spec
+    assert Model(layers=(KINDS["block"](),)).to_data()["layers"] == [{"repeat": 1}]  # all defaults, and still a layer
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "problem"),
+    [
+        ("layers: 3", "layers", "a list of layers was expected, not 3"),
+        ("layers: [3]", "layers.0", "a mapping was expected, not 3"),
+        ("layers: [{repeat: 0}]", "layers.0.repeat", "0 is not a whole number from 1 to 10000"),
+        ("layers: [{repeat: 20000}]", "layers.0.repeat", "20000 is not a whole number"),
+        ("layers: [{repeat: 1.5}]", "layers.0.repeat", "1.5 is not a whole number"),
+        ("layers: [{}, {pattern: [a, b], a: {}}]", "layers.1.pattern", "'b' is not described"),
+        ("layers: [{pattern: []}]", "layers.0.repeat", "0 is not a whole number"),
+    ],
+)
+def test_short_forms_that_make_no_sense(text: str, path: str, problem: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        from_yaml(text)
+    assert (refused.value.path, problem in refused.value.problem) == (path, True)
+
+
+@pytest.mark.parametrize("entry", [{"pattern": 3}, {"pattern": ["a"], "a": 5}, {"pattern": [["a"]]}])
+@pytest.mark.xfail(raises=TypeError, strict=True, reason="a pattern is used before it is looked at")
+def test_patterns_that_are_none_are_refused(entry: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match=r"layers\.0"):
+        expand([entry])
