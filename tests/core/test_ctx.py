@@ -15,7 +15,8 @@ SPEC = from_yaml("""
 width: 28
 vocab: 62
 dropout: 0.2
-layers: [{repeat: 2, wire: {dropout: 0.2}, mixer: {heads: 6, kv_heads: 2, head: 12, dropout: 0.2}, ffn: {hidden: 44, dropout: 0.2}}]
+layers:
+  - {repeat: 2, wire: {dropout: 0.2}, mixer: {heads: 6, kv_heads: 2, head: 12, dropout: 0.2}, ffn: {hidden: 44, dropout: 0.2}}
 """)
 TOKENS = torch.arange(21).reshape(3, 7)
 

@@ -6,9 +6,10 @@ from dovetail.train.loop import Point
 pytest.importorskip("matplotlib")
 
 
-def test_a_running_mean_is_not_drawn_towards_zero():
-    assert smoothed([3.0, 3.0, 3.0], weight=0.05) == pytest.approx([3.0, 3.0, 3.0])
-    assert smoothed([4.0, 2.0], weight=0.5) == pytest.approx([4.0, (4 * 0.25 + 2 * 0.5) / 0.75])
+def test_a_smoothed_curve_neither_lags_nor_bends_at_its_ends():
+    line = [10.0 - i for i in range(9)]
+    assert smoothed(line, reach=3) == pytest.approx(line)
+    assert smoothed([4.0, 1.0, 4.0], reach=5) == pytest.approx([4.0, 3.0, 4.0])
 
 
 def test_a_run_is_drawn_with_and_without_held_out_losses(tmp_path):

@@ -22,8 +22,8 @@ class Command:
     """What the model reads: a sentence or two."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("map.png")
     """The picture to write: .png, .svg or .pdf."""
-    layer: int = 0
-    """Layers count from 0; −1 is the last."""
+    layer: int | None = None
+    """Layers count from 0, and −1 is the last; the middle one by default."""
     heads: tuple[int, ...] = ()
     """The heads to draw, from 0; all by default."""
 
@@ -36,8 +36,9 @@ class Command:
         spec, model = load(self.model)
         tokenizer = Tokenizer.load(self.model)
         tokens = tokenizer.encode(self.text)
-        pattern = attention_of(model, tokens, self.layer)
-        layer = self.layer % len(spec.layers)
+        layer = len(spec.layers) // 2 if self.layer is None else self.layer
+        pattern = attention_of(model, tokens, layer)
+        layer %= len(spec.layers)
         title = f"{self.model.name}, layer {layer}: what each token (row) looks at (column)"
         labels = [tokenizer.label(int(token)) for token in tokens]
         draw_map(pattern, labels, self.heads or range(len(pattern)), self.out, title)

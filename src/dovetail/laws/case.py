@@ -7,6 +7,7 @@ moved: norms and biases by a third, q and k made large enough that attention has
 from __future__ import annotations
 
 import dataclasses as dc
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -39,8 +40,9 @@ class NotApplicable(Exception):
 class Case:
     """One spec under test."""
 
-    def __init__(self, spec: Model, seed: int = 0, model: ModelModule | None = None) -> None:
-        self.spec, self.seed = spec, seed
+    def __init__(self, spec: Model, seed: int = 0, model: ModelModule | None = None, share: int = 1) -> None:
+        """`share`: of what a law tries one after the other, every which one, where hundreds of specs are tried anyway."""
+        self.spec, self.seed, self.share = spec, seed, share
         self.env = spec.axes(Env())
         self.model = model or perturbed(spec, seed)
         self.compared = 0
@@ -63,6 +65,10 @@ class Case:
         self.compared += 1
         if not holds:
             raise Broken(what)
+
+    def turn(self, name: str) -> bool:
+        """Whether it is this one's turn, where only a share is tried: the same for the same spec."""
+        return zlib.crc32(f"{name} {self.spec.key}".encode()) % self.share == 0
 
     # -- inputs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -20,15 +21,11 @@ class Seen(Protocol):
     def validation(self) -> float | None: ...
 
 
-def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """A running mean: each new value counts for `weight`, and early ones are not drawn towards zero."""
-    out: list[float] = []
-    total = share = 0.0
-    for value in values:
-        total = (1 - weight) * total + weight * value
-        share = (1 - weight) * share + weight
-        out.append(total / share)
-    return out
+def smoothed(values: Sequence[float], reach: int) -> list[float]:
+    """Each value's mean with up to `reach` neighbours on either side, as many on one as on the other: nothing lags."""
+    sums = [0.0, *itertools.accumulate(values)]
+    reaches = [min(reach, i, len(values) - 1 - i) for i in range(len(values))]
+    return [(sums[i + r + 1] - sums[i - r]) / (2 * r + 1) for i, r in enumerate(reaches)]
 
 
 def draw_losses(points: Sequence[Seen], path: str | Path, title: str) -> None:
@@ -37,10 +34,9 @@ def draw_losses(points: Sequence[Seen], path: str | Path, title: str) -> None:
     axes = figure.add_subplot()
     seen = [point.tokens / 1e3 for point in points]
     losses = [point.loss for point in points]
-    weight = min(1.0, max(0.02, 8 / len(losses)))  # over about an eighth of a short run, fifty steps of a long one
     held = [(point.tokens / 1e3, point.validation) for point in points if point.validation is not None]
     axes.plot(seen, losses, color=BLUE, alpha=0.22, linewidth=0.8)
-    axes.plot(seen, smoothed(losses, weight), color=BLUE, linewidth=1.8, label="training, running mean")
+    axes.plot(seen, smoothed(losses, len(losses) // 50), color=BLUE, linewidth=1.8, label="training")
     if held:
         label = f"held-out, {held[-1][1]:.3f} at the end"
         axes.plot(*zip(*held, strict=True), color=ORANGE, marker="o", markersize=4, linewidth=1.2, label=label)
