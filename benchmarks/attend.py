@@ -1,9 +1,10 @@
 """Tiled attention: what it needs beside its results, and whether its time follows the tiles that a mask touches.
 
-Workspace is the most bytes alive at once, forward and backward, beyond q, k, v, z, lse and the gradients; it must not grow with n,
-and with a window the time must grow as n. For every kind of mask the time is held against a·tiles + b·rows of tiles, with a
-and b taken in the same round from `everything` over fewer and fewer keys and from `causal`. Last, the kernel that `attend`
-chooses must be the cheaper one. Every output is compared with the reference kernel first.
+Workspace is the most bytes alive at once, forward and backward, beyond q, k, v, z, lse and the gradients; it must not grow
+with n, and with a window the time must grow as n. For every kind of mask the time is held against a·tiles + b·rows of tiles,
+with a and b taken in the same round from `causal` and from `everything` over fewer and fewer keys. Last, the kernel that
+`attend` chooses must be the cheaper one. Every output is compared with the reference kernel first. What is timed is a step of
+4 layers: the plan and the masks are made anew in each step, once for all of its layers, as in a model.
 
     python benchmarks/attend.py [--rounds 7] [--json]
 """
@@ -29,6 +30,7 @@ from dovetail.core.part import from_data
 from dovetail.ops import attend_tiled
 from dovetail.ops.attend import Rule, attend, chosen, using
 
+LAYERS = 4
 WINDOW = ["causal", {"kind": "window", "size": 256}]
 MASKS: dict[str, Any] = {
     "causal": "causal",
@@ -36,7 +38,7 @@ MASKS: dict[str, Any] = {
     "prefix": {"kind": "prefix", "length": 300},
     "globals": {"kind": "globals", "tokens": 100},
     "blocks": {"kind": "blocks", "size": 96, "back": 1},
-    "strided": {"kind": "strided", "step": 64},
+    "strided": {"kind": "strided", "step": 32},
     "dilated": {"kind": "dilated", "size": 64, "step": 2},
     "random": {"kind": "random", "size": 64, "count": 2},
     "by_head": {"kind": "by_head", "masks": ["causal", {"kind": "window", "size": 256}]},
@@ -77,19 +79,29 @@ class Case:
         return Rule(mask=self.mask, scale=self.q.shape[-1] ** -0.5, heads=torch.arange(self.q.shape[-2]))
 
     def at(self) -> tuple[At, At]:
-        """Where the tokens stand; made anew each time, as every step of a model does, so that the plan is timed too."""
+        """Where the tokens stand, made anew."""
         at = At.whole(1, self.q.shape[1])
         return at, at if self.q.shape[1] == self.k.shape[1] else At.whole(1, self.k.shape[1])
 
-    def run(self, kernel: str) -> tuple[Tensor, ...]:
-        """The output and the gradients of q, k and v."""
+    def run(self, kernel: str, at: tuple[At, At] | None = None) -> tuple[Tensor, ...]:
+        """One layer: the output and the gradients of q, k and v."""
         with using(kernel):
-            z = attend(self.q, self.k, self.v, self.rule(), *self.at(), frozenset())
+            z = attend(self.q, self.k, self.v, self.rule(), *(at or self.at()), frozenset())
         return z, *torch.autograd.grad(z, (self.q, self.k, self.v), self.g)
+
+    def seconds(self, kernel: str = "tiled") -> float:
+        """How long one step takes."""
+
+        def step() -> None:
+            at = self.at()
+            for _ in range(LAYERS):
+                self.run(kernel, at)
+
+        return seconds(step)
 
     def tiles(self) -> float:
         """How many tiles of scores the mask touches."""
-        return attend_tiled.Work.of(self.rule(), *self.at()).tiling.touched()
+        return attend_tiled.touched(self.rule(), *self.at()) / attend_tiled.TILE**2
 
     def chosen(self) -> str:
         """The kernel that `attend` takes of itself."""
@@ -133,7 +145,7 @@ def window_row(sizes: Sequence[int], shape: Shape, rounds: int) -> Row:
     slopes: list[float] = []
     with progress("window 256, time", rounds + 1) as tick:
         for _ in range(rounds + 1):
-            slopes.append(slope(sizes, [seconds(lambda case=case: case.run("tiled")) for case in cases]))
+            slopes.append(slope(sizes, [case.seconds() for case in cases]))
             tick()
     value, spread = middle(slopes[1:])
     return Row(f"time, slope in n = {sizes[0]} … {sizes[-1]}: window 256", value, Goal(high=1.15), spread, noise=0.15)
@@ -148,12 +160,12 @@ def mask_rows(n: int, shape: Shape, rounds: int) -> list[Row]:
     ratios: dict[str, list[float]] = {name: [] for name in asked}
     with progress(f"masks, n = {n}", (rounds + 1) * len(asked)) as tick:
         for _ in range(rounds + 1):
-            before = np.array([seconds(lambda case=case: case.run("tiled")) for case in known])
+            before = np.array([case.seconds() for case in known])
             times: dict[str, float] = {}
             for name, case in asked.items():
-                times[name] = seconds(lambda case=case: case.run("tiled"))
+                times[name] = case.seconds()
                 tick()
-            after = np.array([seconds(lambda case=case: case.run("tiled")) for case in known])
+            after = np.array([case.seconds() for case in known])
             taken = (before + after) / 2  # what the machine's speed was around the masks
             (each, rest), *_ = np.linalg.lstsq(tiles / taken[:, None], np.ones(len(known)), rcond=None)
             for name, time in times.items():
@@ -173,7 +185,7 @@ def choice_rows(cases: dict[str, Case], rounds: int) -> list[Row]:
         for name, case in cases.items():
             ratios: list[float] = []
             for _ in range(rounds + 1):
-                ratios.append(seconds(lambda case=case: case.run("torch")) / seconds(lambda case=case: case.run("tiled")))
+                ratios.append(case.seconds("torch") / case.seconds())
                 tick()
             value, spread = middle(ratios[1:])
             rows.append(Row(f"time torch ÷ tiled, {name}", value, None, spread))
@@ -202,7 +214,7 @@ def main() -> None:
     torch.set_num_threads(flags.threads)
     shape = Shape(heads=6, kv_heads=2, head=12) if flags.quick else Shape(heads=8, kv_heads=2, head=64)
     sizes = (256, 512, 1024) if flags.quick else (1024, 2048, 4096, 8192, 16384)
-    n = 512 if flags.quick else 4096
+    n = 512 if flags.quick else 2048
 
     gate({name: Case.of(mask, shape, 300) for name, mask in MASKS.items()}, ("tiled", "torch"))
     figures: list[Callable[[], list[Row]]] = [
@@ -211,10 +223,10 @@ def main() -> None:
         lambda: mask_rows(n, shape, flags.rounds),
         lambda: choice_rows(
             {
-                f"causal, n = {n}": Case.of("causal", shape, n),
+                f"causal, n = {2 * n}": Case.of("causal", shape, 2 * n),
                 f"window 256, n = {n // 4}": Case.of(WINDOW, shape, n // 4),
-                f"window 256, n = {n}": Case.of(WINDOW, shape, n),
-                f"strided 64, n = {n}": Case.of(["causal", {"kind": "strided"}], shape, n),
+                f"window 256, n = {2 * n}": Case.of(WINDOW, shape, 2 * n),
+                f"strided 64, n = {2 * n}": Case.of(["causal", {"kind": "strided", "step": 64}], shape, 2 * n),
             },
             flags.rounds,
         ),

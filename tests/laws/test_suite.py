@@ -33,7 +33,7 @@ def test_ported_holds_where_the_reference_can_say_it():
 def test_a_declared_exception_is_tried_and_seen_to_fail():
     spec = from_yaml(TINY).set("layers.*.mixer.position", {"kind": "rope", "scaling": {"kind": "dynamic", "original": 8}})
     declared = exceptions(spec)
-    assert set(declared) == {"chunked", "padded", "rollback"}
+    assert set(declared) == {"chunked", "rollback"}
     assert try_law(Case(spec), "chunked", declared["chunked"]).state == "excepted"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,22 @@ def test_a_token_that_sees_nothing_gives_zero_and_gets_no_gradient() -> None:
         assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
         assert (tensor.grad[0, :32] == 0).all()
+
+
+@pytest.mark.parametrize("mask", ["causal", "causal strided", "by head", "blocks"])
+def test_nothing_of_a_step_outlives_it(mask: str) -> None:
+    at, tensors = At.whole(1, 150), [some(1, 150, heads, HEAD) for heads in (HEADS, KV, KV)]
+    rule = Rule(mask=mask_of(MASKS[mask]), scale=0.3, heads=torch.arange(HEADS))
+    order = weakref.ref(at.order)
+    gc.collect()
+    gc.disable()  # what a cycle holds would stay until the collector runs, which may be many steps
+    try:
+        with using("tiled"):
+            attend(*tensors, rule, at, at, frozenset()).sum().backward()
+        del at
+        assert order() is None
+    finally:
+        gc.enable()
 
 
 def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 Weights are compared by path, layers by their number. `dovetail.diff.apply` carries a checkpoint over as it is said here.
 
     dovetail diff mistral-7b llama-3-8b
-    dovetail diff llama-tiny llama-tiny --set layers.*.mixer.kv_heads=1 --swap position=alibi
+    dovetail diff llama-tiny llama-tiny --set 'layers.*.mixer.kv_heads=1' --swap position=alibi
 """
 
 from __future__ import annotations

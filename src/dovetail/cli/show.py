@@ -4,7 +4,7 @@ Nothing is built: a model of 405 billion parameters answers as fast as a small o
 otherwise, or fewer where the model takes no more (a table of learned positions, the squares of an image).
 
     dovetail show llama-3-70b --length 4096
-    dovetail show llama-tiny --set layers.*.mixer.kv_heads=1 --swap position=alibi
+    dovetail show llama-tiny --set 'layers.*.mixer.kv_heads=1' --swap position=alibi
 """
 
 from __future__ import annotations

@@ -153,6 +153,8 @@ class Mask(Part):
 
     group: ClassVar[str] = "mask"
 
+    joins: ClassVar[Literal["all", "any"]] = "all"  # how a decoder joins it with causal
+
     def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
         """(…, 1 or heads, n, m) true where query n may see key m; `heads` are the head numbers."""
         raise NotImplementedError
@@ -176,6 +178,10 @@ class Mask(Part):
     def by_head(self) -> bool:
         """Whether heads see different things."""
         return False
+
+    def for_head(self, head: int) -> Mask:
+        """What one head sees by: a mask that is the same for every head."""
+        return self
 
     def flag(self) -> Literal["all", "causal"] | None:
         """Whether over whole documents it is just `all` or `causal`, which kernels know by a flag of their own."""

@@ -20,9 +20,9 @@ from dovetail.build import build
 from dovetail.core.at import At
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import DovetailError, StateError
 from dovetail.core.fold import attention_flops, declared, matmul_flops, parameters, state_values, states, taps
-from dovetail.core.group import Mask, PositionModule
+from dovetail.core.group import Mask, PositionModule, Scaling
 from dovetail.core.module import tensor_at
 from dovetail.core.part import KINDS, join, walk, walk_spec
 from dovetail.laws.case import BATCH, DTYPE, Case, N, NotApplicable, law
@@ -281,11 +281,17 @@ def _own_answers(case: Case, n: int) -> Iterator[tuple[str, Tensor]]:
     for path, part in walk_spec(case.spec):
         if isinstance(part, Mask):
             yield f"{path} sees", part.visible(at, at, torch.arange(6))
+        if isinstance(part, Scaling):
+            ladder = 10000.0 ** -(torch.arange(24, dtype=DTYPE) / 24)
+            yield f"{path} stretches", part.frequencies(ladder, 10000.0) * part.amplitude()
+            if part.varies:
+                yield f"{path} stretches now", part.at_length(ladder, 10000.0, torch.tensor([n])) * part.amplitude()
     for path, module in case.model.named_modules():
         if isinstance(module, PositionModule):
             env = module.env
             stream, heads = torch.zeros(1, n, env.size("embed"), dtype=DTYPE), env.sizes.get("heads")
-            yield f"{path} embeds", module.embed(stream, at)
+            with contextlib.suppress(StateError):  # a learned table may end before
+                yield f"{path} embeds", module.embed(stream, at)
             if heads is not None:
                 turned = torch.ones(1, n, heads, env.size("head"), dtype=DTYPE)
                 yield f"{path} rotates", module.rotate(turned, at)

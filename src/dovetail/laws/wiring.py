@@ -151,10 +151,10 @@ def _takes_tokens(kind: str) -> bool:
 
 def _fitting(data: Any, draw: Draw) -> Any:
     """A mask as the family wants it: in a decoder joined with causal, a prefix by `any`."""
-    order = from_data(data, Mask).order()
-    if draw.family in ("encoder", "vision") or order == "causal":
+    mask = from_data(data, Mask)
+    if draw.family in ("encoder", "vision") or mask.order() == "causal":
         return data
-    return {"any": ["causal", data]} if order == "ahead" else ["causal", data]
+    return {"any": ["causal", data]} if mask.joins == "any" else ["causal", data]
 
 
 def draw_model(draw: Draw, inner: bool = False) -> dict[str, Any]:

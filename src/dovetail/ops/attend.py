@@ -46,7 +46,7 @@ class Shape(NamedTuple):
     heads: int
     head: int
     plain: bool  # the kernel's own causal flag, or no mask at all, says it all
-    reach: int | None  # how far back the mask lets a query see
+    touched: int  # scores of one head and row in the tiles that the mask touches
 
 
 class Backend(NamedTuple):
@@ -123,7 +123,10 @@ def chosen(q: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> tupl
     def look(needs: frozenset[str] = needs) -> tuple[Backend, bool]:
         plain = rule.bias is None and is_plain(rule.mask, qa, ka)
         *rows, n, heads, head = q.shape
-        return choose(needs, Shape(prod(rows), n, ka.n, heads, head, plain, rule.mask.reach())), plain
+        # the tiles are looked for only where skipping some could pay; if so, the kernel finds them ready
+        worth = not plain and n >= 4 * attend_tiled.TILE and "compile" not in needs
+        touched = attend_tiled.touched(rule, qa, ka) if worth else n * ka.n
+        return choose(needs, Shape(prod(rows), n, ka.n, heads, head, plain, touched)), plain
 
     if torch.compiler.is_compiling():
         return look(needs | {"compile"})

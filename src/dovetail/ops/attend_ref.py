@@ -24,7 +24,7 @@ OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "edit", "compile"})
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:
     """Nanoseconds, roughly: several passes over all n·m scores."""
-    return 60_000.0 + 14.0 * shape.rows * shape.heads * shape.queries * shape.keys
+    return 60_000.0 + 30.0 * shape.rows * shape.heads * shape.queries * shape.keys
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, seen: tuple[Tensor, Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao 2023.
 from __future__ import annotations
 
 import dataclasses as dc
+from collections.abc import Callable
 from functools import partial
 from math import log
 from typing import TYPE_CHECKING, Any
@@ -36,37 +37,84 @@ if TYPE_CHECKING:
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink"})
 TILE = 64  # tokens a tile, of queries and of keys
 PIECE = 1024  # keys looked at in one step at most: bounds the workspace
-KNOWN = 16  # tiles of a relative mask that are remembered
+REMEMBERED = 4  # masks of tiles that are remembered in a step, for each tile of queries
 
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:
-    """Nanoseconds, roughly: dearer a score than the fused kernel, but only for scores the mask touches."""
-    touched = shape.keys if shape.plain or shape.reach is None else min(shape.keys, shape.reach + 2 * TILE)
-    tiles = -(-shape.queries // TILE)
-    return 250_000.0 * tiles + 9.0 * shape.rows * shape.heads * shape.queries * touched
+    """Nanoseconds, roughly: dearer a score than the fused kernel, but only for scores the mask touches; and so much a tile
+    of queries, however few keys it sees."""
+    each = 13.0 + 5.0 * ("bias" in needs) + 5.0 * ("bias_grad" in needs)
+    tiles, heads = -(-shape.queries // TILE), shape.rows * shape.heads
+    return tiles * (200_000.0 + 36_000.0 * heads) + each * heads * shape.touched
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, seen: object = None) -> Tensor:
     """(…, heads, n, head), touching only the tiles that the mask touches."""
     if q.dim() == 3:
-        return _attend(q[None], k[None], v[None], rule, qa, ka)[0]
-    if rule.mask.regroup() > 1 and qa.start is None:  # the rows are regrouped each in its own way
-        each = ((q[i : i + 1], k[i : i + 1], v[i : i + 1], rule, _row(qa, i), _row(ka, i)) for i in range(q.shape[0]))
-        return torch.cat([_attend(*row) for row in each])
-    return _attend(q, k, v, rule, qa, ka)
-
-
-def _row(at: At, i: int) -> At:
-    return At(at.coords[i], at.order[i], at.seg[i])
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At) -> Tensor:
-    shared = q.shape[1] // k.shape[1]
-    out, lse = _Tiled.apply(q.unflatten(1, (-1, shared)), k, v, Work.of(rule, qa, ka), *rule.tables)  # type: ignore[misc]
+        return run(q[None], k[None], v[None], rule, qa, ka)[0]
+    if rule.mask.regroup() > 1 and qa.start is None and q.shape[0] > 1:  # each row has its own order of residues
+        rows = [run(q[i : i + 1], k[i : i + 1], v[i : i + 1], rule, _row(qa, i), _row(ka, i)) for i in range(q.shape[0])]
+        return torch.cat(rows)
+    if rule.mask.by_head():
+        return _by_head(q, k, v, rule, qa, ka)
+    out, lse = _Tiled.apply(q.unflatten(1, (k.shape[1], -1)), k, v, Work.of(rule, qa, ka), *rule.tables)  # type: ignore[misc]
     out, lse = out.flatten(1, 2), lse.flatten(1, 2)
     if rule.sink is not None:
         out = out * torch.sigmoid(lse - rule.sink[:, None].to(lse.dtype))[..., None].to(out.dtype)
     return out
+
+
+def touched(rule: Rule, qa: At, ka: At) -> int:
+    """How many scores of one row lie in tiles that a head looks at, on average."""
+    masks = [rule.mask.for_head(head) for head in rule.heads.tolist()] if rule.mask.by_head() else [rule.mask]
+    return sum(Work.of(dc.replace(rule, mask=mask), qa, ka).tiling.touched() for mask in masks) // len(masks)
+
+
+def _row(at: At, i: int) -> At:
+    return At(at.coords[i : i + 1], at.order[i : i + 1], at.seg[i : i + 1])
+
+
+def _by_head(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At) -> Tensor:
+    """Heads that see alike are taken together, so that each set touches its own tiles only."""
+    shared, sets = q.shape[1] // k.shape[1], {}
+    for i, head in enumerate(rule.heads.tolist()):
+        sets.setdefault(rule.mask.for_head(head), []).append(i)
+    found: list[Tensor] = []
+    for mask, own in sets.items():
+        groups = [i // shared for i in own]
+        even = len({groups.count(group) for group in groups}) == 1  # then they can still share keys
+        heads, keys = (torch.tensor(x, device=q.device) for x in (own, sorted(set(groups)) if even else groups))
+        alike = dc.replace(
+            rule,
+            mask=mask,
+            heads=rule.heads[heads],
+            bias=None if rule.bias is None else partial(_of_heads, rule.bias, heads),
+            sink=None if rule.sink is None else rule.sink[heads],
+        )
+        found.append(run(q.index_select(1, heads), k.index_select(1, keys), v.index_select(1, keys), alike, qa, ka))
+    back = torch.tensor([i for own in sets.values() for i in own], device=q.device).argsort()
+    return torch.cat(found, 1).index_select(1, back)
+
+
+def _of_heads(bias: Callable[..., Tensor], heads: Tensor, qa: At, ka: At, *tables: Tensor) -> Tensor:
+    return bias(qa, ka, *tables).index_select(-3, heads)
+
+
+class Seen:
+    """Masks of tiles that were looked at, for other layers and for the way back; no more of them than `room` numbers."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.masks = room, {}
+
+    def once(self, kind: Any, make: Callable[[], Tensor]) -> Tensor:
+        """The mask of this kind."""
+        if kind in self.masks:
+            return self.masks[kind]
+        made = make()
+        if made.numel() <= self.room:
+            self.room -= made.numel()
+            self.masks[kind] = made
+        return made
 
 
 @dc.dataclass
@@ -78,15 +126,16 @@ class Work:
     ka: At
     tiling: Tiling
     relative: bool  # what a query sees depends on the distance alone, so that tiles repeat
-    known: dict[Any, Tensor]  # some that were looked at
+    seen: Seen
 
     @staticmethod
     def of(rule: Rule, qa: At, ka: At) -> Work:
-        """The work for these tokens."""
-        tiling = Tiling.of(rule.mask, qa, ka, len(rule.heads), TILE, PIECE)
+        """The work for these tokens; the tiles are found once a step for all layers with an equal mask."""
+        make = partial(Tiling, rule.mask, qa, ka, len(rule.heads), TILE, PIECE)
+        tiling = ka.once_for(qa, ("tiling", rule.mask.key, TILE, PIECE), make)
+        seen = ka.once_for(qa, ("seen", rule.mask.key, TILE, PIECE), partial(Seen, REMEMBERED * TILE * qa.n))
         relative = rule.mask.relative() and qa.start is not None and ka.start is not None
-        known: dict[Any, Tensor] = ka.once_for(qa, ("tiles", rule.mask.key, len(rule.heads)), dict)
-        return Work(rule, _one_row(qa), _one_row(ka), tiling, relative, known)
+        return Work(rule, _one_row(qa), _one_row(ka), tiling, relative, seen)
 
     def bias(self, tile: Tile, piece: Piece, tables: tuple[Tensor, ...]) -> Tensor | None:
         """(…, heads, n, m) added to the scores of one piece."""
@@ -95,25 +144,18 @@ class Work:
         return self.rule.bias(self.qa.pick(tile.queries), self.ka.pick(piece.keys), *tables)
 
     def shut(self, tile: Tile, runs: list[Run]) -> Tensor:
-        """(…, 1 or heads, n, m) −∞ where a query may not see a key of the runs, else 0."""
-        kind = self.kind(tile, runs)
-        if kind in self.known:
-            return self.known[kind]
+        """(…, 1, n, m) −∞ where a query may not see a key of the runs, else 0."""
         look = self.rule.mask.visible if all(run.alone for run in runs) else partial(allowed, self.rule.mask)
         seen = look(self.qa.pick(tile.queries), self.ka.pick(self.tiling.k.where(runs)), self.rule.heads)
-        made = torch.where(seen, 0.0, -torch.inf)
-        if kind is not None and len(self.known) < KNOWN:
-            self.known[kind] = made
-        return made
+        return torch.where(seen, 0.0, -torch.inf)
 
-    def kind(self, tile: Tile, runs: list[Run]) -> tuple[Any, ...] | None:
-        """Equal for tiles of a relative mask that are equal; None where that is not known."""
-        if not self.relative or not isinstance(tile.queries, slice):
-            return None
-        first, end, step = tile.queries.start, tile.queries.stop, tile.queries.step
+    def kind(self, tile: Tile, runs: list[Run]) -> tuple[Any, ...]:
+        """Equal for equal masks: of one tile, or of any two equally far apart where the mask is relative."""
         each = [keys for run in runs if isinstance(keys := self.tiling.k.where([run]), slice)]
-        apart = [(first - keys.start, keys.stop - keys.start, keys.step) for keys in each]
-        return (end - first, step, *apart) if len(each) == len(runs) else None
+        if not self.relative or not isinstance(tile.queries, slice) or len(each) < len(runs):
+            return tile.number, *runs
+        first, end, step = tile.queries.start, tile.queries.stop, tile.queries.step
+        return end - first, step, *((first - keys.start, keys.stop - keys.start, keys.step) for keys in each)
 
     def scores(self, query: Tensor, key: Tensor, tile: Tile, piece: Piece, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """(rows, kv_heads, shared, n, m) scores of one piece with −∞ where not allowed; tanh of the capped scores."""
@@ -126,8 +168,9 @@ class Work:
         if bias is not None:
             scores += _by_group(bias, groups)
         if piece.masked:  # adding −∞ is far cheaper than masked_fill_
-            shut = _by_group(self.shut(tile, piece.masked), groups).split([run.end - run.begin for run in piece.masked], -1)
-            for columns, part in zip(piece.columns, shut, strict=True):
+            shut = self.seen.once(self.kind(tile, piece.masked), partial(self.shut, tile, piece.masked)).unsqueeze(-3)
+            parts = shut.split([run.end - run.begin for run in piece.masked], -1)
+            for columns, part in zip(piece.columns, parts, strict=True):
                 scores[..., columns].add_(part)
         return scores, capped
 
@@ -142,7 +185,7 @@ def _one_row(at: At) -> At:
 def _exp(x: Tensor) -> Tensor:
     """e^x in place, and exactly 0 for next to nothing: −∞ and subnormal numbers make exp and matmul many times slower."""
     least = torch.finfo(x.dtype).tiny * 2**24
-    return F.threshold_(x.clamp_min_(log(least)).exp_(), least * (1 + 2**-10), 0.0)
+    return F.threshold(x.clamp_min_(log(least)).exp_(), least * (1 + 2**-10), 0.0, inplace=True)
 
 
 def _by_group(x: Tensor, groups: int) -> Tensor:
@@ -160,7 +203,7 @@ class _Tiled(torch.autograd.Function):
         # of a row that sees nothing: hopeless but finite, so that σ(lse − sink) is 0 with gradient 0, not NaN
         lowest = torch.finfo(wide(q.dtype)).min / 4
         lse = q.new_full(q.shape[:-1], lowest, dtype=wide(q.dtype))
-        for tile in work.tiling.tiles():
+        for tile in work.tiling.tiles:
             query = take(q, tile.queries).flatten(2, 3)
             top = take(lse[..., None], tile.queries)
             total, acc = torch.zeros_like(top), lse.new_zeros(*query.shape[:-1], v.shape[-1])
@@ -189,7 +232,7 @@ class _Tiled(torch.autograd.Function):
         learned = [i for i in range(len(tables)) if ctx.needs_input_grad[4 + i]]
         dtables = [torch.zeros_like(t) if i in learned else None for i, t in enumerate(tables)]
         g = torch.zeros_like(out) if g is None else g
-        for tile in work.tiling.tiles():
+        for tile in work.tiling.tiles:
             query, grad = take(q, tile.queries).flatten(2, 3), take(g, tile.queries)
             level = take(lse[..., None], tile.queries)
             delta = (grad * take(out, tile.queries)).sum(-1, keepdim=True, dtype=lse.dtype)

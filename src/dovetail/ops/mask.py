@@ -133,10 +133,10 @@ def _fill(mask: Mask, q: Span, k: Span, heads: range) -> tuple[Fill, bool]:
     if document is Fill.EMPTY:
         return Fill.EMPTY, False
     alone = document is Fill.FULL
-    fills = {mask.tile(q, k, head) for head in heads}
-    if fills == {Fill.EMPTY}:
-        return Fill.EMPTY, alone
-    return Fill.FULL if fills == {Fill.FULL} and alone else Fill.PART, alone
+    fill = mask.tile(q, k, 0)
+    if any(mask.tile(q, k, head) is not fill for head in heads[1:]):
+        return Fill.PART, alone
+    return Fill.PART if fill is Fill.FULL and not alone else fill, alone
 
 
 LOOKED_AT = 2**22  # scores that `pairs` looks at one by one before it turns to a sample of queries

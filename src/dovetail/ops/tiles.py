@@ -8,7 +8,6 @@ whether the mask is dense or full of holes. For a mask with holes tokens of one 
 
 from __future__ import annotations
 
-import dataclasses as dc
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate, pairwise
@@ -50,16 +49,21 @@ class Tokens:
     of a mask with holes are full or empty. Where rows differ, the first decides."""
 
     def __init__(self, at: At, step: int) -> None:
-        self.step, self.index, self.at = step, None, at
+        self.step, self.n, self.device = step, at.n, at.order.device
+        self.index: Tensor | None = None
         if step > 1:
             self.index = (at.order % step).view(-1, at.n)[0].argsort(stable=True)
             self.numbers, self.at = self.index.tolist(), at.pick(self.index)
+
+    def tiled(self, at: At) -> At:
+        """The same tokens in this order; never kept for tokens as they lie, or they would keep themselves alive."""
+        return at if self.index is None else self.at
 
     def where(self, runs: list[Run]) -> Where:
         """The tokens of some runs; a slice where they lie evenly."""
         begin, end = runs[0].begin, runs[-1].end
         if any(a.end != b.begin for a, b in pairwise(runs)):
-            places = torch.cat([torch.arange(run.begin, run.end, device=self.at.order.device) for run in runs])
+            places = torch.cat([torch.arange(run.begin, run.end, device=self.device) for run in runs])
             return places if self.index is None else self.index[places]
         if self.index is None:
             return slice(begin, end, 1)
@@ -79,36 +83,28 @@ class Piece(NamedTuple):
 class Tile(NamedTuple):
     """Some queries, and the pieces of keys they touch."""
 
+    number: int
     queries: Where
     pieces: list[Piece]
 
 
-@dc.dataclass
 class Tiling:
-    """All tiles of a step."""
+    """The tiles of `size` queries that a mask touches, and for each the pieces of at most `most` keys."""
 
-    q: Tokens
-    k: Tokens
-    runs: list[list[Run]]  # of each tile of queries
-    size: int  # tokens a tile
-    most: int  # keys a piece
-
-    @staticmethod
-    def of(mask: Mask, qa: At, ka: At, heads: int, size: int, most: int) -> Tiling:
-        """The tiles that the mask touches; they are found once a step for all layers with an equal mask."""
+    def __init__(self, mask: Mask, qa: At, ka: At, heads: int, size: int, most: int) -> None:
         step = mask.regroup() if qa.n > 1 else 1
-        q, k = (at.once(("tokens", step), partial(Tokens, at, step)) for at in (qa, ka))
-        return Tiling(q, k, plan(mask, q.at, k.at, heads, size, size), size, most)
+        self.q, self.k = (at.once(("tokens", step), partial(Tokens, at, step)) for at in (qa, ka))
+        self.size, self.most = size, most
+        self.runs = plan(mask, self.q.tiled(qa), self.k.tiled(ka), heads, size, size)
+        self.tiles = [self._tile(i, runs) for i, runs in enumerate(self.runs)]
 
-    def tiles(self) -> Iterator[Tile]:
-        """Each tile of queries."""
-        for i, runs in enumerate(self.runs):
-            queries = Run(i * self.size, min((i + 1) * self.size, self.q.at.n), True)
-            yield Tile(self.q.where([queries]), [self._piece(packed) for packed in self._packed(runs)])
+    def touched(self) -> int:
+        """How many scores lie in the tiles that are looked at."""
+        return sum((run.end - run.begin) * self.size for runs in self.runs for run in runs)
 
-    def touched(self) -> float:
-        """How many tiles of scores are looked at."""
-        return sum(run.end - run.begin for runs in self.runs for run in runs) / self.size
+    def _tile(self, number: int, runs: list[Run]) -> Tile:
+        queries = Run(number * self.size, min((number + 1) * self.size, self.q.n), True)
+        return Tile(number, self.q.where([queries]), [self._piece(packed) for packed in self._packed(runs)])
 
     def _packed(self, runs: list[Run]) -> Iterator[list[Run]]:
         """The runs of one tile, cut and packed so that at most `most` keys lie together."""

@@ -25,6 +25,7 @@ class Frame:
     slice_rows: tuple[int, int, int] | None  # rows, slots a row, keys a row
     key_at: At
     before: bool  # keys are read before the new ones are written, and the new ones joined behind
+    begin: int = 0  # the first of the new ones among the keys, where a slice reads both
 
 
 def make_frame(slots: Slots, at: At, rows: Sequence[int], held: Sequence[int], new: Sequence[int], all_rows: int) -> Frame:
@@ -33,7 +34,8 @@ def make_frame(slots: Slots, at: At, rows: Sequence[int], held: Sequence[int], n
     if sliced and at.start is not None:  # all rows alike, the common step of decoding: no slot need be named
         count = at.start + at.n
         if slots.positions(count) == range(count):
-            return Frame(None, None, (all_rows, slots.stride, count), At.whole(all_rows, count), False)  # type: ignore[arg-type]
+            seen = (all_rows, slots.stride or 0, count)
+            return Frame(None, None, seen, At.whole(all_rows, count), False, at.start)
     row = torch.tensor(rows, dtype=torch.long)
     each = row[at.row] if at.row is not None else row[:, None]
     write = torch.where(at.real, slots.slot(each, at.order), slots.total).flatten()
@@ -85,7 +87,7 @@ class TokenView:
         if frame.write is None:
             seen = tuple(self._read(store) for store in self.stores)
             for entries, values in zip(seen, new, strict=True):
-                entries[:, frame.key_at.n - at.n :] = values
+                entries[:, frame.begin :] = values
             return seen, frame.key_at
         if frame.before:
             old = [self._read(store) for store in self.stores]

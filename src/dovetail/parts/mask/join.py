@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses as dc
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,9 @@ class Joined(Mask):
 
     def by_head(self) -> bool:
         return any([mask.by_head() for mask in self.masks])  # noqa: C419  a list, which a compiler can follow
+
+    def for_head(self, head: int) -> Mask:
+        return dc.replace(self, masks=tuple(mask.for_head(head) for mask in self.masks)) if self.by_head() else self
 
     def kept(self) -> int:
         return max([mask.kept() for mask in self.masks])
@@ -153,6 +157,9 @@ class ByHead(Joined):
 
     def by_head(self) -> bool:
         return True
+
+    def for_head(self, head: int) -> Mask:
+        return self.masks[head % len(self.masks)].for_head(head)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:

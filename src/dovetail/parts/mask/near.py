@@ -9,7 +9,7 @@ blocks    ⌊q/size⌋ − ⌊k/size⌋ ∈ [0, back]      block-local, looking 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -95,6 +95,7 @@ class Window(Mask):
 class Prefix(Mask):
     """The first tokens, seen by all; join it with causal by `any`."""
 
+    joins: ClassVar[Literal["all", "any"]] = "any"
     length: int = 64
 
     def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
@@ -103,9 +104,6 @@ class Prefix(Mask):
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
         return _within(k.low, k.high, 0, self.length - 1)
-
-    def order(self) -> Order:
-        return "ahead"
 
     def reach(self) -> int | None:
         return self.length

@@ -52,7 +52,7 @@ class Rope(Position):
 
     def idle(self, env: Env) -> frozenset[str]:
         never_remembered = set() if env.decodes else {"when"}  # written and read at once
-        single = {"base"} if env.size("pair") == 1 and self.scaling is None else set()  # base⁰ = 1 whatever the base
+        single = {"base"} if env.size("pair") == 1 else set()  # base⁰ = 1 whatever the base
         return frozenset(never_remembered | single)
 
     def plain(self, env: Env) -> Tensor:
@@ -96,7 +96,7 @@ class Rope(Position):
         if self.scaling is None or not self.scaling.varies:
             return {}
         why = f"{self.scaling.kind}: angles depend on how long the sequence is now"
-        return {"chunked": why, "padded": why, "rollback": why}
+        return {"chunked": why, "rollback": why}
 
 
 class RopeModule(PositionModule):
@@ -148,9 +148,8 @@ class RopeModule(PositionModule):
 
 
 def lengths(at: At) -> Tensor:
-    """(…, n) how long the row of each token is now."""
+    """(…, n) how long the document of each token is now; in a flat batch a row is one document."""
     last = torch.where(at.real, at.order, 0)
-    if at.row is None:
-        return last.amax(-1, keepdim=True).expand_as(last) + 1
-    rows = torch.zeros(int(at.row.max()) + 1, dtype=last.dtype, device=last.device)
-    return rows.scatter_reduce(0, at.row, last, "amax")[at.row] + 1
+    document = at.seg.clamp_min(0) if at.row is None else at.row
+    longest = torch.zeros_like(last).scatter_reduce(-1, document, last, "amax")
+    return longest.gather(-1, document) + 1

@@ -199,6 +199,8 @@ class LongRope(Scaling):
         for name, factors in (("short", self.short), ("long", self.long)):
             if len(factors) not in (1, pairs):
                 return [Problem(f"scaling.{name}", f"{len(factors)} factors for {pairs} pairs", f"give 1 or {pairs}")]
+        if self.attention is not None and self.factor != 1.0:
+            return [Problem("scaling.factor", "is only there to give `attention`, which is given", "leave one of them out")]
         return _above("original", self.original, 2)
 
     @classmethod

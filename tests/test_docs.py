@@ -1,0 +1,89 @@
+"""Tables and listings of the documents that repeat what the code knows are compared with the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli import VERBS
+from dovetail.core.group import GROUPS
+from dovetail.core.part import KINDS
+from dovetail.laws.case import LAWS
+from dovetail.laws.mutants import named
+from dovetail.laws.suite import OWN_NUMBER
+from dovetail.spec import zoo
+
+ROOT = Path(__file__).parent.parent
+OUTSIDE = ROOT / "tests/outside/offset_position"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def table(page: str, header: str) -> list[list[str]]:
+    """The rows of the table under this header."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    begin = lines.index(header) + 2
+    rows = []
+    for line in lines[begin:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_the_readme_lists_every_part() -> None:
+    written = {group: kinds.split(", ") for group, kinds in table("README.md", "| group | parts |")}
+    known = {group.group: sorted(kind for kind, cls in KINDS.items() if issubclass(cls, group)) for group in GROUPS}
+    assert written == known
+
+
+def test_every_law_is_listed_with_what_it_says() -> None:
+    rows = {law: (int(number), says) for number, law, says in table("docs/laws.md", "| number | law | says |")}
+    assert rows.pop(OWN_NUMBER)[0] == 14
+    assert rows == {law.name: (law.number, law.says) for law in LAWS.values()}
+
+
+def test_every_planted_bug_is_listed() -> None:
+    rows = [tuple(row) for row in table("docs/laws.md", "| bug | law | report |")]
+    assert rows == [(bug.name, bug.law, bug.report) for bug in named().values()]
+
+
+def test_numbers_in_words_are_right() -> None:
+    changes, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "README.md"))
+    assert f"{len(named())} planted bugs" in changes
+    assert f"and {len(zoo())} presets" in readme
+    assert all(f"`{verb}`" in changes or f"`dovetail {verb}`" in changes for verb in VERBS)
+    assert len(LAWS) + 1 == 15
+    assert "Fifteen laws" in changes
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "oracle.py"])
+def test_the_worked_example_is_the_tested_part(name: str) -> None:
+    source = (OUTSIDE / "src/offset_position" / name).read_text(encoding="utf-8")
+    assert f"```python\n{source}```" in (ROOT / "docs/parts.md").read_text(encoding="utf-8")
+
+
+def test_the_entry_points_shown_are_the_tested_ones() -> None:
+    (shown,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/parts.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert shown in (OUTSIDE / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)]+)\)", prose):
+        assert target.startswith("https://") or (page.parent / target.partition("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    for path in re.findall(r"`((?:src|tests|docs|\.ci|benchmarks)/[\w./-]+)`", page.read_text(encoding="utf-8")):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_licence_is_the_one_that_is_declared() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
