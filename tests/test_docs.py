@@ -9,10 +9,11 @@ import pytest
 
 from dovetail.cli import VERBS
 from dovetail.core.group import GROUPS
-from dovetail.core.part import KINDS
+from dovetail.core.part import KINDS, Part, from_data
 from dovetail.laws.case import LAWS
 from dovetail.laws.mutants import named
-from dovetail.laws.suite import OWN_NUMBER
+from dovetail.laws.suite import OWN_NUMBER, exceptions
+from dovetail.model import Model
 from dovetail.spec import zoo
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +48,28 @@ def test_every_law_is_listed_with_what_it_says() -> None:
 def test_every_planted_bug_is_listed() -> None:
     rows = [tuple(row) for row in table("docs/laws.md", "| bug | law | report |")]
     assert rows == [(bug.name, bug.law, bug.report) for bug in named().values()]
+
+
+AHEAD, VARIES, SHIFTS = (
+    [{"mask": {"any": ["causal", {"kind": kind}]}} for kind in ("prefix", "globals")],
+    [{"position": {"scaling": kind}} for kind in ("dynamic", "longrope")],
+    [{"position": "none", "bias": True}],
+)
+
+
+@pytest.mark.parametrize(("row", "mixers"), [(0, AHEAD), (1, VARIES), (2, SHIFTS)])
+def test_every_exception_is_listed(row: int, mixers: list[dict[str, object]]) -> None:
+    _, laws, why = table("docs/laws.md", "| who | laws | why |")[row]
+    for mixer in mixers:
+        spec = from_data({"width": 28, "layers": [{"mixer": {"heads": 2, **mixer}}]}, Model)
+        found = exceptions(spec)
+        assert sorted(found) == laws.split(", ")
+        assert all(reason.endswith(why) for told in found.values() for _, reason in told)
+
+
+def test_there_are_no_other_exceptions() -> None:
+    declaring = {cls.kind for cls in KINDS.values() if cls.excepts is not Part.excepts}
+    assert declaring == {"attention", "cross_attention", "rope"}  # those of the table; a new one belongs there
 
 
 def test_numbers_in_words_are_right() -> None:

@@ -18,7 +18,6 @@ _PUBLIC = {
     "Model": "dovetail.model",
     "Pool": "dovetail.state.pool",
     "SpecError": "dovetail.core.errors",
-    "build": "dovetail.build",
     "check": "dovetail.core.check",
     "from_yaml": "dovetail.spec",
     "load_spec": "dovetail.spec",
@@ -26,7 +25,6 @@ _PUBLIC = {
 }
 
 if TYPE_CHECKING:
-    from dovetail.build import build as build
     from dovetail.core.at import At as At
     from dovetail.core.check import check as check
     from dovetail.core.ctx import Ctx as Ctx

@@ -402,14 +402,19 @@ def expand(layers: Any) -> list[Any]:
         if not isinstance(entry, Mapping):
             raise SpecError(f"layers.{i}", f"a mapping was expected, not {entry!r}")
         pattern = entry.get("pattern", [None])
+        if not isinstance(pattern, list) or not all(isinstance(name, str) for name in pattern if name is not None):
+            raise SpecError(f"layers.{i}.pattern", f"a list of names was expected, not {pattern!r}")
         repeat = entry.get("repeat", len(pattern))
-        if not isinstance(repeat, int) or not 1 <= repeat <= 10_000:
+        if type(repeat) is not int or not 1 <= repeat <= 10_000:
             raise SpecError(f"layers.{i}.repeat", f"{repeat!r} is not a whole number from 1 to 10000")
         names = {name for name in pattern if name is not None}
         if missing := sorted(names - set(entry)):
             raise SpecError(
                 f"layers.{i}.pattern", f"{missing[0]!r} is not described", f"add `{missing[0]}:` beside the pattern"
             )
+        for name in names:
+            if not isinstance(entry[name], Mapping):
+                raise SpecError(f"layers.{i}.{name}", f"a mapping was expected, not {entry[name]!r}")
         common = {k: v for k, v in entry.items() if k not in {"repeat", "pattern", *names}}
         for layer in range(repeat):
             own = entry.get(pattern[layer % len(pattern)], {}) if names else {}

@@ -61,9 +61,6 @@ def test_dropout_is_drawn_in_training_alone_and_can_be_drawn_again() -> None:
     assert Ctx(at=at, seed=0).training  # a seed of 0 is a seed
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the compiler cannot follow zlib.crc32, so a training block with dropout breaks its graph"
-)
 def test_the_draw_is_the_same_when_compiled() -> None:
     torch.compiler.reset()
     x = torch.ones(6, 50)

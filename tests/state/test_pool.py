@@ -74,10 +74,7 @@ def test_a_model_that_sees_both_ways_remembers_nothing() -> None:
 # -- refusals
 
 
-UNCOUNTED = pytest.mark.xfail(strict=True, reason="pages are taken before they are counted, and kept when the step is refused")
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "ring", pytest.param("paged", marks=UNCOUNTED)])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_full_pool_refuses_and_stays_as_it_was(model: ModelModule, layout: Layout) -> None:
     pool = pool_of(layout=layout)
     feed(model, pool, 0, TOKENS[:22])
@@ -98,7 +95,6 @@ def test_a_pool_without_pages_goes_on_once_a_row_has_ended(model: ModelModule) -
     torch.testing.assert_close(feed(model, pool, 2, TOKENS[5:12]), alone(model, TOKENS[5:12]))
 
 
-@UNCOUNTED
 def test_a_twin_that_was_refused_a_page_still_has_what_it_had(model: ModelModule) -> None:
     pool = pool_of(layout="paged", pages=3)
     feed(model, pool, 0, TOKENS[:6])
@@ -123,7 +119,6 @@ def test_no_row_goes_back_to_what_it_never_held(n: int) -> None:
 
 
 @pytest.mark.parametrize(("door", "rows"), [("rollback", (3, 0)), ("free", (3,)), ("fork", (0, 3)), ("fork", (0, -1))])
-@pytest.mark.xfail(strict=True, reason="only `step` looks whether there is such a row")
 def test_every_door_looks_at_its_row(door: str, rows: tuple[int, ...]) -> None:
     with pytest.raises(StateError, match="is not one of the pool's 3"):
         getattr(pool_of(), door)(*rows)
@@ -188,7 +183,6 @@ def test_twins_go_their_own_ways(model: ModelModule, layout: Layout) -> None:
         torch.testing.assert_close(feed(model, pool, row, TOKENS[:1]), alone(model, seen))
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="its pages are given back before they are taken over")
 def test_a_fork_onto_itself_changes_nothing(model: ModelModule) -> None:
     pool = pool_of(layout="paged")
     feed(model, pool, 0, TOKENS[:6])

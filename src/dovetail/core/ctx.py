@@ -103,8 +103,14 @@ class Ctx:
 def drop(x: Tensor, p: float, seed: int, path: str) -> Tensor:
     """Dropout whose draw is a pure function of (seed, path, index): the same when recomputed, on any rank, compiled."""
     index = torch.arange(x.numel(), device=x.device, dtype=torch.int64)
-    mixed = (index + seed * 0x9E3779B1 + zlib.crc32(path.encode())) & 0xFFFFFFFF
+    mixed = (index + seed * 0x9E3779B1 + _number(path)) & 0xFFFFFFFF
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
     keep = (mixed ^ (mixed >> 16)) >= int(p * 2**32)
     return x * keep.view(x.shape).to(x.dtype) / (1.0 - p)
+
+
+@torch.compiler.assume_constant_result
+def _number(path: str) -> int:
+    """A number of the path's own, which a compiler takes as it is."""
+    return zlib.crc32(path.encode())

@@ -267,7 +267,7 @@ def from_data(data: Any, group: type[Part], path: str = "", default: str | None 
         raise SpecError(path, f"expected a {group.group or 'part'}, got {data!r}", "write a kind's name or a mapping")
     fields = dict(data)
     kind = fields.pop("kind", default)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise SpecError(path, f"no part is called {kind!r}" if kind else "no kind is given", f"kinds: {_kinds_of(group)}")
     cls = KINDS[kind]
     if not issubclass(cls, group):
@@ -324,7 +324,11 @@ def _default_kind(field: dc.Field[Any]) -> str | None:
 
 def _say(options: tuple[Any, ...]) -> str:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
-    said = [
-        words.get(o) or (f"one of {', '.join(map(str, typing.get_args(o)))}" if typing.get_args(o) else str(o)) for o in options
-    ]
-    return " or ".join(said)
+    return " or ".join(words.get(option) or _say_one(option) for option in options)
+
+
+def _say_one(option: Any) -> str:
+    if typing.get_origin(option) is tuple:
+        item = typing.get_args(option)[0]
+        return "a list of " + (item.group + "s" if issubclass(item, Part) else "numbers" if item in (int, float) else "texts")
+    return f"one of {', '.join(map(str, typing.get_args(option)))}"

@@ -140,7 +140,7 @@ def mark_forgotten(self: Pool, row: int, n: int) -> int:
 def pages_shared_for_ever(self: slots.Paged, row: int, held: int, new: int) -> slots.Copies:
     owned = self.owned[row]
     while len(owned) * self.page < held + new:
-        owned.append(self._take(row))
+        owned.append(self._take())
     self.table[row, : len(owned)] = torch.tensor(owned, dtype=torch.long)
     return slots.NO_COPIES
 

@@ -85,7 +85,7 @@ class TokenView:
         """Remember the new entries (…, n, *axes); all entries that are there (…, m, *axes), and where they stand."""
         frame = self.frame
         if frame.write is None:
-            seen = tuple(self._read(store) for store in self.stores)
+            seen = tuple([self._read(store) for store in self.stores])
             for entries, values in zip(seen, new, strict=True):
                 entries[:, frame.begin :] = values
             return seen, frame.key_at

@@ -110,9 +110,9 @@ class Pool:
 
     def step(self, rows: Sequence[int], new: Sequence[int], flat: bool = False) -> Step:
         """Room and views for new[i] more tokens of row rows[i]: a batch padded on the right, or one flat row of tokens."""
-        for row in rows:
-            if not 0 <= row < self.rows:
-                raise StateError(f"row {row} is not one of the pool's {self.rows}")
+        self._known(*rows)
+        if len(set(rows)) < len(rows):
+            raise StateError(f"rows {list(rows)}: each may stand there once (give a row all its new tokens at once)")
         held = [self.held[row] for row in rows]
         if flat:
             at = At.flat(new, held)
@@ -135,8 +135,14 @@ class Pool:
             self.held[row] += n
         return Step(at, views)
 
+    def _known(self, *rows: int) -> None:
+        for row in rows:
+            if not 0 <= row < self.rows:
+                raise StateError(f"row {row} is not one of the pool's {self.rows}")
+
     def admit(self, rows: Sequence[int], lengths: Sequence[int]) -> list[dict[str, Any]]:
         """Views into which the memory of a source (lengths[i] tokens for row rows[i], padded on the right) is put, once."""
+        self._known(*rows)
         views: list[dict[str, Any]] = [{} for _ in range(self.layers)]
         for group in self.groups.values():
             if not group.source:
@@ -158,12 +164,14 @@ class Pool:
 
     def mark(self, row: int) -> None:
         """Remember this point of a row, where coming back to it would otherwise not be exact."""
+        self._known(row)
         saved = [store[self._ring_slots(group, row)].clone() for group in self._rings() for store in group.tensors()]
         if saved:
             self.marks[row].append((self.held[row], saved))
 
     def rollback(self, row: int, n: int) -> int:
         """Forget all but the first n tokens of a row; the number really reached, after which the rest must be replayed."""
+        self._known(row)
         if not 0 <= n <= self.held[row]:
             raise StateError(f"row {row} holds {self.held[row]} tokens; it cannot go back to {n}")
         held = self.held[row]
@@ -187,6 +195,9 @@ class Pool:
 
     def fork(self, a: int, b: int) -> None:
         """Let row b go on from where row a is; neither sees what the other does from then on."""
+        self._known(a, b)
+        if a == b:
+            return
         for group in self.groups.values():
             group.copy(group.slots.fork(a, b, self.sources[a] if group.source else self.held[a]))
         self.held[b], self.sources[b] = self.held[a], self.sources[a]

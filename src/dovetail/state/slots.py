@@ -96,17 +96,20 @@ class Paged:
 
     def reserve(self, row: int, held: int, new: int) -> Copies:
         owned, last = self.owned[row], held // self.page
+        pages = max(len(owned), -(-(held + new) // self.page))
+        shared = bool(new and held % self.page and self.uses[owned[last]] > 1)
+        if pages > self.table.shape[1]:
+            raise StateError(f"row {row} would hold {held + new} tokens, more than a row may (make the pool larger)")
+        if pages - len(owned) + shared > len(self.free):  # all or nothing: a step that is refused changes nothing
+            raise StateError(f"no page is left for row {row} (make the pool larger, or end a sequence)")
         copies = NO_COPIES
-        if new and held % self.page and self.uses[owned[last]] > 1:  # the page is shared: write to a copy of it
-            old, own = owned[last], self._take(row)
+        if shared:  # write to a copy of it
+            old, own = owned[last], self._take()
             self._drop(old)
             owned[last] = own
             filled = range(held % self.page)
             copies = [old * self.page + i for i in filled], [own * self.page + i for i in filled]
-        while len(owned) * self.page < held + new:
-            owned.append(self._take(row))
-        if len(owned) > self.table.shape[1]:
-            raise StateError(f"row {row} would hold {held + new} tokens, more than a row may (make the pool larger)")
+        owned += [self._take() for _ in range(pages - len(owned))]
         self.table[row, : len(owned)] = torch.tensor(owned, dtype=torch.long)
         return copies
 
@@ -128,9 +131,7 @@ class Paged:
             self.uses[page] += 1
         return NO_COPIES
 
-    def _take(self, row: int) -> int:
-        if not self.free:
-            raise StateError(f"no page is left for row {row} (make the pool larger, or end a sequence)")
+    def _take(self) -> int:
         page = self.free.pop()
         self.uses[page] = 1
         return page

@@ -15,7 +15,7 @@ from dovetail.core.at import At
 from dovetail.core.group import Fill
 from dovetail.laws.oracle.registry import Comparison, oracle
 from dovetail.laws.oracle.stand import part, row
-from dovetail.ops.mask import allowed, plan, spans
+from dovetail.ops.mask import allowed, pairs, plan, spans
 
 HEADS = 4
 SIGNS = {Fill.FULL: "#", Fill.PART: "+", Fill.EMPTY: "·"}
@@ -93,6 +93,9 @@ def window() -> Iterator[Comparison]:
     yield from _hold(part("window", size=2, keep=1), kept, ["#+··", "+#+·", "++#+", "+·+#"], ["both", 2, 1])
     near = part("causal") & part("window", size=4)
     yield Comparison("w = 4, position 9", _sees(near, 9), [6, 7, 8, 9], near=0)
+    yield Comparison("pairs of 10 tokens", [pairs(part("causal"), 10), pairs(near, 10)], [55, 34], near=0)  # 1 + 2 + 3 + 7·4
+    far = part("causal") & part("window", size=64)
+    yield Comparison("pairs of 1,000 tokens", pairs(far, 1000), 61984, near=0)  # 64·65/2 + 936·64
     yield Comparison("w = 1, position 9", _sees(part("causal") & part("window", size=1), 9), [9], near=0)
     streaming = part("causal") & part("window", size=3, keep=2)
     yield Comparison("w = 3, keep 2, position 9", _sees(streaming, 9), [0, 1, 7, 8, 9], near=0)
@@ -101,7 +104,7 @@ def window() -> Iterator[Comparison]:
 @oracle("prefix")
 def prefix() -> Iterator[Comparison]:
     """The first tokens, seen by all."""
-    yield from _hold(part("prefix", length=2), ["##··", "##··", "##··", "##··"], ["#···"] * 4, ["ahead", 2, 2])
+    yield from _hold(part("prefix", length=2), ["##··", "##··", "##··", "##··"], ["#···"] * 4, ["both", 2, 2])
     joined = part("causal") | part("prefix", length=3)
     rows = ["###··", "###··", "###··", "####·", "#####"]
     yield from _hold(joined, rows, ["#+··", "#+··", "##+·", "###+"], ["ahead", None, 3])
@@ -166,7 +169,7 @@ def all_of() -> Iterator[Comparison]:
     rows = ["#····", "##···", "·##··", "···#·", "···##"]
     yield from _hold(mask, rows, ["+···", "++··", "·++·", "···+"], ["causal", 2, 0])
     yield Comparison("& makes it", (part("causal") & part("strided", step=2)).kind, "all_of")
-    yield Comparison("order with a prefix", (part("prefix") & part("window")).order(), "ahead")
+    yield Comparison("order with a prefix", (part("prefix") & part("window")).order(), "both")
 
 
 @oracle("any_of")
@@ -174,7 +177,7 @@ def any_of() -> Iterator[Comparison]:
     """What at least one lets through."""
     mask = part("any_of", masks=(part("window", size=1), part("blocks", size=3), part("prefix", length=2)))
     rows = ["###··", "###··", "###··", "##·##", "##·##"]
-    yield from _hold(mask, rows, ["#+··", "#++·", "#+#·", "#··#"], ["ahead", 3, 2])
+    yield from _hold(mask, rows, ["#+··", "#++·", "#+#·", "#··#"], ["both", 3, 2])
     yield Comparison("| makes it", (part("causal") | part("strided", step=2)).kind, "any_of")
     first = part("any_of", masks=(part("strided", step=3), part("window", size=1)))
     yield Comparison("every third counts though it stands first", _drawn(first, 4), ["#··#", "·#··", "··#·", "#··#"])

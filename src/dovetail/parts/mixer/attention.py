@@ -225,7 +225,7 @@ class AttentionModule(Module):
 
     def split(self, x: Tensor) -> Tensor:
         """(…, heads·head) -> (…, heads, head)."""
-        return x.reshape(*x.shape[:-1], -1, self.size)
+        return torch.unflatten(x, -1, (-1, self.size))
 
     def normed(self, x: Tensor, name: str, ctx: Ctx) -> Tensor:
         """QK-norm on q or k (…, n, heads, head): each head alone, or all at once."""
