@@ -154,6 +154,9 @@ def compiled(case: Case) -> None:
         with _without_taps() if cut else contextlib.nullcontext():
             got = torch.compile(block, backend=keep, fullgraph=True)(x, _fresh(ctx), {})
         case.same(got, want, "a compiled block and an eager one")
+    training = dc.replace(_fresh(ctx), seed=5)
+    got = torch.compile(block, backend="eager", fullgraph=True)(x, training, {})
+    case.same(got, block(x, dc.replace(_fresh(ctx), seed=5), {}), "a compiled block and an eager one, in training")
     torch.compiler.reset()
     case.true(graphs[0] == graphs[1], "the graph without listeners is not the graph without taps")
 
