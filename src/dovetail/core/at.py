@@ -23,11 +23,28 @@ T = TypeVar("T")
 class At:
     """Where each token stands; see the head of the file for the fields."""
 
-    __slots__ = ("coords", "memo", "order", "row", "seg", "start")
+    __slots__ = ("_coords", "_seg", "memo", "order", "row", "start")
 
-    def __init__(self, coords: Tensor, order: Tensor, seg: Tensor, row: Tensor | None = None, start: int | None = None) -> None:
-        self.coords, self.order, self.seg, self.row, self.start = coords, order, seg, row, start
+    def __init__(
+        self,
+        coords: Tensor | None,  # None: one coordinate, equal to the order
+        order: Tensor,
+        seg: Tensor | None,  # None: one document a row, nothing padded
+        row: Tensor | None = None,
+        start: int | None = None,
+    ) -> None:
+        self._coords, self.order, self._seg, self.row, self.start = coords, order, seg, row, start
         self.memo: dict[Hashable, Any] = {}
+
+    @property
+    def coords(self) -> Tensor:
+        """(…, n, c) the coordinates of each token."""
+        return self.order[..., None] if self._coords is None else self._coords
+
+    @property
+    def seg(self) -> Tensor:
+        """(…, n) the document of each token, −1 for padding."""
+        return torch.zeros_like(self.order) if self._seg is None else self._seg
 
     @property
     def n(self) -> int:
@@ -57,7 +74,8 @@ class At:
     def pick(self, index: Any) -> At:
         """The tokens `index` selects along n: a slice or a tensor of positions."""
         row = None if self.row is None else self.row[index]
-        return At(self.coords[..., index, :], self.order[..., index], self.seg[..., index], row)
+        coords = None if self._coords is None else self._coords[..., index, :]
+        return At(coords, self.order[..., index], None if self._seg is None else self._seg[..., index], row)
 
     def cut(self, parts: int, which: int) -> At:
         """One of `parts` equal pieces of the sequence."""
@@ -67,13 +85,13 @@ class At:
     @staticmethod
     def of(order: Tensor, seg: Tensor, row: Tensor | None = None, start: int | None = None) -> At:
         """Text: one coordinate, equal to the order."""
-        return At(order[..., None], order, seg, row, start)
+        return At(None, order, seg, row, start)
 
     @staticmethod
     def whole(batch: int, n: int, device: torch.device | str | None = None, start: int = 0) -> At:
         """A batch of whole sequences without padding."""
         order = torch.arange(start, start + n, device=device).expand(batch, n)
-        return At.of(order, torch.zeros_like(order), start=start)
+        return At(None, order, None, start=start)
 
     @staticmethod
     def padded(lengths: Sequence[int], n: int, left: bool = False) -> At:

@@ -179,7 +179,7 @@ def _one_row(at: At) -> At:
     """Where all rows stand alike one of them says it all, and masks are made for one row only."""
     if at.start is None or at.order.dim() == 1:
         return at
-    return At(at.coords[:1], at.order[:1], at.seg[:1], start=at.start)
+    return At(at.coords[:1], at.order[:1], None, start=at.start)
 
 
 def _exp(x: Tensor) -> Tensor:

@@ -143,8 +143,10 @@ class RopeModule(PositionModule):
             plain = self.unstretched.to(frequency)
             frequency = scaling.at_length(plain, self.part.base, lengths(at))[..., None, :]
         angle = (coords[..., None].to(frequency.dtype) * frequency).flatten(-2)[..., None, :]
-        factor = 1.0 if scaling is None else scaling.amplitude()
-        return (angle.cos() * factor).to(dtype), (angle.sin() * factor).to(dtype)
+        cos, sin = angle.cos(), angle.sin()
+        if scaling is not None:
+            cos, sin = cos * scaling.amplitude(), sin * scaling.amplitude()
+        return cos.to(dtype), sin.to(dtype)
 
 
 def lengths(at: At) -> Tensor:
