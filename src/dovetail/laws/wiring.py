@@ -317,8 +317,9 @@ class Wiring:
 
     def coverage(self) -> float:
         """The share of the pairs that can be wired which some spec holds."""
-        possible = len(self.wanted) - len(self.impossible_pairs)
-        return sum(pair in self.covered for pair in self.wanted) / possible if possible else 0.0
+        found = sum(pair in self.covered for pair in self.wanted)
+        unwired = sum(pair not in self.covered for pair in self.impossible_pairs)  # a later draw may have brought one about
+        return found / (len(self.wanted) - unwired) if self.wanted else 0.0
 
     def __iter__(self) -> Iterator[Model]:
         yield from self.each_value()
