@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
+from dovetail import parts as _registered  # noqa: F401  every kind must be known before any is drawn
 from dovetail.core.check import check
 from dovetail.core.errors import DovetailError
 from dovetail.core.group import Embed, Mask, Mixer, Position
