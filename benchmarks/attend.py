@@ -120,7 +120,7 @@ def workspace(mask: Any, shape: Shape, n: int) -> int:
     """Bytes alive at the worst moment beyond q, k, v, z, lse and the gradients."""
     case = Case.of(mask, shape, n)
     at, _ = case.at()
-    with using("tiled"), Alive(case.q, case.k, case.v, case.g, at.order, at.seg) as alive:
+    with using("tiled"), Alive(case.q, case.k, case.v, case.g, at.order) as alive:
         z = attend(case.q, case.k, case.v, case.rule(), at, at, frozenset())
         grads = torch.autograd.grad(z, (case.q, case.k, case.v), case.g)
     lse = n * shape.heads * z.element_size()
@@ -153,7 +153,7 @@ def window_row(sizes: Sequence[int], shape: Shape, rounds: int) -> Row:
 
 def mask_rows(n: int, shape: Shape, rounds: int) -> list[Row]:
     """Time of each mask ÷ what its tiles should take."""
-    known = [Case.of("causal", shape, n), *(Case.of("everything", shape, n, n // cut) for cut in (1, 4, 16, 64))]
+    known = [Case.of("causal", shape, n), *(Case.of("everything", shape, n, n // cut) for cut in (1, 4, 16, 32))]
     tiles = np.array([[case.tiles(), 1.0] for case in known])
     asked = {name: Case.of(mask, shape, n) for name, mask in MASKS.items()}
     touched = {name: case.tiles() for name, case in asked.items()}
@@ -169,7 +169,7 @@ def mask_rows(n: int, shape: Shape, rounds: int) -> list[Row]:
             taken = (before + after) / 2  # what the machine's speed was around the masks
             (each, rest), *_ = np.linalg.lstsq(tiles / taken[:, None], np.ones(len(known)), rcond=None)
             for name, time in times.items():
-                ratios[name].append(time / (each * touched[name] + rest))
+                ratios[name].append(float(time / (each * touched[name] + rest)))
     rows: list[Row] = []
     for name in asked:
         value, spread = middle(ratios[name][1:])

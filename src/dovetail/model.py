@@ -64,11 +64,14 @@ class WireModule(Module):
 
     def added(self, y: Tensor, block: BlockModule, branch: str, ctx: Ctx) -> Tensor:
         """What a branch really adds to the stream."""
-        if self.part.layer_scale is not None:
+        part = self.part
+        if part.layer_scale is not None:
             y = y * self.scale[block.part.branches().index(branch)]
-        if self.part.multiplier != 1.0:
-            y = y * self.part.multiplier
-        return ctx.tap(block, f"{branch}_add", ctx.dropout(y, self.part.dropout, block, branch))
+        if part.multiplier != 1.0:
+            y = y * part.multiplier
+        if part.dropout != 0.0:
+            y = ctx.dropout(y, part.dropout, block, branch)
+        return ctx.tap(block, f"{branch}_add", y)
 
 
 @register("pre")

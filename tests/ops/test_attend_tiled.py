@@ -213,7 +213,7 @@ def test_workspace_does_not_grow(mask: str, monkeypatch: pytest.MonkeyPatch) -> 
     def workspace(n: int) -> int:
         at = At.whole(1, n)
         q, k, v, g = some(1, n, 2, 4), some(1, n, 1, 4), some(1, n, 1, 4), torch.randn(1, n, 2, 4, dtype=torch.float64)
-        with using("tiled"), Alive(q, k, v, g, at.order, at.seg) as alive:
+        with using("tiled"), Alive(q, k, v, g, at.order) as alive:
             grads = torch.autograd.grad(attend(q, k, v, rule, at, at, frozenset()), (q, k, v), g)
         lse = 2 * n * 8
         return alive.peak - q.nbytes - lse - sum(grad.nbytes for grad in grads)

@@ -62,12 +62,12 @@ class At:
             self.memo[key] = make()
         return self.memo[key]
 
-    def once_for(self, queries: At, key: Hashable, make: Callable[[], T]) -> T:
-        """The same for what depends on who asks too: another chunk of queries over these keys gets another answer."""
+    def once_for(self, queries: At, key: Hashable, make: Callable[..., T], *given: Any) -> T:
+        """make(*given) the same way, for what depends on who asks too: other queries over these keys get another answer."""
         asker = None if queries is self else queries  # never itself: a cycle would keep a step's masks alive after it
         asked, made = self.memo.get(key, (self, None))
         if asked is not asker:
-            made = make()
+            made = make(*given)
             self.memo[key] = (asker, made)
         return made
 

@@ -113,8 +113,8 @@ def old_keys_only(self: frame.TokenView, at: At, *new: Tensor) -> Any:
     return values, key_at
 
 
-def stale_answer(self: At, queries: At, key: Any, make: Callable[[], Any]) -> Any:
-    return _stale.setdefault((key, self.n, queries.n), make())
+def stale_answer(self: At, queries: At, key: Any, make: Callable[..., Any], *given: Any) -> Any:
+    return _stale.setdefault((key, self.n, queries.n), make(*given))
 
 
 _stale: dict[Any, Any] = {}

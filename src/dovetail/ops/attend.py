@@ -119,16 +119,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, needs: f
 
 def chosen(q: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> tuple[Backend, bool]:
     """The backend, and whether the mask is plain: asked by every layer, answered once a step for those that ask alike."""
-
-    def look(needs: frozenset[str] = needs) -> tuple[Backend, bool]:
-        plain = rule.bias is None and is_plain(rule.mask, qa, ka)
-        *rows, n, heads, head = q.shape
-        # the tiles are looked for only where skipping some could pay; if so, the kernel finds them ready
-        worth = not plain and n >= 4 * attend_tiled.TILE and "compile" not in needs
-        touched = attend_tiled.touched(rule, qa, ka) if worth else n * ka.n
-        return choose(needs, Shape(prod(rows), n, ka.n, heads, head, plain, touched)), plain
-
     if torch.compiler.is_compiling():
-        return look(needs | {"compile"})
-    forced = _forced[-1] if _forced else None
-    return ka.once_for(qa, ("backend", rule.mask.key, rule.bias is None, needs, q.shape, forced), look)
+        return _look(q, rule, qa, ka, needs | {"compile"})
+    key = ("backend", rule.mask.key, rule.bias is None, needs, q.shape, _forced[-1] if _forced else None)
+    return ka.once_for(qa, key, _look, q, rule, qa, ka, needs)
+
+
+def _look(q: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> tuple[Backend, bool]:
+    plain = rule.bias is None and is_plain(rule.mask, qa, ka)
+    *rows, n, heads, head = q.shape
+    # the tiles are looked for only where skipping some could pay; if so, the kernel finds them ready
+    worth = not plain and n >= 4 * attend_tiled.TILE and "compile" not in needs
+    touched = attend_tiled.touched(rule, qa, ka) if worth else n * ka.n
+    return choose(needs, Shape(prod(rows), n, ka.n, heads, head, plain, touched)), plain

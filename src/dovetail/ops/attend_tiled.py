@@ -6,7 +6,8 @@ For each tile of queries, pieces of the keys it touches one after the other, wit
 
 then z = o / l and lse = m + log l. Backward recomputes s piece by piece: p = e^(s − lse), dv = pᵀg, ds = p ∘ (g vᵀ − Δ) with
 Δ = Σ g∘z − g_lse. A learned sink s₀ only rescales: z · σ(lse − s₀). Biases are made piece by piece and their tables get
-gradients. Beside the results only a few pieces of scores exist at any time, so the workspace does not grow with n.
+gradients. Beside the results there are a few pieces of scores at any time, and for the whole step, shared by its layers, the
+masks of some partial tiles: of a mask that goes by distance a handful, of others at most REMEMBERED · TILE numbers a token.
 
 Shapes: q (…, heads, n, head), k, v (…, kv_heads, m, head). Query heads that share a key head lie side by side in one matmul:
 q (rows, kv_heads, shared, n, head), in a tile (rows, kv_heads, shared·n, head).
@@ -131,9 +132,9 @@ class Work:
     @staticmethod
     def of(rule: Rule, qa: At, ka: At) -> Work:
         """The work for these tokens; the tiles are found once a step for all layers with an equal mask."""
-        make = partial(Tiling, rule.mask, qa, ka, len(rule.heads), TILE, PIECE)
-        tiling = ka.once_for(qa, ("tiling", rule.mask.key, TILE, PIECE), make)
-        seen = ka.once_for(qa, ("seen", rule.mask.key, TILE, PIECE), partial(Seen, REMEMBERED * TILE * qa.n))
+        key, given = (rule.mask.key, TILE, PIECE), (rule.mask, qa, ka, len(rule.heads), TILE, PIECE)
+        tiling = ka.once_for(qa, ("tiling", *key), Tiling, *given)
+        seen = ka.once_for(qa, ("seen", *key), Seen, REMEMBERED * TILE * qa.n)
         relative = rule.mask.relative() and qa.start is not None and ka.start is not None
         return Work(rule, _one_row(qa), _one_row(ka), tiling, relative, seen)
 

@@ -8,10 +8,9 @@ A kernel asks either for the dense answer, made once a step and shared by all la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
-from itertools import groupby, repeat
-from math import isqrt
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -91,41 +90,59 @@ def plan(mask: Mask, q: At, k: At, heads: int, tile_q: int, tile_k: int) -> list
         step = mask.regroup()
         # heads with one answer need one question; otherwise a tile is skipped only where every head skips it
         ask = range(heads) if mask.by_head() else range(1)
-        keys = spans(k, tile_k, step)
-        # √tiles neighbours are asked about first: whole stretches of a row are settled by one question
-        some = max(1, isqrt(len(keys)))
-        stretches = [keys[i : i + some] for i in range(0, len(keys), some)]
-        coarse = [(_around(stretch), stretch) for stretch in stretches]
-        return [list(_runs(_fills(mask, query, coarse, ask), tile_k, k.n)) for query in spans(q, tile_q, step)]
+        fills = _fills(mask, _levels(spans(q, tile_q, step)), _levels(spans(k, tile_k, step)), ask)
+        return [_runs(row, tile_k, k.n) for row in fills]
 
     return _shared(f"plan {tile_q} {tile_k}", mask, q, k, heads, look)
 
 
-def _around(stretch: list[Span]) -> Span:
-    """What is known of several neighbouring runs of tokens as one."""
-    low, high, seg_low, seg_high, row_low, row_high, step, residue_low, residue_high = zip(*stretch, strict=True)
-    lows = (min(low), max(high), min(seg_low), max(seg_high), min(row_low), max(row_high))
-    return Span(*lows, step[0], min(residue_low), max(residue_high))
+def _levels(tiles: list[Span]) -> list[list[Span]]:
+    """The tiles, then what is known of two of them as one, then of four …, up to all."""
+    levels = [tiles]
+    while len(levels[-1]) > 1:
+        levels.append([_around(levels[-1][i : i + 2]) for i in range(0, len(levels[-1]), 2)])
+    return levels
 
 
-def _fills(mask: Mask, query: Span, coarse: list[tuple[Span, list[Span]]], heads: range) -> Iterator[tuple[Fill, bool]]:
-    """The fill of each key tile in turn, and whether it lies in one document."""
-    for around, stretch in coarse:
-        answer = _fill(mask, query, around, heads)
-        if answer[0] is Fill.PART and len(stretch) > 1:
-            yield from (_fill(mask, query, key, heads) for key in stretch)
+def _around(pair: list[Span]) -> Span:
+    """What is known of neighbouring runs of tokens as one."""
+    low, high, seg_low, seg_high, row_low, row_high, step, residue_low, residue_high = zip(*pair, strict=True)
+    edges = (min(low), max(high), min(seg_low), max(seg_high), min(row_low), max(row_high))
+    return Span(*edges, step[0], min(residue_low), max(residue_high))
+
+
+def _fills(mask: Mask, q: list[list[Span]], k: list[list[Span]], heads: range) -> np.ndarray:
+    """(query tiles, key tiles) the fill of each, plus 3 where it lies in one document. All tiles are asked about as one;
+    what is partial is cut in four and asked again, so that a window costs as many questions as it touches tiles."""
+    fills = np.zeros((len(q[0]), len(k[0])), np.int8)
+
+    def below(levels: list[list[Span]], level: int, i: int) -> range:
+        return range(1) if level >= len(levels) else range(2 * i, min(2 * i + 2, len(levels[level - 1])))
+
+    def ask(level: int, i: int, j: int) -> None:
+        fill, alone = _fill(mask, q[min(level, len(q) - 1)][i], k[min(level, len(k) - 1)][j], heads)
+        if fill is Fill.PART and level > 0:
+            for a in below(q, level, i):
+                for b in below(k, level, j):
+                    ask(level - 1, a, b)
         else:  # what is true of the whole is true of each
-            yield from repeat(answer, len(stretch))
+            fills[i << level : (i + 1) << level, j << level : (j + 1) << level] = fill.value + 3 * alone
+
+    if fills.size:
+        ask(max(len(q), len(k)) - 1, 0, 0)
+    return fills
 
 
-def _runs(fills: Iterator[tuple[Fill, bool]], size: int, n: int) -> Iterator[Run]:
+def _runs(fills: np.ndarray, size: int, n: int) -> list[Run]:
     """Neighbouring tiles with an equal fill as one run; empty ones left out."""
-    begin = 0
-    for (fill, alone), tiles in groupby(fills):
-        end = begin + size * sum(1 for _ in tiles)
-        if fill is not Fill.EMPTY:
-            yield Run(begin, min(end, n), fill is Fill.FULL, alone)
-        begin = end
+    edges = [0, *(np.flatnonzero(np.diff(fills)) + 1).tolist(), len(fills)]
+    found = ((begin, end, int(fills[begin])) for begin, end in pairwise(edges))
+    kinds = ((begin, end, Fill(value % 3), value >= 3) for begin, end, value in found)
+    return [
+        Run(begin * size, min(end * size, n), fill is Fill.FULL, alone)
+        for begin, end, fill, alone in kinds
+        if fill is not Fill.EMPTY
+    ]
 
 
 def _fill(mask: Mask, q: Span, k: Span, heads: range) -> tuple[Fill, bool]:

@@ -26,6 +26,7 @@ class Frame:
     key_at: At
     before: bool  # keys are read before the new ones are written, and the new ones joined behind
     begin: int = 0  # the first of the new ones among the keys, where a slice reads both
+    view: tuple[torch.Size, tuple[int, ...], tuple[int, ...]] | None = None  # a slice of a store of this shape: sizes, strides
 
 
 def make_frame(slots: Slots, at: At, rows: Sequence[int], held: Sequence[int], new: Sequence[int], all_rows: int) -> Frame:
@@ -101,12 +102,15 @@ class TokenView:
             store.index_copy_(0, slots, values.reshape(-1, *store.shape[1:]))
 
     def _read(self, store: Tensor) -> Tensor:
-        if self.frame.slice_rows is not None:  # the first `count` slots of every row, as one view
-            rows, stride, count = self.frame.slice_rows
+        frame = self.frame
+        if frame.slice_rows is None:
+            assert frame.read is not None
+            return store[frame.read]
+        if frame.view is None or frame.view[0] != store.shape:  # most stores of a group are alike
+            rows, stride, count = frame.slice_rows
             slot, *within = store.stride()
-            return store.as_strided((rows, count, *store.shape[1:]), (stride * slot, slot, *within))
-        assert self.frame.read is not None
-        return store[self.frame.read]
+            frame.view = (store.shape, (rows, count, *store.shape[1:]), (stride * slot, slot, *within))
+        return store.as_strided(frame.view[1], frame.view[2])
 
 
 class SourceView:

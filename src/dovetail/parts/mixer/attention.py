@@ -203,17 +203,20 @@ class AttentionModule(Module):
         self.size, self.slots = self.env.size("head"), self.env.size("slots")
         self.scale = self.size**-0.5 if self.part.scale is None else self.part.scale
         self.needs = self.part.needs()
+        self.biased = "bias" in self.needs
         self.part.mask.key  # noqa: B018  computed here, outside any compiled graph
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
         q, k, v = self.project(x)
         at, key_at, position = ctx.at, ctx.at, self.position
-        k = position.on_write(self.normed(k, "k_norm", ctx), at)
+        if self.part.qk_norm is not None:
+            q, k = self.normed(q, "q_norm", ctx), self.normed(k, "k_norm", ctx)
+        k = position.on_write(k, at)
         k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         if view is not None:
             (k, v), key_at = view.extend(at, k, v)
         k = position.on_read(k, key_at)
-        q = ctx.tap(self, "q", position.rotate(self.normed(q, "q_norm", ctx), at))
+        q = ctx.tap(self, "q", position.rotate(q, at))
         return self.read(x, q, k, v, at, key_at, ctx)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,18 +239,18 @@ class AttentionModule(Module):
 
     def read(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, at: At, key_at: At, ctx: Ctx) -> Tensor:
         """Attend, gate, project back to the stream."""
-        needs, edit, position = self.needs, self.edit(ctx), self.position
+        edit = self.edit(ctx)
         rule = Rule(
             mask=self.part.mask,
             scale=self.scale,
             heads=self.head_number,
             softcap=self.part.softcap,
-            bias=position.score if "bias" in needs else None,
-            tables=position.tables(),
+            bias=self.position.score if self.biased else None,
+            tables=self.position.tables() if self.biased else (),
             sink=self.sink if self.part.sink else None,
             edit=edit,
         )
-        z = attend(q, k, v, rule, at, key_at, needs if edit is None else needs | {"edit"})
+        z = attend(q, k, v, rule, at, key_at, self.needs if edit is None else self.needs | {"edit"})
         z = ctx.tap(self, "z", z).flatten(-2)
         if self.part.gate:
             z = z * torch.sigmoid(self.gate(x))

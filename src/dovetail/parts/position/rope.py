@@ -121,7 +121,10 @@ class RopeModule(PositionModule):
 
     def turn(self, x: Tensor, at: At) -> Tensor:
         """x (…, n, heads, head), each token by its own angle."""
-        cos, sin = at.once(self.key, lambda: self.angles(at, x.dtype))
+        tables = at.memo.get(self.key)
+        if tables is None:
+            tables = at.memo[self.key] = self.angles(at, x.dtype)
+        cos, sin = tables
         still = None
         if self.turning < x.shape[-1]:
             x, still = x[..., : self.turning], x[..., self.turning :]
@@ -135,14 +138,16 @@ class RopeModule(PositionModule):
 
     def angles(self, at: At, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin (…, n, 1, pairs), at least in float32 until the end."""
-        # one coordinate is the order; on several, text stands alike on each
-        coords = at.order[..., None] if self.part.coords == 1 else at.coords.expand(*at.coords.shape[:-1], self.part.coords)
         frequency = self.frequency.to(wide(dtype))
         scaling = self.part.scaling
         if scaling is not None and scaling.varies:
             plain = self.unstretched.to(frequency)
             frequency = scaling.at_length(plain, self.part.base, lengths(at))[..., None, :]
-        angle = (coords[..., None].to(frequency.dtype) * frequency).flatten(-2)[..., None, :]
+        if self.part.coords == 1:  # the order itself
+            angle = at.order[..., None, None] * frequency
+        else:  # text stands alike on each of several coordinates
+            coords = at.coords.expand(*at.coords.shape[:-1], self.part.coords)
+            angle = (coords[..., None] * frequency).flatten(-2)[..., None, :]
         cos, sin = angle.cos(), angle.sin()
         if scaling is not None:
             cos, sin = cos * scaling.amplitude(), sin * scaling.amplitude()

@@ -1,0 +1,111 @@
+"""Benchmarks run, and what they print can be read by people and machines; `holds` follows from value, goal and spread."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import measure
+
+    return measure
+
+
+def run(name: str, *flags: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--rounds", "1", "--threads", "1", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rows"), [("bare", 3), ("attend", 25)])
+def test_json_holds_every_row_with_its_verdict(name: str, rows: int) -> None:
+    told = json.loads(run(name, "--json"))
+    assert set(told) == {"rows", "versions"}
+    assert {"dovetail", "torch", "python", "threads"} <= set(told["versions"])
+    assert len(told["rows"]) == rows
+    assert len({row["name"] for row in told["rows"]}) == rows
+    for row in told["rows"]:
+        assert set(row) == {"name", "value", "goal", "holds", "spread"}
+        assert isinstance(row["value"], float)
+        assert row["holds"] in (True, False, None)
+        assert row["goal"] is None or isinstance(row["goal"], str)
+        assert row["goal"] is not None or row["holds"] is None
+
+
+@pytest.mark.slow
+def test_without_json_there_is_a_table() -> None:
+    table = run("bare")
+    assert "train tokens/s" in table
+    assert "≥ 0.97" in table
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "value", "spread", "holds"),
+    [
+        (0.97, None, 0.97, 0.06, True),
+        (0.97, None, 0.96, 0.01, False),
+        (0.97, None, 1.50, 0.061, None),
+        (None, 1.15, 1.15, None, True),
+        (None, 1.15, 1.16, None, False),
+        (0.8, 1.2, 0.79, 0.0, False),
+        (0.8, 1.2, 1.21, 0.0, False),
+        (0.8, 1.2, 1.0, 0.0, True),
+    ],
+)
+def test_verdicts(measure: Any, low: float | None, high: float | None, value: float, spread: float | None, holds: Any) -> None:
+    row = measure.Row("figure", value, measure.Goal(low, high), spread, noise=0.06)
+    assert row.holds is holds
+    assert row.data()["holds"] is holds
+
+
+def test_a_fact_without_a_goal_claims_nothing(measure: Any) -> None:
+    assert measure.Row("figure", 3.0).data() == {"name": "figure", "value": 3.0, "goal": None, "holds": None, "spread": None}
+
+
+def test_median_and_interquartile_range(measure: Any) -> None:
+    assert measure.middle([1.0, 2.0, 3.0, 4.0, 100.0]) == (3.0, 2.0)
+    assert measure.middle([2.0]) == (2.0, 0.0)
+
+
+def test_sides_take_turns_and_the_first_round_is_left_out(measure: Any) -> None:
+    order: list[str] = []
+    ratios = measure.taking_turns(lambda: order.append("a"), lambda: order.append("b"), 3, lambda: None)
+    assert "".join(order) == "abbaabba"
+    assert len(ratios) == 3
+
+
+def test_sides_that_differ_stop_the_run(measure: Any) -> None:
+    import torch
+
+    one = torch.tensor([1.0, 2.0])
+    measure.agree("same", one, one + 1e-6, 1e-5)
+    with pytest.raises(SystemExit, match="differ by"):
+        measure.agree("other", one, one + 1e-3, 1e-5)
+    with pytest.raises(SystemExit, match="differ by"):
+        measure.agree("not a number", one * float("nan"), one, 1e-5)
+
+
+def test_alive_counts_what_is_alive_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import torch
+    from memory import Alive
+
+    before = torch.zeros(100)
+    with Alive(before) as alive:
+        kept = before + 1  # 400 bytes that stay
+        for _ in range(5):
+            (kept * 2).view(10, 10).sum()  # 400 bytes and 4, freed each time; a view is no storage of its own
+    assert alive.peak == 400 + 400 + 4
+    assert alive.now == 400
