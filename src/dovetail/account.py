@@ -155,7 +155,8 @@ class Account:
 
     def state_bytes(self, n: int) -> int:
         """Bytes kept after n tokens."""
-        return self.state_values(n) * BYTES[self.dtype]
+        each = BYTES[self.dtype]
+        return sum(state.values(env, n) * (max(each, BYTES["fp32"]) if state.wide else each) for state, env in self.remembered)
 
     def to_data(self) -> dict[str, Any]:
         """Plain data, for machines."""

@@ -59,7 +59,7 @@ def test_bytes_are_what_is_declared() -> None:
     assert pool_of(FULL, "paged", pages=5).bytes() == 5 * 4 * 3 * each
     assert pool_of(MIXED, "ring").bytes() == 3 * (24 * 2 + 1 + 5 + 3) * each  # two whole layers, one ring
     assert pool_of(MIXED, "ring", capacity=1000).bytes() == 3 * (1000 * 2 + 9) * each
-    assert pool_of(FULL, cut=2).bytes() * 2 == pool_of(FULL).bytes()
+    assert pool_of(FULL, cut={"kv_heads": 2}).bytes() * 2 == pool_of(FULL).bytes()
 
 
 def test_a_source_has_room_of_its_own() -> None:

@@ -30,6 +30,7 @@ class Mixer(Part):
     """Moves information between tokens. Module: forward(x, ctx, view=None) -> like x."""
 
     group: ClassVar[str] = "mixer"
+    recurrent: ClassVar[bool] = False  # whether it knows earlier tokens by a memory that is handed on from token to token
 
     def order(self) -> Order:
         """Whether an output depends on later tokens."""

@@ -60,19 +60,23 @@ class Weight:
 class State:
     """What a part remembers while decoding.
 
-    per token: one entry a token seen (keys and values); per source: one entry a token of the encoder's memory, written
-    at admission and never again. `window` (with the first `keep` tokens) bounds what a token can still look back to.
+    per token: one entry a token seen (keys and values); per sequence: one entry in all, which every token changes (a
+    recurrence); per source: one entry a token of the encoder's memory, written at admission and never again. `window` (with
+    the first `keep` tokens) bounds what a token can still look back to.
     """
 
     name: str
     axes: tuple[str, ...]
-    per: Literal["token", "source"] = "token"
+    per: Literal["token", "sequence", "source"] = "token"
     copies: int = 1
     window: int | None = None
     keep: int = 0
+    wide: bool = False  # kept in float32 at least: a sum over all that was seen
 
     def entries(self, n: int) -> int:
         """How many entries n tokens leave behind."""
+        if self.per == "sequence":
+            return 1
         return n if self.window is None else min(n, self.window + self.keep)
 
     def values(self, env: Env, n: int) -> int:

@@ -1,9 +1,11 @@
-"""Four sums and joins over ranks, each with its true gradient.
+"""Sums, joins and hand-overs between ranks, each with its true gradient.
 
     enter   forward: x            backward: Σ over ranks      what is whole on every rank goes into work that ranks share out
     leave   forward: Σ over ranks backward: g                 shares of a sum become the sum, whole on every rank
     total   forward: Σ over ranks backward: Σ over ranks      a statistic of shares that every rank goes on with alone
     gather  forward: join         backward: Σ, own piece      pieces of a sequence become the sequence, on every rank
+    receive forward: ← rank − 1   backward: g to rank − 1     what a recurrence remembers, from the piece before …
+    hand_on forward: to rank + 1  backward: g ← rank + 1      … and to the piece behind
 
 The gradients are copied to plain strides first: a reduction in place over permuted strides gives wrong numbers without a word.
 Shoeybi et al. 2019 (enter and leave, there f and g).
@@ -11,6 +13,7 @@ Shoeybi et al. 2019 (enter and leave, there f and g).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,6 +55,17 @@ def total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Every rank's x, of one shape, one behind the other along dim."""
     return _Gather.apply(x, dim % x.dim(), group)  # type: ignore[no-any-return]
+
+
+def receive(x: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """x itself, and the tensors that the rank before hands on; the first rank must not ask."""
+    x, *carry = _Receive.apply(x, group)  # type: ignore[misc]
+    return x, tuple(carry)
+
+
+def hand_on(y: Tensor, carry: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
+    """y itself, after giving the tensors to the next rank; the last rank must not. Their gradient comes back through y."""
+    return _HandOn.apply(y, group, *carry)  # type: ignore[no-any-return]
 
 
 class _Enter(torch.autograd.Function):
@@ -100,3 +114,53 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
         begin = dist.get_rank(ctx.group) * ctx.size
         return summed(g, ctx.group).narrow(ctx.dim, begin, ctx.size), None, None
+
+
+class _Receive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Any:
+        ctx.group, before = group, dist.get_rank(group) - 1
+        return x.view_as(x), *_take(x, before, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor, *grads: Tensor) -> Any:  # type: ignore[override]
+        _give(grads, dist.get_rank(ctx.group) - 1, ctx.group)
+        return g, None
+
+
+class _HandOn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, group: dist.ProcessGroup, *carry: Tensor) -> Tensor:
+        ctx.group = group
+        _give(carry, dist.get_rank(group) + 1, group)
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return g, None, *_take(g, dist.get_rank(ctx.group) + 1, ctx.group)
+
+
+MOST = 64  # numbers in the message that says what comes: how many tensors, and the dtype and shape of each
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def _give(tensors: Sequence[Tensor], to: int, group: dist.ProcessGroup) -> None:
+    shapes = [number for tensor in tensors for number in (DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape)]
+    said = torch.tensor([len(tensors), *shapes, *[0] * (MOST - 1 - len(shapes))])
+    for message in (said, *tensors):
+        dist.send(message.detach().contiguous(), group=group, group_dst=to)
+
+
+def _take(like: Tensor, origin: int, group: dist.ProcessGroup) -> list[Tensor]:
+    said = torch.zeros(MOST, dtype=torch.long)
+    dist.recv(said, group=group, group_src=origin)
+    count, *numbers = said.tolist()
+    taken: list[Tensor] = []
+    for _ in range(count):
+        (dtype, dims), numbers = numbers[:2], numbers[2:]
+        taken.append(torch.empty(numbers[:dims], dtype=DTYPES[dtype], device=like.device))
+        numbers = numbers[dims:]
+        dist.recv(taken[-1], group=group, group_src=origin)
+    return taken

@@ -6,6 +6,8 @@ the keys and values of all pieces, in order, with where they stand.
     ctx = Ctx(at=at.cut(ranks, rank), views=split_views(spec, group))
     logits_r = model(piece(tokens, group), ctx)
 
+A recurrence's view hands its memory on from rank to rank instead: in order, so right rather than fast.
+
 Masks look at order and document alone, so a piece needs to know nothing of its place in the row. Cross attention looks at a
 memory that is whole on every rank: encode each piece of the source with `split_views(spec.encoder, group)`, then call
 `whole_memory`; or encode the whole source on every rank. Each rank finds a share of every weight's gradient: sum them. A loss
@@ -25,7 +27,7 @@ from dovetail.core.ctx import Views
 from dovetail.core.errors import SpecError, StateError
 from dovetail.core.group import Embed, Head, Mixer, Scaling
 from dovetail.core.part import Part, walk, walk_spec
-from dovetail.dist.collective import gather, joined
+from dovetail.dist.collective import gather, hand_on, joined, receive
 
 
 class GatherView:
@@ -40,6 +42,22 @@ class GatherView:
         return tuple(gather(values, at.order.dim() - 1, self.group) for values in new), key_at
 
 
+class CarryView:
+    """A recurrence's view of a row whose pieces lie on several ranks: what the piece before remembers, and on to the next."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def read(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """x as it is, and what the rows remember before this piece; None before the first."""
+        return (x, None) if dist.get_rank(self.group) == 0 else receive(x, self.group)
+
+    def write(self, y: Tensor, *new: Tensor) -> Tensor:
+        """y as it is; what the rows remember goes to the next piece."""
+        last = dist.get_rank(self.group) == dist.get_world_size(self.group) - 1
+        return y if last else hand_on(y, new, self.group)
+
+
 def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
     """A view for every mixer of a model that looks at its own row; one mapping a layer, for Ctx(views=…)."""
     inner = tuple(f"{path}." for path, part in walk_spec(spec) if path and part.group == spec.group)
@@ -47,7 +65,7 @@ def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
         if not path.startswith(inner):  # an encoder may still run whole
             refuse(path, part)
     views: list[dict[str, Any]] = []
-    view = GatherView(group)
+    gathers, carries = GatherView(group), CarryView(group)
     for path, part, _ in walk(spec):
         stack, _, rest = path.partition(".")
         if stack != "layers":
@@ -55,7 +73,7 @@ def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
         index, _, branch = rest.partition(".")
         views += [{} for _ in range(int(index) + 1 - len(views))]
         if isinstance(part, Mixer) and not part.reads_memory():
-            views[int(index)][branch] = view
+            views[int(index)][branch] = carries if part.recurrent else gathers
     return views
 
 

@@ -55,6 +55,11 @@ class TensorRanks:
         """Whether any of the axes is cut."""
         return not self.axes.isdisjoint(axes)
 
+    @property
+    def cuts(self) -> dict[str, int]:
+        """Axis -> over how many ranks it is shared out; what a Pool must know of them."""
+        return dict.fromkeys(self.axes, self.count)
+
     def total(self, x: Tensor) -> Tensor:
         """The sum of x over the ranks, with its gradient."""
         return total(x, self.group)

@@ -12,18 +12,18 @@ from dovetail.build import generator
 from dovetail.core.at import At
 from dovetail.core.part import walk
 from dovetail.laws.case import BATCH, DERIVATIVE, DTYPE, Broken, Case, N, NotApplicable, law
-from dovetail.ops import attend, attend_tiled
+from dovetail.ops import attend, attend_tiled, form
 
 
 @contextmanager
-def small_tiles(tile: int = 8, piece: int = 16) -> Iterator[None]:
-    """Tiles small enough that a short text has many: an execution setting, so results must not change."""
-    old = attend_tiled.TILE, attend_tiled.PIECE
-    attend_tiled.TILE, attend_tiled.PIECE = tile, piece
+def small_tiles(tile: int = 8, piece: int = 16, chunk: int = 4) -> Iterator[None]:
+    """Tiles and chunks small enough that a short text has many: execution settings, so results must not change."""
+    old = attend_tiled.TILE, attend_tiled.PIECE, form.CHUNK
+    attend_tiled.TILE, attend_tiled.PIECE, form.CHUNK = tile, piece, chunk
     try:
         yield
     finally:
-        attend_tiled.TILE, attend_tiled.PIECE = old
+        attend_tiled.TILE, attend_tiled.PIECE, form.CHUNK = old
 
 
 def scalar(case: Case, at: At) -> Tensor:

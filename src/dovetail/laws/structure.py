@@ -30,7 +30,7 @@ from dovetail.laws.kernel import loss_of
 from dovetail.model import BlockModule, Model
 from dovetail.ops import attend
 from dovetail.spec import from_yaml, to_yaml
-from dovetail.state.frame import TokenView
+from dovetail.state.frame import SourceView
 from dovetail.state.pool import Pool
 
 LATER_LAYER = re.compile(r"layers\.[1-9]")
@@ -266,9 +266,9 @@ def _remembered(case: Case) -> dict[str, Tensor]:
     pool = Pool(case.spec, BATCH, tokens, dtype=DTYPE, source=1)
     step = pool.step(range(BATCH), [tokens] * BATCH)
     ctx = case.ctx(at=step.at)
-    ctx.views = [{name: view for name, view in views.items() if isinstance(view, TokenView)} for views in step.views]
+    ctx.views = [{name: view for name, view in views.items() if not isinstance(view, SourceView)} for views in step.views]
     case.model.hidden(case.inputs, ctx)
-    stores = [store for group in pool.groups.values() if not group.source for store in group.tensors()]
+    stores = [store for group in pool.groups.values() if group.per != "source" for store in group.tensors()]
     return {str(i): store for i, store in enumerate(stores)}
 
 

@@ -20,7 +20,10 @@ from dovetail.core.at import At
 from dovetail.core.errors import BackendError
 from dovetail.core.group import Mask
 from dovetail.ops import attend_ref, attend_tiled, attend_torch
+from dovetail.ops.form import forced, using
 from dovetail.ops.mask import dense
+
+__all__ = ["BACKENDS", "Backend", "Rule", "Shape", "attend", "choose", "chosen", "is_plain", "offering", "using"]
 
 
 @dc.dataclass(slots=True)
@@ -65,32 +68,18 @@ BACKENDS: list[Backend] = [
     Backend("tiled", attend_tiled.OFFERS, attend_tiled.cost, attend_tiled.run, dense=False),
     Backend("reference", attend_ref.OFFERS, attend_ref.cost, attend_ref.run, dense=True),
 ]
-_forced: list[str] = []
-
-
-class using:
-    """Within this context only the named backend may run: `with using("reference"): …`"""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        _forced.append(self.name)
-
-    def __exit__(self, *_: object) -> None:
-        _forced.pop()
 
 
 def offering(needs: frozenset[str]) -> list[Backend]:
     """The backends that offer all of the needs (and are not excluded by `using`)."""
-    return [b for b in BACKENDS if needs <= b.offers and (not _forced or b.name == _forced[-1])]
+    return [b for b in BACKENDS if needs <= b.offers and forced() in (None, b.name)]
 
 
 def choose(needs: frozenset[str], shape: Shape) -> Backend:
     """The cheapest that offers all of the needs."""
     able = offering(needs)
     if not able:
-        only = f" (only {_forced[-1]!r} was allowed)" if _forced else ""
+        only = f" (only {forced()!r} was allowed)" if forced() else ""
         raise BackendError(f"no attention kernel offers all of {sorted(needs)}{only}")
     return able[0] if len(able) == 1 else min(able, key=lambda backend: backend.cost(shape, needs))
 
@@ -121,7 +110,7 @@ def chosen(q: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> tupl
     """The backend, and whether the mask is plain: asked by every layer, answered once a step for those that ask alike."""
     if torch.compiler.is_compiling():
         return _look(q, rule, qa, ka, needs | {"compile"})
-    key = ("backend", rule.mask.key, rule.bias is None, needs, q.shape, _forced[-1] if _forced else None)
+    key = ("backend", rule.mask.key, rule.bias is None, needs, q.shape, forced())
     return ka.once_for(qa, key, _look, q, rule, qa, ka, needs)
 
 

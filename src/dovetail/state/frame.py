@@ -126,3 +126,24 @@ class SourceView:
     def get(self) -> tuple[tuple[Tensor, ...], At]:
         """The source's entries, and where its tokens stand."""
         return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_at
+
+
+class SequenceView:
+    """One layer's memory of fixed size a sequence: read before a step's tokens, written after them."""
+
+    def __init__(self, stores: Sequence[Tensor], rows: Tensor | None) -> None:
+        """`rows` (rows,) are the rows of this step; None: all, in order."""
+        self.stores, self.rows = stores, rows
+
+    def read(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """x as it is, and what each row remembers (rows, *axes); old numbers where a row begins, which `Line` tells."""
+        return x, tuple(store[:-1] if self.rows is None else store[self.rows] for store in self.stores)
+
+    def write(self, y: Tensor, *new: Tensor) -> Tensor:
+        """Remember (rows, *axes); y as it is."""
+        for store, values in zip(self.stores, new, strict=True):
+            if self.rows is None:
+                store[:-1] = values
+            else:
+                store[self.rows] = values.to(store.dtype)
+        return y

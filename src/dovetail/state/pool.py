@@ -5,13 +5,13 @@
     logits = model(tokens, Ctx(at=step.at, views=step.views))
 
 States with an equal window share one layout and one frame a step. `mark` remembers a point to come back to where going back is
-not exact (a ring that has wrapped); `rollback` says how far back it really got, and the caller replays the rest.
+not exact (a ring that has wrapped, a recurrence); `rollback` says how far back it really got, and the caller replays the rest.
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from dovetail.core.at import At
 from dovetail.core.errors import StateError
+from dovetail.core.module import wide
 from dovetail.core.part import Part, walk
-from dovetail.state.frame import Frame, SourceView, TokenView, make_frame
-from dovetail.state.slots import Contiguous, Copies, Paged, Ring, Slots
+from dovetail.state.frame import Frame, SequenceView, SourceView, TokenView, make_frame
+from dovetail.state.slots import Contiguous, Copies, Paged, Ring, Single, Slots
 
 Layout = Literal["contiguous", "paged", "ring"]
 
@@ -31,7 +32,7 @@ class Group:
     """States that share a layout: one set of slots, the stores of every layer in it."""
 
     slots: Slots
-    source: bool
+    per: str  # token, sequence or source
     stores: dict[tuple[int, str], list[Tensor]]  # (layer, branch) -> tensors (slots + 1, *axes)
 
     def copy(self, copies: Copies) -> None:
@@ -69,10 +70,10 @@ class Pool:
         page: int = 16,
         pages: int | None = None,
         slack: int = 8,
-        cut: int = 1,
+        cut: Mapping[str, int] | None = None,
     ) -> None:
         """`layout` ring holds window layers in a ring of keep + window + slack; other layers are then contiguous. `source`
-        is the room for an encoder's memory; `cut` the number of ranks heads are cut over."""
+        is the room for an encoder's memory; `cut` the axes that ranks share out, and over how many."""
         self.rows, self.held = rows, [0] * rows
         self.sources = [0] * rows
         self.marks: list[list[tuple[int, list[Tensor]]]] = [[] for _ in range(rows)]
@@ -87,19 +88,20 @@ class Pool:
                 ring = layout == "ring" and state.per == "token" and state.window is not None
                 key = (state.per, (state.window, state.keep) if ring else None)
                 if key not in self.groups:
-                    self.groups[key] = Group(
-                        self._slots(key, capacity, layout, source, page, pages, slack), state.per == "source", {}
-                    )
+                    self.groups[key] = Group(self._slots(key, capacity, layout, source, page, pages, slack), state.per, {})
                 group = self.groups[key]
                 shape = [env.size(axis) for axis in state.axes]
-                shape[0] = max(1, shape[0] // cut)
-                stores = [torch.zeros(group.slots.total + 1, *shape, dtype=dtype) for _ in range(state.copies)]
+                shape[0] = max(1, shape[0] // (cut or {}).get(env.names(state.axes)[0], 1))
+                kept = wide(dtype) if state.wide else dtype
+                stores = [torch.zeros(group.slots.total + 1, *shape, dtype=kept) for _ in range(state.copies)]
                 group.stores.setdefault((env.layer, branch), []).extend(stores)
 
     def _slots(self, key: Any, capacity: int, layout: Layout, source: int, page: int, pages: int | None, slack: int) -> Slots:
         per, window = key
         if per == "source":
             return Contiguous(self.rows, source)
+        if per == "sequence":
+            return Single(self.rows)
         if window is not None:
             return Ring(self.rows, window[0], window[1], slack)
         return Paged(self.rows, capacity, page, pages) if layout == "paged" else Contiguous(self.rows, capacity)
@@ -123,17 +125,26 @@ class Pool:
             at = At.of(torch.where(at.real, at.order + torch.tensor(held)[:, None], 0), at.seg)
         views: list[dict[str, Any]] = [{} for _ in range(self.layers)]
         for group in self.groups.values():
-            if group.source:
-                frame = self._source_frame(group, rows, [self.sources[row] for row in rows], flat)
-            else:
-                for row, h, n in zip(rows, held, new, strict=True):
-                    group.copy(group.slots.reserve(row, h, n))
-                frame = make_frame(group.slots, at, rows, held, new, self.rows)
-            for (layer, branch), stores in group.stores.items():
-                views[layer][branch] = SourceView(stores, frame) if group.source else TokenView(stores, frame)
+            for (layer, branch), view in self._views(group, at, rows, held, new, flat):
+                views[layer][branch] = view
         for row, n in zip(rows, new, strict=True):
             self.held[row] += n
         return Step(at, views)
+
+    def _views(
+        self, group: Group, at: At, rows: Sequence[int], held: Sequence[int], new: Sequence[int], flat: bool
+    ) -> Iterator[tuple[tuple[int, str], Any]]:
+        """((layer, branch), view) of one group in this step."""
+        if group.per == "sequence":
+            picked = None if list(rows) == list(range(self.rows)) else torch.tensor(rows, dtype=torch.long)
+            return ((place, SequenceView(stores, picked)) for place, stores in group.stores.items())
+        if group.per == "source":
+            frame = self._source_frame(group, rows, [self.sources[row] for row in rows], flat)
+            return ((place, SourceView(stores, frame)) for place, stores in group.stores.items())
+        for row, h, n in zip(rows, held, new, strict=True):
+            group.copy(group.slots.reserve(row, h, n))
+        frame = make_frame(group.slots, at, rows, held, new, self.rows)
+        return ((place, TokenView(stores, frame)) for place, stores in group.stores.items())
 
     def _known(self, *rows: int) -> None:
         for row in rows:
@@ -145,7 +156,7 @@ class Pool:
         self._known(*rows)
         views: list[dict[str, Any]] = [{} for _ in range(self.layers)]
         for group in self.groups.values():
-            if not group.source:
+            if group.per != "source":
                 continue
             for row, n in zip(rows, lengths, strict=True):
                 group.slots.reserve(row, 0, n)
@@ -165,7 +176,7 @@ class Pool:
     def mark(self, row: int) -> None:
         """Remember this point of a row, where coming back to it would otherwise not be exact."""
         self._known(row)
-        saved = [store[self._ring_slots(group, row)].clone() for group in self._rings() for store in group.tensors()]
+        saved = [store[self._row_slots(group, row)].clone() for group in self._overwritten() for store in group.tensors()]
         if saved:
             self.marks[row].append((self.held[row], saved))
 
@@ -175,7 +186,7 @@ class Pool:
         if not 0 <= n <= self.held[row]:
             raise StateError(f"row {row} holds {self.held[row]} tokens; it cannot go back to {n}")
         held = self.held[row]
-        groups = [group for group in self.groups.values() if not group.source]
+        groups = [group for group in self.groups.values() if group.per != "source"]
         reached = min((group.slots.back(row, held, n) for group in groups), default=n)
         if reached < n:
             reached = self._to_mark(row, n)
@@ -188,9 +199,9 @@ class Pool:
     def _to_mark(self, row: int, n: int) -> int:
         """Bring back the last mark at or before n; the very beginning where there is none."""
         point, saved = max((mark for mark in self.marks[row] if mark[0] <= n), key=lambda mark: mark[0], default=(0, []))
-        places = [(group, store) for group in self._rings() for store in group.tensors()]
+        places = [(group, store) for group in self._overwritten() for store in group.tensors()]
         for (group, store), old in zip(places, saved, strict=False):
-            store[self._ring_slots(group, row)] = old
+            store[self._row_slots(group, row)] = old
         return point
 
     def fork(self, a: int, b: int) -> None:
@@ -199,7 +210,7 @@ class Pool:
         if a == b:
             return
         for group in self.groups.values():
-            group.copy(group.slots.fork(a, b, self.sources[a] if group.source else self.held[a]))
+            group.copy(group.slots.fork(a, b, self.sources[a] if group.per == "source" else self.held[a]))
         self.held[b], self.sources[b] = self.held[a], self.sources[a]
         self.marks[b] = list(self.marks[a])
 
@@ -208,10 +219,10 @@ class Pool:
         self.rollback(row, 0)
         self.sources[row] = 0
 
-    def _rings(self) -> list[Group]:
-        return [group for group in self.groups.values() if isinstance(group.slots, Ring)]
+    def _overwritten(self) -> list[Group]:
+        return [group for group in self.groups.values() if group.slots.overwrites]
 
-    def _ring_slots(self, group: Group, row: int) -> slice:
+    def _row_slots(self, group: Group, row: int) -> slice:
         stride = group.slots.stride
         assert stride is not None
         return slice(row * stride, (row + 1) * stride)

@@ -1,8 +1,9 @@
-"""Where a token's entry lies: three layouts, each only arithmetic on (row, position) -> slot.
+"""Where a token's entry lies: four layouts, each only arithmetic on (row, position) -> slot.
 
     contiguous   row · capacity + position                             a slice reads a row
     paged        table[row, position // page] · page + position % page pages are taken when needed, shared after a fork
     ring         the first `keep` positions, then (position − keep) mod (window + slack): memory that does not grow
+    single       row                                                   one entry a sequence, which every token changes
 
 One slot more than is counted is the bin: padding writes there and empty places read from there.
 """
@@ -34,6 +35,11 @@ class Slots(Protocol):
         """Slots a row, where a row is a slice."""
         ...
 
+    @property
+    def overwrites(self) -> bool:
+        """Whether entries are lost to later ones, so that going far back takes a mark."""
+        ...
+
     def slot(self, row: Tensor, position: Tensor) -> Tensor:
         """The slot of each (row, position)."""
         ...
@@ -57,6 +63,8 @@ class Slots(Protocol):
 
 class Contiguous:
     """A row is a slice."""
+
+    overwrites = False
 
     def __init__(self, rows: int, capacity: int) -> None:
         self.capacity, self.total, self.stride = capacity, rows * capacity, capacity
@@ -82,6 +90,8 @@ class Contiguous:
 
 class Paged:
     """Pages from one store, taken when needed; a fork shares them until one side writes."""
+
+    overwrites = False
 
     def __init__(self, rows: int, capacity: int, page: int, pages: int | None = None) -> None:
         widest = -(-capacity // page)
@@ -145,6 +155,8 @@ class Paged:
 class Ring:
     """The first `keep` tokens and the last `window + slack`; exact roll-back as far as the slack."""
 
+    overwrites = True
+
     def __init__(self, rows: int, window: int, keep: int, slack: int) -> None:
         self.keep, self.turn, self.slack = keep, window + slack, slack
         self.stride = keep + self.turn
@@ -169,3 +181,27 @@ class Ring:
     def fork(self, a: int, b: int, held: int) -> Copies:
         begin, to = a * self.stride, b * self.stride
         return list(range(begin, begin + self.stride)), list(range(to, to + self.stride))
+
+
+class Single:
+    """One entry a row; there is no way back but to a mark."""
+
+    overwrites, stride = True, 1
+
+    def __init__(self, rows: int) -> None:
+        self.total = rows
+
+    def slot(self, row: Tensor, position: Tensor) -> Tensor:
+        return row.expand_as(position)
+
+    def reserve(self, row: int, held: int, new: int) -> Copies:
+        return NO_COPIES
+
+    def positions(self, held: int) -> Sequence[int]:
+        return range(min(held, 1))
+
+    def back(self, row: int, held: int, n: int) -> int:
+        return n if n == held else 0
+
+    def fork(self, a: int, b: int, held: int) -> Copies:
+        return [a], [b]
