@@ -6,24 +6,20 @@ the change itself (in `planted.py`); before the bug is planted the law must hold
 
 from __future__ import annotations
 
-import dataclasses as dc
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
-from unittest.mock import patch
-
-from torch import Tensor
 
 from dovetail.core.at import At
 from dovetail.core.part import Part, walk_spec
 from dovetail.core.weight import State, Weight
 from dovetail.dist import context, shard
-from dovetail.laws import planted, ported, sharded
+from dovetail.laws import planted, planted_recurrent, ported, sharded
 from dovetail.laws.case import LAWS, Broken, Case, NotApplicable
+from dovetail.laws.mutant import Mutant, instead, kernel, spec
 from dovetail.laws.oracle import check_oracles
 from dovetail.laws.suite import OWN_NUMBER
 from dovetail.model import Model, WireModule
-from dovetail.ops import attend, mask
+from dovetail.ops import mask
 from dovetail.parts.ffn.glu import GluModule
 from dovetail.parts.mask.near import Causal, Window
 from dovetail.parts.mixer.attention import Attention, AttentionModule
@@ -32,47 +28,11 @@ from dovetail.parts.position.alibi import AlibiModule
 from dovetail.parts.position.learned import LearnedModule
 from dovetail.parts.position.rope import RopeModule
 from dovetail.parts.position.scaling import Dynamic, Yarn
-from dovetail.spec import from_yaml, to_yaml
+from dovetail.spec import to_yaml
 from dovetail.state import frame, slots
 from dovetail.state.pool import Pool
 
-BASE = """
-width: 28
-vocab: 62
-layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]
-head: {kind: lm, tied: false}
-"""
-
-
-def spec(width: int = 28, **mixer: Any) -> Model:
-    """A small Llama with a mixer of its own."""
-    made = from_yaml(BASE).set("width", width)
-    for name, value in mixer.items():
-        made = made.set(f"layers.*.mixer.{name}", value)
-    return made
-
-
-@dc.dataclass(frozen=True)
-class Mutant:
-    """A bug: what it is, which law must see it, where it is planted, how; the public report it replants, if any."""
-
-    name: str
-    law: str
-    plant: Callable[[], AbstractContextManager[Any]]
-    spec: Model = dc.field(default_factory=spec)
-    report: str = ""
-
-
-def kernel(name: str, run: Callable[..., Tensor]) -> Callable[[], AbstractContextManager[Any]]:
-    """Another function in place of a backend's."""
-    bent = [backend._replace(run=run) if backend.name == name else backend for backend in attend.BACKENDS]
-    return lambda: patch.object(attend, "BACKENDS", bent)
-
-
-def instead(owner: Any, name: str, new: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """Another function in place of the one called `name`."""
-    return lambda: patch.object(owner, name, new)
-
+AREAS = (planted_recurrent,)
 
 # -- the table -------------------------------------------------------------------------------------------------------------
 
@@ -275,7 +235,8 @@ def _mutants() -> list[Mutant]:
 
 def named() -> dict[str, Mutant]:
     """Every named bug."""
-    return {mutant.name: mutant for mutant in _mutants()}
+    rows = [*_mutants(), *(mutant for area in AREAS for mutant in area.mutants())]
+    return {mutant.name: mutant for mutant in rows}
 
 
 # -- running ---------------------------------------------------------------------------------------------------------------

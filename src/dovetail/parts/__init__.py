@@ -5,7 +5,7 @@ from importlib.metadata import entry_points
 from dovetail.parts import act, embed, head, init, norm
 from dovetail.parts.ffn import glu, mlp
 from dovetail.parts.mask import join, near, sparse
-from dovetail.parts.mixer import attention
+from dovetail.parts.mixer import attention, mamba2
 from dovetail.parts.position import alibi, learned, none, relative, rope, scaling, sinusoidal
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "init",
     "join",
     "learned",
+    "mamba2",
     "mlp",
     "near",
     "none",

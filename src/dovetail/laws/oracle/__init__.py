@@ -1,6 +1,6 @@
 """Law 14, its own number: literal oracles for every kind that comes with Dovetail, one file a group."""
 
-from dovetail.laws.oracle import act, embed, ffn, head, init, mask, mixer, norm, position, scaling, wire
+from dovetail.laws.oracle import act, embed, ffn, head, init, mask, mixer, norm, position, scaling, state_space, wire
 from dovetail.laws.oracle.registry import (
     ORACLES,
     Comparison,
@@ -35,5 +35,6 @@ __all__ = [
     "part",
     "position",
     "scaling",
+    "state_space",
     "wire",
 ]

@@ -1,0 +1,165 @@
+"""Mamba-2: a state space whose memory each token writes to, lets fade and reads by its own choice.
+
+    z, x, B, C, Δ = u W_z, conv(u W_x), conv(u W_B), conv(u W_C), softplus(u W_Δ + b)           conv short and causal, then silu
+    S_t = e^{−Δ_t A} S_{t−1} + B_t (Δ_t x_t)ᵀ          y_t = S_tᵀ C_t + D x_t          out = norm(y ∘ silu(z)) W_o
+
+A is one positive number a head, kept as its logarithm. Heads share B and C within a group, as queries share keys.
+
+Shapes: u (rows, n, embed)   x, z, y (rows, n, heads, head)   B, C (rows, n, groups, state)   S (rows, heads, state, head).
+Dao & Gu 2024. The norm spans all heads, so under tensor parallel its statistics are totals over ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.group import Norm
+from dovetail.core.line import Line
+from dovetail.core.module import Linear, Module, wide
+from dovetail.core.part import Part, Problem, child, register
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.weight import State, Weight
+from dovetail.ops.scan.conv import causal_conv
+from dovetail.ops.scan.decay import decay_flops, decay_scan
+
+FASTEST, SLOWEST = 0.1, 0.001  # the first step widths Δ, spread evenly in their logarithm
+MOST_FADING = 16.0  # the first A, from 1 to this
+
+
+@register("mamba2")
+class Mamba2(Recurrent):
+    """A selective state space with one decay a head, computed by matmuls."""
+
+    TAPS = ("x", "b", "c", "dt", "y", "out")
+
+    inner: int | None = None  # None: twice the width
+    head: int = 64
+    state_size: int = 128
+    groups: int = 1
+    taps_wide: int = 4  # tokens the convolution sees
+    bias: bool = False
+    conv_bias: bool = True
+    norm: Norm = child("rms")
+
+    def module(self) -> type[Module]:
+        return Mamba2Module
+
+    def axes(self, env: Env) -> Env:
+        inner = self.inner or 2 * env.size("embed")
+        sizes = {"heads": inner // max(self.head, 1), "head": self.head, "groups": self.groups, "state": self.state_size}
+        return env.add(**sizes, taps=self.taps_wide, tail=self.taps_wide - 1)
+
+    def children(self) -> dict[str, Part]:
+        return {"norm": self.norm}
+
+    def scope(self, env: Env, child: str) -> Env:
+        return env.bind(dim=("heads", "head"))
+
+    def weights(self, env: Env) -> list[Weight]:
+        stream, inner, shared = ("embed",), ("heads", "head"), ("groups", "state")
+        made = {"z": inner, "x": inner, "b": shared, "c": shared, "dt": ("heads",)}
+        declared = [Weight(name=f"{name}.weight", out=out, inp=stream) for name, out in made.items()]
+        declared += [Weight(name="o.weight", out=stream, inp=inner)]
+        if self.bias:
+            inside = {name: out for name, out in made.items() if name != "dt"}  # Δ has a bias of its own in any case
+            declared += [Weight(name=f"{name}.bias", out=out, init="zeros", role="bias") for name, out in inside.items()]
+            declared += [Weight(name="o.bias", out=stream, init="zeros", role="bias", tp="once")]
+        for name, out in (("x", inner), ("b", shared), ("c", shared)):
+            declared += [Weight(name=f"conv_{name}", out=out, inp=("taps",), role="conv")]
+            if self.conv_bias:
+                declared += [Weight(name=f"conv_{name}_bias", out=out, init="zeros", role="bias")]
+        declared += [Weight(name="dt_bias", out=("heads",), init="const", role="bias")]
+        declared += [Weight(name="a_log", out=("heads",), init="const", role="gate")]
+        return [*declared, Weight(name="skip", out=("heads",), init="ones", role="gate")]
+
+    def constant(self, name: str, env: Env) -> Tensor:
+        heads = env.size("heads")
+        if name == "a_log":
+            return torch.linspace(1.0, MOST_FADING, heads, dtype=torch.float64).log()
+        widths = torch.logspace(torch.tensor(SLOWEST).log10(), torch.tensor(FASTEST).log10(), heads, dtype=torch.float64)
+        return widths + torch.log(-torch.expm1(-widths))  # softplus undone
+
+    def state(self, env: Env) -> list[State]:
+        if not env.decodes:
+            return []
+        tails = [("x", ("heads", "head")), ("b", ("groups", "state")), ("c", ("groups", "state"))]
+        found = [State(name=f"tail_{name}", axes=(*axes, "tail"), per="sequence") for name, axes in tails]
+        return [*found, State(name="memory", axes=("heads", "state", "head"), per="sequence", wide=True)]
+
+    def cost(self, env: Env, n: int) -> tuple[int, int]:
+        flops = decay_flops(n, env.size("heads"), env.size("state"), env.size("head"))
+        return flops, flops
+
+    def check(self, env: Env) -> list[Problem]:
+        inner = self.inner or 2 * env.size("embed")
+        for name, value in (("head", self.head), ("state_size", self.state_size), ("groups", self.groups)):
+            if value < 1:
+                return [Problem(name, f"{value} is not above 0")]
+        if self.taps_wide < 2:
+            return [Problem("taps_wide", f"{self.taps_wide} sees no token but its own", "use 2 or more")]
+        if inner % self.head:
+            return [Problem("head", f"{self.head} does not divide the inner width, {inner}", "or set `inner`")]
+        if (inner // self.head) % self.groups:
+            return [Problem("groups", f"{self.groups} does not divide {inner // self.head} heads")]
+        return []
+
+    def region(self) -> bool:
+        return True
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {
+            "inner": [60, 36],
+            "head": [6, 3],
+            "state_size": [5, 8],
+            "groups": [1, 2],
+            "taps_wide": [4, 3],
+            "bias": [False, True],
+            "conv_bias": [True, False],
+        }
+
+
+class Mamba2Module(RecurrentModule):
+    """u (rows, n, embed) -> like u."""
+
+    part: Mamba2
+    z: Linear
+    x: Linear
+    b: Linear
+    c: Linear
+    dt: Linear
+    o: Linear
+    norm: Module
+    dt_bias: Tensor
+    a_log: Tensor
+    skip: Tensor
+
+    def setup(self) -> None:
+        self.head, self.state_size = self.part.head, self.part.state_size
+
+    def recur(self, x: Tensor, line: Line, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+        u, (tail_x, tail_b, tail_c, memory) = x, carry or (None,) * 4
+        x, tail_x = self.convolved("x", self.x(u), self.head, line, ctx, tail_x)
+        b, tail_b = self.convolved("b", self.b(u), self.state_size, line, ctx, tail_b)
+        c, tail_c = self.convolved("c", self.c(u), self.state_size, line, ctx, tail_c)
+        kept = wide(u.dtype)
+        dt = ctx.tap(self, "dt", F.softplus(self.dt(u).to(kept) + self.dt_bias))
+        share = x.shape[2] // b.shape[2]  # heads that share one B and C
+        k, q = (t.repeat_interleave(share, 2) if share > 1 else t for t in (b, c))
+        fading = -self.a_log.to(kept).exp() * dt
+        y, memory = decay_scan(q, k, x * dt[..., None].to(x.dtype), fading, line, memory)
+        y = ctx.tap(self, "y", y + self.skip[:, None] * x)
+        gated = y.flatten(-2) * F.silu(self.z(u))
+        return ctx.tap(self, "out", self.o(self.norm(gated, ctx))), (tail_x, tail_b, tail_c, memory)
+
+    def convolved(self, name: str, x: Tensor, size: int, line: Line, ctx: Ctx, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x (rows, n, count·size) after its convolution (rows, n, count, size), and its tail (rows, count, size, taps − 1)."""
+        bias = getattr(self, f"conv_{name}_bias") if self.part.conv_bias else None
+        y, tail = causal_conv(x, getattr(self, f"conv_{name}"), bias, line, None if tail is None else tail.flatten(1, 2))
+        return ctx.tap(self, name, F.silu(y).unflatten(-1, (-1, size))), tail.unflatten(1, (-1, size))

@@ -1,0 +1,56 @@
+"""Fading matrix memories: forms agree at every chunk size, across documents, padding and calls; nothing overflows."""
+
+import pytest
+import torch
+
+from dovetail.core.at import At
+from dovetail.core.line import line_of
+from dovetail.ops import form
+from dovetail.ops.scan.conv import causal_conv
+from dovetail.ops.scan.decay import decay_scan
+
+ROWS, N, HEADS, KEY, VALUE = 2, 13, 3, 4, 5
+
+
+def some(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    q, k = (torch.randn(ROWS, N, HEADS, KEY, dtype=dtype) for _ in range(2))
+    return q, k, torch.randn(ROWS, N, HEADS, VALUE, dtype=dtype), -torch.rand(ROWS, N, HEADS, dtype=dtype)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 13, 64])
+@pytest.mark.parametrize("at", [At.whole(ROWS, N), At.packed([(5, 8), (4, 1, 3)], N), At.padded([13, 6], N, left=True)])
+def test_chunks_of_any_size_are_the_recurrence(size: int, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, carry = line_of(at), torch.randn(ROWS, HEADS, KEY, VALUE, dtype=torch.float64)
+    monkeypatch.setattr(form, "CHUNK", size)
+    got, left = decay_scan(*some(), line, carry)
+    with form.using("reference"):
+        want, kept = decay_scan(*some(), line, carry)
+    assert (got - want).abs().max() < 1e-12 and (left - kept).abs().max() < 1e-12
+
+
+def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
+    q, k, v, _ = some(torch.float32)
+    g = torch.full((ROWS, N, HEADS), -500.0)
+    y, left = decay_scan(q, k, v, g, line_of(At.whole(ROWS, N)), None)
+    alone = (q * k).sum(-1, keepdim=True) * v  # nothing but the token itself is left
+    assert y.isfinite().all() and (y - alone).abs().max() < 1e-5 and left.isfinite().all()
+
+
+def test_memory_is_kept_in_float32_at_least() -> None:
+    q, k, v, g = (x.bfloat16() for x in some(torch.float32))
+    y, left = decay_scan(q, k, v, g, line_of(At.whole(ROWS, N)), None)
+    assert y.dtype == torch.bfloat16 and left.dtype == torch.float32
+
+
+@pytest.mark.parametrize("sizes", [[13], [1] * 13, [2, 1, 7, 3]])
+def test_a_convolution_goes_on_across_calls(sizes: list[int]) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(ROWS, N, 3, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+    want = torch.nn.functional.conv1d(torch.nn.functional.pad(x.mT, (3, 0)), weight[:, None], groups=3).mT
+    tail, place, got = None, 0, []
+    for size in sizes:
+        y, tail = causal_conv(x[:, place : place + size], weight, None, line_of(At.whole(ROWS, size, start=place)), tail)
+        got.append(y)
+        place += size
+    assert (torch.cat(got, 1) - want).abs().max() < 1e-12
