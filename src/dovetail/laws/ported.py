@@ -17,7 +17,7 @@ from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
 from dovetail.laws.case import DTYPE, Case, NotApplicable, law
 from dovetail.model import Model
-from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
+from dovetail.port.hf import Ported, export_tensors, from_hf, import_tensors, to_hf
 from dovetail.spec import from_yaml
 
 # the reference computes angles and norms in float32 whatever the dtype, so float64 agrees no further than that
@@ -74,16 +74,17 @@ def ported(case: Case) -> None:
     for path, tensor in stored.items():
         case.same(back[path], tensor, f"{path} there and back", 0.0)
     case.true(build(from_hf(ours.config), device="meta").part.width == case.spec.width, "the config read back is another model")
-    case.same(case.run(), reference_logits(ours.dialect, ours.config, theirs, case.inputs), "our answer and theirs", REFERENCE)
+    case.same(case.run(), reference_logits(ours, theirs, case.inputs), "our answer and theirs", REFERENCE)
 
 
-def reference_logits(model_type: str, config: dict[str, Any], tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
+def reference_logits(ported: Ported, tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
     """What the reference library's model answers with these weights, in float64."""
     import transformers
 
-    settings = {**config, "attn_implementation": "eager", "bos_token_id": None, "eos_token_id": None}
+    settings = {**ported.config, "attn_implementation": "eager", "bos_token_id": None, "eos_token_id": None}
     settings.pop("model_type", None)
-    made: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(model_type, **settings))
+    auto = getattr(transformers, ported.form.auto)
+    made: Any = auto.from_config(transformers.AutoConfig.for_model(ported.dialect, **settings))
     made = made.to(DTYPE).eval()
     missing, unexpected = made.load_state_dict(tensors, strict=False)
     assert not unexpected, f"the reference does not know {unexpected}"

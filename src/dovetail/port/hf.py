@@ -1,6 +1,6 @@
 """To Hugging Face's names and back: specs <-> configs, our tensors <-> theirs, bit for bit.
 
-    config, moves = to_hf(spec)[1:]            their config.json as a dict, and which tensor goes where
+    ported = to_hf(spec)                       their config.json as a dict, their class, and which tensor goes where
     spec = from_hf(config)                     every field known or an error
     theirs = export_tensors(spec, ours)        ours = import_tensors(spec, theirs)
 
@@ -25,7 +25,7 @@ from dovetail.model import Model
 from dovetail.port.convert import Convert
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.rotary import LENGTH, USUAL_LENGTH
-from dovetail.port.table import Config, Dialect
+from dovetail.port.table import Config, Dialect, Field, Form, Row
 
 MOST_LAYERS = 10_000
 # a null in one of these fields stands for the size of the axis
@@ -33,10 +33,10 @@ STANDS_FOR = {"kv_heads": "kv_heads", "head": "head", "hidden": "ffn"}
 
 
 class Move(NamedTuple):
-    """Tensors of ours that lie in one of theirs, and how."""
+    """Tensors of ours that lie in some of theirs, and how."""
 
     ours: tuple[str, ...]
-    theirs: str
+    theirs: tuple[str, ...]
     convert: Convert
 
 
@@ -44,6 +44,7 @@ class Ported(NamedTuple):
     """A spec in another's words."""
 
     dialect: str
+    form: Form
     config: dict[str, Any]
     moves: list[Move]
 
@@ -64,13 +65,17 @@ def to_hf(spec: Model, name: str | None = None, *, length: int | None = None) ->
     `length` is the greatest length written for models that have none of their own. Raises SpecError with the path of the part
     that cannot be written."""
     check(spec)
-    tried = [_attempt(spec, dialect, length) for dialect in _chosen(name)]
-    for dialect, config, found in tried:
-        if not found:
-            return Ported(dialect.name, config, list(_moves(spec, dialect)))
-    dialect, _, found = min(tried, key=lambda attempt: len(attempt[2]))
-    first = found[0]
-    raise SpecError(first.path, f"{_say(first.ours)} cannot be written as {dialect.name}", first.remedy)
+    nearest: tuple[str, list[Lost]] | None = None
+    for dialect in _chosen(name):
+        for form in dialect.forms:
+            config, found = _attempt(spec, dialect, form, length)
+            if not found:
+                return Ported(dialect.name, form, config, list(_moves(spec, dialect, form)))
+            if nearest is None or len(found) < len(nearest[1]):
+                nearest = dialect.name, found
+    assert nearest is not None
+    first = nearest[1][0]
+    raise SpecError(first.path, f"{_say(first.ours)} cannot be written as {nearest[0]}", first.remedy)
 
 
 def from_hf(config: Config) -> Model:
@@ -81,19 +86,37 @@ def from_hf(config: Config) -> Model:
     if not isinstance(name, str) or name not in DIALECTS:
         raise SpecError("config.model_type", f"{name!r} is not known", f"known: {', '.join(DIALECTS)}")
     dialect = DIALECTS[name]
-    known = {dialect.layers, *dialect.fixed, *dialect.ignored, *(n for field in dialect.fields for n in field.names)}
+    config, form = {**dialect.defaults, **config}, form_of(config, dialect)
+    fields = (*dialect.fields, *form.fields)
+    known = {dialect.layers, dialect.encoder, *_fixed(dialect), *dialect.ignored, *(n for field in fields for n in field.names)}
     for field in config:
         if field not in known:
             raise SpecError(f"config.{field}", f"is a field that {name} does not have here", "it may change what is computed")
-    for field, only in dialect.fixed.items():
+    for field, only in _fixed(dialect).items():
         if config.get(field, only) not in (only, None):
             raise SpecError(f"config.{field}", f"{config[field]!r} is not read", f"only {only!r} is")
-    for field in dialect.required:
+    for field in (*dialect.required, *form.required):
         if config.get(field) is None:
             raise SpecError(f"config.{field}", "is missing")
-    spec = _read(config, dialect)
+    spec = _read(config, dialect, form)
     check(spec)
     return spec
+
+
+def _fixed(dialect: Dialect) -> dict[str, Any]:
+    """Fields that can have one value only."""
+    return {"is_encoder_decoder": dialect.encoder is not None, **dialect.fixed}
+
+
+def form_of(config: Config, dialect: Dialect) -> Form:
+    """What a config says its model is made for; the family's first where it does not say."""
+    said = config.get("architectures")
+    if not said:
+        return dialect.forms[0]
+    names = [form.architecture for form in dialect.forms]
+    if not isinstance(said, (list, tuple)) or len(said) != 1 or said[0] not in names:
+        raise SpecError("config.architectures", f"{said!r} is not known", f"of {dialect.name}: {', '.join(names)}")
+    return dialect.forms[names.index(said[0])]
 
 
 def expressible(spec: Model) -> str | None:
@@ -112,42 +135,69 @@ def _chosen(name: str | None) -> list[Dialect]:
     return [DIALECTS[name]]
 
 
-def _attempt(spec: Model, dialect: Dialect, length: int | None) -> tuple[Dialect, dict[str, Any], list[Lost]]:
+def _attempt(spec: Model, dialect: Dialect, form: Form, length: int | None) -> tuple[dict[str, Any], list[Lost]]:
     """The config a dialect can write, and all that is lost in it: what differs when it is read again."""
     told = explicit(spec)
     config: dict[str, Any] = {
         "model_type": dialect.name,
-        "architectures": [dialect.architecture],
+        "architectures": [form.architecture],
         dialect.layers: len(spec.layers),
-        **dialect.fixed,
+        **_fixed(dialect),
     }
+    if dialect.encoder is not None:
+        config[dialect.encoder] = 0 if spec.encoder is None else len(spec.encoder.layers)
     names: set[str] = set()
-    for field in dialect.fields:
+    for field in (*dialect.fields, *form.fields):
         config |= field.give(told)
         names |= set(field.names)
     if LENGTH in names:
         config.setdefault(LENGTH, length or USUAL_LENGTH)
+    try:
+        read = _read(config, dialect, form)
+    except SpecError as refused:  # what was given does not make a model in this family
+        return config, [Lost(refused.path, spec.key, refused.problem)]
     # first weights are no part of what a model computes
-    back = explicit(dc.replace(_read(config, dialect), init=spec.init))
+    back = explicit(dc.replace(read, init=spec.init))
     lost = [Lost(path, ours, f"there it is {_say(theirs)}") for path, ours, theirs in differences(told, back)]
     lost += [Lost(*hit) for limit in dialect.limits if (hit := limit(spec)) is not None]
-    return dialect, config, lost
+    return config, lost
 
 
-def _read(config: Config, dialect: Dialect) -> Model:
+def _read(config: Config, dialect: Dialect, form: Form) -> Model:
     """The spec of a config whose fields are all known; what it leaves out is as the dialect has it."""
-    spec: Model = from_data(dialect.spec, Model)
-    count = config[dialect.layers]
+    spec: Model = from_data({**dialect.spec, **(form.head or {})}, Model)
+    said = [(field, field.take(config)) for field in (*dialect.fields, *form.fields)]
+    for field, settings in said:
+        spec = _settled(spec, config, field, {path: value for path, value in settings.items() if not _one_layer(path)})
+    spec = dc.replace(spec, layers=spec.layers * _count(config, dialect.layers))
+    if dialect.encoder is not None and spec.encoder is not None:
+        encoder = dc.replace(spec.encoder, layers=spec.encoder.layers * _count(config, dialect.encoder))
+        spec = dc.replace(spec, encoder=encoder)
+    for field, settings in said:
+        spec = _settled(spec, config, field, {path: value for path, value in settings.items() if _one_layer(path)})
+    return spec
+
+
+def _one_layer(path: str) -> bool:
+    """Whether a setting is about a single layer rather than about all."""
+    return any(name.isdigit() for name in path.split(".")[:3])
+
+
+def _count(config: Config, field: str) -> int:
+    count = config.get(field)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_LAYERS:
-        raise SpecError(f"config.{dialect.layers}", f"{count!r} is not a whole number from 1 to {MOST_LAYERS}")
-    for field in dialect.fields:
-        for pattern, value in field.take(config).items():
-            try:
-                spec = spec.set(pattern, value)
-            except SpecError as error:
-                said = ", ".join(name for name in field.names if name in config)
-                raise SpecError(f"config.{said}", error.problem, error.remedy) from error
-    return dc.replace(spec, layers=spec.layers * count)
+        raise SpecError(f"config.{field}", f"{count!r} is not a whole number from 1 to {MOST_LAYERS}")
+    return count
+
+
+def _settled(spec: Model, config: Config, field: Field, settings: Mapping[str, Any]) -> Model:
+    for pattern, value in settings.items():
+        try:
+            spec = spec.set(pattern, value)
+        except SpecError as error:
+            said = ", ".join(name for name in field.names if name in config)
+            raise SpecError(f"config.{said}", error.problem, error.remedy) from error
+    return spec
 
 
 def explicit(spec: Model) -> Model:
@@ -211,50 +261,64 @@ def export_tensors(spec: Model, tensors: Mapping[str, Tensor], name: str | None 
         if path not in tensors:
             raise FileError(f"{path}: is missing")
         _fits(path, tensors[path], shape)
-    moves = to_hf(spec, name).moves
-    return {move.theirs: move.convert.there([tensors[path] for path in move.ours]) for move in moves}
+    theirs: dict[str, Tensor] = {}
+    for move in to_hf(spec, name).moves:
+        theirs |= zip(move.theirs, move.convert.there([tensors[path] for path in move.ours]), strict=True)
+    return theirs
 
 
 def import_tensors(spec: Model, theirs: Mapping[str, Tensor], name: str | None = None) -> dict[str, Tensor]:
     """Their tensors under our names and in our layout. One that is missing, unknown, of another shape, or tied and yet
     different is an error."""
-    dialect = DIALECTS[to_hf(spec, name).dialect]
+    ported = to_hf(spec, name)
+    dialect = DIALECTS[ported.dialect]
     shapes, left, ours = _shapes(spec), dict(theirs), {}
-    for move in _moves(spec, dialect):
-        if move.theirs not in left:
-            raise FileError(f"{move.theirs}: is missing")
+    for move in ported.moves:
+        for one in move.theirs:
+            if one not in left:
+                raise FileError(f"{one}: is missing")
         wanted = [shapes[path] for path in move.ours]
-        found = move.convert.back(left.pop(move.theirs), wanted)
+        given = [left.pop(one) for one in move.theirs]
+        found = move.convert.back(given, wanted)
         if len(found) != len(wanted):
-            raise FileError(f"{move.theirs}: has shape {tuple(theirs[move.theirs].shape)}, which does not hold {wanted}")
+            raise FileError(f"{move.theirs[0]}: has shape {tuple(given[0].shape)}, which does not hold {wanted}")
         for path, tensor, shape in zip(move.ours, found, wanted, strict=True):
-            _fits(move.theirs, tensor, shape)
+            _fits(move.theirs[0], tensor, shape)
             ours[path] = tensor
-    _drop_ties(spec, dialect, left, ours)
+    _drop_ties(spec, dialect, ported.form, left, ours)
     for extra in left:
         if not any(fnmatchcase(extra, pattern) for pattern in dialect.stale):
             raise FileError(f"{extra}: has no place in this spec")
     return ours
 
 
-def _moves(spec: Model, dialect: Dialect) -> Iterator[Move]:
+def _rows(dialect: Dialect, form: Form) -> Iterator[tuple[str, Row]]:
+    """(their name with what stands before it, row) of the family's own tensors and of the form's."""
+    yield from ((form.prefix + row.theirs, row) for row in dialect.tensors)
+    yield from ((row.theirs, row) for row in form.tensors)
+
+
+def _moves(spec: Model, dialect: Dialect, form: Form) -> Iterator[Move]:
     """The table's rows for every layer, as far as the spec has their tensors."""
     shapes = _shapes(spec)
-    for row in dialect.tensors:
-        for layer in range(len(spec.layers) if "{}" in row.theirs else 1):
-            ours = tuple(path.format(layer) for path in row.ours)
+    depths = {"layers": len(spec.layers), "encoder": 0 if spec.encoder is None else len(spec.encoder.layers)}
+    for theirs, row in _rows(dialect, form):
+        for layer in range(depths[row.ours[0].partition(".")[0]] if "{}" in row.ours[0] else 1):
+            ours = tuple(path.replace("{}", str(layer)) for path in row.ours)
             if all(path in shapes for path in ours):
-                yield Move(ours, row.theirs.format(layer), row.convert)
+                name = theirs.replace("{}", str(layer))
+                experts = range(shapes[ours[0]][0]) if "{expert}" in name else range(1)
+                yield Move(ours, tuple(name.replace("{expert}", str(expert)) for expert in experts), row.convert)
 
 
-def _drop_ties(spec: Model, dialect: Dialect, left: dict[str, Tensor], ours: Mapping[str, Tensor]) -> None:
+def _drop_ties(spec: Model, dialect: Dialect, form: Form, left: dict[str, Tensor], ours: Mapping[str, Tensor]) -> None:
     """A tied tensor may be there a second time, if it is really the same."""
     for alias, owner in _ties(spec).items():
-        for row in dialect.tensors:
-            if row.ours == (alias,) and row.theirs in left:
-                copy = left.pop(row.theirs)
+        for theirs, row in _rows(dialect, form):
+            if row.ours == (alias,) and theirs in left:
+                copy = left.pop(theirs)
                 if copy.shape != ours[owner].shape or not copy.equal(ours[owner]):
-                    raise FileError(f"{row.theirs}: is tied to the embedding by the config, yet holds other numbers")
+                    raise FileError(f"{theirs}: is tied to {owner} by the config, yet holds other numbers")
 
 
 def _shapes(spec: Model) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,8 @@
 """Rotary positions in their words: `rope_parameters`, or `rope_theta` and `rope_scaling` in files of before 2026.
 
-Dynamic NTK's original length is their `max_position_embeddings`; other scalings carry it with them. Without a scaling a rotary
-model has no greatest length: what is written there is what the caller says, and what is read there is only a limit of theirs.
+`partial_rotary_factor` is the share of a head that turns. Dynamic NTK's original length is their `max_position_embeddings`;
+other scalings carry it with them. Without a scaling a rotary model has no greatest length: what is written there is what the
+caller says, and what is read there is only a limit of theirs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dovetail.model import Model
 from dovetail.port.table import Config, Settings, look
 
 LENGTH = "max_position_embeddings"
+SHARE = "partial_rotary_factor"
 ORIGINAL = "original_max_position_embeddings"
 USUAL_LENGTH = 2048
 
@@ -68,10 +70,11 @@ BY_WORD = {stretch.word: stretch for stretch in STRETCHES}
 class Rotary:
     """The rope of every attention."""
 
-    names = ("rope_parameters", "rope_theta", "rope_scaling", LENGTH)
+    names = ("rope_parameters", "rope_theta", "rope_scaling", SHARE, LENGTH)
 
-    def __init__(self, ours: str) -> None:
-        self.ours = ours
+    def __init__(self, ours: str, *, partial: bool = False) -> None:
+        """`partial`: whether the family can turn a share of each head only."""
+        self.ours, self.partial = ours, partial
 
     def give(self, spec: Model) -> dict[str, Any]:
         base, scaling = look(spec, f"{self.ours}.base"), look(spec, f"{self.ours}.scaling")
@@ -79,6 +82,8 @@ class Rotary:
         if not isinstance(base, float) or not isinstance(head, int):
             return {}  # no rope stands there
         said: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
+        if self.partial:
+            said[SHARE] = look(spec, f"{self.ours}.share")
         if scaling is None:
             return {"rope_parameters": said}
         for stretch in STRETCHES:
@@ -93,6 +98,9 @@ class Rotary:
         params = _parameters(config)
         theta = params.pop("rope_theta", None)
         found: Settings = {} if theta is None else {f"{self.ours}.base": theta}
+        share = params.pop(SHARE, config.get(SHARE))
+        if share is not None and (self.partial or share != 1.0):
+            found[f"{self.ours}.share"] = share
         word = params.pop("rope_type", params.pop("type", "default"))
         params.pop("type", None)  # some files hold both
         stretch = BY_WORD.get(word) if isinstance(word, str) else None

@@ -1,6 +1,7 @@
 """Dialect: what a family of models is called elsewhere, as one table of a page.
 
     spec      the family as plain data with one layer: all that its config cannot change
+    forms     what it is made for (language model, classifier …): their class, its head and further tensors
     fields    their config's fields <-> paths of our spec
     tensors   their tensors' names <-> ours, `{}` being the number of the layer
 
@@ -11,16 +12,59 @@ allowed, and where something is lost the path at which the two part is the error
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dovetail.core.errors import SpecError
 from dovetail.core.part import KINDS, Part
 from dovetail.model import Model
-from dovetail.port.convert import KEEP, Convert
+from dovetail.port.convert import KEEP, SPREAD, Convert
 
 Config = Mapping[str, Any]
 Settings = dict[str, Any]  # path pattern of our spec -> plain data
+
+
+# their word -> our kind; where two words mean the same, the first is written
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "linear": "identity",
+}
+# fields every config has that say nothing about what is computed
+HOUSEKEEPING = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "attn_implementation",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "return_dict",
+        "task_specific_params",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+
+
+LAYERNORM = (("weight", "scale"), ("bias", "shift"))  # their leaves of a LayerNorm, and ours
 
 
 class _Absent:
@@ -31,11 +75,13 @@ ABSENT = _Absent()
 
 
 def look(spec: Part, pattern: str) -> Any:
-    """What stands at the first place a pattern matches (`layers.*.mixer` looks into layer 0); ABSENT where there is none."""
+    """What stands at the first place a pattern matches (`layers.*.mixer` looks into layer 0, `layers.3.mixer` into that one);
+    ABSENT where there is none."""
     here: Any = spec
     for name in pattern.split("."):
         if isinstance(here, tuple):
-            here = here[0] if here else ABSENT
+            place = int(name) if name.isdigit() else 0
+            here = here[place] if place < len(here) else ABSENT
         else:
             here = getattr(here, name) if isinstance(here, Part) and name in here.__dataclass_fields__ else ABSENT
     return here
@@ -94,6 +140,14 @@ class Named(Same):
         return {self.ours[0]: self.words[word]}
 
 
+def fits(value: Any, data: Any) -> bool:
+    """Whether a value is what the plain data says; of a part, whether it is of that kind and has the fields that are named."""
+    if not isinstance(value, Part) or not isinstance(data, Mapping):
+        return bool(value == data)
+    named = {name: item for name, item in data.items() if name != "kind"}
+    return type(value) is KINDS[data["kind"]] and all(look(value, name) == item for name, item in named.items())
+
+
 class Switch(Same):
     """A field of theirs that chooses between two values of ours."""
 
@@ -103,7 +157,7 @@ class Switch(Same):
 
     def give(self, spec: Model) -> dict[str, Any]:
         value = look(spec, self.ours[0])
-        fitting = [chosen for chosen, ours in self.values.items() if ours == value]
+        fitting = [chosen for chosen, ours in self.values.items() if fits(value, ours)]
         return {self.names[0]: fitting[0]} if fitting else {}
 
     def take(self, config: Config) -> Settings:
@@ -113,14 +167,59 @@ class Switch(Same):
         return {} if chosen is None else {self.ours[0]: self.values[chosen]}
 
 
-class Row:
-    """Their tensor, ours that lie in it, and how."""
+class Through(Same):
+    """A number that stands there in another form: its inverse, its root."""
 
-    def __init__(self, theirs: str, *ours: str, convert: Convert = KEEP) -> None:
-        self.theirs, self.ours, self.convert = theirs, ours, convert
+    def __init__(self, theirs: str, *ours: str, there: Callable[[Any], Any], back: Callable[[Any], Any]) -> None:
+        super().__init__(theirs, *ours)
+        self.there, self.back = there, back
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        return {name: value if value is None else self.there(value) for name, value in super().give(spec).items()}
+
+    def take(self, config: Config) -> Settings:
+        value = config.get(self.names[0])
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value == 0):
+            raise SpecError(f"config.{self.names[0]}", f"{value!r} is not a number other than 0")
+        return {} if value is None else dict.fromkeys(self.ours, self.back(value))
+
+
+class Nullable(Same):
+    """A value whose null means null here too, rather than what the family usually has."""
+
+    def take(self, config: Config) -> Settings:
+        return dict.fromkeys(self.ours, config[self.names[0]]) if self.names[0] in config else {}
+
+
+class Row:
+    """Their tensor, ours that lie in it, and how. `{}` is the number of the layer; a name of theirs with `{expert}` stands for
+    one tensor an expert."""
+
+    def __init__(self, theirs: str, *ours: str, convert: Convert | None = None) -> None:
+        self.theirs, self.ours = theirs, ours
+        self.convert = convert or (SPREAD if "{expert}" in theirs else KEEP)
+
+
+def rows(theirs: str, ours: str, *pairs: str | tuple[str, str], convert: Convert | None = None) -> tuple[Row, ...]:
+    """Rows for several leaves of one module: rows("h.{}.ln_1", "layers.{}.norm", ("weight", "scale"), ("bias", "shift"))."""
+    named = [(pair, pair) if isinstance(pair, str) else pair for pair in pairs]
+    return tuple(Row(f"{theirs}.{there}", f"{ours}.{here}", convert=convert) for there, here in named)
 
 
 Limit = Callable[[Model], tuple[str, Any, str] | None]  # (path, value, what is asked) where they refuse what they can say
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Form:
+    """What a family's model is made for: one of their classes, its head, and the tensors it adds to the family's own."""
+
+    architecture: str  # their class
+    auto: str = "AutoModelForCausalLM"  # their class that finds it
+    head: Any = None  # plain data laid over the family's spec
+    prefix: str = ""  # before the names of the family's own tensors
+    tensors: tuple[Row, ...] = ()
+    required: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -128,53 +227,64 @@ class Dialect:
     """One family; see the head of the file."""
 
     name: str  # their model_type
-    architecture: str  # their class
+    forms: tuple[Form, ...]  # the first is meant where a config does not say
     spec: Mapping[str, Any]
     layers: str  # their field that counts the layers
     fields: tuple[Field, ...]
     required: tuple[str, ...]  # fields without which a config says too little
     tensors: tuple[Row, ...]
+    defaults: Mapping[str, Any] = dc.field(default_factory=dict)  # what a config means that leaves a field out
+    encoder: str | None = None  # their field that counts the encoder's layers
     fixed: Mapping[str, Any] = dc.field(default_factory=dict)  # fields that can have one value only
-    ignored: frozenset[str] = frozenset()  # fields that change nothing the model computes
+    ignored: frozenset[str] = HOUSEKEEPING  # fields that change nothing the model computes
     stale: tuple[str, ...] = ()  # patterns of tensors in old files that are no weights
     limits: tuple[Limit, ...] = ()
 
+    def but(
+        self,
+        name: str,
+        *,
+        architecture: str | None = None,
+        spec: Mapping[str, Any] | None = None,
+        layer: Mapping[str, Any] | None = None,
+        without: Sequence[str] = (),
+        fields: Sequence[Field] = (),
+        tensors: Sequence[Row] = (),
+        fixed: Mapping[str, Any] | None = None,
+        ignored: Sequence[str] = (),
+        **other: Any,
+    ) -> Dialect:
+        """A family that differs from this one in a few words: `spec` and `layer` are laid over its spec and its layer,
+        `without` names fields and tensors it does not have, `fields` and `tensors` those it has instead or besides."""
+        own = {**self.spec, **(spec or {})}
+        if layer is not None:
+            own["layers"] = [_laid_over(self.spec["layers"][0], layer)]
+        told = {field for new in fields for field in new.names} | set(without)
+        kept_fields = [field for field in self.fields if told.isdisjoint(field.names)]
+        new_names = {row.theirs for row in tensors}
+        kept_rows = [row for row in self.tensors if row.theirs not in new_names and row.theirs not in without]
+        forms = self.forms
+        if architecture is not None:
+            forms = (dc.replace(self.forms[0], architecture=architecture),)
+        changes: dict[str, Any] = {
+            "name": name,
+            "forms": forms,
+            "spec": own,
+            "fields": (*kept_fields, *fields),
+            "tensors": (*kept_rows, *tensors),
+            "fixed": {key: value for key, value in {**self.fixed, **(fixed or {})}.items() if key not in without},
+            "ignored": self.ignored | set(ignored),
+            "required": tuple(key for key in self.required if key not in without),
+            **other,
+        }
+        return dc.replace(self, **changes)
 
-# their word -> our kind; where two words mean the same, the first is written
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
-    "relu2": "relu2",
-    "sigmoid": "sigmoid",
-    "tanh": "tanh",
-    "linear": "identity",
-}
-# fields every config has that say nothing about what is computed
-HOUSEKEEPING = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "attn_implementation",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "dtype",
-        "eos_token_id",
-        "id2label",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "problem_type",
-        "return_dict",
-        "task_specific_params",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain data with some of it replaced; a part of the same kind keeps the fields that are not named."""
+    made = dict(below)
+    for key, value in above.items():
+        old = {"kind": made[key]} if isinstance(made.get(key), str) else made.get(key)
+        same = isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind", old.get("kind")) == old.get("kind")
+        made[key] = _laid_over(old, value) if same else value  # type: ignore[arg-type]
+    return made

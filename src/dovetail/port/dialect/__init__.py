@@ -1,7 +1,48 @@
 """The families we can write and read: one file and one line each."""
 
+from dovetail.port.dialect.bloom import BLOOM
+from dovetail.port.dialect.falcon import FALCON
+from dovetail.port.dialect.gemma import GEMMA
+from dovetail.port.dialect.gemma2 import GEMMA2
+from dovetail.port.dialect.gemma3 import GEMMA3
 from dovetail.port.dialect.gpt2 import GPT2
+from dovetail.port.dialect.gpt_neox import GPT_NEOX
+from dovetail.port.dialect.gptj import GPTJ
+from dovetail.port.dialect.granite import GRANITE
 from dovetail.port.dialect.llama import LLAMA
+from dovetail.port.dialect.mistral import MISTRAL
+from dovetail.port.dialect.mpt import MPT
+from dovetail.port.dialect.olmo2 import OLMO2
+from dovetail.port.dialect.opt import OPT
+from dovetail.port.dialect.phi3 import PHI3
+from dovetail.port.dialect.qwen2 import QWEN2
+from dovetail.port.dialect.qwen3 import QWEN3
+from dovetail.port.dialect.smollm3 import SMOLLM3
+from dovetail.port.dialect.stablelm import STABLELM
+from dovetail.port.dialect.starcoder2 import STARCODER2
 from dovetail.port.table import Dialect
 
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (LLAMA, GPT2)}
+# of the families that can say a spec, the first one is written
+FAMILIES = (
+    LLAMA,
+    GPT2,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    GEMMA,
+    GEMMA2,
+    PHI3,
+    OLMO2,
+    GRANITE,
+    STARCODER2,
+    SMOLLM3,
+    GPT_NEOX,
+    GPTJ,
+    OPT,
+    BLOOM,
+    FALCON,
+    STABLELM,
+    MPT,
+    GEMMA3,
+)
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in FAMILIES}

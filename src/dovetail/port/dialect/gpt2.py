@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.port.convert import STACK, TRANSPOSE
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, Dialect, Named, Row, Same, Switch
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, Switch, rows
 
 MIXER = {"kind": "attention", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
 LAYER = {
@@ -16,7 +16,7 @@ QKV = ("layers.{}.mixer.q", "layers.{}.mixer.k", "layers.{}.mixer.v")
 
 GPT2 = Dialect(
     name="gpt2",
-    architecture="GPT2LMHeadModel",
+    forms=(Form(architecture="GPT2LMHeadModel", prefix="transformer.", tensors=(Row("lm_head.weight", "head.table"),)),),
     spec={
         "position": "learned",
         "dropout": 0.1,
@@ -45,7 +45,6 @@ GPT2 = Dialect(
         "scale_attn_by_inverse_layer_idx": False,
         "reorder_and_upcast_attn": False,
         "add_cross_attention": False,
-        "is_encoder_decoder": False,
     },
     ignored=HOUSEKEEPING
     | {
@@ -57,23 +56,16 @@ GPT2 = Dialect(
         "summary_use_proj",
     },
     tensors=(
-        Row("transformer.wte.weight", "embed.table"),
-        Row("transformer.wpe.weight", "position.table"),
-        Row("transformer.h.{}.ln_1.weight", "layers.{}.mixer_norm.scale"),
-        Row("transformer.h.{}.ln_1.bias", "layers.{}.mixer_norm.shift"),
-        Row("transformer.h.{}.attn.c_attn.weight", *(f"{name}.weight" for name in QKV), convert=STACK.then(TRANSPOSE)),
-        Row("transformer.h.{}.attn.c_attn.bias", *(f"{name}.bias" for name in QKV), convert=STACK),
-        Row("transformer.h.{}.attn.c_proj.weight", "layers.{}.mixer.o.weight", convert=TRANSPOSE),
-        Row("transformer.h.{}.attn.c_proj.bias", "layers.{}.mixer.o.bias"),
-        Row("transformer.h.{}.ln_2.weight", "layers.{}.ffn_norm.scale"),
-        Row("transformer.h.{}.ln_2.bias", "layers.{}.ffn_norm.shift"),
-        Row("transformer.h.{}.mlp.c_fc.weight", "layers.{}.ffn.up.weight", convert=TRANSPOSE),
-        Row("transformer.h.{}.mlp.c_fc.bias", "layers.{}.ffn.up.bias"),
-        Row("transformer.h.{}.mlp.c_proj.weight", "layers.{}.ffn.down.weight", convert=TRANSPOSE),
-        Row("transformer.h.{}.mlp.c_proj.bias", "layers.{}.ffn.down.bias"),
-        Row("transformer.ln_f.weight", "norm.scale"),
-        Row("transformer.ln_f.bias", "norm.shift"),
-        Row("lm_head.weight", "head.table"),
+        Row("wte.weight", "embed.table"),
+        Row("wpe.weight", "position.table"),
+        *rows("h.{}.ln_1", "layers.{}.mixer_norm", *LAYERNORM),
+        Row("h.{}.attn.c_attn.weight", *(f"{name}.weight" for name in QKV), convert=STACK.then(TRANSPOSE)),
+        Row("h.{}.attn.c_attn.bias", *(f"{name}.bias" for name in QKV), convert=STACK),
+        *rows("h.{}.attn.c_proj", "layers.{}.mixer.o", "weight", "bias", convert=TRANSPOSE),
+        *rows("h.{}.ln_2", "layers.{}.ffn_norm", *LAYERNORM),
+        *rows("h.{}.mlp.c_fc", "layers.{}.ffn.up", "weight", "bias", convert=TRANSPOSE),
+        *rows("h.{}.mlp.c_proj", "layers.{}.ffn.down", "weight", "bias", convert=TRANSPOSE),
+        *rows("ln_f", "norm", *LAYERNORM),
     ),
     stale=("*.attn.bias", "*.attn.masked_bias"),
 )

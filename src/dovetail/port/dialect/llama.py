@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.model import Model
 from dovetail.port.rotary import Rotary
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, Dialect, Named, Row, Same, look
+from dovetail.port.table import ACTIVATIONS, Dialect, Form, Named, Row, Same, look, rows
 
 NORM = {"kind": "rms", "eps": 1e-6}
 
@@ -20,7 +20,7 @@ def _heads_divide_width(spec: Model) -> tuple[str, Any, str] | None:
 
 LLAMA = Dialect(
     name="llama",
-    architecture="LlamaForCausalLM",
+    forms=(Form(architecture="LlamaForCausalLM", prefix="model.", tensors=(Row("lm_head.weight", "head.table"),)),),
     spec={
         "norm": NORM,
         "head": {"kind": "lm", "tied": False},
@@ -45,28 +45,19 @@ LLAMA = Dialect(
         Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
         Rotary("layers.*.mixer.position"),
     ),
-    fixed={"pretraining_tp": 1, "is_encoder_decoder": False},
-    ignored=HOUSEKEEPING,
+    fixed={"pretraining_tp": 1},
     tensors=(
-        Row("model.embed_tokens.weight", "embed.table"),
-        Row("model.layers.{}.input_layernorm.weight", "layers.{}.mixer_norm.scale"),
-        Row("model.layers.{}.self_attn.q_proj.weight", "layers.{}.mixer.q.weight"),
-        Row("model.layers.{}.self_attn.q_proj.bias", "layers.{}.mixer.q.bias"),
-        Row("model.layers.{}.self_attn.k_proj.weight", "layers.{}.mixer.k.weight"),
-        Row("model.layers.{}.self_attn.k_proj.bias", "layers.{}.mixer.k.bias"),
-        Row("model.layers.{}.self_attn.v_proj.weight", "layers.{}.mixer.v.weight"),
-        Row("model.layers.{}.self_attn.v_proj.bias", "layers.{}.mixer.v.bias"),
-        Row("model.layers.{}.self_attn.o_proj.weight", "layers.{}.mixer.o.weight"),
-        Row("model.layers.{}.self_attn.o_proj.bias", "layers.{}.mixer.o.bias"),
-        Row("model.layers.{}.post_attention_layernorm.weight", "layers.{}.ffn_norm.scale"),
-        Row("model.layers.{}.mlp.gate_proj.weight", "layers.{}.ffn.gate.weight"),
-        Row("model.layers.{}.mlp.gate_proj.bias", "layers.{}.ffn.gate.bias"),
-        Row("model.layers.{}.mlp.up_proj.weight", "layers.{}.ffn.up.weight"),
-        Row("model.layers.{}.mlp.up_proj.bias", "layers.{}.ffn.up.bias"),
-        Row("model.layers.{}.mlp.down_proj.weight", "layers.{}.ffn.down.weight"),
-        Row("model.layers.{}.mlp.down_proj.bias", "layers.{}.ffn.down.bias"),
-        Row("model.norm.weight", "norm.scale"),
-        Row("lm_head.weight", "head.table"),
+        Row("embed_tokens.weight", "embed.table"),
+        Row("layers.{}.input_layernorm.weight", "layers.{}.mixer_norm.scale"),
+        *rows("layers.{}.self_attn.q_proj", "layers.{}.mixer.q", "weight", "bias"),
+        *rows("layers.{}.self_attn.k_proj", "layers.{}.mixer.k", "weight", "bias"),
+        *rows("layers.{}.self_attn.v_proj", "layers.{}.mixer.v", "weight", "bias"),
+        *rows("layers.{}.self_attn.o_proj", "layers.{}.mixer.o", "weight", "bias"),
+        Row("layers.{}.post_attention_layernorm.weight", "layers.{}.ffn_norm.scale"),
+        *rows("layers.{}.mlp.gate_proj", "layers.{}.ffn.gate", "weight", "bias"),
+        *rows("layers.{}.mlp.up_proj", "layers.{}.ffn.up", "weight", "bias"),
+        *rows("layers.{}.mlp.down_proj", "layers.{}.ffn.down", "weight", "bias"),
+        Row("norm.weight", "norm.scale"),
     ),
     stale=("*.rotary_emb.inv_freq",),
     limits=(_heads_divide_width,),

@@ -1,0 +1,52 @@
+"""GPT-NeoX and Pythia: attention and ffn side by side with a norm each, a quarter of each head turns (Black et al. 2022)."""
+
+from __future__ import annotations
+
+from dovetail.port.rotary import Rotary
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, Switch, rows
+
+PARALLEL = {"kind": "parallel", "one_norm": False}
+MIXER = {"kind": "attention", "packed": True, "bias": True, "out_bias": True, "position": {"kind": "rope", "share": 0.25}}
+
+GPT_NEOX = Dialect(
+    name="gpt_neox",
+    forms=(Form(architecture="GPTNeoXForCausalLM", prefix="gpt_neox.", tensors=(Row("embed_out.weight", "head.table"),)),),
+    spec={
+        "norm": "layernorm",
+        "head": {"kind": "lm", "tied": False},
+        "init": {"kind": "normal", "residual": False},
+        "layers": [{"norm": "layernorm", "wire": PARALLEL, "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu"}}],
+    },
+    layers="num_hidden_layers",
+    required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    fields=(
+        Same("vocab_size", "vocab"),
+        Same("hidden_size", "width"),
+        Same("intermediate_size", "layers.*.ffn.hidden"),
+        Same("num_attention_heads", "layers.*.mixer.heads"),
+        Same("layer_norm_eps", "norm.eps", "layers.*.norm.eps"),
+        Switch("use_parallel_residual", "layers.*.wire", on=PARALLEL, off={"kind": "pre"}),
+        Same("hidden_dropout", "layers.*.wire.dropout", "dropout"),
+        Same("attention_dropout", "layers.*.mixer.dropout"),
+        Same("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),
+        Same("tie_word_embeddings", "head.tied"),
+        Same("initializer_range", "init.spread"),
+        Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
+        Same("rotary_pct", "layers.*.mixer.position.share"),  # in older files
+        Same("rotary_emb_base", "layers.*.mixer.position.base"),
+        Rotary("layers.*.mixer.position", partial=True),
+    ),
+    fixed={"is_decoder": False},
+    tensors=(
+        Row("embed_in.weight", "embed.table"),
+        *rows("layers.{}.input_layernorm", "layers.{}.mixer_norm", *LAYERNORM),
+        *rows("layers.{}.post_attention_layernorm", "layers.{}.ffn_norm", *LAYERNORM),
+        *rows("layers.{}.attention.query_key_value", "layers.{}.mixer.qkv", "weight", "bias"),
+        *rows("layers.{}.attention.dense", "layers.{}.mixer.o", "weight", "bias"),
+        *rows("layers.{}.mlp.dense_h_to_4h", "layers.{}.ffn.up", "weight", "bias"),
+        *rows("layers.{}.mlp.dense_4h_to_h", "layers.{}.ffn.down", "weight", "bias"),
+        *rows("final_layer_norm", "norm", *LAYERNORM),
+    ),
+    stale=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
+    ignored=HOUSEKEEPING | {"classifier_dropout"},
+)

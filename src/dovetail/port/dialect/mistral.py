@@ -1,0 +1,15 @@
+"""Mistral: Llama with a window (Jiang et al. 2023)."""
+
+from __future__ import annotations
+
+from dovetail.port.dialect.llama import LLAMA
+from dovetail.port.layer import Window
+
+MISTRAL = LLAMA.but(
+    "mistral",
+    architecture="MistralForCausalLM",
+    without=("attention_bias", "mlp_bias", "pretraining_tp"),
+    fields=(Window(),),
+    defaults={"sliding_window": 4096, "num_key_value_heads": 8},
+    limits=(),
+)

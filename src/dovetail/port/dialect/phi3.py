@@ -1,0 +1,33 @@
+"""Phi 3: Llama with q, k, v and gate, up packed in one matrix each, perhaps a head that turns in part (Abdin et al. 2024)."""
+
+from __future__ import annotations
+
+from dovetail.port.convert import STACK
+from dovetail.port.dialect.llama import LLAMA
+from dovetail.port.layer import Window
+from dovetail.port.rotary import Rotary
+from dovetail.port.table import Row, Same
+
+PHI3 = LLAMA.but(
+    "phi3",
+    architecture="Phi3ForCausalLM",
+    without=(
+        *("attention_bias", "mlp_bias", "pretraining_tp", "head_dim"),
+        *(f"layers.{{}}.self_attn.{name}_proj.{leaf}" for name in "qkvo" for leaf in ("weight", "bias")),
+        *(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias")),
+    ),
+    fields=(
+        Window(),
+        Rotary("layers.*.mixer.position", partial=True),
+        Same("resid_pdrop", "layers.*.wire.dropout"),
+        Same("embd_pdrop", "dropout"),
+    ),
+    tensors=(
+        Row("layers.{}.self_attn.qkv_proj.weight", *(f"layers.{{}}.mixer.{name}.weight" for name in "qkv"), convert=STACK),
+        Row("layers.{}.self_attn.o_proj.weight", "layers.{}.mixer.o.weight"),
+        Row("layers.{}.mlp.gate_up_proj.weight", "layers.{}.ffn.gate.weight", "layers.{}.ffn.up.weight", convert=STACK),
+        Row("layers.{}.mlp.down_proj.weight", "layers.{}.ffn.down.weight"),
+    ),
+    ignored=("original_max_position_embeddings",),  # the rope carries it
+    limits=(),
+)

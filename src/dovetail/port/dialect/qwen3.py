@@ -1,0 +1,23 @@
+"""Qwen 3: Qwen 2 with a norm on each head of q and k instead of biases (Yang et al. 2025)."""
+
+from __future__ import annotations
+
+from dovetail.port.dialect.llama import NORM
+from dovetail.port.dialect.qwen2 import QWEN2
+from dovetail.port.table import Row, Same
+
+QWEN3 = QWEN2.but(
+    "qwen3",
+    architecture="Qwen3ForCausalLM",
+    layer={"mixer": {"bias": False, "qk_norm": NORM}},
+    fields=(
+        Same("head_dim", "layers.*.mixer.head"),
+        Same("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),
+        Same("rms_norm_eps", "norm.eps", "layers.*.norm.eps", "layers.*.mixer.qk_norm.eps"),
+    ),
+    tensors=(
+        Row("layers.{}.self_attn.q_norm.weight", "layers.{}.mixer.q_norm.scale"),
+        Row("layers.{}.self_attn.k_norm.weight", "layers.{}.mixer.k_norm.scale"),
+    ),
+    defaults={"head_dim": 128},
+)

@@ -1,0 +1,91 @@
+"""What differs from layer to layer: windows in some, full attention in others, and lists with a word for each layer.
+
+    layer_types: [sliding_attention, full_attention]   and   sliding_window: 4096      <->      layers.i.mixer.mask
+
+A window of theirs counts the token itself, as ours does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dovetail.core.errors import SpecError
+from dovetail.core.group import Mask
+from dovetail.core.part import from_data
+from dovetail.model import Model
+from dovetail.port.table import Config, Settings, look
+
+LAYER_TYPES, WINDOW = "layer_types", "sliding_window"
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def window_mask(size: Any) -> Any:
+    """Plain data of a causal window of this size."""
+    return ["causal", {"kind": "window", "size": size}]
+
+
+def window_of(mask: Any) -> int | None:
+    """The size of a causal window; None for any other mask."""
+    size = look(mask, "masks") if isinstance(mask, Mask) else ()
+    sizes = [look(part, "size") for part in size] if isinstance(size, tuple) else []
+    found = next((one for one in sizes if isinstance(one, int)), None)
+    return found if found is not None and mask == _mask(window_mask(found)) else None
+
+
+def _mask(data: Any) -> Mask:
+    return from_data(data, Mask)  # type: ignore[type-abstract]
+
+
+class Window:
+    """One window for all layers, or none."""
+
+    def __init__(self, theirs: str = WINDOW, ours: str = "layers.*.mixer.mask") -> None:
+        self.names, self.ours = (theirs,), ours
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        return {self.names[0]: window_of(look(spec, self.ours))}
+
+    def take(self, config: Config) -> Settings:
+        size = config.get(self.names[0])
+        return {self.ours: "causal" if size is None else window_mask(size)}
+
+
+class LayerTypes:
+    """A word for each layer, and the window of those that have one."""
+
+    def __init__(
+        self, layers: str, usual: Callable[[Config, int], str], *, switch: str | None = None, also: Sequence[str] = ()
+    ) -> None:
+        """`layers` counts them; `usual` is the word for a layer where the list is missing; `switch` says whether any slides;
+        `also` are fields that only `usual` reads, and that say nothing once there is a list."""
+        self.layers, self.usual, self.switch = layers, usual, switch
+        self.names = (LAYER_TYPES, WINDOW, *([] if switch is None else [switch]), *also)
+
+    def words(self, config: Config) -> list[str]:
+        """The word of every layer."""
+        count, said = config.get(self.layers), config.get(LAYER_TYPES)
+        if not isinstance(count, int):
+            return []  # an error is raised where layers are counted
+        if said is None:
+            return [self.usual(config, i) for i in range(min(count, 10_000))]
+        if not isinstance(said, (list, tuple)) or len(said) != count:
+            raise SpecError(f"config.{LAYER_TYPES}", f"is not a list of {count} words, one for each layer")
+        for i, word in enumerate(said):
+            if word not in (SLIDING, FULL):
+                raise SpecError(f"config.{LAYER_TYPES}.{i}", f"{word!r} is not known", f"known: {FULL}, {SLIDING}")
+        return list(said)
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        windows = [window_of(look(block, "mixer.mask")) for block in spec.layers]
+        sizes = {size for size in windows if size is not None}
+        words = [FULL if size is None else SLIDING for size in windows]
+        switched = {} if self.switch is None else {self.switch: bool(sizes)}
+        return {LAYER_TYPES: words, WINDOW: min(sizes) if sizes else None, **switched}
+
+    def take(self, config: Config) -> Settings:
+        masks: Mapping[str, Any] = {FULL: "causal", SLIDING: window_mask(config.get(WINDOW))}
+        words = self.words(config)
+        if SLIDING in words and config.get(WINDOW) is None:
+            raise SpecError(f"config.{WINDOW}", "is missing, yet layers slide")
+        return {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(words) if word == SLIDING}

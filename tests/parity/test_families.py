@@ -1,0 +1,223 @@
+"""Every family that holds a language model: random tiny ones made by transformers, and ours with the same weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hf_pair import Pair, check_gradients, check_greedy, check_logits, check_there_and_back
+
+Draw = random.Random
+ORIGINAL = "original_max_position_embeddings"
+ROPES: tuple[dict[str, Any], ...] = (
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 2.5},
+    {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "low_freq_factor": 0.5,
+        "high_freq_factor": 3.0,
+    },
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "beta_fast": 4.0, "beta_slow": 0.3},
+)
+
+
+PLAIN = {"rope_type": "default", "rope_theta": 300.0}
+
+
+def rope(draw: Draw, **more: Any) -> dict[str, Any]:
+    return {**draw.choice(ROPES), "rope_theta": draw.choice([10000.0, 500.0]), **more}
+
+
+def llama_like(draw: Draw, *, head: bool = True, **more: Any) -> dict[str, Any]:
+    """Sizes all different; `head`: whether the size of a head is a field of its own."""
+    groups, shared = draw.choice([(1, 6), (2, 3), (3, 2), (2, 2)])
+    heads = groups * shared
+    own = {"head_dim": draw.choice([6, 8, 10, 14])} if head else {}
+    return {
+        "hidden_size": heads * (draw.choice([4, 5, 7]) if head else draw.choice([4, 6, 10])),
+        "intermediate_size": draw.choice([37, 44, 52]),
+        "num_hidden_layers": draw.choice([2, 3]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "vocab_size": draw.choice([59, 62, 71]),
+        "max_position_embeddings": 96,
+        "rms_norm_eps": draw.choice([1e-6, 1e-2]),
+        "hidden_act": draw.choice(["silu", "gelu", "gelu_pytorch_tanh", "relu"]),
+        "tie_word_embeddings": draw.random() < 0.5,
+        **{f"{name}_token_id": None for name in ("pad", "bos", "eos")},
+        "rope_parameters": rope(draw),
+        **own,
+        **more,
+    }
+
+
+def some(draw: Draw) -> bool:
+    return draw.random() < 0.5
+
+
+def layer_types(draw: Draw, count: int) -> list[str]:
+    return [draw.choice(["sliding_attention", "full_attention"]) for _ in range(count)]
+
+
+def mistral(draw: Draw) -> dict[str, Any]:
+    return llama_like(draw, sliding_window=draw.choice([None, 5, 7]))
+
+
+def qwen2(draw: Draw) -> dict[str, Any]:
+    made = llama_like(draw, head=False, use_sliding_window=some(draw), sliding_window=5)
+    return {**made, "max_window_layers": draw.choice([0, 1])}
+
+
+def qwen3(draw: Draw) -> dict[str, Any]:
+    made = llama_like(draw, attention_bias=some(draw), use_sliding_window=True, sliding_window=5)
+    return {**made, "layer_types": layer_types(draw, made["num_hidden_layers"])}
+
+
+def gemma(draw: Draw) -> dict[str, Any]:
+    return llama_like(draw, attention_bias=some(draw))
+
+
+def gemma2(draw: Draw) -> dict[str, Any]:
+    made = llama_like(draw, query_pre_attn_scalar=draw.choice([8, 24]), sliding_window=5, attention_bias=some(draw))
+    made["hidden_activation"] = made.pop("hidden_act")
+    caps = {"attn_logit_softcapping": draw.choice([None, 3.0]), "final_logit_softcapping": draw.choice([None, 2.0])}
+    return {**made, **caps, "layer_types": layer_types(draw, made["num_hidden_layers"])}
+
+
+def phi3(draw: Draw) -> dict[str, Any]:
+    made = llama_like(draw, head=False, sliding_window=draw.choice([None, 5]))
+    share = {"partial_rotary_factor": draw.choice([1.0, 0.5])}
+    return {**made, "hidden_size": 4 * made["num_attention_heads"], "rope_parameters": {**PLAIN, **share}}
+
+
+def olmo2(draw: Draw) -> dict[str, Any]:
+    return llama_like(draw, head=False, attention_bias=some(draw))
+
+
+def granite(draw: Draw) -> dict[str, Any]:
+    scales = {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 4.0}
+    return llama_like(draw, head=False, attention_bias=some(draw), mlp_bias=some(draw), **scales)
+
+
+def starcoder2(draw: Draw) -> dict[str, Any]:
+    made = llama_like(draw, head=False, sliding_window=draw.choice([None, 5]), use_bias=some(draw))
+    made["norm_epsilon"] = made.pop("rms_norm_eps")
+    return made
+
+
+def smollm3(draw: Draw) -> dict[str, Any]:
+    made = llama_like(
+        draw, head=False, attention_bias=some(draw), mlp_bias=some(draw), use_sliding_window=True, sliding_window=5
+    )
+    turning = [draw.choice([0, 1]) for _ in range(made["num_hidden_layers"] - 1)]
+    return {**made, "no_rope_layers": [1, *turning], "layer_types": layer_types(draw, made["num_hidden_layers"])}
+
+
+def gemma3_text(draw: Draw) -> dict[str, Any]:
+    made = gemma2(draw)
+    ropes = {"full_attention": rope(draw), "sliding_attention": PLAIN}
+    return {**made, "rope_parameters": ropes}
+
+
+def older(draw: Draw, **more: Any) -> dict[str, Any]:
+    """Names of before Llama: full heads."""
+    heads = draw.choice([3, 4, 6])
+    sizes = {"vocab_size": draw.choice([59, 62, 71]), "tie_word_embeddings": some(draw)}
+    tokens = {f"{name}_token_id": None for name in ("pad", "bos", "eos")}
+    return {"heads": heads, "width": 4 * heads * draw.choice([1, 2]), "layers": draw.choice([2, 3]), **sizes, **tokens, **more}
+
+
+def called(made: dict[str, Any], **names: str) -> dict[str, Any]:
+    """The same under the names of a family."""
+    return {names.get(name, name): value for name, value in made.items()}
+
+
+USUAL = {"heads": "num_attention_heads", "width": "hidden_size", "layers": "num_hidden_layers"}
+SHORT = {"heads": "n_head", "width": "n_embd", "layers": "n_layer"}
+
+
+def gpt_neox(draw: Draw) -> dict[str, Any]:
+    made = older(draw, intermediate_size=44, use_parallel_residual=some(draw), attention_bias=some(draw))
+    return {**called(made, **USUAL), "rope_parameters": rope(draw, partial_rotary_factor=draw.choice([1.0, 0.5]))}
+
+
+def gptj(draw: Draw) -> dict[str, Any]:
+    return called(older(draw, n_inner=44, rotary_dim=draw.choice([2, 4]), n_positions=96), **SHORT)
+
+
+def opt(draw: Draw) -> dict[str, Any]:
+    made = called(older(draw, ffn_dim=44, max_position_embeddings=96, enable_bias=some(draw)), **USUAL)
+    return {**made, "word_embed_proj_dim": made["hidden_size"]}
+
+
+def bloom(draw: Draw) -> dict[str, Any]:
+    return called(older(draw), **{**SHORT, "width": "hidden_size"})
+
+
+def mpt(draw: Draw) -> dict[str, Any]:
+    return called(
+        older(draw, attn_config={"softmax_scale": draw.choice([None, 0.3])}),
+        heads="n_heads",
+        width="d_model",
+        layers="n_layers",
+    )
+
+
+def falcon(draw: Draw) -> dict[str, Any]:
+    made = {**older(draw, bias=some(draw), ffn_hidden_size=44), "heads": 6, "width": 24}
+    new = {"new_decoder_architecture": True, "num_kv_heads": draw.choice([1, 2, 3])}
+    old = {"new_decoder_architecture": False, "multi_query": some(draw)}
+    return {**called(made, **USUAL), **draw.choice([new, old]), "rope_parameters": rope(draw)}
+
+
+def stablelm(draw: Draw) -> dict[str, Any]:
+    made = llama_like(draw, head=False, use_qkv_bias=some(draw), use_parallel_residual=some(draw))
+    made["layer_norm_eps"] = made.pop("rms_norm_eps")
+    share = {"partial_rotary_factor": draw.choice([1.0, 0.5])}
+    return {**made, "hidden_size": 4 * made["num_attention_heads"], "rope_parameters": {**PLAIN, **share}}
+
+
+FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
+    maker.__name__: maker
+    for maker in (
+        mistral,
+        qwen2,
+        qwen3,
+        gemma,
+        gemma2,
+        gemma3_text,
+        phi3,
+        olmo2,
+        granite,
+        starcoder2,
+        smollm3,
+        stablelm,
+        gpt_neox,
+        gptj,
+        opt,
+        bloom,
+        mpt,
+        falcon,
+    )
+}
+QUICK, ALL = 2, 20  # random configs of each family
+CASES = [
+    pytest.param(family, seed, marks=[pytest.mark.slow] if seed >= QUICK else [], id=f"{family}-{seed}")
+    for family in FAMILIES
+    for seed in range(ALL)
+]
+
+
+@pytest.mark.parametrize(("family", "seed"), CASES)
+def test_ours_is_theirs(family: str, seed: int) -> None:
+    """Logits with left padding, there and back by files, 64 greedy tokens with a cache, and at last gradients."""
+    fields = FAMILIES[family](Draw(f"{family} {seed}"))
+    pair = Pair(family, fields, seed)
+    check_logits(pair, [17, 9, 1])
+    check_there_and_back(pair)
+    check_greedy(pair, [9, 4, 6], new=64)
+    check_gradients(pair, 15)
