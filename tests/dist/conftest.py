@@ -1,0 +1,12 @@
+from collections.abc import Iterator
+
+import pytest
+
+from dovetail.dist.pair import Pair
+
+
+@pytest.fixture(scope="session")
+def pair() -> Iterator[Pair]:
+    """Two ranks for all tests: starting them is what takes time."""
+    with Pair() as ranks:
+        yield ranks

@@ -1,0 +1,252 @@
+"""What tests let ranks do: functions that a rank can import, of plain data."""
+
+import dataclasses as dc
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from dovetail.build import generator
+from dovetail.core.at import At
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.errors import DovetailError
+from dovetail.dist import collective, context, place, shard
+from dovetail.dist.mesh import make_mesh
+from dovetail.laws.case import perturbed
+from dovetail.laws.sharded import Compared, How, compare
+from dovetail.model import ModelModule
+from dovetail.ops.attend import using
+from dovetail.spec import from_yaml
+from dovetail.state.pool import Pool
+
+
+def rank_and_sum(number: int) -> tuple[int, int]:
+    x = torch.tensor(number + dist.get_rank())
+    dist.all_reduce(x)
+    return dist.get_rank(), int(x)
+
+
+def fail_on(rank: int, how: str) -> str:
+    """One rank raises, dies or hangs; the other waits for it."""
+    if dist.get_rank() == rank:
+        if how == "raise":
+            raise ValueError("this rank has had enough")
+        if how == "die":
+            os._exit(7)
+        time.sleep(60)
+    dist.barrier()
+    return "done"
+
+
+def error_of(job: Callable[..., Any], *data: Any) -> tuple[str, str]:
+    """The class and text of the error a job ends with, on every rank alike."""
+    try:
+        job(*data)
+    except DovetailError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+# -- collectives
+
+
+def gradients_of(name: str) -> tuple[list[float], list[float]]:
+    """A collective on (rank + 1) · [1, 2], and the gradient of Σ (rank + 1) · [1, 2, …] · out with permuted strides."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    assert group is not None
+    x = ((rank + 1) * torch.arange(1.0, 3.0)).view(1, 2).requires_grad_()
+    out = collective.gather(x, -1, group) if name == "gather" else getattr(collective, name)(x, group)
+    weight = (rank + 1) * torch.arange(1.0, out.numel() + 1).view(out.shape)
+    wide = torch.stack([weight, weight], -1)[..., 0]  # strides of a larger tensor
+    out.backward(wide)
+    assert x.grad is not None
+    return out.flatten().tolist(), x.grad.flatten().tolist()
+
+
+# -- planted bugs
+
+
+def _never_once(reader: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda d, *rest: reader(d._replace(weight=dc.replace(d.weight, tp="auto")), *rest)
+
+
+def _backwards(whole: Callable[..., At]) -> Callable[..., At]:
+    return lambda at, group: whole(at, group).pick(torch.arange(at.n * 2 - 1, -1, -1))
+
+
+BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no bug": lambda: patch.object(shard, "ENTRIES", shard.ENTRIES),
+    "gradients are not summed where a region begins": lambda: patch.object(shard, "enter", lambda x, group: x),
+    "outputs are not summed where a region ends": lambda: patch.object(shard, "leave", lambda x, group: x),
+    "statistics of one rank alone": lambda: patch.object(shard, "total", lambda x, group: x),
+    "a bias is added by every rank": lambda: patch.object(shard, "_reader", _never_once(shard._reader)),
+    "every rank takes the first piece": lambda: patch.object(place.Cut, "piece", lambda self, rank, ranks: 0),
+    "gathered keys have no gradient": lambda: patch.object(context, "gather", collective.joined),
+    "keys stand in another order": lambda: patch.object(context, "whole_at", _backwards(context.whole_at)),
+}
+
+
+def compare_with_bug(bug: str, spec_yaml: str, how: How) -> Compared:
+    with BUGS[bug]():
+        return compare(spec_yaml, 0, how)
+
+
+# -- training, decoding, looking
+
+
+def _cut(model: ModelModule, spec_yaml: str, data: int, tensor: int) -> dist.ProcessGroup:
+    """Shard the model in place; the group over which rows are split."""
+    mesh = make_mesh(data=data, tensor=tensor)
+    if tensor > 1:
+        shard.tensor_parallel(model, from_yaml(spec_yaml), mesh["tensor"])
+    if data > 1:
+        shard.fully_shard_model(model, mesh["data"])
+    return mesh["data"].get_group()
+
+
+def train(spec_yaml: str, data: int, tensor: int, rows: int = 160, steps: int = 3) -> dict[str, float]:
+    """A few clipped AdamW steps whole and sharded, the loss in chunks; how far each weight is off."""
+    spec, models = from_yaml(spec_yaml), []
+    inputs = spec.embed.example(spec.axes(Env()), rows, 14, generator(0, "inputs"))
+    for sharded in (False, True):
+        model = perturbed(spec)
+        mine, labels = inputs, inputs.roll(-1, -1)
+        if sharded:
+            group = _cut(model, spec_yaml, data, tensor)
+            mine, labels = context.piece(inputs, group, 0), context.piece(labels, group, 0)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(steps):
+            optimiser.zero_grad()
+            model.loss(mine, labels, Ctx(at=At.whole(*mine.shape))).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimiser.step()
+        models.append({name: _whole(p.detach()) for name, p in model.named_parameters()})
+    whole, split = models
+    assert list(whole) == list(split)
+    return {name: (split[name] - weight).abs().max().item() for name, weight in whole.items()}
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def decode(spec_yaml: str, n: int = 11) -> float:
+    """Prefill and single steps over tensor-parallel ranks, each remembering its own heads, against one whole pass."""
+    spec = from_yaml(spec_yaml)
+    whole, model = perturbed(spec), perturbed(spec)
+    ranks = shard.tensor_parallel(model, spec, make_mesh(data=1, tensor=2)["tensor"])
+    tokens = spec.embed.example(spec.axes(Env()), 2, n, generator(0, "inputs"))
+    pool = Pool(spec, rows=2, capacity=n, dtype=torch.float64, source=5, cut=ranks.cuts)
+    ctx = Ctx(at=At.whole(2, n))
+    with torch.no_grad():
+        if spec.encoder is not None:
+            source, source_ctx = tokens[:, :5], Ctx(at=At.whole(2, 5))
+            memory, memory_at = whole.encode(source, source_ctx)
+            ctx = Ctx(at=ctx.at, memory=memory, memory_at=memory_at)
+            memory, memory_at = model.encode(source, source_ctx)
+            model.fill(Ctx(at=ctx.at, memory=memory, memory_at=memory_at), pool.admit([0, 1], [5, 5]))
+        want, got, done = whole(tokens, ctx), [], 0
+        for size in (6, *[1] * (n - 6)):
+            step = pool.step([0, 1], [size, size])
+            got.append(model(tokens[:, done : done + size], Ctx(at=step.at, views=step.views)))
+            done += size
+    return (torch.cat(got, 1) - want).abs().max().item()
+
+
+def look(spec_yaml: str) -> dict[str, Any]:
+    """What a sharded model looks like from outside and from inside a run."""
+    spec = from_yaml(spec_yaml)
+    whole, model = perturbed(spec), perturbed(spec)
+    _cut(model, spec_yaml, 1, 2)
+    inside: list[Any] = []
+    attention = model.get_submodule("layers.0.mixer")
+    attention.register_forward_hook(lambda m, args, out: inside.append(m.get_submodule("q").weight))
+    model(torch.zeros(1, 4, dtype=torch.long), Ctx(at=At.whole(1, 4)))
+    return {
+        "same names": list(model.state_dict()) == list(whole.state_dict()),
+        "all DTensors": all(isinstance(p, DTensor) for p in model.parameters()),
+        "outside": type(attention.get_submodule("q").weight).__name__,
+        "inside": (type(inside[0]).__name__, tuple(inside[0].shape)),
+        "head numbers": attention.get_buffer("head_number").tolist(),
+        "tied": model.head.get_parameter("table") is model.embed.get_parameter("table"),
+        "bytes": sum(p.to_local().nbytes for p in model.parameters() if isinstance(p, DTensor)),
+        "bytes whole": sum(p.nbytes for p in whole.parameters()),
+    }
+
+
+def by_head_tiles(spec_yaml: str, n: int = 200) -> float:
+    """Heads with different masks over several tiles, where tiles are skipped by head number."""
+    spec = from_yaml(spec_yaml)
+    whole, model = perturbed(spec), perturbed(spec)
+    _cut(model, spec_yaml, 1, 2)
+    tokens = spec.embed.example(spec.axes(Env()), 1, n, generator(0, "inputs"))
+    with torch.no_grad():
+        with using("reference"):
+            want = whole(tokens, Ctx(at=At.whole(1, n)))
+        with using("tiled"):
+            return (model(tokens, Ctx(at=At.whole(1, n))) - want).abs().max().item()
+
+
+def compiled_block(spec_yaml: str) -> float:
+    """A block over tensor-parallel ranks as one graph against itself uncompiled."""
+    spec = from_yaml(spec_yaml)
+    model = perturbed(spec)
+    ranks = shard.tensor_parallel(model, spec, make_mesh(tensor=2)["tensor"])
+    x = torch.randn(1, 8, spec.width, dtype=torch.float64, generator=generator(0, "x"))
+    with torch.no_grad(), ranks.run():
+        block = model.layers[0]
+        want = block(x, Ctx(at=At.whole(1, 8), ranks=ranks), {})
+        fast = torch.compile(block, fullgraph=True, backend="eager")
+        return (fast(x, Ctx(at=At.whole(1, 8), ranks=ranks), {}) - want).abs().max().item()
+
+
+def low_precision(spec_yaml: str) -> tuple[float, float, set[str]]:
+    """The loss of float32 weights, whole, and over FSDP ranks computing in bfloat16; and the dtypes of the gradients."""
+    spec = from_yaml(spec_yaml)
+    tokens = spec.embed.example(spec.axes(Env()), 4, 14, generator(0, "inputs"))
+    with torch.no_grad():
+        whole = perturbed(spec, dtype=torch.float32).loss(tokens, tokens, Ctx(at=At.whole(*tokens.shape)))
+    model = perturbed(spec, dtype=torch.float32)
+    shard.fully_shard_model(model, make_mesh(data=2)["data"], torch.bfloat16)
+    loss = model.loss(tokens, tokens, Ctx(at=At.whole(*tokens.shape)))
+    loss.backward()
+    return whole.item(), loss.item(), {str(p.grad.dtype) for p in model.parameters() if p.grad is not None}
+
+
+def mesh_of(data: int, sequence: int, tensor: int) -> tuple[str, ...]:
+    return make_mesh(data=data, sequence=sequence, tensor=tensor).mesh_dim_names or ()
+
+
+def tensor_over_two_axes(spec_yaml: str) -> None:
+    mesh = make_mesh(tensor=2)
+    shard.tensor_parallel(perturbed(from_yaml(spec_yaml)), from_yaml(spec_yaml), mesh["data", "tensor"])
+
+
+def uneven_pieces() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    context.GatherView(group).extend(At.whole(1, 3 + dist.get_rank()), torch.zeros(1, 3 + dist.get_rank(), 2, 4))
+
+
+def odd_row() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    context.piece(torch.zeros(2, 7), group)
+
+
+def flat_piece() -> tuple[list[int], list[int], list[int]]:
+    """A flat batch of two sequences, split in the middle: rows, orders and entries come together in order."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    assert group is not None
+    at = At.flat([5, 3]).pick(slice(4 * rank, 4 * rank + 4))
+    (entries,), key_at = context.GatherView(group).extend(at, torch.arange(4.0 * rank, 4.0 * rank + 4)[:, None, None])
+    assert key_at.row is not None
+    return key_at.row.tolist(), key_at.order.tolist(), entries.flatten().long().tolist()
