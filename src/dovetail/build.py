@@ -49,6 +49,8 @@ def materialise(model: nn.Module, spec: Model, dtype: torch.dtype, device: str |
         if d.weight.role == "const":
             value = d.part.constant(d.weight.name, d.env)
             module.register_buffer(leaf, value.to(device, wide(dtype) if value.is_floating_point() else None), persistent=False)
+        elif d.weight.role == "kept":
+            module.register_buffer(leaf, initial(d, seed).to(device, wide(dtype)))
         elif d.weight.same_as is None:
             module.register_parameter(leaf, nn.Parameter(initial(d, seed).to(device, dtype)))
     tie(model, spec)

@@ -1,7 +1,7 @@
 """A model directory: what a model is, and its weights. Nothing in it is code.
 
     DIR/dovetail.yaml        the spec
-    DIR/model.safetensors    every declared learned weight under its path, once; tied weights and constants follow from the spec
+    DIR/model.safetensors    every stored weight under its path, once; tied weights and constants follow from the spec
     DIR/…                    whatever stands beside them (a tokenizer, a record of losses)
 
 A directory is written whole as `DIR.tmp`, forced to disk and renamed, so no reader ever finds half a model. An older directory
@@ -62,10 +62,14 @@ def load(directory: str | Path) -> tuple[Model, ModelModule]:
         raise FileError(f"{where}: no such directory{hint}")
     spec = load_spec(where)
     weights = _read_weights(where / WEIGHTS_FILE, _shapes(spec))
-    model = build(spec, dtype=functools.reduce(torch.promote_types, {tensor.dtype for tensor in weights.values()}))
+    learned = {d.path for d in declared(spec) if d.weight.learned}
+    model = build(spec, dtype=functools.reduce(torch.promote_types, {weights[path].dtype for path in learned}))
     for path, tensor in weights.items():
         module, leaf = holder(model, path)
-        module.register_parameter(leaf, nn.Parameter(tensor))
+        if path in learned:
+            module.register_parameter(leaf, nn.Parameter(tensor))
+        else:
+            module.register_buffer(leaf, tensor)
     tie(model, spec)
     return spec, model
 
@@ -77,7 +81,7 @@ def may_replace(place: Path) -> bool:
 
 def _shapes(spec: Model) -> dict[str, tuple[int, ...]]:
     """The shape of every weight that is stored, by its path."""
-    return {d.path: d.weight.shape(d.env) for d in declared(spec) if d.weight.learned}
+    return {d.path: d.weight.shape(d.env) for d in declared(spec) if d.weight.stored}
 
 
 def _read_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

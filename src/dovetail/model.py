@@ -460,8 +460,7 @@ class ModelModule(Module):
     def loss(self, inputs: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
         """The head's loss, and whatever the parts added."""
         x, ctx = self.hidden(inputs, ctx)
-        loss = self.head.loss(x, labels, ctx)
-        return loss if not ctx.losses else loss + torch.stack(list(ctx.losses.values())).sum()
+        return ctx.with_added(self.head.loss(x, labels, ctx))
 
     def hidden(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Ctx]:
         """The stream after the last layer and norm (…, n, embed), and the ctx with where its tokens stand."""

@@ -10,6 +10,7 @@ import dataclasses as dc
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from math import pi
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -65,7 +66,7 @@ class Ctx:
     types: Tensor | None = None  # (…, n) token types, where the embedding has them
     listen: Listener | None = None
     losses: dict[str, Tensor] | None = None  # extra losses, by the path that added them
-    seed: int | None = None  # set in training: dropout draws from (seed, path)
+    seed: int | None = None  # set in training: dropout and noise draw from (seed, path)
     ranks: Ranks | None = None
 
     @property
@@ -99,15 +100,38 @@ class Ctx:
             return x
         return drop(x, p, self.seed, f"{module.path}.{name}")
 
+    def noise(self, x: Tensor, spread: float, module: Module, name: str = "") -> Tensor:
+        """x with a normal draw of this spread added to each of its values; in training only."""
+        if self.seed is None or spread == 0.0:
+            return x
+        # Box and Muller 1958: a length and an angle, each from a draw of its own
+        length, angle = ((drawn(x, self.seed, f"{module.path}.{name}.{which}") + 0.5) / 2**32 for which in ("length", "angle"))
+        return x + (spread * torch.sqrt(-2.0 * length.log()) * torch.cos(2.0 * pi * angle)).to(x.dtype)
+
+    def add_loss(self, module: Module, name: str, loss: Tensor) -> None:
+        """Let this part's own loss be counted, where losses are asked for; told twice (recomputed), it counts once."""
+        if self.losses is not None:
+            self.losses[f"{module.path}.{name}"] = loss
+
+    def with_added(self, loss: Tensor) -> Tensor:
+        """A loss and whatever the parts added."""
+        return loss if not self.losses else loss + torch.stack(list(self.losses.values())).sum()
+
 
 def drop(x: Tensor, p: float, seed: int, path: str) -> Tensor:
-    """Dropout whose draw is a pure function of (seed, path, index): the same when recomputed, on any rank, compiled."""
-    index = torch.arange(x.numel(), device=x.device, dtype=torch.int64)
+    """x with a share p of its values dropped."""
+    keep = drawn(x, seed, path) >= int(p * 2**32)
+    return x * keep.to(x.dtype) / (1.0 - p)
+
+
+def drawn(like: Tensor, seed: int, path: str) -> Tensor:
+    """A whole number from 0 to 2³² − 1 for each value of `like`: a pure function of (seed, path, index), so the same when
+    recomputed, on any rank, compiled."""
+    index = torch.arange(like.numel(), device=like.device, dtype=torch.int64)
     mixed = (index + seed * 0x9E3779B1 + _number(path)) & 0xFFFFFFFF
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
-    keep = (mixed ^ (mixed >> 16)) >= int(p * 2**32)
-    return x * keep.view(x.shape).to(x.dtype) / (1.0 - p)
+    return (mixed ^ (mixed >> 16)).view(like.shape)
 
 
 @torch.compiler.assume_constant_result

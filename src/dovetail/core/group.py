@@ -47,6 +47,28 @@ class Ffn(Part):
     group: ClassVar[str] = "ffn"
 
 
+class Router(Part):
+    """Sends each token to a few of `experts`, an axis that its parent defines. Module: a RouterModule."""
+
+    group: ClassVar[str] = "router"
+
+    def choices(self) -> int:
+        """How many experts a token is sent to."""
+        raise NotImplementedError
+
+
+class RouterModule(Module):
+    """A router."""
+
+    def forward(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+        """x (…, n, embed) -> the experts chosen (…, n, choices), and how much each counts (…, n, choices)."""
+        raise NotImplementedError
+
+    def rebalance(self, total: Callable[[Tensor], Tensor] | None = None) -> None:
+        """After each step of training: whatever it does by itself so that every expert has work. `total` sums over the ranks
+        that see different tokens."""
+
+
 class Norm(Part):
     """Normalises over the generic axis `dim`. Module: forward(x, ctx) -> like x."""
 
@@ -101,6 +123,28 @@ class PositionModule(Module):
     def score(self, q: At, k: At, *tables: Tensor) -> Tensor:
         """Added to the scaled scores, tile by tile: (…, heads, n, m)."""
         raise NotImplementedError("a position that needs no bias is never asked for one")
+
+
+class Feature(Part):
+    """Makes queries and keys of linear attention positive, so that a product of two is a weight. Module: a FeatureModule."""
+
+    group: ClassVar[str] = "feature"
+
+    def count(self, head: int) -> int:
+        """How many features a query or key of size `head` has."""
+        return head
+
+
+class FeatureModule(Module):
+    """A feature map: (…, head) -> (…, features), none below 0. What multiplies all features of a query alike cancels."""
+
+    def query(self, q: Tensor) -> Tensor:
+        """Of queries."""
+        return self.key(q)
+
+    def key(self, k: Tensor) -> Tensor:
+        """Of keys."""
+        raise NotImplementedError
 
 
 class Scaling(Part):
@@ -284,4 +328,4 @@ class Init(Part):
         raise NotImplementedError
 
 
-GROUPS: tuple[type[Part], ...] = (Mixer, Position, Scaling, Mask, Norm, Wire, Ffn, Act, Embed, Head, Init)
+GROUPS: tuple[type[Part], ...] = (Mixer, Position, Feature, Scaling, Mask, Norm, Wire, Ffn, Router, Act, Embed, Head, Init)

@@ -45,8 +45,8 @@ class Module(nn.Module):
         shape = weight.shape(self.env)
         if dot and leaf == "weight":
             self.add_module(stem, Linear(shape[1], shape[0], bias=f"{stem}.bias" in names, device="meta"))
-        elif weight.role == "const":
-            self.register_buffer(weight.name, torch.empty(shape, device="meta"), persistent=False)
+        elif weight.buffer:
+            self.register_buffer(weight.name, torch.empty(shape, device="meta"), persistent=weight.stored)
         elif not dot:
             self.register_parameter(weight.name, nn.Parameter(torch.empty(shape, device="meta")))
 

@@ -13,7 +13,8 @@ from typing import Literal
 
 from dovetail.core.env import Env
 
-Role = Literal["linear", "embed", "norm", "bias", "gate", "conv", "const"]
+# const: follows from the spec, so it is never stored; kept: stored as weights are, but its part moves it, and no gradient
+Role = Literal["linear", "embed", "norm", "bias", "gate", "conv", "const", "kept"]
 Fill = Literal["normal", "ones", "zeros", "const"]
 
 
@@ -33,15 +34,26 @@ class Weight:
     role: Role = "linear"
     over: tuple[str, ...] = ()  # axes that must be whole for a reduction
     # auto: cut along the major axis where that axis is cut; replicate: never cut;
-    # once: added to a sum that is still partial on each rank, so it must count once, not once a rank
-    tp: Literal["auto", "replicate", "once"] = "auto"
+    # once: added to a sum that is still partial on each rank, so it must count once, not once a rank;
+    # reduce: cut along what it sums over, though what comes out is needed whole: the part calls ctx.total on it
+    tp: Literal["auto", "replicate", "once", "reduce"] = "auto"
     same_as: str | None = None  # path of the weight this one is: stored and counted there
     used: Fraction = Fraction(1)  # the share of `batch` that one token touches
 
     @property
     def learned(self) -> bool:
-        """A parameter of its own, not a constant and not another weight's alias."""
-        return self.role != "const" and self.same_as is None
+        """A parameter of its own: no buffer, and not another weight's alias."""
+        return not self.buffer and self.same_as is None
+
+    @property
+    def buffer(self) -> bool:
+        """Held beside the parameters: no gradient moves it, and no count has it."""
+        return self.role in ("const", "kept")
+
+    @property
+    def stored(self) -> bool:
+        """Whether a file of weights holds it."""
+        return self.learned or self.role == "kept"
 
     @property
     def matmul(self) -> bool:
@@ -60,14 +72,16 @@ class Weight:
 class State:
     """What a part remembers while decoding.
 
-    per token: one entry a token seen (keys and values); per sequence: one entry in all, which every token changes (a
-    recurrence); per source: one entry a token of the encoder's memory, written at admission and never again. `window` (with
-    the first `keep` tokens) bounds what a token can still look back to.
+    per token: one entry a token seen (keys and values); per block: one entry for every `block` tokens of a sequence, written
+    when the last of them arrives; per sequence: one entry in all, which every token changes (a recurrence); per source: one
+    entry a token of the encoder's memory, written at admission and never again. `window` (with the first `keep` tokens)
+    bounds what a token can still look back to.
     """
 
     name: str
     axes: tuple[str, ...]
-    per: Literal["token", "sequence", "source"] = "token"
+    per: Literal["token", "block", "sequence", "source"] = "token"
+    block: int = 1  # tokens an entry stands for
     copies: int = 1
     window: int | None = None
     keep: int = 0
@@ -77,6 +91,7 @@ class State:
         """How many entries n tokens leave behind."""
         if self.per == "sequence":
             return 1
+        n //= self.block
         return n if self.window is None else min(n, self.window + self.keep)
 
     def values(self, env: Env, n: int) -> int:

@@ -41,6 +41,10 @@ class GatherView:
         key_at = at.once(("whole row", self.group), lambda: whole_at(at, self.group))
         return tuple(gather(values, at.order.dim() - 1, self.group) for values in new), key_at
 
+    def extend_blocks(self, at: At, *new: Tensor) -> tuple[tuple[Tensor, ...], At]:
+        """The same for blocks that end in this piece, as many on every rank (document −1 where there is none)."""
+        return self.extend(at, *new)
+
 
 class CarryView:
     """A recurrence's view of a row whose pieces lie on several ranks: what the piece before remembers, and on to the next."""

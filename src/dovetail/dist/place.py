@@ -7,9 +7,11 @@ it defines itself that are the major axis of one of its own weights: heads and k
     k.weight (kv_heads·head, embed)   rows; fewer KV heads than ranks: ranks whose heads share one hold the same rows
     q_norm.scale (head,)              whole on every rank: `head` is nowhere the major axis of the region's own weights
     table (heads, bucket)             rows, in every layer that shares it
+    up (experts, ffn, embed)          whole experts: a batch of matrices comes before what is inside each
 
-An axis the output is a sum over (the `inp` of o and of down) must be cut evenly: a head on two ranks would count twice. An axis
-that is only made (kv_heads) may stand on several ranks, unless a reduction over it or a packing with others needs it whole.
+An axis the output is a sum over (the `inp` of o and of down; experts) must be cut evenly: a head on two ranks would count
+twice. An axis that is only made (kv_heads) may stand on several ranks, unless a reduction over it or a packing with others
+needs it whole.
 """
 
 from __future__ import annotations
@@ -50,18 +52,26 @@ class Cut:
         return rank * self.pieces // ranks
 
 
-def regions(part: Part, env: Env | None = None, path: str = "") -> Iterator[Region]:
-    """Every region of a spec, in module order."""
+def regions(part: Part, env: Env | None = None, path: str = "", whole: frozenset[str] = frozenset()) -> Iterator[Region]:
+    """Every region of a spec, in module order; axes in `whole` are not shared out."""
     outer = dc.replace(env or Env(), path=path)
     scope = part.axes(outer)
     if part.region():
-        own = scope.sizes.keys() - outer.sizes.keys()
+        own = scope.sizes.keys() - outer.sizes.keys() - whole
         hits = [hit for weight in part.weights(scope) if (hit := major(weight, scope, own)) is not None]
-        summed = {axis for dim, axis, weight in hits if dim == len(weight.batch) + bool(weight.out)}
+        summed = {axis for dim, axis, weight in hits if _is_summed(dim, weight, scope, own)}
         yield Region(path, part, frozenset(axis for _, axis, _ in hits), frozenset(summed))
         return
     for name, below in part.children().items():
-        yield from regions(below, part.scope(scope, name), f"{path}.{name}".lstrip("."))
+        yield from regions(below, part.scope(scope, name), f"{path}.{name}".lstrip("."), whole)
+
+
+def _is_summed(dim: int, weight: Weight, env: Env, own: frozenset[str] | set[str]) -> bool:
+    """Whether the output is a sum over this dimension: one a matmul reduces over, or a batch of matrices (experts) each of
+    which writes to the stream."""
+    if dim < len(weight.batch):
+        return own.isdisjoint(env.names(weight.out))
+    return dim == len(weight.batch) + bool(weight.out)
 
 
 def major(weight: Weight, env: Env, among: Sequence[str] | set[str] | frozenset[str]) -> tuple[int, str, Weight] | None:
@@ -69,9 +79,10 @@ def major(weight: Weight, env: Env, among: Sequence[str] | set[str] | frozenset[
     if weight.tp == "replicate":
         return None
     dims = [(axis,) for axis in weight.batch] + [axes for axes in (weight.out, weight.inp) if axes]
+    made = range(len(weight.batch), len(dims) - 1) if weight.tp == "reduce" else ()  # what comes out is not shared out
     for dim, axes in enumerate(dims):
         axis = env.names(axes)[0]
-        if axis in among:
+        if axis in among and dim not in made:
             return dim, axis, weight
     return None
 

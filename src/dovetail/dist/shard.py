@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,20 +81,23 @@ class TensorRanks:
 # -- tensor parallel ------------------------------------------------------------------------------------------------
 
 
-def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh) -> TensorRanks:
-    """Cut a model over the ranks of a mesh of one axis, in place. Every rank must hold the same weights to begin with."""
+def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Collection[str] = ()) -> TensorRanks:
+    """Cut a model over the ranks of a mesh of one axis, in place. Every rank must hold the same weights to begin with.
+
+    `whole` names axes that no rank shares out. Experts are shared out between the ranks (expert parallel); with
+    whole={"experts"} every rank holds a slice of each of them instead."""
     if mesh.ndim != 1:
         raise RankError(f"tensor parallel takes one axis of a mesh, not {mesh.mesh_dim_names} (write mesh['tensor'])")
-    found = list(regions(spec))
+    found = list(regions(spec, whole=frozenset(whole)))
     cuts = _cuts(spec, found, mesh.size())  # every error comes before any change
     ranks = TensorRanks(mesh.get_group(), frozenset().union(*(region.shared_out for region in found)))
     reads: dict[nn.Module, dict[str, Read]] = {}
     for d, region, cut in cuts:
         module, leaf = holder(model, d.path)
-        if d.weight.role == "const":
+        if d.weight.buffer:
             if cut is not None:
                 own = getattr(module, leaf).chunk(cut.pieces, cut.dim)[cut.piece(ranks.rank, ranks.count)]
-                module.register_buffer(leaf, own.contiguous(), persistent=False)
+                module.register_buffer(leaf, own.contiguous(), persistent=d.weight.stored)
             continue
         if d.weight.same_as is None:
             spread = Replicate() if cut is None or cut.pieces < ranks.count else Shard(cut.dim)
@@ -149,14 +152,16 @@ def _entered(weight: DTensor, ranks: TensorRanks) -> Tensor:
 
 
 def _bound(module: nn.Module, region: Region, ranks: TensorRanks) -> None:
-    """Where a region begins and ends: the stream enters (and the memory, for a part that looks at it), the output leaves."""
+    """Where a region begins and ends: the stream enters (and the memory, for a part that looks at it, and whatever else of
+    real numbers the part is given), the output leaves."""
     looks = isinstance(region.part, Mixer) and region.part.reads_memory()
 
     def begin(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x, ctx, *rest = args
         if looks and ctx.memory is not None:
             ctx = dc.replace(ctx, memory=enter(ctx.memory, ranks.group))
-        return enter(x, ranks.group), ctx, *rest
+        entered = (enter(a, ranks.group) if isinstance(a, Tensor) and a.is_floating_point() else a for a in rest)
+        return enter(x, ranks.group), ctx, *entered
 
     def end(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
         return leave(out, ranks.group)

@@ -27,6 +27,7 @@ DTYPE = torch.float64
 IDENTITY, RELATION, DERIVATIVE = 0.0, 1e-9, 1e-5  # bit-equal; float64 relations; finite differences: all of scale
 N, BATCH = 21, 3
 LENGTHS = (21, 9, 14)
+SPREAD = {"embed": 1.0, "kept": 0.05}  # a balance of experts moved far would leave some without a token
 
 
 class Broken(Exception):
@@ -96,7 +97,8 @@ class Case:
         source = self.source if source is None else source
         assert source is not None
         memory, memory_at = self.model.encode(
-            source, Ctx(at=source_at or At.whole(source.shape[0], source.shape[1]), seed=more.get("seed"))
+            source,
+            Ctx(at=source_at or At.whole(source.shape[0], source.shape[1]), seed=more.get("seed"), losses=more.get("losses")),
         )
         return Ctx(at=at, memory=memory, memory_at=memory_at, **more)
 
@@ -126,12 +128,12 @@ def perturbed(spec: Model, seed: int = 0, dtype: torch.dtype = DTYPE) -> ModelMo
     model = build(spec, dtype=dtype, seed=seed)
     with torch.no_grad():
         for d in declared(spec):
-            if not d.weight.learned:
+            if d.weight.role == "const" or d.weight.same_as is not None:
                 continue
             weight = tensor_at(model, d.path)
             noise = torch.randn(weight.shape, generator=generator(seed, f"perturbed {d.path}"), dtype=torch.float64)
-            spread = 1.2 * weight.shape[-1] ** -0.5 if d.weight.matmul else 1.0 if d.weight.role == "embed" else 0.3
-            weight.add_((noise * spread).to(dtype))
+            spread = 1.2 * weight.shape[-1] ** -0.5 if d.weight.matmul else SPREAD.get(d.weight.role, 0.3)
+            weight.add_((noise * spread).to(weight.dtype))
     return model
 
 

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from dovetail.build import generator
 from dovetail.core.at import At
+from dovetail.core.fold import declared
 from dovetail.core.part import walk
 from dovetail.laws.case import BATCH, DERIVATIVE, DTYPE, Broken, Case, N, NotApplicable, law
 from dovetail.ops import attend, attend_tiled, form
+
+DRAWS = 6  # of weights and inputs, before a weight is called silent
 
 
 @contextmanager
@@ -27,14 +30,13 @@ def small_tiles(tile: int = 8, piece: int = 16, chunk: int = 4) -> Iterator[None
 
 
 def scalar(case: Case, at: At) -> Tensor:
-    """A number that depends on every real token's answer in its own way."""
-    out = case.stream(case.inputs, case.ctx(at=at))
+    """A number that depends on every real token's answer in its own way, and on whatever the parts add to a loss."""
+    ctx = case.ctx(at=at, losses={})
+    out = case.stream(case.inputs, ctx)
     weight = torch.randn(out.shape, generator=generator(case.seed, "probe"), dtype=DTYPE)
-    return (
-        out.sin() * weight * at.real[..., None]
-        if out.dim() == at.seg.dim() + 1 and out.shape[1] == at.n
-        else out.sin() * weight
-    ).sum()
+    if out.dim() == at.seg.dim() + 1 and out.shape[1] == at.n:
+        weight = weight * at.real[..., None]
+    return ctx.with_added((out.sin() * weight).sum())
 
 
 @law(6, "fast", "every backend that offers itself equals the readable one, forward and backward")
@@ -91,36 +93,39 @@ def gradient(case: Case) -> None:
     case.same(torch.tensor(slope), numeric, "the derivative by autograd and by differences", DERIVATIVE)
 
 
-@law(16, "every_weight", "each declared weight has a gradient above rounding")
+@law(16, "every_weight", "each declared weight, and each expert, has a gradient above rounding")
 def every_weight(case: Case) -> None:
     """Several inputs, so that every table is looked up somewhere."""
     if case.spec.head is None:
         raise NotApplicable("a bare stream")
-    silent: set[str] = set()
-    for seed in (case.seed, case.seed + 1, case.seed + 2):  # one draw may leave a sink or a gate saturated
-        silent = _silent(case if seed == case.seed else Case(case.spec, seed))
+    silent = _silent(case)
+    for seed in range(case.seed + 1, case.seed + DRAWS):  # one draw may leave a gate saturated, or an expert without a token
         if not silent:
             break
+        silent &= _silent(Case(case.spec, seed))
     case.true(not silent, f"{', '.join(sorted(silent)[:3])} has no gradient")
 
 
 def _silent(case: Case) -> set[str]:
-    """Weights without a gradient above rounding."""
+    """Weights, and experts among them, without a gradient above rounding."""
     # a head that reads one token of a row leaves the others to the stream itself
     grads = case.gradients(loss_of(case) + 0.01 * scalar(case, At.whole(BATCH, N)))
     scale = max(float(g.abs().max()) for g in grads.values())
-    return {path for path, grad in grads.items() if not float(grad.abs().max()) > 1e-13 * scale}
+    batches = {d.path: len(d.weight.batch) for d in declared(case.spec)}
+    largest = {path: grad.abs().reshape(*grad.shape[: batches[path]], -1).amax(-1) for path, grad in grads.items()}
+    # written this way round so that a NaN is silent too
+    return {f"{path}{index or ''}" for path, each in largest.items() for index in (~(each > 1e-13 * scale)).nonzero().tolist()}
 
 
 def loss_of(case: Case) -> Tensor:
-    """The head's loss on random labels."""
+    """The head's loss on random labels, and whatever the parts add to it."""
     head = case.spec.head
     assert head is not None
-    ctx = case.ctx()
+    ctx = case.ctx(losses={})
     x, ctx = case.model.hidden(case.inputs, ctx)
     shape = x.shape[:1] if head.pools() else x.shape[:2]
     labels = head.labels(case.env, tuple(shape), generator(case.seed, "labels"))
-    loss = case.model.head.loss(x, labels, ctx)
+    loss = ctx.with_added(case.model.head.loss(x, labels, ctx))
     if not bool(loss.isfinite()):
         raise Broken("the loss is not finite")
     return loss

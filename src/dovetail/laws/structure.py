@@ -40,7 +40,7 @@ LATER_LAYER = re.compile(r"layers\.[1-9]")
 def declared_is_real(case: Case) -> None:
     """Names, shapes, counts; then FLOPs on the readable path; then the bytes of a pool."""
     spec = case.spec
-    want = {d.path: d.weight.shape(d.env) for d in declared(spec) if d.weight.role != "const"}
+    want = {d.path: d.weight.shape(d.env) for d in declared(spec) if not d.weight.buffer}
     real = {name: tuple(p.shape) for name, p in case.model.named_parameters(remove_duplicate=False)}
     case.true(want == real, f"declared and real parameters differ: {set(want.items()) ^ set(real.items())}")
     count = sum(p.numel() for p in case.model.parameters())
@@ -80,7 +80,7 @@ def _flops(case: Case) -> None:
 
 def matmul_flops_outside(spec: Model) -> int:
     """Matmul FLOPs a token outside the layers of this stack."""
-    return sum(2 * d.size for d in declared(spec) if d.weight.matmul and not d.path.startswith("layers."))
+    return int(sum(2 * d.size * d.weight.used for d in declared(spec) if d.weight.matmul and not d.path.startswith("layers.")))
 
 
 @law(2, "round_trip", "spec ↔ yaml ↔ spec; weights save and load bit for bit")
@@ -90,7 +90,7 @@ def round_trip(case: Case) -> None:
     back = from_yaml(text)
     case.true(back == case.spec, f"the spec changed on its way through YAML:\n{text}")
     case.true(to_yaml(back) == text, "YAML of the spec read back is another")
-    stored = {d.path: tensor_at(case.model, d.path).detach() for d in declared(case.spec) if d.weight.learned}
+    stored = {d.path: tensor_at(case.model, d.path).detach() for d in declared(case.spec) if d.weight.stored}
     fresh = build(case.spec, dtype=DTYPE, seed=case.seed + 1)
     with torch.no_grad():
         for path, value in load_bytes(save_bytes({k: v.contiguous() for k, v in stored.items()})).items():
@@ -245,7 +245,7 @@ class Fingerprint:
 
     @torch.no_grad()
     def looks(self) -> Iterator[dict[str, Tensor]]:
-        """Cost and shapes; what masks and positions say; first weights; answers; loss; what is remembered."""
+        """Cost and shapes; what masks and positions say; first weights; answers; losses; what is remembered."""
         spec = self.spec
         cost = [parameters(spec), matmul_flops(spec), *attention_flops(spec, N), state_values(spec, 40), state_values(spec, 4)]
         yield {"cost": torch.tensor(cost), **{d.path: torch.tensor(d.weight.shape(d.env)) for d in declared(spec)}}
@@ -253,9 +253,14 @@ class Fingerprint:
         yield own_answers(case)
         yield {"answers": case.run()}
         yield {"answers in training": case.run(seed=11)}
+        if spec.head is not None and spec.head.pools():  # it may read no more than one token of a row
+            yield {"stream in training": case.stream(case.inputs, case.ctx(seed=11))}
         yield {name: p.detach() for name, p in build(spec, dtype=DTYPE, seed=self.seed).named_parameters()}
         if spec.head is not None:
             yield {"loss": loss_of(case)}
+        losses: dict[str, Tensor] = {}
+        case.model.hidden(case.inputs, case.ctx(losses=losses))
+        yield losses
         yield _remembered(case)
 
 

@@ -20,7 +20,7 @@ from dovetail.core.at import At
 from dovetail.core.errors import BackendError
 from dovetail.core.group import Mask
 from dovetail.ops import attend_ref, attend_tiled, attend_torch
-from dovetail.ops.form import forced, using
+from dovetail.ops.form import FORCED, using
 from dovetail.ops.mask import dense
 
 __all__ = ["BACKENDS", "Backend", "Rule", "Shape", "attend", "choose", "chosen", "is_plain", "offering", "using"]
@@ -72,14 +72,14 @@ BACKENDS: list[Backend] = [
 
 def offering(needs: frozenset[str]) -> list[Backend]:
     """The backends that offer all of the needs (and are not excluded by `using`)."""
-    return [b for b in BACKENDS if needs <= b.offers and forced() in (None, b.name)]
+    return [b for b in BACKENDS if needs <= b.offers and (not FORCED or b.name == FORCED[-1])]
 
 
 def choose(needs: frozenset[str], shape: Shape) -> Backend:
     """The cheapest that offers all of the needs."""
     able = offering(needs)
     if not able:
-        only = f" (only {forced()!r} was allowed)" if forced() else ""
+        only = f" (only {FORCED[-1]!r} was allowed)" if FORCED else ""
         raise BackendError(f"no attention kernel offers all of {sorted(needs)}{only}")
     return able[0] if len(able) == 1 else min(able, key=lambda backend: backend.cost(shape, needs))
 
@@ -110,7 +110,7 @@ def chosen(q: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> tupl
     """The backend, and whether the mask is plain: asked by every layer, answered once a step for those that ask alike."""
     if torch.compiler.is_compiling():
         return _look(q, rule, qa, ka, needs | {"compile"})
-    key = ("backend", rule.mask.key, rule.bias is None, needs, q.shape, forced())
+    key = ("backend", rule.mask.key, rule.bias is None, needs, q.shape, FORCED[-1] if FORCED else None)
     return ka.once_for(qa, key, _look, q, rule, qa, ka, needs)
 
 

@@ -5,7 +5,7 @@ with using("reference"): …      only the backend of this name; recurrences tak
 
 from __future__ import annotations
 
-_forced: list[str] = []
+FORCED: list[str] = []  # the names that may run, the last one now; empty: any
 CHUNK = 64  # tokens that a recurrence in chunks works on at once
 
 
@@ -16,15 +16,15 @@ class using:
         self.name = name
 
     def __enter__(self) -> None:
-        _forced.append(self.name)
+        FORCED.append(self.name)
 
     def __exit__(self, *_: object) -> None:
-        _forced.pop()
+        FORCED.pop()
 
 
 def forced() -> str | None:
     """The one name that may run now; None: any."""
-    return _forced[-1] if _forced else None
+    return FORCED[-1] if FORCED else None
 
 
 def readable() -> bool:

@@ -81,6 +81,12 @@ class TokenView:
 
     def __init__(self, stores: Sequence[Tensor], frame: Frame) -> None:
         self.stores, self.frame = stores, frame
+        self.blocks: BlockView | None = None  # the layer's memory of blocks of these tokens, where it declares one
+
+    def extend_blocks(self, at: At, *new: Tensor) -> tuple[tuple[Tensor, ...], At]:
+        """The same for blocks of tokens that are whole now: `at` counts blocks, as does what comes back."""
+        assert self.blocks is not None, "no state of this mixer is per block"
+        return self.blocks.extend(at, *new)
 
     def extend(self, at: At, *new: Tensor) -> tuple[tuple[Tensor, ...], At]:
         """Remember the new entries (…, n, *axes); all entries that are there (…, m, *axes), and where they stand."""
@@ -111,6 +117,23 @@ class TokenView:
             slot, *within = store.stride()
             frame.view = (store.shape, (rows, count, *store.shape[1:]), (stride * slot, slot, *within))
         return store.as_strided(frame.view[1], frame.view[2])
+
+
+class BlockView:
+    """One layer's memory of blocks of tokens: an entry is written when the last token of its block arrives."""
+
+    def __init__(self, stores: Sequence[Tensor], frame: Frame, slots: Slots, rows: Tensor) -> None:
+        """`frame` reads what is there after this step; `rows` (rows,) are the rows of this step."""
+        self.inner, self.slots, self.rows = TokenView(stores, frame), slots, rows
+
+    def extend(self, at: At, *new: Tensor) -> tuple[tuple[Tensor, ...], At]:
+        """Remember new blocks (…, b, *axes), whose order is their number in the sequence; all blocks, and their numbers."""
+        self.inner._write(at.once("block slots", lambda: self._where(at)), new)
+        return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_at
+
+    def _where(self, at: At) -> Tensor:
+        each = self.rows[at.row] if at.row is not None else self.rows[:, None]
+        return torch.where(at.real, self.slots.slot(each, at.order), self.slots.total).flatten()
 
 
 class SourceView:

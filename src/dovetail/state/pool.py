@@ -21,7 +21,7 @@ from dovetail.core.at import At
 from dovetail.core.errors import StateError
 from dovetail.core.module import wide
 from dovetail.core.part import Part, walk
-from dovetail.state.frame import Frame, SequenceView, SourceView, TokenView, make_frame
+from dovetail.state.frame import BlockView, Frame, SequenceView, SourceView, TokenView, make_frame
 from dovetail.state.slots import Contiguous, Copies, Paged, Ring, Single, Slots
 
 Layout = Literal["contiguous", "paged", "ring"]
@@ -32,8 +32,18 @@ class Group:
     """States that share a layout: one set of slots, the stores of every layer in it."""
 
     slots: Slots
-    per: str  # token, sequence or source
+    per: str  # token, block, sequence or source
+    block: int  # tokens an entry stands for
     stores: dict[tuple[int, str], list[Tensor]]  # (layer, branch) -> tensors (slots + 1, *axes)
+
+    def reserve(self, row: int, held: int, new: int) -> None:
+        """Room for `new` more tokens of a row that holds `held`."""
+        self.copy(self.slots.reserve(row, held // self.block, (held + new) // self.block - held // self.block))
+
+    def back(self, row: int, held: int, n: int) -> int:
+        """Forget all but the first n tokens; the number really reached."""
+        reached = self.slots.back(row, held // self.block, n // self.block)
+        return n if reached == n // self.block else reached * self.block
 
     def copy(self, copies: Copies) -> None:
         """Entries moved from slots to slots, in every layer."""
@@ -86,9 +96,10 @@ class Pool:
             for state in states:
                 branch = path.rpartition(".")[2]
                 ring = layout == "ring" and state.per == "token" and state.window is not None
-                key = (state.per, (state.window, state.keep) if ring else None)
+                key = (state.per, state.block, (state.window, state.keep) if ring else None)
                 if key not in self.groups:
-                    self.groups[key] = Group(self._slots(key, capacity, layout, source, page, pages, slack), state.per, {})
+                    slots = self._slots(key, capacity, layout, source, page, pages, slack)
+                    self.groups[key] = Group(slots, state.per, state.block, {})
                 group = self.groups[key]
                 shape = [env.size(axis) for axis in state.axes]
                 shape[0] = max(1, shape[0] // (cut or {}).get(env.names(state.axes)[0], 1))
@@ -97,9 +108,11 @@ class Pool:
                 group.stores.setdefault((env.layer, branch), []).extend(stores)
 
     def _slots(self, key: Any, capacity: int, layout: Layout, source: int, page: int, pages: int | None, slack: int) -> Slots:
-        per, window = key
+        per, block, window = key
         if per == "source":
             return Contiguous(self.rows, source)
+        if per == "block":
+            return Contiguous(self.rows, capacity // block)
         if per == "sequence":
             return Single(self.rows)
         if window is not None:
@@ -124,9 +137,12 @@ class Pool:
             at = At.padded(new, max(new))
             at = At.of(torch.where(at.real, at.order + torch.tensor(held)[:, None], 0), at.seg)
         views: list[dict[str, Any]] = [{} for _ in range(self.layers)]
-        for group in self.groups.values():
+        for group in sorted(self.groups.values(), key=lambda group: group.per == "block"):  # blocks last: they join tokens
             for (layer, branch), view in self._views(group, at, rows, held, new, flat):
-                views[layer][branch] = view
+                if group.per == "block":
+                    views[layer][branch].blocks = view
+                else:
+                    views[layer][branch] = view
         for row, n in zip(rows, new, strict=True):
             self.held[row] += n
         return Step(at, views)
@@ -139,10 +155,14 @@ class Pool:
             picked = None if list(rows) == list(range(self.rows)) else torch.tensor(rows, dtype=torch.long)
             return ((place, SequenceView(stores, picked)) for place, stores in group.stores.items())
         if group.per == "source":
-            frame = self._source_frame(group, rows, [self.sources[row] for row in rows], flat)
+            frame = self._standing_frame(group, rows, [self.sources[row] for row in rows], flat)
             return ((place, SourceView(stores, frame)) for place, stores in group.stores.items())
         for row, h, n in zip(rows, held, new, strict=True):
-            group.copy(group.slots.reserve(row, h, n))
+            group.reserve(row, h, n)
+        if group.per == "block":
+            frame = self._standing_frame(group, rows, [(h + n) // group.block for h, n in zip(held, new, strict=True)], flat)
+            picked = torch.tensor(rows, dtype=torch.long)
+            return ((place, BlockView(stores, frame, group.slots, picked)) for place, stores in group.stores.items())
         frame = make_frame(group.slots, at, rows, held, new, self.rows)
         return ((place, TokenView(stores, frame)) for place, stores in group.stores.items())
 
@@ -167,7 +187,8 @@ class Pool:
                 views[layer][branch] = SourceView(stores, frame)
         return views
 
-    def _source_frame(self, group: Group, rows: Sequence[int], lengths: Sequence[int], flat: bool) -> Frame:
+    def _standing_frame(self, group: Group, rows: Sequence[int], lengths: Sequence[int], flat: bool) -> Frame:
+        """What is there when nothing new is written: lengths[i] entries of row rows[i]."""
         at = At.flat([0] * len(rows)) if flat else At.padded([0] * len(rows), 1)
         return make_frame(group.slots, at, rows, lengths, [0] * len(rows), self.rows)
 
@@ -187,11 +208,11 @@ class Pool:
             raise StateError(f"row {row} holds {self.held[row]} tokens; it cannot go back to {n}")
         held = self.held[row]
         groups = [group for group in self.groups.values() if group.per != "source"]
-        reached = min((group.slots.back(row, held, n) for group in groups), default=n)
+        reached = min((group.back(row, held, n) for group in groups), default=n)
         if reached < n:
             reached = self._to_mark(row, n)
             for group in groups:
-                group.slots.back(row, held, reached)
+                group.back(row, held, reached)
         self.marks[row] = [mark for mark in self.marks[row] if mark[0] <= reached]
         self.held[row] = reached
         return reached
@@ -210,7 +231,7 @@ class Pool:
         if a == b:
             return
         for group in self.groups.values():
-            group.copy(group.slots.fork(a, b, self.sources[a] if group.per == "source" else self.held[a]))
+            group.copy(group.slots.fork(a, b, (self.sources[a] if group.per == "source" else self.held[a]) // group.block))
         self.held[b], self.sources[b] = self.held[a], self.sources[a]
         self.marks[b] = list(self.marks[a])
 

@@ -1,6 +1,6 @@
 """The one training loop. What is learned is passed in: an objective turns a batch into a loss.
 
-    for step: batch(step) → objective → loss → backward → clip → AdamW(rate(step))
+    for step: batch(step) → objective → loss → backward → clip → AdamW(rate(step)) → routers rebalance
 
 Weights that decay are those the spec says do. Everything random is drawn from (seed, step), so a run stopped by steps is the
 same bit for bit every time.                                   Loshchilov & Hutter 2019 (AdamW); Pascanu et al. 2013 (clipping)
@@ -17,6 +17,7 @@ import torch
 
 from dovetail.core.errors import Diverged
 from dovetail.core.fold import optimiser_groups
+from dovetail.core.group import RouterModule
 from dovetail.core.module import tensor_at
 from dovetail.data.corpus import Batch
 from dovetail.files import save
@@ -66,6 +67,7 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = rate
             optimiser.step()
+            rebalance(model)
             tokens += batch.count
             behind = plan.done(step + 1, time.monotonic() - start)
             looks = int(behind * plan.looks) > int(done * plan.looks) or behind >= 1
@@ -87,6 +89,13 @@ def adamw(model: ModelModule, plan: Plan) -> torch.optim.AdamW:
         for name, paths in optimiser_groups(model.part).items()
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=plan.learning_rate, betas=plan.betas, fused=True)
+
+
+def rebalance(model: ModelModule) -> None:
+    """Let every router that balances its experts by itself do so."""
+    for module in model.modules():
+        if isinstance(module, RouterModule):
+            module.rebalance()
 
 
 @torch.no_grad()

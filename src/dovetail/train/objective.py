@@ -32,7 +32,8 @@ class Objective(Protocol):
 
 
 def _ctx(batch: Batch, seed: int, training: bool) -> Ctx:
-    return Ctx(at=batch.at, seed=seed if training else None, losses={})
+    # what parts add (a balance of experts) shapes training; what is held out is judged by the objective alone
+    return Ctx(at=batch.at, seed=seed if training else None, losses={} if training else None)
 
 
 def _real(labels: Tensor, batch: Batch) -> Tensor:

@@ -36,7 +36,7 @@ def eye(size: int, times: float = 1.0) -> list[list[float]]:
 
 
 def alone(spec: Part, weights: Mapping[str, Any] | None = None, *, dim: str = "embed", **sizes: int) -> Any:
-    """The module of one part in float64. `weights` names every learned one, by its path below the part; constants are the
+    """The module of one part in float64. `weights` names every stored one, by its path below the part; constants are the
     part's own; `sizes` are those of the axes its parents would define, `dim` what a norm is over."""
     env = Env(sizes=sizes, stack="layers").bind(dim=dim)
     module = make(spec, env)
@@ -50,7 +50,10 @@ def alone(spec: Part, weights: Mapping[str, Any] | None = None, *, dim: str = "e
             else:
                 value = numbers(given.pop(f"{path}.{weight.name}".lstrip(".")))
                 assert value.shape == weight.shape(scope), f"{weight.name}: {tuple(value.shape)} is not {weight.shape(scope)}"
-                owner.register_parameter(leaf, nn.Parameter(value))
+                if weight.buffer:
+                    owner.register_buffer(leaf, value)
+                else:
+                    owner.register_parameter(leaf, nn.Parameter(value))
     assert not given, f"{spec.kind} has no weights called {sorted(given)}"
     return module
 
