@@ -13,7 +13,13 @@ from dovetail.core.at import At
 from dovetail.core.part import Part, walk_spec
 from dovetail.core.weight import State, Weight
 from dovetail.dist import context, shard
-from dovetail.laws import planted, planted_recurrent, ported, sharded
+from dovetail.laws import (
+    planted,
+    planted_linear,
+    planted_recurrent,
+    ported,
+    sharded,
+)
 from dovetail.laws.case import LAWS, Broken, Case, NotApplicable
 from dovetail.laws.mutant import Mutant, instead, kernel, spec
 from dovetail.laws.oracle import check_oracles
@@ -32,7 +38,10 @@ from dovetail.spec import to_yaml
 from dovetail.state import frame, slots
 from dovetail.state.pool import Pool
 
-AREAS = (planted_recurrent,)
+AREAS = (
+    planted_linear,
+    planted_recurrent,
+)
 
 # -- the table -------------------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,17 @@
 
 from importlib.metadata import entry_points
 
-from dovetail.parts import act, embed, head, init, norm
+from dovetail.parts import act, embed, feature, head, init, norm
 from dovetail.parts.ffn import glu, mlp
 from dovetail.parts.mask import join, near, sparse
-from dovetail.parts.mixer import attention, mamba2
+from dovetail.parts.mixer import (
+    attention,
+    gated_delta,
+    gated_linear,
+    linear,
+    mamba2,
+    rwkv,
+)
 from dovetail.parts.position import alibi, learned, none, relative, rope, scaling, sinusoidal
 
 __all__ = [
@@ -13,11 +20,15 @@ __all__ = [
     "alibi",
     "attention",
     "embed",
+    "feature",
+    "gated_delta",
+    "gated_linear",
     "glu",
     "head",
     "init",
     "join",
     "learned",
+    "linear",
     "mamba2",
     "mlp",
     "near",
@@ -25,6 +36,7 @@ __all__ = [
     "norm",
     "relative",
     "rope",
+    "rwkv",
     "scaling",
     "sinusoidal",
     "sparse",

@@ -1,6 +1,20 @@
 """Law 14, its own number: literal oracles for every kind that comes with Dovetail, one file a group."""
 
-from dovetail.laws.oracle import act, embed, ffn, head, init, mask, mixer, norm, position, scaling, state_space, wire
+from dovetail.laws.oracle import (
+    act,
+    embed,
+    ffn,
+    head,
+    init,
+    linear,
+    mask,
+    mixer,
+    norm,
+    position,
+    scaling,
+    state_space,
+    wire,
+)
 from dovetail.laws.oracle.registry import (
     ORACLES,
     Comparison,
@@ -26,6 +40,7 @@ __all__ = [
     "ffn",
     "head",
     "init",
+    "linear",
     "mask",
     "missing",
     "mixer",

@@ -1,0 +1,94 @@
+"""A matrix memory that is corrected: a token writes what its key did not yet recall. The gated delta rule.
+
+    S̃_t = a_t S_{t−1}          S_t = S̃_t + k_t (β_t (v_t − S̃_tᵀ k_t))ᵀ          y_t = S_tᵀ q_t          a_t = e^{g_t}, g_t ≤ 0
+
+In chunks, with f_ij = a_{j+1}⋯a_i, the corrections w_i = β_i (v_i − what is recalled) of one chunk solve a triangular system:
+
+    w_i + Σ_{j<i} β_i f_ij (k_i·k_j) w_j = β_i v_i − β_i f_i0 S₀ᵀ k_i
+    y_i = Σ_{j≤i} f_ij (q_i·k_j) w_j + f_i0 S₀ᵀ q_i          S₁ = f_last,0 S₀ + Σ_j f_last,j k_j w_jᵀ
+
+f is e to a sum over the tokens between, never a difference of two long sums, so nothing overflows and nothing cancels.
+
+Shapes: q, k (rows, n, heads, key)   v, y (rows, n, heads, value)   g, β (rows, n, heads)   S (rows, heads, key, value).
+Schlag et al. 2021 (delta rule); Yang et al. 2024 (in chunks); Yang et al. 2025 (gated).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.line import Line
+from dovetail.core.module import wide
+from dovetail.ops.form import chunk, readable
+from dovetail.ops.scan.fade import faded
+
+
+def delta_scan(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, line: Line, carry: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """y (rows, n, heads, value) and the memory afterwards; padding neither corrects it nor lets it fade."""
+    dtype, kept = q.dtype, wide(q.dtype)
+    q, k, v, g = q.to(kept), line.only_real(k.to(kept)), v.to(kept), line.only_real(g.to(kept))
+    if carry is None:
+        carry = q.new_zeros(q.shape[0], q.shape[2], k.shape[-1], v.shape[-1])
+    form = naive if readable() or q.shape[1] == 1 else chunked
+    y, carry = form(q, k, v, g, beta.to(kept), line.document, carry.to(kept))
+    return y.to(dtype), carry
+
+
+def naive(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, document: Tensor | None, carry: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Token by token."""
+    out: list[Tensor] = []
+    for t in range(q.shape[1]):
+        if document is not None:
+            before = document[:, t - 1] if t else torch.zeros_like(document[:, 0])
+            carry = carry * (document[:, t] == before)[:, None, None, None]
+        carry = g[:, t, :, None, None].exp() * carry
+        recalled = k[:, t, :, None, :] @ carry
+        carry = carry + k[:, t, :, :, None] @ (beta[:, t, :, None, None] * (v[:, t, :, None, :] - recalled))
+        out.append((q[:, t, :, None, :] @ carry)[:, :, 0])
+    return torch.stack(out, 1), carry
+
+
+def chunked(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, document: Tensor | None, carry: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Matmuls and one triangular system a chunk; the carry goes from chunk to chunk."""
+    n, size = q.shape[1], min(chunk(), q.shape[1])
+    rest = -n % size  # padded behind with tokens that write nothing and fade nothing
+    q, k, v = (F.pad(x, (0, 0, 0, 0, 0, rest)).unflatten(1, (-1, size)).transpose(2, 3) for x in (q, k, v))
+    g, beta = (F.pad(x, (0, 0, 0, rest)).unflatten(1, (-1, size)).transpose(2, 3) for x in (g, beta))
+    # (rows, chunks, heads, size, …)
+    fade = faded(g[..., :, None].expand(*g.shape, size).tril(-1).cumsum(-2)).tril()  # what is left at i of j
+    from_carry, to_carry = faded(g.cumsum(-1)), fade[..., -1, :]
+    through = from_carry[..., -1:, None]
+    if document is not None:
+        document = torch.cat([document, document[:, -1:].expand(-1, rest)], 1).unflatten(1, (-1, size))
+        before = torch.cat([torch.zeros_like(document[:, :1, -1]), document[:, :-1, -1]], 1)[..., None]
+        same = (document[..., :, None] == document[..., None, :])[:, :, None]
+        fade, to_carry = torch.where(same, fade, 0.0), torch.where(same[..., -1, :], to_carry, 0.0)
+        from_carry = from_carry * (document == before)[:, :, None]
+        through = through * (document[..., -1:] == before)[..., None, None]
+    pairs = (k * beta[..., None]) @ k.transpose(-1, -2) * fade
+    written = torch.cat([v * beta[..., None], k * (beta * from_carry)[..., None]], -1)
+    # the diagonal is taken as 1
+    solved = torch.linalg.solve_triangular(pairs, written, upper=False, unitriangular=True)
+    fresh, recalled = solved.split([v.shape[-1], k.shape[-1]], -1)
+    kept_keys = (k * to_carry[..., None]).transpose(-1, -2)
+    carries: list[Tensor] = []
+    corrections: list[Tensor] = []
+    for i in range(q.shape[1]):
+        carries.append(carry)
+        corrections.append(fresh[:, i] - recalled[:, i] @ carry)
+        carry = through[:, i] * carry + kept_keys[:, i] @ corrections[-1]
+    y = (q @ k.transpose(-1, -2) * fade) @ torch.stack(corrections, 1) + (q * from_carry[..., None]) @ torch.stack(carries, 1)
+    return y.transpose(2, 3).flatten(1, 2)[:, :n], carry
+
+
+def delta_flops(n: int, heads: int, key: int, value: int) -> int:
+    """What the readable form multiplies over n tokens: a key and a query through the memory, an outer product into it."""
+    return 6 * n * heads * key * value

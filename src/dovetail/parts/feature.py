@@ -1,0 +1,135 @@
+"""Feature maps of linear attention: a query and a key, each made positive alone, whose product is then a weight.
+
+    elu_features       elu(x) + 1                                                       Katharopoulos et al. 2020
+    relu_features      max(x, 0) + floor                                                Choromanski et al. 2021
+    random_features    e^{ωᵢ·x − |x|²/2} / √m for directions ω₁ … ω_m, x scaled by head^{−1/4}; the mean over directions of
+                       φ(q)·φ(k) is e^{q·k/√head}, what softmax weighs by               Choromanski et al. 2021 (Performer)
+
+The directions are a constant of the spec. Each by itself is a normal draw, but every `head` of them are orthogonal, which
+spreads them better than chance does. Features of all keys, and those of any one query, are multiplied by a number that cancels
+where weights are divided by their sum; it keeps them from overflowing.
+
+Shapes: x (…, head)   φ(x) (…, features)   directions (features, head).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.env import Env
+from dovetail.core.group import Feature, FeatureModule
+from dovetail.core.module import Module, wide
+from dovetail.core.part import Problem, register
+from dovetail.core.weight import Weight
+
+
+@register("elu_features")
+class EluFeatures(Feature):
+    """x + 1 above 0 and e^x below: smooth, and never 0."""
+
+    def module(self) -> type[Module]:
+        return EluFeaturesModule
+
+
+class EluFeaturesModule(FeatureModule):
+    """elu(x) + 1."""
+
+    def key(self, k: Tensor) -> Tensor:
+        return F.elu(k) + 1.0
+
+
+@register("relu_features")
+class ReluFeatures(Feature):
+    """max(x, 0), and a little so that no token is without weight."""
+
+    floor: float = 1e-3
+
+    def module(self) -> type[Module]:
+        return ReluFeaturesModule
+
+    def check(self, env: Env) -> list[Problem]:
+        return [] if self.floor > 0 else [Problem("floor", f"{self.floor} is not above 0", "weights could sum to 0")]
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"floor": [1e-3, 0.2]}
+
+
+class ReluFeaturesModule(FeatureModule):
+    """max(x, 0) + floor."""
+
+    part: ReluFeatures
+
+    def key(self, k: Tensor) -> Tensor:
+        return F.relu(k) + self.part.floor
+
+
+@register("random_features")
+class RandomFeatures(Feature):
+    """Positive random features, whose products are the weights of softmax on average (Performer)."""
+
+    features: int | None = None  # None: twice the head
+    draw: int = 0  # which directions
+
+    def module(self) -> type[Module]:
+        return RandomFeaturesModule
+
+    def count(self, head: int) -> int:
+        return self.features or 2 * head
+
+    def weights(self, env: Env) -> list[Weight]:
+        return [Weight(name="directions", out=("features",), inp=("head",), role="const")]
+
+    def constant(self, name: str, env: Env) -> Tensor:
+        count, head = env.size("features"), env.size("head")
+        chance = torch.Generator().manual_seed(self.draw)
+        q, r = torch.linalg.qr(torch.randn(-(-count // head), head, head, generator=chance, dtype=torch.float64))
+        # a diagonal of R made positive makes Q a fair draw among all rotations, and the same with every library
+        turned = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT.flatten(0, 1)[:count]
+        return turned * torch.randn(count, head, generator=chance, dtype=torch.float64).norm(dim=1, keepdim=True)
+
+    def cost(self, env: Env, n: int) -> tuple[int, int]:
+        flops = 4 * n * env.size("heads", "head") * env.size("features")  # queries and keys, each with every direction
+        return flops, flops
+
+    def check(self, env: Env) -> list[Problem]:
+        found = [] if (self.features or 1) > 0 else [Problem("features", f"{self.features} is not above 0")]
+        return found if self.draw >= 0 else [*found, Problem("draw", f"{self.draw} is below 0")]
+
+    def advise(self, env: Env, length: int | None) -> list[Problem]:
+        if env.size("features") >= env.size("head"):
+            return []
+        what = f"{env.size('features')} directions do not span a head of {env.size('head')}"
+        return [Problem("features", what, "use at least as many as the head is wide")]
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"features": [None, 11], "draw": [0, 3]}
+
+
+class RandomFeaturesModule(FeatureModule):
+    """e^{ω·x − |x|²/2} / √m, in float32 at least."""
+
+    directions: Tensor
+
+    def setup(self) -> None:
+        self.shrink, self.share = self.env.size("head") ** -0.25, self.env.size("features") ** -0.5
+
+    def query(self, q: Tensor) -> Tensor:
+        exponent = self.exponent(q)
+        # the largest feature of each query becomes 1/√m, so that none overflows
+        return ((exponent - exponent.amax(-1, keepdim=True)).exp() * self.share).to(q.dtype)
+
+    def key(self, k: Tensor) -> Tensor:
+        # an exponent is at most |ω|²/2, where k = ω, and 0 where k is: half of that is the middle
+        middle = self.directions.square().sum(-1).amax() / 4
+        return ((self.exponent(k) - middle).exp() * self.share).to(k.dtype)
+
+    def exponent(self, x: Tensor) -> Tensor:
+        """ω·x − |x|²/2 of the scaled x: (…, features)."""
+        x = x.to(wide(x.dtype)) * self.shrink
+        return x @ self.directions.T - x.square().sum(-1, keepdim=True) / 2

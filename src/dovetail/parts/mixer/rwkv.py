@@ -1,0 +1,148 @@
+"""RWKV's time mix: a memory whose key channels fade by as much as the token says, with a bonus for the token itself.
+
+    x̂ = x_{t−1} − x_t                                    the step back to the token before (0 before the first)
+    m = tanh((x + x̂ ∘ μ) M)                              five pieces, one for each of r, k, v, w, g
+    x_r = x + x̂ ∘ (μ_r + m_r M_r)                        how much of the token before is mixed in; k, v, w, g alike
+    r, k, v, g = x_r W_r, x_k W_k, x_v W_v, x_g W_g      a = e^{−e^{λ + tanh(x_w D) D'}}
+    S_t = diag(a_t) S_{t−1} + k_t v_tᵀ                   y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t
+    out = (norm(y) ∘ silu(g)) W_o                        the norm over each head alone, with a scale and shift a channel
+
+M, M_r … and D, D' are of low rank. The first λ and μ go from slow to fast over the channels, and differ by layer.
+
+Shapes: x (rows, n, embed)   r, k, v, a, y (rows, n, heads, head)   u (heads, head)   S (rows, heads, head, head).
+Peng et al. 2024 (RWKV-6, "Finch").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.line import Line
+from dovetail.core.module import Linear, Module, wide
+from dovetail.core.part import Problem, register
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.weight import State, Weight
+from dovetail.ops.scan.conv import causal_conv
+from dovetail.ops.scan.gated import gated_flops, gated_scan
+
+MIXED = ("r", "k", "v", "w", "g")
+SLOWEST, SPAN = -6.0, 5.0  # the first λ: from e^{−e^{−6}} = 0.9975 a token, to e^{−e^{−1}} = 0.69
+
+
+@register("rwkv")
+class Rwkv(Recurrent):
+    """The time mix of RWKV-6: what fades and what is mixed in is the token's own choice."""
+
+    TAPS = ("r", "k", "v", "fade", "y", "out")
+
+    heads: int = 4
+    head: int | None = None  # None: width / heads
+    mix_rank: int = 32
+    fade_rank: int = 64
+    eps: float = 64e-5
+
+    def module(self) -> type[Module]:
+        return RwkvModule
+
+    def axes(self, env: Env) -> Env:
+        head = self.head or env.size("embed") // max(self.heads, 1)
+        ranks = {"mix_rank": self.mix_rank, "fade_rank": self.fade_rank}
+        return env.add(heads=self.heads, head=head, mixed=len(MIXED), **ranks)
+
+    def weights(self, env: Env) -> list[Weight]:
+        stream, inner = ("embed",), ("heads", "head")
+        declared = [Weight(name=f"{name}.weight", out=inner, inp=stream) for name in "rkvg"]
+        # what is mixed concerns all heads, so every rank mixes all of it
+        declared += [Weight(name="mix_down.weight", out=("mixed", "mix_rank"), inp=stream, tp="replicate")]
+        declared += [Weight(name=f"mix_{name}.weight", out=stream, inp=("mix_rank",), tp="replicate") for name in MIXED]
+        declared += [Weight(name=f"mu_{name}", out=stream, init="const", role="gate") for name in ("x", *MIXED)]
+        declared += [Weight(name="fade_down.weight", out=("fade_rank",), inp=stream, tp="replicate")]
+        declared += [Weight(name="fade_up.weight", out=inner, inp=("fade_rank",))]
+        declared += [Weight(name="fade", out=inner, init="const", role="gate")]
+        declared += [Weight(name="bonus", out=inner, init="ones", role="gate")]
+        declared += [Weight(name="scale", out=inner, init="ones", role="norm")]
+        declared += [Weight(name="shift", out=inner, init="zeros", role="bias")]
+        return [*declared, Weight(name="o.weight", out=stream, inp=inner)]
+
+    def constant(self, name: str, env: Env) -> Tensor:
+        count = env.size("heads", "head") if name == "fade" else env.size("embed")
+        channel = torch.arange(count, dtype=torch.float64)
+        if name == "fade":
+            depth = env.layer / max(env.depth - 1, 1)
+            return SLOWEST + SPAN * (channel / max(count - 1, 1)) ** (0.7 + 1.3 * depth)
+        return 1.0 - (channel / count) ** (1.0 - env.layer / env.depth)
+
+    def state(self, env: Env) -> list[State]:
+        if not env.decodes:
+            return []
+        memory = State(name="memory", axes=("heads", "head", "head"), per="sequence", wide=True)
+        return [State(name="last", axes=("embed",), per="sequence"), memory]
+
+    def cost(self, env: Env, n: int) -> tuple[int, int]:
+        flops = gated_flops(n, env.size("heads"), env.size("head"), env.size("head"))
+        return flops, flops
+
+    def check(self, env: Env) -> list[Problem]:
+        sizes = {"heads": self.heads, "head": self.head, "mix_rank": self.mix_rank, "fade_rank": self.fade_rank}
+        for name, value in sizes.items():
+            if value is not None and value < 1:
+                return [Problem(name, f"{value} is not above 0")]
+        if self.head is None and env.size("embed") % self.heads:
+            return [Problem("heads", f"{self.heads} does not divide the width, {env.size('embed')}", "or set `head`")]
+        return [] if self.eps > 0 else [Problem("eps", f"{self.eps} is not above 0")]
+
+    def region(self) -> bool:
+        return True
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"heads": [2, 4], "head": [5, None], "mix_rank": [3, 8], "fade_rank": [6, 9], "eps": [64e-5, 0.1]}
+
+
+class RwkvModule(RecurrentModule):
+    """x (rows, n, embed) -> like x."""
+
+    part: Rwkv
+    r: Linear
+    k: Linear
+    v: Linear
+    g: Linear
+    o: Linear
+    mix_down: Linear
+    fade_down: Linear
+    fade_up: Linear
+    mu_x: Tensor
+    fade: Tensor
+    bonus: Tensor
+    scale: Tensor
+    shift: Tensor
+
+    def setup(self) -> None:
+        self.head = self.env.size("head")
+
+    def recur(self, x: Tensor, line: Line, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+        last, memory = (None, None) if carry is None else (carry[0][..., None], carry[1])
+        only_before = x.new_tensor([1.0, 0.0]).expand(x.shape[-1], 2)
+        before, last = causal_conv(x, only_before, None, line, last)
+        back = before - x
+        mixes = torch.tanh(self.mix_down(x + back * self.mu_x)).chunk(len(MIXED), -1)
+        r, k, v, w, g = [self.mixed(name, x, back, mix) for name, mix in zip(MIXED, mixes, strict=True)]
+        r = ctx.tap(self, "r", self.r(r).unflatten(-1, (-1, self.head)))
+        k = ctx.tap(self, "k", self.k(k).unflatten(-1, (-1, self.head)))
+        v = ctx.tap(self, "v", self.v(v).unflatten(-1, (-1, self.head)))
+        kept = wide(x.dtype)
+        fade = self.fade.to(kept) + self.fade_up(torch.tanh(self.fade_down(w))).to(kept)
+        fade = ctx.tap(self, "fade", -fade.exp().unflatten(-1, (-1, self.head)))  # log a, below 0
+        y, memory = gated_scan(r, k, v, fade, line, memory, self.bonus.unflatten(0, (-1, self.head)))
+        y = F.layer_norm(ctx.tap(self, "y", y), (self.head,), eps=self.part.eps).flatten(-2) * self.scale + self.shift
+        return ctx.tap(self, "out", self.o(y * F.silu(self.g(g)))), (last[..., 0], memory)
+
+    def mixed(self, name: str, x: Tensor, back: Tensor, mix: Tensor) -> Tensor:
+        """x with as much of the token before as this projection wants: (rows, n, embed)."""
+        return x + back * (getattr(self, f"mu_{name}") + getattr(self, f"mix_{name}")(mix))
