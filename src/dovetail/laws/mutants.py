@@ -15,6 +15,7 @@ from dovetail.core.weight import State, Weight
 from dovetail.dist import context, shard
 from dovetail.laws import (
     planted,
+    planted_experts,
     planted_linear,
     planted_recurrent,
     ported,
@@ -39,6 +40,7 @@ from dovetail.state import frame, slots
 from dovetail.state.pool import Pool
 
 AREAS = (
+    planted_experts,
     planted_linear,
     planted_recurrent,
 )

@@ -3,7 +3,7 @@
 from importlib.metadata import entry_points
 
 from dovetail.parts import act, embed, feature, head, init, norm
-from dovetail.parts.ffn import glu, mlp
+from dovetail.parts.ffn import glu, mlp, moe, router
 from dovetail.parts.mask import join, near, sparse
 from dovetail.parts.mixer import (
     attention,
@@ -31,11 +31,13 @@ __all__ = [
     "linear",
     "mamba2",
     "mlp",
+    "moe",
     "near",
     "none",
     "norm",
     "relative",
     "rope",
+    "router",
     "rwkv",
     "scaling",
     "sinusoidal",

@@ -3,6 +3,7 @@
 from dovetail.laws.oracle import (
     act,
     embed,
+    experts,
     ffn,
     head,
     init,
@@ -37,6 +38,7 @@ __all__ = [
     "check_oracles",
     "comparisons",
     "embed",
+    "experts",
     "ffn",
     "head",
     "init",

@@ -1,0 +1,147 @@
+"""Experts: tokens sorted by the expert they were sent to, one matmul a run of tokens, and the results back in their places.
+
+    chosen (tokens, k)   ──dispatch──   rows (tokens·k) sorted by expert; those of experts on other ranks at the end
+    y[rows of expert e] = x[rows of expert e] W_eᵀ                     `looped`: expert by expert; `grouped`: one fused kernel
+    out = Σ over the k choices of a token of  weight · y               ──combine──
+
+`looped` is the readable form, for every dtype. `grouped` is torch's kernel: float32, bfloat16 and float16, where a row of each
+operand fills whole lanes of 16 bytes. A compiler cannot know where a run ends, so in a compiled graph the loop is one opaque
+operation with its gradient written beside it, and the kernel is taken for bfloat16 alone.
+
+Shapes: x (rows, inp)   weights (experts, out, inp)   ends (experts,): where each expert's rows end   y (rows, out).
+Shazeer et al. 2017; Gale et al. 2022 (no token is dropped, nothing is padded).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.ops.form import readable
+
+LANE = 16  # bytes that torch's kernel reads at once: a row must be a multiple
+
+
+class Rows(NamedTuple):
+    """The choices of all tokens, sorted by expert."""
+
+    choice: Tensor  # (rows,) the choice that stands here: token · k + which of its k
+    expert: Tensor  # (rows,) the expert among those held here
+    ends: Tensor  # (experts,) where the rows of each end
+    held: Tensor | None  # (rows, 1) whether the expert is held here; None: all are
+
+
+def dispatch(chosen: Tensor, first: Tensor, experts: int, all_held: bool) -> Rows:
+    """Sort the choices (tokens, k) for `experts` experts numbered from `first` on; each has its tokens in their order."""
+    number = chosen.flatten() - first
+    if not all_held:
+        number = torch.where((number >= 0) & (number < experts), number, experts)
+    expert, choice = number.sort(stable=True)
+    counts = torch.zeros(experts + 1, dtype=torch.int64, device=chosen.device).scatter_add(0, number, torch.ones_like(number))
+    ends = counts[:experts].cumsum(0).to(torch.int32)
+    if all_held:
+        return Rows(choice, expert, ends, None)
+    return Rows(choice, expert.clamp(max=experts - 1), ends, (expert < experts)[:, None])
+
+
+def gather(x: Tensor, rows: Rows, choices: int) -> Tensor:
+    """x (tokens, inp) -> the token of each row (rows, inp)."""
+    return x.index_select(0, rows.choice // choices)
+
+
+def combine(y: Tensor, rows: Rows, weights: Tensor) -> Tensor:
+    """y (rows, out), weights (tokens, k) -> (tokens, out): each token's choices weighted and summed, in the weights' dtype."""
+    if rows.held is not None:
+        y = torch.where(rows.held, y, 0.0)
+    mine = y.index_select(0, rows.choice.argsort()).unflatten(0, weights.shape)
+    return (mine * weights[..., None]).sum(-2)
+
+
+def product(x: Tensor, weights: Tensor, rows: Rows) -> Tensor:
+    """Each row by the matrix of its expert, in the form that fits; zero for rows of experts that are not held here."""
+    if not readable() and able(x, weights):
+        if rows.held is None:
+            return grouped(x, weights, rows.ends)
+        # the kernel leaves rows past the last run as the memory was, forward and backward
+        return torch.where(rows.held, grouped(torch.where(rows.held, x, 0.0), weights, rows.ends), 0.0)
+    return _looped_op(x, weights, rows.ends) if torch.compiler.is_compiling() else looped(x, weights, rows.ends)
+
+
+def looped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Expert by expert; rows past the last run are zero."""
+    edges = [0, *ends.tolist(), x.shape[0]]
+    *runs, rest = x.split([end - begin for begin, end in pairwise(edges)])  # split, not slices: its gradient is one join
+    pieces = [run @ weight.T for run, weight in zip(runs, weights.unbind(0), strict=True) if len(run)]
+    if len(rest) or not pieces:
+        pieces.append(rest.new_zeros(len(rest), weights.shape[1]))
+    return torch.cat(pieces)
+
+
+def grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """All experts by one kernel; rows past the last run are whatever the memory held."""
+    y = F.grouped_mm(x.contiguous(), weights.transpose(-2, -1), offs=ends)
+    return y if torch.compiler.is_compiling() else _Plain.apply(y)  # type: ignore[no-any-return]
+
+
+def able(x: Tensor, weights: Tensor) -> bool:
+    """Whether torch's kernel takes these operands, forward and backward."""
+    if x.dtype != weights.dtype or any(size * x.element_size() % LANE for size in weights.shape[1:]):
+        return False
+    if x.dtype == torch.bfloat16:
+        return True
+    return x.dtype in (torch.float32, torch.float16) and x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+class _Plain(torch.autograd.Function):
+    """x itself; its gradient laid out plainly, since the kernel refuses one that was only expanded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        return g.contiguous()
+
+
+# -- the loop as one operation of a compiled graph --------------------------------------------------------------------
+
+
+@torch.library.custom_op("dovetail::experts", mutates_args=())
+def _looped_op(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    return looped(x, weights, ends)
+
+
+@torch.library.custom_op("dovetail::experts_backward", mutates_args=())
+def _looped_back(g: Tensor, x: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the weights."""
+    at_weights, begin = torch.zeros_like(weights), 0
+    for expert, end in enumerate(ends.tolist()):
+        at_weights[expert] = g[begin:end].T @ x[begin:end]
+        begin = end
+    return looped(g, weights.transpose(-2, -1), ends), at_weights
+
+
+@_looped_op.register_fake
+def _(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weights.shape[1])
+
+
+@_looped_back.register_fake
+def _(g: Tensor, x: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weights)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _back(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
+    return *_looped_back(g, *ctx.saved_tensors), None
+
+
+_looped_op.register_autograd(_back, setup_context=_keep)

@@ -1,0 +1,188 @@
+"""Experts: many feed-forwards of which each token meets a few, chosen and weighted by a router; perhaps one that all meet.
+
+    out = Σ_{e chosen} weight_e · ffn_e(x)  (+ shared(x), perhaps · σ(x w))           ffn_e(x) = (act(x W_gate) ∘ x W_up) W_down
+
+        x ──┬── router ── chosen, weights ──┐
+            ├── bank of experts ────────────┴── Σ ──┐
+            └── shared ── (· σ) ────────────────────+── out
+
+`limit` clamps gate (from above) and up (both ways) before they meet, and `plus_one` adds 1 to up: with act quick_gelu this is
+the clamped GLU of gpt-oss. Of the bank's numbers a token meets top_k of experts: `show` counts both.
+
+Under tensor parallel each rank holds whole experts and computes the tokens sent to them; the sum over ranks is the output. The
+router stands outside, the same on every rank.
+
+Shapes: x (…, n, embed)   chosen, weights (…, n, k)   gate, up (experts, ffn, embed)   down (experts, embed, ffn).
+Jacobs et al. 1991; Shazeer et al. 2017; Jiang et al. 2024 (Mixtral); Dai et al. 2024 (shared experts).
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.group import Act, Ffn, Router
+from dovetail.core.module import Linear, Module
+from dovetail.core.part import Part, Problem, child, register
+from dovetail.core.weight import Weight
+from dovetail.ops.expert import combine, dispatch, gather, product
+
+
+@register("experts")
+class Experts(Ffn):
+    """A router, a bank of experts, perhaps a shared one."""
+
+    TAPS = ("out",)
+
+    experts: int = 8
+    hidden: int | None = None  # of each expert; None: 4·width
+    act: Act = child("silu")
+    gated: bool = True
+    bias: bool = False
+    limit: float | None = None
+    plus_one: bool = False
+    router: Router = child("softmax_router")
+    shared: Ffn | None = None
+    shared_gate: bool = False
+
+    def module(self) -> type[Module]:
+        return ExpertsModule
+
+    def children(self) -> dict[str, Part]:
+        always: dict[str, Part] = {"router": self.router, "bank": Bank(of=self)}
+        return always if self.shared is None else {**always, "shared": self.shared}
+
+    def axes(self, env: Env) -> Env:
+        return env.add(gates=1) if self.shared_gate else env
+
+    def scope(self, env: Env, child: str) -> Env:
+        return env.add(experts=self.experts) if child == "router" else env
+
+    def weights(self, env: Env) -> list[Weight]:
+        return [Weight(name="shared_gate.weight", out=("gates",), inp=("embed",))] if self.shared_gate else []
+
+    def check(self, env: Env) -> list[Problem]:
+        if self.experts < 2:
+            return [Problem("experts", f"{self.experts} leaves nothing to choose", "use 2 or more, or a plain ffn")]
+        if self.hidden is not None and self.hidden < 1:
+            return [Problem("hidden", f"{self.hidden} is not above 0")]
+        found: list[Problem] = []
+        if self.limit is not None and self.limit <= 0:
+            found.append(Problem("limit", f"{self.limit} is not above 0", "use null for none"))
+        if not self.gated and (self.limit is not None or self.plus_one):
+            field = "plus_one" if self.limit is None else "limit"
+            found.append(Problem(field, "there is no gate for it to act beside", "set gated: true"))
+        if self.shared_gate and self.shared is None:
+            found.append(Problem("shared_gate", "there is no shared expert to gate", "set `shared`"))
+        if isinstance(self.shared, Experts):
+            found.append(Problem("shared", "an expert that every token meets needs no router", "use glu or mlp"))
+        return found
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {
+            "experts": [4, 6],
+            "hidden": [20, 12],
+            "gated": [True, False],
+            "bias": [False, True],
+            "limit": [None, 0.8],
+            "plus_one": [False, True],
+            "shared": [None, {"kind": "glu", "hidden": 36}],
+            "shared_gate": [False, True],
+        }
+
+
+class ExpertsModule(Module):
+    """x (…, n, embed) -> like x."""
+
+    part: Experts
+    router: Module
+    bank: Module
+    shared: Module
+    shared_gate: Linear
+
+    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
+        chosen, weights = self.router(x, ctx)
+        out = self.bank(x, ctx, chosen, weights)
+        if self.part.shared is not None:
+            common = self.shared(x, ctx)
+            out = out + (common * torch.sigmoid(self.shared_gate(x)) if self.part.shared_gate else common)
+        return ctx.tap(self, "out", out)
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Bank(Part):
+    """The experts themselves: what ranks share out, apart from the router that all of them need whole."""
+
+    kind: ClassVar[str] = "bank"
+    group: ClassVar[str] = "bank"
+    TAPS = ("out",)
+
+    of: Experts
+
+    def module(self) -> type[Module]:
+        return BankModule
+
+    def children(self) -> dict[str, Part]:
+        return {}
+
+    def axes(self, env: Env) -> Env:
+        hidden = 4 * env.size("embed") if self.of.hidden is None else self.of.hidden
+        return env.add(experts=self.of.experts, ffn=hidden)
+
+    def weights(self, env: Env) -> list[Weight]:
+        experts, inner, outer = ("experts",), ("ffn",), ("embed",)
+        used = Fraction(self.of.router.choices(), self.of.experts)
+        first = ("gate", "up") if self.of.gated else ("up",)
+        declared = [Weight(name=name, batch=experts, out=inner, inp=outer, used=used) for name in first]
+        declared += [Weight(name="down", batch=experts, out=outer, inp=inner, used=used)]
+        if self.of.bias:
+            made = {"batch": experts, "init": "zeros", "role": "bias", "used": used}
+            declared += [Weight(name=f"{name}_bias", out=inner, **made) for name in first]
+            declared += [Weight(name="down_bias", out=outer, tp="once", **made)]
+        return [*declared, Weight(name="expert_number", out=experts, role="const")]
+
+    def constant(self, name: str, env: Env) -> Tensor:
+        return torch.arange(self.of.experts)
+
+    def region(self) -> bool:
+        return True
+
+
+class BankModule(Module):
+    """x (…, n, embed), chosen and weights (…, n, k) -> like x."""
+
+    part: Bank
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    expert_number: Tensor
+
+    def setup(self) -> None:
+        self.act, self.experts = self.part.of.act.function(), self.env.size("experts")
+
+    def forward(self, x: Tensor, ctx: Ctx, chosen: Tensor, weights: Tensor) -> Tensor:
+        of, up, k = self.part.of, self.up, chosen.shape[-1]
+        rows = dispatch(chosen.reshape(-1, k), self.expert_number[0], up.shape[0], up.shape[0] == self.experts)
+        tokens = gather(x.reshape(-1, x.shape[-1]), rows, k)
+        hidden = self.biased("up", product(tokens, up, rows), rows.expert)
+        if of.gated:
+            gate = self.biased("gate", product(tokens, self.gate, rows), rows.expert)
+            if of.limit is not None:
+                gate, hidden = gate.clamp(max=of.limit), hidden.clamp(-of.limit, of.limit)
+            hidden = self.act(gate) * (hidden + 1.0 if of.plus_one else hidden)
+        else:
+            hidden = self.act(hidden)
+        y = self.biased("down", product(hidden, self.down, rows), rows.expert)
+        out = combine(y, rows, weights.reshape(-1, k)).to(x.dtype)
+        return ctx.tap(self, "out", out.view(x.shape))
+
+    def biased(self, name: str, y: Tensor, expert: Tensor) -> Tensor:
+        """y (rows, …) with the bias of each row's expert."""
+        return y + getattr(self, f"{name}_bias").index_select(0, expert) if self.part.of.bias else y

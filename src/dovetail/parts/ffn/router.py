@@ -1,0 +1,261 @@
+"""Routers: which few of many experts a token goes to, and how much each of them counts.
+
+    s = softmax(x W)  or  σ(x W)            chosen = the k greatest of s + balance           weight_e = scale · s_e (/ Σ chosen)
+
+Softmax over all and then normalised over the chosen is the softmax over the chosen (Mixtral); not normalised, it is the form of
+Qwen2-MoE and Switch. With k = all experts nothing is chosen: soft routing. Numbers are float32 at least.
+
+    groups       experts stand in groups; only the `top_groups` best are chosen from. A group is as good as its best expert
+                 (softmax) or its best two together (sigmoid)                                              DeepSeek-V2, -V3
+    noise        in training, a normal draw added to x W                                                   Shazeer et al. 2017
+    balance_loss experts · Σ_e (choices of e a token)·(mean share of e): k where all are chosen alike      Fedus et al. 2021
+    z_loss       the mean of (log Σ_e e^{x W_e})²: keeps the logits small                                  Zoph et al. 2022
+    balance_bias a number an expert, added where experts are chosen and nowhere else; no gradient moves it: after each step of
+                 training it goes up for experts with less than the mean of the work, down for others      Wang et al. 2024
+    capacity     in training, an expert takes at most capacity times its even share of the choices, first choices first;
+                 the others count 0                                                                        Lepikhin et al. 2020
+
+Padding is neither counted nor given room. Shapes: x (…, n, embed)   logits, s (…, n, experts)   chosen, weights (…, n, top_k).
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.group import Router, RouterModule
+from dovetail.core.module import Module, wide
+from dovetail.core.part import Problem, register
+from dovetail.core.weight import Weight
+
+RATE = 0.001  # how far a balancing bias goes in one step (Wang et al. 2024)
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class TopK(Router):
+    """What routers that score every expert and take the best have in common."""
+
+    TAPS = ("logits", "chosen", "weights")
+
+    top_k: int = 2
+    normalise: bool = True  # weights of the chosen sum to `scale`
+    scale: float = 1.0
+    bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    noise: float = 0.0
+    balance_loss: float = 0.0
+    z_loss: float = 0.0
+    balance_bias: bool = False
+    capacity: float | None = None
+
+    best: ClassVar[int]  # of a group, how many of its best experts say how good it is
+
+    def choices(self) -> int:
+        return self.top_k
+
+    def weights(self, env: Env) -> list[Weight]:
+        experts = ("experts",)
+        declared = [Weight(name="weight", out=experts, inp=("embed",))]
+        if self.bias:
+            declared += [Weight(name="bias", out=experts, init="zeros", role="bias")]
+        if self.balance_bias:
+            declared += [Weight(name="balance", out=experts, init="zeros", role="kept")]
+            declared += [Weight(name="load", out=experts, role="const")]
+        return declared
+
+    def constant(self, name: str, env: Env) -> Tensor:
+        return torch.zeros(env.size("experts"))
+
+    def check(self, env: Env) -> list[Problem]:
+        experts, none = env.size("experts"), "use 0 for none"
+        if not 1 <= self.top_k <= experts:
+            return [Problem("top_k", f"{self.top_k} is not from 1 to {experts}, the number of experts")]
+        found = [
+            Problem(name, f"{value} is below 0", none)
+            for name, value in (("noise", self.noise), ("balance_loss", self.balance_loss), ("z_loss", self.z_loss))
+            if value < 0
+        ]
+        if self.capacity is not None and self.capacity <= 0:
+            found.append(Problem("capacity", f"{self.capacity} is not above 0", "use null for no limit"))
+        if self.balance_loss and self.top_k == experts:
+            found.append(Problem("balance_loss", "every expert is chosen by every token, so there is nothing to balance", none))
+        return found + self.check_groups(experts)
+
+    def check_groups(self, experts: int) -> list[Problem]:
+        """Whether the groups are there and really limit the choice."""
+        if self.groups < 1 or experts % self.groups:
+            return [Problem("groups", f"{self.groups} does not divide {experts} experts")]
+        if self.groups == 1:
+            return [] if self.top_groups == 1 else [Problem("top_groups", "there is one group", "set `groups`")]
+        size = experts // self.groups
+        if not 1 <= self.top_groups < self.groups:
+            return [
+                Problem("top_groups", f"{self.top_groups} of {self.groups} groups is no limit", "use fewer groups than all")
+            ]
+        if size < self.best:
+            return [Problem("groups", f"groups of {size} are judged by their best {self.best}", "use fewer groups")]
+        if self.best == 1 and self.top_groups >= self.top_k:
+            what = f"the best {self.top_k} never stand in more than the best {self.top_k} groups, so this is no limit"
+            return [Problem("top_groups", what, "use fewer than top_k")]
+        if self.top_k > self.top_groups * size:
+            return [Problem("top_k", f"{self.top_groups} groups of {size} experts have no {self.top_k} to choose")]
+        return []
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {
+            "top_k": [2, 1, 4],
+            "normalise": [True, False],
+            "scale": [1.0, 1.7],
+            "bias": [False, True],
+            "groups": [1, 2, 3],
+            "top_groups": [1, 2],
+            "noise": [0.0, 2.5],
+            "balance_loss": [0.0, 0.03],
+            "z_loss": [0.0, 0.01],
+            "balance_bias": [False, True],
+            "capacity": [None, 0.1],
+        }
+
+    def excepts(self, env: Env) -> dict[str, str]:
+        if self.top_k > 1 or not self.normalise or self.balance_loss or self.z_loss:
+            return {}
+        return {"every_weight": "the one expert chosen counts 1 whatever the router says, so no gradient reaches the router"}
+
+
+class TopKModule(RouterModule):
+    """x (…, n, embed) -> chosen (…, n, top_k), weights (…, n, top_k)."""
+
+    part: TopK
+    weight: Tensor
+    bias: Tensor
+    balance: Tensor
+    load: Tensor
+
+    def setup(self) -> None:
+        self.experts = self.env.size("experts")
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """(…, experts) -> how good each expert is, above 0."""
+        raise NotImplementedError
+
+    def shares(self, scores: Tensor) -> Tensor:
+        """(…, experts) -> scores that sum to 1."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+        part, kept = self.part, wide(x.dtype)
+        logits = F.linear(x.to(kept), self.weight.to(kept), self.bias.to(kept) if part.bias else None)
+        logits = ctx.tap(self, "logits", ctx.noise(logits, part.noise, self))
+        scores = self.scores(logits)
+        chosen = ctx.tap(self, "chosen", self.choose(scores))
+        weights = scores.gather(-1, chosen)
+        if part.normalise:
+            weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(kept).tiny)
+        if part.scale != 1.0:
+            weights = weights * part.scale
+        self.count(logits, scores, chosen, ctx)
+        if part.capacity is not None and ctx.training:
+            weights = weights * self.in_time(chosen, ctx.at.real, part.capacity)
+        return chosen, ctx.tap(self, "weights", weights)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """The best experts of each token (…, n, top_k)."""
+        part = self.part
+        ranked = scores.detach()
+        if part.balance_bias:
+            ranked = ranked + self.balance
+        if part.groups > 1:
+            grouped = ranked.unflatten(-1, (part.groups, -1))
+            worth = grouped.topk(part.best, -1).values.sum(-1)
+            among = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, worth.topk(part.top_groups, -1).indices, True)
+            ranked = grouped.masked_fill(~among[..., None], -torch.inf).flatten(-2)
+        return ranked.topk(part.top_k, -1).indices
+
+    def count(self, logits: Tensor, scores: Tensor, chosen: Tensor, ctx: Ctx) -> None:
+        """Losses of its own, and the work each expert was given; padding has no say in either."""
+        part = self.part
+        loads = part.balance_bias and ctx.training
+        if not loads and (ctx.losses is None or not (part.balance_loss or part.z_loss)):
+            return
+        real = ctx.at.real.to(scores.dtype)
+        tokens = real.sum().clamp_min(1.0)
+        given = (torch.zeros_like(scores).scatter(-1, chosen, 1.0) * real[..., None]).flatten(0, -2).sum(0)
+        if loads:
+            with torch.no_grad():
+                self.load.add_(given)
+        if part.balance_loss:
+            share = (self.shares(scores) * real[..., None]).flatten(0, -2).sum(0) / tokens
+            ctx.add_loss(self, "balance", part.balance_loss * self.experts * (given / tokens * share).sum())
+        if part.z_loss:
+            height = (logits.logsumexp(-1).square() * real).sum() / tokens
+            ctx.add_loss(self, "z", part.z_loss * height)
+
+    def in_time(self, chosen: Tensor, real: Tensor, capacity: float) -> Tensor:
+        """(…, n, top_k) 1 for choices that find room at their expert, 0 for those that come too late."""
+        k = chosen.shape[-1]
+        queue = chosen.reshape(-1, k).T.reshape(-1, 1)  # every first choice, then every second …
+        waits = real.reshape(1, -1, 1).expand(k, -1, 1).reshape(-1, 1).to(self.weight.dtype)
+        asked = waits.new_zeros(queue.shape[0], self.experts).scatter(1, queue, waits)
+        place = (asked.cumsum(0) * asked).sum(1)
+        room = torch.ceil(real.sum() * (capacity * k / self.experts))
+        return (place <= room).view(k, -1).T.reshape(chosen.shape).to(wide(self.weight.dtype))
+
+    @torch.no_grad()
+    def rebalance(self, total: Callable[[Tensor], Tensor] | None = None, rate: float = RATE) -> None:
+        if not self.part.balance_bias:
+            return
+        load = self.load if total is None else total(self.load)
+        self.balance.add_(torch.sign(load.mean() - load), alpha=rate)
+        self.load.zero_()
+
+
+@register("softmax_router")
+class SoftmaxRouter(TopK):
+    """Experts compete for each token: scores are shares of 1."""
+
+    best = 1
+
+    def module(self) -> type[Module]:
+        return SoftmaxRouterModule
+
+    def idle(self, env: Env) -> frozenset[str]:
+        return frozenset({"normalise"} if self.top_k == env.size("experts") else ())  # they sum to 1 already
+
+
+class SoftmaxRouterModule(TopKModule):
+    """x (…, n, embed) -> chosen, weights (…, n, top_k)."""
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1)
+
+    def shares(self, scores: Tensor) -> Tensor:
+        return scores
+
+
+@register("sigmoid_router")
+class SigmoidRouter(TopK):
+    """Each expert is judged by itself, from 0 to 1 (DeepSeek-V3)."""
+
+    best = 2
+
+    def module(self) -> type[Module]:
+        return SigmoidRouterModule
+
+
+class SigmoidRouterModule(TopKModule):
+    """x (…, n, embed) -> chosen, weights (…, n, top_k)."""
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
+
+    def shares(self, scores: Tensor) -> Tensor:
+        return scores / scores.sum(-1, keepdim=True)

@@ -1,0 +1,51 @@
+"""What ranks do in the tests of experts: the same model whole and shared out, with the losses its routers add."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from dovetail.build import generator
+from dovetail.core.at import At
+from dovetail.core.ctx import Ctx
+from dovetail.core.group import RouterModule
+from dovetail.dist.mesh import make_mesh
+from dovetail.dist.shard import tensor_parallel
+from dovetail.laws.case import perturbed
+from dovetail.spec import from_yaml
+
+
+def experts_over_ranks(text: str, whole: tuple[str, ...]) -> dict[str, Any]:
+    """How far apart they are, relative to scale: loss, every gradient, the work counted; and what a rank holds of a weight."""
+    spec = from_yaml(text)
+    model = perturbed(spec)
+    tensor_parallel(model, spec, make_mesh(tensor=2)["tensor"], whole)
+    want, want_losses, want_gradients, want_load = _step(perturbed(spec))
+    got, got_losses, got_gradients, got_load = _step(model)
+    held: Any = model.layers[0].ffn.bank.up
+    return {
+        "loss": abs(got - want) / abs(want),
+        "losses": max(abs(got_losses[name] - value) for name, value in want_losses.items()),
+        "load": (got_load - want_load).abs().max().item(),
+        "gradients": {name: _gap(got_gradients[name], g) for name, g in want_gradients.items()},
+        "held": tuple(held.to_local().shape),
+    }
+
+
+def _step(model: Any) -> tuple[float, dict[str, float], dict[str, Tensor], Tensor]:
+    tokens = torch.randint(0, 62, (3, 12), generator=generator(0, "tokens"))
+    at, losses = At.packed([(5, 4), (12,), (3,)], 12), {}
+    loss = model.loss(tokens, tokens.masked_fill(~at.real, -100), Ctx(at=at, losses=losses, seed=1))
+    loss.backward()
+    gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    routers = [module for module in model.modules() if isinstance(module, RouterModule)]
+    return loss.item(), {name: x.item() for name, x in losses.items()}, gradients, torch.stack([r.load for r in routers])  # type: ignore[misc]
+
+
+def _whole(g: Tensor) -> Tensor:
+    return g.full_tensor() if isinstance(g, DTensor) else g
+
+
+def _gap(got: Tensor, want: Tensor) -> float:
+    return ((got - want).abs().max() / want.abs().max().clamp_min(1e-12)).item()

@@ -1,0 +1,53 @@
+"""Experts over two ranks, whole ones or a slice of each: outputs, added losses and all gradients are those of one rank."""
+
+import pytest
+from expert_jobs import experts_over_ranks
+from wirings import decoder
+
+from dovetail.core.errors import SpecError
+from dovetail.core.fold import declared
+from dovetail.dist.pair import Pair
+from dovetail.dist.place import Cut, cut_of, regions
+from dovetail.spec import from_yaml
+
+ROUTER = "kind: sigmoid_router, top_k: 2, balance_bias: true, balance_loss: 0.7, z_loss: 0.1, noise: 0.3, capacity: 1.0"
+FFN = f"kind: experts, experts: 6, hidden: 20, bias: true, limit: 2.0, router: {{{ROUTER}}}"
+SHARED = f"{FFN}, shared: {{kind: glu, hidden: 36}}, shared_gate: true"
+
+
+@pytest.mark.parametrize(("whole", "held"), [((), (3, 20, 28)), (("experts",), (6, 10, 28))], ids=["experts", "slices"])
+@pytest.mark.parametrize("ffn", [FFN, SHARED], ids=["routed", "shared"])
+def test_shared_out_equals_whole(pair: Pair, ffn: str, whole: tuple[str, ...], held: tuple[int, ...]) -> None:
+    for found in pair.run(experts_over_ranks, decoder(ffn=ffn), whole):
+        assert found["held"] == held
+        assert found["loss"] < 1e-12
+        assert found["losses"] < 1e-12
+        assert found["load"] == 0.0
+        assert any("router.weight" in name for name in found["gradients"])
+        assert max(found["gradients"].values()) < 1e-9, max(found["gradients"].items(), key=lambda item: item[1])
+
+
+def cuts(ffn: str, ranks: int, whole: frozenset[str] = frozenset()) -> dict[str, Cut | None]:
+    spec = from_yaml(decoder(ffn=ffn))
+    found = list(regions(spec, whole=whole))
+    placed = [
+        (d, next((r for r in found if r.holds(d.path)), None)) for d in declared(spec) if d.path.startswith("layers.0.ffn.")
+    ]
+    return {d.path.removeprefix("layers.0.ffn."): cut_of(d, region, ranks) for d, region in placed}
+
+
+def test_placements_follow_from_the_batch_axis() -> None:
+    between, inside = cuts(SHARED, 2), cuts(SHARED, 2, frozenset({"experts"}))
+    for name in ("gate", "up", "down", "gate_bias", "up_bias", "down_bias", "expert_number"):
+        assert between[f"bank.{name}"] == Cut(0, 2)
+    assert (inside["bank.up"], inside["bank.down"], inside["bank.up_bias"]) == (Cut(1, 2), Cut(2, 2), Cut(1, 2))
+    assert inside["bank.down_bias"] is inside["bank.expert_number"] is None
+    for found in (between, inside):
+        assert found["router.weight"] is found["router.balance"] is found["shared_gate.weight"] is None
+        assert (found["shared.up.weight"], found["shared.down.weight"]) == (Cut(0, 2), Cut(1, 2))
+
+
+@pytest.mark.parametrize(("experts", "ranks"), [(2, 4), (3, 2)])
+def test_an_expert_on_two_ranks_would_count_twice(experts: int, ranks: int) -> None:
+    with pytest.raises(SpecError, match=f"experts = {experts} cannot be cut over {ranks}"):
+        cuts(f"kind: experts, experts: {experts}, hidden: 20, router: {{kind: softmax_router, top_k: 2}}", ranks)
