@@ -16,6 +16,7 @@ from dovetail.dist import context, shard
 from dovetail.laws import (
     planted,
     planted_experts,
+    planted_latent,
     planted_linear,
     planted_recurrent,
     ported,
@@ -41,6 +42,7 @@ from dovetail.state.pool import Pool
 
 AREAS = (
     planted_experts,
+    planted_latent,
     planted_linear,
     planted_recurrent,
 )
