@@ -15,6 +15,7 @@ from dovetail.core.weight import State, Weight
 from dovetail.dist import context, shard
 from dovetail.laws import (
     planted,
+    planted_cells,
     planted_experts,
     planted_latent,
     planted_linear,
@@ -41,6 +42,7 @@ from dovetail.state import frame, slots
 from dovetail.state.pool import Pool
 
 AREAS = (
+    planted_cells,
     planted_experts,
     planted_latent,
     planted_linear,

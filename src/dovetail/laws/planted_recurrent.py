@@ -13,11 +13,12 @@ from dovetail.dist import context
 from dovetail.laws.mutant import Mutant, instead, spec
 from dovetail.laws.suite import OWN_NUMBER
 from dovetail.model import Model
-from dovetail.ops.scan import decay
-from dovetail.parts.mixer import mamba2
+from dovetail.ops.scan import decay, selective, space
+from dovetail.parts.mixer import mamba, mamba2, s4
 from dovetail.state import frame, slots
 
 _conv, _chunked = mamba2.causal_conv, decay.chunked
+_in_runs, _spaced, _convolved, _discrete = selective.in_runs, space.chunked, space.convolved, s4.S4Module.discrete
 _read, _carry_read = frame.SequenceView.read, context.CarryView.read
 
 
@@ -66,16 +67,55 @@ def handed_on_late(self: context.CarryView, x: Tensor) -> Any:
     return x, None if carry is None else tuple(0 * c for c in carry)
 
 
-def hybrid() -> Model:
-    """Mamba-2 twice, then attention."""
-    made = spec()
-    mixer = {"kind": "mamba2", "inner": 60, "head": 6, "state_size": 5, "groups": 2}
-    return made.set("layers.0.mixer", mixer)
+def runs_from_nothing(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, keep: Any, carry: Tensor, run: int) -> Any:
+    cuts = [slice(i, i + run) for i in range(0, x.shape[1], run)]
+    pieces = [(x[:, cut], dt[:, cut], a, b[:, cut], c[:, cut], None if keep is None else keep[:, cut]) for cut in cuts]
+    alone = [_in_runs(*piece, carry, run)[0] for piece in pieces]
+    return torch.cat(alone, 1), _in_runs(x, dt, a, b, c, keep, carry, run)[1]
+
+
+def never_a_new_document(document: Tensor | None, dtype: torch.dtype) -> None:
+    return None
+
+
+def of_own_channels_alone(self: mamba.MambaModule, x: Tensor, ctx: Any) -> list[Tensor]:
+    return [self.low(x), self.b(x), self.c(x)]
+
+
+def step_not_written(x: Tensor, dt: Tensor, *rest: Any) -> Any:
+    return selective.selective_scan(x / dt.clamp(min=1e-9), dt, *rest)
+
+
+def time_passes_at_padding(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, document: Any, count: Any, carry: Tensor) -> Any:
+    return _spaced(u, log_a, b, c, document, None, carry)
+
+
+def wraps_around(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, carry: Tensor) -> Any:
+    y, left = _convolved(u, log_a, b, c, carry)
+    twice = _convolved(torch.cat([u, torch.zeros_like(u)], 1), log_a, b, c, carry)[0]
+    return y + twice[:, u.shape[1] :], left
+
+
+def half_of_each_pair(self: s4.S4Module) -> Any:
+    log_a, b, c = _discrete(self)
+    return log_a, b, c / 2
+
+
+def step_without_hold(self: s4.S4Module) -> Any:
+    log_a, b, c = _discrete(self)
+    return log_a, self.step_log.double().exp()[:, None].to(b.dtype).expand_as(b), c
+
+
+def with_first(**mixer: Any) -> Model:
+    """A recurrence, then attention."""
+    return spec().set("layers.0.mixer", mixer)
 
 
 def mutants() -> list[Mutant]:
     """The rows."""
-    model = hybrid()
+    model = with_first(kind="mamba2", inner=60, head=6, state_size=5, groups=2)
+    selects = with_first(kind="mamba", inner=60, state_size=5, rank=3)
+    linear = with_first(kind="s4", inner=20, state_size=5)
     return [
         Mutant(
             "padding advances a state", "chunked", instead(Line, "only_real", padding_is_a_token), model, "transformers#31540"
@@ -105,4 +145,27 @@ def mutants() -> list[Mutant]:
         ),
         Mutant("a rank starts from nothing", "sharded", instead(context.CarryView, "read", handed_on_late), model),
         Mutant("a step of Mamba-2 is not above 0", OWN_NUMBER, instead(mamba2.F, "softplus", torch.relu), model),
+        Mutant("runs of a scan start from nothing", "fast", instead(selective, "in_runs", runs_from_nothing), selects),
+        Mutant(
+            "a selective scan goes on into the next document",
+            "padded",
+            instead(selective, "goes_on", never_a_new_document),
+            selects,
+        ),
+        Mutant(
+            "what a token chooses by is not summed over ranks",
+            "sharded",
+            instead(mamba.MambaModule, "chosen", of_own_channels_alone),
+            selects,
+        ),
+        Mutant("Mamba writes without its step width", OWN_NUMBER, instead(mamba, "selective_scan", step_not_written), selects),
+        Mutant("time passes at padding", "chunked", instead(space, "chunked", time_passes_at_padding), linear),
+        Mutant("a convolution wraps around", "fast", instead(space, "convolved", wraps_around), linear),
+        Mutant(
+            "of a conjugate pair only one is counted",
+            OWN_NUMBER,
+            instead(s4.S4Module, "discrete", half_of_each_pair),
+            linear,
+        ),
+        Mutant("S4 is cut in steps by Euler", OWN_NUMBER, instead(s4.S4Module, "discrete", step_without_hold), linear),
     ]

@@ -7,12 +7,15 @@ from dovetail.parts.ffn import glu, mlp, moe, router
 from dovetail.parts.mask import join, near, sparse
 from dovetail.parts.mixer import (
     attention,
+    cells,
     gated_delta,
     gated_linear,
     latent,
     linear,
+    mamba,
     mamba2,
     rwkv,
+    s4,
 )
 from dovetail.parts.position import alibi, learned, none, relative, rope, scaling, sinusoidal
 
@@ -20,6 +23,7 @@ __all__ = [
     "act",
     "alibi",
     "attention",
+    "cells",
     "embed",
     "feature",
     "gated_delta",
@@ -31,6 +35,7 @@ __all__ = [
     "latent",
     "learned",
     "linear",
+    "mamba",
     "mamba2",
     "mlp",
     "moe",
@@ -41,6 +46,7 @@ __all__ = [
     "rope",
     "router",
     "rwkv",
+    "s4",
     "scaling",
     "sinusoidal",
     "sparse",

@@ -2,6 +2,7 @@
 
 from dovetail.laws.oracle import (
     act,
+    cells,
     embed,
     experts,
     ffn,
@@ -36,6 +37,7 @@ __all__ = [
     "act",
     "alone",
     "ask_kinds",
+    "cells",
     "check_oracles",
     "comparisons",
     "embed",

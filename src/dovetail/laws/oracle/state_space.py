@@ -9,8 +9,10 @@ import torch
 from dovetail.core.line import line_of
 from dovetail.laws.oracle.registry import Comparison, oracle
 from dovetail.laws.oracle.stand import alone, ctx, numbers, part, row
-from dovetail.ops.scan import decay
+from dovetail.ops.form import using
+from dovetail.ops.scan import decay, selective, space
 from dovetail.ops.scan.conv import causal_conv
+from dovetail.parts.mixer.s4 import first_turns, hippo_legs
 
 IMPULSE = [0.5, 0.45, 0.405, 0.3645, 0.32805, 0.295245]
 ONE = 1.2784645427610738  # silu of this is 1
@@ -77,3 +79,139 @@ def forms() -> Iterator[Comparison]:
     yield Comparison("first decays", first.constant("a_log", env).exp(), [1.0, 8.5, 16.0])
     steps = torch.nn.functional.softplus(first.constant("dt_bias", env))
     yield Comparison("first steps", steps, [0.001, 0.01, 0.1], near=1e-5)
+
+
+# -- Mamba -----------------------------------------------------------------------------------------------------------------
+
+
+@oracle("mamba")
+def impulse_of_one_channel() -> Iterator[Comparison]:
+    """Two channels: the first carries the impulse; the second is always 1, and B and C are read off it."""
+    spec = part("mamba", inner=2, state_size=1, rank=1, taps_wide=2, bias=True)
+    weights = {
+        "z.weight": [[0.0], [0.0]],
+        "z.bias": [ONE, ONE],
+        "x.weight": [[1.0], [0.0]],
+        "x.bias": [0.0, ONE],
+        "low.weight": [[0.0, 0.0]],
+        "b.weight": [[0.0, 1.0]],
+        "c.weight": [[0.0, 1.0]],
+        "dt.weight": [[0.0], [0.0]],
+        "dt_bias": [STEP_ONE, STEP_ONE],
+        "o.weight": [[1.0, 0.0]],
+        "o.bias": [0.0],
+        "conv": [[0.0, 1.0], [0.0, 1.0]],
+        "conv_bias": [0.0, 0.0],
+        "a_log": [[LOG_A], [LOG_A]],
+        "skip": [0.0, 0.0],
+    }
+    y = alone(spec, weights, embed=1)(numbers([[[1.0]] + [[0.0]] * 5]), ctx(6))[0, :, 0]  # silu(1) = 0.7310585786300049
+    yield Comparison("what is left of an impulse", y * (0.5 / 0.7310585786300049), IMPULSE)
+    skipping = alone(spec, {**weights, "skip": [3.0, 0.0]}, embed=1)(numbers([[[1.0]]]), ctx(1))
+    yield Comparison("the skip adds 3·silu(1)", skipping, [[[2.92423431]]])
+
+
+@oracle("mamba")
+def mamba_of_the_reference() -> Iterator[Comparison]:
+    """Four tokens through transformers' MambaMixer with these weights; all sizes differ."""
+    spec = part("mamba", inner=3, state_size=2, rank=1, taps_wide=2)
+    weights = {
+        "x.weight": [[0.5, -1.0], [1.0, 0.25], [-0.75, 0.5]],
+        "z.weight": [[1.0, 0.5], [-0.5, 2.0], [0.25, -1.5]],
+        "conv": [[0.5, 1.0], [-1.0, 0.75], [0.25, -0.5]],
+        "conv_bias": [0.1, -0.2, 0.3],
+        "low.weight": [[0.5, -0.25, 1.0]],
+        "b.weight": [[1.0, 0.5, -1.0], [-0.5, 2.0, 0.25]],
+        "c.weight": [[0.75, 1.0, 0.5], [1.5, -1.0, 2.0]],
+        "dt.weight": [[0.5], [-1.0], [2.0]],
+        "dt_bias": [0.2, -0.3, 0.1],
+        "a_log": [[0.0, 0.5], [-0.5, 1.0], [0.3, -1.0]],
+        "skip": [1.0, 0.5, -2.0],
+        "o.weight": [[1.0, -0.5, 0.25], [0.5, 1.5, -1.0]],
+    }
+    y = alone(spec, weights, embed=2)(numbers([[[1.0, 2.0], [0.5, -1.0], [-1.5, 1.0], [2.0, 0.0]]]), ctx(4))
+    want = [[0.42361067, -1.29093366], [-0.74060946, 3.01989101], [0.33876736, -0.72263230], [0.76714050, -0.70997317]]
+    yield Comparison("four tokens", y[0], want, near=1e-7)
+    env = spec.axes(alone(part("rms"), {"scale": [1.0]}, embed=1).env.add(embed=2))
+    yield Comparison("first decays", spec.constant("a_log", env).exp(), [[1.0, 2.0]] * 3)
+    steps = torch.nn.functional.softplus(spec.constant("dt_bias", env))
+    yield Comparison("first steps", steps, [0.001, 0.01, 0.1], near=1e-5)
+    wide = part("mamba").axes(env.add(embed=768))
+    yield Comparison("sizes of the first Mamba", [wide.size("inner"), wide.size("rank"), wide.size("state")], [1536, 48, 16])
+
+
+@oracle("mamba")
+def selective_forms() -> Iterator[Comparison]:
+    """The recurrence in both forms: an impulse in the first of two numbers of memory, which fade by 0.9 and 0.5."""
+    x, step = numbers([0.5] + [0.0] * 5).view(1, 6, 1), torch.ones(1, 6, 1, dtype=torch.float64)
+    a = numbers([[-0.10536051565782628, -0.6931471805599453]])
+    b, first, second = (numbers([row] * 6)[None] for row in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0]))
+    for scan in (selective.naive, selective.chunked):
+        y, left = scan(x, step, a, b, first, None, torch.zeros(1, 1, 2, dtype=torch.float64))
+        yield Comparison(scan.__name__, y.flatten(), IMPULSE)
+        yield Comparison(f"{scan.__name__}: left behind", left.flatten(), [0.295245, 0.015625])
+        y, _ = scan(x, step, a, b, second, None, torch.zeros(1, 1, 2, dtype=torch.float64))
+        yield Comparison(f"{scan.__name__}: the other number", y.flatten(), [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625])
+
+
+# -- S4 --------------------------------------------------------------------------------------------------------------------
+
+
+@oracle("s4")
+def one_real_number() -> Iterator[Comparison]:
+    """ā = 0.9 and c b̄ = 0.5: the same impulse as a recurrence, in chunks and as a convolution."""
+    log_a, b, c = (torch.complex(numbers([[v]]), numbers([[0.0]])) for v in (-0.10536051565782628, 0.5, 1.0))
+    u, line = numbers([1.0] + [0.0] * 5).view(1, 6, 1), line_of(row(6))
+    with using("reference"):
+        yield Comparison("a recurrence", space.space_scan(u, log_a, b, c, line, None)[0].flatten(), IMPULSE)
+    empty = torch.zeros(1, 1, 1, dtype=torch.complex128)
+    y, left = space.chunked(u, log_a, b, c, None, None, empty)
+    yield Comparison("in chunks", y.flatten(), IMPULSE)
+    yield Comparison("in chunks: left behind", left.real.flatten(), [0.295245])
+    y, left = space.convolved(u, log_a, b, c, empty)
+    yield Comparison("a convolution", y.flatten(), IMPULSE)
+    yield Comparison("a convolution: left behind", left.real.flatten(), [0.295245])
+
+
+@oracle("s4")
+def of_scipy() -> Iterator[Comparison]:
+    """A = −0.5 + 2i, C = 0.3 − 0.7i, Δ = 0.25: scipy.signal's cont2discrete and dlsim on the same system in real numbers."""
+    rules = {
+        "zoh": [0.214284166886, 0.285298602136, -0.153546078797, -0.259656283287],
+        "bilinear": [0.207213114754, 0.280156947057, -0.139092917909, -0.246571275415],
+    }
+    for rule, want in rules.items():
+        spec = part("s4", inner=1, state_size=1, rule=rule, act=part("identity"))
+        weights = {
+            "x.weight": [[1.0]],
+            "o.weight": [[1.0]],
+            "decay_log": [[-0.6931471805599453]],
+            "turn": [[2.0]],
+            "c": [[0.3, -0.7]],
+            "step_log": [-1.3862943611198906],
+            "skip": [0.0],
+        }
+        u = numbers([[[1.0], [0.0], [-2.0], [0.5]]])
+        yield Comparison(rule, alone(spec, weights, embed=1)(u, ctx(4)).flatten(), want)
+        skipping = alone(spec, {**weights, "skip": [3.0]}, embed=1)(u, ctx(4)).flatten()
+        yield Comparison(f"{rule}: a skip of 3", skipping[1:3], [want[1], want[2] - 6.0])
+
+
+@oracle("s4")
+def hippo() -> Iterator[Comparison]:
+    """A[n, k] = −√((2n+1)(2k+1)) below the diagonal, −(n+1) on it; eigenvalues of A + P Pᵀ by numpy."""
+    want = [
+        [-1.0, 0.0, 0.0, 0.0],
+        [-1.7320508076, -2.0, 0.0, 0.0],
+        [-2.2360679775, -3.8729833462, -3.0, 0.0],
+        [-2.6457513111, -4.5825756950, -5.9160797831, -4.0],
+    ]
+    yield Comparison("HiPPO-LegS", hippo_legs(4), want)
+    yield Comparison("legs: 6 eigenvalues", first_turns("legs", 3), [0.471477337479, 2.468241051345, 10.951506527994])
+    yield Comparison("lin: πn", first_turns("lin", 3), [0.0, 3.1415926536, 6.2831853072])
+    yield Comparison("inv: (6/π)(6/(2n+1) − 1)", first_turns("inv", 3), [9.5492965855, 1.9098593171, 0.3819718634])
+    spec = part("s4", inner=3, state_size=2)
+    env = spec.axes(alone(part("rms"), {"scale": [1.0]}, embed=1).env)
+    yield Comparison("first steps", spec.constant("step_log", env).exp(), [0.001, 0.01, 0.1])
+    yield Comparison("first decays", spec.constant("decay_log", env).exp(), [[0.5, 0.5]] * 3)
+    yield Comparison("first turns", spec.constant("turn", env), [[0.556501115084, 4.603293007067]] * 3)

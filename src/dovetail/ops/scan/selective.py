@@ -1,0 +1,115 @@
+"""A memory of many numbers a channel, each fading at its own pace: the selective scan of Mamba.
+
+    h_t = e^{Δ_t A} ∘ h_{t−1} + (Δ_t x_t) B_tᵀ          y_t = h_t C_t          A < 0: a memory fades, never grows
+
+Every channel and every number of its memory fades differently, so pairs of tokens cannot be weighed by one matmul, as where a
+whole head fades at one pace. The chunked form lets many runs of tokens go forward together instead:
+
+    a piece of the text    run 0: t = 0 … 63    run 1: t = 64 … 127    …     all at their first token, all at their second, …
+    first                  what each run would leave behind if nothing came before it; and from run to run, what really came
+    then                   each run once more, from what really came before it, read at every token
+
+Decays are powers e^{Δ A} ≤ 1 and only multiplied: nothing overflows. Work is linear in n. What is held at once is one piece; in
+training a piece is computed again when its gradient is asked for.
+
+Shapes: x, Δ, y (rows, n, channels)   A (channels, state)   B, C (rows, n, state)   h (rows, channels, state).   Gu & Dao 2023.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from dovetail.core.line import Line
+from dovetail.core.module import wide
+from dovetail.ops.form import chunk, readable
+
+SLAB = 65536  # numbers of memory that runs advance at once: enough to be worth a call, few enough to stay in cache
+
+
+def selective_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, line: Line, carry: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """y (rows, n, channels) and the memory afterwards; padding neither adds to it nor lets it fade."""
+    dtype, kept = x.dtype, wide(x.dtype)
+    dt, a, b, c = line.only_real(dt.to(kept)), a.to(kept), b.to(kept), c.to(kept)
+    added = dt * x.to(kept)
+    if carry is None:
+        carry = dt.new_zeros(x.shape[0], *a.shape)
+    form = naive if readable() or x.shape[1] == 1 else chunked
+    y, carry = form(added, dt, a, b, c, goes_on(line.document, kept), carry.to(kept))
+    return y.to(dtype), carry
+
+
+def goes_on(document: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """(rows, n) 1 where a token goes on with what came before, 0 where it begins a document; None: all go on."""
+    if document is None:
+        return None
+    return (document == F.pad(document, (1, 0))[:, :-1]).to(dtype)
+
+
+def naive(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, keep: Tensor | None, carry: Tensor) -> tuple[Tensor, Tensor]:
+    """Token by token; `x` is Δ x already."""
+    out: list[Tensor] = []
+    for t in range(x.shape[1]):
+        if keep is not None:
+            carry = carry * keep[:, t, None, None]
+        carry = (dt[:, t, :, None] * a).exp() * carry + x[:, t, :, None] @ b[:, t, None, :]
+        out.append((carry @ c[:, t, :, None])[..., 0])
+    return torch.stack(out, 1), carry
+
+
+def chunked(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, keep: Tensor | None, carry: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Piece by piece, each as many runs side by side as make a slab."""
+    n = x.shape[1]
+    run = min(chunk(), n)
+    piece = run * max(1, min(run, SLAB // carry.numel()))
+    again = torch.is_grad_enabled() and piece < n
+    out: list[Tensor] = []
+    for begin in range(0, n, piece):
+        x_, dt_, b_, c_ = (t[:, begin : begin + piece] for t in (x, dt, b, c))
+        given = (x_, dt_, a, b_, c_, None if keep is None else keep[:, begin : begin + piece], carry, run)
+        y, carry = checkpoint(in_runs, *given, use_reentrant=False, preserve_rng_state=False) if again else in_runs(*given)
+        out.append(y)
+    return torch.cat(out, 1), carry
+
+
+def in_runs(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, keep: Tensor | None, carry: Tensor, run: int
+) -> tuple[Tensor, Tensor]:
+    """One piece, its runs of `run` tokens side by side."""
+    n = x.shape[1]
+    rest = -n % run  # padded behind with tokens that add nothing and fade nothing
+    # tuples over the tokens of a run, each (rows, runs, 1 or channels, 1 or state)
+    xs = F.pad(x, (0, 0, 0, rest)).unflatten(1, (-1, run))[..., None].unbind(2)
+    bs = F.pad(b, (0, 0, 0, rest)).unflatten(1, (-1, run))[..., None, :].unbind(2)
+    cs = F.pad(c, (0, 0, 0, rest)).unflatten(1, (-1, run))[..., None].unbind(2)
+    steps = F.pad(dt, (0, 0, 0, rest)).unflatten(1, (-1, run))[..., None].unbind(2)
+    kept = None if keep is None else F.pad(keep, (0, rest), value=1.0).unflatten(1, (-1, run))[..., None, None].unbind(2)
+    fades = [(step * a).exp() for step in steps]
+    if kept is not None:
+        fades = [fade * k for fade, k in zip(fades, kept, strict=True)]
+    runs = xs[0].shape[1]
+    memory = carry[:, None]
+    if runs > 1:
+        left, through = xs[0] * bs[0], fades[0]
+        for i in range(1, run):
+            left, through = torch.addcmul(fades[i] * left, xs[i], bs[i]), fades[i] * through
+        came = [carry]
+        for i in range(runs - 1):
+            came.append(torch.addcmul(left[:, i], through[:, i], came[-1]))
+        memory = torch.stack(came, 1)
+    out: list[Tensor] = []
+    for i in range(run):
+        memory = torch.addcmul(fades[i] * memory, xs[i], bs[i])
+        out.append((memory @ cs[i])[..., 0])
+    return torch.stack(out, 2).flatten(1, 2)[:, :n], memory[:, -1]
+
+
+def selective_flops(n: int, channels: int, state: int) -> int:
+    """What the readable form multiplies over n tokens: an outer product into the memory, and C through it."""
+    return 4 * n * channels * state

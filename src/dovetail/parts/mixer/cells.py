@@ -1,0 +1,151 @@
+"""Recurrent cells as mixers: RNN, LSTM and GRU in the place of attention.
+
+    x = u W + b          h_t = cell(x_t, U h_{t−1})          out = h W_o
+
+`heads` cuts the memory in parts that know nothing of each other: U is block-diagonal. With one head, the default, the cell is
+that of the textbooks and of torch.nn. Only heads can be shared out over tensor-parallel ranks: within one, every number of the
+memory meets every other at every token.
+
+Shapes: u (rows, n, embed)   x (rows, n, heads, gates·head)   h, c (rows, heads, head)   U (heads, gates·head, head).
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.env import Env
+from dovetail.core.line import Line
+from dovetail.core.module import Linear, Module
+from dovetail.core.part import Problem, register
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.weight import State, Weight
+from dovetail.ops.scan.cell import Step, gru_step, lstm_step, rnn_step, unroll
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Cell(Recurrent):
+    """What the three have in common."""
+
+    TAPS = ("x", "h", "out")
+
+    gates: ClassVar[int] = 1  # how many numbers a token gives each number of memory
+    memories: ClassVar[tuple[str, ...]] = ("h",)
+    step: ClassVar[Step] = staticmethod(rnn_step)
+
+    inner: int | None = None  # numbers of memory in all; None: the width
+    heads: int = 1
+    bias: bool = True
+    out_bias: bool = False
+
+    def module(self) -> type[Module]:
+        return CellModule
+
+    def axes(self, env: Env) -> Env:
+        inner = self.inner or env.size("embed")
+        return env.add(heads=self.heads, head=inner // max(self.heads, 1), gates=self.gates)
+
+    def weights(self, env: Env) -> list[Weight]:
+        stream, inner, made = ("embed",), ("heads", "head"), ("heads", "gates", "head")
+        declared = [Weight(name="x.weight", out=made, inp=stream), Weight(name="o.weight", out=stream, inp=inner)]
+        if self.bias:
+            declared += [Weight(name="x.bias", out=made, init="const", role="bias")]
+        if self.out_bias:
+            declared += [Weight(name="o.bias", out=stream, init="zeros", role="bias", tp="once")]
+        return [*declared, Weight(name="u", batch=("heads",), out=("gates", "head"), inp=("head",))]
+
+    def constant(self, name: str, env: Env) -> Tensor:
+        return torch.zeros(env.size("heads", "gates", "head"), dtype=torch.float64)
+
+    def state(self, env: Env) -> list[State]:
+        if not env.decodes:
+            return []
+        return [State(name=name, axes=("heads", "head"), per="sequence", wide=True) for name in self.memories]
+
+    def check(self, env: Env) -> list[Problem]:
+        inner = self.inner or env.size("embed")
+        for name, value in (("inner", inner), ("heads", self.heads)):
+            if value < 1:
+                return [Problem(name, f"{value} is not above 0")]
+        if inner % self.heads:
+            return [Problem("heads", f"{self.heads} does not divide the {inner} numbers of memory", "or set `inner`")]
+        return []
+
+    def region(self) -> bool:
+        return True
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"inner": [20, 12], "heads": [1, 2, 4], "bias": [True, False], "out_bias": [False, True]}
+
+
+class CellModule(RecurrentModule):
+    """u (rows, n, embed) -> like u."""
+
+    part: Cell
+    x: Linear
+    o: Linear
+    u: Tensor
+
+    def setup(self) -> None:
+        self.head = self.env.size("head")
+
+    def recur(self, x: Tensor, line: Line, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+        x = ctx.tap(self, "x", self.x(x).unflatten(-1, (-1, self.part.gates * self.head)))
+        if carry is None:
+            carry = (x.new_zeros(x.shape[0], x.shape[2], self.head),) * len(self.part.memories)
+        h, carry = unroll(self.part.step, x, self.u, self.on_held(), line, carry)
+        h = ctx.tap(self, "h", h)
+        return ctx.tap(self, "out", self.o(h.flatten(-2))), carry
+
+    def on_held(self) -> Tensor | None:
+        """(heads, gates·head) added to U h; None: nothing."""
+        return None
+
+
+@register("rnn")
+class Rnn(Cell):
+    """A plain recurrent cell: h = tanh(x + U h) (Elman 1990)."""
+
+
+@register("lstm")
+class Lstm(Cell):
+    """A cell with a second memory, only added to and scaled: gradients reach far back (Hochreiter & Schmidhuber 1997)."""
+
+    gates: ClassVar[int] = 4
+    memories: ClassVar[tuple[str, ...]] = ("h", "c")
+    step: ClassVar[Step] = staticmethod(lstm_step)
+
+    def constant(self, name: str, env: Env) -> Tensor:
+        start = super().constant(name, env).view(env.size("heads"), self.gates, -1)
+        start[:, 1] = 1.0  # the forget gate starts open (Gers et al. 2000)
+        return start.flatten()
+
+
+@register("gru")
+class Gru(Cell):
+    """A cell that mixes what it holds with something new by one gate (Cho et al. 2014; as in torch, reset comes behind U)."""
+
+    gates: ClassVar[int] = 3
+    step: ClassVar[Step] = staticmethod(gru_step)
+
+    def module(self) -> type[Module]:
+        return GruModule
+
+    def weights(self, env: Env) -> list[Weight]:
+        held = [Weight(name="held_bias", out=("heads", "head"), init="zeros", role="bias")]
+        return super().weights(env) + (held if self.bias else [])
+
+
+class GruModule(CellModule):
+    """With the one bias that the reset gate scales; all others are in x."""
+
+    held_bias: Tensor
+
+    def on_held(self) -> Tensor | None:
+        return F.pad(self.held_bias.unflatten(0, (-1, self.head)), (2 * self.head, 0)) if self.part.bias else None

@@ -1,0 +1,99 @@
+"""Mamba and S4 as parts: what ranks share out, errors, and S4 against scipy's discretisation of HiPPO's own system."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.signal import cont2discrete, dlsim
+
+from dovetail.build import build
+from dovetail.core.at import At
+from dovetail.core.check import advice
+from dovetail.core.ctx import Ctx
+from dovetail.core.errors import SpecError
+from dovetail.core.fold import declared
+from dovetail.dist.place import cut_of, regions
+from dovetail.laws.oracle import alone, part
+from dovetail.parts.mixer.s4 import first_turns, hippo_legs
+from dovetail.spec import from_yaml
+
+MAMBA = "{width: 28, vocab: 62, layers: [{mixer: {kind: mamba, inner: 36, state_size: 5, rank: 3, norm: rms}, ffn: null}]}"
+
+
+def test_ranks_share_out_channels_and_nothing_else() -> None:
+    spec = from_yaml(MAMBA)
+    (region,) = regions(spec)
+    assert region.shared_out == region.summed == {"inner"}
+    cuts = {d.weight.name: cut_of(d, region, 2) for d in declared(spec) if region.holds(d.path)}
+    along = {name: None if cut is None else cut.dim for name, cut in cuts.items()}
+    assert {name: along[name] for name in ("low.weight", "b.weight", "c.weight", "o.weight")} == dict.fromkeys(
+        ("low.weight", "b.weight", "c.weight", "o.weight"), 1
+    )
+    assert {name: along[name] for name in ("x.weight", "dt.weight", "dt_bias", "a_log", "conv", "skip")} == dict.fromkeys(
+        ("x.weight", "dt.weight", "dt_bias", "a_log", "conv", "skip"), 0
+    )
+    assert along["scale"] is None
+
+
+@pytest.mark.parametrize(
+    ("mixer", "problem"),
+    [
+        ("{kind: mamba, taps_wide: 1}", "layers.0.mixer.taps_wide: 1 sees no token but its own"),
+        ("{kind: mamba, rank: 0}", "layers.0.mixer.rank: 0 is not above 0"),
+        ("{kind: s4, state_size: 0}", "layers.0.mixer.state_size: 0 is not above 0"),
+    ],
+)
+def test_errors_come_before_any_tensor(mixer: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        build(from_yaml(f"{{width: 28, vocab: 62, layers: [{{mixer: {mixer}}}]}}"))
+
+
+@pytest.mark.parametrize("kind", ["mamba", "s4", "lstm"])
+def test_a_short_text_is_advised_to_attend(kind: str) -> None:
+    spec = from_yaml(f"{{width: 512, vocab: 62, layers: [{{mixer: {{kind: {kind}}}}}]}}")
+    assert [path for path, _ in advice(spec, 100)] == ["layers.0.mixer"]
+    assert advice(spec, 512) == []
+
+
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+@pytest.mark.parametrize("n", [9, 150])  # in chunks, and by FFT
+def test_s4_is_the_system_of_scipy(rule: str, n: int) -> None:
+    """The normal part of HiPPO-LegS in its own real coordinates, discretised and simulated by scipy; ours diagonal, complex."""
+    size, step = 6, 0.05
+    p = np.sqrt(np.arange(size) + 0.5)
+    normal = hippo_legs(size).numpy() + p[:, None] * p
+    values, vectors = np.linalg.eig(normal)
+    upper = np.argsort(values.imag)[size // 2 :]
+    assert np.allclose(values[upper].imag, first_turns("legs", size // 2), atol=1e-9)
+    assert np.allclose(values.real, -0.5, atol=1e-9)
+    rng = np.random.default_rng(0)
+    column, row = rng.normal(size=(size, 1)), rng.normal(size=(1, size))
+    discrete = cont2discrete((normal, column, row, np.zeros((1, 1))), step, method=rule)
+    u = rng.normal(size=n)
+    _, want, _ = dlsim((discrete[0], discrete[1], row, np.zeros((1, 1)), step), np.append(u, 0.0))
+    # in eigenvectors' coordinates; B is 1 there, so C carries both
+    c = (row @ vectors)[0, upper] * (np.linalg.inv(vectors) @ column)[upper, 0]
+    weights = {
+        "x.weight": [[1.0]],
+        "o.weight": [[1.0]],
+        "decay_log": [[float(np.log(0.5))] * 3],
+        "turn": [first_turns("legs", 3).tolist()],
+        "c": [np.stack([c.real, c.imag], -1).flatten().tolist()],
+        "step_log": [float(np.log(step))],
+        "skip": [0.0],
+    }
+    module = alone(part("s4", inner=1, state_size=3, rule=rule, act=part("identity")), weights, embed=1)
+    got = module(torch.from_numpy(u).view(1, n, 1), Ctx(at=At.whole(1, n)))
+    assert np.abs(got.detach().numpy()[0, :, 0] - want[1:, 0]).max() < 1e-10
+
+
+def test_later_tokens_of_a_short_text_leave_s4_untouched_to_the_last_bit() -> None:
+    model = build(from_yaml("{width: 28, vocab: 62, layers: [{mixer: s4, ffn: null}]}"))
+    tokens = torch.arange(40)[None]
+    other = tokens.clone()
+    other[0, 30:] = 0
+    with torch.no_grad():
+        one, two = (model(t, Ctx(at=At.whole(1, 40))) for t in (tokens, other))
+    assert torch.equal(one[:, :30], two[:, :30])
+    assert not torch.equal(one[:, 30:], two[:, 30:])
