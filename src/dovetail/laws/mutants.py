@@ -20,6 +20,7 @@ from dovetail.laws import (
     planted_latent,
     planted_linear,
     planted_recurrent,
+    planted_selected,
     ported,
     sharded,
 )
@@ -47,6 +48,7 @@ AREAS = (
     planted_latent,
     planted_linear,
     planted_recurrent,
+    planted_selected,
 )
 
 # -- the table -------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dovetail.parts.mixer import (
     linear,
     mamba,
     mamba2,
+    native_sparse,
     rwkv,
     s4,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "mamba2",
     "mlp",
     "moe",
+    "native_sparse",
     "near",
     "none",
     "norm",

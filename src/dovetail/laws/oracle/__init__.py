@@ -15,6 +15,7 @@ from dovetail.laws.oracle import (
     norm,
     position,
     scaling,
+    selected,
     state_space,
     wire,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "part",
     "position",
     "scaling",
+    "selected",
     "state_space",
     "wire",
 ]

@@ -10,6 +10,7 @@ A random pick depends on block numbers alone: the same for any length, chunking 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -111,11 +112,10 @@ class Random(Mask):
         return _hash(block[..., None], torch.arange(self.count, device=block.device), self.seed) % (block[..., None] + 1)
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
-        if q.low // self.size != q.high // self.size or k.low // self.size != k.high // self.size:
-            return Fill.PART
-        late, early = max(q.low, k.low) // self.size, min(q.low, k.low) // self.size
-        on = any(_hash(late, i, self.seed) % (late + 1) == early for i in range(self.count))
-        return Fill.FULL if on else Fill.EMPTY
+        a, b = (range(span.low // self.size, span.high // self.size + 1) for span in (q, k))
+        on = any(pick in b for block in a for pick in _picks(block, self.count, self.seed))
+        on = on or any(pick in a for block in b for pick in _picks(block, self.count, self.seed))
+        return Fill.EMPTY if not on else Fill.FULL if len(a) == len(b) == 1 else Fill.PART
 
     def check(self, env: Env) -> list[Problem]:
         return _at_least("size", self.size, 1) + _at_least("count", self.count, 1)
@@ -123,6 +123,12 @@ class Random(Mask):
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {"size": [3, 4], "count": [1, 2], "seed": [0, 7]}
+
+
+@lru_cache(maxsize=2**16)
+def _picks(block: int, count: int, seed: int) -> tuple[int, ...]:
+    """The blocks that one block picks."""
+    return tuple(_hash(block, i, seed) % (block + 1) for i in range(count))
 
 
 def _hash(block: Any, pick: Any, seed: int) -> Any:
