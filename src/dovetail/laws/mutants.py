@@ -21,6 +21,7 @@ from dovetail.laws import (
     planted_linear,
     planted_recurrent,
     planted_selected,
+    planted_stream,
     ported,
     sharded,
 )
@@ -49,6 +50,7 @@ AREAS = (
     planted_linear,
     planted_recurrent,
     planted_selected,
+    planted_stream,
 )
 
 # -- the table -------------------------------------------------------------------------------------------------------------

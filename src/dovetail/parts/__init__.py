@@ -18,7 +18,7 @@ from dovetail.parts.mixer import (
     rwkv,
     s4,
 )
-from dovetail.parts.position import alibi, learned, none, relative, rope, scaling, sinusoidal
+from dovetail.parts.position import alibi, learned, none, relative, rope, scaling, sinusoidal, streaming
 
 __all__ = [
     "act",
@@ -52,6 +52,7 @@ __all__ = [
     "scaling",
     "sinusoidal",
     "sparse",
+    "streaming",
 ]
 
 for offered in entry_points(group="dovetail.parts"):

@@ -17,6 +17,7 @@ from dovetail.laws.oracle import (
     scaling,
     selected,
     state_space,
+    stream,
     wire,
 )
 from dovetail.laws.oracle.registry import (
@@ -59,5 +60,6 @@ __all__ = [
     "scaling",
     "selected",
     "state_space",
+    "stream",
     "wire",
 ]

@@ -71,7 +71,11 @@ class Attention(Mixer):
         return {"position": self.position, **norms}
 
     def scope(self, env: Env, child: str) -> Env:
-        env = dc.replace(env, decodes=bool(self.state(env)))
+        remembered = self.state(env)
+        env = dc.replace(env, decodes=bool(remembered))
+        for state in remembered:
+            if state.window is not None:  # a position may count inside a memory that does not grow
+                env = env.add(cache=state.keep + state.window, kept=state.keep)
         if not self.qk_norm_whole:
             return env.bind(dim="head")
         return env.bind(dim=("heads", "head") if child == "q_norm" else ("kv_heads", "head"))
