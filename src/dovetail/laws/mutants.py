@@ -16,6 +16,7 @@ from dovetail.dist import context, shard
 from dovetail.laws import (
     planted,
     planted_cells,
+    planted_early,
     planted_experts,
     planted_latent,
     planted_linear,
@@ -45,6 +46,7 @@ from dovetail.state.pool import Pool
 
 AREAS = (
     planted_cells,
+    planted_early,
     planted_experts,
     planted_latent,
     planted_linear,

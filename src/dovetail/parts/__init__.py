@@ -6,12 +6,14 @@ from dovetail.parts import act, embed, feature, head, init, norm
 from dovetail.parts.ffn import glu, mlp, moe, router
 from dovetail.parts.mask import join, near, sparse
 from dovetail.parts.mixer import (
+    additive,
     attention,
     cells,
     gated_delta,
     gated_linear,
     latent,
     linear,
+    linformer,
     mamba,
     mamba2,
     native_sparse,
@@ -22,6 +24,7 @@ from dovetail.parts.position import alibi, learned, none, relative, rope, scalin
 
 __all__ = [
     "act",
+    "additive",
     "alibi",
     "attention",
     "cells",
@@ -36,6 +39,7 @@ __all__ = [
     "latent",
     "learned",
     "linear",
+    "linformer",
     "mamba",
     "mamba2",
     "mlp",

@@ -3,6 +3,7 @@
 from dovetail.laws.oracle import (
     act,
     cells,
+    early,
     embed,
     experts,
     ffn,
@@ -42,6 +43,7 @@ __all__ = [
     "cells",
     "check_oracles",
     "comparisons",
+    "early",
     "embed",
     "experts",
     "ffn",
