@@ -2,10 +2,16 @@
 
     sites -> one is chosen -> a fresh process imports the package with that file changed -> oracles and laws -> killed or not
 
-Left alone: `samples`, `excepts` and `idle` (what the laws try), `check` and `advise` (words, held by tests), `cost` (which
-kernel runs, not what it computes), texts and docstrings. Before any mutant the code as it is must pass the same questions.
+Left alone, by the name of the function: `samples`, `excepts` (with `shifts_keys`, which only it asks), `idle`, `example` and
+`labels`: what the laws try; `check`, `advise` and `refuse_beyond`: words, held by tests; in ops/ `cost`: which kernel runs, not
+what it computes; and texts and docstrings. Before any mutant the code as it is must pass the same questions.
+
+The most telling questions come first, and the first complaint ends it: the literal numbers of kinds that live in the changed
+file, of kinds whose file uses it, of all others; then every law on a few specs that hold these kinds, the dearest law last.
+
 The process is forked from one that has torch and nothing of ours, so that nothing imported before can hide the change; for
-the same reason this file imports only our errors at the top.
+the same reason this file imports only our errors at the top. It is held to so much memory and processor time: a mutant that
+loops for ever is caught by that, and a busy machine does not make a slow one look caught.
 """
 
 from __future__ import annotations
@@ -17,7 +23,9 @@ import importlib.machinery
 import importlib.util
 import multiprocessing as mp
 import random
+import resource
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -28,11 +36,18 @@ from dovetail.core.errors import DovetailError
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("parts", "ops")
-LEFT_ALONE = frozenset(
-    {"samples", "check", "advise", "excepts", "shifts_keys", "idle", "cost", "refuse_beyond", "example", "labels"}
+LEFT_ALONE = {
+    "parts": frozenset({"samples", "check", "advise", "excepts", "shifts_keys", "idle", "refuse_beyond", "example", "labels"}),
+    "ops": frozenset({"cost"}),
+}
+SECONDS = 120  # of the processor, several times what all questions take: a mutant that hangs is as good as caught
+PATIENCE = (
+    10  # times that by the clock, for one that waits for ever: long, since other work may leave it little of the processor
 )
-SECONDS = 400.0  # a mutant that hangs is as good as caught
+MEMORY = 6 * 2**30  # bytes of address space; the code as it is runs within them too
 SPECS = 6  # wirings tried for a mutant that the oracles let pass
+LAST = ("every_field",)  # builds a model for each field: as dear as all other laws together
+COMPILED = 2  # of the wirings so many are compiled at the very end
 PARALLEL = 2
 
 FLIPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -54,39 +69,61 @@ FLIPPED: dict[type[ast.AST], type[ast.AST]] = {
 
 
 class Site(NamedTuple):
-    """One possible mutation: the file, its number in the file, the line, and what it does."""
+    """One possible mutation: the file, its number in the file, the line, what it does, and in which class and function."""
 
     file: str
     number: int
     line: int
     what: str
+    within: str
+
+    @property
+    def module(self) -> str:
+        """The module's name."""
+        return _module(self.file)
+
+    @property
+    def name(self) -> str:
+        """How it is told to a person."""
+        return f"{self.file}:{self.line} {self.what}"
+
+
+def _module(file: str) -> str:
+    return "dovetail." + file.removesuffix(".py").replace("/", ".")
 
 
 class _Visitor(ast.NodeTransformer):
     """Counts mutations, and makes the one with the wanted number."""
 
-    def __init__(self, wanted: int | None = None) -> None:
-        self.wanted, self.count = wanted, 0
-        self.found: list[tuple[int, str]] = []
+    def __init__(self, wanted: int | None = None, room: str = "parts") -> None:
+        self.left_alone, self.wanted, self.count = LEFT_ALONE[room], wanted, 0
+        self.found: list[tuple[int, str]] = []  # line and what, and for each …
+        self.places: list[str] = []  # … the class and function it stands in
         self.depth = 0
+        self.within: list[str] = []
 
     def offer(self, node: Any, what: str, change: Callable[[Any], ast.AST]) -> ast.AST | None:
         """Number one mutation; the changed node where it is the wanted one."""
         self.found.append((node.lineno, what))
+        self.places.append(".".join(self.within))
         self.count += 1
         return change(copy.deepcopy(node)) if self.count - 1 == self.wanted else None
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        if node.name in LEFT_ALONE:
+        if node.name in self.left_alone:
             return node
         self.depth += 1
+        self.within.append(node.name)
         body = node.body[1:] if ast.get_docstring(node) else node.body
         node.body[len(node.body) - len(body) :] = [self.visit(statement) for statement in body]
+        self.within.pop()
         self.depth -= 1
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self.within.append(node.name)
         node.body = [self.visit(s) if isinstance(s, (ast.FunctionDef, ast.ClassDef)) else s for s in node.body]
+        self.within.pop()
         return node
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
@@ -156,29 +193,52 @@ def _with_op(node: Any, op: type[ast.AST]) -> ast.AST:
     return node
 
 
+def _files() -> list[Path]:
+    """What may be changed: every file of the rooms."""
+    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")) if path.name != "__init__.py"]
+
+
+def _visited(file: str, wanted: int | None = None) -> tuple[_Visitor, ast.AST]:
+    visitor = _Visitor(wanted, file.partition("/")[0])
+    return visitor, visitor.visit(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+
+
 def sites() -> list[Site]:
     """Every possible mutation."""
-    found: list[Site] = []
-    for path in (p for room in ROOMS for p in sorted((ROOT / room).rglob("*.py")) if p.name != "__init__.py"):
-        visitor = _Visitor()
-        visitor.visit(ast.parse(path.read_text(encoding="utf-8")))
-        name = str(path.relative_to(ROOT))
-        found += [Site(name, number, line, what) for number, (line, what) in enumerate(visitor.found)]
-    return found
+    visited = {name: _visited(name)[0] for name in (path.relative_to(ROOT).as_posix() for path in _files())}
+    return [
+        Site(name, number, line, what, within)
+        for name, visitor in visited.items()
+        for number, ((line, what), within) in enumerate(zip(visitor.found, visitor.places, strict=True))
+    ]
 
 
 def mutated(site: Site) -> str:
     """The file's source with the mutation."""
-    tree = _Visitor(site.number).visit(ast.parse((ROOT / site.file).read_text(encoding="utf-8")))
-    return ast.unparse(ast.fix_missing_locations(tree))
+    return ast.unparse(ast.fix_missing_locations(_visited(site.file, site.number)[1]))
+
+
+def users(module: str) -> set[str]:
+    """The modules of the rooms that import this one, however indirectly, and itself."""
+    imported = {_module(path.relative_to(ROOT).as_posix()): _imported(path) for path in _files()}
+    found = {module}
+    while more := {name for name, used in imported.items() if used & found} - found:
+        found |= more
+    return found
+
+
+def _imported(path: Path) -> set[str]:
+    """Every dotted name a file imports: of `from a import b` both a and a.b, which may be a module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    return {name for node in named for alias in node.names for name in (node.module or "", f"{node.module}.{alias.name}")}
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Gives the changed source for one module, and leaves all others alone."""
 
     def __init__(self, site: Site) -> None:
-        self.name = "dovetail." + site.file.removesuffix(".py").replace("/", ".")
-        self.source, self.path = mutated(site), str(ROOT / site.file)
+        self.name, self.source, self.path = site.module, mutated(site), str(ROOT / site.file)
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         return importlib.util.spec_from_loader(fullname, self, origin=self.path) if fullname == self.name else None
@@ -190,7 +250,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def judge(site: Site | None, seed: int, answer: Any) -> None:
     """The job of a fresh process: import with the change, ask oracles and laws, say what noticed first."""
     try:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         if site is not None:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+            warnings.simplefilter("ignore")
             sys.meta_path.insert(0, _Finder(site))
         answer.send(_first_complaint(site, seed))
     except BaseException as error:  # a package that no longer imports is caught too
@@ -198,28 +262,49 @@ def judge(site: Site | None, seed: int, answer: Any) -> None:
 
 
 def _first_complaint(site: Site | None, seed: int) -> str:
+    """What noticed first: a literal number, then a law; nothing where nobody did. Of the code as it is all specs are asked."""
     import torch
 
     torch.set_num_threads(1)
-    from dovetail.core.part import KINDS, walk_spec
-    from dovetail.laws.case import LAWS
+    from dovetail.core.part import KINDS, Part, walk_spec
+    from dovetail.laws.case import LAWS, Case
     from dovetail.laws.oracle import ask_kinds, check_oracles
-    from dovetail.laws.suite import try_spec
+    from dovetail.laws.suite import exceptions, try_law
     from dovetail.laws.wiring import quick_specs
-    from dovetail.spec import to_yaml
 
-    for kind in ask_kinds():
+    module, within = (site.module, site.within.partition(".")[0]) if site is not None else ("", "")
+    using = users(module)
+
+    def near(kind: str) -> int:
+        home = KINDS[kind].__module__
+        return 2 if home == module else 1 if home in using else 0
+
+    def telling(spec: Part) -> tuple[int, int, int]:
+        """How many of its kinds are computed by the changed class, live in the changed file, or use it."""
+        held = {part.kind: part for _, part in walk_spec(spec)}
+        changed = sum((module, within) in {(c.__module__, c.__name__) for c in _classes(part)} for part in held.values())
+        return changed, sum(near(kind) == 2 for kind in held), sum(near(kind) == 1 for kind in held)
+
+    for kind in sorted(ask_kinds(), key=near, reverse=True):
         for failure in check_oracles([kind]):
             return f"own_number: {failure}"[:200]
-    module = "dovetail." + (site.file.removesuffix(".py").replace("/", ".") if site is not None else "")
-    mine = {kind for kind, cls in KINDS.items() if cls.__module__ == module}
-    specs = sorted(quick_specs(seed, 24), key=lambda s: -len(mine & {part.kind for _, part in walk_spec(s)}))
-    names = [law.name for law in LAWS.values() if not law.dear and law.name != "ported"]
-    for spec in specs[:SPECS] if site is not None else specs:
-        for outcome in try_spec(to_yaml(spec), names, seed):
+    specs = sorted(quick_specs(seed, 24), key=telling, reverse=True)[: SPECS if site is not None else None]
+    cases = [Case(spec, seed) for spec in specs]
+    declared = [exceptions(spec) for spec in specs]
+    names = [law.name for law in LAWS.values() if not law.dear and law.name not in ("ported", *LAST)]
+    compiled = cases[: COMPILED if site is not None else None]
+    for name, asked in [*((name, cases) for name in (*names, *LAST)), ("compiled", compiled)]:
+        for case, excepted in zip(asked, declared, strict=False):
+            outcome = try_law(case, name, excepted.get(name, []))
             if outcome.state == "failed":
                 return f"{outcome.law}: {outcome.detail}"[:200]
     return ""
+
+
+def _classes(part: Any) -> list[type]:
+    """The classes a part and its module are made of."""
+    made = part.module()
+    return [*type(part).__mro__, *(() if made is None else made.__mro__)]
 
 
 def _try(site: Site | None, seed: int) -> tuple[Site | None, str]:
@@ -229,9 +314,10 @@ def _try(site: Site | None, seed: int) -> tuple[Site | None, str]:
     process = context.Process(target=judge, args=(site, seed, there), daemon=True)
     process.start()
     there.close()
+    patience = None if site is None else PATIENCE * SECONDS  # the code as it is has four times as many specs to pass
     try:
-        said = here.recv() if here.poll(SECONDS) else f"no answer in {SECONDS:.0f} s"
-    except EOFError:
+        said = here.recv() if here.poll(patience) else f"no answer in {patience} s"
+    except EOFError:  # also what is left of one that ran out of its processor time
         said = "the process died"
     process.kill()
     process.join()
@@ -241,6 +327,8 @@ def _try(site: Site | None, seed: int) -> tuple[Site | None, str]:
 def run_random(count: int, seed: int, told: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:
     """`count` mutations chosen by `seed`; {mutants, caught, rows, survivors}."""
     mp.get_context("forkserver").set_forkserver_preload(["torch"])
+    if told is not None:
+        told(0, count, "the code as it is")
     _, complaint = _try(None, seed)
     if complaint:
         raise DovetailError(f"the code as it is does not pass: {complaint}")
@@ -249,8 +337,7 @@ def run_random(count: int, seed: int, told: Callable[[int, int, str], None] | No
     rows: list[dict[str, Any]] = []
     for site, said in _tried(chosen, seed):
         assert site is not None
-        name = f"{site.file}:{site.line} {site.what}"
-        rows.append({"name": name, "caught": bool(said), "by": said})
+        rows.append({"name": site.name, "within": site.within, "caught": bool(said), "by": said})
         if told is not None:
             told(len(rows), len(chosen), f"{sum(not row['caught'] for row in rows)} live")
     rows.sort(key=lambda row: (row["caught"], row["name"]))

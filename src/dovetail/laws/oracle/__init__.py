@@ -9,6 +9,7 @@ from dovetail.laws.oracle import (
     ffn,
     head,
     init,
+    kernel,
     latent,
     linear,
     mask,
@@ -19,6 +20,7 @@ from dovetail.laws.oracle import (
     selected,
     state_space,
     stream,
+    tiling,
     wire,
 )
 from dovetail.laws.oracle.registry import (
@@ -49,6 +51,7 @@ __all__ = [
     "ffn",
     "head",
     "init",
+    "kernel",
     "latent",
     "linear",
     "mask",
@@ -63,5 +66,6 @@ __all__ = [
     "selected",
     "state_space",
     "stream",
+    "tiling",
     "wire",
 ]

@@ -13,6 +13,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.module import tensor_at
 from dovetail.laws.oracle.registry import Comparison, oracle
 from dovetail.laws.oracle.stand import alone, numbers, part
+from dovetail.ops.loss import chunked_cross_entropy
 
 ROW = [[[90.0, -70.0], [1.0, 2.0], [3.0, 6.0]]]  # padding, then two tokens
 TABLE = [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
@@ -45,6 +46,26 @@ def lm() -> Iterator[Comparison]:
         one = tensor_at(model, "head.table") is tensor_at(model, "embed.table")
         found = sum(name in ("head.table", "embed.table") for name, _ in model.named_parameters())
         yield Comparison(f"tables, tied {tied}", [found, int(one)], [tables, int(tables == 1)], near=0)
+
+
+@oracle("lm")
+def loss_in_chunks() -> Iterator[Comparison]:
+    """Logits 1, 2, 3 three times, labels 1, 2 and none: 1.40760596 and 0.40760596, in the mean 0.90760596, in one chunk or
+    in several. The gradient of the first: (softmax − (0, 1, 0))/2 = (0.04501529, −0.37763576, 0.33262048) through the table."""
+    table, labels = numbers(TABLE), torch.tensor([[1, 2, -100]])
+    for chunk in (1, 2, 3, 1024):
+        x = numbers([[[1.0, 2.0]] * 3]).requires_grad_()
+        loss = chunked_cross_entropy(lambda part: part @ table.T, x, labels, chunk)
+        loss.backward()
+        assert x.grad is not None
+        yield Comparison(f"chunks of {chunk}", loss, 0.90760596)
+        yield Comparison(f"gradients, chunks of {chunk}", x.grad[0, ::2], [[0.37763576, -0.04501529], [0.0, 0.0]])
+        nothing = chunked_cross_entropy(lambda part: part @ table.T, x, labels.new_full((1, 3), -100), chunk)
+        yield Comparison(f"no label at all, chunks of {chunk}", nothing, 0.0, near=0)
+        # half precision is summed in single
+        half = chunked_cross_entropy(lambda part: part @ table.T.bfloat16(), x.detach().bfloat16(), labels, chunk)
+        yield Comparison(f"half precision, chunks of {chunk}", str(half.dtype), "torch.float32")
+        yield Comparison(f"its loss, chunks of {chunk}", half, 0.90760596)
 
 
 @oracle("masked")
@@ -93,6 +114,10 @@ def pooled() -> Iterator[Comparison]:
     expected = {"first": [[1.0, 2.0]], "last": [[3.0, 6.0]], "mean": [[2.0, 4.0]]}
     for how, vector in expected.items():
         yield Comparison(how, alone(part("pooled", how=how), embed=2)(numbers(ROW), _left()), vector)
+    # a row without a single token still gets an answer, which nobody reads: some place of it, or 0 as the mean of nothing
+    empty = Ctx(at=At.padded([0], 3))
+    for how, vector in (("first", [[3.0, 6.0]]), ("last", [[90.0, -70.0]]), ("mean", [[0.0, 0.0]])):
+        yield Comparison(f"{how} of nothing", alone(part("pooled", how=how), embed=2)(numbers(ROW), empty), vector)
     unit = alone(part("pooled", unit=True), embed=2)(numbers(ROW), _left())
     yield Comparison("unit", unit, [[0.44721360, 0.89442719]])
     weights = {"out.weight": [[2.0, 0.0], [0.0, -0.5]], "out.bias": [0.0, 0.5]}

@@ -56,24 +56,35 @@ def _contradictions(mask: Any) -> int:
     return wrong
 
 
+def _said(mask: Any) -> list[Any]:
+    """What the mask says of itself."""
+    return [mask.order(), mask.reach(), mask.kept(), mask.relative(), mask.regroup(), mask.flag()]
+
+
 def _hold(mask: Any, rows: list[str], tiles: list[str], says: list[Any]) -> Iterator[Comparison]:
-    """The drawing, the tiles, and what the mask says of itself: order, reach and how many first tokens are kept."""
+    """The drawing, the tiles, and what the mask says of itself: order, reach, how many first tokens are kept, whether the
+    distance alone decides, modulo what tokens see only each other, and the flag that kernels know it by."""
     yield Comparison("drawn", _drawn(mask, len(rows)), rows)
     yield Comparison("tiles", _tiles(mask), tiles)
-    yield Comparison("order, reach, kept", [mask.order(), mask.reach(), mask.kept()], says)
+    yield Comparison("order, reach, kept, relative, regrouped by, flag", _said(mask), says)
     yield Comparison("tiles that contradict it", _contradictions(mask), 0, near=0)
 
 
 @oracle("everything")
 def everything() -> Iterator[Comparison]:
     """All of the document."""
-    yield from _hold(part("everything"), ["###", "###", "###"], ["####"] * 4, ["both", None, 0])
+    yield from _hold(part("everything"), ["###", "###", "###"], ["####"] * 4, ["both", None, 0, True, 1, "all"])
 
 
 @oracle("causal")
 def causal() -> Iterator[Comparison]:
     """Itself and what came before."""
-    yield from _hold(part("causal"), ["#···", "##··", "###·", "####"], ["+···", "#+··", "##+·", "###+"], ["causal", None, 0])
+    yield from _hold(
+        part("causal"),
+        ["#···", "##··", "###·", "####"],
+        ["+···", "#+··", "##+·", "###+"],
+        ["causal", None, 0, True, 1, "causal"],
+    )
     yield Comparison("tiles of one", _tiles(part("causal"), 3, 1), ["#··", "##·", "###"])
     # documents, padding and rows of a flat batch are told apart whatever the mask
     at = At.packed([[2, 1]], 4)
@@ -88,9 +99,9 @@ def causal() -> Iterator[Comparison]:
 def window() -> Iterator[Comparison]:
     """The nearest, itself counted; the first `keep` for ever."""
     two = ["##···", "###··", "·###·", "··###", "···##"]
-    yield from _hold(part("window", size=2), two, ["#+··", "+#+·", "·+#+", "··+#"], ["both", 2, 0])
+    yield from _hold(part("window", size=2), two, ["#+··", "+#+·", "·+#+", "··+#"], ["both", 2, 0, True, 1, None])
     kept = ["##···", "###··", "####·", "#·###", "#··##"]
-    yield from _hold(part("window", size=2, keep=1), kept, ["#+··", "+#+·", "++#+", "+·+#"], ["both", 2, 1])
+    yield from _hold(part("window", size=2, keep=1), kept, ["#+··", "+#+·", "++#+", "+·+#"], ["both", 2, 1, False, 1, None])
     near = part("causal") & part("window", size=4)
     yield Comparison("w = 4, position 9", _sees(near, 9), [6, 7, 8, 9], near=0)
     yield Comparison("pairs of 10 tokens", [pairs(part("causal"), 10), pairs(near, 10)], [55, 34], near=0)  # 1 + 2 + 3 + 7·4
@@ -104,29 +115,29 @@ def window() -> Iterator[Comparison]:
 @oracle("prefix")
 def prefix() -> Iterator[Comparison]:
     """The first tokens, seen by all."""
-    yield from _hold(part("prefix", length=2), ["##··", "##··", "##··", "##··"], ["#···"] * 4, ["both", 2, 2])
+    yield from _hold(part("prefix", length=2), ["##··", "##··", "##··", "##··"], ["#···"] * 4, ["both", 2, 2, False, 1, None])
     joined = part("causal") | part("prefix", length=3)
     rows = ["###··", "###··", "###··", "####·", "#####"]
-    yield from _hold(joined, rows, ["#+··", "#+··", "##+·", "###+"], ["ahead", None, 3])
+    yield from _hold(joined, rows, ["#+··", "#+··", "##+·", "###+"], ["ahead", None, 3, False, 1, None])
 
 
 @oracle("globals")
 def global_tokens() -> Iterator[Comparison]:
     """The first tokens see all and are seen by all."""
     one = ["####", "#···", "#···", "#···"]
-    yield from _hold(part("globals", tokens=1), one, ["++++", "+···", "+···", "+···"], ["both", 1, 1])
+    yield from _hold(part("globals", tokens=1), one, ["++++", "+···", "+···", "+···"], ["both", 1, 1, False, 1, None])
     longformer = part("globals", tokens=2) | part("window", size=2)
     rows = ["#####", "#####", "####·", "#####", "##·##"]
-    yield from _hold(longformer, rows, ["####", "##+·", "#+#+", "#·+#"], ["both", 2, 2])
+    yield from _hold(longformer, rows, ["####", "##+·", "#+#+", "#·+#"], ["both", 2, 2, False, 1, None])
 
 
 @oracle("blocks")
 def blocks() -> Iterator[Comparison]:
     """Its own block, and `back` more on either side."""
     two = ["##···", "##···", "··##·", "··##·", "····#"]
-    yield from _hold(part("blocks", size=2), two, ["#···", "·#··", "··#·", "···#"], ["both", 2, 0])
+    yield from _hold(part("blocks", size=2), two, ["#···", "·#··", "··#·", "···#"], ["both", 2, 0, False, 1, None])
     back = ["####··", "####··", "######", "######", "··####", "··####"]
-    yield from _hold(part("blocks", size=2, back=1), back, ["##··", "###·", "·###", "··##"], ["both", 4, 0])
+    yield from _hold(part("blocks", size=2, back=1), back, ["##··", "###·", "·###", "··##"], ["both", 4, 0, False, 1, None])
     yield Comparison("tiles across blocks of 3", _tiles(part("blocks", size=3)), ["#+··", "+++·", "·+#·", "···#"])
 
 
@@ -134,7 +145,7 @@ def blocks() -> Iterator[Comparison]:
 def strided() -> Iterator[Comparison]:
     """Every step-th, itself counted; tiles are known where a tile holds one residue."""
     rows = ["#··#·", "·#··#", "··#··", "#··#·", "·#··#"]
-    yield from _hold(part("strided", step=3), rows, ["++++"] * 4, ["both", None, 0])
+    yield from _hold(part("strided", step=3), rows, ["++++"] * 4, ["both", None, 0, True, 3, None])
     yield Comparison("tiles of one", _tiles(part("strided", step=3), 5, 1), rows)
 
 
@@ -145,7 +156,7 @@ def dilated() -> Iterator[Comparison]:
     mask = part("dilated", size=2, step=2)
     yield Comparison("drawn", _drawn(mask, 6), holes)
     yield Comparison("tiles of one", _tiles(mask, 6, 1), holes)
-    yield Comparison("order, reach, kept", [mask.order(), mask.reach(), mask.kept()], ["both", 3, 0])
+    yield Comparison("order, reach, kept, relative, regrouped by, flag", _said(mask), ["both", 3, 0, True, 2, None])
     yield Comparison("tiles that contradict it", _contradictions(mask), 0, near=0)
     back = part("causal") & part("dilated", size=3, step=3)
     yield Comparison("3 tokens, 3 apart, position 10", _sees(back, 10), [4, 7, 10], near=0)
@@ -158,7 +169,9 @@ def random_blocks() -> Iterator[Comparison]:
     one = ["#·#····", "·#·····", "#······", "···#···", "····#·#", "·····#·", "····#··"]
     yield Comparison("one pick", _drawn(part("random", size=1, count=1), 7), one)
     two = ["######···", "######···", "####··###", "####··###", "##··##··#", "##··##··#", "··##··##·", "··##··##·", "··####···"]
-    yield from _hold(part("random", size=2, count=2, seed=7), two, ["###·", "##·#", "#·#·", "·#·#"], ["both", None, 0])
+    yield from _hold(
+        part("random", size=2, count=2, seed=7), two, ["###·", "##·#", "#·#·", "·#·#"], ["both", None, 0, False, 1, None]
+    )
     yield Comparison("tiles of one", _tiles(part("random", size=2, count=2, seed=7), 9, 1), two)
 
 
@@ -167,8 +180,10 @@ def all_of() -> Iterator[Comparison]:
     """What every one lets through."""
     mask = part("all_of", masks=(part("causal"), part("window", size=2), part("blocks", size=3)))
     rows = ["#····", "##···", "·##··", "···#·", "···##"]
-    yield from _hold(mask, rows, ["+···", "++··", "·++·", "···+"], ["causal", 2, 0])
-    yield Comparison("& makes it", (part("causal") & part("strided", step=2)).kind, "all_of")
+    yield from _hold(mask, rows, ["+···", "++··", "·++·", "···+"], ["causal", 2, 0, False, 1, None])
+    columns = part("causal") & part("strided", step=3)
+    yield Comparison("& makes it", columns.kind, "all_of")
+    yield Comparison("columns: order, reach, kept, relative, regrouped by", _said(columns)[:5], ["causal", None, 0, True, 3])
     yield Comparison("order with a prefix", (part("prefix") & part("window")).order(), "both")
 
 
@@ -177,7 +192,7 @@ def any_of() -> Iterator[Comparison]:
     """What at least one lets through."""
     mask = part("any_of", masks=(part("window", size=1), part("blocks", size=3), part("prefix", length=2)))
     rows = ["###··", "###··", "###··", "##·##", "##·##"]
-    yield from _hold(mask, rows, ["#+··", "#++·", "#+#·", "#··#"], ["both", 3, 2])
+    yield from _hold(mask, rows, ["#+··", "#++·", "#+#·", "#··#"], ["both", 3, 2, False, 1, None])
     yield Comparison("| makes it", (part("causal") | part("strided", step=2)).kind, "any_of")
     first = part("any_of", masks=(part("strided", step=3), part("window", size=1)))
     yield Comparison("every third counts though it stands first", _drawn(first, 4), ["#··#", "·#··", "··#·", "#··#"])
@@ -190,7 +205,7 @@ def by_head() -> Iterator[Comparison]:
     even, odd = ["#··", "·#·", "··#"], ["#··", "##·", "###"]
     for head, rows in enumerate((even, odd, even, odd)):
         yield Comparison(f"head {head}", _drawn(mask, 3, head), rows)
-    yield Comparison("order, reach, kept", [mask.order(), mask.reach(), mask.kept()], ["both", None, 0])
+    yield Comparison("order, reach, kept, relative, regrouped by, flag", _said(mask), ["both", None, 0, True, 1, None])
     yield Comparison("tiles that contradict it", _contradictions(mask), 0, near=0)
     # a rank that holds heads 1 and 3 alone sees by their own numbers
     held = mask.visible(row(3), row(3), torch.tensor([1, 3]))[0, 0].int()

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dovetail.core.env import Env
 from dovetail.laws.oracle.registry import Comparison, oracle
 from dovetail.laws.oracle.stand import alone, numbers, part, row
 
@@ -44,6 +45,9 @@ def ntk() -> Iterator[Comparison]:
     """The slowest pair is stretched by the factor exactly, the fastest not at all."""
     expected = [1.0, 0.0793700526, 0.0062996052, 0.0005]
     yield Comparison("factor 2", _module(part("ntk", factor=2.0)).frequency, expected, LOOSE)
+    # of a single pair the fastest is the slowest: d/(d − 2) has no value
+    found = [len(part("ntk").check(Env(sizes={"pair": pairs}))) for pairs in (1, 2, 3)]
+    yield Comparison("what is wrong with 1, 2, 3 pairs", found, [1, 0, 0], near=0)
 
 
 @oracle("dynamic")
@@ -71,6 +75,11 @@ def yarn() -> Iterator[Comparison]:
     yield Comparison("ends of the ramp not rounded", _module(ramp).frequency, [1.0, 0.1, 0.0050569717, 0.00025], LOOSE)
     short = part("yarn", factor=4.0, original=64, beta_fast=4.0, beta_slow=0.2)
     yield Comparison("betas 4 and 0.2", _module(short).frequency, [1.0, 0.0625, 0.0025, 0.00025], LOOSE)
+    # base 10: the slowest pair turns so often that the ramp would end beyond d − 1 = 7, and is cut there; it begins at 0, so
+    # 0, 1/7, 2/7, 3/7 of the way from 1, 10^−¼, 10^−½, 10^−¾ to a quarter of each
+    wide = part("yarn", factor=4.0, original=1_000_000, beta_fast=159154.0)
+    cut = [1.0, 0.5020904689, 0.2484646733, 0.1206689600]
+    yield Comparison("a ramp cut at d − 1", alone(part("rope", base=10.0, scaling=wide), head=8).frequency, cut, LOOSE)
     # 1.1386294361 · (cos, sin) of 5, 0.5, 0.03125, 0.00125
     cos = [0.3229861143, 0.9992413376, 1.1380735100, 1.1386285466]
     sin = [-1.0918594061, 0.5458880307, 0.0355763788, 0.0014232864]
@@ -101,4 +110,5 @@ def longrope() -> Iterator[Comparison]:
         [0.7726242158, 0.2141709864, 0.0161370104, 0.0012909942],
     )
     yield Comparison("9 tokens", _turned(scaling, 9), cos + sin, LOOSE)
+    yield Comparison("before any length is known", _module(scaling).frequency, [1.0, 0.0909090909, 0.0083333333, 0.0007692308])
     yield Comparison("amplitude given", part("longrope", attention=1.2).amplitude(), 1.2)
