@@ -8,27 +8,35 @@ from dovetail.core.line import line_of
 
 def test_a_plain_batch_needs_no_look() -> None:
     line = line_of(At.whole(2, 5))
-    assert line.begins and line.real is None and line.document is None and line.ends is None
+    assert line.begins
+    assert line.real is None
+    assert line.document is None
+    assert line.ends is None
     assert not line_of(At.whole(2, 5, start=3)).begins
 
 
 def test_documents_are_counted_where_order_restarts() -> None:
     line = line_of(At.packed([(2, 3), (4,)], 6))
-    assert line.document is not None and line.ends is not None
+    assert line.document is not None
+    assert line.ends is not None
     assert line.document.tolist() == [[1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1]]
     assert line.ends.tolist() == [5, 4]
 
 
 def test_left_padding_belongs_to_no_new_document() -> None:
     line = line_of(At.padded([2, 4], 4, left=True))
-    assert line.document is not None and line.document.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
-    assert line.ends is not None and line.ends.tolist() == [4, 4]
+    assert line.document is not None
+    assert line.document.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
+    assert line.ends is not None
+    assert line.ends.tolist() == [4, 4]
 
 
 def test_a_row_that_goes_on_stays_document_0() -> None:
     line = line_of(At.flat([3, 2], [4, 0]))
-    assert line.document is not None and line.document.tolist() == [[0, 0, 0], [1, 1, 1]]
-    assert line.ends is not None and line.ends.tolist() == [3, 2]
+    assert line.document is not None
+    assert line.document.tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert line.ends is not None
+    assert line.ends.tolist() == [3, 2]
 
 
 def test_a_flat_batch_is_spread_and_gathered_again() -> None:
@@ -37,7 +45,8 @@ def test_a_flat_batch_is_spread_and_gathered_again() -> None:
     line = line_of(at)
     rows = line.spread(x)
     assert rows.shape == (3, 3, 2)
-    assert rows[1, 0].tolist() == [6.0, 7.0] and rows[2, 1].tolist() == [10.0, 11.0]
+    assert rows[1, 0].tolist() == [6.0, 7.0]
+    assert rows[2, 1].tolist() == [10.0, 11.0]
     assert torch.equal(line.gather(rows), x)
 
 

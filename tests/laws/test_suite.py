@@ -21,7 +21,6 @@ def test_every_law_of_this_release_is_registered():
 
 def test_cheap_laws_hold_for_a_small_llama():
     states = {outcome.law: (outcome.state, outcome.detail) for outcome in try_spec(TINY, CHEAP)}
-    assert states.pop("ported")[0] == "not applicable"  # the reference wants heads to divide the width
     assert all(state == "held" for state, _ in states.values()), states
 
 

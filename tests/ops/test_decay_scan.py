@@ -26,7 +26,8 @@ def test_chunks_of_any_size_are_the_recurrence(size: int, at: At, monkeypatch: p
     got, left = decay_scan(*some(), line, carry)
     with form.using("reference"):
         want, kept = decay_scan(*some(), line, carry)
-    assert (got - want).abs().max() < 1e-12 and (left - kept).abs().max() < 1e-12
+    assert (got - want).abs().max() < 1e-12
+    assert (left - kept).abs().max() < 1e-12
 
 
 def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
@@ -34,13 +35,16 @@ def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
     g = torch.full((ROWS, N, HEADS), -500.0)
     y, left = decay_scan(q, k, v, g, line_of(At.whole(ROWS, N)), None)
     alone = (q * k).sum(-1, keepdim=True) * v  # nothing but the token itself is left
-    assert y.isfinite().all() and (y - alone).abs().max() < 1e-5 and left.isfinite().all()
+    assert y.isfinite().all()
+    assert (y - alone).abs().max() < 1e-5
+    assert left.isfinite().all()
 
 
 def test_memory_is_kept_in_float32_at_least() -> None:
     q, k, v, g = (x.bfloat16() for x in some(torch.float32))
     y, left = decay_scan(q, k, v, g, line_of(At.whole(ROWS, N)), None)
-    assert y.dtype == torch.bfloat16 and left.dtype == torch.float32
+    assert y.dtype == torch.bfloat16
+    assert left.dtype == torch.float32
 
 
 @pytest.mark.parametrize("sizes", [[13], [1] * 13, [2, 1, 7, 3]])

@@ -81,7 +81,8 @@ def reference_logits(ported: Ported, tensors: dict[str, Tensor], inputs: Tensor)
     """What the reference library's model answers with these weights, in float64."""
     import transformers
 
-    settings = {**ported.config, "attn_implementation": "eager", "bos_token_id": None, "eos_token_id": None}
+    tokens = {f"{name}_token_id": None for name in ("bos", "eos", "pad")}  # theirs may lie beyond a small vocabulary
+    settings = {**ported.config, "attn_implementation": "eager", **tokens}
     settings.pop("model_type", None)
     auto = getattr(transformers, ported.form.auto)
     made: Any = auto.from_config(transformers.AutoConfig.for_model(ported.dialect, **settings))

@@ -1,0 +1,256 @@
+"""An endless stream through a window that keeps its first tokens: does memory stay flat, does the model stay as good?
+
+    python benchmarks/stream.py [--json] [--figure stream.png] [--text plays.txt]
+
+A small model learns to go on with real text by full attention over windows of 64 tokens, each behind one fixed first token,
+until some head leans on that token. Then 100,000 tokens go through a cache of 64: `keep` and window, positions counted inside
+the cache. The last 10,000 tokens are the first 10,000 again, so that a harder text cannot pass for a worse model. Beside it run
+the same weights without `keep`, with `keep` but positions counted in the text, and by full attention over each window of 64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from measure import Goal, Row, agree, arguments, progress, tell
+from memory import Alive
+from prose import python_text
+from torch import Tensor
+
+from dovetail.build import build
+from dovetail.core.at import At
+from dovetail.core.ctx import Ctx
+from dovetail.data.corpus import Batch, read_corpus
+from dovetail.look.figure import BLUE, GREY, INK, ORANGE, new_figure, quiet, write_figure
+from dovetail.look.trace import trace
+from dovetail.model import Model, ModelModule
+from dovetail.spec import from_yaml
+from dovetail.state.pool import Pool
+from dovetail.text.tokenizer import END, Tokenizer
+from dovetail.train.loop import train
+from dovetail.train.objective import next_token
+from dovetail.train.plan import Plan
+
+SPEC = """
+width: 64
+vocab: 512
+layers: [{repeat: 4, mixer: {heads: 8, head: 16, bias: true}, ffn: {hidden: 168}}]
+"""
+LENGTH = 64  # tokens of a window in training, the first one included; and of the cache
+KEEP = 4
+LEANS = 0.3  # share of a head's attention on the first token
+ROUNDS = 4  # of training, until a head leans so much
+BIN = 1000  # tokens of one point in the picture
+
+
+class Size(NamedTuple):
+    """How much of everything."""
+
+    characters: int
+    steps: int  # of a round of training
+    stream: int  # tokens
+    ends: int  # tokens at either end that are compared
+    chunk: int  # tokens a call
+
+
+FULL = Size(characters=2_000_000, steps=3000, stream=100_000, ends=10_000, chunk=32)
+QUICK = Size(characters=120_000, steps=4, stream=2_000, ends=500, chunk=32)
+
+
+class Tokens(NamedTuple):
+    """What is learned from, and what is streamed."""
+
+    first: int  # the fixed first token
+    learned: Tensor
+    stream: Tensor  # begins with the first token
+
+
+def tokens_of(text: str, size: Size) -> Tokens:
+    """The end of the text, never trained on, becomes the stream; its beginning comes once more at the end of it."""
+    tokenizer = Tokenizer.train(text, from_yaml(SPEC).vocab)
+    ids, first = tokenizer.encode(text), tokenizer.id_of(END)
+    once = size.stream - size.ends
+    if len(ids) < 2 * once:
+        raise SystemExit(f"{len(ids)} tokens of text are too few: {2 * once} are needed")
+    held_out = ids[-once:]
+    return Tokens(first, ids[:-once], torch.cat([torch.tensor([first]), held_out, held_out[: size.ends]]))
+
+
+def windows(tokens: Tokens, step: int, rows: int = 8) -> Batch:
+    """Windows from random places, each behind the first token."""
+    generator = torch.Generator().manual_seed(step)
+    starts = torch.randint(0, len(tokens.learned) - LENGTH, (rows, 1), generator=generator)
+    ids = tokens.learned[starts + torch.arange(LENGTH)]
+    return Batch(torch.cat([torch.full((rows, 1), tokens.first), ids[:, :-1]], 1), ids, At.whole(rows, LENGTH))
+
+
+def leaning(model: ModelModule, tokens: Tokens) -> Tensor:
+    """(layers, heads) the share of attention on the first token, over queries past a quarter of the window."""
+    rows = tokens.stream[1 : 1 + 16 * (LENGTH - 1)].view(16, LENGTH - 1)
+    looks = trace(model, torch.cat([torch.full((16, 1), tokens.first), rows], 1), "*.mixer.pattern")
+    return torch.stack([pattern[:, :, LENGTH // 4 :, 0].mean((0, 2)) for pattern in looks.values()])
+
+
+def trained(tokens: Tokens, size: Size) -> tuple[ModelModule, Tensor]:
+    """A model trained in rounds until a head leans on the first token, and how much each does."""
+    model = build(from_yaml(SPEC))
+    share = torch.zeros(0)
+    for i in range(ROUNDS):
+        plan = Plan(steps=size.steps, learning_rate=6e-3)
+        train(model, lambda step, i=i: windows(tokens, i * size.steps + step), next_token, plan)
+        share = leaning(model, tokens)
+        say(f"round {i + 1}: the head that leans most has {share.max():.2f} of its attention on the first token")
+        if share.max() >= LEANS:
+            break
+    return model, share
+
+
+def windowed(model: ModelModule, keep: int, position: str) -> ModelModule:
+    """The same weights behind a window that fills the same cache."""
+    mask = ["causal", {"kind": "window", "size": LENGTH - keep, "keep": keep}]
+    spec: Model = model.part.set("layers.*.mixer.mask", mask).set("layers.*.mixer.position", position)
+    changed = build(spec)
+    changed.load_state_dict(model.state_dict())
+    return changed
+
+
+class Streamed(NamedTuple):
+    """What a stream gave."""
+
+    losses: Tensor  # (tokens,) nats
+    cache: float  # bytes of the cache at the end ÷ at the beginning
+    alive: float  # most bytes alive in a step at the end ÷ once the cache was full
+
+    def perplexity(self, part: slice) -> float:
+        """e to the mean loss of some of the tokens."""
+        return math.exp(self.losses[part].mean().item())
+
+
+@torch.no_grad()
+def streamed(model: ModelModule, stream: Tensor, chunk: int, tick: Callable[[], None] = lambda: None) -> Streamed:
+    """The loss of every token, the cache going on from call to call."""
+    pool = Pool(model.part, rows=1, capacity=LENGTH, layout="ring", slack=chunk)
+    before, losses = pool.bytes(), torch.empty(len(stream) - 1)
+    starts = range(0, len(losses), chunk)
+    full = 2 * -(-LENGTH // chunk) + 1  # calls after which the cache, slack and all, is full
+    peaks: list[int] = []
+    for i, start in enumerate(starts):
+        some = stream[start : start + chunk + 1]
+
+        def call(some: Tensor = some, start: int = start) -> None:
+            step = pool.step([0], [len(some) - 1])
+            logits = model(some[None, :-1], Ctx(at=step.at, views=step.views))[0]
+            losses[start : start + len(some) - 1] = F.cross_entropy(logits, some[1:], reduction="none")
+
+        if i in (full, len(starts) - 2):
+            with Alive(losses, *pool_tensors(pool), *model.parameters(), *model.buffers()) as alive:
+                call()
+            peaks.append(alive.peak)
+        else:
+            call()
+        tick()
+    return Streamed(losses, pool.bytes() / before, peaks[-1] / peaks[0])
+
+
+def pool_tensors(pool: Pool) -> list[Tensor]:
+    """Every store of the cache."""
+    return [tensor for group in pool.groups.values() for tensor in group.tensors()]
+
+
+@torch.no_grad()
+def anew(model: ModelModule, tokens: Tokens, ends: int) -> float:
+    """Perplexity of the first tokens of the stream where full attention reads every window of 64 anew and is asked for its
+    second half alone: what a cache of that length could give at best."""
+    half = LENGTH // 2
+    text = tokens.stream[1 : ends + 1]
+    rows = text.unfold(0, LENGTH, half)
+    inputs = torch.cat([torch.full((len(rows), 1), tokens.first), rows[:, :-1]], 1)
+    losses = [
+        F.cross_entropy(model(some, Ctx(at=At.whole(len(some), LENGTH)))[:, half:].flatten(0, 1), want[:, half:].flatten())
+        * len(some)
+        for some, want in zip(inputs.split(64), rows.split(64), strict=True)
+    ]
+    return math.exp(sum(losses).item() / len(rows))  # type: ignore[union-attr]
+
+
+def rows_of(model: ModelModule, share: Tensor, ways: dict[str, Streamed], whole: float, size: Size) -> list[Row]:
+    """The figures."""
+    first, last = slice(0, size.ends), slice(-size.ends, None)
+    kept, dropped, drifting = ways.values()
+    end = kept.perplexity(last)
+    thousand = f"{size.ends / 1000:g}k"
+    return [
+        Row("largest share of a head's attention on the first token", share.max().item(), Goal(low=LEANS)),
+        Row(f"heads of {share.numel()} with at least {LEANS} on it", float((share >= LEANS).sum())),
+        Row(f"window + keep: perplexity of the first {thousand}", kept.perplexity(first)),
+        Row(f"window + keep: perplexity, last {thousand} ÷ first", end / kept.perplexity(first), Goal(0.95, 1.05)),
+        Row("window + keep ÷ full attention on each window anew", kept.perplexity(first) / whole),
+        Row(f"without keep ÷ with keep: perplexity, last {thousand}", dropped.perplexity(last) / end, Goal(low=1.5)),
+        Row(f"positions of the text ÷ of the cache: perplexity, last {thousand}", drifting.perplexity(last) / end),
+        Row("bytes of the cache, end ÷ beginning", kept.cache, Goal(1.0, 1.0)),
+        Row("most bytes alive in a step, end ÷ once the cache is full", kept.alive, Goal(high=1.0)),
+    ]
+
+
+def draw(ways: dict[str, Streamed], path: str, size: Size) -> None:
+    """Perplexity along the stream."""
+    figure = new_figure(7.6, 4.2)
+    axes = figure.add_subplot()
+    for (name, way), colour in zip(ways.items(), (BLUE, ORANGE, GREY), strict=True):
+        bins = [part.mean().exp().item() for part in way.losses.split(min(BIN, size.ends))]
+        axes.plot(
+            [(i + 0.5) * min(BIN, size.ends) / 1000 for i in range(len(bins))], bins, color=colour, label=name, linewidth=1.4
+        )
+    axes.set_yscale("log")
+    axes.set_xlim(0, size.stream / 1000)
+    axes.set_xlabel("thousand tokens of the stream", color=INK)
+    axes.set_ylabel("perplexity", color=INK)
+    axes.set_title(f"A cache of {LENGTH} tokens on a stream of {size.stream:,}", color=INK, fontsize=11, loc="left")
+    axes.grid(axis="y", which="both", color=GREY, alpha=0.2, linewidth=0.6)
+    axes.legend(frameon=False, fontsize=9)
+    quiet(axes)
+    write_figure(figure, path)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def asked() -> argparse.Namespace:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--text", help="a UTF-8 text to learn from and to stream; by default what Python says of itself")
+    parser.add_argument("--figure", help="a picture of perplexity along the stream")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = asked()
+    torch.set_num_threads(args.threads)
+    size = QUICK if args.quick else FULL
+    say("reading the text and training a tokenizer on it")
+    tokens = tokens_of(read_corpus(args.text) if args.text else python_text(most=size.characters), size)
+    say(f"{len(tokens.learned):,} tokens to learn from, {len(tokens.stream) - 1:,} to stream")
+    model, share = trained(tokens, size)
+    cached = windowed(model, KEEP, "streaming")
+    some = tokens.stream[: 5 * LENGTH]
+    agree("chunks and single tokens", streamed(cached, some, size.chunk).losses, streamed(cached, some, 1).losses, 1e-4)
+    variants = {
+        f"keep {KEEP} and a window of {LENGTH - KEEP}, positions counted in the cache": cached,
+        f"a window of {LENGTH}, nothing kept": windowed(model, 0, "streaming"),
+        f"keep {KEEP} and a window of {LENGTH - KEEP}, positions counted in the text": windowed(model, KEEP, "rope"),
+    }
+    with progress("streaming", len(variants) * -(-size.stream // size.chunk)) as tick:
+        ways = {name: streamed(way, tokens.stream, size.chunk, tick) for name, way in variants.items()}
+    if args.figure:
+        draw(ways, args.figure, size)
+    tell(rows_of(model, share, ways, anew(model, tokens, size.ends), size), args.json)
+
+
+if __name__ == "__main__":
+    main()

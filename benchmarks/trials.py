@@ -1,0 +1,215 @@
+"""Four experiments that train small models from nothing; each gives plain data. `learn.py` runs them, tells and draws them.
+
+recall     selective copying and induction: who can hold a thing because of what it is
+lengths    text learned at 64 tokens and read at 256: which position goes on
+reach      how far back a gradient reaches: recurrences and attention
+wires      many layers and the full learning rate from the first step: norms before or behind the branch
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from prose import python_text
+from tasks import TASKS
+from torch import Tensor
+
+from dovetail.build import build
+from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.errors import Diverged
+from dovetail.core.part import KINDS
+from dovetail.data.corpus import Batch, Corpus
+from dovetail.model import Model, ModelModule
+from dovetail.spec import from_yaml
+from dovetail.text.tokenizer import Tokenizer
+from dovetail.train.loop import train
+from dovetail.train.objective import next_token
+from dovetail.train.plan import Plan
+
+Tick = Callable[[], None]
+VOCAB = 512  # of text
+UNTIED = "head: {kind: lm, tied: false}"
+
+
+@dc.dataclass(frozen=True)
+class Size:
+    """How much of everything; the lengths and vocabularies are the experiments' own."""
+
+    seeds: int = 5
+    few: int = 3  # seeds where the effect is many times the spread
+    characters: int = 1_200_000
+    recall_steps: int = 800
+    length_steps: int = 500
+    reach_steps: int = 200
+    wire_steps: int = 200
+    depth: int = 16
+    tried: int = 1024  # rows a model is tried on
+
+
+QUICK = Size(seeds=2, few=2, characters=120_000, recall_steps=3, length_steps=3, reach_steps=2, wire_steps=6, depth=3, tried=16)
+
+
+@cache
+def corpus(characters: int, length: int) -> Corpus:
+    """What Python says of itself, as tokens."""
+    text = python_text(most=characters)
+    return Corpus.cut(Tokenizer.train(text, VOCAB).encode(text), length, share=0.1)
+
+
+def learned(spec: Model, batches: Callable[[int], Batch], seed: int, steps: int, rate: float, **plan: Any) -> ModelModule:
+    """A model trained from nothing."""
+    model = build(spec, seed=seed)
+    train(model, batches, next_token, Plan(steps=steps, learning_rate=rate, seed=seed, quiet=True, **plan))
+    return model
+
+
+# -- recall ----------------------------------------------------------------------------------------------------------------
+
+MIXERS = {"attention": "{kind: attention, heads: 4}", "mamba": "mamba", "s4": "s4"}
+
+
+def recall(size: Size, tick: Tick) -> dict[str, Any]:
+    """The share of right answers of each mixer on each task, for every seed; length 32, vocabulary 16."""
+    shares: dict[str, dict[str, list[float]]] = {task: {mixer: [] for mixer in MIXERS} for task in TASKS}
+    for task, draw in TASKS.items():
+        for mixer, text in MIXERS.items():
+            spec = from_yaml(
+                f"{{width: 32, vocab: 16, init: fan_in, layers: [{{repeat: 2, mixer: {text}, ffn: {{hidden: 64}}}}]}}"
+            )
+            for seed in range(size.seeds):
+                batches = lambda step, seed=seed, draw=draw: draw(seed * 1_000_003 + step, 64)  # noqa: E731
+                model = learned(spec, batches, seed, size.recall_steps, 6e-3, decay=0.01)
+                shares[task][mixer].append(right(model, draw(2**40 + seed, size.tried)))
+                tick()
+    return {"steps": size.recall_steps, "shares": shares}
+
+
+@torch.no_grad()
+def right(model: ModelModule, batch: Batch) -> float:
+    """The share of the labels that are the likeliest answer."""
+    asked = batch.labels >= 0
+    answers = model(batch.tokens, Ctx(at=batch.at)).argmax(-1)
+    return (answers[asked] == batch.labels[asked]).double().mean().item()
+
+
+# -- lengths ---------------------------------------------------------------------------------------------------------------
+
+SHORT, LONG = 64, 256
+POSITIONS: dict[str, dict[str, Any]] = {
+    "sinusoidal": {},
+    "learned": {"length": LONG},  # rows past the 64th are there, and never trained
+    "none": {},
+    "rope": {},
+    "alibi": {},
+}
+AT_HOME, BEYOND = slice(SHORT * 3 // 4, SHORT), slice(LONG * 3 // 4, LONG)
+
+
+def lengths(size: Size, tick: Tick) -> dict[str, Any]:
+    """Loss at every place of 256 for each position, for every seed, after training at 64."""
+    text = corpus(size.characters, LONG)
+    plain = from_yaml(f"{{width: 64, vocab: {VOCAB}, layers: [{{repeat: 2, mixer: {{heads: 4}}, ffn: {{hidden: 168}}}}]}}")
+    losses: dict[str, list[list[float]]] = {}
+    for name, fields in POSITIONS.items():
+        spec = plain.swap("position", KINDS[name](**fields))
+        losses[name] = []
+        for seed in range(size.seeds):
+            batches = lambda step, seed=seed: text.batch(seed, step, 8, SHORT)  # noqa: E731
+            model = learned(spec, batches, seed, size.length_steps, 4e-3)
+            losses[name].append(by_place(model, list(text.validation(16, LONG, most=max(1, size.tried // 128)))))
+            tick()
+    return {"steps": size.length_steps, "trained_at": SHORT, "read_at": LONG, "losses": losses}
+
+
+@torch.no_grad()
+def by_place(model: ModelModule, batches: Sequence[Batch]) -> list[float]:
+    """(n,) the mean loss at each place of a text."""
+    each = [
+        F.cross_entropy(model(b.tokens, Ctx(at=b.at)).transpose(1, 2), b.labels, reduction="none") for b in batches
+    ]  # (batch, n)
+    return [round(loss, 5) for loss in torch.cat(each).mean(0).tolist()]
+
+
+# -- reach -----------------------------------------------------------------------------------------------------------------
+
+REACHING = {"rnn": "rnn", "lstm": "lstm", "attention": "{kind: attention, heads: 4}"}
+SPAN = 96
+
+
+def reach(size: Size, tick: Tick) -> dict[str, Any]:
+    """The norm of ∂(loss of the last token)/∂(a token's embedding) against its distance, before and after training."""
+    text = corpus(size.characters, SPAN)
+    held = next(iter(text.validation(min(64, size.tried), SPAN)))
+    norms: dict[str, dict[str, list[list[float]]]] = {}
+    for name, mixer in REACHING.items():
+        spec = from_yaml(
+            f"{{width: 32, vocab: {VOCAB}, init: fan_in, layers: [{{mixer: {mixer}, ffn: {{hidden: 64}}}}], {UNTIED}}}"
+        )
+        norms[name] = {"fresh": [], "trained": []}
+        for seed in range(size.few):
+            batches = lambda step, seed=seed: text.batch(seed, step, 8, SPAN)  # noqa: E731
+            norms[name]["fresh"].append(by_distance(build(spec, seed=seed), held))
+            norms[name]["trained"].append(by_distance(learned(spec, batches, seed, size.reach_steps, 3e-3), held))
+            tick()
+    return {"steps": size.reach_steps, "length": SPAN, "norms": norms}
+
+
+def by_distance(model: ModelModule, batch: Batch) -> list[float]:
+    """(n,) the mean norm of the gradient at distance 0, 1, 2 …"""
+    stream: list[Tensor] = []
+
+    def listen(_: str, x: Tensor) -> Tensor:
+        stream.append(x.detach().requires_grad_())
+        return stream[0]
+
+    logits = model(batch.tokens, Ctx(at=batch.at, listen=Listener({"embedded": listen})))
+    loss = F.cross_entropy(logits[:, -1], batch.labels[:, -1], reduction="sum")
+    (grad,) = torch.autograd.grad(loss, stream)
+    return grad.double().norm(dim=-1).mean(0).flip(0).tolist()
+
+
+# -- wires -----------------------------------------------------------------------------------------------------------------
+
+
+def wires(size: Size, tick: Tick) -> dict[str, Any]:
+    """Losses along a run of many layers, pre and post, with warm-up and without, for every seed; null where it diverged."""
+    text = corpus(size.characters, SHORT)
+    curves: dict[str, list[list[float | None]]] = {}
+    for wire in ("pre", "post"):
+        layer = f"{{repeat: {size.depth}, norm: layernorm, wire: {wire}, mixer: {{heads: 4}}, ffn: {{kind: mlp, hidden: 128}}}}"
+        spec = from_yaml(f"{{width: 32, vocab: {VOCAB}, norm: layernorm, init: fan_in, layers: [{layer}], {UNTIED}}}")
+        for warmup in (0, size.wire_steps // 3):
+            name = f"{wire}, {f'{warmup} steps of' if warmup else 'no'} warm-up"
+            curves[name] = [wired(spec, text, seed, size.wire_steps, warmup) for seed in range(size.few)]
+            tick()
+    return {"steps": size.wire_steps, "depth": size.depth, "alone": unigram(text), "curves": curves}
+
+
+def wired(spec: Model, text: Corpus, seed: int, steps: int, warmup: int) -> list[float | None]:
+    """The loss of each step; a run that ended in no number is filled up with None."""
+    model, losses = build(spec, seed=seed), []
+
+    def objective(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
+        loss = next_token(model, batch, seed, training)
+        losses.append(loss.item())
+        return loss
+
+    plan = Plan(steps=steps, learning_rate=3e-3, warmup=warmup, seed=seed, quiet=True, floor=1.0)
+    try:
+        train(model, lambda step: text.batch(seed, step, 8, SHORT // 2), objective, plan)
+    except Diverged:
+        losses = [loss for loss in losses if math.isfinite(loss)]
+    return [round(loss, 4) for loss in losses] + [None] * (steps - len(losses))
+
+
+def unigram(text: Corpus) -> float:
+    """The loss of one who knows how often each token comes, and nothing else."""
+    counts = torch.bincount(text.train, minlength=VOCAB).double()
+    share = counts[counts > 0] / counts.sum()
+    return -(share * share.log()).sum().item()
