@@ -145,10 +145,10 @@ def draw(path: Path, sizes: Sequence[int], found: dict[str, Any]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    marks = "os^vD<>pPX*"
+    marks, colours = "os^vD<>pPX*", plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
     for i, (name, (times, used)) in enumerate(found.items()):
         for axis, values in zip(axes, ([1e3 * t for t in times], [b / 1e6 for b in used]), strict=True):
-            axis.loglog(sizes, values, marker=marks[i % len(marks)], markersize=4, label=name)
+            axis.loglog(sizes, values, marker=marks[i % len(marks)], color=colours[i % len(colours)], markersize=4, label=name)
     for axis, what in zip(axes, ("milliseconds, forward and backward", "workspace, MB"), strict=True):
         axis.set_xlabel("tokens")
         axis.set_title(what, fontsize=10)

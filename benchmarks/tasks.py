@@ -23,7 +23,7 @@ Task = Callable[[int, int], Batch]  # (seed, rows) -> a batch
 NOISE, ASK, MARK = 0, 1, 0
 
 
-def selective_copying(seed: int, rows: int, length: int = 32, vocab: int = 16, symbols: int = 6) -> Batch:
+def selective_copying(seed: int, rows: int, length: int = 32, vocab: int = 16, symbols: int = 4) -> Batch:
     """`symbols` of them lie at random places of the first length − symbols; the rest of the row asks for them in order."""
     draw = torch.Generator().manual_seed(seed)
     room = length - symbols

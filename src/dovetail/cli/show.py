@@ -168,7 +168,11 @@ def costs(made: Account) -> Table:
         return table
     longest = longest_length(made.spec)
     source = " and a source as long" if any(state.per == "source" for state, _ in made.remembered) else ""
-    add("decode memory", size(made.state_bytes(1)), f"a token{source} in {made.dtype}, while no window is full")
+    fixed = made.state_bytes(0)
+    each = made.state_bytes(1) - fixed
+    add("decode memory", size(each), f"a token{source} in {made.dtype}, while no window is full")
+    if fixed:
+        add("", size(fixed), "a sequence, however long it is")
     for n in sorted({n for n in LENGTHS if longest is None or n <= longest} | {made.length}):
         add("", size(made.state_bytes(n)), f"a sequence of {n:,}{source}", "bold" if n == made.length else "")
     return table

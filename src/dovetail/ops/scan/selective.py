@@ -27,6 +27,7 @@ from dovetail.core.module import wide
 from dovetail.ops.form import chunk, readable
 
 SLAB = 65536  # numbers of memory that runs advance at once: enough to be worth a call, few enough to stay in cache
+FEW = 4  # with fewer runs side by side it costs more to go over them twice than is saved
 
 
 def selective_scan(
@@ -67,7 +68,8 @@ def chunked(
     """Piece by piece, each as many runs side by side as make a slab."""
     n = x.shape[1]
     run = min(chunk(), n)
-    piece = run * max(1, min(run, SLAB // carry.numel()))
+    fit = SLAB // carry.numel()
+    piece = run * (min(run, fit) if fit >= FEW else 1)
     again = torch.is_grad_enabled() and piece < n
     out: list[Tensor] = []
     for begin in range(0, n, piece):
@@ -82,32 +84,34 @@ def in_runs(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, keep: Tensor | None, carry: Tensor, run: int
 ) -> tuple[Tensor, Tensor]:
     """One piece, its runs of `run` tokens side by side."""
-    n = x.shape[1]
+    n, rows = x.shape[1], x.shape[0]
     rest = -n % run  # padded behind with tokens that add nothing and fade nothing
-    # tuples over the tokens of a run, each (rows, runs, 1 or channels, 1 or state)
-    xs = F.pad(x, (0, 0, 0, rest)).unflatten(1, (-1, run))[..., None].unbind(2)
-    bs = F.pad(b, (0, 0, 0, rest)).unflatten(1, (-1, run))[..., None, :].unbind(2)
-    cs = F.pad(c, (0, 0, 0, rest)).unflatten(1, (-1, run))[..., None].unbind(2)
-    steps = F.pad(dt, (0, 0, 0, rest)).unflatten(1, (-1, run))[..., None].unbind(2)
-    kept = None if keep is None else F.pad(keep, (0, rest), value=1.0).unflatten(1, (-1, run))[..., None, None].unbind(2)
+    x, dt, b, c = (F.pad(t, (0, 0, 0, rest)).reshape(-1, run, t.shape[-1]) for t in (x, dt, b, c))  # (rows·runs, run, …)
+    # of each token of a run (rows·runs, channels or 1, state or 1)
+    xs, steps, cs = (t[..., None].unbind(1) for t in (x, dt, c))
+    bs = b[..., None, :].unbind(1)
     fades = [(step * a).exp() for step in steps]
-    if kept is not None:
-        fades = [fade * k for fade, k in zip(fades, kept, strict=True)]
-    runs = xs[0].shape[1]
-    memory = carry[:, None]
+    through = (dt.sum(1)[..., None] * a).exp()
+    if keep is not None:
+        keep = F.pad(keep, (0, rest), value=1.0).reshape(-1, run, 1, 1)
+        fades = [fade * kept for fade, kept in zip(fades, keep.unbind(1), strict=True)]
+        through = through * keep.prod(1)
+    memory, runs = carry, x.shape[0] // rows
     if runs > 1:
-        left, through = xs[0] * bs[0], fades[0]
+        left = xs[0] @ bs[0]
         for i in range(1, run):
-            left, through = torch.addcmul(fades[i] * left, xs[i], bs[i]), fades[i] * through
+            left = torch.baddbmm(fades[i] * left, xs[i], bs[i])
+        left, through = (t.unflatten(0, (rows, runs)) for t in (left, through))
         came = [carry]
         for i in range(runs - 1):
             came.append(torch.addcmul(left[:, i], through[:, i], came[-1]))
-        memory = torch.stack(came, 1)
+        memory = torch.stack(came, 1).flatten(0, 1)
     out: list[Tensor] = []
     for i in range(run):
-        memory = torch.addcmul(fades[i] * memory, xs[i], bs[i])
+        memory = torch.baddbmm(fades[i] * memory, xs[i], bs[i])
         out.append((memory @ cs[i])[..., 0])
-    return torch.stack(out, 2).flatten(1, 2)[:, :n], memory[:, -1]
+    y = torch.stack(out, 1).unflatten(0, (rows, runs)).flatten(1, 2)
+    return y[:, :n], memory.unflatten(0, (rows, runs))[:, -1]
 
 
 def selective_flops(n: int, channels: int, state: int) -> int:
