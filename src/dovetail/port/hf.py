@@ -154,8 +154,9 @@ def _attempt(spec: Model, dialect: Dialect, form: Form, length: int | None) -> t
         config.setdefault(LENGTH, length or USUAL_LENGTH)
     try:
         read = _read(config, dialect, form)
-    except SpecError as refused:  # what was given does not make a model in this family
-        return config, [Lost(refused.path, spec.key, refused.problem)]
+    except SpecError:  # what was given makes no model in this family: then its usual one shows what is missing
+        usual: Model = from_data({**dialect.spec, **(form.head or {})}, Model)
+        read = dc.replace(usual, layers=usual.layers * len(spec.layers))
     # first weights are no part of what a model computes
     back = explicit(dc.replace(read, init=spec.init))
     lost = [Lost(path, ours, f"there it is {_say(theirs)}") for path, ours, theirs in differences(told, back)]

@@ -71,10 +71,12 @@ def chunked(
     fit = SLAB // carry.numel()
     piece = run * (min(run, fit) if fit >= FEW else 1)
     again = torch.is_grad_enabled() and piece < n
+    # split, not slices: the gradient of a slice is as long as the whole text
+    pieces = zip(*(t.split(piece, 1) for t in (x, dt, b, c)), strict=True)
+    keeps = [None] * -(-n // piece) if keep is None else keep.split(piece, 1)
     out: list[Tensor] = []
-    for begin in range(0, n, piece):
-        x_, dt_, b_, c_ = (t[:, begin : begin + piece] for t in (x, dt, b, c))
-        given = (x_, dt_, a, b_, c_, None if keep is None else keep[:, begin : begin + piece], carry, run)
+    for (x_, dt_, b_, c_), keep_ in zip(pieces, keeps, strict=True):
+        given = (x_, dt_, a, b_, c_, keep_, carry, run)
         y, carry = checkpoint(in_runs, *given, use_reentrant=False, preserve_rng_state=False) if again else in_runs(*given)
         out.append(y)
     return torch.cat(out, 1), carry
