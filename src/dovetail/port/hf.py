@@ -10,7 +10,7 @@ What a dialect cannot say is an error with the path of the part that it has no w
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -272,25 +272,48 @@ def import_tensors(spec: Model, theirs: Mapping[str, Tensor], name: str | None =
     """Their tensors under our names and in our layout. One that is missing, unknown, of another shape, or tied and yet
     different is an error."""
     ported = to_hf(spec, name)
-    dialect = DIALECTS[ported.dialect]
-    shapes, left, ours = _shapes(spec), dict(theirs), {}
-    for move in ported.moves:
-        for one in move.theirs:
-            if one not in left:
-                raise FileError(f"{one}: is missing")
-        wanted = [shapes[path] for path in move.ours]
-        given = [left.pop(one) for one in move.theirs]
-        found = move.convert.back(given, wanted)
-        if len(found) != len(wanted):
-            raise FileError(f"{move.theirs[0]}: has shape {tuple(given[0].shape)}, which does not hold {wanted}")
-        for path, tensor, shape in zip(move.ours, found, wanted, strict=True):
-            _fits(move.theirs[0], tensor, shape)
-            ours[path] = tensor
-    _drop_ties(spec, dialect, ported.form, left, ours)
-    for extra in left:
+    return dict(imported(spec, DIALECTS[ported.dialect], ported.form, theirs, theirs.__getitem__))
+
+
+def imported(
+    spec: Model, dialect: Dialect, form: Form, names: Collection[str], read: Callable[[str], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """The same one by one, each of their `names` being read when its turn comes and no earlier; in the order of `names`."""
+    shapes, ties = _shapes(spec), _ties(spec)
+    moves, place = list(_moves(spec, dialect, form)), {name: i for i, name in enumerate(names)}
+    moved = {one for move in moves for one in move.theirs}
+    for one in moved:
+        if one not in place:
+            raise FileError(f"{one}: is missing")
+    again = [(theirs, ties[row.ours[0]]) for theirs, row in _rows(dialect, form) if row.ours[0] in ties and theirs in place]
+    for extra in set(names) - moved - {theirs for theirs, _ in again}:
         if not any(fnmatchcase(extra, pattern) for pattern in dialect.stale):
             raise FileError(f"{extra}: has no place in this spec")
-    return ours
+    owners: dict[str, Tensor] = {}
+    for move in sorted(moves, key=lambda move: min(place[one] for one in move.theirs)):
+        for path, tensor in _home(move, [read(one) for one in move.theirs], [shapes[path] for path in move.ours]):
+            if path in ties.values():
+                owners[path] = tensor
+            yield path, tensor
+    for theirs, owner in again:  # a tied tensor may be there a second time, if it is really the same
+        copy = read(theirs)
+        if copy.shape != owners[owner].shape or not copy.equal(owners[owner]):
+            raise FileError(f"{theirs}: is tied to {owner} by the config, yet holds other numbers")
+
+
+def _home(move: Move, theirs: list[Tensor], shapes: list[tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
+    """Ours of one move, held to their shapes."""
+    first, given = move.theirs[0], tuple(theirs[0].shape)
+    try:
+        found = move.convert.back(theirs, shapes)
+    except (RuntimeError, IndexError, ValueError) as error:  # a shape of too few dimensions, say
+        raise FileError(f"{first}: has shape {given}, which does not hold {shapes}") from error
+    theirs.clear()  # what was read is not kept beside what was made of it
+    if len(found) != len(shapes):
+        raise FileError(f"{first}: has shape {given}, which does not hold {shapes}")
+    for path, shape in zip(move.ours, shapes, strict=True):
+        _fits(first, found[0], shape)
+        yield path, found.pop(0)
 
 
 def _rows(dialect: Dialect, form: Form) -> Iterator[tuple[str, Row]]:
@@ -310,16 +333,6 @@ def _moves(spec: Model, dialect: Dialect, form: Form) -> Iterator[Move]:
                 name = theirs.replace("{}", str(layer))
                 experts = range(shapes[ours[0]][0]) if "{expert}" in name else range(1)
                 yield Move(ours, tuple(name.replace("{expert}", str(expert)) for expert in experts), row.convert)
-
-
-def _drop_ties(spec: Model, dialect: Dialect, form: Form, left: dict[str, Tensor], ours: Mapping[str, Tensor]) -> None:
-    """A tied tensor may be there a second time, if it is really the same."""
-    for alias, owner in _ties(spec).items():
-        for theirs, row in _rows(dialect, form):
-            if row.ours == (alias,) and theirs in left:
-                copy = left.pop(theirs)
-                if copy.shape != ours[owner].shape or not copy.equal(ours[owner]):
-                    raise FileError(f"{theirs}: is tied to {owner} by the config, yet holds other numbers")
 
 
 def _shapes(spec: Model) -> dict[str, tuple[int, ...]]:
