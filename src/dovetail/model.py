@@ -78,17 +78,28 @@ class WireModule(Module):
 class Pre(Scaled):
     """x + f(norm x)."""
 
+    first_norm: bool = True  # False: the first branch reads the stream itself (ModernBERT, where the embedding is normed)
+
     def module(self) -> type[Module]:
         return PreModule
 
     def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{name}_norm" for name in branches)
+        return tuple(f"{name}_norm" for name in branches[0 if self.first_norm else 1 :])
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {**super().samples(), "first_norm": [True, False]}
 
 
 class PreModule(WireModule):
+    def setup(self) -> None:
+        assert isinstance(self.part, Pre)
+        self.first_norm = self.part.first_norm
+
     def forward(self, x: Tensor, ctx: Ctx, block: BlockModule, views: Mapping[str, Any]) -> Tensor:
-        for name in block.branches:
-            y = block.branch(name, block.normed(f"{name}_norm", x, ctx), ctx, views)
+        for i, name in enumerate(block.branches):
+            normed = block.normed(f"{name}_norm", x, ctx) if i > 0 or self.first_norm else x
+            y = block.branch(name, normed, ctx, views)
             x = ctx.tap(block, f"after_{name}", x + self.added(y, block, name, ctx))
         return x
 
@@ -220,6 +231,10 @@ class Block(Part):
 
     def taps(self) -> tuple[str, ...]:
         return ("in", *(f"{name}_add" for name in self.branches()), *(f"after_{name}" for name in self.branches()))
+
+    def idle(self, env: Env) -> frozenset[str]:
+        asked = self.wire.norms(self.branches())
+        return frozenset() if asked else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
 
     def check(self, env: Env) -> list[Problem]:
         if self.mixer.reads_memory():

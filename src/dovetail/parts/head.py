@@ -2,8 +2,8 @@
 
     lm                logits over the vocabulary for every token, tied to the embedding or not
     masked            the same behind a dense layer, activation and norm (BERT)
-    classifier        one of `classes` for a row, from its pooled vector
-    token_classifier  one of `classes` for every token
+    classifier        one of `classes` for a row, from its pooled vector, also behind a layer of its own
+    token_classifier  one of `classes` for every token, likewise
     pooled            a vector for a row: first, last or mean token; also through tanh(W·) (BERT), also to unit length
     scalar            one number for a row: a reward
 
@@ -12,6 +12,7 @@ Pooling looks at real tokens only: first is the first real one, mean leaves padd
 
 from __future__ import annotations
 
+import dataclasses as dc
 from typing import Any, Literal
 
 import torch
@@ -46,6 +47,12 @@ def _vocabulary(env: Env, tied: bool, bias: bool) -> list[Weight]:
     same = "embed.table" if tied else None
     declared = [Weight(name="table", out=("vocab",), inp=("embed",), same_as=same)]
     return [*declared, Weight(name="bias", out=("vocab",), init="zeros", role="bias")] if bias else declared
+
+
+def _dense(bias: bool) -> list[Weight]:
+    """A layer of the head's own."""
+    weight = Weight(name="dense.weight", out=("embed",), inp=("embed",))
+    return [weight, Weight(name="dense.bias", out=("embed",), init="zeros", role="bias")] if bias else [weight]
 
 
 @register("lm")
@@ -110,14 +117,13 @@ class Masked(Head):
     norm: Norm = child("layernorm")
     tied: bool = True
     bias: bool = True
+    dense_bias: bool = True
 
     def module(self) -> type[Module]:
         return MaskedModule
 
     def weights(self, env: Env) -> list[Weight]:
-        dense = Weight(name="dense.weight", out=("embed",), inp=("embed",))
-        dense_bias = Weight(name="dense.bias", out=("embed",), init="zeros", role="bias")
-        return [dense, dense_bias, *_vocabulary(env, self.tied, self.bias)]
+        return [*_dense(self.dense_bias), *_vocabulary(env, self.tied, self.bias)]
 
     def scope(self, env: Env, child: str) -> Env:
         return env.bind(dim="embed")
@@ -127,7 +133,7 @@ class Masked(Head):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"tied": [True, False], "bias": [True, False]}
+        return {"tied": [True, False], "bias": [True, False], "dense_bias": [True, False]}
 
 
 class MaskedModule(HeadModule):
@@ -154,91 +160,115 @@ class MaskedModule(HeadModule):
         return chunked_cross_entropy(lambda part: self.logits(part, ctx), x, labels)
 
 
-@register("classifier")
-class Classifier(Head):
-    """One class for a row."""
+@dc.dataclass(frozen=True, kw_only=True)
+class ByClass(Head):
+    """A score for each class, from the stream itself or from norm(act(W x + b))."""
 
     TAPS = ("logits",)
 
     classes: int = 2
-    how: Pool = "first"
-
-    def module(self) -> type[Module]:
-        return ClassifierModule
+    act: Act | None = None  # None: no layer of its own (RoBERTa has tanh, DistilBERT relu)
+    norm: Norm | None = None  # behind the activation (ModernBERT)
+    dense_bias: bool = True
+    dropout: float = 0.0  # of what the last matrix reads
 
     def axes(self, env: Env) -> Env:
         return env.add(classes=self.classes)
 
     def weights(self, env: Env) -> list[Weight]:
-        weight = Weight(name="out.weight", out=("classes",), inp=("embed",))
-        return [weight, Weight(name="out.bias", out=("classes",), init="zeros", role="bias")]
+        out = Weight(name="out.weight", out=("classes",), inp=("embed",))
+        scores = [out, Weight(name="out.bias", out=("classes",), init="zeros", role="bias")]
+        return scores if self.act is None else [*_dense(self.dense_bias), *scores]
 
-    def pools(self) -> bool:
-        return True
+    def scope(self, env: Env, child: str) -> Env:
+        return env.bind(dim="embed")
 
     def check(self, env: Env) -> list[Problem]:
-        return [] if self.classes > 0 else [Problem("classes", f"{self.classes} is not above 0")]
+        if self.classes < 1:
+            return [Problem("classes", f"{self.classes} is not above 0")]
+        if self.norm is not None and self.act is None:
+            return [Problem("norm", "there is no layer for it to stand behind", "give an `act`, or norm: null")]
+        return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
+
+    def idle(self, env: Env) -> frozenset[str]:
+        return frozenset({"dense_bias"}) if self.act is None else frozenset()
 
     def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randint(0, self.classes, shape, generator=generator)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"classes": [3, 5], "how": ["first", "last", "mean"]}
+        return {"classes": [3, 5], "dense_bias": [True, False], "dropout": [0.0, 0.2]}
 
 
-class ClassifierModule(HeadModule):
-    """x (…, n, embed) -> logits (…, classes)."""
+class ByClassModule(HeadModule):
+    """x (…, embed) -> logits (…, classes)."""
 
-    part: Classifier
+    part: ByClass
+    dense: Linear
+    norm: Module
     out: Linear
 
+    def setup(self) -> None:
+        self.act = None if self.part.act is None else self.part.act.function()
+
+    def behind(self, x: Tensor, ctx: Ctx) -> Tensor:
+        """What the last matrix reads, like x."""
+        if self.act is not None:
+            x = self.act(self.dense(x))
+        if self.part.norm is not None:
+            x = self.norm(x, ctx)
+        return ctx.dropout(x, self.part.dropout, self)
+
+
+@register("classifier")
+class Classifier(ByClass):
+    """One class for a row."""
+
+    how: Pool = "first"
+
+    def module(self) -> type[Module]:
+        return ClassifierModule
+
+    def pools(self) -> bool:
+        return True
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {**super().samples(), "how": ["first", "last", "mean"]}
+
+
+class ClassifierModule(ByClassModule):
+    """x (…, n, embed) -> logits (…, classes)."""
+
+    def setup(self) -> None:
+        super().setup()
+        assert isinstance(self.part, Classifier)
+        self.how: Pool = self.part.how
+
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", self.out(pool(x, ctx.at, self.part.how)))
+        return ctx.tap(self, "logits", self.out(self.behind(pool(x, ctx.at, self.how), ctx)))
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
         return F.cross_entropy(self.forward(x, ctx), labels)
 
 
 @register("token_classifier")
-class TokenClassifier(Head):
+class TokenClassifier(ByClass):
     """One class for every token."""
-
-    TAPS = ("logits",)
-
-    classes: int = 2
 
     def module(self) -> type[Module]:
         return TokenClassifierModule
 
-    def axes(self, env: Env) -> Env:
-        return env.add(classes=self.classes)
 
-    def weights(self, env: Env) -> list[Weight]:
-        weight = Weight(name="out.weight", out=("classes",), inp=("embed",))
-        return [weight, Weight(name="out.bias", out=("classes",), init="zeros", role="bias")]
-
-    def check(self, env: Env) -> list[Problem]:
-        return [] if self.classes > 0 else [Problem("classes", f"{self.classes} is not above 0")]
-
-    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randint(0, self.classes, shape, generator=generator)
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"classes": [3, 5]}
-
-
-class TokenClassifierModule(HeadModule):
+class TokenClassifierModule(ByClassModule):
     """x (…, embed) -> logits (…, classes)."""
 
-    out: Linear
-
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", self.out(x))
+        return ctx.tap(self, "logits", self.out(self.behind(x, ctx)))
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-        return chunked_cross_entropy(self.out, x, labels)
+        return chunked_cross_entropy(self.out, self.behind(x, ctx), labels)
 
 
 @register("pooled")

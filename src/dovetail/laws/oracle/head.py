@@ -78,11 +78,18 @@ def masked() -> Iterator[Comparison]:
     yield Comparison("without bias", bare(x, ctx), [[[1.49999569, -1.99999138, -0.49999569]]])
     full = alone(part("masked", tied=False), {**weights, "bias": [0.1, 0.2, 0.3]}, vocab=3, embed=2)
     yield Comparison("with bias", full(x, ctx), [[[1.59999569, -1.79999138, -0.19999569]]])
+    # (3, 2) without its bias: gelu (2.99595031, 1.95449974), normed ±0.99998156
+    plain = {name: value for name, value in weights.items() if name != "dense.bias"}
+    unbiased = alone(part("masked", tied=False, bias=False, dense_bias=False), plain, vocab=3, embed=2)
+    yield Comparison("dense without bias", unbiased(x, ctx), [[[1.49998156, -1.99996312, -0.49998156]]])
     # ln(e^1.59999569 + e^−1.79999138 + e^−0.19999569) − 1.59999569
     yield Comparison("loss of label 0", full.loss(x, torch.tensor([[0]]), ctx), 0.18121596)
 
 
-OUT = {"out.weight": [[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]], "out.bias": [0.0, 0.5, 1.0]}
+# (1, 2) -> (3, 2), or (3, 1) with the bias
+DENSE: dict[str, Any] = {"dense.weight": [[1.0, 1.0], [0.0, 1.0]]}
+BIAS, NORM = {"dense.bias": [0.0, -1.0]}, {"norm.scale": [1.0, 2.0], "norm.shift": [0.5, 0.0]}
+OUT: dict[str, Any] = {"out.weight": [[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]], "out.bias": [0.0, 0.5, 1.0]}
 
 
 @oracle("classifier")
@@ -97,6 +104,18 @@ def classifier() -> Iterator[Comparison]:
     module = alone(part("classifier", classes=3), OUT, embed=2)
     loss = module.loss(numbers(ROW), torch.tensor([0]), _left())  # ln(e + e^2.5 + 1) − 1
     yield Comparison("loss of class 0", loss, 1.76636790)
+    # tanh 3 = 0.99505475, tanh 1 = 0.76159416; relu(3, 2) normed is ±0.99998, by (1, 2), plus (0.5, 0)
+    behind = alone(part("classifier", classes=3, act=part("tanh")), {**DENSE, **BIAS, **OUT}, embed=2)
+    yield Comparison("behind tanh(W x + b)", behind(numbers(ROW), _left()), [[0.99505475, 1.26159416, 1.23346060]])
+    normed = part("classifier", classes=3, act=part("relu"), norm=part("layernorm"), dense_bias=False)
+    logits = alone(normed, {**DENSE, **NORM, **OUT}, embed=2)(numbers(ROW), _left())
+    yield Comparison("behind norm(relu(W x))", logits, [[1.49998000, -1.49996000, 4.49994000]])
+    for name in ("classifier", "token_classifier"):
+        dropping = alone(part(name, classes=3, dropout=0.5), OUT, embed=2)
+        kept = dropping.behind(numbers([[1.0] * 64]), Ctx(at=At.whole(1, 1), seed=3))
+        yield Comparison(f"{name}: dropout ½ leaves 0 or 2", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
+        whole = dropping.behind(numbers([[2.0, 4.0]]), Ctx(at=At.whole(1, 1)))
+        yield Comparison(f"{name}: dropout only in training", whole, [[2.0, 4.0]])
 
 
 @oracle("token_classifier")
@@ -106,6 +125,11 @@ def token_classifier() -> Iterator[Comparison]:
     yield Comparison("two tokens", module(numbers(ROW)[:, 1:], _left()), [[[1.0, 2.5, 0.0], [3.0, 6.5, -2.0]]])
     loss = module.loss(numbers(ROW), torch.tensor([[-100, 0, -100]]), _left())
     yield Comparison("loss of class 0 for token 1", loss, 1.76636790)
+    behind = alone(part("token_classifier", classes=3, act=part("tanh")), {**DENSE, **BIAS, **OUT}, embed=2)
+    yield Comparison("behind tanh(W x + b)", behind(numbers(ROW)[:, 1:2], _left()), [[[0.99505475, 1.26159416, 1.23346060]]])
+    # ln(e^0.99505475 + e^1.26159416 + e^1.23346060) − 0.99505475
+    loss = behind.loss(numbers(ROW), torch.tensor([[-100, 0, -100]]), _left())
+    yield Comparison("its loss", loss, 1.27387097)
 
 
 @oracle("pooled")

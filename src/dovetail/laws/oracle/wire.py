@@ -70,6 +70,9 @@ def pre() -> Iterator[Comparison]:
     # (1, 7) + ½·(0.5, 0.25)·(2.8, 0.4) = (1.7, 7.05); √26.29625 = 5.1279869
     scaled = _block(part("pre", multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
     yield Comparison("scaled", _through(scaled), [2.69454232, 11.17442549])
+    # f(1, 7) = (14, 2), so (15, 9), over √153; + 3·(1.21267813, 2·0.72760688)
+    bare = _block(part("pre", first_norm=False), ("ffn_norm",))
+    yield Comparison("x + f(x), then x + g(norm x)", _through(bare), [18.63803438, 13.36564125])
     yield from _added("pre", norms)
 
 
