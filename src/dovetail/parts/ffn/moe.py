@@ -59,6 +59,7 @@ class Experts(Ffn):
         return always if self.shared is None else {**always, "shared": self.shared}
 
     def axes(self, env: Env) -> Env:
+        env = env.add(ffn=4 * env.size("embed") if self.hidden is None else self.hidden)
         return env.add(gates=1) if self.shared_gate else env
 
     def scope(self, env: Env, child: str) -> Env:
@@ -133,8 +134,7 @@ class Bank(Part):
         return {}
 
     def axes(self, env: Env) -> Env:
-        hidden = 4 * env.size("embed") if self.of.hidden is None else self.of.hidden
-        return env.add(experts=self.of.experts, ffn=hidden)
+        return env.add(experts=self.of.experts)
 
     def weights(self, env: Env) -> list[Weight]:
         experts, inner, outer = ("experts",), ("ffn",), ("embed",)
