@@ -27,10 +27,14 @@ class Pair:
     def __init__(self, family: str, fields: dict[str, Any], seed: int) -> None:
         config = AutoConfig.for_model(family, **fields)
         self.family, self.seed, self.random = family, seed, random.Random(seed)
+        config._experts_implementation = "eager"  # their grouped kernel takes no row that is not a multiple of 16 bytes
         self.theirs: Any = AutoModelForCausalLM.from_config(config).eval()
         generator = torch.Generator().manual_seed(seed)
+        kept = self.theirs.state_dict().keys()  # buffers that files hold count too
         with torch.no_grad():
-            for name, tensor in self.theirs.named_parameters():
+            for name, tensor in (*self.theirs.named_parameters(), *self.theirs.named_buffers()):
+                if name not in kept:
+                    continue
                 drawn = torch.randn(tensor.shape, generator=generator)
                 near_one = tensor.dim() == 1 and not name.endswith("bias")
                 tensor.copy_(1.0 + 0.3 * drawn if near_one else drawn * (0.3 if tensor.dim() == 1 else 0.25))
@@ -94,9 +98,11 @@ def check_gradients(pair: Pair, n: int) -> None:
     for p in pair.theirs.parameters():
         p.data = torch.zeros_like(p) if p.grad is None else p.grad  # gradients take the road of the weights
     wanted = import_tensors(pair.spec, saved(pair.theirs), pair.family)
+    learned = dict(pair.ours.named_parameters())
+    wanted = {path: grad for path, grad in wanted.items() if path in learned}
     largest = max(grad.abs().max().item() for grad in wanted.values())
     for path, grad in wanted.items():
-        got = tensor_at(pair.ours, path).grad
+        got = learned[path].grad
         assert got is not None, path
         if grad.abs().max() < 1e-6 * largest:  # zero in theory (a k-bias without rotation): rounding alone
             assert got.abs().max() < 1e-6 * largest, path
@@ -149,7 +155,7 @@ def check_there_and_back(pair: Pair) -> None:
     with tempfile.TemporaryDirectory() as place:
         save_file(got, Path(place) / "model.safetensors", metadata={"format": "pt"})
         rebuilt.config.save_pretrained(place)
-        rebuilt = type(rebuilt).from_pretrained(place)
+        rebuilt = type(rebuilt).from_pretrained(place, experts_implementation="eager")
     tokens = torch.tensor(pair.prompts([7]))
     with torch.no_grad():
         assert rebuilt.eval()(input_ids=tokens).logits.equal(pair.theirs(input_ids=tokens).logits)

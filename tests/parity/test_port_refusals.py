@@ -155,7 +155,7 @@ def test_what_cannot_be_written_is_named(spec: Model, sets: list[str], path: str
     ("change", "said"),
     [
         ({"sliding_window": 4096}, "config.sliding_window"),
-        ({"model_type": "mixtral"}, "config.model_type: 'mixtral' is not known"),
+        ({"model_type": "rwkv9"}, "config.model_type: 'rwkv9' is not known"),
         ({"model_type": ["llama"]}, "config.model_type"),
         ({"hidden_act": "mish"}, "config.hidden_act: 'mish' is not known"),
         ({"hidden_act": {}}, "config.hidden_act"),

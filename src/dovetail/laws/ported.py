@@ -6,9 +6,11 @@ The reference library is asked only here and in tests, and only where it is inst
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+import tempfile
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dovetail.build import build
@@ -22,6 +24,7 @@ from dovetail.spec import from_yaml
 
 # the reference computes angles and norms in float32 whatever the dtype, so float64 agrees no further than that
 REFERENCE = 2e-6
+FILE = "model.safetensors"
 
 
 ROPES = (
@@ -68,7 +71,7 @@ def ported(case: Case) -> None:
         raise NotApplicable(str(cannot)) from cannot
     if importlib.util.find_spec("transformers") is None:
         raise NotApplicable("transformers is not installed")
-    stored = {d.path: tensor_at(case.model, d.path).detach() for d in declared(case.spec) if d.weight.learned}
+    stored = {d.path: tensor_at(case.model, d.path).detach() for d in declared(case.spec) if d.weight.stored}
     theirs = export_tensors(case.spec, stored)
     back = import_tensors(case.spec, theirs)
     for path, tensor in stored.items():
@@ -78,17 +81,20 @@ def ported(case: Case) -> None:
 
 
 def reference_logits(ported: Ported, tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
-    """What the reference library's model answers with these weights, in float64."""
+    """What the reference library's model answers with these weights, in float64. It reads them from files: what it holds
+    itself may be laid out otherwise."""
     import transformers
 
     tokens = {f"{name}_token_id": None for name in ("bos", "eos", "pad")}  # theirs may lie beyond a small vocabulary
-    settings = {**ported.config, "attn_implementation": "eager", **tokens}
+    settings = {**ported.config, **tokens}
     settings.pop("model_type", None)
     auto = getattr(transformers, ported.form.auto)
-    made: Any = auto.from_config(transformers.AutoConfig.for_model(ported.dialect, **settings))
-    made = made.to(DTYPE).eval()
-    missing, unexpected = made.load_state_dict(tensors, strict=False)
-    assert not unexpected, f"the reference does not know {unexpected}"
-    assert all("lm_head" in name for name in missing), f"the reference misses {missing}"
-    made.tie_weights()
-    return made(inputs).logits
+    transformers.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as place:
+        transformers.AutoConfig.for_model(ported.dialect, **settings).save_pretrained(place)
+        save_file({name: t.contiguous() for name, t in tensors.items()}, Path(place) / FILE, metadata={"format": "pt"})
+        eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+        made, told = auto.from_pretrained(place, dtype=DTYPE, output_loading_info=True, **eager)
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not told[what], f"the reference has {what}: {told[what]}"
+    return made.eval()(inputs).logits

@@ -4,6 +4,8 @@
     TRANSPOSE   (…, out, inp) <-> (…, inp, out): GPT-2's Conv1D
     STACK       several (outᵢ, …) one under the other <-> one (Σ outᵢ, …): packed q, k, v
     SPREAD      one (experts, …) <-> a tensor for each expert
+    Woven(6)    several (6·sizeᵢ, …) <-> one (6·Σ sizeᵢ, …), six times a piece of each: k and v head by head
+    TURNS       several (experts, out, …) <-> one (experts, several·out, …), a row of each in turns
     CHANNELS    (channels, taps) <-> (channels, 1, taps): torch's depthwise convolution
     Patches(3)  (width, channels·patch·patch) <-> (width, channels, patch, patch): torch's convolution over patches
     STACK.then(TRANSPOSE)   on our way there first the one, then the other
@@ -87,6 +89,27 @@ class Stack(Convert):
 
 
 @dc.dataclass(frozen=True)
+class Woven(Convert):
+    """Several tensors in turns along a dimension: `count` times a piece of each; without a count as often as they are long."""
+
+    count: int | None = None
+    dim: int = 0
+
+    def there(self, ours: Sequence[Tensor]) -> list[Tensor]:
+        count = self.count or ours[0].shape[self.dim]
+        pieces = [one.unflatten(self.dim, (count, -1)) for one in ours]
+        return [torch.cat(pieces, self.dim + 1).flatten(self.dim, self.dim + 1)]
+
+    def back(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+        (whole,), sizes = theirs, [shape[self.dim] for shape in shapes]
+        if whole.dim() <= self.dim or whole.shape[self.dim] != sum(sizes):
+            return [whole]
+        count = self.count or sizes[0]
+        pieces = whole.unflatten(self.dim, (count, -1)).split([size // count for size in sizes], self.dim + 1)
+        return [piece.flatten(self.dim, self.dim + 1) for piece in pieces]
+
+
+@dc.dataclass(frozen=True)
 class Spread(Convert):
     """One stack of matrices as one tensor for each."""
 
@@ -135,4 +158,4 @@ def _size(shape: Shape) -> int:
     return size
 
 
-KEEP, TRANSPOSE, STACK, SPREAD, CHANNELS = Convert(), Transpose(), Stack(), Spread(), Unsqueezed()
+KEEP, TRANSPOSE, STACK, SPREAD, TURNS, CHANNELS = Convert(), Transpose(), Stack(), Spread(), Woven(dim=1), Unsqueezed()

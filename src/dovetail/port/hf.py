@@ -10,7 +10,7 @@ What a dialect cannot say is an error with the path of the part that it has no w
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -25,11 +25,20 @@ from dovetail.model import Model
 from dovetail.port.convert import Convert
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.rotary import LENGTH, USUAL_LENGTH
-from dovetail.port.table import Config, Dialect, Field, Form, Row
+from dovetail.port.table import Config, Dialect, Field, Form, Row, is_kind
 
 MOST_LAYERS = 10_000
-# a null in one of these fields stands for the size of the axis
-STANDS_FOR = {"kv_heads": "kv_heads", "head": "head", "hidden": "ffn"}
+# a null in one of these fields stands for the size of the axes, the first of several that the part has
+STANDS_FOR = {
+    "kv_heads": (("kv_heads",),),
+    "head": (("head",),),
+    "hidden": (("ffn",),),
+    "inner": (("inner",), ("heads", "head")),
+    "rank": (("rank",),),
+    "key_heads": (("key_heads",),),
+    "key_size": (("key",),),
+    "value_size": (("value",),),
+}
 
 
 class Move(NamedTuple):
@@ -168,20 +177,22 @@ def _read(config: Config, dialect: Dialect, form: Form) -> Model:
     """The spec of a config whose fields are all known; what it leaves out is as the dialect has it."""
     spec: Model = from_data({**dialect.spec, **(form.head or {})}, Model)
     said = [(field, field.take(config)) for field in (*dialect.fields, *form.fields)]
-    for field, settings in said:
-        spec = _settled(spec, config, field, {path: value for path, value in settings.items() if not _one_layer(path)})
+    spec = _settled(spec, config, said, EVERY)
     spec = dc.replace(spec, layers=spec.layers * _count(config, dialect.layers))
     if dialect.encoder is not None and spec.encoder is not None:
         encoder = dc.replace(spec.encoder, layers=spec.encoder.layers * _count(config, dialect.encoder))
         spec = dc.replace(spec, encoder=encoder)
-    for field, settings in said:
-        spec = _settled(spec, config, field, {path: value for path, value in settings.items() if _one_layer(path)})
+    for reach in (ONE, OF_A_KIND):  # first what kinds of parts the layers have, then what is said about all of a kind
+        spec = _settled(spec, config, said, reach)
     return spec
 
 
-def _one_layer(path: str) -> bool:
-    """Whether a setting is about a single layer rather than about all."""
-    return any(name.isdigit() for name in path.split(".")[:3])
+EVERY, ONE, OF_A_KIND = range(3)
+
+
+def _reach(path: str) -> int:
+    """Whether a setting is about every layer, about one, or about those with a part of some kind."""
+    return OF_A_KIND if ":" in path else ONE if any(name.isdigit() for name in path.split(".")[:3]) else EVERY
 
 
 def _count(config: Config, field: str) -> int:
@@ -191,14 +202,29 @@ def _count(config: Config, field: str) -> int:
     return count
 
 
-def _settled(spec: Model, config: Config, field: Field, settings: Mapping[str, Any]) -> Model:
-    for pattern, value in settings.items():
-        try:
-            spec = spec.set(pattern, value)
-        except SpecError as error:
-            said = ", ".join(name for name in field.names if name in config)
-            raise SpecError(f"config.{said}", error.problem, error.remedy) from error
+def _settled(spec: Model, config: Config, said: Sequence[tuple[Field, Mapping[str, Any]]], reach: int) -> Model:
+    """The spec with all that was said about so many layers."""
+    for field, settings in said:
+        for pattern, value in settings.items():
+            if _reach(pattern) != reach:
+                continue
+            try:
+                spec = _set_where(spec, pattern, value) if reach == OF_A_KIND else spec.set(pattern, value)
+            except SpecError as error:
+                names = ", ".join(name for name in field.names if name in config)
+                raise SpecError(f"config.{names}", error.problem, error.remedy) from error
     return spec
+
+
+def _set_where(spec: Model, pattern: str, value: Any) -> Model:
+    """The spec with a field set in the layers whose part is of the pattern's kind: `layers.*.mixer:attention.heads`."""
+    place, _, inside = pattern.removeprefix("layers.*.").partition(".")
+    name, _, kind = place.partition(":")
+    made: dict[Part, Part] = {}
+    for layer in spec.layers:
+        if layer not in made:
+            made[layer] = layer.set(f"{name}.{inside}", value) if is_kind(getattr(layer, name), kind) else layer
+    return dc.replace(spec, layers=tuple(made[layer] for layer in spec.layers))
 
 
 def explicit(spec: Model) -> Model:
@@ -206,9 +232,10 @@ def explicit(spec: Model) -> Model:
     told: dict[str, dict[str, Any]] = {}
     for path, part, env in walk(spec):
         hints = field_types(type(part))
-        for field, axis in STANDS_FOR.items():
+        for field, choices in STANDS_FOR.items():
             if hints.get(field) == int | None and getattr(part, field) is None:
-                told.setdefault(path, {})[field] = env.size(axis)
+                axes = next(axes for axes in choices if set(axes) <= env.sizes.keys())
+                told.setdefault(path, {})[field] = env.size(*axes)
         for name, below in part.parts().items():
             for field in dc.fields(below):
                 value = getattr(below, field.name)
@@ -324,7 +351,7 @@ def _rows(dialect: Dialect, form: Form) -> Iterator[tuple[str, Row]]:
 
 def _moves(spec: Model, dialect: Dialect, form: Form) -> Iterator[Move]:
     """The table's rows for every layer, as far as the spec has their tensors."""
-    shapes = _shapes(spec)
+    shapes, told = _shapes(spec), explicit(spec)
     depths = {"layers": len(spec.layers), "encoder": 0 if spec.encoder is None else len(spec.encoder.layers)}
     for theirs, row in _rows(dialect, form):
         for layer in range(depths[row.ours[0].partition(".")[0]] if "{}" in row.ours[0] else 1):
@@ -332,11 +359,13 @@ def _moves(spec: Model, dialect: Dialect, form: Form) -> Iterator[Move]:
             if all(path in shapes for path in ours):
                 name = theirs.replace("{}", str(layer))
                 experts = range(shapes[ours[0]][0]) if "{expert}" in name else range(1)
-                yield Move(ours, tuple(name.replace("{expert}", str(expert)) for expert in experts), row.convert)
+                yield Move(
+                    ours, tuple(name.replace("{expert}", str(expert)) for expert in experts), row.conversion(told, layer)
+                )
 
 
 def _shapes(spec: Model) -> dict[str, tuple[int, ...]]:
-    return {d.path: d.weight.shape(d.env) for d in declared(spec) if d.weight.learned}
+    return {d.path: d.weight.shape(d.env) for d in declared(spec) if d.weight.stored}
 
 
 def _ties(spec: Model) -> dict[str, str]:

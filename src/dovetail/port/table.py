@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from dovetail.core.errors import SpecError
 from dovetail.core.part import KINDS, Part
 from dovetail.model import Model
-from dovetail.port.convert import KEEP, SPREAD, Convert
+from dovetail.port.convert import KEEP, SPREAD, Convert, Woven
 
 Config = Mapping[str, Any]
 Settings = dict[str, Any]  # path pattern of our spec -> plain data
@@ -74,17 +74,26 @@ class _Absent:
 ABSENT = _Absent()
 
 
-def look(spec: Part, pattern: str) -> Any:
-    """What stands at the first place a pattern matches (`layers.*.mixer` looks into layer 0, `layers.3.mixer` into that one);
-    ABSENT where there is none."""
-    here: Any = spec
-    for name in pattern.split("."):
-        if isinstance(here, tuple):
-            place = int(name) if name.isdigit() else 0
-            here = here[place] if place < len(here) else ABSENT
-        else:
-            here = getattr(here, name) if isinstance(here, Part) and name in here.__dataclass_fields__ else ABSENT
-    return here
+def look(spec: Any, pattern: str) -> Any:
+    """What stands at the first place a pattern matches; ABSENT where there is none. `layers.*.mixer` looks into the first
+    layer that has it, `layers.3.mixer` into that one, `layers.*.mixer:attention` into the first whose mixer is attention."""
+    return _look(spec, pattern.split(".")) if pattern else spec
+
+
+def _look(here: Any, names: list[str]) -> Any:
+    if not names:
+        return here
+    (name, _, kind), rest = names[0].partition(":"), names[1:]
+    if isinstance(here, tuple):
+        among = here if name == "*" else here[int(name) : int(name) + 1] if name.isdigit() else ()
+        return next((found for one in among if (found := _look(one, rest)) is not ABSENT), ABSENT)
+    below = getattr(here, name) if isinstance(here, Part) and name in here.__dataclass_fields__ else ABSENT
+    return ABSENT if kind and not is_kind(below, kind) else _look(below, rest)
+
+
+def is_kind(value: Any, kind: str) -> bool:
+    """Whether a value is a part of this kind."""
+    return isinstance(value, Part) and type(value) is KINDS[kind]
 
 
 class Field(Protocol):
@@ -191,13 +200,31 @@ class Nullable(Same):
         return dict.fromkeys(self.ours, config[self.names[0]]) if self.names[0] in config else {}
 
 
+class Follows(Same):
+    """A number that others of their config fix: written, and an error where it says something else."""
+
+    def __init__(self, theirs: str, ours: str, *, said: Callable[[Config], Any]) -> None:
+        super().__init__(theirs, ours)
+        self.said = said
+
+    def take(self, config: Config) -> Settings:
+        value, fixed = config.get(self.names[0]), self.said(config)
+        if value is not None and value != fixed:
+            raise SpecError(f"config.{self.names[0]}", f"{value!r} is not read", f"by its other fields it is {fixed!r}")
+        return {}
+
+
 class Row:
     """Their tensor, ours that lie in it, and how. `{}` is the number of the layer; a name of theirs with `{expert}` stands for
-    one tensor an expert."""
+    one tensor an expert. `woven` names a number of our spec: ours lie in turns, so many times a piece of each."""
 
-    def __init__(self, theirs: str, *ours: str, convert: Convert | None = None) -> None:
-        self.theirs, self.ours = theirs, ours
+    def __init__(self, theirs: str, *ours: str, convert: Convert | None = None, woven: str | None = None) -> None:
+        self.theirs, self.ours, self.woven = theirs, ours, woven
         self.convert = convert or (SPREAD if "{expert}" in theirs else KEEP)
+
+    def conversion(self, spec: Model, layer: int) -> Convert:
+        """How ours lie in theirs in this layer of a spec whose sizes are all written out."""
+        return self.convert if self.woven is None else Woven(look(spec, self.woven.replace("{}", str(layer))))
 
 
 def rows(theirs: str, ours: str, *pairs: str | tuple[str, str], convert: Convert | None = None) -> tuple[Row, ...]:
@@ -259,7 +286,7 @@ class Dialect:
         own = {**self.spec, **(spec or {})}
         if layer is not None:
             own["layers"] = [_laid_over(self.spec["layers"][0], layer)]
-        told = {field for new in fields for field in new.names} | set(without)
+        told = {field for new in fields for field in new.names} | {*without, *ignored, *(fixed or ())}
         kept_fields = [field for field in self.fields if told.isdisjoint(field.names)]
         new_names = {row.theirs for row in tensors}
         kept_rows = [row for row in self.tensors if row.theirs not in new_names and row.theirs not in without]
@@ -272,7 +299,7 @@ class Dialect:
             "spec": own,
             "fields": (*kept_fields, *fields),
             "tensors": (*kept_rows, *tensors),
-            "fixed": {key: value for key, value in {**self.fixed, **(fixed or {})}.items() if key not in without},
+            "fixed": {**{key: value for key, value in self.fixed.items() if key not in told}, **(fixed or {})},
             "ignored": self.ignored | set(ignored),
             "required": tuple(key for key in self.required if key not in without),
             **other,

@@ -10,7 +10,10 @@ from dovetail.port.dialect.gpt_neox import GPT_NEOX
 from dovetail.port.dialect.gptj import GPTJ
 from dovetail.port.dialect.granite import GRANITE
 from dovetail.port.dialect.llama import LLAMA
+from dovetail.port.dialect.mamba import MAMBA
+from dovetail.port.dialect.mamba2 import MAMBA2
 from dovetail.port.dialect.mistral import MISTRAL
+from dovetail.port.dialect.mixtral import MIXTRAL
 from dovetail.port.dialect.mpt import MPT
 from dovetail.port.dialect.olmo2 import OLMO2
 from dovetail.port.dialect.opt import OPT
@@ -44,5 +47,8 @@ FAMILIES = (
     STABLELM,
     MPT,
     GEMMA3,
+    MIXTRAL,
+    MAMBA,
+    MAMBA2,
 )
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in FAMILIES}
