@@ -21,11 +21,11 @@ from dovetail.core.check import check
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
 from dovetail.core.part import Part, field_types, from_data, join, walk
-from dovetail.model import Model
+from dovetail.model import Block, Model
 from dovetail.port.convert import Convert
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.rotary import LENGTH, USUAL_LENGTH
-from dovetail.port.table import Config, Dialect, Field, Form, Row, is_kind
+from dovetail.port.table import ABSENT, Config, Dialect, Field, Form, Row, look, numbered
 
 MOST_LAYERS = 10_000
 # a null in one of these fields stands for the size of the axes, the first of several that the part has
@@ -176,23 +176,29 @@ def _attempt(spec: Model, dialect: Dialect, form: Form, length: int | None) -> t
 def _read(config: Config, dialect: Dialect, form: Form) -> Model:
     """The spec of a config whose fields are all known; what it leaves out is as the dialect has it."""
     spec: Model = from_data({**dialect.spec, **(form.head or {})}, Model)
-    said = [(field, field.take(config)) for field in (*dialect.fields, *form.fields)]
-    spec = _settled(spec, config, said, EVERY)
+    said = [(field, *setting) for field in (*dialect.fields, *form.fields) for setting in field.take(config).items()]
+    spec = _settled(spec, config, said, AROUND)
     spec = dc.replace(spec, layers=spec.layers * _count(config, dialect.layers))
     if dialect.encoder is not None and spec.encoder is not None:
         encoder = dc.replace(spec.encoder, layers=spec.encoder.layers * _count(config, dialect.encoder))
         spec = dc.replace(spec, encoder=encoder)
-    for reach in (ONE, OF_A_KIND):  # first what kinds of parts the layers have, then what is said about all of a kind
+    for reach in (PLACED, EVERY, ONE, OF_A_KIND):
         spec = _settled(spec, config, said, reach)
     return spec
 
 
-EVERY, ONE, OF_A_KIND = range(3)
+# what a setting is about, in the order they are made: what is no layer, which part stands in a layer, every layer, one layer,
+# those layers whose part is of some kind
+AROUND, PLACED, EVERY, ONE, OF_A_KIND = range(5)
 
 
 def _reach(path: str) -> int:
-    """Whether a setting is about every layer, about one, or about those with a part of some kind."""
-    return OF_A_KIND if ":" in path else ONE if any(name.isdigit() for name in path.split(".")[:3]) else EVERY
+    names = path.split(".")
+    if names[0] != "layers":
+        return ONE if any(name.isdigit() for name in names[:3]) else AROUND
+    if names[1].isdigit():
+        return PLACED if len(names) == 3 else ONE
+    return OF_A_KIND if ":" in path else EVERY
 
 
 def _count(config: Config, field: str) -> int:
@@ -202,29 +208,39 @@ def _count(config: Config, field: str) -> int:
     return count
 
 
-def _settled(spec: Model, config: Config, said: Sequence[tuple[Field, Mapping[str, Any]]], reach: int) -> Model:
-    """The spec with all that was said about so many layers."""
-    for field, settings in said:
-        for pattern, value in settings.items():
-            if _reach(pattern) != reach:
-                continue
-            try:
-                spec = _set_where(spec, pattern, value) if reach == OF_A_KIND else spec.set(pattern, value)
-            except SpecError as error:
-                names = ", ".join(name for name in field.names if name in config)
-                raise SpecError(f"config.{names}", error.problem, error.remedy) from error
-    return spec
+def _settled(spec: Model, config: Config, said: Sequence[tuple[Field, str, Any]], reach: int) -> Model:
+    """The spec with all that was said with this reach."""
+    layers = list(spec.layers)
+    for field, pattern, value in said:
+        if _reach(pattern) != reach:
+            continue
+        try:
+            if pattern.startswith("layers."):
+                _set_layers(layers, pattern, value)
+            else:
+                spec = spec.set(pattern, value)
+        except SpecError as error:
+            names = ", ".join(name for name in field.names if name in config)
+            raise SpecError(f"config.{names}", error.problem, error.remedy) from error
+    met: dict[Block, Block] = {}
+    return dc.replace(spec, layers=tuple(met.setdefault(layer, layer) for layer in layers))  # equal layers are one
 
 
-def _set_where(spec: Model, pattern: str, value: Any) -> Model:
-    """The spec with a field set in the layers whose part is of the pattern's kind: `layers.*.mixer:attention.heads`."""
-    place, _, inside = pattern.removeprefix("layers.*.").partition(".")
-    name, _, kind = place.partition(":")
-    made: dict[Part, Part] = {}
-    for layer in spec.layers:
-        if layer not in made:
-            made[layer] = layer.set(f"{name}.{inside}", value) if is_kind(getattr(layer, name), kind) else layer
-    return dc.replace(spec, layers=tuple(made[layer] for layer in spec.layers))
+def _set_layers(layers: list[Block], pattern: str, value: Any) -> None:
+    """One field set in one layer, in every layer that has it, or in those whose part is of the kind that is named:
+    `layers.3.ffn`, `layers.*.norm.eps`, `layers.*.mixer:attention.heads`."""
+    _, which, inside = pattern.split(".", 2)
+    field = ".".join(name.partition(":")[0] for name in inside.split("."))
+    having: dict[int, bool] = {}  # equal layers are one object, asked and changed once
+    made: dict[int, Block] = {}
+    for i in range(len(layers)) if which == "*" else [int(which)]:
+        layer = layers[i]
+        if id(layer) not in made:
+            having[id(layer)] = look(layer, inside) is not ABSENT
+            made[id(layer)] = layer.set(field, value) if having[id(layer)] else layer
+        layers[i] = made[id(layer)]
+    if ":" not in inside and not any(having.values()):
+        raise SpecError(pattern, "no layer has such a field")
 
 
 def explicit(spec: Model) -> Model:
@@ -356,12 +372,9 @@ def _moves(spec: Model, dialect: Dialect, form: Form) -> Iterator[Move]:
     for theirs, row in _rows(dialect, form):
         for layer in range(depths[row.ours[0].partition(".")[0]] if "{}" in row.ours[0] else 1):
             ours = tuple(path.replace("{}", str(layer)) for path in row.ours)
-            if all(path in shapes for path in ours):
-                name = theirs.replace("{}", str(layer))
-                experts = range(shapes[ours[0]][0]) if "{expert}" in name else range(1)
-                yield Move(
-                    ours, tuple(name.replace("{expert}", str(expert)) for expert in experts), row.conversion(told, layer)
-                )
+            if all(path in shapes for path in ours) and row.stands(told, layer):
+                names = numbered(theirs.replace("{}", str(layer)), shapes[ours[0]][0])
+                yield Move(ours, names, row.conversion(told, layer))
 
 
 def _shapes(spec: Model) -> dict[str, tuple[int, ...]]:

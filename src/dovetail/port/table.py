@@ -216,15 +216,33 @@ class Follows(Same):
 
 class Row:
     """Their tensor, ours that lie in it, and how. `{}` is the number of the layer; a name of theirs with `{expert}` stands for
-    one tensor an expert. `woven` names a number of our spec: ours lie in turns, so many times a piece of each."""
+    one tensor an expert (from 0), with `{branch}` for one a branch (from 1). `woven` names a number of our spec: ours lie in
+    turns, so many times a piece of each. `where` names what a layer must have for the row to stand: `layers.{}.ffn:glu`."""
 
-    def __init__(self, theirs: str, *ours: str, convert: Convert | None = None, woven: str | None = None) -> None:
-        self.theirs, self.ours, self.woven = theirs, ours, woven
-        self.convert = convert or (SPREAD if "{expert}" in theirs else KEEP)
+    def __init__(
+        self, theirs: str, *ours: str, convert: Convert | None = None, woven: str | None = None, where: str | None = None
+    ) -> None:
+        self.theirs, self.ours, self.woven, self.where = theirs, ours, woven, where
+        self.convert = convert or (SPREAD if any(mark in theirs for mark in NUMBERED) else KEEP)
+
+    def stands(self, spec: Model, layer: int) -> bool:
+        """Whether a layer has what the row is about."""
+        return self.where is None or look(spec, self.where.replace("{}", str(layer))) is not ABSENT
 
     def conversion(self, spec: Model, layer: int) -> Convert:
         """How ours lie in theirs in this layer of a spec whose sizes are all written out."""
         return self.convert if self.woven is None else Woven(look(spec, self.woven.replace("{}", str(layer))))
+
+
+NUMBERED = {"{expert}": 0, "{branch}": 1}  # what stands for a number in a name, and the first one
+
+
+def numbered(name: str, count: int) -> tuple[str, ...]:
+    """A name for each of `count`, where it is numbered; else the one name."""
+    for mark, first in NUMBERED.items():
+        if mark in name:
+            return tuple(name.replace(mark, str(first + i)) for i in range(count))
+    return (name,)
 
 
 def rows(theirs: str, ours: str, *pairs: str | tuple[str, str], convert: Convert | None = None) -> tuple[Row, ...]:

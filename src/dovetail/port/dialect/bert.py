@@ -1,0 +1,100 @@
+"""BERT: a post-LayerNorm encoder with learned positions and two types of token (Devlin et al. 2018)."""
+
+from __future__ import annotations
+
+from dovetail.port.classes import Classes, Otherwise
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Row, Same, rows
+
+NORM = {"kind": "layernorm", "eps": 1e-12}
+MIXER = {"kind": "attention", "mask": "everything", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
+LAYER = {"wire": {"kind": "post", "dropout": 0.1}, "norm": NORM, "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu"}}
+POOLER = rows("pooler.dense", "head.out", "weight", "bias")
+CLASSIFIER = (Classes(), Otherwise("classifier_dropout", "hidden_dropout_prob", "head.dropout"))
+# the table of a file is always the embedding's: an own one would leave a second bias that nobody reads
+TIED = Follows("tie_word_embeddings", "head.tied", said=lambda config: True)
+
+BERT = Dialect(
+    name="bert",
+    forms=(
+        Form(
+            architecture="BertModel",
+            auto="AutoModel",
+            head={"head": {"kind": "pooled", "how": "first", "dense": True}},
+            tensors=POOLER,
+        ),
+        Form(
+            architecture="BertForMaskedLM",
+            auto="AutoModelForMaskedLM",
+            head={"head": {"kind": "masked", "norm": NORM}},
+            prefix="bert.",
+            tensors=(
+                *rows("cls.predictions.transform.dense", "head.dense", "weight", "bias"),
+                *rows("cls.predictions.transform.LayerNorm", "head.norm", *LAYERNORM),
+                Row("cls.predictions.bias", "head.bias"),
+                Row("cls.predictions.decoder.weight", "head.table"),
+            ),
+            fields=(Same("layer_norm_eps", "head.norm.eps"), Named("hidden_act", "head.act", ACTIVATIONS), TIED),
+        ),
+        Form(
+            architecture="BertForSequenceClassification",
+            auto="AutoModelForSequenceClassification",
+            head={"head": {"kind": "classifier", "act": "tanh"}},
+            prefix="bert.",
+            tensors=(
+                *rows("bert.pooler.dense", "head.dense", "weight", "bias"),
+                *rows("classifier", "head.out", "weight", "bias"),
+            ),
+            fields=CLASSIFIER,
+        ),
+        Form(
+            architecture="BertForTokenClassification",
+            auto="AutoModelForTokenClassification",
+            head={"head": "token_classifier"},
+            prefix="bert.",
+            tensors=rows("classifier", "head.out", "weight", "bias"),
+            fields=CLASSIFIER,
+        ),
+    ),
+    spec={
+        "embed": {"kind": "tokens", "types": 2},
+        "position": {"kind": "learned", "length": 512},
+        "embed_norm": NORM,
+        "dropout": 0.1,
+        "layers": [LAYER],
+        "norm": None,
+        "init": {"kind": "normal", "residual": False},
+    },
+    layers="num_hidden_layers",
+    required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    fields=(
+        Same("vocab_size", "vocab"),
+        Same("hidden_size", "width"),
+        Same("type_vocab_size", "embed.types"),
+        Same("max_position_embeddings", "position.length"),
+        Same("intermediate_size", "layers.*.ffn.hidden"),
+        Same("num_attention_heads", "layers.*.mixer.heads"),
+        Same("layer_norm_eps", "embed_norm.eps", "layers.*.norm.eps"),
+        Same("hidden_dropout_prob", "dropout", "layers.*.wire.dropout"),
+        Same("attention_probs_dropout_prob", "layers.*.mixer.dropout"),
+        Same("initializer_range", "init.spread"),
+        Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
+    ),
+    defaults={"hidden_dropout_prob": 0.1},
+    fixed={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
+    ignored=HOUSEKEEPING | {"classifier_dropout", "gradient_checkpointing", "tie_word_embeddings"},
+    tensors=(
+        Row("embeddings.word_embeddings.weight", "embed.table"),
+        Row("embeddings.token_type_embeddings.weight", "embed.type_table"),
+        Row("embeddings.position_embeddings.weight", "position.table"),
+        *rows("embeddings.LayerNorm", "embed_norm", *LAYERNORM),
+        *rows("encoder.layer.{}.attention.self.query", "layers.{}.mixer.q", "weight", "bias"),
+        *rows("encoder.layer.{}.attention.self.key", "layers.{}.mixer.k", "weight", "bias"),
+        *rows("encoder.layer.{}.attention.self.value", "layers.{}.mixer.v", "weight", "bias"),
+        *rows("encoder.layer.{}.attention.output.dense", "layers.{}.mixer.o", "weight", "bias"),
+        *rows("encoder.layer.{}.attention.output.LayerNorm", "layers.{}.mixer_norm", *LAYERNORM),
+        *rows("encoder.layer.{}.intermediate.dense", "layers.{}.ffn.up", "weight", "bias"),
+        *rows("encoder.layer.{}.output.dense", "layers.{}.ffn.down", "weight", "bias"),
+        *rows("encoder.layer.{}.output.LayerNorm", "layers.{}.ffn_norm", *LAYERNORM),
+    ),
+    stale=("*embeddings.position_ids", "cls.predictions.decoder.bias", "bert.pooler.*", "cls.seq_relationship.*"),
+)

@@ -1,0 +1,72 @@
+"""Every family that is more than a decoder: random tiny encoders, encoder–decoders and image models made by transformers, in
+each of their forms, and ours with the same weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hf_form import FormPair, check_answers, check_form_gradients, check_form_there_and_back, check_greedy_from_sources
+
+Draw = random.Random
+Fields = dict[str, Any]
+ACTS = ["gelu", "gelu_new", "relu", "silu"]
+NO_TOKENS = {f"{name}_token_id": None for name in ("pad", "bos", "eos")}
+
+
+def some(draw: Draw) -> bool:
+    return draw.random() < 0.5
+
+
+def sizes(draw: Draw) -> Fields:
+    """All different."""
+    heads = draw.choice([2, 3, 5])
+    return {
+        "vocab_size": draw.choice([59, 62, 71]),
+        "hidden_size": heads * draw.choice([4, 7, 9]),
+        "num_attention_heads": heads,
+        "num_hidden_layers": draw.choice([2, 3]),
+        "intermediate_size": draw.choice([37, 44]),
+        **NO_TOKENS,
+    }
+
+
+def bert(draw: Draw) -> Fields:
+    return {
+        **sizes(draw),
+        "hidden_act": draw.choice(ACTS),
+        "max_position_embeddings": 23,
+        "type_vocab_size": draw.choice([1, 2, 3]),
+        "layer_norm_eps": draw.choice([1e-12, 1e-2]),
+        "hidden_dropout_prob": draw.choice([0.0, 0.1]),
+        "attention_probs_dropout_prob": draw.choice([0.0, 0.2]),
+        "classifier_dropout": draw.choice([None, 0.3]),
+        "num_labels": draw.choice([2, 3, 5]),
+    }
+
+
+ENCODER = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
+FAMILIES: dict[str, tuple[Callable[[Draw], Fields], tuple[str, ...]]] = {
+    "bert": (bert, ENCODER),
+}
+QUICK, ALL = 2, 20  # random configs of each family; the forms take turns, and every form is among the quick ones once
+CASES = [
+    pytest.param(family, forms[seed % len(forms)], seed, marks=[pytest.mark.slow] if seed >= max(QUICK, len(forms)) else [])
+    for family, (_, forms) in FAMILIES.items()
+    for seed in range(ALL)
+]
+
+
+@pytest.mark.parametrize(("family", "auto", "seed"), CASES)
+def test_ours_is_theirs(family: str, auto: str, seed: int) -> None:
+    """Answers and hidden states with padding, there and back by files, greedy tokens where it writes any, and gradients."""
+    fields = FAMILIES[family][0](Draw(f"{family} {seed}"))
+    pair = FormPair(family, auto, fields, seed)
+    question = pair.question([17, 9, 1])
+    check_answers(pair, question)
+    check_form_there_and_back(pair, question)
+    if pair.spec.encoder is not None:
+        check_greedy_from_sources(pair, [9, 4, 6], left=family == "t5")
+    check_form_gradients(pair, question)
