@@ -20,6 +20,7 @@ _PUBLIC = {
     "SpecError": "dovetail.core.errors",
     "check": "dovetail.core.check",
     "from_yaml": "dovetail.spec",
+    "load": "dovetail.port.load",
     "load_spec": "dovetail.spec",
     "to_yaml": "dovetail.spec",
 }
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dovetail.core.errors import DovetailError as DovetailError
     from dovetail.core.errors import SpecError as SpecError
     from dovetail.model import Model as Model
+    from dovetail.port.load import load as load
     from dovetail.spec import from_yaml as from_yaml
     from dovetail.spec import load_spec as load_spec
     from dovetail.spec import to_yaml as to_yaml

@@ -44,16 +44,23 @@ def tie(model: nn.Module, spec: Model) -> None:
 
 def materialise(model: nn.Module, spec: Model, dtype: torch.dtype, device: str | torch.device, seed: int) -> None:
     """Give every weight and constant its bytes and first values."""
+    set_constants(model, spec, dtype, device)
     for d in declared(spec):
         module, leaf = holder(model, d.path)
-        if d.weight.role == "const":
-            value = d.part.constant(d.weight.name, d.env)
-            module.register_buffer(leaf, value.to(device, wide(dtype) if value.is_floating_point() else None), persistent=False)
-        elif d.weight.role == "kept":
+        if d.weight.role == "kept":
             module.register_buffer(leaf, initial(d, seed).to(device, wide(dtype)))
-        elif d.weight.same_as is None:
+        elif d.weight.learned:
             module.register_parameter(leaf, nn.Parameter(initial(d, seed).to(device, dtype)))
     tie(model, spec)
+
+
+def set_constants(model: nn.Module, spec: Model, dtype: torch.dtype, device: str | torch.device) -> None:
+    """Give the constants their values, which follow from the spec alone."""
+    for d in declared(spec):
+        if d.weight.role == "const":
+            module, leaf = holder(model, d.path)
+            value = d.part.constant(d.weight.name, d.env)
+            module.register_buffer(leaf, value.to(device, wide(dtype) if value.is_floating_point() else None), persistent=False)
 
 
 def initial(d: Declared, seed: int) -> Tensor:

@@ -24,8 +24,9 @@ from dovetail.core.fold import active_parameters, optimiser_groups, parameters
 from dovetail.core.group import RouterModule
 from dovetail.core.module import holder, make
 from dovetail.core.part import KINDS, walk
-from dovetail.files import load, save
+from dovetail.files import save
 from dovetail.model import Model, ModelModule
+from dovetail.port.load import load
 from dovetail.spec import from_yaml
 
 WIDTH, HIDDEN, EXPERTS = 28, 36, 6
@@ -275,7 +276,7 @@ def test_a_balancing_bias_is_state_and_no_parameter(tmp_path: Path) -> None:
     router.rebalance()
     assert torch.equal(router.balance - before, 0.001 * torch.sign(load_.mean() - load_))
     save(model, spec, tmp_path / "m")
-    _, back = load(tmp_path / "m")
+    back = load(tmp_path / "m")
     assert torch.equal(routers(back)[0].balance, router.balance)
     assert routers(back)[0].balance.dtype == torch.float32
     assert back.layers[0].ffn.bank.up.dtype == torch.bfloat16

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from dovetail.cli import main
-from dovetail.files import load
 from dovetail.look.map import attention_of
+from dovetail.port.load import load
 from dovetail.text.tokenizer import Tokenizer
 
 SMALL = [
@@ -49,8 +49,8 @@ def test_a_run_says_what_it_did_and_leaves_a_model_that_map_can_draw(home, capsy
     assert run("map", "llama-tiny-trained", "the worst of times", "-o", "map.png", "--layer", "-1", "--heads", "1") == 0
     assert "layer 5 of 6" in capsys.readouterr().out
     assert (home / "map.png").stat().st_size > 5000
-    spec, model = load(made)
-    assert (spec.width, spec.vocab) == (28, 270)
+    model = load(made)
+    assert (model.part.width, model.part.vocab) == (28, 270)
     tokens = Tokenizer.load(made).encode("the worst of times")
     assert attention_of(model, tokens, 5).shape == (2, len(tokens), len(tokens))
 

@@ -18,6 +18,9 @@ VERBS = {
     "laws": "hold every part to its laws",
     "train": "train a small model on a text",
     "map": "draw what the heads of a layer look at",
+    "import": "turn a directory in Hugging Face layout into one of ours",
+    "export": "write a model in Hugging Face layout",
+    "port": "the families that can be read and written",
 }
 HELP = """usage: dovetail VERB …
 

@@ -53,9 +53,10 @@ class Command:
     def run(self) -> int:
         """Print the fates."""
         from dovetail.diff import diff
-        from dovetail.spec import changed, load_spec
+        from dovetail.port.load import find_spec
+        from dovetail.spec import changed
 
-        found = diff(load_spec(self.a), changed(load_spec(self.b), self.set, self.swap))
+        found = diff(find_spec(self.a), changed(find_spec(self.b), self.set, self.swap))
         if self.json:
             print(json.dumps(found.to_data()))
             return 0

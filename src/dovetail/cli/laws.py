@@ -55,11 +55,12 @@ class Command:
         """One spec."""
         from dovetail.laws.case import LAWS
         from dovetail.laws.suite import try_spec
-        from dovetail.spec import load_spec, to_yaml
+        from dovetail.port.load import find_spec
+        from dovetail.spec import to_yaml
 
         with progress("laws") as told:
             rows = []
-            text = to_yaml(load_spec(name))
+            text = to_yaml(find_spec(name))
             for i, law in enumerate(sorted(LAWS, key=lambda name: LAWS[name].number)):
                 told(i, len(LAWS), law)
                 rows += try_spec(text, [law], self.seed)

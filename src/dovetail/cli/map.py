@@ -29,11 +29,12 @@ class Command:
 
     def run(self) -> int | None:
         """Trace the layer's pattern and draw it."""
-        from dovetail.files import load
         from dovetail.look.map import attention_of, draw_map
+        from dovetail.port.load import load
         from dovetail.text.tokenizer import Tokenizer
 
-        spec, model = load(self.model)
+        model = load(self.model)
+        spec = model.part
         tokenizer = Tokenizer.load(self.model)
         tokens = tokenizer.encode(self.text)
         layer = len(spec.layers) // 2 if self.layer is None else self.layer

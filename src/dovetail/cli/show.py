@@ -48,11 +48,12 @@ class Command:
         """Print the account."""
         from dovetail.account import account
         from dovetail.core.errors import SpecError
-        from dovetail.spec import changed, load_spec
+        from dovetail.port.load import find_spec
+        from dovetail.spec import changed
 
         if self.length is not None and not 1 <= self.length <= 2**24:
             raise SpecError("--length", f"{self.length} is not a number of tokens from 1 to {2**24}")
-        spec = changed(load_spec(self.spec), self.set, self.swap)
+        spec = changed(find_spec(self.spec), self.set, self.swap)
         made = account(spec, self.length, self.dtype)
         if self.json:
             print(json.dumps({"spec": self.spec, **made.to_data()}))

@@ -68,11 +68,11 @@ class Command:
     def run(self) -> int | None:
         """Train, write the directory, print the end and a sample."""
         from dovetail.build import build
-        from dovetail.core.errors import FileError
         from dovetail.core.fold import parameters
         from dovetail.data.corpus import Corpus, read_corpus
-        from dovetail.files import may_replace, save
-        from dovetail.spec import changed, load_spec
+        from dovetail.files import must_be_free, save
+        from dovetail.port.load import find_spec
+        from dovetail.spec import changed
         from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
         from dovetail.train.loop import train
 
@@ -80,10 +80,8 @@ class Command:
             print(f"dovetail: {wrong}", file=sys.stderr)
             return 2
         out = self.out or Path(f"{Path(os.path.abspath(self.spec)).stem}-trained")
-        if out.exists() and not (may_replace(out) and (self.force or not any(out.iterdir()))):
-            remedy = "name another with -o" + (", or replace it with --force" if may_replace(out) else "")
-            raise FileError(f"{out}: is there already; {remedy}")
-        spec = changed(load_spec(self.spec), self.set, self.swap)
+        must_be_free(out, self.force)
+        spec = changed(find_spec(self.spec), self.set, self.swap)
         _check(spec)
         model = build(spec, seed=self.seed)
         text = read_corpus(self.text)

@@ -1,0 +1,50 @@
+"""Write a model directory in Hugging Face layout: config.json and tensors in a family's words, for whatever reads that.
+
+The family is the one the model was imported from, or the first that can say all of the spec; where none can, the error names
+the part that has no word there. `dovetail port` lists the families.
+
+    dovetail export llama-tiny-trained -o llama-tiny-hf
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import json
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dc.dataclass
+class Command:
+    """Which model, in whose words, and where to."""
+
+    directory: tyro.conf.Positional[Path]
+    """A model directory."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """The directory to write."""
+    family: str | None = None
+    """The model_type to write, as `dovetail port` lists them."""
+    force: bool = False
+    """Replace the directory where it is a model already."""
+    json: bool = False
+    """One JSON object on stdout."""
+
+    def run(self) -> int | None:
+        """Read, write, and say in whose words."""
+        from dovetail.cli.loading import shown_loading
+        from dovetail.files import must_be_free
+        from dovetail.port.write import export_directory
+
+        must_be_free(self.out, self.force)
+        with shown_loading(self.directory.name) as watch:
+            ported = export_directory(self.directory, self.out, self.family, watch=watch)
+        names = sum(len(move.theirs) for move in ported.moves)
+        architecture = ported.form.architecture
+        if self.json:
+            report = {"directory": str(self.out), "model_type": ported.dialect, "architecture": architecture, "tensors": names}
+            print(json.dumps(report))
+        else:
+            print(f"{self.directory}: written to {self.out} as {ported.dialect} ({architecture}), {names} tensors")
+        return 0

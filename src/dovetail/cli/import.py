@@ -1,0 +1,48 @@
+"""Turn a model directory in Hugging Face layout into one of ours: its spec as dovetail.yaml, its tensors under our names.
+
+Nothing in the directory is run. Every weight is kept bit for bit; tokenizer, generation settings and licence come along.
+(`show`, `generate` and `dovetail.load` read a directory in Hugging Face layout as it is: this is for changing the spec.)
+
+    dovetail import Meta-Llama-3-8B -o llama
+    dovetail show llama
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import json
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dc.dataclass
+class Command:
+    """Which directory, and where to."""
+
+    directory: tyro.conf.Positional[Path]
+    """A directory with config.json and model.safetensors (or several files with an index)."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """The directory to write."""
+    force: bool = False
+    """Replace it where it is a model already."""
+    json: bool = False
+    """One JSON object on stdout."""
+
+    def run(self) -> int | None:
+        """Read, write, and say what it was."""
+        from dovetail.cli.loading import shown_loading
+        from dovetail.core.fold import parameters
+        from dovetail.files import must_be_free
+        from dovetail.port.write import import_directory
+
+        must_be_free(self.out, self.force)
+        with shown_loading(self.directory.name) as watch:
+            spec = import_directory(self.directory, self.out, watch=watch)
+        count = parameters(spec)
+        if self.json:
+            print(json.dumps({"directory": str(self.out), "parameters": count, "layers": len(spec.layers)}))
+        else:
+            print(f"{self.directory}: {count:,} parameters in {len(spec.layers)} layers, written to {self.out}")
+        return 0

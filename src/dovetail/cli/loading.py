@@ -1,0 +1,35 @@
+"""How far a long load is, on stderr; a short one says nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+if TYPE_CHECKING:
+    from dovetail.port.load import Watch
+
+PATIENCE = 1.0  # seconds before anything is shown
+
+
+@contextmanager
+def shown_loading(name: str) -> Iterator[Watch]:
+    """Gives the function that is told how far the reading is."""
+    columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    task, begin = bar.add_task(name, total=None), time.monotonic()
+
+    def watch(done: int, total: int) -> None:
+        if not bar.live.is_started and time.monotonic() - begin > PATIENCE:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield watch
+    finally:
+        if bar.live.is_started:
+            bar.stop()

@@ -1,0 +1,41 @@
+"""List the families of models that can be read from Hugging Face's layout and written in it.
+
+dovetail port
+dovetail port --json
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dc.dataclass
+class Command:
+    """In which form."""
+
+    json: bool = False
+    """One JSON array on stdout."""
+
+    def run(self) -> int | None:
+        """Print one row a family."""
+        from dovetail.port.survey import HELD_TO, survey
+
+        rows = survey()
+        if self.json:
+            print(json.dumps([row.data() for row in rows]))
+            return 0
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
+        for name in ("model_type", "read", "written", "architectures"):
+            table.add_column(name)
+        table.add_column("lines", justify="right", style="dim")
+        for row in rows:
+            table.add_row(f"[bold]{row.model_type}[/]", "yes", "yes", ", ".join(row.architectures), str(row.lines))
+        console = Console()
+        console = console if console.is_terminal else Console(width=120)
+        console.print(table)
+        console.print(f"\n{len(rows)} families, held to transformers {HELD_TO}", style="dim", highlight=False)
+        return 0

@@ -1,0 +1,220 @@
+"""A model directory -> a model: ours (`dovetail.yaml`) or Hugging Face's (`config.json`), by one road.
+
+    dovetail.yaml  config.json    the spec is                   the tensors are called
+         yes           –          dovetail.yaml                 as in the spec
+          –           yes         what config.json describes     as config.json's family calls them
+         yes          yes         both, which must agree        as config.json's family calls them
+
+The spec is read first, as plain data; then the headers of the weight files; then the two are held against each other; only then
+is memory asked for. Tensors are read one at a time straight into the memory that the model keeps, so that loading takes what
+the weights take and one tensor more where a family lays it out otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses as dc
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.build import on_meta, set_constants, tie
+from dovetail.core.errors import FileError, SpecError
+from dovetail.core.fold import declared
+from dovetail.core.module import holder
+from dovetail.directory import PICKLES, Directory, pickle_refusal
+from dovetail.files import INDEX_FILE, WEIGHTS_FILE, may_replace
+from dovetail.model import Model, ModelModule
+from dovetail.port.dialect import DIALECTS
+from dovetail.port.hf import differences, explicit, form_of, from_hf, imported
+from dovetail.safefile import TensorFile
+from dovetail.spec import SPEC_FILE, from_yaml, load_spec
+from dovetail.yamlfile import LARGEST as LARGEST_SPEC
+
+CONFIG_FILE = "config.json"
+LARGEST_CONFIG = 4 * 2**20  # bytes: one with the names of 20,000 classes takes two
+NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a weight may be in
+CONSTANTS = 2**22  # numbers that may follow from a spec without any weight standing behind them
+
+Watch = Callable[[int, int], None]  # (bytes read, bytes in all)
+
+
+class Origin(NamedTuple):
+    """What a directory says its model is; with a config, their names are used in its files."""
+
+    spec: Model
+    config: Mapping[str, Any] | None
+
+
+def load(directory: str | Path, *, watch: Watch | None = None) -> ModelModule:
+    """The model of a directory, every weight bit for bit and in the dtype it was saved in; `model.part` is its spec. Nothing
+    in the directory is run. `watch` is told how far the reading is."""
+    where = _directory(directory)
+    spec, config = origin(where)
+    with contextlib.ExitStack() as stack:
+        files = _weights(where, stack)
+        _believable(where, spec, files)
+        reading = _Reading(files, watch or (lambda done, total: None))
+        model = on_meta(spec)
+        with _said_of(where):
+            tensors = _own(spec, reading) if config is None else _theirs(spec, config, reading)
+            dtype = _put(model, spec, tensors)
+    set_constants(model, spec, dtype, "cpu")
+    tie(model, spec)
+    return model
+
+
+def origin(where: Directory) -> Origin:
+    """The spec of a directory, and the config by whose words its tensors are called."""
+    own = from_yaml(where.text(SPEC_FILE, LARGEST_SPEC), str(where.place / SPEC_FILE)) if where.has(SPEC_FILE) else None
+    if not where.has(CONFIG_FILE):
+        if own is None:
+            raise FileError(f"{where.place}: holds neither {CONFIG_FILE} nor {SPEC_FILE}")
+        return Origin(own, None)
+    config = where.json(CONFIG_FILE, LARGEST_CONFIG)
+    told = _read_config(config, where.place / CONFIG_FILE)
+    if own is None:
+        return Origin(told, config)
+    for path, ours, theirs in differences(explicit(dc.replace(own, init=told.init)), explicit(told)):
+        raise FileError(f"{where.place}: {path} is {ours} in {SPEC_FILE} and {theirs} in {CONFIG_FILE}; remove one of them")
+    return Origin(own, config)
+
+
+def find_spec(name: str | Path) -> Model:
+    """A spec by zoo name, .yaml file or model directory of either kind; a path wins over a name."""
+    return origin(Directory(name)).spec if Path(name).is_dir() else load_spec(name)
+
+
+def _directory(directory: str | Path) -> Directory:
+    place = Path(directory)
+    kept = place.with_name(f"{place.name}.old")
+    if not place.exists() and may_replace(kept):
+        raise FileError(f"{place.absolute()}: no such directory; a whole older one is at {kept}")
+    return Directory(place)
+
+
+def _read_config(config: Mapping[str, Any], file: Path) -> Model:
+    if config.get("auto_map"):
+        raise FileError(f"{file}: auto_map names code to be run; nothing in a model directory is run here")
+    try:
+        return from_hf(config)
+    except SpecError as error:
+        path = error.path.removeprefix("config").removeprefix(".")
+        raise SpecError(f"{file}: {path[:200]}" if path else str(file), error.problem[:500], error.remedy[:500]) from error
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def _weights(where: Directory, stack: contextlib.ExitStack) -> dict[str, TensorFile]:
+    """The file of every tensor, in the order in which they lie there."""
+    if not where.has(WEIGHTS_FILE) and not where.has(INDEX_FILE):
+        for name in where.names():
+            if name.endswith(PICKLES):
+                raise FileError(pickle_refusal(where.place / name))
+        raise FileError(f"{where.place}: holds no {WEIGHTS_FILE}")
+    index = {} if where.has(WEIGHTS_FILE) else _index(where)
+    found: dict[str, TensorFile] = {}
+    for name in dict.fromkeys(index.values()) or (WEIGHTS_FILE,):
+        file = stack.enter_context(TensorFile(where.path(name), where.place / name))
+        for tensor in sorted(file.entries, key=lambda tensor: file.entries[tensor].start):
+            if tensor in found:
+                raise FileError(f"{file.shown}: {tensor} is in {found[tensor].shown.name} as well")
+            found[tensor] = file
+    for tensor, name in index.items():
+        if tensor not in found or found[tensor].shown.name != name:
+            raise FileError(f"{where.place / INDEX_FILE}: {tensor} is not in {name}")
+    return found
+
+
+def _index(where: Directory) -> dict[str, str]:
+    """The name of the file of each tensor."""
+    said = where.json(INDEX_FILE).get("weight_map")
+    if not isinstance(said, dict) or not said:
+        raise FileError(f"{where.place / INDEX_FILE}: weight_map is no mapping of tensors to files")
+    for tensor, name in said.items():
+        if not isinstance(name, str) or not name.endswith(".safetensors"):
+            raise FileError(f"{where.place / INDEX_FILE}: weight_map.{tensor[:200]} names no file of safetensors")
+    return said
+
+
+def _believable(where: Directory, spec: Model, files: Mapping[str, TensorFile]) -> None:
+    """Before anything is made as large as the spec says: whether the files hold half a byte for each of its numbers."""
+    held = sum(file.entries[tensor].size for tensor, file in files.items())
+    asked, constant = 0, 0
+    for d in declared(spec):
+        asked += d.size if d.weight.stored else 0
+        constant += d.size if d.weight.role == "const" else 0
+    if asked > 2 * held or constant > max(CONSTANTS, 4 * held):
+        what = f"the spec asks for {asked:,} weights and {constant:,} constants; the files hold {held:,} bytes"
+        raise FileError(f"{where.place}: {what}")
+
+
+class _Reading:
+    """Tensors by name from several files, and how far the reading is."""
+
+    def __init__(self, files: Mapping[str, TensorFile], watch: Watch) -> None:
+        self.files, self.watch = files, watch
+        self.done, self.total = 0, sum(file.entries[tensor].size for tensor, file in files.items())
+
+    def __call__(self, name: str) -> Tensor:
+        tensor = self.files[name].read(name)
+        self.done += tensor.nbytes
+        self.watch(self.done, self.total)
+        return tensor
+
+
+# -- tensors --------------------------------------------------------------------------------------------------------
+
+
+def _theirs(spec: Model, config: Mapping[str, Any], reading: _Reading) -> Iterator[tuple[str, Tensor]]:
+    dialect = DIALECTS[config["model_type"]]
+    return imported(spec, dialect, form_of(config, dialect), reading.files, reading)
+
+
+def _own(spec: Model, reading: _Reading) -> Iterator[tuple[str, Tensor]]:
+    shapes = {d.path: d.weight.shape(d.env) for d in declared(spec) if d.weight.stored}
+    if unknown := sorted(set(reading.files) - set(shapes)):
+        raise FileError(f"{unknown[0]} is no weight of this spec{_more(unknown)}; was the spec edited?")
+    if missing := sorted(set(shapes) - set(reading.files)):
+        raise FileError(f"{missing[0]} is missing{_more(missing)}; was the spec edited?")
+    for path, file in reading.files.items():
+        given = file.entries[path].shape
+        if given != shapes[path]:
+            raise FileError(f"{path} is {list(given)}; the spec says {list(shapes[path])}")
+    for path in reading.files:
+        yield path, reading(path)
+
+
+def _put(model: nn.Module, spec: Model, tensors: Iterator[tuple[str, Tensor]]) -> torch.dtype:
+    """Let the model hold the tensors as they come; the dtype that is wide enough for all of them."""
+    buffers = {d.path for d in declared(spec) if d.weight.buffer}
+    found: set[torch.dtype] = set()
+    for path, tensor in tensors:
+        if tensor.dtype not in NUMBERS:
+            raise FileError(f"{path} holds {tensor.dtype}, not floating-point numbers of 16 bits or more")
+        module, leaf = holder(model, path)
+        if path in buffers:
+            module.register_buffer(leaf, tensor)
+        else:
+            module.register_parameter(leaf, nn.Parameter(tensor))
+            found.add(tensor.dtype)
+    return functools.reduce(torch.promote_types, found)
+
+
+@contextlib.contextmanager
+def _said_of(where: Directory) -> Iterator[None]:
+    """Errors about tensors say whose they are."""
+    try:
+        yield
+    except FileError as error:
+        text = str(error)
+        raise FileError(text if text.startswith(str(where.place)) else f"{where.place}: {text}") from error
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

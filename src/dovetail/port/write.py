@@ -1,0 +1,135 @@
+"""A model directory of one kind -> one of the other: theirs to ours, ours to theirs, with all that stands beside the weights.
+
+    import    config.json, their tensors    ->    dovetail.yaml, our tensors, imported_config.json (their config, kept)
+    export    dovetail.yaml, our tensors    ->    config.json, their tensors, dovetail.yaml
+
+The config that was imported is kept for what a spec does not say (the greatest length, ids, names of classes): an export to the
+same family gives it back. Tokenizer, generation settings, chat template and licence are carried over as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.core.errors import SpecError
+from dovetail.core.fold import declared
+from dovetail.core.module import tensor_at
+from dovetail.directory import Directory
+from dovetail.files import SHARD, Piece, own_pieces, spec_and, write_directory
+from dovetail.model import Model, ModelModule
+from dovetail.port.dialect import DIALECTS
+from dovetail.port.hf import Move, Ported, explicit, form_of, from_hf, to_hf
+from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG, Watch, load
+from dovetail.port.rotary import LENGTH
+
+KEPT_CONFIG = "imported_config.json"
+GENERATION_FILE = "generation_config.json"
+CARRIED = (
+    GENERATION_FILE,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "preprocessor_config.json",
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+)
+LARGEST_BESIDE = 64 * 2**20  # bytes of one such file
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def import_directory(source: str | Path, out: str | Path, *, watch: Watch | None = None) -> Model:
+    """Write the model of a directory in Hugging Face layout as one of ours; its spec."""
+    where = Directory(source)
+    model = load(source, watch=watch)
+    beside = _beside(where)
+    if where.has(CONFIG_FILE):
+        config = where.json(CONFIG_FILE, LARGEST_CONFIG)
+        beside[KEPT_CONFIG] = _json(config)
+        ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
+        if ids:
+            beside.setdefault(GENERATION_FILE, _json(ids))
+    stored = {d.path: tensor_at(model, d.path) for d in declared(model.part) if d.weight.stored}
+    write_directory(out, own_pieces(stored), {**spec_and(model.part, {}), **beside})
+    return model.part
+
+
+def export_directory(
+    source: str | Path, out: str | Path, family: str | None = None, *, watch: Watch | None = None, shard: int = SHARD
+) -> Ported:
+    """Write the model of a directory in Hugging Face layout, in the words of a family; of the one it came from, or of the
+    first that can say all of it, where none is named."""
+    where = Directory(source)
+    model = load(source, watch=watch)
+    name = next((name for name in (CONFIG_FILE, KEPT_CONFIG) if where.has(name)), None)
+    kept = {} if name is None else where.json(name, LARGEST_CONFIG)
+    beside = _beside(where)
+    ported, pieces = exported(model, family or kept.get("model_type"), kept)
+    if GENERATION_FILE in beside:
+        said = where.json(GENERATION_FILE)
+        ported.config.update({name: said[name] for name in TOKEN_IDS if name in said})
+    config = {CONFIG_FILE: _json(ported.config)}
+    write_directory(out, pieces, {**spec_and(model.part, {}), **beside, **config}, shard=shard)
+    return ported
+
+
+def exported(model: ModelModule, family: str | None, kept: Mapping[str, Any]) -> tuple[Ported, list[Piece]]:
+    """A model in a family's words: its config, and its tensors, each made when it is written."""
+    ported = to_hf(model.part, family)
+    config = _as_it_was(model.part, ported, kept)
+    config.pop("torch_dtype", None)  # `dtype` by its older name
+    dtype = functools.reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    return ported._replace(config=config), [_piece(model, move) for move in ported.moves]
+
+
+def _as_it_was(spec: Model, ported: Ported, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """The config that was imported where it still says the spec; else the new one, with as much of the old as says nothing
+    else."""
+    dialect = DIALECTS[ported.dialect]
+    if kept.get("model_type") != dialect.name:
+        return ported.config
+    if form_of(kept, dialect) == ported.form and _says(kept, spec):
+        return dict(kept)
+    made = {**{name: value for name, value in kept.items() if name in dialect.ignored}, **ported.config}
+    longer = {**made, LENGTH: kept.get(LENGTH)}
+    return longer if LENGTH in made and _says(longer, spec) else made
+
+
+def _says(config: Mapping[str, Any], spec: Model) -> bool:
+    try:
+        return explicit(dc.replace(from_hf(config), init=spec.init)) == explicit(spec)
+    except SpecError:
+        return False
+
+
+def _piece(model: ModelModule, move: Move) -> Piece:
+    ours = [tensor_at(model, path).detach() for path in move.ours]
+
+    def named(tensors: list[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(move.theirs, move.convert.there(tensors), strict=True))
+
+    return Piece(named([tensor.to("meta") for tensor in ours]), lambda: named(ours))
+
+
+def _beside(where: Directory) -> dict[str, bytes]:
+    return {name: where.read(name, LARGEST_BESIDE) for name in CARRIED if where.has(name)}
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2) + "\n").encode()
