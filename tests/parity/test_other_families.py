@@ -47,9 +47,30 @@ def bert(draw: Draw) -> Fields:
     }
 
 
+def t5(draw: Draw) -> Fields:
+    gated = draw.choice(["relu", "gelu", "silu", "gated-gelu", "gated-silu", "gated-relu"])
+    return {
+        "vocab_size": draw.choice([59, 62, 71]),
+        "d_model": draw.choice([28, 36]),
+        "d_kv": draw.choice([6, 10]),
+        "d_ff": draw.choice([37, 44]),
+        "num_heads": draw.choice([3, 5]),
+        "num_layers": 3,
+        "num_decoder_layers": draw.choice([1, 2]),  # their cache has room for no more than the encoder's
+        "relative_attention_num_buckets": draw.choice([8, 12, 32]),
+        "relative_attention_max_distance": draw.choice([18, 40]),
+        "layer_norm_epsilon": draw.choice([1e-6, 1e-2]),
+        "dropout_rate": draw.choice([0.0, 0.1]),
+        "feed_forward_proj": gated,
+        **({} if some(draw) else {"tie_word_embeddings": False}),
+        **NO_TOKENS,
+    }
+
+
 ENCODER = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
 FAMILIES: dict[str, tuple[Callable[[Draw], Fields], tuple[str, ...]]] = {
     "bert": (bert, ENCODER),
+    "t5": (t5, ("AutoModelForSeq2SeqLM",)),
 }
 QUICK, ALL = 2, 20  # random configs of each family; the forms take turns, and every form is among the quick ones once
 CASES = [

@@ -96,6 +96,7 @@ def from_hf(config: Config) -> Model:
         raise SpecError("config.model_type", f"{name!r} is not known", f"known: {', '.join(DIALECTS)}")
     dialect = DIALECTS[name]
     config, form = {**dialect.defaults, **config}, form_of(config, dialect)
+    config |= {field: config[other] for field, other in dialect.like.items() if config.get(field) is None and other in config}
     fields = (*dialect.fields, *form.fields)
     known = {dialect.layers, dialect.encoder, *_fixed(dialect), *dialect.ignored, *(n for field in fields for n in field.names)}
     for field in config:
@@ -165,8 +166,10 @@ def _attempt(spec: Model, dialect: Dialect, form: Form, length: int | None) -> t
         read = _read(config, dialect, form)
     except SpecError:  # what was given makes no model in this family: then its usual one shows what is missing
         usual: Model = from_data({**dialect.spec, **(form.head or {})}, Model)
-        read = dc.replace(usual, layers=usual.layers * len(spec.layers))
+        read = _deep(usual, len(spec.layers), 1 if spec.encoder is None else len(spec.encoder.layers))
     # first weights are no part of what a model computes
+    if read.encoder is not None and spec.encoder is not None:
+        read = dc.replace(read, encoder=dc.replace(read.encoder, init=spec.encoder.init))
     back = explicit(dc.replace(read, init=spec.init))
     lost = [Lost(path, ours, f"there it is {_say(theirs)}") for path, ours, theirs in differences(told, back)]
     lost += [Lost(*hit) for limit in dialect.limits if (hit := limit(spec)) is not None]
@@ -178,10 +181,7 @@ def _read(config: Config, dialect: Dialect, form: Form) -> Model:
     spec: Model = from_data({**dialect.spec, **(form.head or {})}, Model)
     said = [(field, *setting) for field in (*dialect.fields, *form.fields) for setting in field.take(config).items()]
     spec = _settled(spec, config, said, AROUND)
-    spec = dc.replace(spec, layers=spec.layers * _count(config, dialect.layers))
-    if dialect.encoder is not None and spec.encoder is not None:
-        encoder = dc.replace(spec.encoder, layers=spec.encoder.layers * _count(config, dialect.encoder))
-        spec = dc.replace(spec, encoder=encoder)
+    spec = _deep(spec, _count(config, dialect.layers), 1 if dialect.encoder is None else _count(config, dialect.encoder))
     for reach in (PLACED, EVERY, ONE, OF_A_KIND):
         spec = _settled(spec, config, said, reach)
     return spec
@@ -199,6 +199,12 @@ def _reach(path: str) -> int:
     if names[1].isdigit():
         return PLACED if len(names) == 3 else ONE
     return OF_A_KIND if ":" in path else EVERY
+
+
+def _deep(spec: Model, layers: int, encoder: int) -> Model:
+    """A spec of one layer with so many, and so many in its encoder where it has one."""
+    below = None if spec.encoder is None else _deep(spec.encoder, encoder, 1)
+    return dc.replace(spec, layers=spec.layers * layers, encoder=below)
 
 
 def _count(config: Config, field: str) -> int:

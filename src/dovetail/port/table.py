@@ -280,6 +280,7 @@ class Dialect:
     tensors: tuple[Row, ...]
     defaults: Mapping[str, Any] = dc.field(default_factory=dict)  # what a config means that leaves a field out
     encoder: str | None = None  # their field that counts the encoder's layers
+    like: Mapping[str, str] = dc.field(default_factory=dict)  # fields that, left out, are as another of theirs
     fixed: Mapping[str, Any] = dc.field(default_factory=dict)  # fields that can have one value only
     ignored: frozenset[str] = HOUSEKEEPING  # fields that change nothing the model computes
     stale: tuple[str, ...] = ()  # patterns of tensors in old files that are no weights

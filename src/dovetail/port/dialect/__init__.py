@@ -1,5 +1,6 @@
 """The families we can write and read: one file and one line each."""
 
+from dovetail.port.dialect.bert import BERT
 from dovetail.port.dialect.bloom import BLOOM
 from dovetail.port.dialect.falcon import FALCON
 from dovetail.port.dialect.gemma import GEMMA
@@ -23,6 +24,7 @@ from dovetail.port.dialect.qwen3 import QWEN3
 from dovetail.port.dialect.smollm3 import SMOLLM3
 from dovetail.port.dialect.stablelm import STABLELM
 from dovetail.port.dialect.starcoder2 import STARCODER2
+from dovetail.port.dialect.t5 import T5
 from dovetail.port.table import Dialect
 
 # of the families that can say a spec, the first one is written
@@ -47,6 +49,8 @@ FAMILIES = (
     STABLELM,
     MPT,
     GEMMA3,
+    BERT,
+    T5,
     MIXTRAL,
     MAMBA,
     MAMBA2,

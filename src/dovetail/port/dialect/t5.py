@@ -1,0 +1,151 @@
+"""T5 and its 1.1: an encoder–decoder with relative biases, unscaled scores and RMSNorm (Raffel et al. 2020; Shazeer 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.core.errors import SpecError
+from dovetail.model import Model
+from dovetail.port.convert import TRANSPOSE
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, Config, Dialect, Form, Row, Same, Settings, is_kind, look
+
+NORM = {"kind": "rms", "eps": 1e-6}
+WIRE = {"kind": "pre", "dropout": 0.1}
+FFN = {"kind": "mlp", "act": "relu", "bias": False, "dropout": 0.1}
+SELF = {"kind": "attention", "scale": 1.0, "dropout": 0.1}
+ENCODER_LAYER = {
+    "wire": WIRE,
+    "norm": NORM,
+    "mixer": {**SELF, "mask": "everything", "position": {"kind": "relative", "both_sides": True}},
+    "ffn": FFN,
+}
+LAYER = {
+    "wire": WIRE,
+    "norm": NORM,
+    "mixer": {**SELF, "position": "relative"},
+    "cross": {**SELF, "kind": "cross_attention"},
+    "ffn": FFN,
+}
+STACKS = ("layers.*", "encoder.layers.*")
+MIXERS = ("layers.*.mixer", "layers.*.cross", "encoder.layers.*.mixer")
+
+
+def everywhere(places: tuple[str, ...], field: str) -> tuple[str, ...]:
+    """The path of a field at each of the places."""
+    return tuple(f"{place}.{field}" for place in places)
+
+
+class FeedForward:
+    """`relu` is a plain ffn, `gated-silu` a gated one; their `gated-gelu` means the tanh approximation."""
+
+    names = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        ffn, act = look(spec, "layers.*.ffn"), look(spec, "layers.*.ffn.act")
+        words = [word for word, kind in ACTIVATIONS.items() if is_kind(act, kind) and word != "gelu_pytorch_tanh"]
+        if not words:
+            return {}
+        gated = is_kind(ffn, "glu")
+        word = "gelu" if gated and words[0] == "gelu_new" else words[0]
+        return {} if gated and words[0] == "gelu" else {"feed_forward_proj": f"gated-{word}" if gated else word}
+
+    def take(self, config: Config) -> Settings:
+        said = config.get("feed_forward_proj", "relu")
+        gate, _, word = said.rpartition("-") if isinstance(said, str) else ("", "", "")
+        if word not in ACTIVATIONS or gate not in ("", "gated"):
+            known = f"known: {', '.join(ACTIVATIONS)}, each also behind gated-"
+            raise SpecError("config.feed_forward_proj", f"{said!r} is not known", known)
+        act = "gelu_tanh" if said == "gated-gelu" else ACTIVATIONS[word]
+        ffn = {**FFN, "kind": "glu" if gate else "mlp", "act": act}
+        return dict.fromkeys(everywhere(STACKS, "ffn"), ffn)
+
+
+class Outputs:
+    """What the decoder gives is scaled by 1/√width where the table is tied, and not in 1.1."""
+
+    names = ("scale_decoder_outputs",)
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        scales = {spec.width**-0.5: True, 1.0: False}
+        scale = look(spec, "head.scale")
+        return {"scale_decoder_outputs": scales[scale]} if scale in scales else {}
+
+    def take(self, config: Config) -> Settings:
+        width, scaled = config.get("d_model"), config.get("scale_decoder_outputs")
+        if scaled is None:
+            scaled = config.get("tie_word_embeddings") is not False
+        if not isinstance(width, int) or width < 1 or not isinstance(scaled, bool):
+            raise SpecError("config.scale_decoder_outputs", f"{scaled!r} is not true or false for a width of {width!r}")
+        return {"head.scale": width**-0.5 if scaled else 1.0}
+
+
+def stack(theirs: str, ours: str, ffn: int) -> tuple[Row, ...]:
+    """A layer's attention and its ffn, which is the `ffn`th of their sublayers."""
+    dense = f"{theirs}.block.{{}}.layer.{ffn}.DenseReluDense"
+    table = "layer.0.SelfAttention.relative_attention_bias.weight"
+    return (
+        Row(f"{theirs}.block.0.{table}", f"{ours}layers.0.mixer.position.table", convert=TRANSPOSE),
+        Row(f"{theirs}.block.{{}}.layer.0.layer_norm.weight", f"{ours}layers.{{}}.mixer_norm.scale"),
+        *attention(f"{theirs}.block.{{}}.layer.0.SelfAttention", f"{ours}layers.{{}}.mixer"),
+        Row(f"{theirs}.block.{{}}.layer.{ffn}.layer_norm.weight", f"{ours}layers.{{}}.ffn_norm.scale"),
+        Row(f"{dense}.wi.weight", f"{ours}layers.{{}}.ffn.up.weight", where=f"{ours}layers.{{}}.ffn:mlp"),
+        Row(f"{dense}.wi_0.weight", f"{ours}layers.{{}}.ffn.gate.weight"),
+        Row(f"{dense}.wi_1.weight", f"{ours}layers.{{}}.ffn.up.weight", where=f"{ours}layers.{{}}.ffn:glu"),
+        Row(f"{dense}.wo.weight", f"{ours}layers.{{}}.ffn.down.weight"),
+        Row(f"{theirs}.final_layer_norm.weight", f"{ours}norm.scale"),
+    )
+
+
+def attention(theirs: str, ours: str) -> tuple[Row, ...]:
+    """Four matrices of the same names."""
+    return tuple(Row(f"{theirs}.{name}.weight", f"{ours}.{name}.weight") for name in "qkvo")
+
+
+T5 = Dialect(
+    name="t5",
+    forms=(Form(architecture="T5ForConditionalGeneration", auto="AutoModelForSeq2SeqLM"),),
+    spec={
+        "dropout": 0.1,
+        "encoder": {
+            "embed": {"kind": "tokens", "shared": True},
+            "dropout": 0.1,
+            "layers": [ENCODER_LAYER],
+            "norm": NORM,
+            "head": None,
+        },
+        "layers": [LAYER],
+        "norm": NORM,
+        "head": "lm",
+    },
+    layers="num_decoder_layers",
+    encoder="num_layers",
+    like={"num_decoder_layers": "num_layers"},
+    required=("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"),
+    fields=(
+        Same("vocab_size", "vocab", "encoder.vocab"),
+        Same("d_model", "width", "encoder.width"),
+        FeedForward(),
+        Same("d_ff", *everywhere(STACKS, "ffn.hidden")),
+        Same("num_heads", *everywhere(MIXERS, "heads")),
+        Same("d_kv", *everywhere(MIXERS, "head")),
+        Same("relative_attention_num_buckets", *everywhere(STACKS, "mixer.position.buckets")),
+        Same("relative_attention_max_distance", *everywhere(STACKS, "mixer.position.far")),
+        Same("layer_norm_epsilon", "norm.eps", "encoder.norm.eps", *everywhere(STACKS, "norm.eps")),
+        Same("dropout_rate", "dropout", "encoder.dropout", *everywhere(MIXERS, "dropout"), *everywhere(STACKS, "wire.dropout")),
+        Same("dropout_rate", *everywhere(STACKS, "ffn.dropout")),
+        Same("tie_word_embeddings", "head.tied"),
+        Outputs(),
+    ),
+    ignored=HOUSEKEEPING | {"classifier_dropout", "decoder_start_token_id", "initializer_factor", "n_positions", "output_past"},
+    fixed={"is_decoder": False},
+    tensors=(
+        Row("shared.weight", "embed.table"),
+        Row("encoder.embed_tokens.weight", "encoder.embed.table"),
+        *stack("encoder", "encoder.", 1),
+        *stack("decoder", "", 2),
+        Row("decoder.block.{}.layer.1.layer_norm.weight", "layers.{}.cross_norm.scale"),
+        *attention("decoder.block.{}.layer.1.EncDecAttention", "layers.{}.cross"),
+        Row("lm_head.weight", "head.table"),
+    ),
+    stale=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", "decoder.embed_tokens.weight"),
+)
