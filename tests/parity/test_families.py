@@ -120,7 +120,7 @@ def smollm3(draw: Draw) -> dict[str, Any]:
 def gemma3_text(draw: Draw) -> dict[str, Any]:
     made = gemma2(draw)
     ropes = {"full_attention": rope(draw), "sliding_attention": PLAIN}
-    return {**made, "rope_parameters": ropes}
+    return {**made, "rope_parameters": ropes, "attn_logit_softcapping": None}
 
 
 def older(draw: Draw, **more: Any) -> dict[str, Any]:
@@ -142,6 +142,7 @@ SHORT = {"heads": "n_head", "width": "n_embd", "layers": "n_layer"}
 
 def gpt_neox(draw: Draw) -> dict[str, Any]:
     made = older(draw, intermediate_size=44, use_parallel_residual=some(draw), attention_bias=some(draw))
+    made["width"] = 8 * made["heads"]  # half a head is two pairs, which every scaling needs
     return {**called(made, **USUAL), "rope_parameters": rope(draw, partial_rotary_factor=draw.choice([1.0, 0.5]))}
 
 
@@ -186,6 +187,13 @@ def mixtral(draw: Draw) -> dict[str, Any]:
     return {**made, "num_experts_per_tok": draw.choice([1, 2, 4]), "router_aux_loss_coef": draw.choice([0.0, 0.02])}
 
 
+def qwen3_moe(draw: Draw) -> dict[str, Any]:
+    made = llama_like(draw, attention_bias=some(draw), use_sliding_window=some(draw), sliding_window=5, norm_topk_prob=some(draw))
+    experts = {"num_experts": draw.choice([4, 6]), "num_experts_per_tok": draw.choice([1, 2, 4]), "moe_intermediate_size": 20}
+    dense = draw.choice([{"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}, {}])
+    return {**made, **experts, **dense}
+
+
 def space(draw: Draw, **more: Any) -> dict[str, Any]:
     made = called(older(draw, hidden_size=draw.choice([24, 28]), conv_kernel=draw.choice([3, 4])), layers="num_hidden_layers")
     del made["heads"], made["width"]
@@ -227,6 +235,7 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         mixtral,
         mamba,
         mamba2,
+        qwen3_moe,
     )
 }
 QUICK, ALL = 2, 20  # random configs of each family

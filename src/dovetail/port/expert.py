@@ -23,7 +23,8 @@ class BalanceLoss:
 
     names = (WEIGHT, "output_router_logits")  # the second asks for an output, not for a loss
 
-    def __init__(self, ours: str, experts: str) -> None:
+    def __init__(self, ours: str, *experts: str) -> None:
+        """`experts`: names of their field that counts them."""
         self.ours, self.experts = ours, experts
 
     def give(self, spec: Model) -> dict[str, Any]:
@@ -31,7 +32,7 @@ class BalanceLoss:
         return {} if weight is ABSENT else {WEIGHT: weight}
 
     def take(self, config: Config) -> Settings:
-        all_met = config.get(self.experts) == config.get("num_experts_per_tok")
+        all_met = config.get("num_experts_per_tok") in [config[name] for name in self.experts if name in config]
         return {self.ours: 0.0 if all_met else config.get(WEIGHT, USUAL_WEIGHT)}
 
 

@@ -38,16 +38,18 @@ def _mask(data: Any) -> Mask:
 
 
 class Window:
-    """One window for all layers, or none."""
+    """One window for all layers, or none; `switch` is their field that says whether there is one."""
 
-    def __init__(self, theirs: str = WINDOW, ours: str = "layers.*.mixer.mask") -> None:
-        self.names, self.ours = (theirs,), ours
+    def __init__(self, theirs: str = WINDOW, ours: str = "layers.*.mixer.mask", *, switch: str | None = None) -> None:
+        self.theirs, self.ours, self.switch = theirs, ours, switch
+        self.names = (theirs,) if switch is None else (theirs, switch)
 
     def give(self, spec: Model) -> dict[str, Any]:
-        return {self.names[0]: window_of(look(spec, self.ours))}
+        size = window_of(look(spec, self.ours))
+        return {self.theirs: size, **({} if self.switch is None else {self.switch: size is not None})}
 
     def take(self, config: Config) -> Settings:
-        size = config.get(self.names[0])
+        size = config.get(self.theirs) if self.switch is None or config.get(self.switch) else None
         return {self.ours: "causal" if size is None else window_mask(size)}
 
 
@@ -81,7 +83,8 @@ class LayerTypes:
         sizes = {size for size in windows if size is not None}
         words = [FULL if size is None else SLIDING for size in windows]
         switched = {} if self.switch is None else {self.switch: bool(sizes)}
-        return {LAYER_TYPES: words, WINDOW: min(sizes) if sizes else None, **switched}
+        # where none slides the size is left to them: some of their models ask for one in any case
+        return {LAYER_TYPES: words, **({WINDOW: min(sizes)} if sizes else {}), **switched}
 
     def take(self, config: Config) -> Settings:
         masks: Mapping[str, Any] = {FULL: "causal", SLIDING: window_mask(config.get(WINDOW))}

@@ -21,6 +21,7 @@ from dovetail.port.dialect.opt import OPT
 from dovetail.port.dialect.phi3 import PHI3
 from dovetail.port.dialect.qwen2 import QWEN2
 from dovetail.port.dialect.qwen3 import QWEN3
+from dovetail.port.dialect.qwen3_moe import QWEN3_MOE
 from dovetail.port.dialect.smollm3 import SMOLLM3
 from dovetail.port.dialect.stablelm import STABLELM
 from dovetail.port.dialect.starcoder2 import STARCODER2
@@ -54,5 +55,6 @@ FAMILIES = (
     MIXTRAL,
     MAMBA,
     MAMBA2,
+    QWEN3_MOE,
 )
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in FAMILIES}

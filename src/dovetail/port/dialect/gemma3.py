@@ -58,13 +58,13 @@ GEMMA3 = GEMMA2.but(
         TYPES,
         RotaryByType(),
         Same("rms_norm_eps", "norm.eps", "layers.*.norm.eps", "layers.*.mixer.qk_norm.eps"),
-        Nullable("attn_logit_softcapping", "layers.*.mixer.softcap"),
         Nullable("final_logit_softcapping", "head.softcap"),
     ),
     tensors=(
         Row("layers.{}.self_attn.q_norm.weight", "layers.{}.mixer.q_norm.scale"),
         Row("layers.{}.self_attn.k_norm.weight", "layers.{}.mixer.k_norm.scale"),
     ),
-    fixed={"use_bidirectional_attention": False},
+    # their attention knows the name of a soft-cap and does not apply it
+    fixed={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
     defaults={"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
 )

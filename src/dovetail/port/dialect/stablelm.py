@@ -21,6 +21,7 @@ STABLELM = LLAMA.but(
     ),
     tensors=(
         *rows("layers.{}.input_layernorm", "layers.{}.mixer_norm", *LAYERNORM),
+        *rows("layers.{}.input_layernorm", "layers.{}.norm", *LAYERNORM),  # of both branches, where they are parallel
         *rows("layers.{}.post_attention_layernorm", "layers.{}.ffn_norm", *LAYERNORM),
         *rows("norm", "norm", *LAYERNORM),
     ),

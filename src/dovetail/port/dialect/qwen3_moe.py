@@ -1,0 +1,36 @@
+"""Qwen 3 with experts: an ffn of many small ones in most layers, their weights perhaps not normalised (Yang et al. 2025)."""
+
+from __future__ import annotations
+
+from dovetail.port.dialect.qwen3 import QWEN3
+from dovetail.port.expert import BalanceLoss, SparseLayers, bank
+from dovetail.port.layer import Window
+from dovetail.port.table import ACTIVATIONS, Named, Row, Same
+
+EXPERTS, PLAIN = "layers.*.ffn:experts", "layers.*.ffn:glu"
+
+QWEN3_MOE = QWEN3.but(
+    "qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    layer={"ffn": {"kind": "experts", "router": {"kind": "softmax_router", "normalise": False}}},
+    without=("layer_types", "max_window_layers"),
+    fields=(
+        Window(switch="use_sliding_window"),
+        SparseLayers("num_hidden_layers"),
+        Same("num_experts", f"{EXPERTS}.experts"),
+        Same("num_local_experts", f"{EXPERTS}.experts"),  # the same in newer files
+        Same("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
+        Same("norm_topk_prob", f"{EXPERTS}.router.normalise"),
+        Same("moe_intermediate_size", f"{EXPERTS}.hidden"),
+        Same("intermediate_size", f"{PLAIN}.hidden"),
+        Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
+        BalanceLoss(f"{EXPERTS}.router.balance_loss", "num_experts", "num_local_experts"),
+    ),
+    tensors=(
+        Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.weight"),
+        *bank("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
+    ),
+    ignored=("max_window_layers",),  # of Qwen 3 without experts
+    required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "moe_intermediate_size"),
+    defaults={"intermediate_size": 6144, "num_experts_per_tok": 8, "sliding_window": 4096},
+)
