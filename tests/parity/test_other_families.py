@@ -67,10 +67,44 @@ def t5(draw: Draw) -> Fields:
     }
 
 
+def roberta(draw: Draw) -> Fields:
+    return {**bert(draw), "pad_token_id": draw.choice([0, 1, 3]), "max_position_embeddings": 27}
+
+
+def distilbert(draw: Draw) -> Fields:
+    made = bert(draw)
+    names = {"dim": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers"}
+    own = {"hidden_dim": "intermediate_size", "activation": "hidden_act", "dropout": "hidden_dropout_prob", **names}
+    kept = {name: made[name] for name in ("vocab_size", "max_position_embeddings", "num_labels", *NO_TOKENS)}
+    return {**kept, **{mine: made[theirs] for mine, theirs in own.items()}, "seq_classif_dropout": 0.3}
+
+
+def bart(draw: Draw) -> Fields:
+    return {
+        "vocab_size": draw.choice([59, 62, 71]),
+        "d_model": draw.choice([24, 36]),
+        "encoder_layers": 3,
+        "decoder_layers": draw.choice([1, 2]),
+        "encoder_attention_heads": draw.choice([3, 4]),
+        "decoder_attention_heads": draw.choice([2, 6]),
+        "encoder_ffn_dim": 37,
+        "decoder_ffn_dim": 44,
+        "max_position_embeddings": 71,
+        "activation_function": draw.choice(ACTS),
+        "scale_embedding": some(draw),
+        "dropout": draw.choice([0.0, 0.1]),
+        "activation_dropout": draw.choice([0.0, 0.2]),
+        **NO_TOKENS,
+    }
+
+
 ENCODER = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
 FAMILIES: dict[str, tuple[Callable[[Draw], Fields], tuple[str, ...]]] = {
     "bert": (bert, ENCODER),
     "t5": (t5, ("AutoModelForSeq2SeqLM",)),
+    "roberta": (roberta, ENCODER),
+    "distilbert": (distilbert, ENCODER),
+    "bart": (bart, ("AutoModelForSeq2SeqLM",)),
 }
 QUICK, ALL = 2, 20  # random configs of each family; the forms take turns, and every form is among the quick ones once
 CASES = [

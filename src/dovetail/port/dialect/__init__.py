@@ -1,7 +1,9 @@
 """The families we can write and read: one file and one line each."""
 
+from dovetail.port.dialect.bart import BART
 from dovetail.port.dialect.bert import BERT
 from dovetail.port.dialect.bloom import BLOOM
+from dovetail.port.dialect.distilbert import DISTILBERT
 from dovetail.port.dialect.falcon import FALCON
 from dovetail.port.dialect.gemma import GEMMA
 from dovetail.port.dialect.gemma2 import GEMMA2
@@ -21,7 +23,7 @@ from dovetail.port.dialect.opt import OPT
 from dovetail.port.dialect.phi3 import PHI3
 from dovetail.port.dialect.qwen2 import QWEN2
 from dovetail.port.dialect.qwen3 import QWEN3
-from dovetail.port.dialect.qwen3_moe import QWEN3_MOE
+from dovetail.port.dialect.roberta import ROBERTA
 from dovetail.port.dialect.smollm3 import SMOLLM3
 from dovetail.port.dialect.stablelm import STABLELM
 from dovetail.port.dialect.starcoder2 import STARCODER2
@@ -52,9 +54,11 @@ FAMILIES = (
     GEMMA3,
     BERT,
     T5,
+    ROBERTA,
+    DISTILBERT,
+    BART,
     MIXTRAL,
     MAMBA,
     MAMBA2,
-    QWEN3_MOE,
 )
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in FAMILIES}

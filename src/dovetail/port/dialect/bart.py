@@ -1,0 +1,121 @@
+"""BART: a post-LayerNorm encoder–decoder with learned positions whose first two rows nobody reads (Lewis et al. 2019)."""
+
+from __future__ import annotations
+
+from dovetail.port.convert import Unsqueezed
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, rows
+
+MIXER = {"kind": "attention", "position": "none", "bias": True, "out_bias": True}
+ENCODER_LAYER = {
+    "wire": {"kind": "post", "dropout": 0.1},
+    "norm": "layernorm",
+    "mixer": {**MIXER, "mask": "everything"},
+    "ffn": {"kind": "mlp", "act": "gelu"},
+}
+LAYER = {**ENCODER_LAYER, "mixer": MIXER, "cross": {**MIXER, "kind": "cross_attention"}}
+STREAM = {"position": {"kind": "learned", "length": 1024, "offset": 2}, "embed_norm": "layernorm", "dropout": 0.1, "norm": None}
+
+
+def attention(theirs: str, ours: str) -> tuple[Row, ...]:
+    """Four matrices with biases."""
+    named = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
+    return tuple(row for name, mine in named.items() for row in rows(f"{theirs}.{name}", f"{ours}.{mine}", "weight", "bias"))
+
+
+def stack(theirs: str, ours: str) -> tuple[Row, ...]:
+    """What encoder and decoder have alike."""
+    return (
+        Row(f"{theirs}.embed_positions.weight", f"{ours}position.table"),
+        *rows(f"{theirs}.layernorm_embedding", f"{ours}embed_norm", *LAYERNORM),
+        *attention(f"{theirs}.layers.{{}}.self_attn", f"{ours}layers.{{}}.mixer"),
+        *rows(f"{theirs}.layers.{{}}.self_attn_layer_norm", f"{ours}layers.{{}}.mixer_norm", *LAYERNORM),
+        *rows(f"{theirs}.layers.{{}}.fc1", f"{ours}layers.{{}}.ffn.up", "weight", "bias"),
+        *rows(f"{theirs}.layers.{{}}.fc2", f"{ours}layers.{{}}.ffn.down", "weight", "bias"),
+        *rows(f"{theirs}.layers.{{}}.final_layer_norm", f"{ours}layers.{{}}.ffn_norm", *LAYERNORM),
+    )
+
+
+BART = Dialect(
+    name="bart",
+    forms=(
+        Form(
+            architecture="BartForConditionalGeneration",
+            auto="AutoModelForSeq2SeqLM",
+            prefix="model.",
+            tensors=(
+                Row("lm_head.weight", "head.table"),
+                Row("final_logits_bias", "head.bias", convert=Unsqueezed(0)),
+            ),
+        ),
+    ),
+    spec={
+        **STREAM,
+        "encoder": {**STREAM, "embed": {"kind": "tokens", "shared": True}, "layers": [ENCODER_LAYER], "head": None},
+        "layers": [LAYER],
+        "head": {"kind": "lm", "bias": True},
+        "init": {"kind": "normal", "residual": False},
+    },
+    layers="decoder_layers",
+    encoder="encoder_layers",
+    required=(
+        "vocab_size",
+        "d_model",
+        "encoder_layers",
+        "decoder_layers",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+    ),
+    fields=(
+        Same("vocab_size", "vocab", "encoder.vocab"),
+        Same("d_model", "width", "encoder.width"),
+        Same("max_position_embeddings", "position.length", "encoder.position.length"),
+        Same("scale_embedding", "embed.scale_by_width", "encoder.embed.scale_by_width"),
+        Same("encoder_attention_heads", "encoder.layers.*.mixer.heads"),
+        Same("decoder_attention_heads", "layers.*.mixer.heads", "layers.*.cross.heads"),
+        Same("encoder_ffn_dim", "encoder.layers.*.ffn.hidden"),
+        Same("decoder_ffn_dim", "layers.*.ffn.hidden"),
+        Same("dropout", "dropout", "encoder.dropout", "layers.*.wire.dropout", "encoder.layers.*.wire.dropout"),
+        Same("attention_dropout", "layers.*.mixer.dropout", "layers.*.cross.dropout", "encoder.layers.*.mixer.dropout"),
+        Same("activation_dropout", "layers.*.ffn.dropout", "encoder.layers.*.ffn.dropout"),
+        Same("init_std", "init.spread", "encoder.init.spread"),
+        Named("activation_function", "layers.*.ffn.act", ACTIVATIONS),
+        Named("activation_function", "encoder.layers.*.ffn.act", ACTIVATIONS),
+    ),
+    defaults={"encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096},
+    # layers dropped in training are the trainer's business; old files say how they were made in many words
+    fixed={"is_decoder": False, "tie_word_embeddings": True, "normalize_before": False, "add_final_layer_norm": False},
+    ignored=HOUSEKEEPING
+    | {
+        "add_bias_logits",
+        "classif_dropout",
+        "classifier_dropout",
+        "decoder_layerdrop",
+        "decoder_start_token_id",
+        "early_stopping",
+        "encoder_layerdrop",
+        "extra_pos_embeddings",
+        "force_bos_token_to_be_generated",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "gradient_checkpointing",
+        "length_penalty",
+        "max_length",
+        "min_length",
+        "no_repeat_ngram_size",
+        "normalize_embedding",
+        "num_beams",
+        "num_hidden_layers",
+        "output_past",
+        "prefix",
+        "static_position_embeddings",
+    },
+    tensors=(
+        Row("shared.weight", "embed.table"),
+        Row("encoder.embed_tokens.weight", "encoder.embed.table"),
+        *stack("encoder", "encoder."),
+        *stack("decoder", ""),
+        *attention("decoder.layers.{}.encoder_attn", "layers.{}.cross"),
+        *rows("decoder.layers.{}.encoder_attn_layer_norm", "layers.{}.cross_norm", *LAYERNORM),
+    ),
+    stale=("model.decoder.embed_tokens.weight", "model.decoder.version", "model.encoder.version"),
+)

@@ -1,0 +1,85 @@
+"""RoBERTa: BERT whose first positions nobody reads, for theirs count from behind the padding token (Liu et al. 2019)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.core.errors import SpecError
+from dovetail.model import Model
+from dovetail.port.dialect.bert import BERT, CLASSIFIER, NORM, POOLER, TIED
+from dovetail.port.table import LAYERNORM, Config, Form, Row, Same, Settings, look, rows
+
+PAD, LENGTH = "pad_token_id", "max_position_embeddings"
+
+
+class Places:
+    """A table of so many rows, of which the first pad_token_id + 1 stay unread."""
+
+    names = (PAD, LENGTH)
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        offset, length = look(spec, "position.offset"), look(spec, "position.length")
+        both = isinstance(offset, int) and isinstance(length, int)
+        return {PAD: offset - 1, LENGTH: length + offset} if both and offset > 0 else {}
+
+    def take(self, config: Config) -> Settings:
+        pad, length = _whole(config, PAD), _whole(config, LENGTH)
+        return {"position.offset": pad + 1, "position.length": length - pad - 1}
+
+
+def _whole(config: Config, name: str) -> int:
+    value = config.get(name)
+    if type(value) is not int or value < 0:
+        raise SpecError(f"config.{name}", f"{value!r} is not a whole number from 0")
+    return value
+
+
+def classified(kind: str, tensors: tuple[Row, ...], head: dict[str, Any]) -> Form:
+    """A form with classes."""
+    return Form(
+        architecture=f"RobertaFor{kind}Classification",
+        auto=f"AutoModelFor{kind}Classification",
+        head={"head": head},
+        prefix="roberta.",
+        tensors=tensors,
+        fields=CLASSIFIER,
+    )
+
+
+ROBERTA = BERT.but(
+    "roberta",
+    forms=(
+        Form(
+            architecture="RobertaModel",
+            auto="AutoModel",
+            head={"head": {"kind": "pooled", "how": "first", "dense": True}},
+            tensors=POOLER,
+        ),
+        Form(
+            architecture="RobertaForMaskedLM",
+            auto="AutoModelForMaskedLM",
+            head={"head": {"kind": "masked", "norm": NORM}},
+            prefix="roberta.",
+            tensors=(
+                *rows("lm_head.dense", "head.dense", "weight", "bias"),
+                *rows("lm_head.layer_norm", "head.norm", *LAYERNORM),
+                Row("lm_head.bias", "head.bias"),
+                Row("lm_head.decoder.weight", "head.table"),
+            ),
+            fields=(Same("layer_norm_eps", "head.norm.eps"), TIED),
+        ),
+        classified(
+            "Sequence",
+            (
+                *rows("classifier.dense", "head.dense", "weight", "bias"),
+                *rows("classifier.out_proj", "head.out", "weight", "bias"),
+            ),
+            {"kind": "classifier", "act": "tanh"},
+        ),
+        classified("Token", rows("classifier", "head.out", "weight", "bias"), {"kind": "token_classifier"}),
+    ),
+    spec={"position": {"kind": "learned", "length": 512, "offset": 2}},
+    fields=(Places(),),
+    defaults={"pad_token_id": 1, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1},
+    stale=("*embeddings.position_ids", "lm_head.decoder.bias", "roberta.pooler.*"),
+)
