@@ -22,7 +22,7 @@ from typing import Any
 from dovetail.core.errors import FileError
 
 LARGEST_JSON = 16 * 2**20  # bytes: the index of the largest models holds 100,000 names
-MOST_ITEMS = 1_000_000  # of a JSON file: its brackets, commas and colons; each costs some forty bytes of memory
+MOST_ITEMS = 500_000  # of a JSON file: its brackets, commas and colons; each costs some forty bytes of memory
 DEEPEST = 40  # collections inside each other
 GREATEST = 2**53  # whole numbers beyond it are no size, no count and no id
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")

@@ -27,7 +27,7 @@ from dovetail.port.dialect import DIALECTS
 from dovetail.port.rotary import LENGTH, USUAL_LENGTH
 from dovetail.port.table import ABSENT, Config, Dialect, Field, Form, Row, look, numbered
 
-MOST_LAYERS = 10_000
+MOST_LAYERS = 2_000  # the deepest known has 1,000; what a spec of so many takes is some megabytes
 # a null in one of these fields stands for the size of the axes, the first of several that the part has
 STANDS_FOR = {
     "kv_heads": (("kv_heads",),),
