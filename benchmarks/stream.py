@@ -46,7 +46,7 @@ LENGTH = 64  # tokens of a window in training, the first one included; and of th
 KEEP = 4
 LEANS = 0.3  # share of a head's attention on the first token
 ROUNDS = 4  # of training, until a head leans so much
-BIN = 1000  # tokens of one point in the picture
+BIN = 2500  # tokens of one point in the picture
 
 
 class Size(NamedTuple):
@@ -200,21 +200,22 @@ def rows_of(model: ModelModule, share: Tensor, ways: dict[str, Streamed], whole:
 
 def draw(ways: dict[str, Streamed], path: str, size: Size) -> None:
     """Perplexity along the stream."""
-    figure = new_figure(7.6, 4.2)
+    figure = new_figure(7.6, 4.6)
     axes = figure.add_subplot()
+    size_of_bin = min(BIN, size.ends)
     for (name, way), colour in zip(ways.items(), (BLUE, ORANGE, GREY), strict=True):
-        bins = [part.mean().exp().item() for part in way.losses.split(min(BIN, size.ends))]
-        axes.plot(
-            [(i + 0.5) * min(BIN, size.ends) / 1000 for i in range(len(bins))], bins, color=colour, label=name, linewidth=1.4
-        )
-    axes.set_yscale("log")
+        bins = [part.mean().exp().item() for part in way.losses.split(size_of_bin)]
+        middles = [(i + 0.5) * size_of_bin / 1000 for i in range(len(bins))]
+        axes.plot(middles, bins, color=colour, label=name, linewidth=1.6)
+    axes.set_ylim(bottom=0)
     axes.set_xlim(0, size.stream / 1000)
     axes.set_xlabel("thousand tokens of the stream", color=INK)
     axes.set_ylabel("perplexity", color=INK)
-    axes.set_title(f"A cache of {LENGTH} tokens on a stream of {size.stream:,}", color=INK, fontsize=11, loc="left")
-    axes.grid(axis="y", which="both", color=GREY, alpha=0.2, linewidth=0.6)
-    axes.legend(frameon=False, fontsize=9)
+    axes.grid(axis="y", color=GREY, alpha=0.2, linewidth=0.6)
+    axes.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(-0.01, 1.0))
     quiet(axes)
+    title = f"A cache of {LENGTH} tokens on a stream of {size.stream:,}; the last tenth of the text is its first"
+    figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
     write_figure(figure, path)
 
 

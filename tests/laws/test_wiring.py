@@ -40,11 +40,18 @@ def test_two_kinds_in_one_slot_are_no_pair():
 
 
 def test_pairs_by_rule_equal_pairs_by_looking_at_all():
+    def inside(a: Factor, b: Factor) -> bool:
+        """Whether the part of one is that of the other or lies in it."""
+        return a.node == b.node or a.node.startswith(f"{b.node}/")
+
     def meets(a: Factor, b: Factor) -> bool:
         if a.place == b.place:
             return False
+        if a.kind and b.kind:
+            return a.node in (BLOCK, "model") or b.node in (BLOCK, "model") or inside(a, b) or inside(b, a)
         if a.kind or b.kind:
-            return (a.kind and b.kind) or a.in_block == b.in_block
+            kind, value = (a, b) if a.kind else (b, a)
+            return inside(kind, value) or kind.node == (BLOCK if value.in_block else "model")
         return a.node == b.node or a.node.rpartition("/")[0] == b.node or b.node.rpartition("/")[0] == a.node
 
     scope = set(random.Random(0).sample(all_factors(), 60))

@@ -2,10 +2,11 @@
 
 A **factor** is a place and a value: a field with one of its part's `samples()`, or a slot with one of the registered kinds. A
 place names the kinds above it (`model/layers=block/mixer=attention/position=rope/base`), so a stranger's part is tried too.
-The pairs: two factors of one part; a factor of a part and one of a part directly inside it; any factor with any kind of the
-same block (or, outside the layers, of the model); and any two kinds anywhere. Specs are drawn at random with an uncovered pair
-pinned, and the one of several draws that covers most is kept. A value for which no draw passes `check` cannot stand there, and
-a pair likewise; both are counted.
+The pairs: two factors of one part; a factor of a part and one of a part directly inside it; a factor and any kind inside its
+part, or in a slot of its block (or, outside the layers, of the model); and of kinds also one in a slot of the model with any
+in a block. Left out are pairs deep inside two unrelated parts: a router's activation and a rotation's scaling. Specs are drawn
+at random with an uncovered pair pinned in each layer, and the one of several draws that covers most is kept. A value for which
+no draw passes `check` cannot stand there, and a pair likewise; both are counted.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from typing import Any, NamedTuple
 
 from dovetail import parts as _registered  # noqa: F401  every kind must be known before any is drawn
 from dovetail.core.check import check
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import SpecError
 from dovetail.core.group import Embed, Mask, Mixer, Position
 from dovetail.core.part import KINDS, Part, field_types, from_data, walk
 from dovetail.model import Block, Model
 
 FAMILIES = ("decoder", "encoder", "seq2seq", "vision")
 SIZES = {"width": 28, "vocab": 62}  # none a power of two, each different, so that no transpose hides
-LAYERS = 3  # what is pinned stands in the first, the others are free to cover more
+LAYERS = 3  # what is wanted is pinned in the first, further pairs in the others
 TRIES = 30
+CROWDED = 15  # tries with something pinned in every layer; two pins may not go together, so the rest leave the others free
 CANDIDATES = 3
+REDRAWN = 6  # a draw of many parts hardly ever suits at once: the layer that does not is drawn again
 
 
 BLOCK = "model/layers=block"
@@ -64,6 +67,11 @@ class Draw:
     chance: random.Random
     family: str
     pinned: dict[str, str]
+    later: tuple[dict[str, str], ...] = ()  # what is pinned in the layers after the first
+
+    def of_layer(self, i: int) -> Draw:
+        """The draw of one layer, with what is pinned there."""
+        return dc.replace(self, pinned=([self.pinned, *self.later, *[{}] * LAYERS])[i])
 
     def choose(self, place: str, values: dict[str, Any]) -> Any:
         """The pinned value of this place, or any."""
@@ -167,8 +175,7 @@ def draw_model(draw: Draw, inner: bool = False) -> dict[str, Any]:
         data[name] = draw_slot(draw, group, "model", name, empty, "model")
     data["dropout"] = draw.choose("model/dropout", sampled("model")["dropout"])
     cross = draw.family == "seq2seq" and not inner
-    free = dc.replace(draw, pinned={})
-    data["layers"] = [draw_block(draw if i == 0 else free, cross) for i in range(LAYERS)]
+    data["layers"] = [draw_block(draw.of_layer(i), cross) for i in range(LAYERS)]
     if inner:
         data["head"] = None
     else:
@@ -192,18 +199,34 @@ def draw_block(draw: Draw, cross: bool) -> dict[str, Any]:
     return data
 
 
-def attempt(chance: random.Random, pinned: dict[str, str]) -> Model | None:
-    """A random legal spec, or None where the draw cannot be built."""
+def attempt(chance: random.Random, pinned: dict[str, str], later: tuple[dict[str, str], ...] = ()) -> Model | None:
+    """A random legal spec, or None where the draw cannot be built; `later` is pinned in the layers after the first."""
     family = chance.choice(FAMILIES)
-    if any("cross" in place for place in pinned):
+    if any("cross" in place for own in (pinned, *later) for place in own):
         family = "seq2seq"
-    data = draw_model(Draw(chance, family, pinned))
-    try:
-        spec = from_data(data, Model)
-        check(spec)
-    except DovetailError:
-        return None
-    return spec
+    draw = Draw(chance, family, pinned, later)
+    data = draw_model(draw)
+    for _ in range(REDRAWN):
+        try:
+            spec = from_data(data, Model)
+            check(spec)
+            return spec
+        except SpecError as error:
+            if not draw_layer_again(draw, data, error.path.split(".")):
+                return None
+    return None
+
+
+def draw_layer_again(draw: Draw, data: dict[str, Any], path: list[str]) -> bool:
+    """Another layer for the one in which something is wrong; False where it is elsewhere."""
+    cross = draw.family == "seq2seq"
+    if path[0] == "encoder" and "encoder" in data:
+        draw, data, path, cross = Draw(draw.chance, "encoder", draw.pinned), data["encoder"], path[1:], False
+    if len(path) < 2 or path[0] != "layers":
+        return False
+    i = int(path[1])
+    data["layers"][i] = draw_block(draw.of_layer(i), cross)
+    return True
 
 
 # -- what a spec has ----------------------------------------------------------------------------------------------------
@@ -256,13 +279,20 @@ def meeting(scope: Iterable[Factor]) -> Iterator[Pair]:
     for factor in everything:
         if not factor.kind:
             by_node.setdefault(factor.node, []).append(factor)
-    yield from (pair for pair in itertools.combinations(kinds, 2) if pair[0].place != pair[1].place)
+    yield from (pair for pair in itertools.combinations(kinds, 2) if pair[0].place != pair[1].place and _near(*pair))
     for node, own in by_node.items():
-        in_block = node.startswith(BLOCK)
-        yield from ((min(a, b), max(a, b)) for a in own for b in kinds if b.in_block == in_block)
+        whole = BLOCK if node.startswith(BLOCK) else "model"
+        near = [kind for kind in kinds if kind.node in (whole, node) or kind.node.startswith(f"{node}/")]
+        yield from ((min(a, b), max(a, b)) for a in own for b in near)
         yield from (pair for pair in itertools.combinations(own, 2) if pair[0].place != pair[1].place)
         above = by_node.get(node.rpartition("/")[0], ())
         yield from ((min(a, b), max(a, b)) for a in own for b in above)
+
+
+def _near(one: Factor, other: Factor) -> bool:
+    """Whether one of two kinds fills a slot of the block or of the model, or stands beside or inside the other's part."""
+    inner, outer = sorted((one.node, other.node), key=len, reverse=True)
+    return not {inner, outer}.isdisjoint({BLOCK, "model"}) or f"{inner}/".startswith(f"{outer}/")
 
 
 # -- covering ------------------------------------------------------------------------------------------------------------
@@ -328,10 +358,12 @@ class Wiring:
         self.wanted = sorted({pair for pair in meeting(possible) if consistent(*pair)})
         todo = list(self.wanted)
         self.chance.shuffle(todo)
+        others = iter([pair for pair in todo if all(factor.in_block for factor in pair)])
         for pair in todo:
             if pair in self.covered:
                 continue
-            spec = self.best(pins(*pair), set(pair))
+            free = (pins(*other) for other in others if other != pair and other not in self.covered)
+            spec = self.best(pins(*pair), set(pair), tuple(itertools.islice(free, LAYERS - 1)))
             if spec is None:
                 self.impossible_pairs.append(pair)
             else:
@@ -355,12 +387,12 @@ class Wiring:
         self.met.update(*scopes(spec))
         return spec
 
-    def best(self, pinned: dict[str, str], wanted: set[Factor]) -> Model | None:
+    def best(self, pinned: dict[str, str], wanted: set[Factor], later: tuple[dict[str, str], ...] = ()) -> Model | None:
         """Of several legal draws that really hold the wanted factors, the one that covers most new pairs."""
         sound: list[Model] = []
         excepted: list[Model] = []
-        for _ in range(TRIES):
-            spec = attempt(self.chance, pinned)
+        for i in range(TRIES):
+            spec = attempt(self.chance, pinned, later if i < CROWDED else ())
             if spec is None or not any(wanted <= scope for scope in scopes(spec)):
                 continue
             (excepted if any(part.excepts(env) for _, part, env in walk(spec)) else sound).append(spec)
