@@ -66,7 +66,8 @@ def lstm_step(x: Tensor, held: Tensor, memory: Memory) -> Memory:
 
 def gru_step(x: Tensor, held: Tensor, memory: Memory) -> Memory:
     """One token through a GRU; gates in the order reset, update, new; `held` has the new gate's own bias in it."""
-    size = memory[0].shape[-1]
-    r, z = (x[..., : 2 * size] + held[..., : 2 * size]).sigmoid().chunk(2, -1)
-    n = torch.tanh(x[..., 2 * size :] + r * held[..., 2 * size :])
+    sizes = [2 * memory[0].shape[-1], memory[0].shape[-1]]
+    (x_gates, x_new), (held_gates, held_new) = x.split(sizes, -1), held.split(sizes, -1)  # one gradient, not one a slice
+    r, z = (x_gates + held_gates).sigmoid().chunk(2, -1)
+    n = torch.tanh(x_new + r * held_new)
     return (n + z * (memory[0] - n),)
