@@ -1,4 +1,4 @@
-"""What differs from layer to layer: windows in some, full attention in others, and lists with a word for each layer.
+"""What differs from layer to layer: windows in some, full attention in others, a rope of their own, a word for each layer.
 
     layer_types: [sliding_attention, full_attention]   and   sliding_window: 4096      <->      layers.i.mixer.mask
 
@@ -14,6 +14,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.group import Mask
 from dovetail.core.part import from_data
 from dovetail.model import Model
+from dovetail.port.rotary import LENGTH, Rotary
 from dovetail.port.table import Config, Settings, look
 
 LAYER_TYPES, WINDOW = "layer_types", "sliding_window"
@@ -92,3 +93,31 @@ class LayerTypes:
         if SLIDING in words and config.get(WINDOW) is None:
             raise SpecError(f"config.{WINDOW}", "is missing, yet layers slide")
         return {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(words) if word == SLIDING}
+
+
+class RotaryByType:
+    """A rope for each type of layer; older files have a field for the base of each, and one scaling for some."""
+
+    def __init__(self, types: LayerTypes, bases: Mapping[str, tuple[str, float]], scaled: Sequence[str]) -> None:
+        """`bases` is their older field and the usual base for each type; `scaled` are the types an older scaling is for."""
+        self.types, self.bases, self.scaled = types, bases, scaled
+        self.names = ("rope_parameters", "rope_scaling", LENGTH, *(name for name, _ in bases.values()))
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        words = self.types.give(spec)[LAYER_TYPES]
+        said = {word: Rotary(f"layers.{words.index(word)}.mixer.position").give(spec) for word in sorted(set(words))}
+        return {"rope_parameters": {word: one["rope_parameters"] for word, one in said.items() if one}}
+
+    def take(self, config: Config) -> Settings:
+        said, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+        for name, value in (("rope_parameters", said), ("rope_scaling", scaling)):
+            if not isinstance(value, Mapping):
+                raise SpecError(f"config.{name}", f"{value!r} is not a mapping")
+        found: Settings = {}
+        for i, word in enumerate(self.types.words(config)):
+            field, base = self.bases[word]
+            old = {"rope_theta": config.get(field, base), **(scaling if word in self.scaled else {})}
+            found |= Rotary(f"layers.{i}.mixer.position").take(
+                {"rope_parameters": said.get(word) or old, LENGTH: config.get(LENGTH)}
+            )
+        return found

@@ -131,8 +131,8 @@ class Same:
 class Named(Same):
     """A part that has another name there; several of their names may mean the same, the first is the one we write."""
 
-    def __init__(self, theirs: str, ours: str, words: Mapping[str, str]) -> None:
-        super().__init__(theirs, ours)
+    def __init__(self, theirs: str, ours: str, words: Mapping[str, str], *, also: Sequence[str] = ()) -> None:
+        super().__init__(theirs, ours, *also)
         self.words = words  # their word -> our kind
 
     def give(self, spec: Model) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Named(Same):
             return {}
         if not isinstance(word, str) or word not in self.words:
             raise SpecError(f"config.{self.names[0]}", f"{word!r} is not known", f"known: {', '.join(self.words)}")
-        return {self.ours[0]: self.words[word]}
+        return dict.fromkeys(self.ours, self.words[word])
 
 
 def fits(value: Any, data: Any) -> bool:
@@ -214,20 +214,47 @@ class Follows(Same):
         return {}
 
 
+class Only:
+    """A field of older files that can have one value; it is read, and not written."""
+
+    def __init__(self, theirs: str, value: Any) -> None:
+        self.names, self.value = (theirs,), value
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        return {}
+
+    def take(self, config: Config) -> Settings:
+        said = config.get(self.names[0])
+        if said not in (None, self.value):
+            raise SpecError(f"config.{self.names[0]}", f"{said!r} is not read", f"only {self.value!r} is")
+        return {}
+
+
 class Row:
     """Their tensor, ours that lie in it, and how. `{}` is the number of the layer; a name of theirs with `{expert}` stands for
     one tensor an expert (from 0), with `{branch}` for one a branch (from 1). `woven` names a number of our spec: ours lie in
-    turns, so many times a piece of each. `where` names what a layer must have for the row to stand: `layers.{}.ffn:glu`."""
+    turns, so many times a piece of each. `where` names what a layer must have for the row to stand, `unless` what it must not:
+    `layers.{}.ffn:glu`, `layers.{}.mixer.q_rank`."""
 
     def __init__(
-        self, theirs: str, *ours: str, convert: Convert | None = None, woven: str | None = None, where: str | None = None
+        self,
+        theirs: str,
+        *ours: str,
+        convert: Convert | None = None,
+        woven: str | None = None,
+        where: str | None = None,
+        unless: str | None = None,
     ) -> None:
-        self.theirs, self.ours, self.woven, self.where = theirs, ours, woven, where
+        self.theirs, self.ours, self.woven, self.where, self.unless = theirs, ours, woven, where, unless
         self.convert = convert or (SPREAD if any(mark in theirs for mark in NUMBERED) else KEEP)
 
     def stands(self, spec: Model, layer: int) -> bool:
         """Whether a layer has what the row is about."""
-        return self.where is None or look(spec, self.where.replace("{}", str(layer))) is not ABSENT
+        there, not_there = (
+            None if pattern is None else look(spec, pattern.replace("{}", str(layer))) not in (ABSENT, None)
+            for pattern in (self.where, self.unless)
+        )
+        return there is not False and not_there is not True
 
     def conversion(self, spec: Model, layer: int) -> Convert:
         """How ours lie in theirs in this layer of a spec whose sizes are all written out."""
@@ -245,10 +272,12 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
     return (name,)
 
 
-def rows(theirs: str, ours: str, *pairs: str | tuple[str, str], convert: Convert | None = None) -> tuple[Row, ...]:
+def rows(
+    theirs: str, ours: str, *pairs: str | tuple[str, str], convert: Convert | None = None, where: str | None = None
+) -> tuple[Row, ...]:
     """Rows for several leaves of one module: rows("h.{}.ln_1", "layers.{}.norm", ("weight", "scale"), ("bias", "shift"))."""
     named = [(pair, pair) if isinstance(pair, str) else pair for pair in pairs]
-    return tuple(Row(f"{theirs}.{there}", f"{ours}.{here}", convert=convert) for there, here in named)
+    return tuple(Row(f"{theirs}.{there}", f"{ours}.{here}", convert=convert, where=where) for there, here in named)
 
 
 Limit = Callable[[Model], tuple[str, Any, str] | None]  # (path, value, what is asked) where they refuse what they can say

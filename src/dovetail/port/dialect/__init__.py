@@ -3,6 +3,7 @@
 from dovetail.port.dialect.bart import BART
 from dovetail.port.dialect.bert import BERT
 from dovetail.port.dialect.bloom import BLOOM
+from dovetail.port.dialect.dinov2 import DINOV2
 from dovetail.port.dialect.distilbert import DISTILBERT
 from dovetail.port.dialect.falcon import FALCON
 from dovetail.port.dialect.gemma import GEMMA
@@ -17,17 +18,20 @@ from dovetail.port.dialect.mamba import MAMBA
 from dovetail.port.dialect.mamba2 import MAMBA2
 from dovetail.port.dialect.mistral import MISTRAL
 from dovetail.port.dialect.mixtral import MIXTRAL
+from dovetail.port.dialect.modernbert import MODERNBERT
 from dovetail.port.dialect.mpt import MPT
 from dovetail.port.dialect.olmo2 import OLMO2
 from dovetail.port.dialect.opt import OPT
 from dovetail.port.dialect.phi3 import PHI3
 from dovetail.port.dialect.qwen2 import QWEN2
 from dovetail.port.dialect.qwen3 import QWEN3
+from dovetail.port.dialect.qwen3_moe import QWEN3_MOE
 from dovetail.port.dialect.roberta import ROBERTA
 from dovetail.port.dialect.smollm3 import SMOLLM3
 from dovetail.port.dialect.stablelm import STABLELM
 from dovetail.port.dialect.starcoder2 import STARCODER2
 from dovetail.port.dialect.t5 import T5
+from dovetail.port.dialect.vit import VIT
 from dovetail.port.table import Dialect
 
 # of the families that can say a spec, the first one is written
@@ -57,8 +61,12 @@ FAMILIES = (
     ROBERTA,
     DISTILBERT,
     BART,
+    VIT,
+    MODERNBERT,
+    DINOV2,
     MIXTRAL,
     MAMBA,
     MAMBA2,
+    QWEN3_MOE,
 )
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in FAMILIES}

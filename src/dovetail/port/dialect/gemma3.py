@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from dovetail.core.errors import SpecError
-from dovetail.model import Model
 from dovetail.port.dialect.gemma import NORM
 from dovetail.port.dialect.gemma2 import GEMMA2
-from dovetail.port.layer import FULL, LAYER_TYPES, SLIDING, LayerTypes
-from dovetail.port.rotary import LENGTH, Rotary
-from dovetail.port.table import Config, Nullable, Row, Same, Settings
+from dovetail.port.layer import FULL, SLIDING, LayerTypes, RotaryByType
+from dovetail.port.table import Config, Nullable, Row, Same
 
 PERIOD = "_sliding_window_pattern"
 
@@ -25,29 +19,7 @@ def usual(config: Config, layer: int) -> str:
 TYPES = LayerTypes("num_hidden_layers", usual, also=(PERIOD, "sliding_window_pattern"))
 
 
-class RotaryByType:
-    """A rope for each type of layer; in older files `rope_theta` is for full layers, `rope_local_base_freq` for the others."""
-
-    names = ("rope_parameters", "rope_theta", "rope_scaling", "rope_local_base_freq", LENGTH)
-
-    def give(self, spec: Model) -> dict[str, Any]:
-        words = TYPES.give(spec)[LAYER_TYPES]
-        said = {word: Rotary(f"layers.{words.index(word)}.mixer.position").give(spec) for word in sorted(set(words))}
-        return {"rope_parameters": {word: one["rope_parameters"] for word, one in said.items() if one}}
-
-    def take(self, config: Config) -> Settings:
-        said = config.get("rope_parameters")
-        if said is not None and not isinstance(said, Mapping):
-            raise SpecError("config.rope_parameters", f"{said!r} is not a mapping")
-        old = {
-            FULL: {"rope_theta": config.get("rope_theta", 1e6), **(config.get("rope_scaling") or {})},
-            SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)},
-        }
-        found: Settings = {}
-        for i, word in enumerate(TYPES.words(config)):
-            own = {"rope_parameters": (said or {}).get(word) or old[word], LENGTH: config.get(LENGTH)}
-            found |= Rotary(f"layers.{i}.mixer.position").take(own)
-        return found
+ROPES = RotaryByType(TYPES, {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}, scaled=(FULL,))
 
 
 GEMMA3 = GEMMA2.but(
@@ -56,7 +28,7 @@ GEMMA3 = GEMMA2.but(
     layer={"mixer": {"qk_norm": NORM}},
     fields=(
         TYPES,
-        RotaryByType(),
+        ROPES,
         Same("rms_norm_eps", "norm.eps", "layers.*.norm.eps", "layers.*.mixer.qk_norm.eps"),
         Nullable("final_logit_softcapping", "head.softcap"),
     ),

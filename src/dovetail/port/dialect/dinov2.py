@@ -1,0 +1,119 @@
+"""DINOv2: ViT with a learned scale on what each branch adds, and gated ffns in its largest (Oquab et al. 2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.core.errors import SpecError
+from dovetail.model import Model
+from dovetail.port.convert import STACK
+from dovetail.port.dialect.vit import ATTENTION, EMBEDDINGS, MIXER, Image
+from dovetail.port.table import (
+    ACTIVATIONS,
+    HOUSEKEEPING,
+    LAYERNORM,
+    Config,
+    Dialect,
+    Form,
+    Named,
+    Row,
+    Same,
+    Settings,
+    is_kind,
+    look,
+    rows,
+)
+
+NORM = {"kind": "layernorm", "eps": 1e-6}
+RATIO, GATED = "mlp_ratio", "use_swiglu_ffn"
+IN = "encoder.layer.{}.mlp.weights_in"
+
+
+def gated_hidden(wide: int) -> int:
+    """Two thirds of a plain ffn's, rounded up to a multiple of 8."""
+    return (int(wide * 2 / 3) + 7) // 8 * 8
+
+
+class FeedForward:
+    """A whole number of widths; gated ones have about two thirds of that."""
+
+    names = (RATIO, GATED)
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        ffn, hidden = look(spec, "layers.*.ffn"), look(spec, "layers.*.ffn.hidden")
+        if not isinstance(hidden, int):
+            return {}
+        gated, most = is_kind(ffn, "glu"), 2 * hidden // spec.width + 2
+        sizes = {gated_hidden(spec.width * n) if gated else spec.width * n: n for n in range(most, 0, -1)}
+        return {RATIO: sizes[hidden], GATED: gated} if hidden in sizes else {GATED: gated}
+
+    def take(self, config: Config) -> Settings:
+        ratio, width, gated = config.get(RATIO), config.get("hidden_size"), config.get(GATED, False)
+        if type(ratio) is not int or type(width) is not int or ratio < 1 or not isinstance(gated, bool):
+            raise SpecError(f"config.{RATIO}", f"{ratio!r} is not a whole number above 0")
+        if gated:
+            return {"layers.*.ffn": {"kind": "glu", "bias": True, "hidden": gated_hidden(width * ratio)}}
+        return {"layers.*.ffn": {"kind": "mlp", "act": "gelu", "hidden": width * ratio}}
+
+
+class Activation(Named):
+    """Of a plain ffn; a gated one has silu whatever is said."""
+
+    def take(self, config: Config) -> Settings:
+        return {} if config.get(GATED) else super().take(config)
+
+
+DINOV2 = Dialect(
+    name="dinov2",
+    forms=(Form(architecture="Dinov2Model", auto="AutoModel"),),
+    spec={
+        "embed": {"kind": "patches", "patch": 14},
+        "position": {"kind": "learned", "length": 257},
+        "layers": [{"norm": NORM, "wire": {"kind": "pre", "layer_scale": 1.0}, "mixer": MIXER, "ffn": {"kind": "mlp"}}],
+        "norm": NORM,
+        "head": {"kind": "pooled", "how": "first"},
+        "init": {"kind": "normal", "residual": False},
+    },
+    layers="num_hidden_layers",
+    required=("hidden_size", "num_hidden_layers", "num_attention_heads"),
+    defaults={"image_size": 224, "patch_size": 14, "num_channels": 3, "mlp_ratio": 4},
+    fields=(
+        Same("hidden_size", "width"),
+        Image(),
+        FeedForward(),
+        Same("num_attention_heads", "layers.*.mixer.heads"),
+        Same("qkv_bias", "layers.*.mixer.bias"),
+        Same("layerscale_value", "layers.*.wire.layer_scale"),
+        Same("layer_norm_eps", "norm.eps", "layers.*.norm.eps"),
+        Same("hidden_dropout_prob", "dropout"),
+        Same("attention_probs_dropout_prob", "layers.*.mixer.dropout"),
+        Same("initializer_range", "init.spread"),
+        Activation("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
+    ),
+    fixed={"drop_path_rate": 0.0},
+    ignored=HOUSEKEEPING
+    | {
+        "apply_layernorm",
+        "out_features",
+        "out_indices",
+        "reshape_hidden_states",
+        "stage_names",
+        "use_mask_token",  # a square that its pretraining put in place of others; no image has it
+    },
+    tensors=(
+        *EMBEDDINGS,
+        *ATTENTION,
+        *rows("encoder.layer.{}.norm1", "layers.{}.mixer_norm", *LAYERNORM),
+        *rows("encoder.layer.{}.norm2", "layers.{}.ffn_norm", *LAYERNORM),
+        Row("encoder.layer.{}.layer_scale{branch}.lambda1", "layers.{}.wire.scale"),
+        *rows("encoder.layer.{}.mlp.fc1", "layers.{}.ffn.up", "weight", "bias", where="layers.{}.ffn:mlp"),
+        *rows("encoder.layer.{}.mlp.fc2", "layers.{}.ffn.down", "weight", "bias", where="layers.{}.ffn:mlp"),
+        *(
+            Row(f"{IN}.{leaf}", f"layers.{{}}.ffn.gate.{leaf}", f"layers.{{}}.ffn.up.{leaf}", convert=STACK)
+            for leaf in ("weight", "bias")
+        ),
+        *rows("encoder.layer.{}.mlp.weights_out", "layers.{}.ffn.down", "weight", "bias", where="layers.{}.ffn:glu"),
+        *rows("layernorm", "norm", *LAYERNORM),
+    ),
+    stale=("embeddings.mask_token",),
+)
