@@ -28,6 +28,7 @@ class Pair:
         config = AutoConfig.for_model(family, **fields)
         self.family, self.seed, self.random = family, seed, random.Random(seed)
         config._experts_implementation = "eager"  # their grouped kernel takes no row that is not a multiple of 16 bytes
+        torch.manual_seed(seed)  # some of their first values are drawn
         self.theirs: Any = AutoModelForCausalLM.from_config(config).eval()
         generator = torch.Generator().manual_seed(seed)
         kept = self.theirs.state_dict().keys()  # buffers that files hold count too
@@ -36,8 +37,7 @@ class Pair:
                 if name not in kept:
                     continue
                 drawn = torch.randn(tensor.shape, generator=generator)
-                near_one = tensor.dim() == 1 and not name.endswith("bias")
-                tensor.copy_(1.0 + 0.3 * drawn if near_one else drawn * (0.3 if tensor.dim() == 1 else 0.25))
+                tensor.copy_(tensor + 0.3 * drawn if tensor.dim() == 1 else 0.25 * drawn)  # scales: near 1, or 0
         self.config = config.to_dict()
         self.spec: Model = from_hf(self.config)
         self.ours: ModelModule = build(self.spec)
@@ -52,6 +52,10 @@ class Pair:
     @property
     def vocab(self) -> int:
         return self.spec.vocab
+
+    def biased_convolution(self) -> bool:
+        """Whether what their convolution sees has a bias: then padding counts there, as it must not."""
+        return any(name.endswith("in_proj.bias") for name in self.files)
 
     def prompts(self, lengths: list[int]) -> list[list[int]]:
         return [[self.random.randrange(self.vocab) for _ in range(n)] for n in lengths]

@@ -188,10 +188,37 @@ def mixtral(draw: Draw) -> dict[str, Any]:
 
 
 def qwen3_moe(draw: Draw) -> dict[str, Any]:
-    made = llama_like(draw, attention_bias=some(draw), use_sliding_window=some(draw), sliding_window=5, norm_topk_prob=some(draw))
+    made = llama_like(draw, attention_bias=some(draw), use_sliding_window=some(draw), sliding_window=5)
+    made["norm_topk_prob"] = some(draw)
     experts = {"num_experts": draw.choice([4, 6]), "num_experts_per_tok": draw.choice([1, 2, 4]), "moe_intermediate_size": 20}
     dense = draw.choice([{"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}, {}])
     return {**made, **experts, **dense}
+
+
+def deepseek_v3(draw: Draw) -> dict[str, Any]:
+    made = llama_like(draw, head=False)
+    made["num_key_value_heads"] = made["num_attention_heads"]
+    sizes = {"kv_lora_rank": 10, "q_lora_rank": draw.choice([None, 14]), "qk_nope_head_dim": 9, "qk_rope_head_dim": 12}
+    groups, best = draw.choice([(4, 2), (2, 1), (1, 1), (2, 2)])
+    experts = {"n_routed_experts": 8, "n_group": groups, "topk_group": best, "num_experts_per_tok": draw.choice([1, 2, 3])}
+    experts |= {
+        "moe_intermediate_size": 20,
+        "n_shared_experts": draw.choice([1, 2]),
+        "first_k_dense_replace": draw.choice([0, 1]),
+    }
+    experts |= {"norm_topk_prob": some(draw), "routed_scaling_factor": draw.choice([1.0, 2.5]), "rope_interleave": some(draw)}
+    if made["rope_parameters"]["rope_type"] == "yarn":
+        made["rope_parameters"] |= draw.choice(
+            [{"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.7, "mscale_all_dim": 1.3}, {}]
+        )
+    return {**made, **sizes, **experts, "v_head_dim": 7}
+
+
+def gpt_oss(draw: Draw) -> dict[str, Any]:
+    made = llama_like(draw, attention_bias=some(draw), sliding_window=5, swiglu_limit=draw.choice([7.0, 0.8]))
+    made["layer_types"] = layer_types(draw, made["num_hidden_layers"])
+    experts = {"num_local_experts": draw.choice([4, 6]), "num_experts_per_tok": draw.choice([1, 2, 4])}
+    return {**made, **experts, "hidden_act": "silu"}
 
 
 def space(draw: Draw, **more: Any) -> dict[str, Any]:
@@ -209,6 +236,32 @@ def mamba2(draw: Draw) -> dict[str, Any]:
     made = space(draw, expand=2, n_groups=draw.choice([1, 2]))
     head = made["hidden_size"] // 4
     return {**made, "head_dim": head, "num_heads": 8}
+
+
+def qwen3_next(draw: Draw) -> dict[str, Any]:
+    made = llama_like(
+        draw, norm_topk_prob=some(draw), num_experts=draw.choice([4, 6]), num_experts_per_tok=draw.choice([1, 2, 4])
+    )
+    made |= {"moe_intermediate_size": 20, "shared_expert_intermediate_size": 22, "num_hidden_layers": 3, "hidden_act": "silu"}
+    made["rms_norm_eps"] = draw.choice([1e-3, 1e-2])  # a head that recalls next to nothing is mostly rounding, once normed
+    made["rope_parameters"] = {**PLAIN, "partial_rotary_factor": draw.choice([1.0, 0.5])}
+    kinds = ["linear_attention", "full_attention", draw.choice(["linear_attention", "full_attention"])]
+    made["layer_types"] = draw.sample(kinds, 3)  # one of each: their cache wants an attention
+    keys = draw.choice([1, 2, 4])
+    sizes = {"linear_num_key_heads": keys, "linear_num_value_heads": 4, "linear_key_head_dim": 5, "linear_value_head_dim": 6}
+    dense = draw.choice([{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}, {}])
+    return {**made, **sizes, **dense, "head_dim": draw.choice([8, 12]), "linear_conv_kernel_dim": draw.choice([3, 4])}
+
+
+def jamba(draw: Draw) -> dict[str, Any]:
+    made = llama_like(draw, head=False, num_hidden_layers=draw.choice([3, 4]), hidden_act="silu")
+    del made["rope_parameters"]
+    attention, sparse = draw.choice([(2, 1), (3, 0), (2, 0)]), draw.choice([(2, 1), (1, 0), (3, 2)])
+    made |= dict(zip(("attn_layer_period", "attn_layer_offset"), attention, strict=True))
+    made |= dict(zip(("expert_layer_period", "expert_layer_offset"), sparse, strict=True))
+    made |= {"mamba_d_state": 5, "mamba_d_conv": draw.choice([3, 4]), "mamba_expand": draw.choice([1, 2])}
+    made |= {"mamba_dt_rank": draw.choice(["auto", 7]), "mamba_conv_bias": some(draw), "mamba_proj_bias": some(draw)}
+    return {**made, "num_experts": draw.choice([1, 4]), "num_experts_per_tok": draw.choice([1, 2])}
 
 
 FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
@@ -236,6 +289,10 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         mamba,
         mamba2,
         qwen3_moe,
+        deepseek_v3,
+        gpt_oss,
+        qwen3_next,
+        jamba,
     )
 }
 QUICK, ALL = 2, 20  # random configs of each family
@@ -251,7 +308,7 @@ def test_ours_is_theirs(family: str, seed: int) -> None:
     """Logits with left padding, there and back by files, 64 greedy tokens with a cache, and at last gradients."""
     fields = FAMILIES[family](Draw(f"{family} {seed}"))
     pair = Pair(family, fields, seed)
-    leaks = fields.get("use_bias") and family == "mamba"  # a bias before their convolution makes padding count
+    leaks = pair.biased_convolution()
     check_logits(pair, [17, 17] if leaks else [17, 9, 1])
     check_there_and_back(pair)
     check_greedy(pair, [9, 9] if leaks else [9, 4, 6], new=64)

@@ -111,21 +111,22 @@ class Periodic:
 
     def __init__(self, period: str, offset: str, layers: str, ours: str, data: Any, *, usual: tuple[int, int]) -> None:
         """`ours` is the field of a layer, `data` the plain data of what stands there then."""
-        self.names, self.layers, self.ours, self.data, self.usual = (period, offset), layers, ours, data, usual
+        self.period, self.offset, self.layers, self.ours, self.data, self.usual = period, offset, layers, ours, data, usual
+        self.names: tuple[str, ...] = (period, offset)
 
     def give(self, spec: Model) -> dict[str, Any]:
         there = [is_kind(look(block, self.ours), self.data["kind"]) for block in spec.layers]
         for period in range(1, len(there) + 2):  # the last period is longer than the model: nowhere
             for offset in range(period):
                 if there == [i % period == offset for i in range(len(there))]:
-                    return dict(zip(self.names, (period, offset), strict=True))
+                    return {self.period: period, self.offset: offset}
         return {}
 
     def take(self, config: Config) -> Settings:
-        period = whole(config, self.names[0], self.usual[0], 1)
-        offset = whole(config, self.names[1], self.usual[1])
+        period = whole(config, self.period, self.usual[0], 1)
+        offset = whole(config, self.offset, self.usual[1])
         if offset >= period:
-            raise SpecError(f"config.{self.names[1]}", f"{offset} is not below the period, {period}")
+            raise SpecError(f"config.{self.offset}", f"{offset} is not below the period, {period}")
         return {f"layers.{i}.{self.ours}": self.data for i in range(offset, counted(config, self.layers), period)}
 
 

@@ -72,13 +72,13 @@ class Rotary:
 
     names = ("rope_parameters", "rope_theta", "rope_scaling", SHARE, LENGTH)
 
-    def __init__(self, ours: str, *, partial: bool = False) -> None:
-        """`partial`: whether the family can turn a share of each head only."""
-        self.ours, self.partial = ours, partial
+    def __init__(self, ours: str, *, partial: bool = False, head: str = "head") -> None:
+        """`partial`: whether the family can turn a share of each head only; `head`: the mixer's field that is its size."""
+        self.ours, self.partial, self.head = ours, partial, head
 
     def give(self, spec: Model) -> dict[str, Any]:
         base, scaling = look(spec, f"{self.ours}.base"), look(spec, f"{self.ours}.scaling")
-        head = look(spec, self.ours.replace("position", "head"))
+        head = look(spec, self.ours.replace("position", self.head))
         if not isinstance(base, float) or not isinstance(head, int):
             return {}  # no rope stands there
         said: dict[str, Any] = {"rope_type": "default", "rope_theta": base}

@@ -71,6 +71,6 @@ def selective(theirs: str, ours: str) -> tuple[Row, ...]:
         Row(f"{theirs}.conv1d.bias", f"{ours}.conv_bias"),
         Row(f"{theirs}.A_log", f"{ours}.a_log"),
         Row(f"{theirs}.D", f"{ours}.skip"),
-        Row(f"{theirs}.out_proj.weight", f"{ours}.o.weight"),
-        Row(f"{theirs}.out_proj.bias", f"{ours}.o.bias"),
+        Row(f"{theirs}.out_proj.weight", f"{ours}.o.weight", where=f"{ours}:mamba"),
+        Row(f"{theirs}.out_proj.bias", f"{ours}.o.bias", where=f"{ours}:mamba"),
     )

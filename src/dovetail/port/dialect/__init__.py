@@ -3,6 +3,7 @@
 from dovetail.port.dialect.bart import BART
 from dovetail.port.dialect.bert import BERT
 from dovetail.port.dialect.bloom import BLOOM
+from dovetail.port.dialect.deepseek_v3 import DEEPSEEK_V3
 from dovetail.port.dialect.dinov2 import DINOV2
 from dovetail.port.dialect.distilbert import DISTILBERT
 from dovetail.port.dialect.falcon import FALCON
@@ -11,8 +12,10 @@ from dovetail.port.dialect.gemma2 import GEMMA2
 from dovetail.port.dialect.gemma3 import GEMMA3
 from dovetail.port.dialect.gpt2 import GPT2
 from dovetail.port.dialect.gpt_neox import GPT_NEOX
+from dovetail.port.dialect.gpt_oss import GPT_OSS
 from dovetail.port.dialect.gptj import GPTJ
 from dovetail.port.dialect.granite import GRANITE
+from dovetail.port.dialect.jamba import JAMBA
 from dovetail.port.dialect.llama import LLAMA
 from dovetail.port.dialect.mamba import MAMBA
 from dovetail.port.dialect.mamba2 import MAMBA2
@@ -26,6 +29,7 @@ from dovetail.port.dialect.phi3 import PHI3
 from dovetail.port.dialect.qwen2 import QWEN2
 from dovetail.port.dialect.qwen3 import QWEN3
 from dovetail.port.dialect.qwen3_moe import QWEN3_MOE
+from dovetail.port.dialect.qwen3_next import QWEN3_NEXT
 from dovetail.port.dialect.roberta import ROBERTA
 from dovetail.port.dialect.smollm3 import SMOLLM3
 from dovetail.port.dialect.stablelm import STABLELM
@@ -68,5 +72,9 @@ FAMILIES = (
     MAMBA,
     MAMBA2,
     QWEN3_MOE,
+    DEEPSEEK_V3,
+    GPT_OSS,
+    QWEN3_NEXT,
+    JAMBA,
 )
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in FAMILIES}

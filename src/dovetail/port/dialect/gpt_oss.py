@@ -1,0 +1,82 @@
+"""gpt-oss: windows in every second layer, learned sinks, experts with clamped gates and biases (OpenAI 2025).
+
+Their experts lie on their side, gate and up row by row in turns; real files hold them in mxfp4 (see port/quantized.py).
+"""
+
+from __future__ import annotations
+
+from dovetail.port.convert import TRANSPOSE, TURNS
+from dovetail.port.dialect.gemma2 import usual
+from dovetail.port.dialect.llama import LLAMA
+from dovetail.port.expert import BalanceLoss
+from dovetail.port.layer import LayerTypes
+from dovetail.port.rotary import Rotary
+from dovetail.port.table import Config, Follows, Row, Same, Settings
+
+FFN, ROUTER, LAYER = "layers.*.ffn", "layers.*.ffn.router", "layers.{}"
+YARN = {"factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 4096}
+
+
+class Rope(Rotary):
+    """YaRN where a config says nothing."""
+
+    def take(self, config: Config) -> Settings:
+        silent = config.get("rope_parameters") is None and config.get("rope_scaling") is None
+        return super().take({**config, "rope_parameters": {"rope_type": "yarn", **YARN}} if silent else config)
+
+
+GPT_OSS = LLAMA.but(
+    "gpt_oss",
+    architecture="GptOssForCausalLM",
+    layer={
+        "mixer": {"bias": True, "out_bias": True, "sink": True},
+        "ffn": {
+            "kind": "experts",
+            "act": "quick_gelu",
+            "bias": True,
+            "limit": 7.0,
+            "plus_one": True,
+            "router": {"kind": "softmax_router", "bias": True},
+        },
+    },
+    without=("mlp_bias", "pretraining_tp"),
+    fields=(
+        LayerTypes("num_hidden_layers", usual),
+        Same("num_local_experts", f"{FFN}.experts"),
+        Same("num_experts_per_tok", f"{ROUTER}.top_k"),
+        Follows("experts_per_token", f"{ROUTER}.top_k", said=lambda config: config.get("num_experts_per_tok")),
+        Rope("layers.*.mixer.position"),
+        Same("swiglu_limit", f"{FFN}.limit"),
+        BalanceLoss(f"{ROUTER}.balance_loss", "num_local_experts"),
+    ),
+    tensors=(
+        Row(f"{LAYER}.self_attn.sinks", f"{LAYER}.mixer.sink"),
+        Row(f"{LAYER}.mlp.router.weight", f"{LAYER}.ffn.router.weight"),
+        Row(f"{LAYER}.mlp.router.bias", f"{LAYER}.ffn.router.bias"),
+        Row(
+            f"{LAYER}.mlp.experts.gate_up_proj",
+            f"{LAYER}.ffn.bank.gate",
+            f"{LAYER}.ffn.bank.up",
+            convert=TURNS.then(TRANSPOSE),
+        ),
+        Row(
+            f"{LAYER}.mlp.experts.gate_up_proj_bias",
+            f"{LAYER}.ffn.bank.gate_bias",
+            f"{LAYER}.ffn.bank.up_bias",
+            convert=TURNS,
+        ),
+        Row(f"{LAYER}.mlp.experts.down_proj", f"{LAYER}.ffn.bank.down", convert=TRANSPOSE),
+        Row(f"{LAYER}.mlp.experts.down_proj_bias", f"{LAYER}.ffn.bank.down_bias"),
+    ),
+    fixed={"swiglu_alpha": 1.702, "hidden_act": "silu"},
+    ignored=("initial_context_length",),  # the rope carries it
+    defaults={
+        "rope_theta": 150000.0,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "num_experts_per_tok": 4,
+        "rms_norm_eps": 1e-5,
+        "router_aux_loss_coef": 0.001,
+    },
+    limits=(),
+)

@@ -1,0 +1,102 @@
+"""Qwen3-Next: gated delta layers with a gated attention in every fourth, many experts and a shared one (Qwen 2025)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.core.errors import SpecError
+from dovetail.model import Model
+from dovetail.port.convert import CHANNELS, STACK
+from dovetail.port.dialect.llama import LLAMA
+from dovetail.port.expert import BalanceLoss, SparseLayers, bank, counted, glu, whole
+from dovetail.port.layer import FULL, LAYER_TYPES
+from dovetail.port.rotary import Rotary
+from dovetail.port.table import Config, Row, Same, Settings, is_kind, look
+
+NORM = {"kind": "rms", "eps": 1e-6, "plus_one": True}
+FFN = {
+    "kind": "experts",
+    "router": {"kind": "softmax_router"},
+    "shared": {"kind": "glu"},
+    "shared_gate": True,
+}
+LINEAR, PERIOD = "linear_attention", "full_attention_interval"
+DELTA, FULL_ONE, EXPERTS = "layers.*.mixer:gated_delta", "layers.*.mixer:attention", "layers.*.ffn:experts"
+THEIRS, FULL_ATTN, OURS = "layers.{}.linear_attn", "layers.{}.self_attn", "layers.{}.mixer"
+
+
+SIZES = {  # of a delta layer
+    "linear_num_value_heads": "heads",
+    "linear_num_key_heads": "key_heads",
+    "linear_key_head_dim": "key_size",
+    "linear_value_head_dim": "value_size",
+    "linear_conv_kernel_dim": "taps_wide",
+}
+
+
+class Kinds:
+    """A word for each layer: delta or attention."""
+
+    names = (LAYER_TYPES, PERIOD)
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        return {LAYER_TYPES: [LINEAR if is_kind(look(one, "mixer"), "gated_delta") else FULL for one in spec.layers]}
+
+    def take(self, config: Config) -> Settings:
+        count, said, period = counted(config, "num_hidden_layers"), config.get(LAYER_TYPES), whole(config, PERIOD, 4, 1)
+        words = [LINEAR if (i + 1) % period else FULL for i in range(count)] if said is None else said
+        if not isinstance(words, (list, tuple)) or len(words) != count or any(word not in (LINEAR, FULL) for word in words):
+            raise SpecError(f"config.{LAYER_TYPES}", f"is not a list of {count} words", f"of {LINEAR} and {FULL}")
+        return {f"layers.{i}.mixer": "gated_delta" for i, word in enumerate(words) if word == LINEAR}
+
+
+QWEN3_NEXT = LLAMA.but(
+    "qwen3_next",
+    architecture="Qwen3NextForCausalLM",
+    spec={"norm": NORM},
+    layer={"norm": NORM, "mixer": {"gate": True, "qk_norm": NORM}, "ffn": FFN},
+    without=("mlp_bias", "pretraining_tp"),
+    fields=(
+        Kinds(),
+        SparseLayers("num_hidden_layers"),
+        *(Same(theirs, f"{DELTA}.{ours}") for theirs, ours in SIZES.items()),
+        Same("num_attention_heads", f"{FULL_ONE}.heads"),
+        Same("num_key_value_heads", f"{FULL_ONE}.kv_heads"),
+        Same("head_dim", f"{FULL_ONE}.head"),
+        Same("attention_dropout", f"{FULL_ONE}.dropout"),
+        Same("rms_norm_eps", "norm.eps", "layers.*.norm.eps", f"{FULL_ONE}.qk_norm.eps", f"{DELTA}.norm.eps"),
+        Rotary(f"{FULL_ONE}.position", partial=True),
+        Same("num_experts", f"{EXPERTS}.experts"),
+        Same("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
+        Same("norm_topk_prob", f"{EXPERTS}.router.normalise"),
+        Same("moe_intermediate_size", f"{EXPERTS}.hidden"),
+        Same("shared_expert_intermediate_size", f"{EXPERTS}.shared.hidden"),
+        Same("intermediate_size", "layers.*.ffn:glu.hidden"),
+        BalanceLoss(f"{EXPERTS}.router.balance_loss", "num_experts"),
+    ),
+    tensors=(
+        Row(f"{FULL_ATTN}.q_proj.weight", f"{OURS}.q.weight", f"{OURS}.gate.weight", woven=f"{OURS}.heads"),
+        Row(f"{FULL_ATTN}.q_norm.weight", f"{OURS}.q_norm.scale"),
+        Row(f"{FULL_ATTN}.k_norm.weight", f"{OURS}.k_norm.scale"),
+        Row(f"{THEIRS}.in_proj_qkvz.weight", *(f"{OURS}.{name}.weight" for name in "qkvz"), woven=f"{OURS}.key_heads"),
+        Row(f"{THEIRS}.in_proj_ba.weight", *(f"{OURS}.{name}.weight" for name in "ba"), woven=f"{OURS}.key_heads"),
+        Row(f"{THEIRS}.conv1d.weight", *(f"{OURS}.conv_{name}" for name in "qkv"), convert=STACK.then(CHANNELS)),
+        Row(f"{THEIRS}.dt_bias", f"{OURS}.fade_bias"),
+        Row(f"{THEIRS}.A_log", f"{OURS}.a_log"),
+        Row(f"{THEIRS}.norm.weight", f"{OURS}.norm.scale"),
+        Row(f"{THEIRS}.out_proj.weight", f"{OURS}.o.weight", where=f"{OURS}:gated_delta"),
+        *(
+            Row(f"layers.{{}}.self_attn.{name}_proj.weight", f"{OURS}.{name}.weight", where=f"{OURS}:attention")
+            for name in "kvo"
+        ),
+        Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.weight"),
+        *bank("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
+        *glu("layers.{}.mlp.shared_expert", "layers.{}.ffn.shared"),
+        Row("layers.{}.mlp.shared_expert_gate.weight", "layers.{}.ffn.shared_gate.weight"),
+    ),
+    fixed={"attention_bias": False, "hidden_act": "silu"},  # the convolutions of delta layers have it too
+    stale=("*.rotary_emb.inv_freq", "mtp.*"),  # what is predicted beyond the next token is not read
+    required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "moe_intermediate_size", "num_experts"),
+    defaults={"partial_rotary_factor": 0.25, "head_dim": 256, "num_experts_per_tok": 10, "intermediate_size": 5632},
+    limits=(),
+)
