@@ -106,8 +106,7 @@ class Question:
     def ask_theirs(self, pair: FormPair, hidden: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         """Their answer, and what every layer is given by our addresses."""
         out = pair.theirs(**self.theirs, **({"output_hidden_states": True} if hidden else {}))
-        head = pair.spec.head
-        answer = out.last_hidden_state if head is None else out.pooler_output if head.kind == "pooled" else out.logits
+        answer = out[to_hf(pair.spec, pair.family).form.answer]
         if not hidden:
             return answer, {}
         stacks = (

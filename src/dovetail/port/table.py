@@ -289,6 +289,7 @@ class Form:
 
     architecture: str  # their class
     auto: str = "AutoModelForCausalLM"  # their class that finds it
+    answer: str = "logits"  # what of its output is ours
     head: Any = None  # plain data laid over the family's spec
     prefix: str = ""  # before the names of the family's own tensors
     tensors: tuple[Row, ...] = ()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from dovetail.model import Model
 from dovetail.port.classes import Classes, Otherwise
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Row, Same, rows
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Row, Same, look, rows
 
 NORM = {"kind": "layernorm", "eps": 1e-12}
 MIXER = {"kind": "attention", "mask": "everything", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
@@ -13,12 +16,19 @@ CLASSIFIER = (Classes(), Otherwise("classifier_dropout", "hidden_dropout_prob", 
 # the table of a file is always the embedding's: an own one would leave a second bias that nobody reads
 TIED = Follows("tie_word_embeddings", "head.tied", said=lambda config: True)
 
+
+def _types(spec: Model) -> tuple[str, Any, str] | None:
+    """Theirs reads a type for every token."""
+    return ("embed.types", 0, "there is at least 1") if look(spec, "embed.types") == 0 else None
+
+
 BERT = Dialect(
     name="bert",
     forms=(
         Form(
             architecture="BertModel",
             auto="AutoModel",
+            answer="pooler_output",
             head={"head": {"kind": "pooled", "how": "first", "dense": True}},
             tensors=POOLER,
         ),
@@ -96,5 +106,6 @@ BERT = Dialect(
         *rows("encoder.layer.{}.output.dense", "layers.{}.ffn.down", "weight", "bias"),
         *rows("encoder.layer.{}.output.LayerNorm", "layers.{}.ffn_norm", *LAYERNORM),
     ),
+    limits=(_types,),
     stale=("*embeddings.position_ids", "cls.predictions.decoder.bias", "bert.pooler.*", "cls.seq_relationship.*"),
 )

@@ -63,9 +63,21 @@ class Activation(Named):
         return {} if config.get(GATED) else super().take(config)
 
 
+class MaskToken:
+    """A square that its pretraining put in place of others. No image has it, so it is neither read nor written."""
+
+    names = ("use_mask_token",)
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        return {"use_mask_token": False}
+
+    def take(self, config: Config) -> Settings:
+        return {}
+
+
 DINOV2 = Dialect(
     name="dinov2",
-    forms=(Form(architecture="Dinov2Model", auto="AutoModel"),),
+    forms=(Form(architecture="Dinov2Model", auto="AutoModel", answer="pooler_output"),),
     spec={
         "embed": {"kind": "patches", "patch": 14},
         "position": {"kind": "learned", "length": 257},
@@ -89,6 +101,7 @@ DINOV2 = Dialect(
         Same("attention_probs_dropout_prob", "layers.*.mixer.dropout"),
         Same("initializer_range", "init.spread"),
         Activation("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
+        MaskToken(),
     ),
     fixed={"drop_path_rate": 0.0},
     ignored=HOUSEKEEPING
@@ -98,7 +111,6 @@ DINOV2 = Dialect(
         "out_indices",
         "reshape_hidden_states",
         "stage_names",
-        "use_mask_token",  # a square that its pretraining put in place of others; no image has it
     },
     tensors=(
         *EMBEDDINGS,

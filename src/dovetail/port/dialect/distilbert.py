@@ -9,7 +9,7 @@ from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, F
 DISTILBERT = Dialect(
     name="distilbert",
     forms=(
-        Form(architecture="DistilBertModel", auto="AutoModel", head={"head": None}),
+        Form(architecture="DistilBertModel", auto="AutoModel", answer="last_hidden_state", head={"head": None}),
         Form(
             architecture="DistilBertForMaskedLM",
             auto="AutoModelForMaskedLM",

@@ -105,7 +105,7 @@ class Pooling(Same):
 MODERNBERT = Dialect(
     name="modernbert",
     forms=(
-        Form(architecture="ModernBertModel", auto="AutoModel", head={"head": None}),
+        Form(architecture="ModernBertModel", auto="AutoModel", answer="last_hidden_state", head={"head": None}),
         Form(
             architecture="ModernBertForMaskedLM",
             auto="AutoModelForMaskedLM",

@@ -52,6 +52,7 @@ ROBERTA = BERT.but(
         Form(
             architecture="RobertaModel",
             auto="AutoModel",
+            answer="pooler_output",
             head={"head": {"kind": "pooled", "how": "first", "dense": True}},
             tensors=POOLER,
         ),

@@ -73,6 +73,7 @@ VIT = Dialect(
         Form(
             architecture="ViTModel",
             auto="AutoModel",
+            answer="pooler_output",
             head={"head": {"kind": "pooled", "how": "first", "dense": True}},
             tensors=rows("pooler.dense", "head.out", "weight", "bias"),
         ),
