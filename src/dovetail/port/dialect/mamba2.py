@@ -41,10 +41,13 @@ class NoLimit:
         return {}
 
     def take(self, config: Config) -> Settings:
-        low, high = config.get(LIMIT) or (0.0, "Infinity")
+        said = config.get(LIMIT)
+        if said is None:
+            return {}
+        low, high = said if isinstance(said, (list, tuple)) and len(said) == 2 else (said, None)
         high = high.get("__float__") if isinstance(high, dict) else high
         if low != 0 or high not in (float("inf"), "Infinity"):
-            raise SpecError(f"config.{LIMIT}", f"{config[LIMIT]!r} is not read", "only [0, Infinity] is")
+            raise SpecError(f"config.{LIMIT}", f"{said!r} is not read", "only [0, Infinity] is")
         return {}
 
 
