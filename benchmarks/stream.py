@@ -32,7 +32,8 @@ from dovetail.look.trace import trace
 from dovetail.model import Model, ModelModule
 from dovetail.spec import from_yaml
 from dovetail.state.pool import Pool
-from dovetail.text.tokenizer import END, Tokenizer
+from dovetail.text.learn import learn
+from dovetail.text.tokenizer import END
 from dovetail.train.loop import train
 from dovetail.train.objective import next_token
 from dovetail.train.plan import Plan
@@ -73,7 +74,7 @@ class Tokens(NamedTuple):
 
 def tokens_of(text: str, size: Size) -> Tokens:
     """The end of the text, never trained on, becomes the stream; its beginning comes once more at the end of it."""
-    tokenizer = Tokenizer.train(text, from_yaml(SPEC).vocab)
+    tokenizer = learn(text, from_yaml(SPEC).vocab)
     ids, first = tokenizer.encode(text), tokenizer.id_of(END)
     once = size.stream - size.ends
     if len(ids) < 2 * once:

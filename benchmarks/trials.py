@@ -27,7 +27,7 @@ from dovetail.core.part import KINDS
 from dovetail.data.corpus import Batch, Corpus
 from dovetail.model import Model, ModelModule
 from dovetail.spec import from_yaml
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.learn import learn
 from dovetail.train.loop import train
 from dovetail.train.objective import next_token
 from dovetail.train.plan import Plan
@@ -59,7 +59,7 @@ QUICK = Size(seeds=2, few=2, characters=120_000, recall_steps=3, length_steps=3,
 def corpus(characters: int, length: int) -> Corpus:
     """What Python says of itself, as tokens."""
     text = python_text(most=characters)
-    return Corpus.cut(Tokenizer.train(text, VOCAB).encode(text), length, share=0.1)
+    return Corpus.cut(learn(text, VOCAB).encode(text), length, share=0.1)
 
 
 def learned(spec: Model, batches: Callable[[int], Batch], seed: int, steps: int, rate: float, **plan: Any) -> ModelModule:

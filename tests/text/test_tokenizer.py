@@ -3,10 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.core.errors import FileError, SpecError
-from dovetail.text.tokenizer import END, LEAST, MASK, TOKENIZER_FILE, Tokenizer
+from dovetail.text.learn import LEAST, learn
+from dovetail.text.tokenizer import END, MASK, TOKENIZER_FILE, Tokenizer
 
 TEXT = "the cat sat on the mat, the other cat sat on the hat.\n" * 20
-TRAINED = Tokenizer.train(TEXT, 270)
+TRAINED = learn(TEXT, 270)
 
 
 @given(st.text(max_size=200))
@@ -24,9 +25,9 @@ def test_the_vocabulary_is_as_large_as_asked_and_shortens_the_text():
     assert TRAINED.size == 270
     assert len(TRAINED.encode(TEXT)) < 0.5 * len(TEXT)
     assert int(TRAINED.encode(TEXT).max()) < 270
-    assert Tokenizer.train("ab", 1000).size < 300  # no more pairs to merge
+    assert learn("ab", 1000).size < 300  # no more pairs to merge
     with pytest.raises(SpecError, match=f"vocab: 257 is too small: .* {LEAST}"):
-        Tokenizer.train(TEXT, 257)
+        learn(TEXT, 257)
 
 
 def test_special_tokens_have_ids_that_no_text_can_spell():
@@ -45,7 +46,7 @@ def test_it_is_kept_as_one_file(tmp_path):
     (tmp_path / TOKENIZER_FILE).write_text("{}")
     with pytest.raises(FileError, match=r"tokenizer\.json: cannot be read as a tokenizer"):
         Tokenizer.load(tmp_path)
-    with pytest.raises(FileError, match=r"nowhere/tokenizer\.json: cannot be read"):
+    with pytest.raises(FileError, match=r"nowhere: no such directory"):
         Tokenizer.load(tmp_path / "nowhere")
 
 

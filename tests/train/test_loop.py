@@ -10,12 +10,12 @@ from dovetail.core.errors import Diverged
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
 from dovetail.data.corpus import Batch, Corpus
+from dovetail.generate import write
 from dovetail.port.load import load
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.learn import learn
 from dovetail.train.loop import adamw, evaluate, train
 from dovetail.train.objective import next_token
 from dovetail.train.plan import Plan
-from dovetail.train.sample import write
 
 RHYME = "How much wood would a woodchuck chuck, if a woodchuck could chuck wood?\n"
 
@@ -40,7 +40,7 @@ def same(a, b):
 
 
 def test_a_tiny_model_learns_a_rhyme_and_says_it(tiny):
-    tokenizer = Tokenizer.train(RHYME, 270)
+    tokenizer = learn(RHYME, 270)
     spec = tiny.replace("vocab", 270)
     corpus = Corpus.cut(tokenizer.encode(RHYME * 30), 24)
     model = build(spec)
@@ -50,7 +50,7 @@ def test_a_tiny_model_learns_a_rhyme_and_says_it(tiny):
     assert points[-1].validation is not None
     assert points[-1].validation < 0.3
     start = "How much wood would"
-    said = tokenizer.decode(write(model, tokenizer.encode(start), len(tokenizer.encode(RHYME)), temperature=0))
+    said = tokenizer.decode(list(write(model, tokenizer.encode(start), len(tokenizer.encode(RHYME)))))
     assert (start + said).startswith(RHYME)
 
 

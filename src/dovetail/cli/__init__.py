@@ -17,6 +17,7 @@ VERBS = {
     "diff": "what becomes of each tensor between two specs",
     "laws": "hold every part to its laws",
     "train": "train a small model on a text",
+    "generate": "let a model go on from a text",
     "map": "draw what the heads of a layer look at",
     "import": "turn a directory in Hugging Face layout into one of ours",
     "export": "write a model in Hugging Face layout",

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -50,6 +50,8 @@ class Command:
     """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
     swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Change a part wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
+    tokenizer: Literal["byte_pair", "wordpiece", "unigram", "characters", "words"] = "byte_pair"
+    """How the text is cut into tokens: merged bytes lose nothing and know everything."""
     batch: int = 8
     """Windows a step."""
     length: int = 128
@@ -73,7 +75,8 @@ class Command:
         from dovetail.files import must_be_free, save
         from dovetail.port.load import find_spec
         from dovetail.spec import changed
-        from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
+        from dovetail.text.learn import learn
+        from dovetail.text.tokenizer import TOKENIZER_FILE
         from dovetail.train.loop import train
 
         if wrong := self._wrong():
@@ -86,7 +89,7 @@ class Command:
         model = build(spec, seed=self.seed)
         text = read_corpus(self.text)
         _say(f"{self.text}: {len(text):,} characters; training a tokenizer of {spec.vocab} tokens on them")
-        tokenizer = Tokenizer.train(text, spec.vocab)
+        tokenizer = learn(text, spec.vocab, self.tokenizer)
         corpus = Corpus.cut(tokenizer.encode(text), self.length, name=str(self.text))
         objective, does = _objective(spec, tokenizer)
         count = len(corpus.train) + len(corpus.held_out)
@@ -132,10 +135,11 @@ class Command:
     def _sample(self, model: ModelModule, tokenizer: Tokenizer) -> str:
         """What the model writes after the prompt."""
         from dovetail.core.errors import DovetailError
-        from dovetail.train.sample import write
+        from dovetail.generate import Sampling, write
 
         try:
-            ids = write(model, tokenizer.encode(self.prompt), self.sample, temperature=self.temperature, seed=self.seed)
+            sampling = Sampling(temperature=self.temperature, seed=self.seed)
+            ids = list(write(model, tokenizer.encode(self.prompt), self.sample, sampling))
         except DovetailError as error:  # no more positions, say; the training is done and written all the same
             _say(f"no sample: {error}")
             return ""

@@ -1,8 +1,7 @@
-"""A byte-level BPE tokenizer: trained on a text, kept as tokenizer.json.
+"""Text to ids and back by a tokenizer.json, whatever kind of tokenizer it describes; the engine is Hugging Face's own.
 
-Every byte is a token to begin with, so any text can be written and nothing is unknown; pairs that occur often are merged until
-the vocabulary is full. Ids 0 and 1 are special: the end of a text, and the mask of masked-token training.
-                                                                          Sennrich et al. 2016; Radford et al. 2019 (bytes)
+A text that is learned from is read as it stands: what looks like a special token in it is plain text, and none is added. A
+prompt is read as the reference reads it: with the special tokens that its author wrote, and those the tokenizer adds.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from dovetail.core.errors import FileError, SpecError
+from dovetail.core.errors import FileError
+from dovetail.directory import Directory
 
 TOKENIZER_FILE = "tokenizer.json"
-END, MASK = "<|end|>", "<|mask|>"
-SPECIAL = (END, MASK)
-LEAST = 256 + len(SPECIAL)  # the bytes and the special tokens
+END, MASK = "<|end|>", "<|mask|>"  # ids 0 and 1 of those trained here: the end of a text, and the mask of masked training
 LARGEST_FILE = 64 * 2**20  # bytes of a tokenizer.json: the largest known vocabularies stay below
 PIECE = 1 << 16  # characters trained on or encoded as one, cut at the end of a line
 AT_ONCE = 32  # pieces encoded together: what the engine notes of each token is many times the text
@@ -35,34 +32,16 @@ class Tokenizer:
         self.engine.encode_special_tokens = True  # a text that speaks of <|end|> does not end there
 
     @staticmethod
-    def train(text: str, vocab: int) -> Tokenizer:
-        """A tokenizer of at most `vocab` tokens (fewer where the text has no more pairs) from a text."""
-        if vocab < LEAST:
-            raise SpecError(
-                "vocab", f"{vocab} is too small: bytes and special tokens alone are {LEAST}", f"--set vocab={LEAST}"
-            )
-        engine = Engine(models.BPE())
-        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        engine.decoder = decoders.ByteLevel()
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
-        )
-        engine.train_from_iterator(_pieces(text), trainer)
-        return Tokenizer(engine)
-
-    @staticmethod
     def load(directory: str | Path) -> Tokenizer:
         """The tokenizer of a model directory."""
-        path = Path(directory) / TOKENIZER_FILE
+        where = Directory(directory)
+        path, text = where.place / TOKENIZER_FILE, where.text(TOKENIZER_FILE, LARGEST_FILE)
         try:
-            if path.stat().st_size > LARGEST_FILE:
-                raise FileError(f"{path}: is larger than {LARGEST_FILE} bytes; that is no tokenizer")
-            return Tokenizer(Engine.from_str(path.read_text(encoding="utf-8")))
-        except FileError:
+            return Tokenizer(Engine.from_str(text))
+        except (KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:  # the engine raises bare Exception for a file it cannot read
-            raise FileError(f"{path}: cannot be read as a tokenizer ({error})") from error
+        except BaseException as error:  # the engine raises bare Exception for a file it cannot read, or panics
+            raise FileError(f"{path}: cannot be read as a tokenizer ({str(error)[:300]})") from error
 
     def to_json(self) -> str:
         """What tokenizer.json holds."""
@@ -83,11 +62,19 @@ class Tokenizer:
     def encode(self, text: str) -> Tensor:
         """(n,) ids of a text; what looks like a special token in it is read as plain text."""
         found = [torch.zeros(0, dtype=torch.long)]
-        pieces = iter(_pieces(text))
+        pieces = iter(pieces_of(text))
         while some := list(itertools.islice(pieces, AT_ONCE)):
             for piece in self.engine.encode_batch_fast(some, add_special_tokens=False):
                 found.append(torch.tensor(piece.ids, dtype=torch.long))
         return torch.cat(found)
+
+    def prompt(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Ids of a prompt as the reference reads it; `add_special` where no template has written the special tokens."""
+        self.engine.encode_special_tokens = False
+        try:
+            return self.engine.encode(text, add_special_tokens=add_special).ids
+        finally:
+            self.engine.encode_special_tokens = True
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
         """The text of ids; special tokens are left out, bytes that form no character become �."""
@@ -100,7 +87,7 @@ class Tokenizer:
         return shown if shown.isprintable() else shown.encode("unicode_escape").decode()
 
 
-def _pieces(text: str) -> Iterable[str]:
+def pieces_of(text: str) -> Iterable[str]:
     """The text in pieces of about PIECE characters, cut behind a line's end where there is one."""
     start = 0
     while start < len(text):

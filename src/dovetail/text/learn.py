@@ -1,0 +1,95 @@
+"""Tokenizers trained on a text: five ways of cutting it, all kept as tokenizer.json.
+
+    byte_pair    bytes, of which pairs that occur often are merged; nothing is unknown       Sennrich et al. 2016; Radford 2019
+    unigram      pieces of bytes, the likeliest cut of each word; nothing is unknown         Kudo 2018
+    wordpiece    words and signs, cut into a beginning and ##continuations; spaces are lost  Schuster & Nakajima 2012
+    characters   one token a character of the text
+    words        one token a word, a sign or a gap of the text
+
+Ids 0 and 1 are special: the end of a text, and the mask of masked-token training. The last three know an unknown, id 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Engine
+
+from dovetail.core.errors import SpecError
+from dovetail.text.tokenizer import END, MASK, Tokenizer, pieces_of
+
+UNKNOWN = "<|unknown|>"
+SPECIAL = (END, MASK)
+LEAST = 256 + len(SPECIAL)  # the bytes and the special tokens
+ANY_CHARACTER = r"[\s\S]"
+WORD_SIGN_OR_GAP = r"\w+|\s+|[^\w\s]"
+
+
+def learn(text: str, vocab: int, kind: str = "byte_pair") -> Tokenizer:
+    """A tokenizer of at most `vocab` tokens (fewer where the text has no more to learn) from a text."""
+    if kind not in KINDS:
+        raise SpecError("tokenizer", f"no tokenizer is called {kind!r}", f"kinds: {', '.join(KINDS)}")
+    if vocab < len(SPECIAL) + 2:
+        raise SpecError("vocab", f"{vocab} is too small for any tokenizer", f"--set vocab={LEAST}")
+    return Tokenizer(KINDS[kind](text, vocab))
+
+
+def _bytes(model: models.Model, vocab: int) -> tuple[Engine, list[str]]:
+    """An engine that reads any text as bytes, and the signs it writes them with."""
+    if vocab < LEAST:
+        raise SpecError("vocab", f"{vocab} is too small: bytes and special tokens alone are {LEAST}", f"--set vocab={LEAST}")
+    engine = Engine(model)
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    return engine, sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def _byte_pair(text: str, vocab: int) -> Engine:
+    engine, alphabet = _bytes(models.BPE(), vocab)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
+    )
+    engine.train_from_iterator(pieces_of(text), trainer)
+    return engine
+
+
+def _unigram(text: str, vocab: int) -> Engine:
+    engine, alphabet = _bytes(models.Unigram(), vocab)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
+    )
+    engine.train_from_iterator(pieces_of(text), trainer)
+    return engine
+
+
+def _wordpiece(text: str, vocab: int) -> Engine:
+    engine = Engine(models.WordPiece(unk_token=UNKNOWN))
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    engine.decoder = decoders.WordPiece(cleanup=False)
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab, special_tokens=[*SPECIAL, UNKNOWN], show_progress=False)
+    engine.train_from_iterator(pieces_of(text), trainer)
+    return engine
+
+
+def _cut_by(pattern: str) -> Callable[[str, int], Engine]:
+    """One token for each match of a pattern that leaves nothing out, so that the joined tokens are the text."""
+
+    def train(text: str, vocab: int) -> Engine:
+        engine = Engine(models.WordLevel({}, unk_token=UNKNOWN))
+        engine.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+        engine.decoder = decoders.Fuse()
+        trainer = trainers.WordLevelTrainer(vocab_size=vocab, special_tokens=[*SPECIAL, UNKNOWN], show_progress=False)
+        engine.train_from_iterator(pieces_of(text), trainer)
+        return engine
+
+    return train
+
+
+KINDS: dict[str, Callable[[str, int], Engine]] = {
+    "byte_pair": _byte_pair,
+    "wordpiece": _wordpiece,
+    "unigram": _unigram,
+    "characters": _cut_by(ANY_CHARACTER),
+    "words": _cut_by(WORD_SIGN_OR_GAP),
+}

@@ -1,0 +1,60 @@
+"""Five kinds of tokenizers, trained, kept, and read again."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.core.errors import SpecError
+from dovetail.text.learn import KINDS, LEAST, UNKNOWN, learn
+from dovetail.text.tokenizer import END, MASK, TOKENIZER_FILE, Tokenizer
+
+TEXT = "the cat sat on the mat,  the other cat sat on the hat.\nÜber allen Gipfeln ist Ruh'!\n" * 20
+MADE = {kind: learn(TEXT, 300, kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_kept_and_read_again(kind, tmp_path):
+    made = MADE[kind]
+    (tmp_path / TOKENIZER_FILE).write_text(made.to_json(), encoding="utf-8")
+    again = Tokenizer.load(tmp_path)
+    assert again.to_json() == made.to_json()
+    assert again.encode(TEXT).tolist() == made.encode(TEXT).tolist()
+    assert (made.id_of(END), made.id_of(MASK)) == (0, 1)
+    assert made.size <= 300
+    assert 3 < int(made.encode(TEXT).max()) < made.size
+
+
+@pytest.mark.parametrize("kind", ["byte_pair", "unigram", "characters", "words"])
+def test_the_text_comes_back(kind):
+    assert MADE[kind].decode(MADE[kind].encode(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize("kind", ["byte_pair", "unigram"])
+@given(text=st.text(max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_bytes_know_every_text(kind, text):
+    assert MADE[kind].decode(MADE[kind].encode(text)) == text
+
+
+def test_wordpiece_keeps_words_and_loses_gaps():
+    made = MADE["wordpiece"]
+    assert made.decode(made.encode("the  other\ncat,sat")) == "the other cat , sat"
+    assert any(made.label(i).startswith("##") for i in range(made.size))
+
+
+def test_what_was_never_seen_is_unknown():
+    for kind in ("wordpiece", "characters", "words"):
+        made = MADE[kind]
+        assert made.id_of(UNKNOWN) == 2
+        assert made.encode("Ω").tolist() == [2]
+    assert MADE["characters"].encode("the").tolist() != [2, 2, 2]
+    assert len(MADE["words"].encode("the cat")) == 3
+
+
+def test_impossible_wishes_are_refused():
+    with pytest.raises(SpecError, match=f"vocab: 257 is too small: .* {LEAST}"):
+        learn(TEXT, 257)
+    with pytest.raises(SpecError, match="kinds: byte_pair, wordpiece"):
+        learn(TEXT, 300, "sentencepiece")
+    with pytest.raises(SpecError, match="too small for any"):
+        learn(TEXT, 2, "words")
