@@ -57,8 +57,8 @@ def twin_without_blocks(self: pool.Group, copies: Any) -> None:
             store[torch.tensor(copies[1])] = store[torch.tensor(copies[0])]
 
 
-def each_rank_picks_alone(self: NativeSparseModule, worth: Tensor, ctx: Ctx) -> Tensor:
-    return worth
+def each_rank_picks_alone(self: NativeSparseModule, logs: Tensor, ctx: Ctx) -> Tensor:
+    return logs.logsumexp(-3)
 
 
 def worst_first(self: NativeSparseModule, worth: Tensor, at: At, block_at: At) -> Tensor:

@@ -68,6 +68,13 @@ def find(at: At, document: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     return places.gather(-1, found).view_as(order), here.view_as(order)
 
 
+def log_softmax_where(scores: Tensor, seen: Tensor) -> Tensor:
+    """Logarithms of weights over the last dimension, −∞ for what may not be seen."""
+    scores = scores.to(wide(scores.dtype)).masked_fill(~seen, -torch.inf)
+    empty = ~seen.any(-1, keepdim=True)
+    return torch.log_softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, -torch.inf)
+
+
 def softmax_where(scores: Tensor, seen: Tensor) -> Tensor:
     """Weights over the last dimension, zero where nothing may be seen at all."""
     scores = scores.to(wide(scores.dtype)).masked_fill(~seen, -torch.inf)

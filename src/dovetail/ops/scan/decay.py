@@ -49,8 +49,9 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None,
     """Matmuls over chunks; the carry goes from chunk to chunk."""
     n, size = q.shape[1], min(chunk(), q.shape[1])
     rest = -n % size  # padded behind with tokens that add nothing and fade nothing
-    q, k, v = (F.pad(x, (0, 0, 0, 0, 0, rest)) for x in (q, k, v))
-    g = F.pad(g, (0, 0, 0, rest))
+    if rest:
+        q, k, v = (F.pad(x, (0, 0, 0, 0, 0, rest)) for x in (q, k, v))
+        g = F.pad(g, (0, 0, 0, rest))
     # (rows, chunks, heads, size, …)
     q, k, v = (x.unflatten(1, (-1, size)).transpose(2, 3) for x in (q, k, v))
     c = g.unflatten(1, (-1, size)).transpose(2, 3).cumsum(-1)

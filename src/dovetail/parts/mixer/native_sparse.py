@@ -31,11 +31,13 @@ from dovetail.core.module import Linear, Module
 from dovetail.core.part import KINDS, Part, Problem, child, register
 from dovetail.core.weight import State, Weight
 from dovetail.ops.attend import Rule, attend
-from dovetail.ops.blocks import attend_picked, ended, softmax_where
+from dovetail.ops.blocks import attend_picked, ended, log_softmax_where
 from dovetail.ops.mask import pairs, same_document
 
 WAYS = 3  # summary, selected, near
 ALWAYS = 2  # blocks that are read without being picked: the first and the query's own
+# a block's rank as a whole number: its worth in steps of 1 ÷ FINE down to −LOWEST, then its number
+FINE, LOWEST, MOST_BLOCKS, NEVER = 2.0**16, 2.0**20, 2**24, -(2**62)
 
 
 @register("native_sparse")
@@ -181,8 +183,8 @@ class NativeSparseModule(Module):
         (short_k, short_v), block_at = (self.mapped("k", k, found.tokens), self.mapped("v", v, found.tokens)), found.at
         if view is not None:
             (short_k, short_v), block_at = view.extend_blocks(block_at, short_k, short_v)
-        summary, worth = self.summary(q, short_k, short_v, at, block_at)
-        picked = ctx.tap(self, "picked", self.pick(self.over_group(worth, ctx), at, block_at))
+        summary, logs = self.summary(q, short_k, short_v, at, block_at)
+        picked = ctx.tap(self, "picked", self.pick(self.over_group(logs, ctx), at, block_at))
         selected = attend_picked(q, k, v, picked, self.block, self.scale, at, key_at)
         near = attend(q, k, v, Rule(mask=self.near, scale=self.scale, heads=self.head_number), at, key_at, frozenset())
         gate = ctx.tap(self, "gate", torch.sigmoid(self.gate(x)).unflatten(-1, (-1, WAYS)))
@@ -198,28 +200,31 @@ class NativeSparseModule(Module):
         return F.linear(F.silu(F.linear((pieces + place.view(-1, self.size)).flatten(-2), inward)), outward)
 
     def summary(self, q: Tensor, k: Tensor, v: Tensor, at: At, blocks: At) -> tuple[Tensor, Tensor]:
-        """z_c (…, n, heads, head), and what each whole block is worth to each group of heads (…, kv_heads, n, blocks)."""
+        """z_c (…, n, heads, head), and the logarithms of each whole block's weights (…, kv_heads, shared, n, blocks)."""
         whole = same_document(at, blocks) & (blocks.order[..., None, :] < ((at.order + 1) // self.block)[..., :, None])
         grouped = q.unflatten(-2, (k.shape[-2], -1)).movedim(-4, -2)  # (…, kv_heads, shared, n, head)
         keys, values = (x.transpose(-3, -2).unsqueeze(-3) for x in (k, v))
-        weights = softmax_where(grouped @ keys.transpose(-1, -2) * self.scale, whole[..., None, None, :, :])
-        z = (weights.to(v.dtype) @ values).movedim(-2, -4).flatten(-3, -2)
-        return z, weights.detach().sum(-3)
+        logs = log_softmax_where(grouped @ keys.transpose(-1, -2) * self.scale, whole[..., None, None, :, :])
+        z = (logs.exp().to(v.dtype) @ values).movedim(-2, -4).flatten(-3, -2)
+        return z, logs.detach()
 
-    def over_group(self, worth: Tensor, ctx: Ctx) -> Tensor:
-        """The same summed over all heads of a group, some of which may be on other ranks."""
-        here = len(self.head_number) // worth.shape[-3]
+    def over_group(self, logs: Tensor, ctx: Ctx) -> Tensor:
+        """What a block is worth to a group (…, kv_heads, n, blocks): its weight summed over all heads, some of which may be on
+        other ranks. The logarithm of the sum, as blocks far below the best would all be worth 0, and tie."""
+        here = logs.shape[-3]
         if here == self.shared:
-            return worth
-        groups = self.head_number[::here] // self.shared
-        everywhere = worth.new_zeros(*worth.shape[:-3], self.part.groups(), *worth.shape[-2:])
-        return ctx.total(everywhere.index_add(-3, groups, worth), ("heads",)).index_select(-3, groups)
+            return logs.logsumexp(-3)
+        everywhere = logs.new_zeros(*logs.shape[:-4], self.part.heads, *logs.shape[-2:])
+        logs = ctx.total(everywhere.index_add(-3, self.head_number, logs.flatten(-4, -3)), ("heads",))
+        return logs.unflatten(-3, (-1, self.shared)).logsumexp(-3).index_select(-3, self.head_number[::here] // self.shared)
 
     def pick(self, worth: Tensor, at: At, blocks: At) -> Tensor:
         """The blocks (…, kv_heads, n, top + 2) that each query reads, by number, −1 for none: its own, the first, the best."""
         own, number = at.order // self.block, blocks.order[..., None, :]
         others = same_document(at, blocks) & (number > 0) & (number < own[..., None])
-        best, column = worth.masked_fill(~others[..., None, :, :], -torch.inf).topk(min(self.part.top, blocks.n), -1)
+        # two heads that each want one block make both worth 1: what is that near is equal, and the earlier block is taken
+        rank = (worth.clamp_min(-LOWEST) * FINE).round().long() * MOST_BLOCKS - number[..., None, :, :]
+        best, column = rank.masked_fill(~others[..., None, :, :], NEVER).topk(min(self.part.top, blocks.n), -1)
         numbers = number.unsqueeze(-3).expand_as(worth).gather(-1, column)
         always = torch.stack([own, torch.where(own > 0, 0, -1)], -1)[..., None, :, :].expand(*worth.shape[:-1], ALWAYS)
-        return torch.cat([always, torch.where(best > -torch.inf, numbers, -1)], -1)
+        return torch.cat([always, torch.where(best > NEVER, numbers, -1)], -1)
