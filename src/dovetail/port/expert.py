@@ -145,3 +145,21 @@ class Shared:
     def take(self, config: Config) -> Settings:
         count, size = whole(config, self.names[0], 1, 1), whole(config, self.size, 1, 1)
         return {self.ours: count * size}
+
+
+class Groups:
+    """Groups of experts, of which the best are chosen from; where all of them are, there are none."""
+
+    names = ("n_group", "topk_group")
+
+    def __init__(self, router: str) -> None:
+        self.router = router
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        groups, best = look(spec, f"{self.router}.groups"), look(spec, f"{self.router}.top_groups")
+        return {} if groups is ABSENT else {"n_group": groups, "topk_group": best}
+
+    def take(self, config: Config) -> Settings:
+        groups, best = whole(config, "n_group", 8, 1), whole(config, "topk_group", 4, 1)
+        limits = best < groups
+        return {f"{self.router}.groups": groups if limits else 1, f"{self.router}.top_groups": best if limits else 1}

@@ -32,8 +32,10 @@ class Expand:
 
     def take(self, config: Config) -> Settings:
         times, width = config.get(self.theirs, self.usual), config.get(WIDTH)
-        if not isinstance(times, (int, float)) or isinstance(times, bool) or not isinstance(width, int) or times <= 0:
+        if not isinstance(times, (int, float)) or isinstance(times, bool) or not 0 < times < 1e6:
             raise SpecError(f"config.{self.theirs}", f"{times!r} is not a number above 0")
+        if not isinstance(width, int):
+            raise SpecError(f"config.{WIDTH}", f"{width!r} is not a whole number")
         inner, said = int(times * width), None if self.also is None else config.get(self.also)
         if said not in (None, inner):
             raise SpecError(f"config.{self.also}", f"{said!r} is not read", f"by `{self.theirs}` it is {inner}")
