@@ -25,23 +25,28 @@ class Env:
     depth: int = 1
     decodes: bool = True  # whether anything here is remembered from step to step; an encoder's work is done at once
     init: Any = None  # the rule of first values of the model around this part
+    added: frozenset[str] = frozenset()  # the axes named since `entered`, also where a part above has one of that name
+
+    def entered(self, path: str) -> Env:
+        """The scope in which the part at `path` begins to name axes of its own."""
+        return dc.replace(self, path=path, added=frozenset())
 
     def add(self, **sizes: int) -> Env:
         """The same scope with more (or other) axis sizes."""
-        return self._with({**self.sizes, **sizes}, self.alias, self.path)
+        return self._with({**self.sizes, **sizes}, self.alias, self.path, self.added | sizes.keys())
 
     def bind(self, **alias: str | tuple[str, ...]) -> Env:
         """The same scope with a generic axis standing for one or several of ours."""
         named = {k: (v,) if isinstance(v, str) else v for k, v in alias.items()}
-        return self._with(self.sizes, {**self.alias, **named}, self.path)
+        return self._with(self.sizes, {**self.alias, **named}, self.path, self.added)
 
     def at_path(self, path: str) -> Env:
         """The same scope, read by the part at `path`."""
-        return self._with(self.sizes, self.alias, path)
+        return self._with(self.sizes, self.alias, path, self.added)
 
-    def _with(self, sizes: Mapping[str, int], alias: Mapping[str, tuple[str, ...]], path: str) -> Env:
+    def _with(self, sizes: Mapping[str, int], alias: Mapping[str, tuple[str, ...]], path: str, added: frozenset[str]) -> Env:
         # written out: dataclasses.replace is slow, and a large spec is walked often
-        return Env(sizes, alias, path, self.stack, self.layer, self.depth, self.decodes, self.init)
+        return Env(sizes, alias, path, self.stack, self.layer, self.depth, self.decodes, self.init, added)
 
     def names(self, axes: Iterable[str]) -> tuple[str, ...]:
         """Generic axes resolved to the ones they stand for."""

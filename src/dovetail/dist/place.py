@@ -54,10 +54,9 @@ class Cut:
 
 def regions(part: Part, env: Env | None = None, path: str = "", whole: frozenset[str] = frozenset()) -> Iterator[Region]:
     """Every region of a spec, in module order; axes in `whole` are not shared out."""
-    outer = dc.replace(env or Env(), path=path)
-    scope = part.axes(outer)
+    scope = part.axes((env or Env()).entered(path))
     if part.region():
-        own = scope.sizes.keys() - outer.sizes.keys() - whole
+        own = scope.added - whole
         hits = [hit for weight in part.weights(scope) if (hit := major(weight, scope, own)) is not None]
         summed = {axis for dim, axis, weight in hits if _is_summed(dim, weight, scope, own)}
         yield Region(path, part, frozenset(axis for _, axis, _ in hits), frozenset(summed))
