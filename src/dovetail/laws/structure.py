@@ -281,7 +281,7 @@ def _remembered(case: Case) -> dict[str, Tensor]:
 def own_answers(case: Case) -> dict[str, Tensor]:
     """What each mask and position says by itself, of short and long texts: a window may be wider than the text tried, and
     of two masks joined one may hide what the other does."""
-    return {f"{n}: {what}": answer for n in (5, 7, 64) for what, answer in _own_answers(case, n)}
+    return {f"{n}: {what}": answer for n in (5, 7, 160) for what, answer in _own_answers(case, n)}
 
 
 def _own_answers(case: Case, n: int) -> Iterator[tuple[str, Tensor]]:

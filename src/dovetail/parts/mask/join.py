@@ -165,7 +165,7 @@ class ByHead(Joined):
     def samples(cls) -> dict[str, list[Any]]:
         return {
             "masks": [
-                [{"kind": "window", "size": 4}, {"kind": "strided", "step": 4}],
+                [{"kind": "window", "size": 4}, {"kind": "strided", "step": 3}],
                 [{"kind": "blocks", "size": 3}, "everything"],
             ]
         }
