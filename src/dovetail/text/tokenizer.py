@@ -37,7 +37,10 @@ class Tokenizer:
         where = Directory(directory)
         path, text = where.place / TOKENIZER_FILE, where.text(TOKENIZER_FILE, LARGEST_FILE)
         try:
-            return Tokenizer(Engine.from_str(text))
+            engine = Engine.from_str(text)
+            engine.no_padding()  # a file may ask for rows of one length: that is for who makes a batch
+            engine.no_truncation()
+            return Tokenizer(engine)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the engine raises bare Exception for a file it cannot read, or panics
