@@ -134,7 +134,7 @@ class Bank(Part):
         return {}
 
     def axes(self, env: Env) -> Env:
-        return env.add(experts=self.of.experts)
+        return env.add(experts=self.of.experts, ffn=env.size("ffn"))  # its own to share out, the experts' or the units'
 
     def weights(self, env: Env) -> list[Weight]:
         experts, inner, outer = ("experts",), ("ffn",), ("embed",)

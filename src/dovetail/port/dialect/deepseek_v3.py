@@ -48,7 +48,7 @@ DEEPSEEK_V3 = LLAMA.but(
     # what is predicted beyond the next token lies in a layer after the last, which is not read
     ignored=("num_nextn_predict_layers", "ep_size", "seq_aux", "aux_loss_alpha", "output_router_logits", "qk_head_dim"),
     stale=("*.rotary_emb.inv_freq", "model.layers.61.*"),
-    required=(*LLAMA.required, "moe_intermediate_size", "n_routed_experts"),
-    defaults={"rope_interleave": True, "num_experts_per_tok": 8},
+    required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    defaults={"intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8},
     limits=(),
 )

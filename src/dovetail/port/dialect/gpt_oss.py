@@ -74,6 +74,7 @@ GPT_OSS = LLAMA.but(
         "rope_theta": 150000.0,
         "head_dim": 64,
         "sliding_window": 128,
+        "num_local_experts": 128,
         "num_experts_per_tok": 4,
         "rms_norm_eps": 1e-5,
         "router_aux_loss_coef": 0.001,

@@ -25,7 +25,7 @@ class Heads:
         return {"num_heads": inner // head} if isinstance(inner, int) and isinstance(head, int) else {}
 
     def take(self, config: Config) -> Settings:
-        count, head = config.get("num_heads"), config["head_dim"]
+        count, head = config.get("num_heads"), config.get("head_dim")
         inner = Expand("expand", "inner").take(config)["inner"]
         if isinstance(count, int) and isinstance(head, int) and count * head != inner:
             raise SpecError("config.num_heads", f"{count} heads of {head} do not fill the inner width, {inner}")

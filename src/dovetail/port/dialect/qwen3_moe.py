@@ -31,6 +31,12 @@ QWEN3_MOE = QWEN3.but(
         *bank("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
     ),
     ignored=("max_window_layers",),  # of Qwen 3 without experts
-    required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "moe_intermediate_size"),
-    defaults={"intermediate_size": 6144, "num_experts_per_tok": 8, "sliding_window": 4096},
+    required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    defaults={
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "sliding_window": 4096,
+    },
 )

@@ -96,7 +96,20 @@ QWEN3_NEXT = LLAMA.but(
     ),
     fixed={"attention_bias": False, "hidden_act": "silu"},  # the convolutions of delta layers have it too
     stale=("*.rotary_emb.inv_freq", "mtp.*"),  # what is predicted beyond the next token is not read
-    required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "moe_intermediate_size", "num_experts"),
-    defaults={"partial_rotary_factor": 0.25, "head_dim": 256, "num_experts_per_tok": 10, "intermediate_size": 5632},
+    required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    defaults={
+        "partial_rotary_factor": 0.25,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "intermediate_size": 5632,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "linear_num_value_heads": 32,
+        "linear_num_key_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    },
     limits=(),
 )
