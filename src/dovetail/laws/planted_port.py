@@ -22,7 +22,7 @@ from dovetail.parts.position.learned import LearnedModule
 from dovetail.parts.position.relative import RelativeModule
 from dovetail.port import hf
 from dovetail.port.convert import Patches
-from dovetail.port.dialect.modernbert import WINDOW, Local
+from dovetail.port.layer import LOCAL, Local
 from dovetail.port.table import Config, Settings
 
 _moves, _setup, _bucket, _logits = hf._moves, AttentionModule.setup, RelativeModule.bucket, LmModule.logits
@@ -87,10 +87,10 @@ def window_to_each_side() -> AbstractContextManager[Any]:
 
     def give(self: Local, spec: Model) -> dict[str, Any]:
         said = _given(self, spec)
-        return {**said, WINDOW: said[WINDOW] // 2}
+        return {**said, LOCAL: said[LOCAL] // 2}
 
     def take(self: Local, config: Config) -> Settings:
-        return _taken(self, {**config, WINDOW: 2 * config[WINDOW]})
+        return _taken(self, {**config, LOCAL: 2 * config[LOCAL]})
 
     return patch.multiple(Local, give=give, take=take)
 

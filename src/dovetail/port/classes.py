@@ -1,4 +1,4 @@
-"""Classes in their words: `id2label` names them, and how many there are is how many names it has.
+"""Classifiers in their words: `id2label` names the classes, and how many there are is how many names it has.
 
 id2label: {"0": "NEGATIVE", "1": "POSITIVE"}      <->      head.classes: 2
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.table import ABSENT, Config, Same, Settings, look
+from dovetail.port.table import Config, Same, Settings, look
 
 
 class Classes:
@@ -49,6 +49,18 @@ class Otherwise(Same):
         value = config.get(self.other) if value is None else value
         return {} if value is None else dict.fromkeys(self.ours, value)
 
+
+class Pooling(Same):
+    """Which vector of a row is classified."""
+
+    WORDS = {"cls": "first", "mean": "mean"}
+
     def give(self, spec: Model) -> dict[str, Any]:
-        value = look(spec, self.ours[0])
-        return {} if value is ABSENT else {self.names[0]: value}
+        words = [word for word, how in self.WORDS.items() if how == look(spec, self.ours[0])]
+        return {self.names[0]: words[0]} if words else {}
+
+    def take(self, config: Config) -> Settings:
+        word = config.get(self.names[0], "cls")
+        if word not in tuple(self.WORDS):
+            raise SpecError(f"config.{self.names[0]}", f"{word!r} is not known", f"known: {', '.join(self.WORDS)}")
+        return {self.ours[0]: self.WORDS[word]}

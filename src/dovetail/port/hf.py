@@ -329,25 +329,31 @@ def imported(
 ) -> Iterator[tuple[str, Tensor]]:
     """The same one by one, each of their `names` being read when its turn comes and no earlier; in the order of `names`."""
     shapes, ties = _shapes(spec), _ties(spec)
-    moves, place = list(_moves(spec, dialect, form)), {name: i for i, name in enumerate(names)}
+    written = {_of_now(name, dialect): name for name in names}
+    moves, place = list(_moves(spec, dialect, form)), {name: i for i, name in enumerate(written)}
     moved = {one for move in moves for one in move.theirs}
     for one in moved:
         if one not in place:
             raise FileError(f"{one}: is missing")
     again = [(theirs, ties[row.ours[0]]) for theirs, row in _rows(dialect, form) if row.ours[0] in ties and theirs in place]
-    for extra in set(names) - moved - {theirs for theirs, _ in again}:
+    for extra in set(written) - moved - {theirs for theirs, _ in again}:
         if not any(fnmatchcase(extra, pattern) for pattern in dialect.stale):
             raise FileError(f"{extra}: has no place in this spec")
     owners: dict[str, Tensor] = {}
     for move in sorted(moves, key=lambda move: min(place[one] for one in move.theirs)):
-        for path, tensor in _home(move, [read(one) for one in move.theirs], [shapes[path] for path in move.ours]):
+        for path, tensor in _home(move, [read(written[one]) for one in move.theirs], [shapes[path] for path in move.ours]):
             if path in ties.values():
                 owners[path] = tensor
             yield path, tensor
     for theirs, owner in again:  # a tied tensor may be there a second time, if it is really the same
-        copy = read(theirs)
+        copy = read(written[theirs])
         if copy.shape != owners[owner].shape or not copy.equal(owners[owner]):
             raise FileError(f"{theirs}: is tied to {owner} by the config, yet holds other numbers")
+
+
+def _of_now(name: str, dialect: Dialect) -> str:
+    """A tensor's name as it is written today."""
+    return next((name.removesuffix(old) + new for old, new in dialect.older.items() if name.endswith(old)), name)
 
 
 def _home(move: Move, theirs: list[Tensor], shapes: list[tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:

@@ -18,6 +18,7 @@ from dovetail.port.rotary import LENGTH, Rotary
 from dovetail.port.table import Config, Settings, look
 
 LAYER_TYPES, WINDOW = "layer_types", "sliding_window"
+LOCAL, LOCAL_PERIOD = "local_attention", "global_attn_every_n_layers"
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -93,6 +94,36 @@ class LayerTypes:
         if SLIDING in words and config.get(WINDOW) is None:
             raise SpecError(f"config.{WINDOW}", "is missing, yet layers slide")
         return {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(words) if word == SLIDING}
+
+
+class Local(LayerTypes):
+    """Windows that reach half of `local_attention` to either side; the first layer reads what the embedding's norm gave."""
+
+    def __init__(self) -> None:
+        super().__init__("num_hidden_layers", self.every_third)
+        self.names = (LAYER_TYPES, LOCAL, LOCAL_PERIOD)
+
+    @staticmethod
+    def every_third(config: Config, layer: int) -> str:
+        """The first of three layers is full."""
+        every = config.get(LOCAL_PERIOD, 3)
+        if type(every) is not int or every < 1:
+            raise SpecError(f"config.{LOCAL_PERIOD}", f"{every!r} is not a whole number above 0")
+        return SLIDING if layer % every else FULL
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        sizes = [look(block, "mixer.mask:window.size") for block in spec.layers]
+        found = [size for size in sizes if isinstance(size, int)]
+        words = [SLIDING if isinstance(size, int) else FULL for size in sizes]
+        return {LAYER_TYPES: words, **({LOCAL: 2 * (min(found) - 1)} if found else {})}
+
+    def take(self, config: Config) -> Settings:
+        reach = config.get(LOCAL, 128)
+        if type(reach) is not int or reach < 0:
+            raise SpecError(f"config.{LOCAL}", f"{reach!r} is not a whole number from 0")
+        masks = {FULL: "everything", SLIDING: {"kind": "window", "size": reach // 2 + 1}}
+        found: Settings = {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(self.words(config))}
+        return {"layers.0.wire.first_norm": False, **found}
 
 
 class RotaryByType:

@@ -38,7 +38,7 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "linear": "identity",
 }
-# fields every config has that say nothing about what is computed
+# fields every config may have that say nothing about what is computed: how it was made, named, trained, how text is sampled
 HOUSEKEEPING = frozenset(
     {
         "_name_or_path",
@@ -46,16 +46,31 @@ HOUSEKEEPING = frozenset(
         "attn_implementation",
         "bos_token_id",
         "chunk_size_feed_forward",
+        "cls_token_id",
+        "decoder_start_token_id",
         "dtype",
+        "early_stopping",
         "eos_token_id",
+        "finetuning_task",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "gradient_checkpointing",
         "id2label",
         "label2id",
+        "length_penalty",
+        "max_length",
+        "min_length",
         "model_type",
+        "no_repeat_ngram_size",
+        "num_beams",
         "output_attentions",
         "output_hidden_states",
+        "output_past",
         "pad_token_id",
+        "prefix",
         "problem_type",
         "return_dict",
+        "sep_token_id",
         "task_specific_params",
         "torch_dtype",
         "transformers_version",
@@ -314,6 +329,7 @@ class Dialect:
     fixed: Mapping[str, Any] = dc.field(default_factory=dict)  # fields that can have one value only
     ignored: frozenset[str] = HOUSEKEEPING  # fields that change nothing the model computes
     stale: tuple[str, ...] = ()  # patterns of tensors in old files that are no weights
+    older: Mapping[str, str] = dc.field(default_factory=dict)  # endings of names in old files, and those of now
     limits: tuple[Limit, ...] = ()
 
     def but(

@@ -15,6 +15,10 @@ ENCODER_LAYER = {
 LAYER = {**ENCODER_LAYER, "mixer": MIXER, "cross": {**MIXER, "kind": "cross_attention"}}
 STREAM = {"position": {"kind": "learned", "length": 1024, "offset": 2}, "embed_norm": "layernorm", "dropout": 0.1, "norm": None}
 
+NEITHER = {"add_final_layer_norm": False, "static_position_embeddings": False}
+# of old files: all that they can say is what is fixed below
+OLD = {"add_bias_logits", "extra_pos_embeddings", "force_bos_token_to_be_generated", "normalize_embedding", "num_hidden_layers"}
+
 
 def attention(theirs: str, ours: str) -> tuple[Row, ...]:
     """Four matrices with biases."""
@@ -38,9 +42,11 @@ def stack(theirs: str, ours: str) -> tuple[Row, ...]:
 BART = Dialect(
     name="bart",
     forms=(
+        Form(architecture="BartModel", auto="AutoModel", answer="last_hidden_state", head={"head": None}),
         Form(
             architecture="BartForConditionalGeneration",
             auto="AutoModelForSeq2SeqLM",
+            head={"head": {"kind": "lm", "bias": True}},
             prefix="model.",
             tensors=(
                 Row("lm_head.weight", "head.table"),
@@ -52,7 +58,6 @@ BART = Dialect(
         **STREAM,
         "encoder": {**STREAM, "embed": {"kind": "tokens", "shared": True}, "layers": [ENCODER_LAYER], "head": None},
         "layers": [LAYER],
-        "head": {"kind": "lm", "bias": True},
         "init": {"kind": "normal", "residual": False},
     },
     layers="decoder_layers",
@@ -82,33 +87,8 @@ BART = Dialect(
         Named("activation_function", "encoder.layers.*.ffn.act", ACTIVATIONS),
     ),
     defaults={"encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096},
-    # layers dropped in training are the trainer's business; old files say how they were made in many words
-    fixed={"is_decoder": False, "tie_word_embeddings": True, "normalize_before": False, "add_final_layer_norm": False},
-    ignored=HOUSEKEEPING
-    | {
-        "add_bias_logits",
-        "classif_dropout",
-        "classifier_dropout",
-        "decoder_layerdrop",
-        "decoder_start_token_id",
-        "early_stopping",
-        "encoder_layerdrop",
-        "extra_pos_embeddings",
-        "force_bos_token_to_be_generated",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "gradient_checkpointing",
-        "length_penalty",
-        "max_length",
-        "min_length",
-        "no_repeat_ngram_size",
-        "normalize_embedding",
-        "num_beams",
-        "num_hidden_layers",
-        "output_past",
-        "prefix",
-        "static_position_embeddings",
-    },
+    fixed={"is_decoder": False, "tie_word_embeddings": True, "normalize_before": False, **NEITHER},
+    ignored=HOUSEKEEPING | {"classif_dropout", "classifier_dropout", "encoder_layerdrop", "decoder_layerdrop", *OLD},
     tensors=(
         Row("shared.weight", "embed.table"),
         Row("encoder.embed_tokens.weight", "encoder.embed.table"),
@@ -117,5 +97,5 @@ BART = Dialect(
         *attention("decoder.layers.{}.encoder_attn", "layers.{}.cross"),
         *rows("decoder.layers.{}.encoder_attn_layer_norm", "layers.{}.cross_norm", *LAYERNORM),
     ),
-    stale=("model.decoder.embed_tokens.weight", "model.decoder.version", "model.encoder.version"),
+    stale=("*decoder.embed_tokens.weight", "*coder.version"),
 )

@@ -12,6 +12,8 @@ NORM = {"kind": "layernorm", "eps": 1e-12}
 MIXER = {"kind": "attention", "mask": "everything", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
 LAYER = {"wire": {"kind": "post", "dropout": 0.1}, "norm": NORM, "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu"}}
 POOLER = rows("pooler.dense", "head.out", "weight", "bias")
+# nobody reads how a pooler might have been made
+POOLER_FIELDS = {f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")}
 CLASSIFIER = (Classes(), Otherwise("classifier_dropout", "hidden_dropout_prob", "head.dropout"))
 # the table of a file is always the embedding's: an own one would leave a second bias that nobody reads
 TIED = Follows("tie_word_embeddings", "head.tied", said=lambda config: True)
@@ -91,7 +93,7 @@ BERT = Dialect(
     ),
     defaults={"hidden_dropout_prob": 0.1},
     fixed={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
-    ignored=HOUSEKEEPING | {"classifier_dropout", "gradient_checkpointing", "tie_word_embeddings"},
+    ignored=HOUSEKEEPING | {"classifier_dropout", "directionality", "tie_word_embeddings", *POOLER_FIELDS},
     tensors=(
         Row("embeddings.word_embeddings.weight", "embed.table"),
         Row("embeddings.token_type_embeddings.weight", "embed.type_table"),
@@ -107,5 +109,6 @@ BERT = Dialect(
         *rows("encoder.layer.{}.output.LayerNorm", "layers.{}.ffn_norm", *LAYERNORM),
     ),
     limits=(_types,),
+    older={".gamma": ".weight", ".beta": ".bias"},
     stale=("*embeddings.position_ids", "cls.predictions.decoder.bias", "bert.pooler.*", "cls.seq_relationship.*"),
 )

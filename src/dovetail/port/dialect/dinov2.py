@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.convert import STACK
-from dovetail.port.dialect.vit import ATTENTION, EMBEDDINGS, MIXER, Image
+from dovetail.port.dialect.vit import MIXER
+from dovetail.port.gated import Activation, Widths
+from dovetail.port.image import ATTENTION, EMBEDDINGS, Image
 from dovetail.port.table import (
     ACTIVATIONS,
     HOUSEKEEPING,
@@ -15,52 +16,14 @@ from dovetail.port.table import (
     Config,
     Dialect,
     Form,
-    Named,
     Row,
     Same,
     Settings,
-    is_kind,
-    look,
     rows,
 )
 
 NORM = {"kind": "layernorm", "eps": 1e-6}
-RATIO, GATED = "mlp_ratio", "use_swiglu_ffn"
 IN = "encoder.layer.{}.mlp.weights_in"
-
-
-def gated_hidden(wide: int) -> int:
-    """Two thirds of a plain ffn's, rounded up to a multiple of 8."""
-    return (int(wide * 2 / 3) + 7) // 8 * 8
-
-
-class FeedForward:
-    """A whole number of widths; gated ones have about two thirds of that."""
-
-    names = (RATIO, GATED)
-
-    def give(self, spec: Model) -> dict[str, Any]:
-        ffn, hidden = look(spec, "layers.*.ffn"), look(spec, "layers.*.ffn.hidden")
-        if not isinstance(hidden, int):
-            return {}
-        gated, most = is_kind(ffn, "glu"), 2 * hidden // spec.width + 2
-        sizes = {gated_hidden(spec.width * n) if gated else spec.width * n: n for n in range(most, 0, -1)}
-        return {RATIO: sizes[hidden], GATED: gated} if hidden in sizes else {GATED: gated}
-
-    def take(self, config: Config) -> Settings:
-        ratio, width, gated = config.get(RATIO), config.get("hidden_size"), config.get(GATED, False)
-        if type(ratio) is not int or type(width) is not int or ratio < 1 or not isinstance(gated, bool):
-            raise SpecError(f"config.{RATIO}", f"{ratio!r} is not a whole number above 0")
-        if gated:
-            return {"layers.*.ffn": {"kind": "glu", "bias": True, "hidden": gated_hidden(width * ratio)}}
-        return {"layers.*.ffn": {"kind": "mlp", "act": "gelu", "hidden": width * ratio}}
-
-
-class Activation(Named):
-    """Of a plain ffn; a gated one has silu whatever is said."""
-
-    def take(self, config: Config) -> Settings:
-        return {} if config.get(GATED) else super().take(config)
 
 
 class MaskToken:
@@ -92,7 +55,7 @@ DINOV2 = Dialect(
     fields=(
         Same("hidden_size", "width"),
         Image(),
-        FeedForward(),
+        Widths(),
         Same("num_attention_heads", "layers.*.mixer.heads"),
         Same("qkv_bias", "layers.*.mixer.bias"),
         Same("layerscale_value", "layers.*.wire.layer_scale"),

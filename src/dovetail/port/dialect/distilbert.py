@@ -65,7 +65,7 @@ DISTILBERT = Dialect(
         Named("activation", "layers.*.ffn.act", ACTIVATIONS),
     ),
     fixed={"sinusoidal_pos_embds": False},
-    ignored=HOUSEKEEPING | {"output_past", "qa_dropout", "seq_classif_dropout", "tie_weights_", "tie_word_embeddings"},
+    ignored=HOUSEKEEPING | {"qa_dropout", "seq_classif_dropout", "tie_weights_", "tie_word_embeddings"},
     tensors=(
         Row("embeddings.word_embeddings.weight", "embed.table"),
         Row("embeddings.position_embeddings.weight", "position.table"),

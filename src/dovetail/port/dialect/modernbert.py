@@ -4,60 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
-from dovetail.model import Model
-from dovetail.port.classes import Classes
+from dovetail.port.classes import Classes, Pooling
 from dovetail.port.convert import STACK
-from dovetail.port.layer import FULL, LAYER_TYPES, SLIDING, LayerTypes, RotaryByType
-from dovetail.port.table import (
-    ACTIVATIONS,
-    HOUSEKEEPING,
-    LAYERNORM,
-    Config,
-    Dialect,
-    Field,
-    Form,
-    Named,
-    Row,
-    Same,
-    Settings,
-    look,
-    rows,
-)
+from dovetail.port.layer import FULL, SLIDING, Local, RotaryByType
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Field, Form, Named, Row, Same, rows
 
 NORM = {"kind": "layernorm", "shift": False}
 MIXER = {"kind": "attention", "mask": "everything"}
-WINDOW, PERIOD = "local_attention", "global_attn_every_n_layers"
-
-
-class Local(LayerTypes):
-    """Windows that reach half of `local_attention` to either side; the first layer reads what the embedding's norm gave."""
-
-    def __init__(self) -> None:
-        super().__init__("num_hidden_layers", self.every_third)
-        self.names = (LAYER_TYPES, WINDOW, PERIOD)
-
-    @staticmethod
-    def every_third(config: Config, layer: int) -> str:
-        """The first of three layers is full."""
-        every = config.get(PERIOD, 3)
-        if type(every) is not int or every < 1:
-            raise SpecError(f"config.{PERIOD}", f"{every!r} is not a whole number above 0")
-        return SLIDING if layer % every else FULL
-
-    def give(self, spec: Model) -> dict[str, Any]:
-        sizes = [look(block, "mixer.mask:window.size") for block in spec.layers]
-        found = [size for size in sizes if isinstance(size, int)]
-        words = [SLIDING if isinstance(size, int) else FULL for size in sizes]
-        return {LAYER_TYPES: words, **({WINDOW: 2 * (min(found) - 1)} if found else {})}
-
-    def take(self, config: Config) -> Settings:
-        reach = config.get(WINDOW, 128)
-        if type(reach) is not int or reach < 0:
-            raise SpecError(f"config.{WINDOW}", f"{reach!r} is not a whole number from 0")
-        masks = {FULL: "everything", SLIDING: {"kind": "window", "size": reach // 2 + 1}}
-        found: Settings = {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(self.words(config))}
-        return {"layers.0.wire.first_norm": False, **found}
 
 
 TYPES = Local()
@@ -71,6 +24,10 @@ LAYER_OF_ITS_OWN = (
     Same("norm_eps", "head.norm.eps"),
     Same("norm_bias", "head.norm.shift"),
 )
+OF_HEADS = {f"classifier_{name}" for name in ("activation", "bias", "dropout", "pooling")}
+OF_LOSSES = {"sparse_prediction", "sparse_pred_ignore_index"}
+OF_KERNELS = {"deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"}
+OLD = {"layer_norm_eps", "position_embedding_type"}  # norm_eps is the one that is read
 CLASSIFIER = {"act": "gelu", "norm": NORM, "dense_bias": False}
 
 
@@ -84,22 +41,6 @@ def classified(kind: str, head: dict[str, Any], *fields: Field) -> Form:
         tensors=(*TRANSFORM, *rows("classifier", "head.out", "weight", "bias")),
         fields=(*LAYER_OF_ITS_OWN, Classes(), Same("classifier_dropout", "head.dropout"), *fields),
     )
-
-
-class Pooling(Same):
-    """Which vector of a row is classified."""
-
-    WORDS = {"cls": "first", "mean": "mean"}
-
-    def give(self, spec: Model) -> dict[str, Any]:
-        words = [word for word, how in self.WORDS.items() if how == look(spec, self.ours[0])]
-        return {self.names[0]: words[0]} if words else {}
-
-    def take(self, config: Config) -> Settings:
-        word = config.get(self.names[0], "cls")
-        if word not in tuple(self.WORDS):
-            raise SpecError(f"config.{self.names[0]}", f"{word!r} is not known", f"known: {', '.join(self.WORDS)}")
-        return {self.ours[0]: self.WORDS[word]}
 
 
 MODERNBERT = Dialect(
@@ -143,25 +84,7 @@ MODERNBERT = Dialect(
     ),
     fixed={"attention_dropout": 0.0},  # theirs drops the pattern and also what is added, ours knows no such pair
     ignored=HOUSEKEEPING
-    | {
-        "classifier_activation",
-        "classifier_bias",
-        "classifier_dropout",
-        "classifier_pooling",
-        "cls_token_id",
-        "decoder_bias",
-        "deterministic_flash_attn",
-        "gradient_checkpointing",
-        "initializer_cutoff_factor",
-        "layer_norm_eps",  # of old files; norm_eps is the one that is read
-        "position_embedding_type",
-        "reference_compile",
-        "repad_logits_with_grad",
-        "sep_token_id",
-        "sparse_pred_ignore_index",
-        "sparse_prediction",
-        "tie_word_embeddings",
-    },
+    | {"decoder_bias", "initializer_cutoff_factor", "tie_word_embeddings", *OF_HEADS, *OF_LOSSES, *OF_KERNELS, *OLD},
     tensors=(
         Row("embeddings.tok_embeddings.weight", "embed.table"),
         *rows("embeddings.norm", "embed_norm", *LAYERNORM),

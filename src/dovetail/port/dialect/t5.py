@@ -7,7 +7,8 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.convert import TRANSPOSE
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, Config, Dialect, Form, Row, Same, Settings, is_kind, look
+from dovetail.port.gated import GatedWord
+from dovetail.port.table import HOUSEKEEPING, Config, Dialect, Form, Row, Same, Settings, look
 
 NORM = {"kind": "rms", "eps": 1e-6}
 WIRE = {"kind": "pre", "dropout": 0.1}
@@ -33,31 +34,6 @@ MIXERS = ("layers.*.mixer", "layers.*.cross", "encoder.layers.*.mixer")
 def everywhere(places: tuple[str, ...], field: str) -> tuple[str, ...]:
     """The path of a field at each of the places."""
     return tuple(f"{place}.{field}" for place in places)
-
-
-class FeedForward:
-    """`relu` is a plain ffn, `gated-silu` a gated one; their `gated-gelu` means the tanh approximation."""
-
-    names = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
-
-    def give(self, spec: Model) -> dict[str, Any]:
-        ffn, act = look(spec, "layers.*.ffn"), look(spec, "layers.*.ffn.act")
-        words = [word for word, kind in ACTIVATIONS.items() if is_kind(act, kind) and word != "gelu_pytorch_tanh"]
-        if not words:
-            return {}
-        gated = is_kind(ffn, "glu")
-        word = "gelu" if gated and words[0] == "gelu_new" else words[0]
-        return {} if gated and words[0] == "gelu" else {"feed_forward_proj": f"gated-{word}" if gated else word}
-
-    def take(self, config: Config) -> Settings:
-        said = config.get("feed_forward_proj", "relu")
-        gate, _, word = said.rpartition("-") if isinstance(said, str) else ("", "", "")
-        if word not in ACTIVATIONS or gate not in ("", "gated"):
-            known = f"known: {', '.join(ACTIVATIONS)}, each also behind gated-"
-            raise SpecError("config.feed_forward_proj", f"{said!r} is not known", known)
-        act = "gelu_tanh" if said == "gated-gelu" else ACTIVATIONS[word]
-        ffn = {**FFN, "kind": "glu" if gate else "mlp", "act": act}
-        return dict.fromkeys(everywhere(STACKS, "ffn"), ffn)
 
 
 class Outputs:
@@ -103,7 +79,15 @@ def attention(theirs: str, ours: str) -> tuple[Row, ...]:
 
 T5 = Dialect(
     name="t5",
-    forms=(Form(architecture="T5ForConditionalGeneration", auto="AutoModelForSeq2SeqLM"),),
+    forms=(
+        Form(
+            architecture="T5ForConditionalGeneration",
+            auto="AutoModelForSeq2SeqLM",
+            tensors=(Row("lm_head.weight", "head.table"),),
+            fields=(Same("tie_word_embeddings", "head.tied"), Outputs()),
+        ),
+        Form(architecture="T5Model", auto="AutoModel", answer="last_hidden_state", head={"head": None}),
+    ),
     spec={
         "dropout": 0.1,
         "encoder": {
@@ -119,12 +103,13 @@ T5 = Dialect(
     },
     layers="num_decoder_layers",
     encoder="num_layers",
+    defaults={"dropout_rate": 0.1},
     like={"num_decoder_layers": "num_layers"},
     required=("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"),
     fields=(
         Same("vocab_size", "vocab", "encoder.vocab"),
         Same("d_model", "width", "encoder.width"),
-        FeedForward(),
+        GatedWord(*everywhere(STACKS, "ffn")),
         Same("d_ff", *everywhere(STACKS, "ffn.hidden")),
         Same("num_heads", *everywhere(MIXERS, "heads")),
         Same("d_kv", *everywhere(MIXERS, "head")),
@@ -133,10 +118,9 @@ T5 = Dialect(
         Same("layer_norm_epsilon", "norm.eps", "encoder.norm.eps", *everywhere(STACKS, "norm.eps")),
         Same("dropout_rate", "dropout", "encoder.dropout", *everywhere(MIXERS, "dropout"), *everywhere(STACKS, "wire.dropout")),
         Same("dropout_rate", *everywhere(STACKS, "ffn.dropout")),
-        Same("tie_word_embeddings", "head.tied"),
-        Outputs(),
     ),
-    ignored=HOUSEKEEPING | {"classifier_dropout", "decoder_start_token_id", "initializer_factor", "n_positions", "output_past"},
+    ignored=HOUSEKEEPING
+    | {"classifier_dropout", "initializer_factor", "n_positions", "tie_word_embeddings", "scale_decoder_outputs"},
     fixed={"is_decoder": False},
     tensors=(
         Row("shared.weight", "embed.table"),
@@ -145,7 +129,6 @@ T5 = Dialect(
         *stack("decoder", "", 2),
         Row("decoder.block.{}.layer.1.layer_norm.weight", "layers.{}.cross_norm.scale"),
         *attention("decoder.block.{}.layer.1.EncDecAttention", "layers.{}.cross"),
-        Row("lm_head.weight", "head.table"),
     ),
     stale=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", "decoder.embed_tokens.weight"),
 )
