@@ -42,6 +42,7 @@ ACTIVATIONS = {
 HOUSEKEEPING = frozenset(
     {
         "_name_or_path",
+        "_num_labels",
         "architectures",
         "attn_implementation",
         "bos_token_id",
