@@ -31,6 +31,7 @@ from dovetail.files import INDEX_FILE, WEIGHTS_FILE, may_replace
 from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.hf import differences, explicit, form_of, from_hf, imported
+from dovetail.port.quantized import opened
 from dovetail.safefile import TensorFile
 from dovetail.spec import SPEC_FILE, from_yaml, load_spec
 from dovetail.yamlfile import LARGEST as LARGEST_SPEC
@@ -101,7 +102,7 @@ def _read_config(config: Mapping[str, Any], file: Path) -> Model:
     if config.get("auto_map"):
         raise FileError(f"{file}: auto_map names code to be run; nothing in a model directory is run here")
     try:
-        return from_hf(config)
+        return from_hf(opened(config)[0])
     except SpecError as error:
         path = error.path.removeprefix("config").removeprefix(".")
         raise SpecError(f"{file}: {path[:200]}" if path else str(file), error.problem[:500], error.remedy[:500]) from error
@@ -172,8 +173,9 @@ class _Reading:
 
 
 def _theirs(spec: Model, config: Mapping[str, Any], reading: _Reading) -> Iterator[tuple[str, Tensor]]:
-    dialect = DIALECTS[config["model_type"]]
-    return imported(spec, dialect, form_of(config, dialect), reading.files, reading)
+    dialect, (plain, form) = DIALECTS[config["model_type"]], opened(config)
+    names, read = (reading.files, reading) if form is None else form.tensors(reading.files, reading)
+    return imported(spec, dialect, form_of(plain, dialect), names, read)
 
 
 def _own(spec: Model, reading: _Reading) -> Iterator[tuple[str, Tensor]]:
