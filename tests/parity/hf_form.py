@@ -6,22 +6,19 @@ A question holds the same inputs in their words and in ours: rows of tokens padd
 from __future__ import annotations
 
 import dataclasses as dc
-import random
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from hf_pair import apart, saved
+from hf_pair import Pair, apart, saved
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dovetail.build import build
 from dovetail.core.at import At
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.module import tensor_at
-from dovetail.model import Model, ModelModule
 from dovetail.port.hf import explicit, export_tensors, from_hf, import_tensors, to_hf
 from dovetail.state.pool import Pool
 
@@ -33,28 +30,11 @@ def noted(what: str, gap: float) -> float:
     return gap
 
 
-class FormPair:
-    """Theirs and ours, with equal weights that are far from any initialisation."""
+class FormPair(Pair):
+    """Theirs and ours of any form."""
 
     def __init__(self, family: str, auto: str, fields: dict[str, Any], seed: int) -> None:
-        config = transformers.AutoConfig.for_model(family, **fields)
-        self.family, self.seed, self.random, self.auto = family, seed, random.Random(seed), getattr(transformers, auto)
-        self.theirs: Any = self.auto.from_config(config).eval()
-        generator = torch.Generator().manual_seed(seed)
-        stored = self.theirs.state_dict().keys()
-        with torch.no_grad():
-            for name, tensor in (*self.theirs.named_parameters(), *self.theirs.named_buffers()):
-                if name in stored:
-                    drawn = torch.randn(tensor.shape, generator=generator)
-                    near_one = tensor.dim() == 1 and not name.endswith("bias")
-                    tensor.copy_(1.0 + 0.3 * drawn if near_one else drawn * (0.3 if tensor.dim() == 1 else 0.25))
-        self.config = {**config.to_dict(), "architectures": [type(self.theirs).__name__]}
-        self.spec: Model = from_hf(self.config)
-        self.ours: ModelModule = build(self.spec)
-        self.files = saved(self.theirs)
-        with torch.no_grad():
-            for path, tensor in import_tensors(self.spec, self.files, family).items():
-                tensor_at(self.ours, path).copy_(tensor)
+        super().__init__(family, fields, seed, getattr(transformers, auto))
 
     def tokens(self, lengths: list[int]) -> Tensor:
         """Rows padded on the right; padding is whatever token they take for it, which is no other token of a row."""

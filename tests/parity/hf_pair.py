@@ -24,12 +24,13 @@ from dovetail.state.pool import Pool
 class Pair:
     """Theirs and ours, with equal weights that are far from any initialisation."""
 
-    def __init__(self, family: str, fields: dict[str, Any], seed: int) -> None:
+    def __init__(self, family: str, fields: dict[str, Any], seed: int, auto: Any = AutoModelForCausalLM) -> None:
+        """`auto` is their class that finds the form asked for."""
         config = AutoConfig.for_model(family, **fields)
         self.family, self.seed, self.random = family, seed, random.Random(seed)
         config._experts_implementation = "eager"  # their grouped kernel takes no row that is not a multiple of 16 bytes
         torch.manual_seed(seed)  # some of their first values are drawn
-        self.theirs: Any = AutoModelForCausalLM.from_config(config).eval()
+        self.theirs: Any = auto.from_config(config).eval()
         generator = torch.Generator().manual_seed(seed)
         kept = self.theirs.state_dict().keys()  # buffers that files hold count too
         with torch.no_grad():
@@ -38,7 +39,7 @@ class Pair:
                     continue
                 drawn = torch.randn(tensor.shape, generator=generator)
                 tensor.copy_(tensor + 0.3 * drawn if tensor.dim() == 1 else 0.25 * drawn)  # scales: near 1, or 0
-        self.config = config.to_dict()
+        self.config = {**config.to_dict(), "architectures": [type(self.theirs).__name__]}
         self.spec: Model = from_hf(self.config)
         self.ours: ModelModule = build(self.spec)
         self.files = saved(self.theirs)

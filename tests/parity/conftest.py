@@ -1,0 +1,12 @@
+"""After a run of parity tests: the greatest gap of each family, relative to scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_form import WORST
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for what, gap in sorted(WORST.items()):
+        terminalreporter.write_line(f"{what}: {gap:.1e}")
