@@ -67,3 +67,24 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> Non
             cut.truncate(500)
         with pytest.raises(FileError, match="became shorter"):
             file.read("a")
+
+
+def test_what_is_written_to_a_tensor_is_not_in_the_file(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6.0), "b": torch.ones(5, 3)}
+    write_tensors(tmp_path / "a", tensors, tensors.items())
+    with TensorFile(tmp_path / "a") as file:
+        read = {name: file.read(name) for name in tensors}
+        again = file.read("a")
+    read["a"].zero_()  # also when the file is closed
+    save_file(read, tmp_path / "b")  # tensors of their own, as the reference asks for
+    assert load_file(tmp_path / "a")["a"].equal(tensors["a"])
+    assert load_file(tmp_path / "b")["a"].equal(torch.zeros(6))
+    assert again.equal(torch.zeros(6))  # the same pages
+
+
+def test_tensors_that_lie_askew_are_read(tmp_path: Path) -> None:
+    header = b'{"b":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"w":{"dtype":"F32","shape":[2],"data_offsets":[3,11]}}'
+    numbers = torch.tensor([1.5, -2.0])
+    (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + b"abc" + numbers.numpy().tobytes())
+    with TensorFile(tmp_path / "a") as file:
+        assert file.read("w").equal(numbers)

@@ -1,14 +1,18 @@
-"""safetensors: tensors in a file, read one at a time into memory of their own, and written one at a time.
+"""safetensors: tensors in a file, mapped into memory one at a time, and written one at a time.
 
     8 bytes: n, little-endian · n bytes: {name: {"dtype", "shape", "data_offsets"}} as JSON · the numbers, without gaps
 
 The header is believed only after it was checked against the file: every dtype known, every size the product of its shape, every
 tensor where the one before it ends, the last at the end of the file. So nothing larger than the file is ever asked for.
+
+A mapped file must not be changed in place while its tensors are in use; to put another file under its name is no change to it.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import mmap
 import os
 import struct
 from collections.abc import Iterable, Mapping
@@ -39,6 +43,7 @@ DTYPES = {
 }
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
 MOST_DIMS = 16
+ALIGNED = 64  # bytes: where the numbers of a file that we write begin
 AT_ONCE = 2**30  # bytes asked of the system in one call
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
@@ -63,6 +68,7 @@ class TensorFile:
     def __init__(self, path: Path, shown: Path | None = None) -> None:
         self.shown = shown or path
         self.handle = open_regular(path, self.shown)
+        self.size = os.fstat(self.handle).st_size
         try:
             self.entries = self._entries()
         except BaseException:
@@ -76,26 +82,28 @@ class TensorFile:
         os.close(self.handle)
 
     def read(self, name: str) -> Tensor:
-        """One tensor, in fresh memory."""
+        """One tensor, mapped: its pages come from the file when they are first used, and are copied when first written to."""
         entry = self.entries[name]
-        made = torch.empty(entry.shape, dtype=entry.dtype)
-        if entry.size:
-            self._fill(made.reshape(-1).view(torch.uint8).numpy().data, entry.start)
-        return made
+        if not entry.size:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        if entry.start % entry.dtype.itemsize:  # numbers that do not lie where their kind may: moved to where they may
+            bytes_ = torch.frombuffer(self._mapped, dtype=torch.uint8, count=entry.size, offset=entry.start)
+            return bytes_.clone().view(entry.dtype).reshape(entry.shape)
+        count = entry.size // entry.dtype.itemsize
+        return torch.frombuffer(self._mapped, dtype=entry.dtype, count=count, offset=entry.start).reshape(entry.shape)
 
-    def _fill(self, room: memoryview, start: int) -> None:
-        done = 0
-        while done < len(room):
-            try:
-                count = os.preadv(self.handle, [room[done : done + AT_ONCE]], start + done)
-            except OSError as error:
-                raise FileError(f"{self.shown}: cannot be read ({error.strerror})") from error
-            if not count:
-                raise FileError(f"{self.shown}: became shorter while it was read")
-            done += count
+    @functools.cached_property
+    def _mapped(self) -> mmap.mmap:
+        """The whole file, for this process alone: what is written to it is never in the file."""
+        if os.fstat(self.handle).st_size != self.size:
+            raise FileError(f"{self.shown}: became shorter or longer while it was read")
+        try:
+            return mmap.mmap(self.handle, self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError) as error:
+            raise FileError(f"{self.shown}: cannot be mapped ({error})") from error
 
     def _entries(self) -> dict[str, Entry]:
-        size = os.fstat(self.handle).st_size
+        size = self.size
         first = os.pread(self.handle, 8, 0)
         if len(first) < 8:
             raise self._damaged(f"it ends after {len(first)} bytes")
@@ -152,7 +160,7 @@ def write_tensors(path: Path, layout: Mapping[str, Tensor], tensors: Iterable[tu
         starts[name], end = end, end + tensor.nbytes
         header[name] = {"dtype": WORDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [starts[name], end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % ALIGNED)  # so that numbers lie in memory, once mapped, as kernels like them
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _put(handle, memoryview(struct.pack("<Q", len(text)) + text), 0)

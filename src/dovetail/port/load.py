@@ -6,8 +6,9 @@
          yes          yes         both, which must agree        as config.json's family calls them
 
 The spec is read first, as plain data; then the headers of the weight files; then the two are held against each other; only then
-is memory asked for. Tensors are read one at a time straight into the memory that the model keeps, so that loading takes what
-the weights take and one tensor more where a family lays it out otherwise.
+is memory asked for. Weight files are mapped: a tensor that lies there as ours does takes no memory of its own until it is
+written to, and its pages are read when they are first used. Where a family lays a tensor out otherwise, it is copied, one at a
+time. (Such a file must not be changed in place meanwhile; replacing it by another, as `save` does, is no harm.)
 """
 
 from __future__ import annotations
