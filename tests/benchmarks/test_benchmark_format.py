@@ -29,7 +29,7 @@ def run(name: str, *flags: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rows"), [("bare", 3), ("attend", 25)])
+@pytest.mark.parametrize(("name", "rows"), [("bare", 3), ("attend", 25), ("load", 6)])
 def test_json_holds_every_row_with_its_verdict(name: str, rows: int) -> None:
     told = json.loads(run(name, "--json"))
     assert set(told) == {"rows", "versions"}
