@@ -54,7 +54,7 @@ layers:
   ffn: {kind: mlp, act: gelu_tanh}
 norm: layernorm
 """
-# configs of families that are more than a decoder, each tried in all its forms
+# configs of families that are more than a Llama, each tried in all its forms
 OTHERS = """
 bert: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, num_hidden_layers: 2, num_attention_heads: 5,
   max_position_embeddings: 64, type_vocab_size: 3}
@@ -70,6 +70,26 @@ t5: {vocab_size: 62, d_model: 30, d_kv: 12, d_ff: 44, num_heads: 5, num_layers: 
   relative_attention_num_buckets: 8, relative_attention_max_distance: 16, feed_forward_proj: gated-gelu}
 bart: {vocab_size: 62, d_model: 30, encoder_layers: 3, decoder_layers: 2, encoder_attention_heads: 3,
   decoder_attention_heads: 5, encoder_ffn_dim: 37, decoder_ffn_dim: 44, max_position_embeddings: 64}
+mixtral: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, num_hidden_layers: 2, num_attention_heads: 6,
+  num_key_value_heads: 2, head_dim: 12, num_local_experts: 4}
+qwen3_moe: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, moe_intermediate_size: 20, num_hidden_layers: 2,
+  num_attention_heads: 6, num_key_value_heads: 2, head_dim: 12, num_experts: 6, num_experts_per_tok: 2, mlp_only_layers: [0]}
+deepseek_v3: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, moe_intermediate_size: 20, num_hidden_layers: 2,
+  num_attention_heads: 6, num_key_value_heads: 6, kv_lora_rank: 10, q_lora_rank: 14, qk_nope_head_dim: 9, qk_rope_head_dim: 12,
+  v_head_dim: 7, n_routed_experts: 8, n_group: 4, topk_group: 2, num_experts_per_tok: 2, first_k_dense_replace: 1,
+  rope_parameters: {rope_type: yarn, rope_theta: 100.0, factor: 4.0, original_max_position_embeddings: 16, beta_fast: 4.0,
+    beta_slow: 0.3, mscale: 0.7, mscale_all_dim: 1.3}}
+gpt_oss: {vocab_size: 62, hidden_size: 30, intermediate_size: 20, num_hidden_layers: 2, num_attention_heads: 6,
+  num_key_value_heads: 2, head_dim: 12, num_local_experts: 4, num_experts_per_tok: 2, sliding_window: 5, swiglu_limit: 0.8}
+mamba: {vocab_size: 62, hidden_size: 30, num_hidden_layers: 2, state_size: 5, time_step_rank: 7, use_bias: true}
+mamba2: {vocab_size: 62, hidden_size: 30, num_hidden_layers: 2, state_size: 5, head_dim: 6, num_heads: 10, n_groups: 2}
+qwen3_next: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, moe_intermediate_size: 20, num_hidden_layers: 2,
+  shared_expert_intermediate_size: 22, num_attention_heads: 6, num_key_value_heads: 2, head_dim: 12, num_experts: 6,
+  num_experts_per_tok: 2, linear_num_value_heads: 4, linear_num_key_heads: 2, linear_key_head_dim: 5,
+  linear_value_head_dim: 6, layer_types: [linear_attention, full_attention], partial_rotary_factor: 0.5}
+jamba: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, num_hidden_layers: 2, num_attention_heads: 6,
+  num_key_value_heads: 2, num_experts: 4, attn_layer_period: 2, attn_layer_offset: 1, expert_layer_period: 2,
+  expert_layer_offset: 1, mamba_d_state: 5, mamba_dt_rank: 7}
 """
 
 

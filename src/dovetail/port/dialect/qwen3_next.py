@@ -99,6 +99,7 @@ QWEN3_NEXT = LLAMA.but(
     required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     defaults={
         "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-6,
         "num_key_value_heads": 2,
         "head_dim": 256,
         "intermediate_size": 5632,
