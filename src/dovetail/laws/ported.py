@@ -77,8 +77,8 @@ qwen3_moe: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, moe_intermed
 deepseek_v3: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, moe_intermediate_size: 20, num_hidden_layers: 2,
   num_attention_heads: 6, num_key_value_heads: 6, kv_lora_rank: 10, q_lora_rank: 14, qk_nope_head_dim: 9, qk_rope_head_dim: 12,
   v_head_dim: 7, n_routed_experts: 8, n_group: 4, topk_group: 2, num_experts_per_tok: 2, first_k_dense_replace: 1,
-  rope_parameters: {rope_type: yarn, rope_theta: 100.0, factor: 4.0, original_max_position_embeddings: 16, beta_fast: 4.0,
-    beta_slow: 0.3, mscale: 0.7, mscale_all_dim: 1.3}}
+  rope_parameters: {rope_type: yarn, rope_theta: 100.0, factor: 4.0, original_max_position_embeddings: 200, beta_fast: 8.0,
+    beta_slow: 1.0, mscale: 0.7, mscale_all_dim: 1.3}}
 gpt_oss: {vocab_size: 62, hidden_size: 30, intermediate_size: 20, num_hidden_layers: 2, num_attention_heads: 6,
   num_key_value_heads: 2, head_dim: 12, num_local_experts: 4, num_experts_per_tok: 2, sliding_window: 5, swiglu_limit: 0.8}
 mamba: {vocab_size: 62, hidden_size: 30, num_hidden_layers: 2, state_size: 5, time_step_rank: 7, use_bias: true}
