@@ -1,0 +1,119 @@
+"""The pages that repeat what the code knows are written from it: parts, commands, families, presets."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import json
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dovetail.cli import VERBS, main
+from dovetail.cli.parts import catalogue
+from dovetail.core.fold import parameters
+from dovetail.core.group import GROUPS
+from dovetail.core.part import KINDS
+from dovetail.port.survey import HELD_TO, survey
+from dovetail.spec import load_spec, zoo
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+WIDTH = "92"  # columns of a command's help
+
+
+def write_reference(place: Path) -> None:
+    """Write every page; one that has not changed is left alone, so that a second build is short."""
+    place.mkdir(exist_ok=True)
+    pages = {"parts": parts, "commands": commands, "families": families, "presets": presets}
+    texts = {f"{name}.md": "\n".join(page()) + "\n" for name, page in pages.items()}
+    for name, text in {**texts, "rooms.svg": rooms(place.parent.parent / "pyproject.toml")}.items():
+        file = place / name
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+
+
+def parts() -> Iterator[str]:
+    """Every part: what it does, its fields, and the equation its file opens with."""
+    yield "# Parts\n"
+    count = len(catalogue([group.group for group in GROUPS]))
+    yield f"{count} parts in {len(GROUPS)} groups. A part of yours joins them by an entry point: [](../parts.md).\n"
+    for group in GROUPS:
+        yield f"## {group.group}\n\n{inspect.cleandoc(group.__doc__ or '')}\n"
+        for part in catalogue([group.group]):
+            yield f"### {part['kind']}\n\n{part['summary']}\n"
+            if part["fields"]:
+                rows = [(f["name"], f["type"], json.dumps(f["default"])) for f in part["fields"]]
+                yield from table(("field", "type", "default"), [tuple(f"`{cell}`" for cell in row) for row in rows])
+            yield f"```text\n{inspect.cleandoc(sys.modules[KINDS[part['kind']].__module__].__doc__ or '')}\n```\n"
+
+
+def commands() -> Iterator[str]:
+    """Every verb with its own help."""
+    yield "# Commands\n"
+    yield "Results go to stdout, progress to stderr; `--json` is for machines.\n"
+    yield "Exit codes: 1 a law or a comparison fails, 2 usage, 3 spec, 4 data or file, 5 diverged.\n"
+    yield from table(
+        ("verb", "what it does"), [(f"[`dovetail {verb}`](#dovetail-{verb})", text) for verb, text in VERBS.items()]
+    )
+    for verb in VERBS:
+        yield f"## dovetail {verb}\n\n```text\n{_help(verb)}\n```\n"
+
+
+def _help(verb: str) -> str:
+    """What `dovetail VERB --help` prints."""
+    printed = io.StringIO()
+    os.environ |= {"COLUMNS": WIDTH, "NO_COLOR": "1"}
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main([verb, "--help"])
+    return COLOURS.sub("", printed.getvalue()).strip()
+
+
+def families() -> Iterator[str]:
+    """The families of elsewhere."""
+    yield f"# Families\n\nRead and written, bit for bit; held to transformers {HELD_TO}. How to add one: [](../port.md).\n"
+    rows = [(f"`{f.model_type}`", ", ".join(f"`{name}`" for name in f.architectures), str(f.lines)) for f in survey()]
+    yield from table(("model type", "classes", "lines of its dialect"), rows)
+
+
+def presets() -> Iterator[str]:
+    """The zoo, with what each model costs."""
+    yield "# Presets\n\n`dovetail show NAME` tells more of each.\n"
+    rows = []
+    for name in zoo():
+        first = (resources.files("dovetail.zoo") / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+        rows.append((f"`{name}`", f"{parameters(load_spec(name)):,}", first.removeprefix("# ")))
+    yield from table(("preset", "parameters", "what it is"), rows)
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """A table in markdown."""
+    for row in (head, ("---",) * len(head), *rows):
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+    yield ""
+
+
+def rooms(project: Path) -> str:
+    """A drawing of the rooms, lower ones never importing higher ones: the layers that the import linter is told."""
+    (layers,) = (c["layers"] for c in _contracts(project) if c["type"] == "layers")
+    row, width, room = 58, 900, 120
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {row * len(layers)}" role="img">']
+    lines.append(
+        "<style>rect{fill:#eef3fb;stroke:#4477aa}text{font:15px monospace;text-anchor:middle}</style>"
+    )
+    for i, layer in enumerate(layers):
+        names = [name.strip().removeprefix("dovetail.") for name in layer.split("|")]
+        for j, name in enumerate(names):
+            x = width / 2 + (j - (len(names) - 1) / 2) * (room + 16)
+            lines.append(f'<rect x="{x - room / 2:g}" y="{row * i + 8}" width="{room}" height="38" rx="7"/>')
+            lines.append(f'<text x="{x:g}" y="{row * i + 32}">{name}</text>')
+    return "\n".join([*lines, "</svg>\n"])
+
+
+def _contracts(project: Path) -> list[dict[str, Any]]:
+    return tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
