@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hf_form import FormPair
 from hf_pair import Pair, apart
 from safetensors.torch import load_file, save_file
 from test_families import FAMILIES, llama_like
+from test_other_families import FAMILIES as OTHERS
 
 import dovetail
 from dovetail.build import build
@@ -65,6 +67,26 @@ def test_there_and_back_by_directories(family: str, tmp_path: Path) -> None:
     with torch.no_grad():
         assert again(input_ids=tokens).logits.equal(pair.theirs(input_ids=tokens).logits)
     assert dovetail.load(tmp_path / "back").part == pair.spec  # dovetail.yaml and config.json agree
+
+
+FORMS = [(family, auto) for family, (_, autos) in OTHERS.items() for auto in autos]
+
+
+@pytest.mark.parametrize(("family", "auto"), FORMS)
+def test_other_families_there_and_back_by_directories(family: str, auto: str, tmp_path: Path) -> None:
+    pair = FormPair(family, auto, OTHERS[family][0](random.Random(f"{family} {auto}")), 0)
+    pair.theirs.save_pretrained(tmp_path / "theirs")
+    ours = dovetail.load(tmp_path / "theirs")
+    wanted = dict(pair.ours.state_dict())
+    assert ours.state_dict().keys() == wanted.keys()
+    assert all(tensor.equal(wanted[name]) for name, tensor in ours.state_dict().items())
+    import_directory(tmp_path / "theirs", tmp_path / "ours")
+    assert export_directory(tmp_path / "ours", tmp_path / "back").form.architecture == type(pair.theirs).__name__
+    files, back = tensors_of(tmp_path / "theirs"), tensors_of(tmp_path / "back")
+    assert set(files) - set(back) <= {"embeddings.mask_token"}  # of training alone
+    assert all(tensor.equal(files[name]) for name, tensor in back.items())
+    again = type(pair.theirs).from_pretrained(tmp_path / "back")
+    assert all(again.state_dict()[name].equal(tensor) for name, tensor in pair.theirs.state_dict().items() if name in back)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
