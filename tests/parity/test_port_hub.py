@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dovetail.core.errors import DovetailError, SpecError
 from dovetail.core.fold import parameters
 from dovetail.model import Model
-from dovetail.port.hf import explicit, from_hf, to_hf
+from dovetail.port.hf import explicit, expressible, from_hf, to_hf
+from dovetail.spec import load_spec
 
 MIXTRAL_8X7B = {
     "architectures": ["MixtralForCausalLM"],
@@ -248,6 +249,27 @@ def test_configs_of_the_hub_are_read(family: str) -> None:
     spec = from_hf(config)
     assert parameters(spec) == numbers
     assert explicit(from_hf(to_hf(spec, family).config)) == explicit(spec)
+
+
+@pytest.mark.parametrize(
+    ("preset", "family"),
+    [
+        ("mixtral-8x7b", "mixtral"),
+        ("mixtral-tiny", "mixtral"),
+        ("qwen3-30b-a3b", "qwen3_moe"),
+        ("qwen3-moe-tiny", "qwen3_moe"),
+        ("deepseek-v3", "deepseek_v3"),
+        ("deepseek-tiny", "deepseek_v3"),
+        ("mamba-130m", "mamba"),
+        ("mamba-tiny", "mamba"),
+        ("mamba2-130m", "mamba2"),
+        ("mamba2-tiny", "mamba2"),
+        ("jamba-tiny", "jamba"),
+        ("gated-delta-hybrid-tiny", "qwen3_next"),
+    ],
+)
+def test_presets_can_be_written(preset: str, family: str) -> None:
+    assert expressible(load_spec(preset)) == family
 
 
 def test_scores_are_sharpened_as_yarn_of_deepseek_asks() -> None:
