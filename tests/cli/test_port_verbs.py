@@ -63,11 +63,13 @@ def test_what_is_there_is_not_overwritten(home: Path, capsys: pytest.CaptureFixt
         (["export", "mine", "-o", "out", "--family", "gpt2"], 3, "cannot be written as gpt2"),
         (["export", "mine", "-o", "out", "--family", "grok"], 3, "no dialect is called 'grok'"),
         (["import", "nowhere", "-o", "out"], 4, "nowhere: no such directory"),
+        (["show", "old.bin"], 4, "old.bin: is a pickle, which can run code when it is opened"),
         (["import", "empty", "-o", "out"], 4, "empty: holds neither config.json nor dovetail.yaml"),
     ],
 )
 def test_errors_are_one_line(home: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int, said: str) -> None:
     (home / "empty").mkdir()
+    (home / "old.bin").write_bytes(b"")
     assert run(*args) == code
     shown = capsys.readouterr()
     assert shown.out == ""

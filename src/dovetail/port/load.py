@@ -88,7 +88,10 @@ def origin(where: Directory) -> Origin:
 
 def find_spec(name: str | Path) -> Model:
     """A spec by zoo name, .yaml file or model directory of either kind; a path wins over a name."""
-    return origin(Directory(name)).spec if Path(name).is_dir() else load_spec(name)
+    path = Path(name)
+    if path.is_dir() or (path.is_file() and path.suffix in PICKLES):  # the second to be refused with a word on why
+        return origin(Directory(path)).spec
+    return load_spec(name)
 
 
 def _directory(directory: str | Path) -> Directory:
