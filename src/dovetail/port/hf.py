@@ -75,13 +75,13 @@ def to_hf(spec: Model, name: str | None = None, *, length: int | None = None) ->
     that cannot be written."""
     check(spec)
     nearest: tuple[str, list[Lost]] | None = None
-    for dialect in _chosen(name):
-        for form in dialect.forms:
-            config, found = _attempt(spec, dialect, form, length)
-            if not found:
-                return Ported(dialect.name, form, config, list(_moves(spec, dialect, form)))
-            if nearest is None or len(found) < len(nearest[1]):
-                nearest = dialect.name, found
+    told = explicit(spec)
+    for dialect, form in _likely(spec, _chosen(name)):
+        config, found = _attempt(spec, told, dialect, form, length)
+        if not found:
+            return Ported(dialect.name, form, config, list(_moves(spec, dialect, form)))
+        if nearest is None or len(found) < len(nearest[1]):
+            nearest = dialect.name, found
     assert nearest is not None
     first = nearest[1][0]
     raise SpecError(first.path, f"{_say(first.ours)} cannot be written as {nearest[0]}", first.remedy)
@@ -145,9 +145,32 @@ def _chosen(name: str | None) -> list[Dialect]:
     return [DIALECTS[name]]
 
 
-def _attempt(spec: Model, dialect: Dialect, form: Form, length: int | None) -> tuple[dict[str, Any], list[Lost]]:
-    """The config a dialect can write, and all that is lost in it: what differs when it is read again."""
-    told = explicit(spec)
+def _likely(spec: Model, dialects: list[Dialect]) -> list[tuple[Dialect, Form]]:
+    """The forms that are as near as any by what no config changes: the embedding, the head, whether there is an encoder."""
+    forms = [(dialect, form) for dialect in dialects for form in dialect.forms]
+    own = _around(spec)
+    equal = [sum(a == b for a, b in zip(own, _around(_usual(*pair)), strict=True)) for pair in forms]
+    return [pair for pair, count in zip(forms, equal, strict=True) if count == max(equal)]
+
+
+def _around(spec: Model) -> tuple[type, type, bool]:
+    return type(spec.embed), type(spec.head), spec.encoder is None
+
+
+_USUAL: dict[tuple[str, str], tuple[Dialect, Model]] = {}
+
+
+def _usual(dialect: Dialect, form: Form) -> Model:
+    """The spec of a family with one layer, before any field of a config is read; made once."""
+    key = (dialect.name, form.architecture)
+    if key not in _USUAL or _USUAL[key][0] is not dialect:
+        _USUAL[key] = dialect, from_data({**dialect.spec, **(form.head or {})}, Model)
+    return _USUAL[key][1]
+
+
+def _attempt(spec: Model, told: Model, dialect: Dialect, form: Form, length: int | None) -> tuple[dict[str, Any], list[Lost]]:
+    """The config a dialect can write, and all that is lost in it: what differs when it is read again. `told` is the spec with
+    nothing left unsaid."""
     config: dict[str, Any] = {
         "model_type": dialect.name,
         "architectures": [form.architecture],
@@ -165,8 +188,7 @@ def _attempt(spec: Model, dialect: Dialect, form: Form, length: int | None) -> t
     try:
         read = _read(config, dialect, form)
     except SpecError:  # what was given makes no model in this family: then its usual one shows what is missing
-        usual: Model = from_data({**dialect.spec, **(form.head or {})}, Model)
-        read = _deep(usual, len(spec.layers), 1 if spec.encoder is None else len(spec.encoder.layers))
+        read = _deep(_usual(dialect, form), len(spec.layers), 1 if spec.encoder is None else len(spec.encoder.layers))
     # first weights are no part of what a model computes
     if read.encoder is not None and spec.encoder is not None:
         read = dc.replace(read, encoder=dc.replace(read.encoder, init=spec.encoder.init))
@@ -178,7 +200,7 @@ def _attempt(spec: Model, dialect: Dialect, form: Form, length: int | None) -> t
 
 def _read(config: Config, dialect: Dialect, form: Form) -> Model:
     """The spec of a config whose fields are all known; what it leaves out is as the dialect has it."""
-    spec: Model = from_data({**dialect.spec, **(form.head or {})}, Model)
+    spec = _usual(dialect, form)
     said = [(field, *setting) for field in (*dialect.fields, *form.fields) for setting in field.take(config).items()]
     spec = _settled(spec, config, said, AROUND)
     spec = _deep(spec, _count(config, dialect.layers), 1 if dialect.encoder is None else _count(config, dialect.encoder))

@@ -104,7 +104,8 @@ def _directory(directory: str | Path) -> Directory:
 
 def _read_config(config: Mapping[str, Any], file: Path) -> Model:
     if config.get("auto_map"):
-        raise FileError(f"{file}: auto_map names code to be run; nothing in a model directory is run here")
+        remedy = f"take auto_map out to read it as a plain {str(config.get('model_type'))[:60]}"
+        raise FileError(f"{file}: auto_map names code to be run; nothing in a model directory is run here; {remedy}")
     try:
         return from_hf(opened(config)[0])
     except SpecError as error:
