@@ -3,7 +3,8 @@
     kept                  the same path, axes and sizes, read as before
     kept_reader_changed   the same numbers, but what reads them reads them another way (RoPE -> ALiBi, a window, an activation)
     transformed           the numbers go over by a map that keeps their meaning: heads pooled or repeated (Ainslie et al. 2023),
-                          rows added or cut, q, k and v packed or split, a tie undone, a norm's weight counted from 0 or from 1
+                          rows added or cut, q, k and v packed or split, a tie undone, a norm's weight counted from 0 or from 1,
+                          a layer at another place, or taken again
     new, dropped          only in b, only in a
     impossible            in both, but no such map is known (another width, another number of heads)
 
@@ -14,15 +15,18 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from math import lcm
 from typing import Any, Literal, NamedTuple, get_args
 
 from dovetail.account import say
 from dovetail.core.check import check
 from dovetail.core.env import Env
+from dovetail.core.errors import SpecError
 from dovetail.core.part import Part, join
 from dovetail.core.weight import Weight
 from dovetail.diff.change import PACKED_AXIS, Change, changes, pieces, places, sizes
+from dovetail.diff.pick import came_from, picked
 from dovetail.model import Block, Model
 
 Fate = Literal["kept", "kept_reader_changed", "transformed", "new", "dropped", "impossible"]
@@ -86,13 +90,19 @@ class Diff:
         return {"tensors": rows, "summary": self.summary, "change": change}
 
 
-def diff(a: Model, b: Model) -> Diff:
-    """Compare two specs, each checked first."""
+def diff(a: Model, b: Model, picks: Sequence[int] | None = None) -> Diff:
+    """Compare two specs, each checked first. Layers are compared by their number, or layer j of b with layer picks[j] of a."""
     check(a)
     check(b)
-    change = changes(a, b)
-    there, here = tensors(a), tensors(b)
-    source = {path: content for tensor in there.values() for path, content in tensor.contents()}
+    if picks is not None and len(picks) != len(b.layers):
+        raise SpecError("layers", f"{len(picks)} layers are picked for the {len(b.layers)} there are")
+    stood = a if picks is None else picked(a, picks)  # a, its layers in the order of b's
+    change = changes(stood, b)
+    there, here, ordered = tensors(a), tensors(b), tensors(stood)
+    source: dict[str, Content] = {}
+    for tensor in ordered.values():
+        stored = there[came_from(tensor.path, picks)].owner
+        source |= {path: content._replace(stored=stored) for path, content in tensor.contents()}
     sharing: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in here.values():
         if tensor.weight.same_as is not None:
@@ -101,9 +111,13 @@ def diff(a: Model, b: Model) -> Diff:
     rows: list[Row] = []
     for tensor in here.values():
         if tensor.weight.same_as is None:
-            rows += _arrivals(tensor, source, there, _readers(tensor, sharing[tensor.path], there, reading))
+            stands = came_from(tensor.path, picks)
+            rows += _arrivals(tensor, stands, source, there, _readers(tensor, sharing[tensor.path], ordered, reading))
     used = {row.a for row in rows}
-    rows += [_departure(tensor, here) for tensor in there.values() if tensor.weight.learned and tensor.path not in used]
+    heirs = {came_from(path, picks): tensor for path, tensor in here.items()}
+    rows += [_departure(tensor, heirs) for tensor in there.values() if tensor.weight.learned and tensor.path not in used]
+    if picks is not None and list(picks) != list(range(len(a.layers))):
+        change = [Change("layers", list(range(len(a.layers))), list(picks), False), *change]
     return Diff(a, b, tuple(rows), tuple(change))
 
 
@@ -210,8 +224,10 @@ def _within(path: str, root: str) -> bool:
 # -- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _arrivals(tensor: Tensor, source: dict[str, Content], there: dict[str, Tensor], readers: list[str]) -> list[Row]:
-    """Where one tensor of b comes from: one row for each tensor of a that goes into it."""
+def _arrivals(
+    tensor: Tensor, stood: str, source: dict[str, Content], there: dict[str, Tensor], readers: list[str]
+) -> list[Row]:
+    """Where one tensor of b, which stood at `stood` in a, comes from: one row for each tensor of a that goes into it."""
     wanted = tensor.contents()
     found = [(content, source[path]) for path, content in wanted if path in source]
     if not found:
@@ -229,7 +245,7 @@ def _arrivals(tensor: Tensor, source: dict[str, Content], there: dict[str, Tenso
                 steps, words = _steps(come, here)
                 moves.append(Move(come.piece, here.piece, sizes(come.weight, there[stored].env), come.axes, steps))
                 said += words
-        said = _routed(tensor, there[stored]) + said
+        said = _routed(tensor, stood, there[stored]) + said
         fate: Fate = "transformed" if said else "kept_reader_changed" if readers else "kept"
         rows.append(_row(there[stored], tensor, fate, "; ".join(dict.fromkeys(said + read)), tuple(moves)))
     return rows
@@ -239,10 +255,10 @@ def _row(a: Tensor, b: Tensor, fate: Fate, how: str, moves: tuple[Move, ...] = (
     return Row(a.path, b.path, fate, how, {"a": a.shape, "b": b.shape}, moves)
 
 
-def _routed(b: Tensor, a: Tensor) -> list[str]:
+def _routed(b: Tensor, stood: str, a: Tensor) -> list[str]:
     """What is to be said where the numbers change their place."""
-    if a.path == b.path:
-        return []
+    if a.path == stood:
+        return [] if b.path == stood else ["taken from another layer"]
     packed_a, packed_b = bool(pieces(a.weight)), bool(pieces(b.weight))
     if packed_a and not packed_b:
         return [f"split from {a.weight.name}"]
@@ -288,8 +304,8 @@ def _neutral(weight: Weight) -> float:
     return 1.0 if weight.role == "norm" and weight.init == "ones" else 0.0
 
 
-def _departure(tensor: Tensor, here: dict[str, Tensor]) -> Row:
-    """A tensor of a that nothing of b is made of."""
-    tied = here.get(tensor.path)
+def _departure(tensor: Tensor, heirs: dict[str, Tensor]) -> Row:
+    """A tensor of a that nothing of b is made of; `heirs` are b's tensors by where they stood in a."""
+    tied = heirs.get(tensor.path)
     how = "not in b" if tied is None else f"{tied.owner} serves in its place"
     return Row(tensor.path, None, "dropped", how, {"a": tensor.shape})
