@@ -22,10 +22,9 @@ from dovetail.train.plan import Plan
 
 if TYPE_CHECKING:
     from dovetail.data.corpus import Corpus
-    from dovetail.model import Model, ModelModule
+    from dovetail.model import ModelModule
     from dovetail.text.tokenizer import Tokenizer
     from dovetail.train.loop import Point
-    from dovetail.train.objective import Objective
 
 
 @dc.dataclass
@@ -78,6 +77,7 @@ class Command:
         from dovetail.text.learn import learn
         from dovetail.text.tokenizer import TOKENIZER_FILE
         from dovetail.train.loop import train
+        from dovetail.train.objective import check_learns_text, text_objective
 
         if wrong := self._wrong():
             print(f"dovetail: {wrong}", file=sys.stderr)
@@ -85,13 +85,13 @@ class Command:
         out = self.out or Path(f"{Path(os.path.abspath(self.spec)).stem}-trained")
         must_be_free(out, self.force)
         spec = changed(find_spec(self.spec), self.set, self.swap)
-        _check(spec)
+        check_learns_text(spec)
         model = build(spec, seed=self.seed)
         text = read_corpus(self.text)
         _say(f"{self.text}: {len(text):,} characters; training a tokenizer of {spec.vocab} tokens on them")
         tokenizer = learn(text, spec.vocab, self.tokenizer)
         corpus = Corpus.cut(tokenizer.encode(text), self.length, name=str(self.text))
-        objective, does = _objective(spec, tokenizer)
+        objective, does = text_objective(spec, tokenizer)
         count = len(corpus.train) + len(corpus.held_out)
         _say(f"{self.spec}: {parameters(spec):,} parameters, {does}; {count:,} tokens, {len(corpus.held_out):,} held out")
         beside = {TOKENIZER_FILE: tokenizer.to_json()}
@@ -144,32 +144,6 @@ class Command:
             _say(f"no sample: {error}")
             return ""
         return tokenizer.decode(ids)
-
-
-def _check(spec: Model) -> None:
-    """Whether a plain text can teach this spec anything."""
-    from dovetail.core.errors import SpecError
-    from dovetail.core.fold import declared
-
-    over_vocab = {d.path.partition(".")[0] for d in declared(spec) if "vocab" in d.weight.out}
-    if spec.encoder is not None:
-        raise SpecError("encoder", "a plain text has no sources and targets", "use dovetail.train.objective.seq2seq in Python")
-    if "embed" not in over_vocab:
-        raise SpecError("embed", f"{spec.embed.kind} does not read tokens", "--set embed=tokens")
-    if "head" not in over_vocab:
-        raise SpecError("head", "a plain text asks for a token at every place", "--set head=lm")
-    if spec.order() == "ahead":
-        raise SpecError("layers", "a prefix that sees ahead would be asked for what it sees", "use a causal mask")
-
-
-def _objective(spec: Model, tokenizer: Tokenizer) -> tuple[Objective, str]:
-    """A model that sees both ways fills in, any other goes on; and a word on it."""
-    from dovetail.text.tokenizer import MASK
-    from dovetail.train.objective import MaskedTokens, next_token
-
-    if spec.order() == "both":
-        return MaskedTokens(mask=tokenizer.id_of(MASK), vocab=tokenizer.size), "learning to fill in masked tokens"
-    return next_token, "learning the next token"
 
 
 def _report(points: list[Point]) -> dict[str, Any]:

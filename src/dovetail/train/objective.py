@@ -18,9 +18,12 @@ from torch import Tensor
 
 from dovetail.build import generator
 from dovetail.core.ctx import Ctx
+from dovetail.core.errors import SpecError
+from dovetail.core.fold import declared
 from dovetail.data.corpus import Batch
-from dovetail.model import ModelModule
+from dovetail.model import Model, ModelModule
 from dovetail.ops.loss import IGNORED
+from dovetail.text.tokenizer import MASK, Tokenizer
 
 
 class Objective(Protocol):
@@ -85,3 +88,23 @@ class MaskedTokens:
         seen = torch.where(chosen & (fate < self.hidden), self.mask, tokens)
         seen = torch.where(chosen & (fate >= self.hidden) & (fate < self.hidden + self.replaced), others, seen)
         return seen, tokens.masked_fill(~chosen, IGNORED)
+
+
+def check_learns_text(spec: Model) -> None:
+    """Raise unless a plain text can teach this spec anything."""
+    over_vocab = {d.path.partition(".")[0] for d in declared(spec) if "vocab" in d.weight.out}
+    if spec.encoder is not None:
+        raise SpecError("encoder", "a plain text has no sources and targets", "use dovetail.train.objective.seq2seq in Python")
+    if "embed" not in over_vocab:
+        raise SpecError("embed", f"{spec.embed.kind} does not read tokens", "--set embed=tokens")
+    if "head" not in over_vocab:
+        raise SpecError("head", "a plain text asks for a token at every place", "--set head=lm")
+    if spec.order() == "ahead":
+        raise SpecError("layers", "a prefix that sees ahead would be asked for what it sees", "use a causal mask")
+
+
+def text_objective(spec: Model, tokenizer: Tokenizer) -> tuple[Objective, str]:
+    """What a plain text asks of a spec: one that sees both ways fills in, any other goes on; and a word on it."""
+    if spec.order() == "both":
+        return MaskedTokens(mask=tokenizer.id_of(MASK), vocab=tokenizer.size), "learning to fill in masked tokens"
+    return next_token, "learning the next token"
