@@ -55,18 +55,22 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_toke
 
 def import_directory(source: str | Path, out: str | Path, *, watch: Watch | None = None) -> Model:
     """Write the model of a directory in Hugging Face layout as one of ours; its spec."""
-    where = Directory(source)
     model = load(source, watch=watch)
-    beside = _beside(where)
-    if where.has(CONFIG_FILE):
-        config = where.json(CONFIG_FILE, LARGEST_CONFIG)
-        beside[KEPT_CONFIG] = _json(config)
+    write_own(model, Directory(source), out)
+    return model.part
+
+
+def write_own(model: ModelModule, source: Directory, out: str | Path, beside: Mapping[str, bytes] | None = None) -> None:
+    """Write a model as a directory of ours, with what stands beside the weights of the directory it came from, and more."""
+    carried = _beside(source)
+    config = _config(source)
+    if config:
+        carried[KEPT_CONFIG] = _json(config)
         ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
         if ids:
-            beside.setdefault(GENERATION_FILE, _json(ids))
+            carried.setdefault(GENERATION_FILE, _json(ids))
     stored = {d.path: tensor_at(model, d.path) for d in declared(model.part) if d.weight.stored}
-    write_directory(out, own_pieces(stored), {**spec_and(model.part, {}), **beside})
-    return model.part
+    write_directory(out, own_pieces(stored), {**spec_and(model.part, {}), **carried, **(beside or {})})
 
 
 def export_directory(
@@ -75,17 +79,46 @@ def export_directory(
     """Write the model of a directory in Hugging Face layout, in the words of a family; of the one it came from, or of the
     first that can say all of it, where none is named."""
     where = Directory(source)
-    model = load(source, watch=watch)
-    name = next((name for name in (CONFIG_FILE, KEPT_CONFIG) if where.has(name)), None)
-    kept = {} if name is None else where.json(name, LARGEST_CONFIG)
-    beside = _beside(where)
-    ported, pieces = exported(model, family or kept.get("model_type"), kept)
-    if GENERATION_FILE in beside:
-        said = where.json(GENERATION_FILE)
+    return write_theirs(load(source, watch=watch), where, out, family or _config(where).get("model_type"), shard=shard)
+
+
+def write_theirs(
+    model: ModelModule,
+    source: Directory,
+    out: str | Path,
+    family: str | None = None,
+    beside: Mapping[str, bytes] | None = None,
+    *,
+    shard: int = SHARD,
+) -> Ported:
+    """Write a model in Hugging Face layout, in the words of a family or of the first that can say all of it, with what stands
+    beside the weights of the directory it came from, and more."""
+    carried = _beside(source)
+    ported, pieces = exported(model, family, _config(source))
+    if GENERATION_FILE in carried:
+        said = source.json(GENERATION_FILE)
         ported.config.update({name: said[name] for name in TOKEN_IDS if name in said})
-    config = {CONFIG_FILE: _json(ported.config)}
-    write_directory(out, pieces, {**spec_and(model.part, {}), **beside, **config}, shard=shard)
+    files = {**spec_and(model.part, {}), **carried, **(beside or {}), CONFIG_FILE: _json(ported.config)}
+    write_directory(out, pieces, files, shard=shard)
     return ported
+
+
+def family_for(spec: Model, source: Directory, family: str | None = None) -> str:
+    """The family to write a changed spec in: the one named, or the one the directory came in, or the first that can say all of
+    it. Raises SpecError with the path of the part that has no word."""
+    came = _config(source).get("model_type")
+    if family is None and isinstance(came, str):
+        try:
+            return to_hf(spec, came).dialect
+        except SpecError:
+            return to_hf(spec).dialect
+    return to_hf(spec, family).dialect
+
+
+def _config(where: Directory) -> dict[str, Any]:
+    """The directory's own config, or the one it was imported with; empty where there is none."""
+    name = next((name for name in (CONFIG_FILE, KEPT_CONFIG) if where.has(name)), None)
+    return {} if name is None else where.json(name, LARGEST_CONFIG)
 
 
 def exported(model: ModelModule, family: str | None, kept: Mapping[str, Any]) -> tuple[Ported, list[Piece]]:
