@@ -30,8 +30,8 @@ from dovetail.model import Block, Model
 FAMILIES = ("decoder", "encoder", "seq2seq", "vision")
 SIZES = {"width": 28, "vocab": 62}  # none a power of two, each different, so that no transpose hides
 LAYERS = 3  # what is wanted is pinned in the first, further pairs in the others
-TRIES = 30
-CROWDED = 15  # tries with something pinned in every layer; two pins may not go together, so the rest leave the others free
+TRIES = 10
+CROWDED = 5  # tries with something pinned in every layer; two pins may not go together, so the rest leave the others free
 CANDIDATES = 3
 REDRAWN = 6  # a draw of many parts hardly ever suits at once: the layer that does not is drawn again
 
