@@ -1,0 +1,53 @@
+"""Write a model as one plain PyTorch file: torch and the standard library, and nothing of ours.
+
+A reader learns the model from top to bottom, and may leave with it: weights saved here load there by the same names, and the
+numbers are the same, bit for bit. What has no words in such a file yet is an error that names the part.
+
+    dovetail emit llama-tiny -o llama.py
+    python llama.py                                    random weights
+    python llama.py my-model/model.safetensors         those of `dovetail train` or `dovetail import`
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dc.dataclass
+class Command:
+    """Which model, and where to."""
+
+    spec: tyro.conf.Positional[str]
+    """A preset's name, a .yaml file or a model directory."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """The file to write; stdout by default."""
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
+    swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Change a part wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
+    force: bool = False
+    """Replace the file where there is one."""
+
+    def run(self) -> int | None:
+        """Read the spec, write the file, say how long it is."""
+        from dovetail.core.errors import FileError
+        from dovetail.emit.file import emit
+        from dovetail.port.load import find_spec
+        from dovetail.spec import changed
+
+        text = emit(changed(find_spec(self.spec), self.set, self.swap), Path(self.spec).stem)
+        if self.out is None:
+            print(text, end="")
+            return 0
+        if self.out.exists() and not (self.force and self.out.is_file()):
+            raise FileError(f"{self.out}: is there already; name another with -o" + ("" if self.force else ", or use --force"))
+        try:
+            self.out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise FileError(f"{self.out}: cannot be written ({error.strerror})") from error
+        print(f"{self.out}: {len(text.splitlines())} lines; python {self.out} runs it")
+        return 0

@@ -1,0 +1,135 @@
+"""Plain Python as text: calls laid out as a formatter would, templates whose lines may be left out, and the file they make.
+
+    self.v = nn.Linear(width, heads * head, bias=$bias)
+    z = z * torch.sigmoid(self.gate(x))  #? gate            kept where the flag `gate` holds
+    return z  #? not gate out                               kept where `gate` does not hold and `out` does
+
+A class or function is defined once for all that need the same text; a second text under a name gets a number behind it.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+WIDTH = 100  # columns of an emitted line
+STEP = 4  # columns of one level
+MARK = re.compile(r"\s*#\? (?P<flags>.*)$")
+
+
+@dc.dataclass(frozen=True)
+class Call:
+    """A call in the emitted file. An argument is a number, an expression as text, or another call; without a name it is
+    positional."""
+
+    name: str
+    args: tuple[tuple[str, Any], ...] = ()
+    open: bool = False  # one argument a line, however short they are
+
+    @staticmethod
+    def to(name: str, **args: Any) -> Call:
+        """A call with named arguments; those that are None are left out."""
+        return Call(name, tuple((key, value) for key, value in args.items() if value is not None))
+
+    def opened(self) -> Call:
+        """The same call, laid out with one argument a line."""
+        return dc.replace(self, open=True)
+
+    def change(self, **args: Any) -> Call:
+        """The same call with other values for some of its arguments."""
+        return dc.replace(self, args=tuple((key, args.get(key, value)) for key, value in self.args))
+
+    def is_open(self) -> bool:
+        """Whether it can never stand on one line."""
+        return self.open or any(isinstance(value, Call) and value.is_open() for _, value in self.args)
+
+    def flat(self) -> str:
+        """On one line."""
+        return f"{self.name}({', '.join(_flat(key, value) for key, value in self.args)})"
+
+
+def _flat(key: str, value: Any) -> str:
+    text = value.flat() if isinstance(value, Call) else value if isinstance(value, str) else repr(value)
+    return f"{key}={text}" if key else text
+
+
+def laid(before: str, call: Call, after: str, indent: int) -> str:
+    """`before call after` within the width: on one line, or its arguments on a line of their own, or each on its own. The first
+    line is not indented, since it stands in a template's place."""
+    one = f"{before}{call.flat()}{after}"
+    if not call.is_open() and indent + len(one) <= WIDTH:
+        return one
+    inner, joined = indent + STEP, ", ".join(_flat(key, value) for key, value in call.args)
+    if not call.is_open() and inner + len(joined) <= WIDTH:
+        rows = [joined]
+    else:
+        rows = [_row(key, value, inner) for key, value in call.args]
+    return "\n".join([f"{before}{call.name}(", *(" " * inner + row for row in rows), " " * indent + f"){after}"])
+
+
+def _row(key: str, value: Any, indent: int) -> str:
+    if isinstance(value, Call):
+        return laid(f"{key}=" if key else "", value, ",", indent)
+    return f"{_flat(key, value)},"
+
+
+def signature(name: str, given: Iterable[str], gives: str = "", indent: int = STEP) -> str:
+    """`def name(self, given…) -> gives:` within the width."""
+    arguments = tuple(("", argument) for argument in ("self", *given))
+    return laid("def ", Call(name, arguments), f" -> {gives}:" if gives else ":", indent)
+
+
+def fill(text: str, flags: Mapping[str, object] | None = None, **holes: Any) -> str:
+    """A template with its holes filled, and without the lines that are for flags that do not hold."""
+    held = {name for name, holds in (flags or {}).items() if holds}
+    kept: list[str] = []
+    for line in text.strip("\n").split("\n"):
+        mark = MARK.search(line)
+        if mark is None:
+            kept.append(line)
+        elif _holds(mark["flags"].split(), held):
+            kept.append(line[: mark.start()])
+    found = "\n".join(kept)
+    for hole in sorted(holes, key=len, reverse=True):  # the longest first: one may be the beginning of another
+        found = found.replace(f"${hole}", str(holes[hole]))
+    return found
+
+
+def _holds(words: list[str], flags: set[str]) -> bool:
+    """Whether every named flag holds, and none that stands behind a `not`."""
+    wanted = True
+    for before, word in itertools.pairwise(["", *words]):
+        if word != "not":
+            wanted = wanted and (word in flags) != (before == "not")
+    return wanted
+
+
+class File:
+    """What an emitted file defines, in order, and the letters its shapes are written with."""
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, str] = {}
+        self.letters: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def define(self, name: str, text: str, other: str = "") -> str:
+        """Add a class or function whose text calls itself $name; the name it has in the file. Where another text has the name,
+        it is called `other`, or gets a number."""
+        for number in itertools.count():
+            own = name if number == 0 else other if other and number == 1 else f"{other or name}{number + (not other)}"
+            made = text.replace("$name", own)
+            if self.definitions.setdefault(own, made) == made:
+                return own
+        raise AssertionError("numbers never end")
+
+    def letter(self, **letters: str) -> None:
+        """What letters of shapes stand for."""
+        self.letters |= letters
+
+    def note(self, text: str) -> None:
+        """Something a reader should know of the whole file."""
+        if text not in self.notes:
+            self.notes.append(text)

@@ -1,0 +1,41 @@
+"""The writers; importing this registers all of them."""
+
+from dovetail.emit.writer import (
+    act,
+    attention,
+    delta,
+    embed,
+    expert,
+    ffn,
+    head,
+    latent,
+    mamba,
+    mamba2,
+    mask,
+    model,
+    norm,
+    position,
+    rotary,
+    scaling,
+    wire,
+)
+
+__all__ = [
+    "act",
+    "attention",
+    "delta",
+    "embed",
+    "expert",
+    "ffn",
+    "head",
+    "latent",
+    "mamba",
+    "mamba2",
+    "mask",
+    "model",
+    "norm",
+    "position",
+    "rotary",
+    "scaling",
+    "wire",
+]

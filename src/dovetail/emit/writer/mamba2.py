@@ -1,0 +1,115 @@
+"""Mamba-2: a state space by matmuls over chunks."""
+
+from __future__ import annotations
+
+from dovetail.emit.code import Call, File, fill
+from dovetail.emit.registry import Here, Mixed, writes
+from dovetail.emit.writer.wide import define_wide
+from dovetail.ops.form import CHUNK
+
+CONV = '''
+def $name(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Each channel alone: a token and the few before it. x (B, N, C), weight (C, taps)."""
+    n, back = x.shape[1], weight.shape[1] - 1
+    longer = F.pad(x, (0, 0, back, 0))  # zeros before the first token
+    y = longer[:, back:] * weight[:, back]
+    for d in range(1, back + 1):
+        y = y + longer[:, back - d : back - d + n] * weight[:, back - d]
+    return y if bias is None else y + bias
+'''
+
+SCAN = '''
+def $name(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    """A matrix memory that fades: S_t = e^(g_t) S_(t-1) + k_t v_t^T, and y_t = S_t^T q_t.
+
+    By matmuls over chunks of $chunk tokens; the memory goes from chunk to chunk.
+    q, k (B, N, H, S), v (B, N, H, K), g (B, N, H) at most 0 -> y (B, N, H, K)
+    """
+    dtype, kept, n = q.dtype, wide(q.dtype), q.shape[1]
+    size = min($chunk, n)
+    rest = -n % size  # padded behind with tokens that add nothing and fade nothing
+    q, k, v = (F.pad(t.to(kept), (0, 0, 0, 0, 0, rest)) for t in (q, k, v))
+    g = F.pad(g.to(kept), (0, 0, 0, rest))
+    q, k, v = (t.unflatten(1, (-1, size)).transpose(2, 3) for t in (q, k, v))  # (B, C, H, size, .)
+    c = g.unflatten(1, (-1, size)).transpose(2, 3).cumsum(-1)  # log of what is left
+    later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
+    fade = (c[..., :, None] - c[..., None, :]).masked_fill(later, -torch.inf).exp()
+    inside = ((q @ k.transpose(-1, -2)) * fade) @ v  # what a chunk's tokens tell each other
+    through = c[..., -1:, None].exp()
+    added = (k * (c[..., -1:] - c).exp()[..., None]).transpose(-1, -2) @ v
+    memory, memories = torch.zeros_like(added[:, 0]), []
+    for i in range(q.shape[1]):
+        memories.append(memory)  # (B, H, S, K), as it was before chunk i
+        memory = through[:, i] * memory + added[:, i]
+    y = inside + (q * c.exp()[..., None]) @ torch.stack(memories, 1)
+    return y.transpose(2, 3).flatten(1, 2)[:, :n].to(dtype)
+'''
+
+MAMBA2 = '''
+class $name(nn.Module):
+    """A state space whose memory each token writes to (b), lets fade (dt) and reads (c)."""
+
+    $init
+        super().__init__()
+        self.head, self.state = head, state
+        self.z = nn.Linear(width, heads * head, bias=$bias)
+        self.x = nn.Linear(width, heads * head, bias=$bias)
+        self.b = nn.Linear(width, groups * state, bias=$bias)
+        self.c = nn.Linear(width, groups * state, bias=$bias)
+        self.dt = nn.Linear(width, heads, bias=False)
+        self.o = nn.Linear(heads * head, width, bias=$bias)
+        self.conv_x = nn.Parameter(torch.randn(heads * head, $taps) * 0.02)
+        self.conv_b = nn.Parameter(torch.randn(groups * state, $taps) * 0.02)
+        self.conv_c = nn.Parameter(torch.randn(groups * state, $taps) * 0.02)
+        self.conv_x_bias = nn.Parameter(torch.zeros(heads * head))  #? conv_bias
+        self.conv_b_bias = nn.Parameter(torch.zeros(groups * state))  #? conv_bias
+        self.conv_c_bias = nn.Parameter(torch.zeros(groups * state))  #? conv_bias
+        step = torch.logspace(-3, -1, heads)  # first step widths, from 0.001 to 0.1
+        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # softplus undone
+        self.a_log = nn.Parameter(torch.linspace(1, 16, heads).log())
+        self.skip = nn.Parameter(torch.ones(heads))
+        self.norm = $norm
+
+    def forward(self, u: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+        x = F.silu(causal_conv(self.x(u), self.conv_x$x_bias))
+        b = F.silu(causal_conv(self.b(u), self.conv_b$b_bias))
+        c = F.silu(causal_conv(self.c(u), self.conv_c$c_bias))
+        x = x.unflatten(-1, (-1, self.head))  # (B, N, H, K)
+        b, c = (t.unflatten(-1, (-1, self.state)) for t in (b, c))  # (B, N, groups, S)
+        dt = F.softplus(self.dt(u).to(wide(u.dtype)) + self.dt_bias)  # (B, N, H), step widths
+        fading = -self.a_log.to(dt.dtype).exp() * dt  # log of what is left after a step
+        share = x.shape[2] // b.shape[2]  # heads that share one b and c  #? share
+        b, c = b.repeat_interleave(share, 2), c.repeat_interleave(share, 2)  # (B, N, H, S)  #? share
+        y = decay_scan(c, b, x * dt[..., None].to(x.dtype), fading)  # (B, N, H, K)
+        y = y + self.skip[:, None] * x
+        return self.o(self.norm(y.flatten(-2) * F.silu(self.z(u))))
+'''
+
+
+def define_conv(file: File) -> None:
+    """Let the file have a function `causal_conv`."""
+    file.define("causal_conv", fill(CONV))
+
+
+@writes("mamba2")
+def mamba2(here: Here) -> Mixed:
+    """The mixer, its convolution and its scan."""
+    part, file = here.part, here.file
+    define_wide(file)
+    define_conv(file)
+    file.define("decay_scan", fill(SCAN, chunk=CHUNK))
+    file.letter(H="heads", K="size of a head", S="size of the memory a channel", C="channels, or chunks of a text")
+    flags = {"conv_bias": part.conv_bias, "share": here.size("heads") > part.groups}
+    biases = {f"{name}_bias": f", self.conv_{name}_bias" if part.conv_bias else "" for name in "xbc"}
+    sizes = {"width": here.size("embed"), "heads": here.size("heads"), "head": part.head}
+    sizes |= {"groups": part.groups, "state": part.state_size}
+    text = fill(
+        MAMBA2,
+        flags,
+        init=f"def __init__(self, {', '.join(f'{name}: int' for name in sizes)}):",
+        bias=part.bias,
+        taps=part.taps_wide,
+        norm=here.write("norm").change(dim="heads * head").flat(),
+        **biases,
+    )
+    return Mixed(Call.to(file.define("Mamba2", text), **sizes))
