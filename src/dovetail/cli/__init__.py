@@ -22,6 +22,7 @@ VERBS = {
     "import": "turn a directory in Hugging Face layout into one of ours",
     "export": "write a model in Hugging Face layout",
     "port": "the families that can be read and written",
+    "emit": "write a model as one plain PyTorch file",
 }
 HELP = """usage: dovetail VERB …
 
