@@ -1,4 +1,5 @@
-"""Hold every part to its laws, in every wiring it can take part in; or plant known bugs and see that the laws catch them."""
+"""Hold every part to its laws, in every wiring it can take part in; or one model, also one that is not ours; or plant known
+bugs and see that the laws catch them."""
 
 from __future__ import annotations
 
@@ -12,10 +13,16 @@ import tyro
 
 @dc.dataclass
 class Command:
-    """Laws on all wirings (default), on one SPEC, or on planted bugs (--mutants)."""
+    """Laws on all wirings (default), on one SPEC, on a model that is not ours, or on planted bugs (--mutants)."""
 
     spec: Annotated[str | None, tyro.conf.Positional] = None
-    """A preset, .yaml or model directory: only this one is tried."""
+    """A preset, .yaml or model directory: only this one is tried. `hf:DIR` is run by transformers, `py:file.py:factory` is any
+    nn.Module that takes token ids: both are held to the laws that need no declarations."""
+    only: tuple[str, ...] = ()
+    """With hf: and py:, these laws alone."""
+    as_is: bool = False
+    """With hf: and py:, weights stay as they are. Otherwise those of a checkpoint do, and first weights are moved: they hide
+    bugs."""
     quick: bool = False
     """A few wirings that hold every kind; under a minute."""
     mutants: bool = False
@@ -37,6 +44,8 @@ class Command:
             importlib.import_module(module)
         if self.mutants:
             return self.print_mutants()
+        if self.spec is not None and self.spec.startswith(("hf:", "py:")):
+            return self.print_foreign(self.spec)
         return self.print_one(self.spec) if self.spec is not None else self.print_all()
 
     def print_all(self) -> int:
@@ -67,6 +76,24 @@ class Command:
         failed = [row for row in rows if row.state == "failed"]
         data = {"spec": name, "failed": len(failed), "laws": [dc.asdict(row) for row in rows]}
         self.show(data, lambda: one(name, rows, {law.name: law.says for law in LAWS.values()}))
+        return 1 if failed else 0
+
+    def print_foreign(self, name: str) -> int:
+        """One model that is not ours."""
+        from dovetail.laws.foreign_laws import FOREIGN, laws_on, told_names
+        from dovetail.laws.foreign_open import opened
+
+        names, rows = told_names(self.only), []
+        with progress("laws") as told:
+            case = opened(name, seed=self.seed, as_is=self.as_is)
+            for i, law in enumerate(names):
+                told(i, len(names), law)
+                rows += laws_on(case, [law])
+        failed = [row for row in rows if row.state == "failed"]
+        how = {"dtype": str(case.dtype).removeprefix("torch."), "tolerance": case.tolerance}
+        data = {"model": name, "failed": len(failed), **how, "laws": [dc.asdict(row) for row in rows]}
+        title = f"{name}  ({how['dtype']}, equal to {case.tolerance:g} of their scale)"
+        self.show(data, lambda: one(title, rows, {law.name: law.says for law in FOREIGN.values()}))
         return 1 if failed else 0
 
     def print_mutants(self) -> int:

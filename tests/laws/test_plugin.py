@@ -1,0 +1,51 @@
+"""The pytest plugin in a repository of a user's own, by a pytest of its own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODEL = Path(__file__).parent / "foreign_model.py"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    shutil.copy(MODEL, tmp_path / "model.py")
+    (tmp_path / "test_own.py").write_text("import sys\n\n\ndef test_own():\n    assert 'torch' not in sys.modules\n")
+    return tmp_path
+
+
+def run(where: Path, *args: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *args]
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=240)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_unused_it_imports_no_torch(repository: Path) -> None:
+    code, out = run(repository, "-q")
+    assert code == 0, out
+    assert "1 passed" in out
+
+
+@pytest.mark.slow
+def test_each_law_is_an_item(repository: Path) -> None:
+    code, out = run(repository, "--dovetail", "py:model.py:position", "-v", "-k", "causal or chunked")
+    assert code == 1, out
+    assert "position::causal PASSED" in out
+    assert "position::chunked FAILED" in out
+    assert "the law chunked does not hold: step by step: first differ at row 0, position 1" in out
+    assert "collected 7 items / 5 deselected / 2 selected" in out
+    assert "1 failed, 1 passed" in out
+
+
+@pytest.mark.slow
+def test_settings_name_models_and_laws_without_means_are_skipped(repository: Path) -> None:
+    (repository / "pytest.ini").write_text("[pytest]\ndovetail =\n    py:model.py:Stateless\n")
+    code, out = run(repository, "-v", "-rs", "-k", "chunked")
+    assert code == 0, out
+    assert "1 skipped" in out
+    assert "it gives back no memory that it takes again" in out
