@@ -99,14 +99,14 @@ def noise(model: Any) -> None:
     ("plant", "first", "layer", "cause"),
     [
         (unscaled, "layers.1.mixer.o.in", "layers.1", "score scale"),
-        (norms_exchanged, "layers.2.mixer_norm", "layers.2", "swapped norms"),
+        pytest.param(norms_exchanged, "layers.2.mixer_norm", "layers.2", "swapped norms", marks=pytest.mark.slow),
         (other_eps, "layers.1.ffn_norm", "layers.1", "norm's eps"),
-        (other_activation, "layers.0.ffn.down.in", "layers.0", "activation"),
-        (on_its_side, "layers.1.mixer.o", "layers.1", "transposed weight"),
-        (skipped, "layers.1", "layers.1", "layer skipped"),
+        pytest.param(other_activation, "layers.0.ffn.down.in", "layers.0", "activation", marks=pytest.mark.slow),
+        pytest.param(on_its_side, "layers.1.mixer.o", "layers.1", "transposed weight", marks=pytest.mark.slow),
+        pytest.param(skipped, "layers.1", "layers.1", "layer skipped", marks=pytest.mark.slow),
         (scaled_embedding, "layers.0.in", "embed", "embedding scale"),
         (tied, "answer", "head", "tied head"),
-        (no_last_norm, "norm", "head", "norm missing"),
+        pytest.param(no_last_norm, "norm", "head", "norm missing", marks=pytest.mark.slow),
     ],
 )
 def test_a_planted_bug_is_found_and_named(

@@ -1,0 +1,26 @@
+"""The benchmark of planted bugs runs, finds one of every kind, and cries no wolf."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.slow
+def test_one_bug_of_every_kind(tmp_path: Path) -> None:
+    table = tmp_path / "cases.json"
+    command = [sys.executable, str(BENCHMARKS / "verify.py"), "--quick", "--json", "--threads", "1", "--table", str(table)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = {row["name"]: row for row in json.loads(done.stdout)["rows"]}
+    assert rows["kinds of bugs"]["value"] >= 12
+    assert rows["misses"]["value"] == rows["false alarms"]["value"] == 0
+    assert all(rows[name]["holds"] for name in ("first bad layer named right", "cause named right"))
+    assert len(json.loads(table.read_text())) == rows["corrupted models"]["value"]
+    assert table.with_suffix(".md").read_text().startswith("| bug |")
