@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from dovetail.core.errors import SpecError
+from dovetail.model import Model
 from dovetail.port.dialect.gemma import GEMMA
 from dovetail.port.layer import FULL, SLIDING, LayerTypes
-from dovetail.port.table import ACTIVATIONS, Config, Named, Nullable, Row, Through
+from dovetail.port.table import ACTIVATIONS, Config, Named, Nullable, Row, Settings, look
 
 
 def usual(config: Config, layer: int) -> str:
@@ -12,9 +16,24 @@ def usual(config: Config, layer: int) -> str:
     return FULL if layer % 2 else SLIDING
 
 
-def squared(scale: float) -> int:
-    """The whole number whose root the scores are divided by."""
-    return round(scale**-2)
+class Divisor:
+    """The whole number whose root the scores are divided by; where it is the size of a head, our scale says nothing."""
+
+    names = ("query_pre_attn_scalar",)
+    ours = "layers.*.mixer.scale"
+
+    def give(self, spec: Model) -> dict[str, Any]:
+        scale, head = look(spec, self.ours), look(spec, "layers.*.mixer.head")
+        number = head if scale is None else round(scale**-2) if isinstance(scale, float) else None
+        return {} if number is None else {self.names[0]: number}
+
+    def take(self, config: Config) -> Settings:
+        number = config.get(self.names[0])
+        if number is None:
+            return {}
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
+            raise SpecError(f"config.{self.names[0]}", f"{number!r} is not a number above 0")
+        return {self.ours: None if number == config.get("head_dim") else number**-0.5}
 
 
 GEMMA2 = GEMMA.but(
@@ -25,7 +44,7 @@ GEMMA2 = GEMMA.but(
     fields=(
         LayerTypes("num_hidden_layers", usual),
         Named("hidden_activation", "layers.*.ffn.act", ACTIVATIONS),
-        Through("query_pre_attn_scalar", "layers.*.mixer.scale", there=squared, back=lambda number: number**-0.5),
+        Divisor(),
         Nullable("attn_logit_softcapping", "layers.*.mixer.softcap"),
         Nullable("final_logit_softcapping", "head.softcap"),
     ),
