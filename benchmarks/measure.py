@@ -112,19 +112,24 @@ def arguments(about: str) -> argparse.ArgumentParser:
     return parser
 
 
-def tell(rows: Sequence[Row], as_json: bool) -> None:
-    """Print the rows with the versions they were taken with."""
-    versions = {
+def versions() -> dict[str, str]:
+    """What a figure was taken with."""
+    return {
         "dovetail": dovetail.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": str(torch.get_num_threads()),
     }
+
+
+def tell(rows: Sequence[Row], as_json: bool) -> None:
+    """Print the rows with the versions they were taken with."""
+    taken = versions()
     if as_json:
-        print(json.dumps({"rows": [row.data() for row in rows], "versions": versions}, ensure_ascii=False))
+        print(json.dumps({"rows": [row.data() for row in rows], "versions": taken}, ensure_ascii=False))
         return
-    table = Table("figure", "value", "goal", "holds", "spread", caption=" · ".join(f"{k} {v}" for k, v in versions.items()))
+    table = Table("figure", "value", "goal", "holds", "spread", caption=" · ".join(f"{k} {v}" for k, v in taken.items()))
     for row in rows:
         holds = {True: "yes", False: "NO", None: "–" if row.goal is None else "too noisy"}[row.holds]
         spread = "–" if row.spread is None else f"{row.spread:.3f}"
