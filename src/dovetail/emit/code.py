@@ -17,6 +17,7 @@ from typing import Any
 
 WIDTH = 100  # columns of an emitted line
 STEP = 4  # columns of one level
+BODY = 2 * STEP  # columns before a line of a method
 MARK = re.compile(r"\s*#\? (?P<flags>.*)$")
 
 

@@ -12,6 +12,7 @@ What a writer gives depends on the group, since parts stand in different places 
     mixer               Mixed: the call, and what the module takes beside x
     position            Placed: what happens on the stream, to q and k, or to the scores
     scaling             Stretch: how frequencies change
+    feature             Features: what becomes of a query and of a key
     mask                Seen: a name, and an expression of the positions q (N, 1) and k (1, N)
     act                 Act: an expression of an expression
     embed, head         Entry, Answer: the call, and how the model uses it
@@ -107,6 +108,15 @@ class Placed:
     turn: Callable[[str], str] | None = None  # what becomes of q and of k
     bias: str = ""  # what is added to the scores (1, H, N, N)
     given: Mapping[str, str] = dc.field(default_factory=dict)  # what the bias needs from the model
+
+
+@dc.dataclass(frozen=True)
+class Features:
+    """A feature map: what becomes of a query and of a key, and the module that knows, held as `feature`."""
+
+    query: Callable[[str], str]
+    key: Callable[[str], str]
+    module: Call | None = None
 
 
 @dc.dataclass(frozen=True)

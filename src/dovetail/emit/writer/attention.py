@@ -6,12 +6,11 @@ tensor; and the equation written out where a soft-cap or a sink must come betwee
 
 from __future__ import annotations
 
-from dovetail.emit.code import Call, fill, laid, signature
+from dovetail.emit.code import BODY, Call, fill, laid, signature
 from dovetail.emit.registry import Here, Mixed, Placed, writes
 from dovetail.emit.writer.mask import mask_function
 from dovetail.emit.writer.wide import define_wide
 
-BODY = 8  # columns before a line of a method
 OTHERWISE = {"causal": "CausalAttention", "all": "FullAttention", None: "MaskedAttention"}  # where several are in one file
 
 ATTENTION = '''

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dovetail.emit.code import Call, fill, laid, signature
+from dovetail.emit.code import BODY, Call, fill, laid, signature
 from dovetail.emit.registry import Here, Mixed, Placed, writes
-from dovetail.emit.writer.attention import BODY, kernel
+from dovetail.emit.writer.attention import kernel
 from dovetail.emit.writer.mask import mask_function
 
 LATENT = '''
@@ -33,19 +33,28 @@ class $name(nn.Module):
     $forward  # (B, N, D) -> (B, N, D)
         q = self.q($q_from).unflatten(-1, (-1, self.nope + self.rope))
         q, q_turned = q.split([self.nope, self.rope], -1)  # (B, N, H, nope), (B, N, H, rope)
-        q = torch.cat([q, $q_turned], -1)
+        q_turned = $q_turned  #? turn
+        q = torch.cat([q, q_turned], -1)  #? not absorbed
         latent = self.kv_norm(self.kv_down(x))  # (B, N, kv_rank): all that need be remembered ...
         turned = self.turned(x).unsqueeze(-2)  # (B, N, 1, rope): ... and this
         turned = $k_turned  #? turn
-        k = self.k_up(latent).unflatten(-1, (-1, self.nope))
-        k = torch.cat([k, turned.expand(*k.shape[:-1], -1)], -1)  # (B, N, H, nope + rope)
-        v = self.v_up(latent).unflatten(-1, (-1, self.value))  # (B, N, H, value)
+        k = self.k_up(latent).unflatten(-1, (-1, self.nope))  #? not absorbed
+        k = torch.cat([k, turned.expand(*k.shape[:-1], -1)], -1)  # (B, N, H, nope + rope)  #? not absorbed
+        v = self.v_up(latent).unflatten(-1, (-1, self.value))  # (B, N, H, value)  #? not absorbed
+        # queries look at so small a latent itself: no key is made, and v_up comes after  #? absorbed
+        k_up = self.k_up.weight.unflatten(0, (-1, self.nope))  # (H, nope, kv_rank)  #? absorbed
+        v_up = self.v_up.weight.unflatten(0, (-1, self.value))  # (H, value, kv_rank)  #? absorbed
+        q = torch.cat([torch.einsum("...hi,hir->...hr", q, k_up), q_turned], -1)  #? absorbed
+        v = latent.unsqueeze(-2)  # (B, N, 1, kv_rank): all heads share it  #? absorbed
+        k = torch.cat([v, turned], -1)  #? absorbed
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, N, .)
         seen = self.mask(x.shape[1], x.device)  # (N, N)  #? dense
         bias = $added.to(q.dtype)  #? biased
         bias = torch.where(seen, bias, -torch.inf)  # (1, H, N, N)  #? biased dense
         $attend
-        return self.o(z.transpose(1, 2).flatten(-2))
+        z = z.transpose(1, 2)
+        z = torch.einsum("...hr,hor->...ho", z, v_up)  # (B, N, H, value)  #? absorbed
+        return self.o(z.flatten(-2))
 '''
 
 
@@ -55,15 +64,15 @@ def latent(here: Here) -> Mixed:
     part, file = here.part, here.file
     placed: Placed = here.write("position")
     flag, biased = part.mask.flag(), bool(placed.bias)
+    absorbed = 2 * part.kv_rank < part.nope + part.value  # fewer products, where as many tokens ask as answer
     flags = {
         "dense": flag is None or (flag == "causal" and biased),
         "q_rank": part.q_rank is not None,
         "position": placed.module is not None or bool(placed.given),
         "turn": placed.turn is not None,
         "biased": biased,
+        "absorbed": absorbed,
     }
-    if 2 * part.kv_rank < part.nope + part.value:
-        file.note("Agrees with dovetail's up to rounding: it lets queries look at so small a latent itself.")
     names = ("heads", "kv_rank", "q_rank", "nope", "rope", "value")
     arguments = {"width": here.size("embed"), **{name: getattr(part, name) for name in names}}
     arguments = {name: size for name, size in arguments.items() if size is not None}
@@ -88,6 +97,6 @@ def latent(here: Here) -> Mixed:
         q_turned=turn("q_turned"),
         k_turned=turn("turned"),
         added=placed.bias,
-        attend=laid("z = ", kernel(flag, biased, False, part.dropout), "  # (B, H, N, value)", BODY),
+        attend=laid("z = ", kernel(flag, biased, absorbed and part.heads > 1, part.dropout), "", BODY),
     )
     return Mixed(Call.to(file.define("LatentAttention", text), **arguments), placed.given)

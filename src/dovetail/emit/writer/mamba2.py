@@ -91,13 +91,18 @@ def define_conv(file: File) -> None:
     file.define("causal_conv", fill(CONV))
 
 
+def define_decay_scan(file: File) -> None:
+    """Let the file have a function `decay_scan`, and `wide`, which it needs."""
+    define_wide(file)
+    file.define("decay_scan", fill(SCAN, chunk=CHUNK))
+
+
 @writes("mamba2")
 def mamba2(here: Here) -> Mixed:
     """The mixer, its convolution and its scan."""
     part, file = here.part, here.file
-    define_wide(file)
     define_conv(file)
-    file.define("decay_scan", fill(SCAN, chunk=CHUNK))
+    define_decay_scan(file)
     file.letter(H="heads", K="size of a head", S="size of the memory a channel", C="channels, or chunks of a text")
     flags = {"conv_bias": part.conv_bias, "share": here.size("heads") > part.groups}
     biases = {f"{name}_bias": f", self.conv_{name}_bias" if part.conv_bias else "" for name in "xbc"}

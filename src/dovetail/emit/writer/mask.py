@@ -9,7 +9,8 @@ FUNCTION = '''
 def $name(n: int, device: torch.device) -> Tensor:
     """$shape, true where a query may see a key."""
     at = torch.arange(n, device=device)
-    q, k = at[:, None], at[None, :]
+    q, k = at[:, None], at[None, :]  #? not by_key
+    k = at[None, :]  #? by_key
     $lines
 '''
 
@@ -44,7 +45,7 @@ def mask_function(here: Here) -> str:
         joined = [f"seen = {first}", *(f"seen = seen {seen.sign} ({term})" for term in others), f"return seen{ending}"]
         line = f"\n{' ' * STEP}".join(joined)
     shape = "(1, H, N, N)" if seen.by_head else "(N, N)"
-    return here.file.define(f"{seen.name}_mask", fill(FUNCTION, shape=shape, lines=line))
+    return here.file.define(f"{seen.name}_mask", fill(FUNCTION, {"by_key": seen.by_key}, shape=shape, lines=line))
 
 
 @writes("everything")

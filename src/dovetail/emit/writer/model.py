@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.emit.code import STEP, WIDTH, Call, File, fill, laid, signature
+from dovetail.emit.code import BODY, STEP, WIDTH, Call, File, fill, laid, signature
 from dovetail.emit.registry import Answer, Branched, Entry, Here, Join, Mixed, Placed, Whole, Wiring, writes
 
-BODY = 8  # columns before a line of a method
 PERIOD = 8  # layers after which a pattern begins anew at the latest
 
 BLOCK = '''

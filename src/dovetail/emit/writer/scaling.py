@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.emit.code import fill
+from dovetail.emit.code import STEP, WIDTH, fill
 from dovetail.emit.registry import Here, Stretch, writes
 
 NTK = """
@@ -39,6 +39,14 @@ LLAMA3 = """
     frequency = (1 - smooth) * frequency / $factor + smooth * frequency
 """
 
+LONGROPE = """
+    # a factor for each pair: one list up to $original tokens, another beyond
+    $short
+    $long
+    factors = torch.tensor(long if n > $original else short, dtype=wide(x.dtype), device=x.device)
+    frequency = frequency.to(wide(x.dtype)) / factors
+"""
+
 
 @writes("linear_scaling")
 def linear(here: Here) -> Stretch:
@@ -71,3 +79,20 @@ def llama3(here: Here) -> Stretch:
     """By wavelength."""
     part = here.part
     return Stretch(fill(LLAMA3, factor=part.factor, original=part.original, lowest=part.low, highest=part.high))
+
+
+@writes("longrope")
+def longrope(here: Here) -> Stretch:
+    """A factor for each pair, by the length."""
+    part = here.part
+    lists = {name: _listed(name, getattr(part, name)) for name in ("short", "long")}
+    return Stretch(fill(LONGROPE, None, original=part.original, **lists), part.amplitude())
+
+
+def _listed(name: str, numbers: tuple[float, ...]) -> str:
+    """`name = [...]` within the width."""
+    one = f"{name} = [{', '.join(map(repr, numbers))}]"
+    if STEP + len(one) <= WIDTH:
+        return one
+    rows = "\n".join(f"{' ' * 2 * STEP}{number!r}," for number in numbers)
+    return f"{name} = [\n{rows}\n{' ' * STEP}]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail.emit.code import Call, fill
+from dovetail.emit.code import BODY, WIDTH, Call, fill
 from dovetail.emit.registry import Here, Join, Wiring, writes
 
 LAYER_SCALE = '''
@@ -35,6 +35,12 @@ def _added(here: Here, number: int, what: str) -> str:
     return f"self.dropout({what})" if part.dropout else what
 
 
+def _lines(here: Here, number: int, call: str, join: str) -> list[str]:
+    """`x = …` with what a branch adds in the hole of `join`: one line, or two where one would be too long."""
+    line = join.format(_added(here, number, call))
+    return [line] if BODY + len(line) <= WIDTH else [f"y = {call}", join.format(_added(here, number, "y"))]
+
+
 @writes("pre")
 def pre(here: Here) -> Join:
     """x + f(norm x)."""
@@ -43,7 +49,7 @@ def pre(here: Here) -> Join:
         lines: list[str] = []
         for i, (name, call) in enumerate(calls.items()):
             normed = f"self.{name}_norm(x)" if i or here.part.first_norm else "x"
-            lines.append(f"x = x + {_added(here, i, call.format(normed))}")
+            lines += _lines(here, i, call.format(normed), "x = x + {}")
         doc = "Each branch reads the normed stream and adds to it: x + f(norm(x))."
         return Wiring(doc, lines, scale=_scale(here))
 
@@ -55,9 +61,9 @@ def post(here: Here) -> Join:
     """norm(x + f x)."""
 
     def join(calls: Mapping[str, str]) -> Wiring:
-        lines = [
-            f"x = self.{name}_norm(x + {_added(here, i, call.format('x'))})" for i, (name, call) in enumerate(calls.items())
-        ]
+        lines: list[str] = []
+        for i, (name, call) in enumerate(calls.items()):
+            lines += _lines(here, i, call.format("x"), f"x = self.{name}_norm(x + {{}})")
         doc = "Each branch adds to the stream, which is normed afterwards: norm(x + f(x))."
         return Wiring(doc, lines, scale=_scale(here))
 
@@ -72,7 +78,7 @@ def sandwich(here: Here) -> Join:
         lines: list[str] = []
         for i, (name, call) in enumerate(calls.items()):
             normed = f"self.{name}_post_norm({call.format(f'self.{name}_norm(x)')})"
-            lines.append(f"x = x + {_added(here, i, normed)}")
+            lines += _lines(here, i, normed, "x = x + {}")
         return Wiring("Norms before and after each branch: x + norm(f(norm(x))).", lines, scale=_scale(here))
 
     return join
@@ -86,7 +92,7 @@ def branch(here: Here) -> Join:
         lines: list[str] = []
         for i, (name, call) in enumerate(calls.items()):
             normed = f"self.{name}_norm({call.format('x')})"
-            lines.append(f"x = x + {_added(here, i, normed)}")
+            lines += _lines(here, i, normed, "x = x + {}")
         return Wiring("What a branch adds is normed first: x + norm(f(x)).", lines, scale=_scale(here))
 
     return join
@@ -101,7 +107,7 @@ def parallel(here: Here) -> Join:
         lines = ["out, h = x, self.norm(x)"] if one else ["out = x"]
         for i, (name, call) in enumerate(calls.items()):
             read = "h" if one else f"self.{name}_norm(x)"
-            lines.append(f"out = out + {_added(here, i, call.format(read))}")
+            lines += _lines(here, i, call.format(read), "out = out + {}")
         doc = "All branches read the same stream: x + f(norm(x)) + g(norm(x))."
         return Wiring(doc, lines, "out", _scale(here))
 
