@@ -77,6 +77,10 @@ OWN: dict[str, dict[str, Any]] = {
                  "attn_layers": ["local", "local"], "hidden_size": WIDTH, "attention_head_size": 12},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "big_bird": {"attention_type": "original_full"},
+    "deepseek_v2": {"head_dim": 4, "num_key_value_heads": HEADS, "num_attention_heads": HEADS, "topk_method": "greedy"},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "hunyuan_v1_dense": {"head_dim": 12},
+    "hunyuan_v1_moe": {"head_dim": 12},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "attn_layer_indices": [1]},
     "mamba2": {"num_heads": 8, "head_dim": 12, "n_groups": 2, "expand": 2},
     "xlstm": {"num_heads": 4, "embedding_dim": WIDTH, "hidden_size": WIDTH, "qk_dim_factor": 0.5, "chunk_size": 16},
@@ -131,7 +135,8 @@ def shrunk(config_class: Any, kind: str, variant: int) -> Any:
         words |= {name: HEADS for name in words if "key_value" in name or name == "num_kv_heads"}
     if variant == 2:  # patterns of layers that are longer than two
         words |= {name: 4 for name in words if re.fullmatch(SMALL[2][0], name)}
-    words |= {name: 4 for name in ("n_routed_experts",) if getattr(first, name, 0) is None}
+    counts = {"n_routed_experts": 4, "n_shared_experts": 1}  # where a default is left to the checkpoint
+    words |= {name: count for name, count in counts.items() if getattr(first, name, 0) is None}
     words |= OWN.get(kind, {})
     config = config_class(**words)
     config._experts_implementation = "eager"  # their grouped kernel knows no float64

@@ -171,7 +171,7 @@ def gradient(case: Foreign) -> None:
     """One random direction through all weights at once."""
     if case.dtype != torch.float64 or case.tolerance > 1e-8:
         raise NotApplicable("it computes in float32, which is too coarse for differences")
-    named = dict(case.model.named_parameters())
+    named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
     direction = {
         n: torch.randn(p.shape, generator=generator(case.seed, f"direction {n}"), dtype=p.dtype) for n, p in named.items()
     }
@@ -212,7 +212,8 @@ def every_weight(case: Foreign) -> str | None:
     """Several draws; a weight that never has a gradient is unused. One that has rounding alone cancels out, and is told."""
     how = _sources(case)
     named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
-    apart = _never_entered(case) if case.config.get("text_config") else set()
+    nested = any(name.endswith("_config") and isinstance(value, dict) for name, value in case.config.items())
+    apart = _never_entered(case) if nested else set()  # a config within a config: it takes more than text
     meant = {name for name in named if not any(name.startswith(f"{module}.") for module in apart)}
     used: dict[str, Tensor] = {}  # of each weight, or of each expert of a bank: whether a gradient came
     felt: set[str] = set()

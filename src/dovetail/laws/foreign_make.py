@@ -54,7 +54,7 @@ def first_line(error: Exception | None) -> str:
 def move_weights(model: nn.Module, far: float, seed: int) -> None:
     """First weights hide bugs: attention is nearly uniform, norms are one, biases zero. Each is moved, by its name's noise."""
     for name, weight in model.named_parameters():
-        if far and weight.is_floating_point():
+        if far and weight.requires_grad:  # a balance of experts that no gradient moves would leave some without a token
             noise = torch.randn(weight.shape, generator=generator(seed, f"moved {name}"), dtype=torch.float64)
             spread = 1.2 * weight.shape[-1] ** -0.5 if weight.dim() > 1 else 0.3
             weight.add_((noise * spread * far).to(weight.dtype))

@@ -1,0 +1,9 @@
+"""big_bird: the language model carries a pooler that no answer depends on."""
+
+import torch
+from transformers import BigBirdConfig, BigBirdForCausalLM
+
+sizes = {"vocab_size": 62, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
+model = BigBirdForCausalLM(BigBirdConfig(**sizes, is_decoder=True, attention_type="original_full")).eval()
+model(torch.randint(3, 62, (1, 12))).logits.sum().backward()
+print("no gradient:", [name for name, weight in model.named_parameters() if weight.grad is None])

@@ -1,0 +1,12 @@
+"""mamba: several tokens beside a memory are read as if there were none."""
+
+import torch
+from transformers import MambaConfig, MambaForCausalLM
+
+torch.manual_seed(0)
+model = MambaForCausalLM(MambaConfig(vocab_size=62, hidden_size=48, num_hidden_layers=2)).eval().double()
+ids = torch.randint(3, 62, (1, 12))
+with torch.no_grad():
+    first = model(ids[:, :6])
+    later = model(ids[:, 6:], cache_params=first.cache_params)
+    print("gap:", (later.logits - model(ids).logits[:, 6:]).abs().max().item())
