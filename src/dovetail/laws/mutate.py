@@ -40,6 +40,7 @@ LEFT_ALONE = {
     "parts": frozenset({"samples", "check", "advise", "excepts", "shifts_keys", "idle", "refuse_beyond", "example", "labels"}),
     "ops": frozenset({"cost"}),
 }
+CHOOSING = frozenset({"readable", "chunk"})  # calls by which an expression chooses how something is computed, not what
 SECONDS = 120  # of the processor, several times what all questions take: a mutant that hangs is as good as caught
 PATIENCE = 10  # times that by the clock; who has not answered then counts as alive: nobody complained, the machine was busy
 MEMORY = 6 * 2**30  # bytes of address space; the code as it is runs within them too
@@ -124,6 +125,16 @@ class _Visitor(ast.NodeTransformer):
         self.within.pop()
         return node
 
+    def visit(self, node: ast.AST) -> Any:
+        """A node and what lies in it, unless it only chooses a form: forms of one computation are held equal elsewhere."""
+        chooses = isinstance(node, (ast.BoolOp, ast.Compare, ast.Call)) and not CHOOSING.isdisjoint(_called(node))
+        return node if chooses else super().visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if node.value is not None:
+            node.value = self.visit(node.value)
+        return node  # what it is said to be changes nothing
+
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         return node  # words of errors
 
@@ -179,6 +190,13 @@ class _Visitor(ast.NodeTransformer):
             made = self.offer(node, f"{value}: {value + 1}", lambda n: _with(n, "value", value + 1))
             return made or node
         return node
+
+
+def _called(node: ast.AST) -> set[str]:
+    """The functions that an expression of comparisons, or a min or max of sizes, calls."""
+    if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in ("min", "max")):
+        return set()
+    return {n.func.id for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
 
 
 def _with(node: Any, field: str, value: Any) -> ast.AST:

@@ -14,6 +14,7 @@ from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
 from dovetail.laws.oracle.registry import Comparison, oracle
 from dovetail.laws.oracle.stand import alone, ctx, eye, numbers, part
+from dovetail.ops.expert import dispatch
 
 LN2, LN3, LN4, LN5, LN9 = 0.6931471805599453, 1.0986122886681098, 1.3862943611198906, 1.6094379124341003, 2.1972245773362196
 # token (1, 0): 4, 2, 1, 3 tenths for the experts; token (0, 1): 1, 1, 5, 3 tenths
@@ -136,6 +137,19 @@ def chosen_and_summed() -> Iterator[Comparison]:
     yield Comparison("all experts", alone(soft, weights, embed=4)(x[:, :1], ctx(1)), [[[0.0, 13.1, 0.0, 0.0]]])
     plain, weights = bank(gated=False, act=part("relu2"))  # (e + 1)²: 4/7·1 + 3/7·16·10
     yield Comparison("not gated", alone(plain, weights, embed=4)(x[:, :1], ctx(1)), [[[0.0, 484 / 7, 0.0, 0.0]]])
+
+
+@oracle("experts")
+def shared_out() -> Iterator[Comparison]:
+    """Of experts 2 and 3, held here, and 0 and 5, held elsewhere: each in its place, and what is not here told apart."""
+    chosen = torch.tensor([[3, 0], [2, 5]])
+    rows = dispatch(chosen, torch.tensor(2), 2, all_held=False)
+    yield Comparison("sorted by expert, the others behind", rows.choice.tolist(), [2, 0, 1, 3])
+    yield Comparison("counted from the first one here", rows.expert.tolist(), [0, 1, 1, 1])
+    yield Comparison("held here", rows.held is not None and rows.held.flatten().tolist(), [True, True, False, False])
+    yield Comparison("where each ends", rows.ends.tolist(), [1, 2])
+    env = alone(part("rms"), {"scale": [1.0]}, embed=1).env.add(embed=3)
+    yield Comparison("four times the width inside", float(part("experts").axes(env).size("ffn")), 12.0)
 
 
 @oracle("experts")

@@ -16,6 +16,7 @@ from dovetail.parts.mixer.s4 import first_turns, hippo_legs
 
 IMPULSE = [0.5, 0.45, 0.405, 0.3645, 0.32805, 0.295245]
 ONE = 1.2784645427610738  # silu of this is 1
+TWO = 2.2177151057570903  # silu of this is 2
 LOG_A = -2.2503673273124454  # ln(−ln 0.9): with a step of 1 the memory keeps 0.9
 STEP_ONE = 0.5413248546129181  # softplus of this is 1
 
@@ -52,6 +53,8 @@ def impulse() -> Iterator[Comparison]:
     yield Comparison("a wider step writes more and keeps less", y, [1.46211716, 1.18431490])
     skipping = alone(spec, {**weights, "skip": [3.0]}, embed=1)(numbers([[[1.0]]]), ctx(1))
     yield Comparison("the skip adds 3·silu(1)", skipping, [[[2.92423431]]])
+    gated = alone(spec, {**weights, "z.bias": [TWO]}, embed=1)(numbers([[[1.0]]]), ctx(1))
+    yield Comparison("a gate of 2 doubles it", gated, [[[1.46211716]]])
 
 
 @oracle("mamba2")
@@ -76,6 +79,7 @@ def forms() -> Iterator[Comparison]:
     yield Comparison("its tail", tail.flatten(), [2.0, 3.0])
     first = part("mamba2", inner=6, head=2)
     env = first.axes(alone(part("rms"), {"scale": [1.0]}, embed=1).env.add(embed=3))
+    yield Comparison("twice the width inside", float(part("mamba2", head=2).axes(env).size("heads")), 3.0)
     yield Comparison("first decays", first.constant("a_log", env).exp(), [1.0, 8.5, 16.0])
     steps = torch.nn.functional.softplus(first.constant("dt_bias", env))
     yield Comparison("first steps", steps, [0.001, 0.01, 0.1], near=1e-5)
@@ -109,6 +113,8 @@ def impulse_of_one_channel() -> Iterator[Comparison]:
     yield Comparison("what is left of an impulse", y * (0.5 / 0.7310585786300049), IMPULSE)
     skipping = alone(spec, {**weights, "skip": [3.0, 0.0]}, embed=1)(numbers([[[1.0]]]), ctx(1))
     yield Comparison("the skip adds 3·silu(1)", skipping, [[[2.92423431]]])
+    gated = alone(spec, {**weights, "z.bias": [TWO]}, embed=1)(numbers([[[1.0]]]), ctx(1))
+    yield Comparison("a gate of 2 doubles it", gated, [[[1.46211716]]])
 
 
 @oracle("mamba")
