@@ -1,7 +1,8 @@
 """Write a model as one plain PyTorch file: torch and the standard library, and nothing of ours.
 
 A reader learns the model from top to bottom, and may leave with it: weights saved here load there by the same names, and the
-numbers are the same, bit for bit. What has no words in such a file yet is an error that names the part.
+numbers are the same, bit for bit (long texts behind a window, a bias or a soft-cap: up to rounding). What has no words in such
+a file yet is an error that names the part.
 
     dovetail emit llama-tiny -o llama.py
     python llama.py                                    random weights

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from dovetail.core.env import Env
 from dovetail.core.errors import SpecError
-from dovetail.core.part import Part, join
+from dovetail.core.part import KINDS, Part, join
 from dovetail.emit.code import Call, File
 
 
@@ -65,7 +65,7 @@ class Here:
 
     def refuse(self, field: str, problem: str) -> NoReturn:
         """An error: this cannot be written."""
-        raise SpecError(join(self.env.path, field) if field else self.env.path, problem, f"kinds with one: {known()}")
+        raise SpecError(join(self.env.path, field) if field else self.env.path, problem, known(self.part))
 
 
 Writer = Callable[[Here], Any]
@@ -83,9 +83,9 @@ def writes(*kinds: str) -> Callable[[Writer], Writer]:
     return decorate
 
 
-def known() -> str:
-    """The kinds that can be written."""
-    return ", ".join(sorted(WRITERS))
+def known(part: Part) -> str:
+    """The kinds of its group that can be written."""
+    return f"with one: {', '.join(sorted(kind for kind in WRITERS if kind in KINDS and KINDS[kind].group == part.group))}"
 
 
 # -- what writers give ------------------------------------------------------------------------------------------------
