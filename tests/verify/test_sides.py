@@ -157,15 +157,24 @@ def test_a_map_that_names_nothing_is_refused(mine: Path, told: dict[str, str], p
         verify(a, b, drawn(a.spec))
 
 
-def test_an_emitted_file_is_the_model_it_was_written_from(tmp_path: Path) -> None:
-    ours, _ = written(tmp_path, from_yaml(LLAMA))
-    (tmp_path / "alone.py").write_text(emit(from_yaml(LLAMA), "alone"))
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_emitted_file_is_the_model_it_was_written_from(tmp_path: Path, tied: bool) -> None:
+    spec = from_yaml(LLAMA).set("head.tied", tied)
+    ours, _ = written(tmp_path, spec)
+    (tmp_path / "alone.py").write_text(emit(spec, "alone"))
     a, b = pair(str(ours), f"emit:{tmp_path / 'alone.py'}")
     assert a.spec is not None
     verdict = verify(a, b, drawn(a.spec))
     assert verdict.word == "equal"
     assert len(verdict.walked.taps) > 10
     assert max(tap.exact for tap in verdict.walked.taps) < 1e-12
+
+
+def test_an_emitted_file_of_another_spec_is_refused(tmp_path: Path) -> None:
+    ours, _ = written(tmp_path, from_yaml(LLAMA))
+    (tmp_path / "alone.py").write_text(emit(from_yaml(LLAMA).set("layers.*.ffn.hidden", 52), "alone"))
+    with pytest.raises(FileError, match="was written from another spec"):
+        pair(str(ours), f"emit:{tmp_path / 'alone.py'}")
 
 
 def test_two_emitted_files_hold_no_weights() -> None:

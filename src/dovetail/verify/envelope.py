@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 ROOM = 4.0  # times the largest gap that was seen
-PER_LAYER = {torch.float64: 1e-14, torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 3e-2}
+PER_LAYER = {torch.float64: 1e-14, torch.float32: 3e-6, torch.float16: 1e-2, torch.bfloat16: 0.1}
 EXACT = 1e-10
 
 

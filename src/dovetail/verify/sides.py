@@ -25,6 +25,8 @@ from dovetail.build import set_constants
 from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import FileError, SpecError
+from dovetail.core.fold import declared
+from dovetail.core.module import tensor_at
 from dovetail.core.module import wide as wide_dtype
 from dovetail.directory import Directory
 from dovetail.model import Model, ModelModule
@@ -281,7 +283,11 @@ def emitted(file: str, other: Local) -> Made:
     if not isinstance(model, type) or not issubclass(model, nn.Module):
         raise FileError(f"{file}: holds no class Model; was it written by `dovetail emit`?")
     side = Made(f"emit:{file}", model)
-    side.first.to(other.dtype).load_state_dict(weights.state_dict())
+    stored = {d.path: tensor_at(weights, d.path) for d in declared(weights.part) if d.weight.stored}  # tied ones once
+    try:
+        side.first.to(other.dtype).load_state_dict(stored)
+    except RuntimeError as error:
+        raise FileError(f"{file}: was written from another spec than {other.label} has ({str(error)[:300]})") from error
     side.dtype = other.dtype
     return side
 
