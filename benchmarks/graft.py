@@ -99,6 +99,7 @@ def apart(directory: Path) -> float:
     """The largest difference between our logits and those of transformers, on 2 rows of random tokens."""
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     ours = load(directory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
