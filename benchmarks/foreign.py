@@ -54,7 +54,8 @@ SMALL: tuple[tuple[str, int], ...] = (
     (r"(.*_)?intermediate_size(_mlp)?|((decoder|encoder)_)?ffn_dim|ffn_hidden_size|n_inner|d_ff|feed_forward_.*size|dff", 40),
     (r"q_lora_rank|kv_lora_rank|o_lora_rank|.*_lora_rank|.*_rank", 10),
     (r"qk_rope_head_dim|rotary_dim", 4),
-    (r"qk_nope_head_dim|v_head_dim|index_head_dim|qk_head_dim", 8),
+    (r"qk_head_dim", 12),
+    (r"qk_nope_head_dim|v_head_dim|index_head_dim", 8),
     (r"index_topk", 16),
     (r"(linear_)?(num_)?(key|value)_heads|linear_num_(key|value)_heads", HEADS),
     (r"(.*_)?head_dim|head_size|attention_head_size|kv_channels|d_kv|d_head|mamba_d_head", 12),
@@ -70,6 +71,7 @@ SMALL: tuple[tuple[str, int], ...] = (
     (r"_?sliding_window_pattern|layer_group_size|full_attention_interval|layer_types_pattern", 2),
     (r"mamba_d_ssm", 2 * WIDTH),
 )
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # what one class needs beside its sizes, by its model type
 OWN: dict[str, dict[str, Any]] = {
@@ -79,14 +81,51 @@ OWN: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},
     "deepseek_v2": {"head_dim": 4, "num_key_value_heads": HEADS, "num_attention_heads": HEADS, "topk_method": "greedy"},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
-    "hunyuan_v1_dense": {"head_dim": 12},
-    "hunyuan_v1_moe": {"head_dim": 12},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"]},
+    "hunyuan_v1_dense": {"rope_parameters": ROPE},
+    "hunyuan_v1_moe": {"rope_parameters": ROPE},
+    "ministral": {"rope_parameters": ROPE},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
+    "stablelm": {"head_dim": 12, "partial_rotary_factor": 0.5},
+    "roc_bert": {"enable_pronunciation": False, "enable_shape": False},
+    "nemotron": {"head_dim": 12},
+    "xlm": {"causal": True},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "attn_layer_indices": [1]},
     "mamba2": {"num_heads": 8, "head_dim": 12, "n_groups": 2, "expand": 2},
     "xlstm": {"num_heads": 4, "embedding_dim": WIDTH, "hidden_size": WIDTH, "qk_dim_factor": 0.5, "chunk_size": 16},
     "rwkv": {"attention_hidden_size": WIDTH, "context_length": 64},
     "xlnet": {"mem_len": 32},
 }  # fmt: skip
+
+BUG, LIMIT, OURS, OPEN = "bug", "documented limit", "ours", "open"
+# what fails, as "model type, law, detail"; the script in foreign_failures/ that shows it without us; and what it is
+KNOWN: tuple[tuple[str, str, str], ...] = (
+    (r".* every_weight no gradient: [^ ]*indexer", "deepseek_indexer", LIMIT),
+    (r"big_bird every_weight", "big_bird_pooler", BUG),
+    (r"(falcon_mamba|mamba|jamba) chunked in chunks", "mamba_chunks", BUG),
+    (r"bamba chunked", "bamba_step", BUG),
+    (r"nemotron_h chunked", "nemotron_h_step", BUG),
+    (r"moshi chunked", "moshi_window", BUG),
+    (r"git chunked", "git_mask", BUG),
+    (r"(roberta.*|camembert|data2vec-text|xlm-roberta.*|xmod) chunked row 1", "roberta_left_padded_decode", BUG),
+    (
+        r"(bart|bigbird_p.*|blenderbot.*|marian|mbart|mvp|pegasus|plbart|trocr|whisper) (padded|chunked) row 1",
+        "bart_left_padding",
+        LIMIT,
+    ),
+    (r".* padded document 1 packed", "bamba_packed", LIMIT),
+    (r"rwkv chunked", "rwkv_step", BUG),
+    (r"roformer .* 6.4e-09", "", OURS),  # a table of positions made in float32 is no exact rotation
+)
+
+
+def known(kind: str, law: dict[str, Any]) -> tuple[str, str]:
+    """(script, what it is) of a failure; nothing and `open` where it was not looked into."""
+    told = f"{kind} {law['law']} {law['detail']}"
+    return next(((script, what) for pattern, script, what in KNOWN if re.match(pattern, told)), ("", OPEN))
 
 
 @dc.dataclass
@@ -122,8 +161,8 @@ def shrunk(config_class: Any, kind: str, variant: int) -> Any:
             words[plain] = shrunk(type(value), kind, variant)
         elif (size := small(plain, value)) is not None:
             words[plain] = size
-        elif plain.endswith(("dropout", "_pdrop")):
-            words[plain] = 0.0
+        elif isinstance(value, (int, float)) and plain.endswith(("dropout", "_pdrop")):
+            words[plain] = value * 0
     taken = set(vars(first)) | set(getattr(config_class, "attribute_map", {}).values())
     words |= {name: id for name, id in SPECIAL.items() if name in taken or name in vars(first)}
     if "is_decoder" in taken or variant == 3:
@@ -135,7 +174,11 @@ def shrunk(config_class: Any, kind: str, variant: int) -> Any:
         words |= {name: HEADS for name in words if "key_value" in name or name == "num_kv_heads"}
     if variant == 2:  # patterns of layers that are longer than two
         words |= {name: 4 for name in words if re.fullmatch(SMALL[2][0], name)}
-    counts = {"n_routed_experts": 4, "n_shared_experts": 1}  # where a default is left to the checkpoint
+    counts = {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+    }  # where a default is left to the checkpoint
     words |= {name: count for name, count in counts.items() if getattr(first, name, 0) is None}
     words |= OWN.get(kind, {})
     config = config_class(**words)
@@ -154,6 +197,8 @@ def made(kind: str) -> tuple[Any, Any]:
     for variant in range(4):
         try:
             config = shrunk(config_class, kind, variant)
+            if not isinstance(config, model_class.config_class):  # the class is the text's part of more
+                config = config.get_text_config()
             with torch.device("meta"):
                 count = sum(p.numel() for p in model_class(config).parameters())
             if count > LARGEST:
@@ -238,6 +283,8 @@ def figures(tried: list[Tried]) -> list[Row]:
         Row("classes that could not be", sum(one.state != "tried" for one in tried)),
         Row("classes with no failure", sum(one.state == "tried" and not failures(one) for one in tried)),
     ]
+    labels = Counter(known(one.name, law)[1] for one in tried for law in failures(one))
+    rows += [Row(f"failures: {what}", labels[what]) for what in (BUG, LIMIT, OURS, OPEN)]
     counts = Counter((law["law"], law["state"]) for one in tried for law in one.laws)
     return rows + [Row(f"{name}: {state}", count) for (name, state), count in sorted(counts.items())]
 
@@ -266,7 +313,7 @@ def main() -> None:
     if not asked.json:
         for each in tried:
             for law in failures(each):
-                print(f"{each.name} ({each.model}): {law['law']}: {law['detail']}")
+                print(f"{each.name} ({each.model}): {law['law']}: {law['detail']} [{' '.join(known(each.name, law)).strip()}]")
             if each.state != "tried":
                 print(f"{each.name} ({each.model}): {each.state}: {each.reason}")
     tell(figures(tried), asked.json)

@@ -128,7 +128,7 @@ class Foreign:
 
     @cached_property
     def vocab(self) -> int:
-        """How many tokens there are: as the factory says, or the rows of the table that the ids are looked up in."""
+        """How many tokens there are: as the factory says, or the rows of the table that looks ids up, or by the config."""
         if (told := told_vocabulary(self.make)) is not None:
             return told
         ids, sizes = torch.zeros(1, N, dtype=torch.long), []
@@ -142,6 +142,8 @@ class Foreign:
             for handle in handles:
                 stack.callback(handle.remove)
             self.call(ids)
+        if not sizes and isinstance(said := self.config.get("vocab_size"), int):
+            return said
         if not sizes:
             raise FileError(f"{self.label}: no embedding looked the tokens up; let the factory return (module, vocabulary)")
         return sizes[0]

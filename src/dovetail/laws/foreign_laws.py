@@ -201,7 +201,7 @@ def gradient(case: Foreign) -> None:
 
 def _scalar(case: Foreign, draw: int = 0, **how: Any) -> Tensor:
     """A number that depends on every answer."""
-    out = case.answer(case.tokens if not draw else case.drawn(len(LENGTHS), f"draw {draw}"), **how)
+    out = case.answer(case.tokens if not draw else case.drawn(len(LENGTHS), f"draw {draw}"), **{**case.forgetting, **how})
     return (
         out * torch.randn(out.shape, generator=generator(case.seed, f"scalar {draw}"), dtype=out.dtype)
     ).sum() / out.numel() ** 0.5
