@@ -51,6 +51,8 @@ def held(side: Local, spec: Model) -> Mapping[str, Tensor] | None:
 
 
 def _said(path: str, x: Tensor, y: Tensor) -> Apart:
+    if x.shape != y.shape:
+        return Apart(path, 1.0, f"{list(x.shape)} in A, {list(y.shape)} in B")
     size = x.abs().max().clamp_min(1e-30)
     gap = ((x - y).abs().max() / size).item()
     share = (x != y).double().mean().item()
