@@ -25,7 +25,9 @@ SEEDS = 8  # from 0: benchmarks/verify.py takes others
 
 
 def main() -> None:
-    given = arguments(__doc__ or "").parse_args()
+    parser = arguments(__doc__ or "")
+    parser.set_defaults(threads=1)  # tiny models: a second thread only waits
+    given = parser.parse_args()
     torch.set_num_threads(given.threads)
     warnings.filterwarnings("ignore")
     dtypes, seeds = (torch.float32, torch.bfloat16, torch.float16), 1 if given.quick else SEEDS

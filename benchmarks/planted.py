@@ -122,7 +122,7 @@ def pair_order(model: Any, layer: int, draw: Draw) -> None:
 
 def unscaled(model: Any, layer: int, draw: Draw) -> None:
     mixer = layers(model)[layer].self_attn
-    mixer.scaling = draw.choice([1.0, 48**-0.5])
+    mixer.scaling = draw.choice([1.0, 48**-0.5, 0.2])  # the last is nobody's
 
 
 def window(model: Any, layer: int, draw: Draw) -> None:
@@ -144,14 +144,14 @@ def looks_ahead(model: Any, layer: int, draw: Draw) -> None:
 
 
 def rope_base(model: Any, layer: int, draw: Draw) -> None:
-    """Angles of another base, three of them usual ones."""
-    base = draw.choice([5e5, 1e6, 1e5, 2e4])
+    """Angles of another base: usual ones, and two that nobody lists."""
+    base = draw.choice([5e5, 1e6, 1e5, 2e4, 7e3])
     with_argument(layers(model)[layer], "position_embeddings", lambda now: angles(now, base, 1.0))
 
 
 def rope_scaling(model: Any, layer: int, draw: Draw) -> None:
     """Positions divided by a factor, or a stretch that is forgotten."""
-    factor = 1.0 if model.config.rope_parameters["rope_type"] == "llama3" else draw.choice([2.0, 4.0, 8.0])
+    factor = 1.0 if model.config.rope_parameters["rope_type"] == "llama3" else draw.choice([2.0, 4.0, 8.0, 3.0])
     with_argument(layers(model)[layer], "position_embeddings", lambda now: angles(now, 10000.0, factor))
 
 
@@ -213,7 +213,7 @@ def norms_exchanged(model: Any, layer: int, draw: Draw) -> None:
 
 def eps(model: Any, layer: int, draw: Draw) -> None:
     _, norm = draw.choice(norms_of(layers(model)[layer]))
-    wrong = draw.choice([1e-5, 1e-3, 1e-12])
+    wrong = draw.choice([1e-5, 1e-3, 1e-12, 3e-4])
     for name in ("variance_epsilon", "eps"):
         if name in vars(norm):
             setattr(norm, name, wrong if vars(norm)[name] != wrong else 1e-8)
@@ -232,7 +232,7 @@ def no_norm(model: Any, layer: int, draw: Draw) -> None:
 
 def activation(model: Any, layer: int, draw: Draw) -> None:
     mlp = layers(model)[layer].mlp
-    others = [nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU(), nn.SiLU()]
+    others = [nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU(), nn.SiLU(), nn.Mish(), nn.ELU()]  # two that no spec has
     probe = torch.linspace(-3, 3, 31, dtype=torch.float64)
     name = "act" if "act" in dict(mlp.named_children()) else "act_fn"
     now = getattr(mlp, name)

@@ -183,6 +183,7 @@ def by_kind(told: list[dict[str, Any]]) -> list[tuple[str, int, int, int, int, s
 
 def main() -> None:
     parser = arguments(__doc__ or "")
+    parser.set_defaults(threads=1)  # tiny models: a second thread only waits
     parser.add_argument("--table", type=Path, help="write every case as JSON, and the table by kind as Markdown beside it")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
