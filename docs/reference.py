@@ -103,9 +103,7 @@ def rooms(project: Path) -> str:
     (layers,) = (c["layers"] for c in _contracts(project) if c["type"] == "layers")
     row, width, room = 58, 900, 120
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {row * len(layers)}" role="img">']
-    lines.append(
-        "<style>rect{fill:#eef3fb;stroke:#4477aa}text{font:15px monospace;text-anchor:middle}</style>"
-    )
+    lines.append("<style>rect{fill:#eef3fb;stroke:#4477aa}text{font:15px monospace;text-anchor:middle}</style>")
     for i, layer in enumerate(layers):
         names = [name.strip().removeprefix("dovetail.") for name in layer.split("|")]
         for j, name in enumerate(names):
