@@ -104,6 +104,8 @@ def test_the_entry_points_shown_are_the_tested_ones() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)]+)\)", prose):
+        if page.parent.name == "docs" and target.startswith("reference/"):
+            continue  # written when the site is built, which fails where a link leads nowhere
         assert target.startswith("https://") or (page.parent / target.partition("#")[0]).exists(), target
 
 
