@@ -14,12 +14,12 @@ Katharopoulos et al. 2020; Sun et al. 2023; Dao & Gu 2024 (state space duality).
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.line import Line
 from dovetail.core.module import wide
 from dovetail.ops.form import chunk, readable
+from dovetail.ops.scan.pieces import cut, edges
 
 
 def decay_scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, line: Line, carry: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -48,21 +48,14 @@ def naive(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None, c
 def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None, carry: Tensor) -> tuple[Tensor, Tensor]:
     """Matmuls over chunks; the carry goes from chunk to chunk."""
     n, size = q.shape[1], min(chunk(), q.shape[1])
-    rest = -n % size  # padded behind with tokens that add nothing and fade nothing
-    if rest:
-        q, k, v = (F.pad(x, (0, 0, 0, 0, 0, rest)) for x in (q, k, v))
-        g = F.pad(g, (0, 0, 0, rest))
-    # (rows, chunks, heads, size, …)
-    q, k, v = (x.unflatten(1, (-1, size)).transpose(2, 3) for x in (q, k, v))
-    c = g.unflatten(1, (-1, size)).transpose(2, 3).cumsum(-1)
+    # (rows, chunks, heads, size, …), padded behind with tokens that add nothing and fade nothing
+    q, k, v, g = (cut(x, size).transpose(2, 3) for x in (q, k, v, g))
+    c = g.cumsum(-1)
     seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     reads = keeps = passes = None  # whether a token reads the carry, is still of the document at the end, the carry survives
     if document is not None:
-        document = torch.cat([document, document[:, -1:].expand(-1, rest)], 1).unflatten(1, (-1, size))
-        before = torch.cat([torch.zeros_like(document[:, :1, -1]), document[:, :-1, -1]], 1)[..., None]
-        seen = (seen & (document[..., :, None] == document[..., None, :]))[:, :, None]
-        reads, keeps = (document == before)[:, :, None], (document == document[..., -1:])[:, :, None]
-        passes = (document[..., -1:] == before)[..., None, None]
+        same, reads, keeps, passes = edges(document, size)
+        seen, reads, keeps, passes = (seen & same)[:, :, None], reads[:, :, None], keeps[:, :, None], passes[..., None, None]
     fade = (c[..., :, None] - c[..., None, :]).masked_fill(~seen, -torch.inf).exp()
     inside = ((q @ k.transpose(-1, -2)) * fade) @ v
     from_carry, to_carry, through = c.exp(), (c[..., -1:] - c).exp(), c[..., -1:, None].exp()

@@ -16,13 +16,13 @@ Schlag et al. 2021 (delta rule); Yang et al. 2024 (in chunks); Yang et al. 2025 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.line import Line
 from dovetail.core.module import wide
 from dovetail.ops.form import chunk, readable
 from dovetail.ops.scan.fade import faded
+from dovetail.ops.scan.pieces import cut, edges
 
 
 def delta_scan(
@@ -59,20 +59,15 @@ def chunked(
 ) -> tuple[Tensor, Tensor]:
     """Matmuls and one triangular system a chunk; the carry goes from chunk to chunk."""
     n, size = q.shape[1], min(chunk(), q.shape[1])
-    rest = -n % size  # padded behind with tokens that write nothing and fade nothing
-    q, k, v = (F.pad(x, (0, 0, 0, 0, 0, rest)).unflatten(1, (-1, size)).transpose(2, 3) for x in (q, k, v))
-    g, beta = (F.pad(x, (0, 0, 0, rest)).unflatten(1, (-1, size)).transpose(2, 3) for x in (g, beta))
-    # (rows, chunks, heads, size, …)
+    # (rows, chunks, heads, size, …), padded behind with tokens that write nothing and fade nothing
+    q, k, v, g, beta = (cut(x, size).transpose(2, 3) for x in (q, k, v, g, beta))
     fade = faded(g[..., :, None].expand(*g.shape, size).tril(-1).cumsum(-2)).tril()  # what is left at i of j
     from_carry, to_carry = faded(g.cumsum(-1)), fade[..., -1, :]
     through = from_carry[..., -1:, None]
     if document is not None:
-        document = torch.cat([document, document[:, -1:].expand(-1, rest)], 1).unflatten(1, (-1, size))
-        before = torch.cat([torch.zeros_like(document[:, :1, -1]), document[:, :-1, -1]], 1)[..., None]
-        same = (document[..., :, None] == document[..., None, :])[:, :, None]
-        fade, to_carry = torch.where(same, fade, 0.0), torch.where(same[..., -1, :], to_carry, 0.0)
-        from_carry = from_carry * (document == before)[:, :, None]
-        through = through * (document[..., -1:] == before)[..., None, None]
+        same, reads, keeps, passes = edges(document, size)
+        fade, to_carry = torch.where(same[:, :, None], fade, 0.0), torch.where(keeps[:, :, None], to_carry, 0.0)
+        from_carry, through = from_carry * reads[:, :, None], through * passes[..., None, None]
     pairs = (k * beta[..., None]) @ k.transpose(-1, -2) * fade
     written = torch.cat([v * beta[..., None], k * (beta * from_carry)[..., None]], -1)
     # the diagonal is taken as 1

@@ -26,6 +26,7 @@ from dovetail.core.line import Line
 from dovetail.core.module import wide
 from dovetail.ops.form import chunk, readable
 from dovetail.ops.scan.fade import faded, unless_tiny
+from dovetail.ops.scan.pieces import cut, edges
 
 
 def gated_scan(
@@ -63,17 +64,14 @@ def chunked(
     """Matmuls over chunks, whose length is a power of two; the carry goes from chunk to chunk."""
     n = q.shape[1]
     size = 1 << (min(chunk(), n) - 1).bit_length()
-    rest = -n % size  # padded behind with tokens that add nothing and fade nothing
-    q, k, v, g = _cut(q, size, rest), _cut(k, size, rest), _cut(v, size, rest), _cut(g, size, rest)
+    # (rows, chunks, heads, size, …), padded behind with tokens that add nothing and fade nothing
+    q, k, v, g = (cut(x, size).transpose(2, 3).contiguous() for x in (q, k, v, g))
     own = (q * k if bonus is None else q * bonus[:, None, :] * k).sum(-1)
     scores, q, k, through = _doubled(q, k, faded(g), own, late=bonus is not None)
     if document is not None:
-        document = torch.cat([document, document[:, -1:].expand(-1, rest)], 1).unflatten(1, (-1, size))
-        before = torch.cat([torch.zeros_like(document[:, :1, -1]), document[:, :-1, -1]], 1)[..., None]
-        scores = torch.where((document[..., :, None] == document[..., None, :])[:, :, None], scores, 0.0)
-        q = q * (document == before)[:, :, None, :, None]  # whether a token still reads the carry
-        k = k * (document == document[..., -1:])[:, :, None, :, None]  # is still of the document at the end
-        through = through * (document[..., -1:] == before)[..., None, None]  # the carry survives the chunk
+        same, reads, keeps, passes = edges(document, size)
+        scores = torch.where(same[:, :, None], scores, 0.0)
+        q, k, through = q * reads[:, :, None, :, None], k * keeps[:, :, None, :, None], through * passes[..., None, None]
     added = k.transpose(-1, -2) @ v
     carries: list[Tensor] = []
     for kept, new in zip(through.unbind(1), added.unbind(1), strict=True):
@@ -81,12 +79,6 @@ def chunked(
         carry = torch.addcmul(new, kept, carry)
     y = scores @ v + q @ torch.stack(carries, 1)
     return y.transpose(2, 3).flatten(1, 2)[:, :n], carry
-
-
-def _cut(x: Tensor, size: int, rest: int) -> Tensor:
-    """(rows, n, heads, …) padded and cut in chunks: (rows, chunks, heads, size, …)."""
-    longer = F.pad(x, (0, 0, 0, 0, 0, rest)) if rest else x
-    return longer.unflatten(1, (-1, size)).transpose(2, 3).contiguous()
 
 
 def _doubled(q: Tensor, k: Tensor, a: Tensor, own: Tensor, late: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

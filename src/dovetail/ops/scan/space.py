@@ -24,6 +24,7 @@ from torch import Tensor
 from dovetail.core.line import Line
 from dovetail.core.module import wide
 from dovetail.ops.form import chunk, readable
+from dovetail.ops.scan.pieces import cut, edges
 
 SHORT = 16  # tokens of a chunk: pairs inside are worked out one by one, so a chunk should be short
 
@@ -88,19 +89,15 @@ def chunked(
 ) -> tuple[Tensor, Tensor]:
     """Chunk by chunk; of each row the first `count` tokens are real."""
     n, size = u.shape[1], min(SHORT, chunk(), u.shape[1])
-    rest = -n % size
-    u = F.pad(u, (0, 0, 0, rest)).unflatten(1, (-1, size))
+    u = cut(u, size)
     if count is None:
         count = u.new_full((u.shape[0],), n, dtype=torch.long)
     begins = size * torch.arange(u.shape[1], device=u.device)
     real = (count[:, None] - begins).clamp(0, size)  # (rows, chunks) how many tokens of a chunk are real
     reads = keeps = passes = same = None
     if document is not None:
-        document = torch.cat([document, document[:, -1:].expand(-1, rest)], 1).unflatten(1, (-1, size))
-        before = torch.cat([torch.zeros_like(document[:, :1, -1]), document[:, :-1, -1]], 1)[..., None]
-        same = document[..., :, None] == document[..., None, :]
-        reads, keeps = (document == before)[..., None], (document == document[..., -1:])[..., None]
-        passes = (document[..., -1:] == before)[..., None]
+        same, reads, keeps, passes = edges(document, size)
+        reads, keeps, passes = reads[..., None], keeps[..., None], passes[..., None]
     table = powers(log_a, size + 1).to(carry.dtype)
     near = table[:-1]
     kernel = read((c * b).to(carry.dtype)[None, None], near)[0, 0]  # (size, channels)
