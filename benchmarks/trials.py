@@ -44,7 +44,7 @@ class Size:
     seeds: int = 5
     few: int = 3  # seeds where the effect is many times the spread
     characters: int = 1_200_000
-    recall_steps: int = 800
+    recall_steps: int = 2000
     length_steps: int = 500
     reach_steps: int = 200
     wire_steps: int = 200

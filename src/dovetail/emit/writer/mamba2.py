@@ -23,26 +23,33 @@ def $name(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
     """A matrix memory that fades: S_t = e^(g_t) S_(t-1) + k_t v_t^T, and y_t = S_t^T q_t.
 
     By matmuls over chunks of $chunk tokens; the memory goes from chunk to chunk.
-    q, k (B, N, H, S), v (B, N, H, K), g (B, N, H) at most 0 -> y (B, N, H, K)
+    q, k (B, N, groups, S): the heads of a group share them; v (B, N, H, K);
+    g (B, N, H) at most 0 -> y (B, N, H, K)
     """
     dtype, kept, n = q.dtype, wide(q.dtype), q.shape[1]
     size = min($chunk, n)
     rest = -n % size  # padded behind with tokens that add nothing and fade nothing
     q, k, v = (F.pad(t.to(kept), (0, 0, 0, 0, 0, rest)) for t in (q, k, v))
     g = F.pad(g.to(kept), (0, 0, 0, rest))
-    q, k, v = (t.unflatten(1, (-1, size)).transpose(2, 3) for t in (q, k, v))  # (B, C, H, size, .)
-    c = g.unflatten(1, (-1, size)).transpose(2, 3).cumsum(-1)  # log of what is left
+    groups, share, value = q.shape[2], v.shape[2] // q.shape[2], v.shape[-1]
+    q, k = (t.unflatten(1, (-1, size)).transpose(2, 3) for t in (q, k))  # (B, C, groups, size, S)
+    v, g = (t.unflatten(1, (-1, size)).unflatten(3, (groups, share)) for t in (v, g))
+    v = v.permute(0, 1, 3, 4, 2, 5)  # (B, C, groups, share, size, K)
+    c = g.permute(0, 1, 3, 4, 2).cumsum(-1)  # (B, C, groups, share, size), what is left
     later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
     fade = (c[..., :, None] - c[..., None, :]).masked_fill(later, -torch.inf).exp()
-    inside = ((q @ k.transpose(-1, -2)) * fade) @ v  # what a chunk's tokens tell each other
-    through = c[..., -1:, None].exp()
-    added = (k * (c[..., -1:] - c).exp()[..., None]).transpose(-1, -2) @ v
+    scores = (q @ k.transpose(-1, -2))[..., None, :, :]
+    inside = (scores * fade) @ v  # what a chunk's tokens tell each other
+    fading = v * (c[..., -1:] - c).exp()[..., None]
+    added = k.transpose(-1, -2) @ fading.transpose(3, 4).flatten(-2)  # (B, C, groups, S, share*K)
+    through = c[..., -1].exp().repeat_interleave(value, -1)[..., None, :]
     memory, memories = torch.zeros_like(added[:, 0]), []
     for i in range(q.shape[1]):
-        memories.append(memory)  # (B, H, S, K), as it was before chunk i
-        memory = through[:, i] * memory + added[:, i]
-    y = inside + (q * c.exp()[..., None]) @ torch.stack(memories, 1)
-    return y.transpose(2, 3).flatten(1, 2)[:, :n].to(dtype)
+        memories.append(memory)  # as it was before chunk i
+        memory = torch.addcmul(added[:, i], through[:, i], memory)
+    before = (q @ torch.stack(memories, 1)).unflatten(-1, (-1, value)).transpose(3, 4)
+    y = inside + c.exp()[..., None] * before
+    return y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)[:, :n].to(dtype)
 '''
 
 MAMBA2 = '''
@@ -78,8 +85,6 @@ class $name(nn.Module):
         b, c = (t.unflatten(-1, (-1, self.state)) for t in (b, c))  # (B, N, groups, S)
         dt = F.softplus(self.dt(u).to(wide(u.dtype)) + self.dt_bias)  # (B, N, H), step widths
         fading = -self.a_log.to(dt.dtype).exp() * dt  # log of what is left after a step
-        share = x.shape[2] // b.shape[2]  # heads that share one b and c  #? share
-        b, c = b.repeat_interleave(share, 2), c.repeat_interleave(share, 2)  # (B, N, H, S)  #? share
         y = decay_scan(c, b, x * dt[..., None].to(x.dtype), fading)  # (B, N, H, K)
         y = y + self.skip[:, None] * x
         return self.o(self.norm(y.flatten(-2) * F.silu(self.z(u))))
@@ -104,7 +109,7 @@ def mamba2(here: Here) -> Mixed:
     define_conv(file)
     define_decay_scan(file)
     file.letter(H="heads", K="size of a head", S="size of the memory a channel", C="channels, or chunks of a text")
-    flags = {"conv_bias": part.conv_bias, "share": here.size("heads") > part.groups}
+    flags = {"conv_bias": part.conv_bias}
     biases = {f"{name}_bias": f", self.conv_{name}_bias" if part.conv_bias else "" for name in "xbc"}
     sizes = {"width": here.size("embed"), "heads": here.size("heads"), "head": part.head}
     sizes |= {"groups": part.groups, "state": part.state_size}

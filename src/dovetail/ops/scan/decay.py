@@ -7,7 +7,10 @@ In chunks, with c the running sum of g inside a chunk:      y_i = Σ_{j≤i} e^{
 Only differences of c are raised to powers, never above 0: nothing overflows, however fast the memory fades. A document needs no
 reset: pairs of two documents are masked, and a carry is read by its own document alone.
 
-Shapes: q, k (rows, n, heads, key)   v, y (rows, n, heads, value)   g (rows, n, heads)   S (rows, heads, key, value).
+Heads may share queries and keys within a group, as those of Mamba-2 do: then q·k is worked out once for all of them, and their
+values stand side by side in the matmuls that write and read the memory.
+
+Shapes: q, k (rows, n, groups, key)   v, y (rows, n, heads, value)   g (rows, n, heads)   S (rows, heads, key, value).
 Katharopoulos et al. 2020; Sun et al. 2023; Dao & Gu 2024 (state space duality).
 """
 
@@ -27,7 +30,7 @@ def decay_scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, line: Line, carry: Te
     dtype, kept = q.dtype, wide(q.dtype)
     q, k, v, g = q.to(kept), line.only_real(k.to(kept)), v.to(kept), line.only_real(g.to(kept))
     if carry is None:
-        carry = q.new_zeros(q.shape[0], q.shape[2], k.shape[-1], v.shape[-1])
+        carry = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1])
     form = naive if readable() or q.shape[1] == 1 else chunked
     y, carry = form(q, k, v, g, line.document, carry.to(kept))
     return y.to(dtype), carry
@@ -35,6 +38,8 @@ def decay_scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, line: Line, carry: Te
 
 def naive(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None, carry: Tensor) -> tuple[Tensor, Tensor]:
     """Token by token."""
+    share = v.shape[2] // q.shape[2]
+    q, k = (x.repeat_interleave(share, 2) if share > 1 else x for x in (q, k))
     out: list[Tensor] = []
     for t in range(q.shape[1]):
         if document is not None:
@@ -47,27 +52,40 @@ def naive(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None, c
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None, carry: Tensor) -> tuple[Tensor, Tensor]:
     """Matmuls over chunks; the carry goes from chunk to chunk."""
-    n, size = q.shape[1], min(chunk(), q.shape[1])
-    # (rows, chunks, heads, size, …), padded behind with tokens that add nothing and fade nothing
-    q, k, v, g = (cut(x, size).transpose(2, 3) for x in (q, k, v, g))
-    c = g.cumsum(-1)
+    n, size, value = q.shape[1], min(chunk(), q.shape[1]), v.shape[-1]
+    by_group = (q.shape[2], v.shape[2] // q.shape[2])
+    # padded behind with tokens that add nothing and fade nothing
+    q, k = (cut(x, size).transpose(2, 3) for x in (q, k))  # (rows, chunks, groups, size, key)
+    v = cut(v, size).unflatten(3, by_group).permute(0, 1, 3, 4, 2, 5)  # (rows, chunks, groups, share, size, value)
+    c = cut(g, size).unflatten(3, by_group).permute(0, 1, 3, 4, 2).cumsum(-1)  # (rows, chunks, groups, share, size)
     seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-    reads = keeps = passes = None  # whether a token reads the carry, is still of the document at the end, the carry survives
+    from_carry, to_carry, through = c.exp(), (c[..., -1:] - c).exp(), c[..., -1].exp()
     if document is not None:
         same, reads, keeps, passes = edges(document, size)
-        seen, reads, keeps, passes = (seen & same)[:, :, None], reads[:, :, None], keeps[:, :, None], passes[..., None, None]
+        seen = (seen & same)[:, :, None, None]
+        from_carry, to_carry = from_carry * reads[:, :, None, None], to_carry * keeps[:, :, None, None]
+        through = through * passes[..., None]
     fade = (c[..., :, None] - c[..., None, :]).masked_fill(~seen, -torch.inf).exp()
-    inside = ((q @ k.transpose(-1, -2)) * fade) @ v
-    from_carry, to_carry, through = c.exp(), (c[..., -1:] - c).exp(), c[..., -1:, None].exp()
-    if reads is not None and keeps is not None and passes is not None:
-        from_carry, to_carry, through = from_carry * reads, to_carry * keeps, through * passes
-    added = (k * to_carry[..., None]).transpose(-1, -2) @ v
+    inside = ((q @ k.transpose(-1, -2))[..., None, :, :] * fade) @ v
+    added = k.transpose(-1, -2) @ beside(v * to_carry[..., None])  # (rows, chunks, groups, key, share·value)
+    through = through.repeat_interleave(value, -1)[..., None, :]
+    carry = beside(carry.unflatten(1, by_group))
     carries: list[Tensor] = []
     for i in range(q.shape[1]):
         carries.append(carry)
-        carry = through[:, i] * carry + added[:, i]
-    y = inside + (q * from_carry[..., None]) @ torch.stack(carries, 1)
-    return y.transpose(2, 3).flatten(1, 2)[:, :n], carry
+        carry = torch.addcmul(added[:, i], through[:, i], carry)
+    y = inside + from_carry[..., None] * apart(q @ torch.stack(carries, 1), value)
+    return y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)[:, :n], apart(carry, value).flatten(1, 2)
+
+
+def beside(x: Tensor) -> Tensor:
+    """(…, share, size, value) -> (…, size, share·value): what heads of one group have, side by side."""
+    return x.transpose(-3, -2).flatten(-2)
+
+
+def apart(x: Tensor, value: int) -> Tensor:
+    """(…, size, share·value) -> (…, share, size, value)."""
+    return x.unflatten(-1, (-1, value)).transpose(-3, -2)
 
 
 def decay_flops(n: int, heads: int, key: int, value: int) -> int:

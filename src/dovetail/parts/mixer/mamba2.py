@@ -150,10 +150,8 @@ class Mamba2Module(RecurrentModule):
         c, tail_c = self.convolved("c", self.c(u), self.state_size, line, ctx, tail_c)
         kept = wide(u.dtype)
         dt = ctx.tap(self, "dt", F.softplus(self.dt(u).to(kept) + self.dt_bias))
-        share = x.shape[2] // b.shape[2]  # heads that share one B and C
-        k, q = (t.repeat_interleave(share, 2) if share > 1 else t for t in (b, c))
         fading = -self.a_log.to(kept).exp() * dt
-        y, memory = decay_scan(q, k, x * dt[..., None].to(x.dtype), fading, line, memory)
+        y, memory = decay_scan(c, b, x * dt[..., None].to(x.dtype), fading, line, memory)
         y = ctx.tap(self, "y", y + self.skip[:, None] * x)
         gated = y.flatten(-2) * F.silu(self.z(u))
         return ctx.tap(self, "out", self.o(self.norm(gated, ctx))), (tail_x, tail_b, tail_c, memory)
