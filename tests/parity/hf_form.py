@@ -19,7 +19,8 @@ from torch import Tensor
 from dovetail.core.at import At
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.module import tensor_at
-from dovetail.port.hf import explicit, export_tensors, from_hf, import_tensors, to_hf
+from dovetail.port.explicit import explicit
+from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
 from dovetail.state.pool import Pool
 
 WORST: dict[str, float] = {}  # the greatest gaps seen, for the figures

@@ -17,7 +17,8 @@ from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
 from dovetail.core.module import tensor_at
 from dovetail.model import Model, ModelModule
-from dovetail.port.hf import explicit, export_tensors, from_hf, import_tensors, to_hf
+from dovetail.port.explicit import explicit
+from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
 from dovetail.state.pool import Pool
 
 

@@ -22,7 +22,8 @@ from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
 from dovetail.core.module import tensor_at
 from dovetail.files import INDEX_FILE, WEIGHTS_FILE, save
-from dovetail.port.hf import explicit, from_hf
+from dovetail.port.explicit import explicit
+from dovetail.port.hf import from_hf
 from dovetail.port.survey import HELD_TO, survey
 from dovetail.port.write import KEPT_CONFIG, export_directory, import_directory
 from dovetail.spec import load_spec

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dovetail.core.errors import DovetailError, SpecError
 from dovetail.core.fold import parameters
 from dovetail.model import Model
-from dovetail.port.hf import explicit, expressible, from_hf, to_hf
+from dovetail.port.explicit import explicit
+from dovetail.port.hf import expressible, from_hf, to_hf
 from dovetail.spec import load_spec
 
 MIXTRAL_8X7B = {

@@ -17,7 +17,8 @@ from dovetail.build import build
 from dovetail.core.errors import DovetailError, FileError, SpecError
 from dovetail.core.fold import parameters
 from dovetail.model import Model
-from dovetail.port.hf import explicit, export_tensors, expressible, from_hf, import_tensors, to_hf
+from dovetail.port.explicit import explicit
+from dovetail.port.hf import export_tensors, expressible, from_hf, import_tensors, to_hf
 from dovetail.spec import changed, from_yaml, load_spec
 
 LLAMA = from_yaml(

@@ -13,11 +13,11 @@ from dovetail.core.fold import declared
 from dovetail.laws.mutant import Mutant, instead
 from dovetail.laws.planted_experts import groups_ignored, never_normalised
 from dovetail.laws.planted_port import crossed
-from dovetail.laws.ported import known_to_reference
+from dovetail.laws.ported import in_family
 from dovetail.model import Model
 from dovetail.parts.ffn.router import TopKModule
 from dovetail.parts.mixer.latent import LatentModule
-from dovetail.port import hf
+from dovetail.port import tensors
 from dovetail.port.convert import Shape, Spread, Stack, Unsqueezed, Woven
 from dovetail.port.table import Config, Settings, Switch
 
@@ -92,12 +92,11 @@ def always_normalised(self: TopKModule, x: Tensor, ctx: Any) -> tuple[Tensor, Te
 
 def mutants() -> list[Mutant]:
     """The rows."""
-    known = {hf.to_hf(spec).dialect: spec for spec in known_to_reference()}
     keys, order = "open-instruct#1839", "llama.cpp#3018"
     rows: list[tuple[str, Callable[[], AbstractContextManager[Any]], str, str]] = [
         (
             "an expert's gate is taken for what it gates",
-            instead(hf, "_moves", crossed("bank.gate", "bank.up")),
+            instead(tensors, "moves", crossed("bank.gate", "bank.up")),
             "mixtral",
             keys,
         ),
@@ -110,9 +109,9 @@ def mutants() -> list[Mutant]:
         ("rotary pairs of a latent key are halves", switches_turned, "deepseek_v3", order),
         ("scores of latents are not sharpened", instead(LatentModule, "setup", not_sharpened), "deepseek_v3", ""),
         ("groups of ported experts do not limit", instead(TopKModule, "choose", groups_ignored), "deepseek_v3", ""),
-        ("a balancing bias does not travel", instead(hf, "_shapes", what_is_learned_alone), "deepseek_v3", ""),
-        ("a state space's input is taken for its gate", instead(hf, "_moves", crossed(".x.", ".z.")), "mamba", keys),
+        ("a balancing bias does not travel", instead(tensors, "shapes_of", what_is_learned_alone), "deepseek_v3", ""),
+        ("a state space's input is taken for its gate", instead(tensors, "moves", crossed(".x.", ".z.")), "mamba", keys),
         ("taps of a convolution are backwards", taps_backwards, "mamba2", keys),
-        ("what is written is taken for what is read", instead(hf, "_moves", crossed(".b.", ".c.")), "jamba", keys),
+        ("what is written is taken for what is read", instead(tensors, "moves", crossed(".b.", ".c.")), "jamba", keys),
     ]
-    return [Mutant(name, "ported", plant, known[family], report) for name, plant, family, report in rows]
+    return [Mutant(name, "ported", plant, in_family(family), report) for name, plant, family, report in rows]

@@ -13,26 +13,26 @@ from torch import Tensor
 from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
 from dovetail.laws.mutant import Mutant, instead
-from dovetail.laws.ported import known_to_reference
+from dovetail.laws.ported import in_family
 from dovetail.model import Model
 from dovetail.parts.embed import TokensModule
 from dovetail.parts.head import ByClassModule, LmModule, PooledModule, pool
 from dovetail.parts.mixer.attention import AttentionModule
 from dovetail.parts.position.learned import LearnedModule
 from dovetail.parts.position.relative import RelativeModule
-from dovetail.port import hf
+from dovetail.port import tensors
 from dovetail.port.convert import Patches
 from dovetail.port.layer import LOCAL, Local
 from dovetail.port.table import Config, Settings
 
-_moves, _setup, _bucket, _logits = hf._moves, AttentionModule.setup, RelativeModule.bucket, LmModule.logits
+_moves, _setup, _bucket, _logits = tensors.moves, AttentionModule.setup, RelativeModule.bucket, LmModule.logits
 _there, _back, _given, _taken = Patches.there, Patches.back, Local.give, Local.take
 
 
-def crossed(one: str, other: str) -> Callable[..., Iterator[hf.Move]]:
+def crossed(one: str, other: str) -> Callable[..., Iterator[tensors.Move]]:
     """Two of our tensors taken for each other on both roads."""
 
-    def moves(*where: Any) -> Iterator[hf.Move]:
+    def moves(*where: Any) -> Iterator[tensors.Move]:
         for move in _moves(*where):
             ours = tuple(path.replace(one, "?").replace(other, one).replace("?", other) for path in move.ours)
             yield move._replace(ours=ours)
@@ -97,30 +97,30 @@ def window_to_each_side() -> AbstractContextManager[Any]:
 
 def mutants() -> list[Mutant]:
     """The rows."""
-    known = {hf.to_hf(spec).form.architecture: spec for spec in known_to_reference()}
-    t5, vit, keys = known["T5ForConditionalGeneration"], known["ViTModel"], "open-instruct#1839"
+    t5, vit, keys = in_family("t5"), in_family("vit", "ViTModel"), "open-instruct#1839"
+    bert, roberta = in_family("bert", "BertForMaskedLM"), in_family("roberta", "RobertaModel")
     rows: list[tuple[str, Callable[[], AbstractContextManager[Any]], Model, str]] = [
-        ("query and key are exchanged", instead(hf, "_moves", crossed(".q.", ".k.")), vit, keys),
-        ("a gate is taken for what it gates", instead(hf, "_moves", crossed(".gate.", ".up.")), t5, keys),
+        ("query and key are exchanged", instead(tensors, "moves", crossed(".q.", ".k.")), vit, keys),
+        ("a gate is taken for what it gates", instead(tensors, "moves", crossed(".gate.", ".up.")), t5, keys),
         (
             "an encoder's norms are exchanged",
-            instead(hf, "_moves", crossed("mixer_norm", "ffn_norm")),
-            known["BertModel"],
+            instead(tensors, "moves", crossed("mixer_norm", "ffn_norm")),
+            in_family("bert", "BertModel"),
             keys,
         ),
         ("squares lie on their side", squares_on_their_side, vit, keys),
         ("unscaled scores are scaled", instead(AttentionModule, "setup", scores_scaled), t5, "TransformerLens#693"),
         ("a tied head is not scaled", instead(LmModule, "logits", logits_not_scaled), t5, "TransformerLens#693"),
         ("later keys are taken for earlier", instead(RelativeModule, "bucket", later_is_earlier), t5, ""),
-        ("positions are read two rows early", instead(LearnedModule, "embed", offset_forgotten), known["RobertaModel"], ""),
-        ("types of tokens are forgotten", instead(TokensModule, "forward", types_forgotten), known["BertForMaskedLM"], ""),
+        ("positions are read two rows early", instead(LearnedModule, "embed", offset_forgotten), roberta, ""),
+        ("types of tokens are forgotten", instead(TokensModule, "forward", types_forgotten), bert, ""),
         ("the pooler has no tanh", instead(PooledModule, "forward", pooled_without_tanh), vit, ""),
         (
             "a classifier skips its own layer",
             instead(ByClassModule, "behind", classes_without_layer),
-            known["DistilBertForSequenceClassification"],
+            in_family("distilbert", "DistilBertForSequenceClassification"),
             "",
         ),
-        ("a window reaches w to each side", window_to_each_side, known["ModernBertModel"], "vllm#3385"),
+        ("a window reaches w to each side", window_to_each_side, in_family("modernbert", "ModernBertModel"), "vllm#3385"),
     ]
     return [Mutant(name, "ported", plant, spec, report) for name, plant, spec, report in rows]

@@ -5,6 +5,7 @@ The reference library is asked only here and in tests, and only where it is inst
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import tempfile
 from pathlib import Path
@@ -99,15 +100,19 @@ def known_to_reference() -> list[Model]:
     made = [llama.set("layers.*.mixer.position", rope) for rope in ROPES]
     made += [llama.set("head.tied", False).set("layers.*.mixer.kv_heads", heads) for heads in (1, 3, None)]
     biased = llama.set("layers.*.mixer.bias", True).set("layers.*.mixer.out_bias", True)
-    configs = parse_yaml(OTHERS, "configs")
-    forms = [spec for family, config in configs.items() for spec in every_form(family, config)]
+    forms = [in_family(family, form.architecture) for family in _others() for form in DIALECTS[family].forms]
     return [*made, biased, *forms, gpt2, gpt2.set("layers.*.ffn.act", "relu"), gpt2.set("head.tied", False)]
 
 
-def every_form(family: str, config: dict[str, Any]) -> list[Model]:
-    """The specs of a config, for each thing its family's models are made for."""
-    forms = DIALECTS[family].forms
-    return [from_hf({"model_type": family, "architectures": [form.architecture], **config}) for form in forms]
+@functools.cache
+def _others() -> dict[str, dict[str, Any]]:
+    return parse_yaml(OTHERS, "configs")
+
+
+def in_family(family: str, architecture: str | None = None) -> Model:
+    """A small spec of a family that is more than a Llama, made for what this class of theirs is; by default the first."""
+    named = architecture or DIALECTS[family].forms[0].architecture
+    return from_hf({"model_type": family, "architectures": [named], **_others()[family]})
 
 
 @law(13, "ported", "to Hugging Face and back is bit for bit, and the logits agree")
@@ -122,8 +127,8 @@ def ported(case: Case) -> None:
     if importlib.util.find_spec("transformers") is None:
         raise NotApplicable("transformers is not installed")
     stored = {d.path: tensor_at(case.model, d.path).detach() for d in declared(case.spec) if d.weight.stored}
-    theirs = export_tensors(case.spec, stored)
-    back = import_tensors(case.spec, theirs)
+    theirs = export_tensors(case.spec, stored, ours.dialect)
+    back = import_tensors(case.spec, theirs, ours.dialect)
     for path, tensor in stored.items():
         case.same(back[path], tensor, f"{path} there and back", 0.0)
     case.true(build(from_hf(ours.config), device="meta").part.width == case.spec.width, "the config read back is another model")

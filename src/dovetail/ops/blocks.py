@@ -77,9 +77,7 @@ def log_softmax_where(scores: Tensor, seen: Tensor) -> Tensor:
 
 def softmax_where(scores: Tensor, seen: Tensor) -> Tensor:
     """Weights over the last dimension, zero where nothing may be seen at all."""
-    scores = scores.to(wide(scores.dtype)).masked_fill(~seen, -torch.inf)
-    empty = ~seen.any(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)
+    return log_softmax_where(scores, seen).exp()
 
 
 def attend_picked(q: Tensor, k: Tensor, v: Tensor, picked: Tensor, size: int, scale: float, at: At, key_at: At) -> Tensor:

@@ -10,8 +10,8 @@ What a dialect cannot say is an error with the path of the part that it has no w
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -19,34 +19,15 @@ from torch import Tensor
 from dovetail import parts as _registered  # noqa: F401  every kind must be known before a config is read
 from dovetail.core.check import check
 from dovetail.core.errors import FileError, SpecError
-from dovetail.core.fold import declared
-from dovetail.core.part import Part, field_types, from_data, join, walk
+from dovetail.core.part import Part, from_data
 from dovetail.model import Block, Model
-from dovetail.port.convert import Convert
+from dovetail.port import tensors
 from dovetail.port.dialect import DIALECTS
+from dovetail.port.explicit import differences, explicit
 from dovetail.port.rotary import LENGTH, USUAL_LENGTH
-from dovetail.port.table import ABSENT, Config, Dialect, Field, Form, Row, look, numbered
+from dovetail.port.table import ABSENT, Config, Dialect, Field, Form, look
 
 MOST_LAYERS = 2_000  # the deepest known has 1,000; what a spec of so many takes is some megabytes
-# a null in one of these fields stands for the size of the axes, the first of several that the part has
-STANDS_FOR = {
-    "kv_heads": (("kv_heads",),),
-    "head": (("head",),),
-    "hidden": (("ffn",),),
-    "inner": (("inner",), ("heads", "head")),
-    "rank": (("rank",),),
-    "key_heads": (("key_heads",),),
-    "key_size": (("key",),),
-    "value_size": (("value",),),
-}
-
-
-class Move(NamedTuple):
-    """Tensors of ours that lie in some of theirs, and how."""
-
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
-    convert: Convert
 
 
 class Ported(NamedTuple):
@@ -55,7 +36,7 @@ class Ported(NamedTuple):
     dialect: str
     form: Form
     config: dict[str, Any]
-    moves: list[Move]
+    moves: list[tensors.Move]
 
 
 class Lost(NamedTuple):
@@ -79,7 +60,7 @@ def to_hf(spec: Model, name: str | None = None, *, length: int | None = None) ->
     for dialect, form in _likely(spec, _chosen(name)):
         config, found = _attempt(spec, told, dialect, form, length)
         if not found:
-            return Ported(dialect.name, form, config, list(_moves(spec, dialect, form)))
+            return Ported(dialect.name, form, config, list(tensors.moves(spec, dialect, form)))
         if nearest is None or len(found) < len(nearest[1]):
             nearest = dialect.name, found
     assert nearest is not None
@@ -157,15 +138,10 @@ def _around(spec: Model) -> tuple[type, type, bool]:
     return type(spec.embed), type(spec.head), spec.encoder is None
 
 
-_USUAL: dict[tuple[str, str], tuple[Dialect, Model]] = {}
-
-
+@functools.cache
 def _usual(dialect: Dialect, form: Form) -> Model:
-    """The spec of a family with one layer, before any field of a config is read; made once."""
-    key = (dialect.name, form.architecture)
-    if key not in _USUAL or _USUAL[key][0] is not dialect:
-        _USUAL[key] = dialect, from_data({**dialect.spec, **(form.head or {})}, Model)
-    return _USUAL[key][1]
+    """The spec of a family with one layer, before any field of a config is read."""
+    return from_data({**dialect.spec, **(form.head or {})}, Model)
 
 
 def _attempt(spec: Model, told: Model, dialect: Dialect, form: Form, length: int | None) -> tuple[dict[str, Any], list[Lost]]:
@@ -271,51 +247,6 @@ def _set_layers(layers: list[Block], pattern: str, value: Any) -> None:
         raise SpecError(pattern, "no layer has such a field")
 
 
-def explicit(spec: Model) -> Model:
-    """The spec with every size written out that a null stands for, and lists of equal factors as one factor."""
-    told: dict[str, dict[str, Any]] = {}
-    for path, part, env in walk(spec):
-        hints = field_types(type(part))
-        for field, choices in STANDS_FOR.items():
-            if hints.get(field) == int | None and getattr(part, field) is None:
-                axes = next(axes for axes in choices if set(axes) <= env.sizes.keys())
-                told.setdefault(path, {})[field] = env.size(*axes)
-        for name, below in part.parts().items():
-            for field in dc.fields(below):
-                value = getattr(below, field.name)
-                if isinstance(value, tuple) and len(value) > 1 and len(set(value)) == 1 and isinstance(value[0], float):
-                    told.setdefault(join(path, name), {})[field.name] = value[:1]
-    return _rewritten(spec, told, "")
-
-
-def _rewritten(value: Any, told: Mapping[str, dict[str, Any]], path: str) -> Any:
-    """The tree with other fields at these paths, in one pass."""
-    if isinstance(value, tuple):
-        return tuple(_rewritten(item, told, join(path, str(i))) for i, item in enumerate(value))
-    if not isinstance(value, Part):
-        return value
-    fields = {f.name: _rewritten(getattr(value, f.name), told, join(path, f.name)) for f in dc.fields(value)}
-    return dc.replace(value, **{**fields, **told.get(path, {})})
-
-
-def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(path, value of the first, value of the second) wherever two specs part."""
-    if isinstance(ours, Part) and type(ours) is type(theirs):
-        for field in dc.fields(ours):
-            yield from differences(getattr(ours, field.name), getattr(theirs, field.name), join(path, field.name))
-    elif (
-        isinstance(ours, tuple)
-        and isinstance(theirs, tuple)
-        and len(ours) == len(theirs)
-        and ours
-        and isinstance(ours[0], Part)
-    ):
-        for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            yield from differences(one, other, join(path, str(i)))
-    elif ours != theirs:
-        yield path, ours, theirs
-
-
 def _say(value: Any) -> str:
     return value.kind if isinstance(value, Part) else "nothing" if value is None else str(value)
 
@@ -323,19 +254,19 @@ def _say(value: Any) -> str:
 # -- tensors --------------------------------------------------------------------------------------------------------
 
 
-def export_tensors(spec: Model, tensors: Mapping[str, Tensor], name: str | None = None) -> dict[str, Tensor]:
+def export_tensors(spec: Model, ours: Mapping[str, Tensor], name: str | None = None) -> dict[str, Tensor]:
     """Our tensors under their names and in their layout; tied ones once. Every tensor of the spec must be there, no other."""
-    shapes = _shapes(spec)
-    for path in tensors:
-        if path not in shapes and path not in _ties(spec):
+    shapes = tensors.shapes_of(spec)
+    for path in ours:
+        if path not in shapes and path not in tensors.ties_of(spec):
             raise FileError(f"{path}: is no tensor of this spec")
     for path, shape in shapes.items():
-        if path not in tensors:
+        if path not in ours:
             raise FileError(f"{path}: is missing")
-        _fits(path, tensors[path], shape)
+        tensors.fits(path, ours[path], shape)
     theirs: dict[str, Tensor] = {}
     for move in to_hf(spec, name).moves:
-        theirs |= zip(move.theirs, move.convert.there([tensors[path] for path in move.ours]), strict=True)
+        theirs |= zip(move.theirs, move.convert.there([ours[path] for path in move.ours]), strict=True)
     return theirs
 
 
@@ -343,82 +274,4 @@ def import_tensors(spec: Model, theirs: Mapping[str, Tensor], name: str | None =
     """Their tensors under our names and in our layout. One that is missing, unknown, of another shape, or tied and yet
     different is an error."""
     ported = to_hf(spec, name)
-    return dict(imported(spec, DIALECTS[ported.dialect], ported.form, theirs, theirs.__getitem__))
-
-
-def imported(
-    spec: Model, dialect: Dialect, form: Form, names: Collection[str], read: Callable[[str], Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """The same one by one, each of their `names` being read when its turn comes and no earlier; in the order of `names`."""
-    shapes, ties = _shapes(spec), _ties(spec)
-    written = {_of_now(name, dialect): name for name in names}
-    moves, place = list(_moves(spec, dialect, form)), {name: i for i, name in enumerate(written)}
-    moved = {one for move in moves for one in move.theirs}
-    for one in moved:
-        if one not in place:
-            raise FileError(f"{one}: is missing")
-    again = [(theirs, ties[row.ours[0]]) for theirs, row in _rows(dialect, form) if row.ours[0] in ties and theirs in place]
-    for extra in set(written) - moved - {theirs for theirs, _ in again}:
-        if not any(fnmatchcase(extra, pattern) for pattern in dialect.stale):
-            raise FileError(f"{extra}: has no place in this spec")
-    owners: dict[str, Tensor] = {}
-    for move in sorted(moves, key=lambda move: min(place[one] for one in move.theirs)):
-        for path, tensor in _home(move, [read(written[one]) for one in move.theirs], [shapes[path] for path in move.ours]):
-            if path in ties.values():
-                owners[path] = tensor
-            yield path, tensor
-    for theirs, owner in again:  # a tied tensor may be there a second time, if it is really the same
-        copy = read(written[theirs])
-        if copy.shape != owners[owner].shape or not copy.equal(owners[owner]):
-            raise FileError(f"{theirs}: is tied to {owner} by the config, yet holds other numbers")
-
-
-def _of_now(name: str, dialect: Dialect) -> str:
-    """A tensor's name as it is written today."""
-    return next((name.removesuffix(old) + new for old, new in dialect.older.items() if name.endswith(old)), name)
-
-
-def _home(move: Move, theirs: list[Tensor], shapes: list[tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
-    """Ours of one move, held to their shapes."""
-    first, given = move.theirs[0], tuple(theirs[0].shape)
-    try:
-        found = move.convert.back(theirs, shapes)
-    except (RuntimeError, IndexError, ValueError) as error:  # a shape of too few dimensions, say
-        raise FileError(f"{first}: has shape {given}, which does not hold {shapes}") from error
-    theirs.clear()  # what was read is not kept beside what was made of it
-    if len(found) != len(shapes):
-        raise FileError(f"{first}: has shape {given}, which does not hold {shapes}")
-    for path, shape in zip(move.ours, shapes, strict=True):
-        _fits(first, found[0], shape)
-        yield path, found.pop(0)
-
-
-def _rows(dialect: Dialect, form: Form) -> Iterator[tuple[str, Row]]:
-    """(their name with what stands before it, row) of the family's own tensors and of the form's."""
-    yield from ((form.prefix + row.theirs, row) for row in dialect.tensors)
-    yield from ((row.theirs, row) for row in form.tensors)
-
-
-def _moves(spec: Model, dialect: Dialect, form: Form) -> Iterator[Move]:
-    """The table's rows for every layer, as far as the spec has their tensors."""
-    shapes, told = _shapes(spec), explicit(spec)
-    depths = {"layers": len(spec.layers), "encoder": 0 if spec.encoder is None else len(spec.encoder.layers)}
-    for theirs, row in _rows(dialect, form):
-        for layer in range(depths[row.ours[0].partition(".")[0]] if "{}" in row.ours[0] else 1):
-            ours = tuple(path.replace("{}", str(layer)) for path in row.ours)
-            if all(path in shapes for path in ours) and row.stands(told, layer):
-                names = numbered(theirs.replace("{}", str(layer)), shapes[ours[0]][0])
-                yield Move(ours, names, row.conversion(told, layer))
-
-
-def _shapes(spec: Model) -> dict[str, tuple[int, ...]]:
-    return {d.path: d.weight.shape(d.env) for d in declared(spec) if d.weight.stored}
-
-
-def _ties(spec: Model) -> dict[str, str]:
-    return {d.path: d.weight.same_as for d in declared(spec) if d.weight.same_as is not None}
-
-
-def _fits(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
-        raise FileError(f"{name}: has shape {tuple(tensor.shape)}, not {shape}")
+    return dict(tensors.imported(spec, DIALECTS[ported.dialect], ported.form, theirs, theirs.__getitem__))

@@ -31,8 +31,10 @@ from dovetail.directory import PICKLES, Directory, pickle_refusal
 from dovetail.files import INDEX_FILE, WEIGHTS_FILE, may_replace
 from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
-from dovetail.port.hf import differences, explicit, form_of, from_hf, imported
+from dovetail.port.explicit import differences, explicit
+from dovetail.port.hf import form_of, from_hf
 from dovetail.port.quantized import opened
+from dovetail.port.tensors import imported
 from dovetail.safefile import TensorFile
 from dovetail.spec import SPEC_FILE, from_yaml, load_spec
 from dovetail.yamlfile import LARGEST as LARGEST_SPEC

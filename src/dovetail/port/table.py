@@ -299,7 +299,7 @@ def rows(
 Limit = Callable[[Model], tuple[str, Any, str] | None]  # (path, value, what is asked) where they refuse what they can say
 
 
-@dc.dataclass(frozen=True, kw_only=True)
+@dc.dataclass(frozen=True, kw_only=True, eq=False)  # each is itself alone
 class Form:
     """What a family's model is made for: one of their classes, its head, and the tensors it adds to the family's own."""
 
@@ -313,7 +313,7 @@ class Form:
     fields: tuple[Field, ...] = ()
 
 
-@dc.dataclass(frozen=True, kw_only=True)
+@dc.dataclass(frozen=True, kw_only=True, eq=False)
 class Dialect:
     """One family; see the head of the file."""
 

@@ -26,9 +26,11 @@ from dovetail.directory import Directory
 from dovetail.files import SHARD, Piece, own_pieces, spec_and, write_directory
 from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
-from dovetail.port.hf import Move, Ported, explicit, form_of, from_hf, to_hf
+from dovetail.port.explicit import explicit
+from dovetail.port.hf import Ported, form_of, from_hf, to_hf
 from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG, Watch, load
 from dovetail.port.rotary import LENGTH
+from dovetail.port.tensors import Move
 
 KEPT_CONFIG = "imported_config.json"
 GENERATION_FILE = "generation_config.json"

@@ -19,7 +19,8 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.core.module import Linear, Module
 from dovetail.model import BlockModule, Model
 from dovetail.port.dialect import DIALECTS
-from dovetail.port.hf import Move, to_hf
+from dovetail.port.hf import to_hf
+from dovetail.port.tensors import Move
 
 TOKENS = 7919  # stands for the rows of an activation where its layout is asked for: no matrix has so many
 

@@ -19,7 +19,7 @@ from dovetail.core.fold import declared
 from dovetail.core.module import holder, tensor_at
 from dovetail.core.part import Part
 from dovetail.model import NO_VIEWS, Block, Model, ModelModule
-from dovetail.port.hf import differences
+from dovetail.port.explicit import differences
 from dovetail.verify import alter
 from dovetail.verify.alter import Alteration, Tensors
 from dovetail.verify.prompt import Prompt

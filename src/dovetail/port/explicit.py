@@ -1,0 +1,70 @@
+"""A spec with nothing left unsaid, and where two specs part: what a config is compared by.
+
+kv_heads: null  ->  kv_heads: 8          a null stands for a size; a config has a number there
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dovetail.core.part import Part, field_types, join, walk
+from dovetail.model import Model
+
+# a null in one of these fields stands for the size of the axes, the first of several that the part has
+STANDS_FOR = {
+    "kv_heads": (("kv_heads",),),
+    "head": (("head",),),
+    "hidden": (("ffn",),),
+    "inner": (("inner",), ("heads", "head")),
+    "rank": (("rank",),),
+    "key_heads": (("key_heads",),),
+    "key_size": (("key",),),
+    "value_size": (("value",),),
+}
+
+
+def explicit(spec: Model) -> Model:
+    """The spec with every size written out that a null stands for, and lists of equal factors as one factor."""
+    told: dict[str, dict[str, Any]] = {}
+    for path, part, env in walk(spec):
+        hints = field_types(type(part))
+        for field, choices in STANDS_FOR.items():
+            if hints.get(field) == int | None and getattr(part, field) is None:
+                axes = next(axes for axes in choices if set(axes) <= env.sizes.keys())
+                told.setdefault(path, {})[field] = env.size(*axes)
+        for name, below in part.parts().items():
+            for field in dc.fields(below):
+                value = getattr(below, field.name)
+                if isinstance(value, tuple) and len(value) > 1 and len(set(value)) == 1 and isinstance(value[0], float):
+                    told.setdefault(join(path, name), {})[field.name] = value[:1]
+    return _rewritten(spec, told, "")
+
+
+def _rewritten(value: Any, told: Mapping[str, dict[str, Any]], path: str) -> Any:
+    """The tree with other fields at these paths, in one pass."""
+    if isinstance(value, tuple):
+        return tuple(_rewritten(item, told, join(path, str(i))) for i, item in enumerate(value))
+    if not isinstance(value, Part):
+        return value
+    fields = {f.name: _rewritten(getattr(value, f.name), told, join(path, f.name)) for f in dc.fields(value)}
+    return dc.replace(value, **{**fields, **told.get(path, {})})
+
+
+def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, value of the first, value of the second) wherever two specs part."""
+    if isinstance(ours, Part) and type(ours) is type(theirs):
+        for field in dc.fields(ours):
+            yield from differences(getattr(ours, field.name), getattr(theirs, field.name), join(path, field.name))
+    elif (
+        isinstance(ours, tuple)
+        and isinstance(theirs, tuple)
+        and len(ours) == len(theirs)
+        and ours
+        and isinstance(ours[0], Part)
+    ):
+        for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from differences(one, other, join(path, str(i)))
+    elif ours != theirs:
+        yield path, ours, theirs
