@@ -76,9 +76,7 @@ def looped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     edges = [0, *ends.tolist(), x.shape[0]]
     *runs, rest = x.split([end - begin for begin, end in pairwise(edges)])  # split, not slices: its gradient is one join
     pieces = [run @ weight.T for run, weight in zip(runs, weights.unbind(0), strict=True) if len(run)]
-    if len(rest) or not pieces:
-        pieces.append(rest.new_zeros(len(rest), weights.shape[1]))
-    return torch.cat(pieces)
+    return torch.cat([*pieces, rest.new_zeros(len(rest), weights.shape[1])])
 
 
 def grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from dovetail.core.env import Env
 from dovetail.laws.oracle.registry import Comparison, oracle
 from dovetail.laws.oracle.stand import alone, ctx, eye, numbers, part
 from dovetail.ops.scan import delta, gated
@@ -93,6 +94,8 @@ def channels() -> Iterator[Comparison]:
     y = alone(spec, moved, embed=2)(numbers([[[0.5, 1.0], [0.5, 1.0]]]), ctx(2))[0, :, 0]
     # √σ(−1.0986123 − 1) = 0.33050230: 0.5 · (0.9 + 0.33050230 + 2)
     yield Comparison("a token says what fades", y, [1.0, 1.61525115])
+    env = part("gated_linear", heads=3).axes(Env(sizes={"embed": 24}))
+    yield Comparison("a head of keys is half as wide", [env.size("key"), env.size("value")], [4, 8], near=0)
 
 
 @oracle("gated_linear", "rwkv")

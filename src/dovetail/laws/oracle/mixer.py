@@ -153,6 +153,8 @@ def accounts() -> Iterator[Comparison]:
     mixer = part("attention", kv_heads=2)
     env = mixer.axes(Env(sizes={"embed": 256}))
     yield Comparison("head", env.size("head"), 32, near=0)
+    alone_with_one = part("attention", heads=3, kv_heads=1).axes(Env(sizes={"embed": 6}))
+    yield Comparison("packed: 3 queries, a key and a value", alone_with_one.size("slots"), 5, near=0)
     # all 10² pairs as the readable path computes them; the 55 on and below the diagonal
     yield Comparison("FLOPs of 10 tokens", mixer.cost(env, 10), [102400, 56320], near=0)
     yield Comparison("remembered after 10 tokens", sum(s.values(env, 10) for s in mixer.state(env)), 1280, near=0)

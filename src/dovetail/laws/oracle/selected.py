@@ -86,6 +86,8 @@ def accounts() -> Iterator[Comparison]:
     env = mixer.axes(Env(sizes={"embed": 4}))
     # φ of 4 blocks: 2·(2 + 1) FLOPs for a key and as many for a value; all pairs: 8·4 + 2·8·8
     yield Comparison("FLOPs", mixer.cost(env, 8), [48 + 4 * 160, 48 + 4 * 69], near=0)
+    # the 9th token reads 4 whole blocks, itself, 2 picked blocks and 3 tokens near by: 12 more
+    yield Comparison("FLOPs with a block begun", mixer.cost(env, 9), [48 + 4 * 198, 48 + 4 * 81], near=0)
     # 9 tokens, 4 whole blocks
     yield Comparison("remembered", sum(state.values(env, 9) for state in mixer.state(env)), 2 * 9 + 2 * 4, near=0)
     yield Comparison(

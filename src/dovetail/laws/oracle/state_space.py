@@ -175,6 +175,9 @@ def one_real_number() -> Iterator[Comparison]:
     y, left = space.convolved(u, log_a, b, c, empty)
     yield Comparison("a convolution", y.flatten(), IMPULSE)
     yield Comparison("a convolution: left behind", left.real.flatten(), [0.295245])
+    y, left = space.convolved(u * 0, log_a, b, c, empty + 1)
+    yield Comparison("a convolution: what came before", y.flatten(), [0.9, 0.81, 0.729, 0.6561, 0.59049, 0.531441])
+    yield Comparison("a convolution: what is left of it", left.real.flatten(), [0.531441])
 
 
 @oracle("s4")
@@ -203,7 +206,7 @@ def of_scipy() -> Iterator[Comparison]:
 
 @oracle("s4")
 def hippo() -> Iterator[Comparison]:
-    """A[n, k] = −√((2n+1)(2k+1)) below the diagonal, −(n+1) on it; eigenvalues of A + P Pᵀ by numpy."""
+    """A[n, k] = −√((2n+1)(2k+1)) below the diagonal, −(n+1) on it; eigenvalues of A + P Pᵀ, P = √(n + ½), by numpy."""
     want = [
         [-1.0, 0.0, 0.0, 0.0],
         [-1.7320508076, -2.0, 0.0, 0.0],

@@ -136,8 +136,6 @@ class ByHead(Joined):
         each = [mask.visible(q, k, heads) for mask in self.masks]
         shape = torch.broadcast_shapes(*(seen.shape for seen in each))
         choice = heads % len(each)
-        if shape[-3] == 1:  # masks that are the same for all heads: each head takes its own
-            return torch.cat([seen.expand(shape) for seen in each], -3).index_select(-3, choice)
         out = each[0].expand(shape)
         for i, seen in enumerate(each):
             out = torch.where((choice == i)[:, None, None], seen, out)

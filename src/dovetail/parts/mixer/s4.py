@@ -53,9 +53,8 @@ def first_turns(start: Literal["legs", "lin", "inv"], count: int) -> Tensor:
     size = 2 * count
     if start == "inv":
         return size / pi * (size / (2 * n + 1) - 1)
-    p = (torch.arange(size, dtype=torch.float64) + 0.5).sqrt()
-    normal = hippo_legs(size) + p[:, None] * p
-    skew = (normal - normal.T) / 2
+    legs = hippo_legs(size)  # −½ and a skew part, once P Pᵀ is added; that is symmetric, so the skew part is its own already
+    skew = (legs - legs.T) / 2
     return torch.linalg.eigvalsh(skew * -1j)[count:]
 
 

@@ -125,9 +125,7 @@ class Yarn(Scaling):
         return plain * (1 - ramp) + plain / self.factor * ramp
 
     def amplitude(self) -> float:
-        if self.attention is not None:
-            return self.attention
-        return 0.1 * log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        return 0.1 * log(self.factor) + 1.0 if self.attention is None else self.attention
 
     def check(self, env: Env) -> list[Problem]:
         return _several_pairs(env) + _above("factor", self.factor, 1.0) + _above("original", self.original, 1)
