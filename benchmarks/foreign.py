@@ -1,6 +1,6 @@
 """The laws on every causal language model of transformers: which hold, which fail, for which class.
 
-    python benchmarks/foreign.py [--json] [--only NAME …] [--quick] [--laws causal chunked …] [--table docs/foreign.json]
+    python benchmarks/foreign.py [--json] [--only NAME …] [--quick] [--laws causal chunked …] [--table foreign.json [--resume]]
 
 Each class of `MODEL_FOR_CAUSAL_LM_MAPPING` is built tiny and random: its own default config with every size made small by what
 the size is called, windows short enough that the laws' 21 tokens cross their edge. A class runs in a process of its own, which
@@ -299,14 +299,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="model types: llama gpt2 …")
     parser.add_argument("--laws", nargs="*", default=[], help=f"these alone, of {', '.join(FOREIGN)}")
     parser.add_argument("--table", type=Path, help="write every outcome here, as JSON")
+    parser.add_argument("--resume", action="store_true", help="classes that the table has are not tried again")
     asked = parser.parse_args()
     transformers()
     names = told_names(asked.laws)
     chosen = list(classes(asked.only or (list(QUICK) if asked.quick else [])))
+    before = {one["name"]: Tried(**one) for one in json.loads(asked.table.read_text())} if asked.resume else {}
     tried: list[Tried] = []
     with progress("classes", len(chosen)) as tick:
         for kind, model in chosen:
-            tried.append(one(kind, model, names))
+            tried.append(before.get(kind) or one(kind, model, names))
             tick()
             if asked.table:
                 asked.table.write_text(json.dumps([dc.asdict(one) for one in tried], indent=1, ensure_ascii=False) + "\n")
