@@ -12,17 +12,19 @@ import dataclasses as dc
 import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+
+from dovetail.cli.shown import shown, write_page
 
 if TYPE_CHECKING:
     from dovetail.diff import Diff, Fate, Row
 
-WIDE = 150  # columns where there is no terminal to ask
 # the order of the view: what is lost first, what stays as it is last
 STYLES: dict[Fate, tuple[str, str]] = {
     "impossible": ("impossible", "red"),
@@ -49,6 +51,8 @@ class Command:
     """Change a part of B wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
     json: bool = False
     """One JSON object on stdout."""
+    html: Path | None = None
+    """Write what is shown as a page, too."""
 
     def run(self) -> int:
         """Print the fates."""
@@ -57,11 +61,12 @@ class Command:
         from dovetail.spec import changed
 
         found = diff(find_spec(self.a), changed(find_spec(self.b), self.set, self.swap))
+        if self.html is not None:
+            write_page(self.html, f"dovetail diff {self.a} {self.b}", lambda _: view(self.a, self.b, found))
         if self.json:
             print(json.dumps(found.to_data()))
-            return 0
-        console = Console()
-        (console if console.is_terminal else Console(width=WIDE)).print(view(self.a, self.b, found))
+        else:
+            shown(lambda _: view(self.a, self.b, found))
         return 0
 
 

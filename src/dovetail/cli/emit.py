@@ -17,6 +17,8 @@ from typing import Annotated
 
 import tyro
 
+from dovetail.cli.shown import write_text
+
 
 @dc.dataclass
 class Command:
@@ -46,9 +48,6 @@ class Command:
             return 0
         if self.out.exists() and not (self.force and self.out.is_file()):
             raise FileError(f"{self.out}: is there already; name another with -o" + ("" if self.force else ", or use --force"))
-        try:
-            self.out.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise FileError(f"{self.out}: cannot be written ({error.strerror})") from error
+        write_text(self.out, text)
         print(f"{self.out}: {len(text.splitlines())} lines; python {self.out} runs it")
         return 0

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli.diff import WIDE, view
+from dovetail.cli.diff import view
+from dovetail.cli.shown import shown
 
 if TYPE_CHECKING:
     from dovetail.data.corpus import Batch, Corpus
@@ -114,10 +115,8 @@ class Command:
         if self.json:
             print(json.dumps(_report(out, family, found, losses, points)))
         else:
-            console = Console()
-            console = console if console.is_terminal else Console(width=WIDE)
-            console.print(told(self.directory.name, out.name, found, losses, points))
-            console.print(f"\nwritten to {out}" + (f" in Hugging Face layout, as {family}" if family else ""), highlight=False)
+            written = Text(f"\nwritten to {out}" + (f" in Hugging Face layout, as {family}" if family else ""))
+            shown(lambda _: Group(told(self.directory.name, out.name, found, losses, points), written))
         return 0
 
     def _wrong(self) -> str | None:

@@ -11,14 +11,13 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dovetail.cli.shown import shown
+
 if TYPE_CHECKING:
     from dovetail.core.part import Part
-
-WIDE = 120  # columns where there is no terminal to ask
 
 
 @dc.dataclass
@@ -42,8 +41,7 @@ class Command:
         if self.json:
             print(json.dumps(found))
             return 0
-        console = Console()
-        (console if console.is_terminal else Console(width=WIDE)).print(view(found))
+        shown(lambda _: view(found))
         return 0
 
 

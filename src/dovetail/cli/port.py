@@ -9,8 +9,11 @@ from __future__ import annotations
 import dataclasses as dc
 import json
 
-from rich.console import Console
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
+
+from dovetail.cli.shown import shown
 
 
 @dc.dataclass
@@ -34,8 +37,6 @@ class Command:
         table.add_column("lines", justify="right", style="dim")
         for row in rows:
             table.add_row(f"[bold]{row.model_type}[/]", "yes", "yes", ", ".join(row.architectures), str(row.lines))
-        console = Console()
-        console = console if console.is_terminal else Console(width=120)
-        console.print(table)
-        console.print(f"\n{len(rows)} families, held to transformers {HELD_TO}", style="dim", highlight=False)
+        below = Text(f"\n{len(rows)} families, held to transformers {HELD_TO}", "dim")
+        shown(lambda _: Group(table, below))
         return 0

@@ -4,7 +4,7 @@ Nothing is built: a model of 405 billion parameters answers as fast as a small o
 otherwise, or fewer where the model takes no more (a table of learned positions, the squares of an image).
 
     dovetail show llama-3-70b --length 4096
-    dovetail show llama-tiny --set 'layers.*.mixer.kv_heads=1' --swap position=alibi
+    dovetail show llama-tiny --set 'layers.*.mixer.kv_heads=1' --swap position=alibi --html llama-tiny.html
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from __future__ import annotations
 import dataclasses as dc
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+
+from dovetail.cli.shown import shown, write_page
 
 if TYPE_CHECKING:
     from dovetail.account import Account, Node
 
 BAR = 8  # characters of a full share
-WIDE, NARROW = 150, 100  # columns where there is no terminal to ask; fewer than these and some are left out
+NARROW = 100  # where a terminal has fewer columns some of ours are left out
 LENGTHS = (1024, 4096, 16384, 65536, 131072)
 
 
@@ -43,6 +46,8 @@ class Command:
     """Change a part wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
     json: bool = False
     """One JSON object on stdout."""
+    html: Path | None = None
+    """Write what is shown as a page, too."""
 
     def run(self) -> int:
         """Print the account."""
@@ -55,13 +60,12 @@ class Command:
             raise SpecError("--length", f"{self.length} is not a number of tokens from 1 to {2**24}")
         spec = changed(find_spec(self.spec), self.set, self.swap)
         made = account(spec, self.length, self.dtype)
+        if self.html is not None:
+            write_page(self.html, f"dovetail show {self.spec}", lambda width: view(self.spec, made, width))
         if self.json:
             print(json.dumps({"spec": self.spec, **made.to_data()}))
         else:
-            console = Console()
-            if not console.is_terminal:
-                console = Console(width=WIDE)
-            console.print(view(self.spec, made, console.width))
+            shown(lambda width: view(self.spec, made, width))
         return 0
 
 

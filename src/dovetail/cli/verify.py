@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from dovetail.cli.shown import shown, write_text
+
 if TYPE_CHECKING:
     import torch
 
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from dovetail.verify.prompt import Prompt
     from dovetail.verify.sides import Local
     from dovetail.verify.walk import Told
-
-WIDE = 150  # columns where there is no terminal to ask
 
 
 @dc.dataclass
@@ -67,8 +67,6 @@ class Command:
 
     def run(self) -> int:
         """Compare, and say what was found."""
-        from rich.console import Console
-
         from dovetail.core.errors import FileError
 
         if self.a.startswith(("http://", "https://")):
@@ -84,18 +82,15 @@ class Command:
             a, b = pair(self.a, self.b, self._told())
             verdict = verify(a, b, self._prompt(a, b), dtype=self._dtype(), why=self.why, told=told)
         if self.html is not None:
-            self.html.write_text(page(verdict), encoding="utf-8")
+            write_text(self.html, page(verdict))
         if self.json:
             print(json.dumps(verdict.data(), ensure_ascii=False))
         else:
-            console = Console()
-            (console if console.is_terminal else Console(width=WIDE)).print(view(verdict, every=self.every), highlight=False)
+            shown(lambda _: view(verdict, every=self.every))
         return 1 if verdict.word == "structural" else 0
 
     def _served(self) -> int:
         """A server as the second side."""
-        from rich.console import Console
-
         from dovetail.verify.served import compare, view
         from dovetail.verify.sides import local
 
@@ -106,8 +101,7 @@ class Command:
         if self.json:
             print(json.dumps(found.data(), ensure_ascii=False))
         else:
-            console = Console()
-            (console if console.is_terminal else Console(width=WIDE)).print(view(found), highlight=False)
+            shown(lambda _: view(found))
         return 1 if found.word == "structural" else 0
 
     def _told(self) -> dict[str, str]:
