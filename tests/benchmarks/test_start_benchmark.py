@@ -1,0 +1,81 @@
+"""The first ten minutes: what of a page is typed, and what a transcript shows of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PAGE = """
+```bash
+pip install torch
+```
+Words with `dovetail show`.
+```console
+$ dovetail show a
+a tree
+…
+```
+```python
+x = 1
+y = 2
+```
+<!-- no run: takes a day -->
+```bash
+dovetail train a
+
+dovetail map a
+```
+```yaml
+width: 4
+```
+"""
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import start
+
+    return start
+
+
+def test_a_page_is_typed_in_its_order(start: Any) -> None:
+    typed = [line.text for line in start.typed(PAGE)]
+    assert typed == ["pip install torch", "dovetail show a", "x = 1\ny = 2", "dovetail train a", "dovetail map a"]
+
+
+def test_the_clone_is_what_is_installed(start: Any) -> None:
+    line = start.Typed('pip install -e ".[look,hf]"', python=False)
+    assert start.typed_install(line) == f'pip install -e "{start.ROOT}[look,hf]"'
+
+
+def test_a_transcript_shows_what_came_back(start: Any) -> None:
+    told = start.transcript(
+        [
+            start.Answered(start.Typed("pip install torch", python=False), "much\n", 3.21),
+            start.Answered(start.Typed("x = 1\ny = 2", python=True), "", 0.04),
+            start.Answered(start.Typed("dovetail show a", python=False), "\n".join(map(str, range(50))), 1.0),
+        ]
+    )
+    assert told.startswith("$ pip install torch\n[3.2 s]\n\n>>> x = 1\n... y = 2\n[0.0 s]\n\n$ dovetail show a\n0\n1\n")
+    assert "\n19\n… 10 lines …\n30\n" in told
+
+
+def test_a_line_that_fails_ends_it(start: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="ended with 3"):
+        start.answered(start.Typed("exit 3", python=False), "exit 3", tmp_path, {"PATH": "/usr/bin:/bin"})
+
+
+@pytest.mark.slow
+def test_it_runs(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "start.py"), "--quick", "--json", "--transcript", str(tmp_path / "start.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [row["holds"] for row in json.loads(done.stdout)["rows"]] == [None, True, True, None]
+    assert "70,553,706,496 parameters" in (tmp_path / "start.txt").read_text(encoding="utf-8")
