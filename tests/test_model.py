@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dovetail.core.errors import SpecError
+from dovetail.core.layers import expand
 from dovetail.core.part import KINDS, walk_spec
-from dovetail.model import Model, expand
+from dovetail.model import Model
 from dovetail.spec import changed, from_yaml, load_spec, to_yaml
 
 SMALL = "width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]\n"

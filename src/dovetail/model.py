@@ -1,13 +1,11 @@
-"""Model, Block and the wires: a stream of tokens that branches read from and add to.
+"""Model, Block and the wire of most models: a stream of tokens that branches read from and add to.
 
       inputs ── embed ── (+ position) ── [norm] ── block ── block ── … ── norm ── head ── logits
 
-    pre        x + f(norm x)              post       norm(x + f x)            x (…, n, embed), f a mixer or an ffn
-    sandwich   x + norm(f(norm x))        branch     x + norm(f x)
-    parallel   x + f(norm x) + g(norm x), with one norm or one for each
+      x ← x + f(norm x)          f a mixer, then an ffn; x (…, n, embed); `parts/wire.py` has the other ways to join them
 
-What is added may be scaled (a number, or a learned one per channel) and dropped out. An encoder–decoder holds its encoder as a
-child model, whose output is the memory that cross attention looks at.      Vaswani et al. 2017; Xiong et al. 2020 (pre)
+An encoder–decoder holds its encoder as a child model, whose output is the memory that cross attention looks at.
+Vaswani et al. 2017; Xiong et al. 2020 (the norm before the branch).
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import dataclasses as dc
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from dovetail.core.at import At
@@ -24,54 +21,12 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.env import Env
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Embed, Ffn, Head, HeadModule, Init, Mixer, Norm, Order, Position, PositionModule, Wire
+from dovetail.core.layers import expand, fold
 from dovetail.core.module import Module
 from dovetail.core.part import KINDS, Part, Problem, child, register, walk_spec
-from dovetail.core.weight import Weight
+from dovetail.core.wire import Branching, Scaled, WireModule
 
-# -- wires ----------------------------------------------------------------------------------------------------------
-
-
-@dc.dataclass(frozen=True, kw_only=True)
-class Scaled(Wire):
-    """What every wire can do to what it adds."""
-
-    multiplier: float = 1.0
-    layer_scale: float | None = None  # a learned number a channel, starting here (Touvron et al. 2021)
-    dropout: float = 0.0
-
-    def weights(self, env: Env) -> list[Weight]:
-        if self.layer_scale is None:
-            return []
-        return [Weight(name="scale", batch=("branches",), out=("embed",), init="const", role="gate")]
-
-    def constant(self, name: str, env: Env) -> Tensor:
-        assert self.layer_scale is not None
-        return torch.full((env.size("branches"), env.size("embed")), self.layer_scale, dtype=torch.float64)
-
-    def check(self, env: Env) -> list[Problem]:
-        return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"multiplier": [1.0, 0.5], "layer_scale": [None, 0.7], "dropout": [0.0, 0.2]}
-
-
-class WireModule(Module):
-    """forward(x, ctx, block, views) -> x with every branch of the block joined."""
-
-    part: Scaled
-    scale: Tensor
-
-    def added(self, y: Tensor, block: BlockModule, branch: str, ctx: Ctx) -> Tensor:
-        """What a branch really adds to the stream."""
-        part = self.part
-        if part.layer_scale is not None:
-            y = y * self.scale[block.part.branches().index(branch)]
-        if part.multiplier != 1.0:
-            y = y * part.multiplier
-        if part.dropout != 0.0:
-            y = ctx.dropout(y, part.dropout, block, branch)
-        return ctx.tap(block, f"{branch}_add", y)
+# -- wire -----------------------------------------------------------------------------------------------------------
 
 
 @register("pre")
@@ -92,112 +47,18 @@ class Pre(Scaled):
 
 
 class PreModule(WireModule):
+    """x (…, n, embed) -> like x."""
+
     def setup(self) -> None:
         assert isinstance(self.part, Pre)
         self.first_norm = self.part.first_norm
 
-    def forward(self, x: Tensor, ctx: Ctx, block: BlockModule, views: Mapping[str, Any]) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
         for i, name in enumerate(block.branches):
             normed = block.normed(f"{name}_norm", x, ctx) if i > 0 or self.first_norm else x
             y = block.branch(name, normed, ctx, views)
             x = ctx.tap(block, f"after_{name}", x + self.added(y, block, name, ctx))
         return x
-
-
-@register("post")
-class Post(Scaled):
-    """norm(x + f x), the wire of 2017."""
-
-    sums: ClassVar[bool] = False
-
-    def module(self) -> type[Module]:
-        return PostModule
-
-    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{name}_norm" for name in branches)
-
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
-        if env.depth < 12:
-            return []
-        return [Problem("", f"{env.depth} layers of post-norm train badly without warm-up", "warm up, or wire: pre")]
-
-
-class PostModule(WireModule):
-    def forward(self, x: Tensor, ctx: Ctx, block: BlockModule, views: Mapping[str, Any]) -> Tensor:
-        for name in block.branches:
-            y = block.branch(name, x, ctx, views)
-            x = ctx.tap(block, f"after_{name}", block.normed(f"{name}_norm", x + self.added(y, block, name, ctx), ctx))
-        return x
-
-
-@register("sandwich")
-class Sandwich(Scaled):
-    """x + norm(f(norm x)) (Gemma 2)."""
-
-    def module(self) -> type[Module]:
-        return SandwichModule
-
-    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{name}_{which}" for name in branches for which in ("norm", "post_norm"))
-
-
-class SandwichModule(WireModule):
-    def forward(self, x: Tensor, ctx: Ctx, block: BlockModule, views: Mapping[str, Any]) -> Tensor:
-        for name in block.branches:
-            y = block.branch(name, block.normed(f"{name}_norm", x, ctx), ctx, views)
-            y = block.normed(f"{name}_post_norm", y, ctx)
-            x = ctx.tap(block, f"after_{name}", x + self.added(y, block, name, ctx))
-        return x
-
-
-@register("branch")
-class Branch(Scaled):
-    """x + norm(f x) (OLMo 2)."""
-
-    def module(self) -> type[Module]:
-        return BranchModule
-
-    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{name}_norm" for name in branches)
-
-
-class BranchModule(WireModule):
-    def forward(self, x: Tensor, ctx: Ctx, block: BlockModule, views: Mapping[str, Any]) -> Tensor:
-        for name in block.branches:
-            y = block.normed(f"{name}_norm", block.branch(name, x, ctx, views), ctx)
-            x = ctx.tap(block, f"after_{name}", x + self.added(y, block, name, ctx))
-        return x
-
-
-@register("parallel")
-class Parallel(Scaled):
-    """x + f(norm x) + g(norm x): all branches read the same stream (GPT-J, PaLM; NeoX with a norm for each)."""
-
-    one_norm: bool = True
-
-    def module(self) -> type[Module]:
-        return ParallelModule
-
-    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        return ("norm",) if self.one_norm else tuple(f"{name}_norm" for name in branches)
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), "one_norm": [True, False]}
-
-
-class ParallelModule(WireModule):
-    def setup(self) -> None:
-        assert isinstance(self.part, Parallel)
-        self.one_norm = self.part.one_norm
-
-    def forward(self, x: Tensor, ctx: Ctx, block: BlockModule, views: Mapping[str, Any]) -> Tensor:
-        out, shared = x, block.normed("norm", x, ctx) if self.one_norm else x
-        for name in block.branches:
-            h = shared if self.one_norm else block.normed(f"{name}_norm", x, ctx)
-            out = out + self.added(block.branch(name, h, ctx, views), block, name, ctx)
-            out = ctx.tap(block, f"after_{name}", out)
-        return out
 
 
 # -- block ----------------------------------------------------------------------------------------------------------
@@ -244,7 +105,7 @@ class Block(Part):
         return []
 
 
-class BlockModule(Module):
+class BlockModule(Branching):
     """x (…, n, embed) -> like x."""
 
     part: Block
@@ -255,14 +116,6 @@ class BlockModule(Module):
 
     def forward(self, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
         return self.wire(ctx.tap(self, "in", x), ctx, self, views)
-
-    def branch(self, name: str, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-        """One branch on the stream, with the view of its memory."""
-        return self._modules[name](x, ctx, views.get(name))  # type: ignore[misc]
-
-    def normed(self, name: str, x: Tensor, ctx: Ctx) -> Tensor:
-        """One of the norms the wire asked for."""
-        return self._modules[name](x, ctx)  # type: ignore[misc]
 
 
 # -- model ----------------------------------------------------------------------------------------------------------
@@ -409,50 +262,6 @@ def _swap_group(part: Any, new: Part) -> Any:
         elif isinstance(value, tuple) and value and isinstance(value[0], Part):
             changes[name] = tuple(new if item.group == new.group else _swap_group(item, new) for item in value)
     return dc.replace(part, **changes) if changes else part
-
-
-def expand(layers: Any) -> list[Any]:
-    """`repeat` and `pattern` written out: one mapping a layer."""
-    if not isinstance(layers, list):
-        raise SpecError("layers", f"a list of layers was expected, not {layers!r}")
-    out: list[Any] = []
-    for i, entry in enumerate(layers):
-        if not isinstance(entry, Mapping):
-            raise SpecError(f"layers.{i}", f"a mapping was expected, not {entry!r}")
-        pattern = entry.get("pattern", [None])
-        if not isinstance(pattern, list) or not all(isinstance(name, str) for name in pattern if name is not None):
-            raise SpecError(f"layers.{i}.pattern", f"a list of names was expected, not {pattern!r}")
-        repeat = entry.get("repeat", len(pattern))
-        if type(repeat) is not int or not 1 <= repeat <= 10_000:
-            raise SpecError(f"layers.{i}.repeat", f"{repeat!r} is not a whole number from 1 to 10000")
-        names = {name for name in pattern if name is not None}
-        if missing := sorted(names - set(entry)):
-            raise SpecError(
-                f"layers.{i}.pattern", f"{missing[0]!r} is not described", f"add `{missing[0]}:` beside the pattern"
-            )
-        for name in names:
-            if not isinstance(entry[name], Mapping):
-                raise SpecError(f"layers.{i}.{name}", f"a mapping was expected, not {entry[name]!r}")
-        common = {k: v for k, v in entry.items() if k not in {"repeat", "pattern", *names}}
-        for layer in range(repeat):
-            own = entry.get(pattern[layer % len(pattern)], {}) if names else {}
-            out.append({"kind": "block", **common, **own})
-    return out
-
-
-def fold(layers: tuple[Block, ...]) -> list[Any]:
-    """Equal neighbours written once with a `repeat`."""
-    out: list[Any] = []
-    previous: Block | None = None
-    for block in layers:
-        if block == previous:
-            out[-1]["repeat"] += 1
-        else:
-            out.append({"repeat": 1, **block.changed()})
-        previous = block
-    return [
-        entry if entry["repeat"] > 1 else {k: v for k, v in entry.items() if k != "repeat"} or {"repeat": 1} for entry in out
-    ]
 
 
 class ModelModule(Module):

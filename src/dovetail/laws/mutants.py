@@ -12,6 +12,7 @@ from typing import Any
 from dovetail.core.at import At
 from dovetail.core.part import Part, walk_spec
 from dovetail.core.weight import State, Weight
+from dovetail.core.wire import WireModule
 from dovetail.dist import context, shard
 from dovetail.laws import (
     planted,
@@ -32,7 +33,7 @@ from dovetail.laws.case import LAWS, Broken, Case, NotApplicable
 from dovetail.laws.mutant import Mutant, instead, kernel, spec
 from dovetail.laws.oracle import check_oracles
 from dovetail.laws.suite import OWN_NUMBER
-from dovetail.model import Model, WireModule
+from dovetail.model import Model
 from dovetail.ops import mask
 from dovetail.parts.ffn.glu import GluModule
 from dovetail.parts.mask.near import Causal, Window

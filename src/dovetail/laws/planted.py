@@ -18,8 +18,9 @@ from dovetail.core.at import At
 from dovetail.core.group import Fill
 from dovetail.core.part import Part
 from dovetail.core.weight import State, Weight
+from dovetail.core.wire import WireModule
 from dovetail.dist import collective, context, shard
-from dovetail.model import Model, WireModule
+from dovetail.model import Model
 from dovetail.ops import attend_ref, attend_tiled
 from dovetail.parts.ffn.glu import GluModule
 from dovetail.parts.mask.near import Causal, Window

@@ -2,7 +2,7 @@
 
 from importlib.metadata import entry_points
 
-from dovetail.parts import act, embed, feature, head, init, norm
+from dovetail.parts import act, embed, feature, head, init, norm, wire
 from dovetail.parts.ffn import glu, mlp, moe, router
 from dovetail.parts.mask import join, near, sparse
 from dovetail.parts.mixer import (
@@ -57,6 +57,7 @@ __all__ = [
     "sinusoidal",
     "sparse",
     "streaming",
+    "wire",
 ]
 
 for offered in entry_points(group="dovetail.parts"):
