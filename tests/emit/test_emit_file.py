@@ -26,7 +26,7 @@ from dovetail.emit.file import emit
 from dovetail.emit.registry import WRITERS
 from dovetail.files import save
 from dovetail.laws.case import Case, perturbed
-from dovetail.laws.wiring import attempt
+from dovetail.laws.draw import attempt
 from dovetail.model import Model, ModelModule
 from dovetail.safefile import write_tensors
 from dovetail.spec import from_yaml, load_spec, zoo

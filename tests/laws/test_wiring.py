@@ -6,7 +6,8 @@ import random
 from dovetail.core.check import check
 from dovetail.core.part import KINDS
 from dovetail.laws import wiring
-from dovetail.laws.wiring import BLOCK, Factor, Wiring, all_factors, attempt, consistent, meeting, pairs_of, pins, scopes
+from dovetail.laws.draw import BLOCK, attempt
+from dovetail.laws.wiring import Factor, Wiring, all_factors, consistent, meeting, pairs_of, pins, scopes
 
 
 def test_draws_are_legal_and_reproducible():
