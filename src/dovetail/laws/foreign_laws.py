@@ -30,7 +30,7 @@ RHYTHMS = {
 DRAWS = 4  # a draw may leave an expert without a token
 SILENT = 1e-13  # of the largest gradient: a weight whose effect cancels out gives rounding alone
 COMPILED = 1e-5  # both sides in float32, the same operators
-SOURCE = "encoder_hidden_states"
+SOURCES = ("encoder_hidden_states", "encoder_outputs")  # what a model calls the source of its cross attention
 
 
 @dc.dataclass(frozen=True)
@@ -238,11 +238,11 @@ def every_weight(case: Foreign) -> str | None:
 def _sources(case: Foreign) -> dict[str, Any]:
     """Something for cross attention to look at, where the model takes it."""
     widths = {p.shape[-1] for p in case.model.parameters() if p.dim() == 2 and p.shape[0] == case.vocab}
-    for width in sorted(widths) if SOURCE in case.arguments else ():
-        source = torch.randn(len(LENGTHS), 7, width, generator=generator(case.seed, SOURCE), dtype=case.dtype)
+    for name, width in [(name, width) for name in SOURCES if name in case.arguments for width in sorted(widths)]:
+        source = torch.randn(len(LENGTHS), 7, width, generator=generator(case.seed, name), dtype=case.dtype)
         with contextlib.suppress(Exception):
-            case.answer(case.tokens, **{SOURCE: source})
-            return {SOURCE: source}
+            case.answer(case.tokens, **{name: source})
+            return {name: source}
     return {}
 
 
