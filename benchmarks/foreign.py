@@ -84,7 +84,7 @@ SHARED = {
 SECTIONS = ROPE | {"mrope_section": [2, 2, 2]}
 # what one class needs beside its sizes, by its model type
 OWN: dict[str, dict[str, Any]] = {
-    "reformer": {"axial_pos_shape": (8, 8), "axial_pos_embds_dim": (16, 32), "local_attn_chunk_length": 7, "is_decoder": True,
+    "reformer": {"axial_pos_shape": (8, 8), "axial_pos_embds_dim": (16, 32), "local_attn_chunk_length": 4, "is_decoder": True,
                  "attn_layers": ["local", "local"], "hidden_size": WIDTH, "attention_head_size": 12},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "big_bird": {"attention_type": "original_full"},
