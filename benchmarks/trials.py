@@ -45,10 +45,10 @@ class Size:
     few: int = 3  # seeds where the effect is many times the spread
     characters: int = 1_200_000
     recall_steps: int = 2000
-    length_steps: int = 500
+    length_steps: int = 1500
     reach_steps: int = 200
-    wire_steps: int = 200
-    depth: int = 16
+    wire_steps: int = 600
+    depth: int = 12
     tried: int = 1024  # rows a model is tried on
 
 
@@ -114,7 +114,9 @@ AT_HOME, BEYOND = slice(SHORT * 3 // 4, SHORT), slice(LONG * 3 // 4, LONG)
 def lengths(size: Size, tick: Tick) -> dict[str, Any]:
     """Loss at every place of 256 for each position, for every seed, after training at 64."""
     text = corpus(size.characters, LONG)
-    plain = from_yaml(f"{{width: 64, vocab: {VOCAB}, layers: [{{repeat: 2, mixer: {{heads: 4}}, ffn: {{hidden: 168}}}}]}}")
+    # tokens as large as a sinusoid is, which would drown them otherwise
+    layers = "[{repeat: 2, mixer: {heads: 4}, ffn: {hidden: 168}}]"
+    plain = from_yaml(f"{{width: 64, vocab: {VOCAB}, embed: {{scale: 50.0}}, layers: {layers}}}")
     losses: dict[str, list[list[float]]] = {}
     for name, fields in POSITIONS.items():
         spec = plain.swap("position", KINDS[name](**fields))
