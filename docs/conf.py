@@ -22,7 +22,7 @@ release = version = __version__
 extensions = ["myst_parser", "sphinx_copybutton"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build", "figures/train"]
+exclude_patterns = ["_build", "figures"]
 suppress_warnings = ["misc.highlighting_failure"]  # a tree drawn with lines is no program
 copybutton_exclude = ".linenos, .gp"
 copybutton_prompt_text = "$ "
