@@ -2,7 +2,7 @@
 
 Both run eagerly in fp32 with the same kernels (scaled_dot_product_attention, rms_norm, linear, rotary tables made once a step).
 Training is forward, loss, backward and fused AdamW. Decoding is greedy, one token at a time behind a prompt: ours through a
-pool, the other with caches allocated beforehand and a slice for each step.
+pool, the other with caches allocated beforehand and a slice for each step; the two take turns token by token.
 
     python benchmarks/bare.py [--rounds 21] [--json]
 """
@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses as dc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from measure import Goal, Row, agree, arguments, middle, progress, taking_turns, tell
+from measure import Goal, Row, agree, arguments, middle, progress, taking_steps, taking_turns, tell
 from torch import Tensor, nn
 
 from dovetail import At, Ctx, Model, Pool, from_yaml
@@ -178,8 +178,9 @@ def training(shape: Shape, model: ModelModule, bare: Bare) -> tuple[Callable[[],
 
 def decoding(
     shape: Shape, spec: Model, model: ModelModule, bare: Bare, batch: int
-) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """Greedy decoding of each side behind one prompt, which is read beforehand; each gives its tokens (batch, new)."""
+) -> tuple[Callable[[int], Tensor], Callable[[int], Tensor]]:
+    """Greedy decoding of each side behind one prompt, which is read beforehand; each gives its i-th token (batch, 1), and
+    begins anew with the 0th."""
     prompt = torch.randint(0, shape.vocab, (batch, shape.prompt))
     capacity, rows, one = shape.prompt + shape.new, list(range(batch)), [1] * batch
     pool = Pool(spec, rows=batch, capacity=capacity)
@@ -189,33 +190,29 @@ def decoding(
         step = pool.step(rows, [shape.prompt] * batch)
         first = model(prompt, Ctx(at=step.at, views=step.views))[:, -1:].argmax(-1)
         agree("prompt", first.double(), bare(prompt, caches)[:, -1:].argmax(-1).double(), 0.0)
+    last = {"ours": first, "theirs": first}
 
     @torch.inference_mode()
-    def ours() -> Tensor:
-        for row in rows:
-            pool.rollback(row, shape.prompt)
-        token, out = first, []
-        for _ in range(shape.new):
-            step = pool.step(rows, one)
-            token = model(token, Ctx(at=step.at, views=step.views)).argmax(-1)
-            out.append(token)
-        return torch.cat(out, 1)
+    def ours(i: int) -> Tensor:
+        if i == 0:
+            last["ours"] = first
+            for row in rows:
+                pool.rollback(row, shape.prompt)
+        step = pool.step(rows, one)
+        last["ours"] = model(last["ours"], Ctx(at=step.at, views=step.views)).argmax(-1)
+        return last["ours"]
 
     @torch.inference_mode()
-    def theirs() -> Tensor:
-        token, out = first, []
-        for i in range(shape.new):
-            token = bare(token, caches, shape.prompt + i).argmax(-1)
-            out.append(token)
-        return torch.cat(out, 1)
+    def theirs(i: int) -> Tensor:
+        last["theirs"] = bare(last["theirs"] if i else first, caches, shape.prompt + i).argmax(-1)
+        return last["theirs"]
 
     return ours, theirs
 
 
-def ratio(name: str, ours: Callable[[], Tensor], theirs: Callable[[], Tensor], rounds: int) -> Row:
+def row_of(name: str, ratios: Sequence[float]) -> Row:
     """Tokens/s of ours ÷ theirs: both do the same tokens, so it is the ratio of times."""
-    with progress(name, rounds + 1) as tick:
-        value, spread = middle(taking_turns(ours, theirs, rounds, tick))
+    value, spread = middle(ratios)
     return Row(name, value, GOAL, spread, NOISE)
 
 
@@ -236,13 +233,18 @@ def main() -> None:
         agree("logits", model(tokens, Ctx(at=At.whole(*tokens.shape))), bare(tokens), 1e-4)
     for batch in (1, 8):
         ours, theirs = decoding(shape, spec, model, bare, batch)
-        agree(f"decode at batch {batch}", ours().double(), theirs().double(), 0.0)
-        rows.append(ratio(f"decode tokens/s, batch {batch}: ours ÷ bare", ours, theirs, flags.rounds))
+        for i in range(shape.new):
+            agree(f"token {i} at batch {batch}", ours(i).double(), theirs(i).double(), 0.0)
+        name = f"decode tokens/s, batch {batch}: ours ÷ bare"
+        with progress(name, flags.rounds + 1) as tick:
+            rows.append(row_of(name, taking_steps(ours, theirs, shape.new, flags.rounds, tick)))
 
     ours, theirs = training(shape, model, copy.deepcopy(bare))
     for step in range(2):
         agree(f"loss of step {step}", ours(), theirs(), 1e-4)
-    rows.insert(0, ratio("train tokens/s: ours ÷ bare", ours, theirs, flags.rounds))
+    name = "train tokens/s: ours ÷ bare"
+    with progress(name, flags.rounds + 1) as tick:
+        rows.insert(0, row_of(name, taking_turns(ours, theirs, flags.rounds, tick)))
     tell(rows, flags.json)
 
 

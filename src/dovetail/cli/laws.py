@@ -1,5 +1,9 @@
 """Hold every part to its laws, in every wiring it can take part in; or one model, also one that is not ours; or plant known
-bugs and see that the laws catch them."""
+bugs and see that the laws catch them.
+
+    dovetail laws llama-tiny --swap position=alibi
+    dovetail laws py:model.py:tiny --only causal padded
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from dovetail.core.errors import SpecError
+
 
 @dc.dataclass
 class Command:
@@ -18,8 +24,12 @@ class Command:
     spec: Annotated[str | None, tyro.conf.Positional] = None
     """A preset, .yaml or model directory: only this one is tried. `hf:DIR` is run by transformers, `py:file.py:factory` is any
     nn.Module that takes token ids: both are held to the laws that need no declarations."""
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Change a field of SPEC first: --set layers.*.mixer.kv_heads=1; may be given many times."""
+    swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Change a part of SPEC wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
     only: tuple[str, ...] = ()
-    """With hf: and py:, these laws alone."""
+    """On one model, these laws alone."""
     as_is: bool = False
     """With hf: and py:, weights stay as they are. Otherwise those of a checkpoint do, and first weights are moved: they hide
     bugs."""
@@ -42,11 +52,14 @@ class Command:
 
         for module in self.load:
             importlib.import_module(module)
+        foreign = self.spec is not None and self.spec.startswith(("hf:", "py:"))
+        if (self.set or self.swap) and (self.spec is None or foreign or self.mutants):
+            raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
         if self.mutants:
             return self.print_mutants()
-        if self.spec is not None and self.spec.startswith(("hf:", "py:")):
-            return self.print_foreign(self.spec)
-        return self.print_one(self.spec) if self.spec is not None else self.print_all()
+        if self.spec is None:
+            return self.print_all()
+        return self.print_foreign(self.spec) if foreign else self.print_one(self.spec)
 
     def print_all(self) -> int:
         """All wirings."""
@@ -63,19 +76,22 @@ class Command:
     def print_one(self, name: str) -> int:
         """One spec."""
         from dovetail.laws.case import LAWS
+        from dovetail.laws.foreign_laws import told_names
         from dovetail.laws.suite import try_spec
         from dovetail.port.load import find_spec
-        from dovetail.spec import to_yaml
+        from dovetail.spec import changed, to_yaml
 
+        names = told_names(self.only, LAWS)
         with progress("laws") as told:
             rows = []
-            text = to_yaml(find_spec(name))
-            for i, law in enumerate(sorted(LAWS, key=lambda name: LAWS[name].number)):
-                told(i, len(LAWS), law)
+            text = to_yaml(changed(find_spec(name), self.set, self.swap))
+            for i, law in enumerate(names):
+                told(i, len(names), law)
                 rows += try_spec(text, [law], self.seed)
         failed = [row for row in rows if row.state == "failed"]
         data = {"spec": name, "failed": len(failed), "laws": [dc.asdict(row) for row in rows]}
-        self.show(data, lambda: one(name, rows, {law.name: law.says for law in LAWS.values()}))
+        title = "  ".join([name, *(f"--swap {it}" for it in self.swap), *(f"--set {it}" for it in self.set)])
+        self.show(data, lambda: one(title, rows, {law.name: law.says for law in LAWS.values()}))
         return 1 if failed else 0
 
     def print_foreign(self, name: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses as dc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -303,11 +303,11 @@ def _raised(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0][:200] if text else ''}{where}"
 
 
-def told_names(only: Sequence[str] = ()) -> list[str]:
+def told_names(only: Sequence[str] = (), laws: Mapping[str, Any] = FOREIGN) -> list[str]:
     """These laws, or all, by their number; an error for a name that is none."""
-    names = [one.name for one in sorted(FOREIGN.values(), key=lambda law: law.number)]
+    names = [one.name for one in sorted(laws.values(), key=lambda law: law.number)]
     if unknown := set(only) - set(names):
-        raise FileError(f"no law for foreign models is called {sorted(unknown)[0]!r}; laws: {', '.join(names)}")
+        raise FileError(f"no law for such a model is called {sorted(unknown)[0]!r}; laws: {', '.join(names)}")
     return [name for name in names if not only or name in only]
 
 

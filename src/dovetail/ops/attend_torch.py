@@ -22,7 +22,7 @@ OFFERS = frozenset({"bias", "bias_grad", "compile"})
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:
     """Nanoseconds, roughly: cheap with the flag, dearer with a dense mask, more with a dense bias."""
-    each = 5.5 if shape.plain else 9.0 + 12.0 * ("bias" in needs) + 7.0 * ("bias_grad" in needs)
+    each = 4.6 if shape.plain else 6.7 + 12.0 * ("bias" in needs) + 7.0 * ("bias_grad" in needs)
     return 15_000.0 + each * shape.rows * shape.heads * shape.queries * shape.keys
 
 

@@ -6,6 +6,7 @@ from dovetail.emit.code import Call, File, fill
 from dovetail.emit.registry import Here, Mixed, writes
 from dovetail.emit.writer.wide import define_wide
 from dovetail.ops.form import CHUNK
+from dovetail.ops.scan.decay import LEAST
 
 CONV = '''
 def $name(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -22,12 +23,12 @@ SCAN = '''
 def $name(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
     """A matrix memory that fades: S_t = e^(g_t) S_(t-1) + k_t v_t^T, and y_t = S_t^T q_t.
 
-    By matmuls over chunks of $chunk tokens; the memory goes from chunk to chunk.
+    By matmuls over chunks of at most $chunk tokens; the memory goes from chunk to chunk.
     q, k (B, N, groups, S): the heads of a group share them; v (B, N, H, K);
     g (B, N, H) at most 0 -> y (B, N, H, K)
     """
     dtype, kept, n = q.dtype, wide(q.dtype), q.shape[1]
-    size = min($chunk, n)
+    size = min(max($least, int((k.shape[-1] * v.shape[-1]) ** 0.5)), $chunk, n)
     rest = -n % size  # padded behind with tokens that add nothing and fade nothing
     q, k, v = (F.pad(t.to(kept), (0, 0, 0, 0, 0, rest)) for t in (q, k, v))
     g = F.pad(g.to(kept), (0, 0, 0, rest))
@@ -99,7 +100,7 @@ def define_conv(file: File) -> None:
 def define_decay_scan(file: File) -> None:
     """Let the file have a function `decay_scan`, and `wide`, which it needs."""
     define_wide(file)
-    file.define("decay_scan", fill(SCAN, chunk=CHUNK))
+    file.define("decay_scan", fill(SCAN, chunk=CHUNK, least=LEAST))
 
 
 @writes("mamba2")

@@ -16,6 +16,8 @@ Katharopoulos et al. 2020; Sun et al. 2023; Dao & Gu 2024 (state space duality).
 
 from __future__ import annotations
 
+from math import isqrt
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ from dovetail.core.line import Line
 from dovetail.core.module import wide
 from dovetail.ops.form import chunk, readable
 from dovetail.ops.scan.pieces import cut, edges
+
+LEAST = 16  # tokens of a chunk, however small the memory
 
 
 def decay_scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, line: Line, carry: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -52,7 +56,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None, c
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None, carry: Tensor) -> tuple[Tensor, Tensor]:
     """Matmuls over chunks; the carry goes from chunk to chunk."""
-    n, size, value = q.shape[1], min(chunk(), q.shape[1]), v.shape[-1]
+    n, size, value = q.shape[1], balanced(k.shape[-1], v.shape[-1], q.shape[1]), v.shape[-1]
     by_group = (q.shape[2], v.shape[2] // q.shape[2])
     # padded behind with tokens that add nothing and fade nothing
     q, k = (cut(x, size).transpose(2, 3) for x in (q, k))  # (rows, chunks, groups, size, key)
@@ -76,6 +80,12 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None,
         carry = torch.addcmul(added[:, i], through[:, i], carry)
     y = inside + from_carry[..., None] * apart(q @ torch.stack(carries, 1), value)
     return y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)[:, :n], apart(carry, value).flatten(1, 2)
+
+
+def balanced(key: int, value: int, n: int) -> int:
+    """Tokens of a chunk: each meets so many others, and a memory of key·value numbers is carried on that many times less often;
+    both cost alike at √(key·value)."""
+    return min(max(LEAST, isqrt(key * value)), chunk(), n)
 
 
 def beside(x: Tensor) -> Tensor:
