@@ -1,5 +1,7 @@
 """Five kinds of tokenizers, trained, kept, and read again."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,12 @@ def test_it_is_kept_and_read_again(kind, tmp_path):
     assert (made.id_of(END), made.id_of(MASK)) == (0, 1)
     assert made.size <= 300
     assert 3 < int(made.encode(TEXT).max()) < made.size
+
+
+def test_scores_of_pieces_are_those_that_a_file_keeps():
+    scores = [score for _, score in json.loads(MADE["unigram"].to_json())["model"]["vocab"]]
+    assert scores == [round(score, 9) for score in scores]
+    assert len(set(scores)) > 10
 
 
 @pytest.mark.parametrize("kind", ["byte_pair", "unigram", "characters", "words"])

@@ -11,6 +11,7 @@ Ids 0 and 1 are special: the end of a text, and the mask of masked-token trainin
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
@@ -60,7 +61,15 @@ def _unigram(text: str, vocab: int) -> Engine:
         vocab_size=vocab, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
     )
     engine.train_from_iterator(pieces_of(text), trainer)
-    return engine
+    return _rounded(engine)
+
+
+def _rounded(engine: Engine) -> Engine:
+    """The same pieces with scores of nine decimals: the last digits depend on how threads took turns, and the engine's reader
+    of JSON does not keep them all."""
+    data = json.loads(engine.to_str())
+    data["model"]["vocab"] = [[piece, round(score, 9)] for piece, score in data["model"]["vocab"]]
+    return Engine.from_str(json.dumps(data))
 
 
 def _wordpiece(text: str, vocab: int) -> Engine:

@@ -1,5 +1,19 @@
 """Law 14, its own number: literal oracles for every kind that comes with Dovetail, one file a group."""
 
+# first what a part outside says its numbers with: it may be asked for while our own are still being read
+from dovetail.laws.oracle.registry import (
+    ORACLES,
+    Comparison,
+    Failure,
+    ask_kinds,
+    check_oracles,
+    comparisons,
+    missing,
+    oracle,
+)
+from dovetail.laws.oracle.stand import alone, numbers, part
+
+# isort: split
 from dovetail.laws.oracle import (
     act,
     cells,
@@ -23,17 +37,6 @@ from dovetail.laws.oracle import (
     tiling,
     wire,
 )
-from dovetail.laws.oracle.registry import (
-    ORACLES,
-    Comparison,
-    Failure,
-    ask_kinds,
-    check_oracles,
-    comparisons,
-    missing,
-    oracle,
-)
-from dovetail.laws.oracle.stand import alone, numbers, part
 
 __all__ = [
     "ORACLES",
