@@ -75,9 +75,10 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None,
     through = through.repeat_interleave(value, -1)[..., None, :]
     carry = beside(carry.unflatten(1, by_group))
     carries: list[Tensor] = []
-    for i in range(q.shape[1]):
+    # unbound at once: the gradient of an index into all chunks would be as large as they are, for each of them
+    for new, left in zip(added.unbind(1), through.unbind(1), strict=True):
         carries.append(carry)
-        carry = torch.addcmul(added[:, i], through[:, i], carry)
+        carry = torch.addcmul(new, left, carry)
     y = inside + from_carry[..., None] * apart(q @ torch.stack(carries, 1), value)
     return y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)[:, :n], apart(carry, value).flatten(1, 2)
 

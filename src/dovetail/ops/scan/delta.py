@@ -76,10 +76,12 @@ def chunked(
     kept_keys = (k * to_carry[..., None]).transpose(-1, -2)
     carries: list[Tensor] = []
     corrections: list[Tensor] = []
-    for i in range(q.shape[1]):
+    # unbound at once: the gradient of an index into all chunks would be as large as they are, for each of them
+    each = (part.unbind(1) for part in (fresh, recalled, kept_keys, through))
+    for new, known, keys, left in zip(*each, strict=True):
         carries.append(carry)
-        corrections.append(fresh[:, i] - recalled[:, i] @ carry)
-        carry = through[:, i] * carry + kept_keys[:, i] @ corrections[-1]
+        corrections.append(new - known @ carry)
+        carry = left * carry + keys @ corrections[-1]
     y = (q @ k.transpose(-1, -2) * fade) @ torch.stack(corrections, 1) + (q * from_carry[..., None]) @ torch.stack(carries, 1)
     return y.transpose(2, 3).flatten(1, 2)[:, :n], carry
 

@@ -114,9 +114,10 @@ def chunked(
     added = write(written, (b.to(carry.dtype) * near).flip(0))
     through = table[real] if passes is None else table[real] * passes
     came: list[Tensor] = []
-    for i in range(u.shape[1]):
+    # unbound at once: the gradient of an index into all chunks would be as large as they are, for each of them
+    for new, left in zip(added.unbind(1), through.unbind(1), strict=True):
         came.append(carry)
-        carry = torch.addcmul(added[:, i], through[:, i], carry)
+        carry = torch.addcmul(new, left, carry)
     before_chunks = read(torch.stack(came, 1), c.to(carry.dtype) * table[1:])
     y = y + (before_chunks if reads is None else before_chunks * reads)
     return y.flatten(1, 2)[:, :n], carry
