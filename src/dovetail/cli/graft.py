@@ -26,6 +26,7 @@ from rich.text import Text
 
 from dovetail.cli.diff import view
 from dovetail.cli.shown import shown
+from dovetail.look.bar import bar as blocks
 
 if TYPE_CHECKING:
     from dovetail.data.corpus import Batch, Corpus
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from dovetail.train.loop import Point
 
 BAR = 32  # characters of the longest loss
-EIGHTHS = " ▏▎▍▌▋▊▉"
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -259,9 +259,8 @@ def loss_table(losses: dict[str, float], points: list[Point]) -> Table:
 
 
 def bar(share: float) -> str:
-    """A bar of a share of BAR characters, to an eighth of one."""
-    eighths = round(share * BAR * 8) if math.isfinite(share) else BAR * 8
-    return ("█" * (eighths // 8) + EIGHTHS[eighths % 8]).rstrip()
+    """A share of BAR characters; all of them where a loss is no number."""
+    return blocks(share if math.isfinite(share) else 1.0, BAR)
 
 
 def sparkline(values: list[float]) -> str:

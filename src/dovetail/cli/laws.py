@@ -75,13 +75,12 @@ class Command:
 
     def print_one(self, name: str) -> int:
         """One spec."""
-        from dovetail.laws.case import LAWS
-        from dovetail.laws.foreign_laws import told_names
+        from dovetail.laws.case import LAWS, chosen
         from dovetail.laws.suite import try_spec
         from dovetail.port.load import find_spec
         from dovetail.spec import changed, to_yaml
 
-        names = told_names(self.only, LAWS)
+        names = chosen(LAWS, self.only)
         with progress("laws") as told:
             rows = []
             text = to_yaml(changed(find_spec(name), self.set, self.swap))

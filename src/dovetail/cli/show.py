@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.cli.shown import shown, write_page
+from dovetail.look.bar import bar
 
 if TYPE_CHECKING:
     from dovetail.account import Account, Node
@@ -88,7 +89,7 @@ def parts(tree: Node, width: int) -> Table:
         said = [f"{name} {say(value)}" for name, value in node.about.items()]
         said += [f"{name} = {other}" for name, other in node.same_as.items()]
         numbers = [Text(short(each) if times > 1 and each else ""), Text(short(total) if total else "")]
-        shown = Text.assemble((bar(share) if wide else "", "cyan"), f" {share:6.1%}") if total else Text()
+        shown = Text.assemble((bar(share, BAR).ljust(BAR) if wide else "", "cyan"), f" {share:6.1%}") if total else Text()
         below = Text(_trunk(guide) + ("│" if node.children else ""), "dim")
         cells = [Text(node.kind, "green"), *numbers[0 if wide else 1 :], shown]
         rows.append((Text.assemble((guide, "dim"), label), below, said, cells))
@@ -220,9 +221,3 @@ def size(count: int) -> str:
         if count >= 2**power:
             return f"{count / 2**power:.2f} {unit}"
     return f"{count} B"
-
-
-def bar(share: float) -> str:
-    """A share as a bar, in eighths of a character."""
-    full, rest = divmod(round(share * BAR * 8), 8)
-    return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(BAR)

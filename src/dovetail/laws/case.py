@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from dovetail.build import build, generator
 from dovetail.core.at import At
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.env import Env
+from dovetail.core.errors import FileError
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
 from dovetail.model import Model, ModelModule
@@ -149,6 +150,14 @@ class Law:
 
 
 LAWS: dict[str, Law] = {}
+
+
+def chosen(laws: Mapping[str, Any], only: Sequence[str] = ()) -> list[str]:
+    """The names of these laws, or of all, by their number; an error for a name that is none."""
+    names = [one.name for one in sorted(laws.values(), key=lambda law: law.number)]
+    if unknown := set(only) - set(names):
+        raise FileError(f"no law for such a model is called {sorted(unknown)[0]!r}; laws: {', '.join(names)}")
+    return [name for name in names if not only or name in only]
 
 
 def law(number: int, name: str, says: str, dear: bool = False) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:

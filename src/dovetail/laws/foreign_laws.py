@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses as dc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.build import generator
-from dovetail.core.errors import FileError
-from dovetail.laws.case import DERIVATIVE, Broken, NotApplicable
+from dovetail.laws.case import DERIVATIVE, Broken, NotApplicable, chosen
 from dovetail.laws.foreign import LENGTHS, Foreign, N
+from dovetail.laws.foreign_make import first_line
 from dovetail.verify.record import answer_of
 
 RHYTHMS = {
@@ -299,16 +299,12 @@ def _raised(error: Exception) -> str:
     while tb is not None and tb.tb_next is not None:
         tb = tb.tb_next
     where = "" if tb is None else f" ({Path(tb.tb_frame.f_code.co_filename).name}:{tb.tb_lineno})"
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:200] if text else ''}{where}"
+    return f"{first_line(error, 200)}{where}"
 
 
-def told_names(only: Sequence[str] = (), laws: Mapping[str, Any] = FOREIGN) -> list[str]:
-    """These laws, or all, by their number; an error for a name that is none."""
-    names = [one.name for one in sorted(laws.values(), key=lambda law: law.number)]
-    if unknown := set(only) - set(names):
-        raise FileError(f"no law for such a model is called {sorted(unknown)[0]!r}; laws: {', '.join(names)}")
-    return [name for name in names if not only or name in only]
+def told_names(only: Sequence[str] = ()) -> list[str]:
+    """These laws for foreign models, or all, by their number; an error for a name that is none."""
+    return chosen(FOREIGN, only)
 
 
 def laws_on(case: Foreign, names: Sequence[str] = ()) -> Iterator[Found]:

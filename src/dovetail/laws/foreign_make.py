@@ -45,9 +45,9 @@ def told_vocabulary(make: Make) -> int | None:
     return int(made[1]) if isinstance(made, tuple) else None
 
 
-def first_line(error: Exception | None) -> str:
-    """An error's kind and its first line."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}"
+def first_line(error: Exception | None, most: int = 300) -> str:
+    """An error's kind and its first line, of at most so many characters."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:most] if str(error).strip() else ''}"
 
 
 @torch.no_grad()

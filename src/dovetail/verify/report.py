@@ -14,6 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from dovetail.look.bar import bar as blocks
 from dovetail.verify.check import Verdict, state
 from dovetail.verify.match import layer_of
 from dovetail.verify.record import ANSWER
@@ -50,8 +51,7 @@ def bar(gap: float) -> str:
     """As many blocks as the gap has powers of ten above 1e-16."""
     if gap <= 0:
         return ""
-    eighths = round(min(max(log10(min(gap, 10.0)) + DECADES, 0.0), DECADES) / DECADES * CELLS * 8)
-    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+    return blocks(min(max(log10(min(gap, 10.0)) + DECADES, 0.0), DECADES) / DECADES, CELLS)
 
 
 def number(gap: float) -> str:

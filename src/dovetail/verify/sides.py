@@ -150,11 +150,8 @@ class Theirs:
     """A directory in Hugging Face layout, run by transformers."""
 
     def __init__(self, directory: str | Path) -> None:
-        where = Directory(directory)
         self.label, self.directory = f"hf:{directory}", Path(directory)
-        self.config: Mapping[str, Any] = where.json(CONFIG_FILE, LARGEST_CONFIG)
-        if self.config.get("auto_map"):
-            raise FileError(f"{directory}: auto_map names code to be run; nothing in a model directory is run here")
+        self.config = config_of(Directory(directory))
         self.spec = _spec_of(self.config)
         dialect = DIALECTS.get(self.config["model_type"]) if self.spec is not None else None
         self.form = None if dialect is None else form_of(self.config, dialect)
@@ -195,6 +192,14 @@ class Theirs:
 
     def known(self) -> ModelModule | None:
         return None if self.spec is None else in_dtype(load(self.directory), torch.float64)
+
+
+def config_of(where: Directory) -> Mapping[str, Any]:
+    """The config of a directory that transformers is to run; one that names code of its own is refused."""
+    config = where.json(CONFIG_FILE, LARGEST_CONFIG)
+    if config.get("auto_map"):
+        raise FileError(f"{where.place}: auto_map names code to be run; nothing in a model directory is run here")
+    return config
 
 
 def transformers() -> Any:
@@ -252,13 +257,19 @@ class Made:
 
 def from_file(text: str, told: Mapping[str, str]) -> Made:
     """`file.py:factory`: the file is run, as the user asked by naming it."""
+    usage = f"py:{text}: write py:file.py:factory, the factory being a function that returns an nn.Module"
+    return Made(f"py:{text}", factory_of(text, usage), told)
+
+
+def factory_of(text: str, usage: str) -> Callable[[], Any]:
+    """The function that `file.py:factory` names; `usage` is said where the text is nothing of the kind."""
     name, _, function = text.rpartition(":")
     if not name or not function.isidentifier():
-        raise FileError(f"py:{text}: write py:file.py:factory, the factory being a function that returns an nn.Module")
-    found = vars(imported(Path(name)))
-    if not callable(found.get(function)):
+        raise FileError(usage)
+    found = vars(imported(Path(name))).get(function)
+    if not callable(found):
         raise FileError(f"{name}: has no function called {function}")
-    return Made(f"py:{text}", found[function], told)
+    return found
 
 
 def imported(file: Path) -> Any:

@@ -40,10 +40,11 @@ def $name(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
     fresh, recalled = solved.split([v.shape[-1], k.shape[-1]], -1)
     keys = (k * fade[..., -1, :, None]).transpose(-1, -2)
     memory, memories, corrections = torch.zeros_like(keys[:, 0] @ v[:, 0]), [], []
-    for i in range(q.shape[1]):
-        memories.append(memory)  # (B, H, S, K), as it was before chunk i
-        corrections.append(fresh[:, i] - recalled[:, i] @ memory)
-        memory = since[:, i, :, -1:, None] * memory + keys[:, i] @ corrections[-1]
+    chunks = (t.unbind(1) for t in (fresh, recalled, keys, since[..., -1:, None]))
+    for new, known, key, left in zip(*chunks, strict=True):
+        memories.append(memory)  # (B, H, S, K), as it was before the chunk
+        corrections.append(new - known @ memory)
+        memory = left * memory + key @ corrections[-1]
     inside = (q @ k.transpose(-1, -2) * fade) @ torch.stack(corrections, 1)
     y = inside + (q * since[..., None]) @ torch.stack(memories, 1)
     return y.transpose(2, 3).flatten(1, 2)[:, :n]

@@ -45,9 +45,9 @@ def $name(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
     added = k.transpose(-1, -2) @ fading.transpose(3, 4).flatten(-2)  # (B, C, groups, S, share*K)
     through = c[..., -1].exp().repeat_interleave(value, -1)[..., None, :]
     memory, memories = torch.zeros_like(added[:, 0]), []
-    for i in range(q.shape[1]):
-        memories.append(memory)  # as it was before chunk i
-        memory = torch.addcmul(added[:, i], through[:, i], memory)
+    for new, left in zip(added.unbind(1), through.unbind(1), strict=True):  # chunk by chunk
+        memories.append(memory)  # as it was before the chunk
+        memory = torch.addcmul(new, left, memory)
     before = (q @ torch.stack(memories, 1)).unflatten(-1, (-1, value)).transpose(3, 4)
     y = inside + c.exp()[..., None] * before
     return y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)[:, :n].to(dtype)

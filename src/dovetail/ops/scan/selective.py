@@ -105,8 +105,9 @@ def in_runs(
             left = torch.baddbmm(fades[i] * left, xs[i], bs[i])
         left, through = (t.unflatten(0, (rows, runs)) for t in (left, through))
         came = [carry]
-        for i in range(runs - 1):
-            came.append(torch.addcmul(left[:, i], through[:, i], came[-1]))
+        # unbound at once: the gradient of an index into all runs would be as large as they are, for each of them
+        for new, kept in zip(left.unbind(1)[:-1], through.unbind(1)[:-1], strict=True):
+            came.append(torch.addcmul(new, kept, came[-1]))
         memory = torch.stack(came, 1).flatten(0, 1)
     out: list[Tensor] = []
     for i in range(run):
