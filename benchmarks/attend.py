@@ -24,12 +24,12 @@ from measure import Goal, Row, agree, arguments, middle, progress, seconds, tell
 from memory import Alive
 from torch import Tensor
 
-from dovetail import At
+from dovetail import TokenLayout
 from dovetail import parts as _registered  # noqa: F401
 from dovetail.core.group import Mask
 from dovetail.core.part import from_data
 from dovetail.ops import attend_tiled
-from dovetail.ops.attend import Rule, attend, chosen, using
+from dovetail.ops.attend import Scoring, attend, chosen, using
 
 LAYERS = 8
 WINDOW = ["causal", {"kind": "window", "size": 256}]
@@ -76,37 +76,37 @@ class Case:
         k, v = torch.randn(keys), torch.randn(keys)
         return Case(from_data(mask, Mask), *(t.requires_grad_() for t in (q, k, v)), g)  # type: ignore[type-abstract]
 
-    def rule(self) -> Rule:
-        return Rule(mask=self.mask, scale=self.q.shape[-1] ** -0.5, heads=torch.arange(self.q.shape[-2]))
+    def scoring(self) -> Scoring:
+        return Scoring(mask=self.mask, scale=self.q.shape[-1] ** -0.5, heads=torch.arange(self.q.shape[-2]))
 
-    def at(self) -> tuple[At, At]:
+    def layout(self) -> tuple[TokenLayout, TokenLayout]:
         """Where the tokens stand, made anew."""
-        at = At.whole(1, self.q.shape[1])
-        return at, at if self.q.shape[1] == self.k.shape[1] else At.whole(1, self.k.shape[1])
+        layout = TokenLayout.whole(1, self.q.shape[1])
+        return layout, layout if self.q.shape[1] == self.k.shape[1] else TokenLayout.whole(1, self.k.shape[1])
 
-    def run(self, kernel: str, at: tuple[At, At] | None = None) -> tuple[Tensor, ...]:
+    def run(self, kernel: str, layout: tuple[TokenLayout, TokenLayout] | None = None) -> tuple[Tensor, ...]:
         """One layer: the output and the gradients of q, k and v."""
         with using(kernel):
-            z = attend(self.q, self.k, self.v, self.rule(), *(at or self.at()), frozenset())
+            z = attend(self.q, self.k, self.v, self.scoring(), *(layout or self.at()), frozenset())
         return z, *torch.autograd.grad(z, (self.q, self.k, self.v), self.g)
 
     def seconds(self, kernel: str = "tiled") -> float:
         """How long one step takes."""
 
         def step() -> None:
-            at = self.at()
+            layout = self.at()
             for _ in range(LAYERS):
-                self.run(kernel, at)
+                self.run(kernel, layout)
 
         return seconds(step)
 
     def tiles(self) -> float:
         """How many tiles of scores the mask touches."""
-        return attend_tiled.touched(self.rule(), *self.at()) / attend_tiled.TILE**2
+        return attend_tiled.touched(self.scoring(), *self.at()) / attend_tiled.TILE**2
 
     def chosen(self) -> str:
         """The kernel that `attend` takes of itself."""
-        return chosen(self.q, self.rule(), *self.at(), frozenset())[0].name
+        return chosen(self.q, self.scoring(), *self.at(), frozenset())[0].name
 
 
 def slope(sizes: Sequence[int], values: Sequence[float]) -> float:
@@ -120,9 +120,9 @@ def slope(sizes: Sequence[int], values: Sequence[float]) -> float:
 def workspace(mask: Any, shape: Shape, n: int) -> int:
     """Bytes alive at the worst moment beyond q, k, v, z, lse and the gradients."""
     case = Case.of(mask, shape, n)
-    at, _ = case.at()
-    with using("tiled"), Alive(case.q, case.k, case.v, case.g, at.order) as alive:
-        z = attend(case.q, case.k, case.v, case.rule(), at, at, frozenset())
+    layout, _ = case.at()
+    with using("tiled"), Alive(case.q, case.k, case.v, case.g, layout.order) as alive:
+        z = attend(case.q, case.k, case.v, case.scoring(), layout, layout, frozenset())
         grads = torch.autograd.grad(z, (case.q, case.k, case.v), case.g)
     lse = n * shape.heads * z.element_size()
     return alive.peak - z.nbytes - lse - sum(grad.nbytes for grad in grads)

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from measure import Goal, Row, agree, arguments, middle, progress, taking_steps, taking_turns, tell
 from torch import Tensor, nn
 
-from dovetail import At, Ctx, Model, Pool, from_yaml
-from dovetail.build import build
+from dovetail import Ctx, Model, Pool, TokenLayout, from_yaml
+from dovetail.construction import build
 from dovetail.model import ModelModule
 
 GOAL = Goal(low=0.97)
@@ -156,21 +156,21 @@ def training(shape: Shape, model: ModelModule, bare: Bare) -> tuple[Callable[[],
     """One training step of each side, on the same tokens; each gives its loss."""
     tokens = torch.randint(0, shape.vocab, (shape.train_batch, shape.train_tokens + 1))
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    our_optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    bare_optimiser = torch.optim.AdamW(bare.parameters(), lr=1e-3, fused=True)
+    our_optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    bare_optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-3, fused=True)
 
     def ours() -> Tensor:
-        loss = model.loss(inputs, labels, Ctx(at=At.whole(*inputs.shape), seed=0))
+        loss = model.loss(inputs, labels, Ctx(layout=TokenLayout.whole(*inputs.shape), seed=0))
         loss.backward()
-        our_optimiser.step()
-        our_optimiser.zero_grad()
+        our_optimizer.step()
+        our_optimizer.zero_grad()
         return loss.detach()
 
     def theirs() -> Tensor:
         loss = F.cross_entropy(bare(inputs).flatten(0, 1), labels.flatten())
         loss.backward()
-        bare_optimiser.step()
-        bare_optimiser.zero_grad()
+        bare_optimizer.step()
+        bare_optimizer.zero_grad()
         return loss.detach()
 
     return ours, theirs
@@ -188,7 +188,7 @@ def decoding(
     caches = [(torch.zeros(size), torch.zeros(size)) for _ in range(shape.layers)]
     with torch.inference_mode():
         step = pool.step(rows, [shape.prompt] * batch)
-        first = model(prompt, Ctx(at=step.at, views=step.views))[:, -1:].argmax(-1)
+        first = model(prompt, Ctx(layout=step.layout, views=step.views))[:, -1:].argmax(-1)
         agree("prompt", first.double(), bare(prompt, caches)[:, -1:].argmax(-1).double(), 0.0)
     last = {"ours": first, "theirs": first}
 
@@ -199,7 +199,7 @@ def decoding(
             for row in rows:
                 pool.rollback(row, shape.prompt)
         step = pool.step(rows, one)
-        last["ours"] = model(last["ours"], Ctx(at=step.at, views=step.views)).argmax(-1)
+        last["ours"] = model(last["ours"], Ctx(layout=step.layout, views=step.views)).argmax(-1)
         return last["ours"]
 
     @torch.inference_mode()
@@ -230,7 +230,7 @@ def main() -> None:
 
     tokens = torch.randint(0, shape.vocab, (2, shape.prompt))
     with torch.inference_mode():
-        agree("logits", model(tokens, Ctx(at=At.whole(*tokens.shape))), bare(tokens), 1e-4)
+        agree("logits", model(tokens, Ctx(layout=TokenLayout.whole(*tokens.shape))), bare(tokens), 1e-4)
     for batch in (1, 8):
         ours, theirs = decoding(shape, spec, model, bare, batch)
         for i in range(shape.new):

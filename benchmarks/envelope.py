@@ -1,4 +1,4 @@
-"""The gaps of clean pairs, from which verify's envelopes are made: the numbers in src/dovetail/verify/envelope.py.
+"""The gaps of clean pairs, from which verify's envelopes are made: the numbers in src/dovetail/verification/envelope.py.
 
     python benchmarks/envelope.py [--json]
 
@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from measure import Goal, Row, arguments, progress, tell
 from planted import FAMILIES
-
-from dovetail.verify.envelope import EXACT, PER_LAYER
-from dovetail.verify.prompt import drawn
-from dovetail.verify.walk import layers_before, walk
 from verify import Planted, Remembered, written
+
+from dovetail.verification.envelope import EXACT, PER_LAYER
+from dovetail.verification.prompt import drawn
+from dovetail.verification.walk import layers_before, walk
 
 SEEDS = 8  # from 0: benchmarks/verify.py takes others
 

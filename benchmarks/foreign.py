@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from measure import Row, arguments, progress, tell
 
-from dovetail.laws.foreign import Foreign
-from dovetail.laws.foreign_laws import FOREIGN, laws_on, told_names
-from dovetail.verify.sides import transformers
+from dovetail.lawbook.foreign.laws import FOREIGN, laws_on, told_names
+from dovetail.lawbook.foreign.model import Foreign
+from dovetail.verification.sides import transformers
 
 SECONDS, BYTES = 90, 6 * 2**30  # processor time and memory of one class, at most
 WAIT = 20 * SECONDS  # by the clock: a machine may have other work

@@ -27,8 +27,8 @@ from prose import python_text
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
 from dovetail.port.load import load
 
 EQUAL = 1e-5  # logits of ours and of transformers
@@ -105,7 +105,7 @@ def apart(directory: Path) -> float:
         warnings.simplefilter("ignore")
         theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
     tokens = torch.randint(0, ours.part.vocab, (2, 200), generator=torch.Generator().manual_seed(0))
-    return (ours(tokens, Ctx(at=At.whole(2, 200))) - theirs(tokens).logits).abs().max().item()
+    return (ours(tokens, Ctx(layout=TokenLayout.whole(2, 200))) - theirs(tokens).logits).abs().max().item()
 
 
 def show(rows: list[dict[str, Any]]) -> None:

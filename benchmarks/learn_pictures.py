@@ -27,10 +27,10 @@ def draw_recall(data: dict[str, Any], path: Path) -> None:
     figure = new_figure(7.6, 3.6)
     panels = figure.subplots(1, len(data["shares"]), sharey=True)
     for axes, (task, by_mixer) in zip(panels, data["shares"].items(), strict=True):
-        for x, ((_, shares), colour) in enumerate(zip(by_mixer.items(), COLOURS, strict=False)):
-            axes.bar(x, statistics.fmean(shares), 0.55, color=colour, alpha=0.35)
+        for x, ((_, shares), color) in enumerate(zip(by_mixer.items(), COLOURS, strict=False)):
+            axes.bar(x, statistics.fmean(shares), 0.55, color=color, alpha=0.35)
             spread = [x + 0.07 * (i - (len(shares) - 1) / 2) for i in range(len(shares))]
-            axes.scatter(spread, shares, s=16, color=colour, zorder=3)
+            axes.scatter(spread, shares, s=16, color=color, zorder=3)
         axes.set_xticks(range(len(by_mixer)), list(by_mixer))
         axes.set_title(task, color=INK, fontsize=10, loc="left")
         for goal in (0.95, 0.6):
@@ -46,10 +46,10 @@ def draw_lengths(data: dict[str, Any], path: Path) -> None:
     """Perplexity along a text four times as long as those trained on; a thin line a seed."""
     figure = new_figure(7.6, 4.4)
     axes = figure.add_subplot()
-    for (name, seeds), colour in zip(data["losses"].items(), COLOURS, strict=True):
+    for (name, seeds), color in zip(data["losses"].items(), COLOURS, strict=True):
         for seed in seeds:
-            axes.plot([math.exp(loss) for loss in smoothed(seed, 6)], color=colour, alpha=0.2, linewidth=0.7)
-        axes.plot([math.exp(loss) for loss in smoothed(mean_of(seeds), 6)], color=colour, linewidth=1.8, label=name)
+            axes.plot([math.exp(loss) for loss in smoothed(seed, 6)], color=color, alpha=0.2, linewidth=0.7)
+        axes.plot([math.exp(loss) for loss in smoothed(mean_of(seeds), 6)], color=color, linewidth=1.8, label=name)
     axes.axvline(SHORT, color=GREY, linestyle=":", linewidth=1)
     axes.annotate(f" trained up to {SHORT}", (SHORT, 1), xycoords=("data", "axes fraction"), va="top", fontsize=8, color=GREY)
     axes.set_yscale("log")
@@ -68,11 +68,11 @@ def draw_reach(data: dict[str, Any], path: Path) -> None:
     panels = figure.subplots(1, 2, sharey=True)
     titles = {"fresh": "first weights", "trained": f"after {data['steps']} steps on text"}
     for axes, (when, title) in zip(panels, titles.items(), strict=True):
-        for (name, norms), colour in zip(data["norms"].items(), COLOURS, strict=False):
+        for (name, norms), color in zip(data["norms"].items(), COLOURS, strict=False):
             for seed in norms[when]:
-                axes.plot(seed, color=colour, alpha=0.2, linewidth=0.7)
+                axes.plot(seed, color=color, alpha=0.2, linewidth=0.7)
             logs = mean_of([[math.log(max(norm, 1e-300)) for norm in seed] for seed in norms[when]])
-            axes.plot([math.exp(log) for log in logs], color=colour, linewidth=1.8, label=name)
+            axes.plot([math.exp(log) for log in logs], color=color, linewidth=1.8, label=name)
         axes.set_yscale("log")
         axes.set_xlim(0, data["length"] - 1)
         axes.set_xlabel("distance in tokens", color=INK)
@@ -90,12 +90,12 @@ def draw_wires(data: dict[str, Any], path: Path) -> None:
     figure = new_figure(7.6, 4.2)
     axes = figure.add_subplot()
     styles = ((BLUE, "-"), (BLUE, "--"), (ORANGE, "-"), (ORANGE, "--"))
-    for (name, runs), (colour, style) in zip(data["curves"].items(), styles, strict=True):
+    for (name, runs), (color, style) in zip(data["curves"].items(), styles, strict=True):
         steady = [[loss for loss in run if loss is not None] for run in runs]
         for run in steady:
-            axes.plot(smoothed(run, 5), color=colour, alpha=0.2, linewidth=0.7)
+            axes.plot(smoothed(run, 5), color=color, alpha=0.2, linewidth=0.7)
         shortest = min(map(len, steady))
-        axes.plot(smoothed(mean_of([run[:shortest] for run in steady]), 5), style, color=colour, linewidth=1.8, label=name)
+        axes.plot(smoothed(mean_of([run[:shortest] for run in steady]), 5), style, color=color, linewidth=1.8, label=name)
     axes.axhline(data["alone"], color=GREY, linestyle=":", linewidth=1)
     axes.annotate(
         "frequencies alone ", (1, data["alone"]), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8

@@ -28,12 +28,12 @@ from typing import Any
 import torch
 from measure import Goal, Row, agree, arguments, middle, progress, tell
 
-from dovetail.build import build
-from dovetail.files import spec_and, write_directory
+from dovetail.construction import build
+from dovetail.io.model_dir import spec_and, write_directory
+from dovetail.io.spec import from_yaml
 from dovetail.model import Model
 from dovetail.port.load import load
 from dovetail.port.write import CONFIG_FILE, exported
-from dovetail.spec import from_yaml
 
 MEMORY = Goal(high=1.15)
 TIME = Goal(high=1.5)
@@ -56,10 +56,10 @@ class Shape:
 width: {self.width}
 vocab: {self.vocab}
 head: {{kind: lm, tied: false}}
-norm: {{kind: rms, eps: 1.0e-6}}
+norm: {{kind: rmsnorm, eps: 1.0e-6}}
 layers:
   - repeat: {self.layers}
-    norm: {{kind: rms, eps: 1.0e-6}}
+    norm: {{kind: rmsnorm, eps: 1.0e-6}}
     mixer: {{heads: {self.heads}, kv_heads: {self.kv_heads}}}
     ffn: {{hidden: {self.hidden}}}
 """)

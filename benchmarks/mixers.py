@@ -21,8 +21,8 @@ from measure import Goal, Row, agree, arguments, middle, progress, seconds, taki
 from memory import Alive
 from torch import Tensor, nn
 
-from dovetail import At, Ctx, from_yaml
-from dovetail.build import build
+from dovetail import Ctx, TokenLayout, from_yaml
+from dovetail.construction import build
 from dovetail.ops.expert import grouped, looped
 from dovetail.ops.form import using
 
@@ -32,15 +32,15 @@ NOISE = 0.15  # a slope known no better is not held against a goal
 MIXERS: dict[str, tuple[str, Goal | None]] = {
     "full attention": (f"{{kind: attention, heads: {HEADS}}}", None),
     "window 256": (f"{{kind: attention, heads: {HEADS}, mask: [causal, {{kind: window, size: 256}}]}}", LINEAR),
-    "linear": (f"{{kind: linear, heads: {HEADS}}}", LINEAR),
-    "gated linear": (f"{{kind: gated_linear, heads: {HEADS}}}", LINEAR),
-    "gated delta": (f"{{kind: gated_delta, heads: {HEADS}}}", LINEAR),
+    "linear": (f"{{kind: linear_attention, heads: {HEADS}}}", LINEAR),
+    "gated linear": (f"{{kind: gla, heads: {HEADS}}}", LINEAR),
+    "gated delta": (f"{{kind: gated_deltanet, heads: {HEADS}}}", LINEAR),
     "rwkv": (f"{{kind: rwkv, heads: {HEADS}}}", LINEAR),
     "mamba": ("{kind: mamba, inner: 128}", LINEAR),
     "mamba2": (f"{{kind: mamba2, inner: 128, head: {HEAD}, state_size: 32}}", LINEAR),
     "s4": ("{kind: s4}", LINEAR),
     "gru": ("{kind: gru}", LINEAR),
-    "native sparse": (f"{{kind: native_sparse, heads: {HEADS}}}", None),
+    "native sparse": (f"{{kind: nsa, heads: {HEADS}}}", None),
 }
 SEQUENTIAL = ("mamba2", "gated linear")  # those whose gain over token by token has a goal
 
@@ -62,7 +62,7 @@ class Timed:
 
     def forward(self) -> Tensor:
         """The output (1, n, width)."""
-        return self.module(self.x, Ctx(at=At.whole(1, self.n)))
+        return self.module(self.x, Ctx(layout=TokenLayout.whole(1, self.n)))
 
     def step(self) -> None:
         """Forward and backward, gradients of the weights included."""
@@ -145,10 +145,10 @@ def draw(path: Path, sizes: Sequence[int], found: dict[str, Any]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    marks, colours = "os^vD<>pPX*", plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+    marks, colors = "os^vD<>pPX*", plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
     for i, (name, (times, used)) in enumerate(found.items()):
         for axis, values in zip(axes, ([1e3 * t for t in times], [b / 1e6 for b in used]), strict=True):
-            axis.loglog(sizes, values, marker=marks[i % len(marks)], color=colours[i % len(colours)], markersize=4, label=name)
+            axis.loglog(sizes, values, marker=marks[i % len(marks)], color=colors[i % len(colors)], markersize=4, label=name)
     for axis, what in zip(axes, ("milliseconds, forward and backward", "workspace, MB"), strict=True):
         axis.set_xlabel("tokens")
         axis.set_title(what, fontsize=10)

@@ -257,7 +257,7 @@ def skipped(model: Any, layer: int, draw: Draw) -> None:
 
 
 def repeated(model: Any, layer: int, draw: Draw) -> None:
-    """A layer with the weights of its neighbour."""
+    """A layer with the weights of its neighbor."""
     stack = layers(model)
     stack[layer].load_state_dict(stack[layer - 1 if layer else 1].state_dict())
 

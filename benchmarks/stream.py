@@ -23,20 +23,20 @@ from memory import Alive
 from prose import python_text
 from torch import Tensor
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
-from dovetail.data.corpus import Batch, read_corpus
+from dovetail.core.layout import TokenLayout
+from dovetail.datasets.corpus import Batch, read_corpus
+from dovetail.io.spec import from_yaml
 from dovetail.look.figure import BLUE, GREY, INK, ORANGE, new_figure, quiet, write_figure
 from dovetail.look.trace import trace
 from dovetail.model import Model, ModelModule
-from dovetail.spec import from_yaml
 from dovetail.state.pool import Pool
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END
-from dovetail.train.loop import train
-from dovetail.train.objective import next_token
-from dovetail.train.plan import Plan
+from dovetail.training.loop import train
+from dovetail.training.objective import next_token
+from dovetail.training.plan import Plan
 
 SPEC = """
 width: 64
@@ -88,7 +88,7 @@ def windows(tokens: Tokens, step: int, rows: int = 8) -> Batch:
     generator = torch.Generator().manual_seed(step)
     starts = torch.randint(0, len(tokens.learned) - LENGTH, (rows, 1), generator=generator)
     ids = tokens.learned[starts + torch.arange(LENGTH)]
-    return Batch(torch.cat([torch.full((rows, 1), tokens.first), ids[:, :-1]], 1), ids, At.whole(rows, LENGTH))
+    return Batch(torch.cat([torch.full((rows, 1), tokens.first), ids[:, :-1]], 1), ids, TokenLayout.whole(rows, LENGTH))
 
 
 def leaning(model: ModelModule, tokens: Tokens) -> Tensor:
@@ -146,7 +146,7 @@ def streamed(model: ModelModule, stream: Tensor, chunk: int, tick: Callable[[], 
 
         def call(some: Tensor = some, start: int = start) -> None:
             step = pool.step([0], [len(some) - 1])
-            logits = model(some[None, :-1], Ctx(at=step.at, views=step.views))[0]
+            logits = model(some[None, :-1], Ctx(layout=step.layout, views=step.views))[0]
             losses[start : start + len(some) - 1] = F.cross_entropy(logits, some[1:], reduction="none")
 
         if i in (full, len(starts) - 2):
@@ -173,7 +173,9 @@ def anew(model: ModelModule, tokens: Tokens, ends: int) -> float:
     rows = text.unfold(0, LENGTH, half)
     inputs = torch.cat([torch.full((len(rows), 1), tokens.first), rows[:, :-1]], 1)
     losses = [
-        F.cross_entropy(model(some, Ctx(at=At.whole(len(some), LENGTH)))[:, half:].flatten(0, 1), want[:, half:].flatten())
+        F.cross_entropy(
+            model(some, Ctx(layout=TokenLayout.whole(len(some), LENGTH)))[:, half:].flatten(0, 1), want[:, half:].flatten()
+        )
         * len(some)
         for some, want in zip(inputs.split(64), rows.split(64), strict=True)
     ]
@@ -204,10 +206,10 @@ def draw(ways: dict[str, Streamed], path: str, size: Size) -> None:
     figure = new_figure(7.6, 4.6)
     axes = figure.add_subplot()
     size_of_bin = min(BIN, size.ends)
-    for (name, way), colour in zip(ways.items(), (BLUE, ORANGE, GREY), strict=True):
+    for (name, way), color in zip(ways.items(), (BLUE, ORANGE, GREY), strict=True):
         bins = [part.mean().exp().item() for part in way.losses.split(size_of_bin)]
         middles = [(i + 0.5) * size_of_bin / 1000 for i in range(len(bins))]
-        axes.plot(middles, bins, color=colour, label=name, linewidth=1.6)
+        axes.plot(middles, bins, color=color, label=name, linewidth=1.6)
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, size.stream / 1000)
     axes.set_xlabel("thousand tokens of the stream", color=INK)

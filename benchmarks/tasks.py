@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from dovetail.core.at import At
-from dovetail.data.corpus import Batch
+from dovetail.core.layout import TokenLayout
+from dovetail.datasets.corpus import Batch
 from dovetail.ops.loss import IGNORED
 
 Task = Callable[[int, int], Batch]  # (seed, rows) -> a batch
@@ -33,7 +33,7 @@ def selective_copying(seed: int, rows: int, length: int = 32, vocab: int = 16, s
     tokens[:, :room] = torch.full((rows, room), NOISE).scatter(1, places, values)
     labels = torch.full((rows, length), IGNORED)
     labels[:, room:] = values
-    return Batch(tokens, labels, At.whole(rows, length))
+    return Batch(tokens, labels, TokenLayout.whole(rows, length))
 
 
 def induction(seed: int, rows: int, length: int = 32, vocab: int = 16) -> Batch:
@@ -45,7 +45,7 @@ def induction(seed: int, rows: int, length: int = 32, vocab: int = 16) -> Batch:
     tokens[:, -1] = MARK
     labels = torch.full((rows, length), IGNORED)
     labels[:, -1:] = tokens.gather(1, place + 1)
-    return Batch(tokens, labels, At.whole(rows, length))
+    return Batch(tokens, labels, TokenLayout.whole(rows, length))
 
 
 TASKS: dict[str, Task] = {"selective copying": selective_copying, "induction": induction}

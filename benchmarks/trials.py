@@ -20,17 +20,17 @@ from prose import python_text
 from tasks import TASKS
 from torch import Tensor
 
-from dovetail.build import build
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.errors import Diverged
 from dovetail.core.part import KINDS
-from dovetail.data.corpus import Batch, Corpus
+from dovetail.datasets.corpus import Batch, Corpus
+from dovetail.io.spec import from_yaml
 from dovetail.model import Model, ModelModule
-from dovetail.spec import from_yaml
 from dovetail.text.learn import learn
-from dovetail.train.loop import train
-from dovetail.train.objective import next_token
-from dovetail.train.plan import Plan
+from dovetail.training.loop import train
+from dovetail.training.objective import next_token
+from dovetail.training.plan import Plan
 
 Tick = Callable[[], None]
 VOCAB = 512  # of text
@@ -94,7 +94,7 @@ def recall(size: Size, tick: Tick) -> dict[str, Any]:
 def right(model: ModelModule, batch: Batch) -> float:
     """The share of the labels that are the likeliest answer."""
     asked = batch.labels >= 0
-    answers = model(batch.tokens, Ctx(at=batch.at)).argmax(-1)
+    answers = model(batch.tokens, Ctx(layout=batch.layout)).argmax(-1)
     return (answers[asked] == batch.labels[asked]).double().mean().item()
 
 
@@ -133,7 +133,7 @@ def lengths(size: Size, tick: Tick) -> dict[str, Any]:
 def by_place(model: ModelModule, batches: Sequence[Batch]) -> list[float]:
     """(n,) the mean loss at each place of a text."""
     each = [
-        F.cross_entropy(model(b.tokens, Ctx(at=b.at)).transpose(1, 2), b.labels, reduction="none") for b in batches
+        F.cross_entropy(model(b.tokens, Ctx(layout=b.layout)).transpose(1, 2), b.labels, reduction="none") for b in batches
     ]  # (batch, n)
     return [round(loss, 5) for loss in torch.cat(each).mean(0).tolist()]
 
@@ -170,7 +170,7 @@ def by_distance(model: ModelModule, batch: Batch) -> list[float]:
         stream.append(x.detach().requires_grad_())
         return stream[0]
 
-    logits = model(batch.tokens, Ctx(at=batch.at, listen=Listener({"embedded": listen})))
+    logits = model(batch.tokens, Ctx(layout=batch.layout, listen=Listener({"embedded": listen})))
     loss = F.cross_entropy(logits[:, -1], batch.labels[:, -1], reduction="sum")
     (grad,) = torch.autograd.grad(loss, stream)
     return grad.double().norm(dim=-1).mean(0).flip(0).tolist()

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from dovetail.verify.check import Verdict, verify
-from dovetail.verify.prompt import drawn
-from dovetail.verify.sides import Ours, Theirs, transformers
+from dovetail.verification.check import Verdict, verify
+from dovetail.verification.prompt import drawn
+from dovetail.verification.sides import Ours, Theirs, transformers
 
 SEED = 20_000  # other seeds than those the envelopes were calibrated with
 CORRUPTED, CLEAN = 240, 200

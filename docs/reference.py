@@ -20,8 +20,8 @@ from dovetail.cli.parts import catalogue
 from dovetail.core.fold import parameters
 from dovetail.core.group import GROUPS
 from dovetail.core.part import KINDS
+from dovetail.io.spec import load_spec, zoo
 from dovetail.port.survey import HELD_TO, survey
-from dovetail.spec import load_spec, zoo
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WIDTH = "92"  # columns of a command's help

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from dovetail.account import account, longest_length, runs, tree
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.fold import parameters
 from dovetail.core.group import Mask
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
+from dovetail.io.spec import changed, from_yaml, load_spec, zoo
 from dovetail.ops.mask import pairs
-from dovetail.spec import changed, from_yaml, load_spec, zoo
 
 MASKS: dict[str, Any] = {
     "causal": "causal",
@@ -40,8 +40,8 @@ def mask(name: str) -> Mask:
 @pytest.mark.parametrize("name", MASKS)
 def test_pairs_are_counted_one_by_one_where_that_is_little(name: str) -> None:
     n = 311
-    at, heads = At.whole(1, n), torch.arange(8)
-    dense = mask(name).visible(at, at, heads).expand(1, 8, n, n)
+    layout, heads = TokenLayout.whole(1, n), torch.arange(8)
+    dense = mask(name).visible(layout, layout, heads).expand(1, 8, n, n)
     assert pairs(mask(name), n) == round(int(dense.sum()) / 8)
 
 
@@ -67,8 +67,8 @@ def test_what_grows_evenly_is_exact_at_any_length() -> None:
     for n in (40_000, 131_072, 1_000_001):
         assert pairs(mask("causal"), n) == n * (n + 1) // 2
     n, w = 65_536, 4096
-    wide = from_data(["causal", {"kind": "window", "size": w}], Mask)
-    assert pairs(wide, n) == w * (w + 1) // 2 + (n - w) * w
+    at_least_fp32 = from_data(["causal", {"kind": "window", "size": w}], Mask)
+    assert pairs(at_least_fp32, n) == w * (w + 1) // 2 + (n - w) * w
 
 
 @pytest.mark.parametrize("name", zoo())
@@ -104,7 +104,7 @@ def test_state_bytes_are_what_keys_and_values_take() -> None:
     for block in model.layers:
         block.mixer.k.register_forward_hook(lambda _m, _i, out: heard.append(out.numel() * out.element_size()))
         block.mixer.v.register_forward_hook(lambda _m, _i, out: heard.append(out.numel() * out.element_size()))
-    model(torch.zeros(1, 13, dtype=torch.long), Ctx(at=At.whole(1, 13)))
+    model(torch.zeros(1, 13, dtype=torch.long), Ctx(layout=TokenLayout.whole(1, 13)))
     assert account(spec, 13, "bf16").state_bytes(13) == sum(heard)
 
 

@@ -10,11 +10,11 @@ import pytest
 from dovetail.cli import VERBS
 from dovetail.core.group import GROUPS
 from dovetail.core.part import KINDS, Part, from_data
-from dovetail.laws.case import LAWS
-from dovetail.laws.mutants import named
-from dovetail.laws.suite import OWN_NUMBER, exceptions
+from dovetail.io.spec import zoo
+from dovetail.lawbook.case import LAWS
+from dovetail.lawbook.seeded.run import named
+from dovetail.lawbook.suite import OWN_NUMBER, exceptions
 from dovetail.model import Model
-from dovetail.spec import zoo
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = ROOT / "tests/outside/offset_position"
@@ -59,7 +59,7 @@ AHEAD, VARIES, SHIFTS = (
 
 def test_the_exception_of_routers_is_listed() -> None:
     _, laws, why = table("docs/laws.md", "| who | laws | why |")[3]
-    ffn = {"kind": "experts", "experts": 4, "hidden": 8, "router": {"kind": "softmax_router", "top_k": 1, "normalise": True}}
+    ffn = {"kind": "moe", "experts": 4, "hidden": 8, "router": {"kind": "softmax_router", "top_k": 1, "normalize": True}}
     found = exceptions(from_data({"width": 28, "layers": [{"mixer": {"heads": 2}, "ffn": ffn}]}, Model))
     assert {law: [why] for law, [(_, why)] in found.items()} == {laws: [why]}
 
@@ -76,7 +76,7 @@ def test_every_exception_is_listed(row: int, mixers: list[dict[str, object]]) ->
 
 def test_there_are_no_other_exceptions() -> None:
     declaring = {cls.kind for cls in KINDS.values() if cls.excepts is not Part.excepts}
-    table = {"attention", "cross_attention", "latent", "additive", "multiplicative", "rope", "softmax_router", "sigmoid_router"}
+    table = {"attention", "cross_attention", "mla", "additive", "multiplicative", "rope", "softmax_router", "sigmoid_router"}
     assert declaring <= table  # a new one belongs there
 
 
@@ -115,7 +115,7 @@ def test_files_that_are_named_are_there(page: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
-def test_the_licence_is_the_one_that_is_declared() -> None:
+def test_the_license_is_the_one_that_is_declared() -> None:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in text
     assert "Version 2.0, January 2004" in text

@@ -7,8 +7,8 @@ import pytest
 from dovetail.core.errors import SpecError
 from dovetail.core.layers import expand
 from dovetail.core.part import KINDS, walk_spec
+from dovetail.io.spec import changed, from_yaml, load_spec, to_yaml
 from dovetail.model import Model
-from dovetail.spec import changed, from_yaml, load_spec, to_yaml
 
 SMALL = "width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]\n"
 
@@ -46,7 +46,7 @@ def test_encoder_and_decoder_get_it_cross_attention_never() -> None:
 
 
 def test_a_group_is_swapped_wherever_it_stands_and_empty_fields_stay_empty() -> None:
-    spec = from_yaml(SMALL).set("layers.1.mixer.qk_norm", "rms")
+    spec = from_yaml(SMALL).set("layers.1.mixer.qk_norm", "rmsnorm")
     norms = [part for _, part in walk_spec(spec.swap("norm", KINDS["layernorm"](shift=False))) if part.group == "norm"]
     assert norms == [KINDS["layernorm"](shift=False)] * 5  # three blocks, the last norm, one QK-norm
     assert spec.swap("norm", KINDS["layernorm"]()).layers[0].mixer.qk_norm is None
@@ -62,9 +62,9 @@ def test_the_command_line_swaps_before_it_sets() -> None:
     spec = changed(from_yaml(SMALL), ["layers.*.mixer.position.base=100"], ["position=rope"])
     assert spec.layers[2].mixer.position == KINDS["rope"](base=100.0)
     with pytest.raises(SpecError, match=r"groups: mixer, position"):
-        changed(from_yaml(SMALL), swaps=["colour=rope"])
-    with pytest.raises(SpecError, match=r"rms is a norm, not a position"):
-        changed(from_yaml(SMALL), swaps=["position=rms"])
+        changed(from_yaml(SMALL), swaps=["color=rope"])
+    with pytest.raises(SpecError, match=r"rmsnorm is a norm, not a position"):
+        changed(from_yaml(SMALL), swaps=["position=rmsnorm"])
 
 
 # -- layers written short
@@ -90,11 +90,11 @@ def test_a_pattern_without_repeat_is_gone_through_once() -> None:
 
 
 def test_what_a_layer_says_itself_wins() -> None:
-    (own, common) = from_yaml("layers: [{pattern: [a, b], a: {norm: rms}, b: {}, norm: layernorm}]").layers
-    assert (own.norm.kind, common.norm.kind) == ("rms", "layernorm")
+    (own, common) = from_yaml("layers: [{pattern: [a, b], a: {norm: rmsnorm}, b: {}, norm: layernorm}]").layers
+    assert (own.norm.kind, common.norm.kind) == ("rmsnorm", "layernorm")
 
 
-def test_equal_neighbours_are_written_once() -> None:
+def test_equal_neighbors_are_written_once() -> None:
     spec = from_yaml(SMALL).set("layers.2.mixer.kv_heads", 1)
     data = spec.to_data()["layers"]
     assert [entry.get("repeat", 1) for entry in data] == [2, 1]

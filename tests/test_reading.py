@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
-from dovetail.spec import load_spec
+from dovetail.core.layout import TokenLayout
+from dovetail.io.spec import load_spec
 from dovetail.state.pool import Pool
 
 ROOT = Path(dovetail.__file__).parent
@@ -71,7 +71,7 @@ def forward() -> Callable[[], Any]:
     """A whole pass over two sequences."""
     spec = load_spec("llama-tiny")
     model, tokens = build(spec), torch.arange(18).reshape(2, 9)
-    return lambda: model(tokens, Ctx(at=At.whole(2, 9)))
+    return lambda: model(tokens, Ctx(layout=TokenLayout.whole(2, 9)))
 
 
 def step() -> Callable[[], Any]:
@@ -81,7 +81,7 @@ def step() -> Callable[[], Any]:
 
     def feed(new: torch.Tensor) -> torch.Tensor:
         taken = pool.step([0, 1], [new.shape[1]] * 2)
-        return model(new, Ctx(at=taken.at, views=taken.views))
+        return model(new, Ctx(layout=taken.layout, views=taken.views))
 
     feed(tokens)
     return lambda: feed(tokens[:, :1])
@@ -101,9 +101,9 @@ def test_the_profiler_sees_a_leaf_that_calls_another(monkeypatch: pytest.MonkeyP
     from dovetail.parts import norm
     from dovetail.parts.act import Silu
 
-    whole = norm.RmsModule.forward
+    whole = norm.RMSNormModule.forward
     code = compile("def forward(self, x, ctx):\n    act.function()\n    return whole(self, x, ctx)", norm.__file__, "exec")
     scope: dict[str, Any] = {"whole": whole, "act": Silu()}
     exec(code, scope)
-    monkeypatch.setattr(norm.RmsModule, "forward", scope["forward"])
+    monkeypatch.setattr(norm.RMSNormModule, "forward", scope["forward"])
     assert ("parts/norm.py", "parts/act.py") in watch(forward())[1]

@@ -21,7 +21,7 @@ import pytest
 
 from dovetail.cli import main
 from dovetail.core.check import check
-from dovetail.spec import from_yaml
+from dovetail.io.spec import from_yaml
 
 ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -15,11 +15,11 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_par
 from transformers.models.mixtral import modeling_mixtral as mixtral_parts
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe_parts
 
-from dovetail.build import build
+from dovetail.construction import build
 from dovetail.core.check import check
 from dovetail.core.fold import active_parameters, declared, parameters
+from dovetail.io.spec import from_yaml, load_spec, to_yaml, zoo
 from dovetail.model import Block, Model
-from dovetail.spec import from_yaml, load_spec, to_yaml, zoo
 
 COUNTS = {
     "bert-base": 109_482_240,
@@ -256,13 +256,13 @@ def test_counts_are_those_of_hugging_face(name: str) -> None:
     ours: Counter[str] = Counter()
     for d in declared(load_spec(name)):
         if d.weight.learned:
-            ours[d.weight.role] += prod(d.weight.shape(d.env))
+            ours[d.weight.role] += prod(d.weight.shape(d.scope))
     assert ours == theirs
 
 
 def test_every_preset_is_compared_with_something() -> None:
-    ours_alone = {"mamba2-hybrid-tiny", "native-sparse-tiny", "gated-delta-hybrid-tiny"}
-    ours_alone |= {"linear-tiny", "performer-tiny", "gated-linear-tiny", "rwkv-tiny"}  # counted in test_zoo_linear.py
+    ours_alone = {"mamba2-hybrid-tiny", "nsa-tiny", "gated-deltanet-hybrid-tiny"}
+    ours_alone |= {"linear-attention-tiny", "performer-tiny", "gla-tiny", "rwkv-tiny"}  # counted in test_zoo_linear.py
     assert set(zoo()) - set(KNOWN) - ours_alone == {"transformer-2017-base", "transformer-2017-big", "transformer-2017-tiny"}
 
 
@@ -297,9 +297,9 @@ def test_every_preset_is_compared_with_something() -> None:
         ("mixtral-8x7b", "layers.31.mixer.mask.kind", "causal"),
         ("mixtral-8x7b", "layers.0.mixer.position.base", 1_000_000.0),
         ("mixtral-8x7b", "layers.0.ffn.router.top_k", 2),
-        ("mixtral-8x7b", "layers.0.ffn.router.normalise", True),
+        ("mixtral-8x7b", "layers.0.ffn.router.normalize", True),
         ("qwen3-30b-a3b", "layers.47.ffn.router.top_k", 8),
-        ("qwen3-30b-a3b", "layers.0.ffn.router.normalise", True),
+        ("qwen3-30b-a3b", "layers.0.ffn.router.normalize", True),
         ("bert-base", "layers.0.norm.eps", 1e-12),
         ("vit-base", "norm.eps", 1e-12),
         ("gpt2", "layers.0.ffn.act.kind", "gelu_tanh"),
@@ -322,9 +322,9 @@ def test_the_modern_recipe_is_the_defaults() -> None:
     spec = Model(layers=(Block(),) * 6)
     (block, *_), data = spec.layers, to_yaml(spec)
     assert data == "dovetail: 1\nlayers:\n- {repeat: 6}\n"
-    assert (block.wire.kind, block.norm.kind, block.mixer.kind, block.ffn.kind) == ("pre", "rms", "attention", "glu")
+    assert (block.wire.kind, block.norm.kind, block.mixer.kind, block.ffn.kind) == ("pre", "rmsnorm", "attention", "glu")
     assert (block.ffn.act.kind, block.mixer.position.kind, block.mixer.mask.kind) == ("silu", "rope", "causal")
-    assert (spec.position.kind, spec.norm.kind, spec.head.tied) == ("none", "rms", True)
+    assert (spec.position.kind, spec.norm.kind, spec.head.tied) == ("none", "rmsnorm", True)
     names = {d.weight.role for d in declared(spec) if d.weight.learned}
     assert names == {"embed", "norm", "linear"}, "no biases"
     assert {part.dropout for part in (spec, block.wire, block.mixer, block.ffn)} == {0.0}
@@ -351,7 +351,7 @@ def test_the_2017_recipe_is_one_name() -> None:
             )
     assert [block.cross.kind for block in spec.layers] == ["cross_attention"] * 6
     assert [block.mixer.mask.kind for block in spec.encoder.layers] == ["everything"] * 6
-    hidden = {d.env.size("ffn") for d in declared(spec) if "ffn" in d.weight.out}
+    hidden = {d.scope.size("ffn") for d in declared(spec) if "ffn" in d.weight.out}
     assert hidden == {2048}
     tables = [d.path for d in declared(spec) if d.weight.out == ("vocab",) and d.weight.learned]
     assert tables == ["embed.table", "encoder.embed.table", "head.table"]

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
 from dovetail.core.fold import attention_flops, state_values
 from dovetail.core.group import Mask
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
-from dovetail.laws.case import perturbed
+from dovetail.io.spec import load_spec
+from dovetail.lawbook.case import perturbed
 from dovetail.ops import attend_tiled
-from dovetail.ops.attend import Rule, attend, using
+from dovetail.ops.attend import Scoring, attend, using
 from dovetail.ops.mask import allowed, plan
 from dovetail.ops.tiles import Tiling
 from dovetail.parts.mask.near import Causal
-from dovetail.spec import load_spec
 
 N, TILE = 512, 16
 PRESETS = ("longformer-tiny", "bigbird-tiny", "sparse-transformer-tiny", "block-sparse-tiny")
@@ -35,21 +35,21 @@ def each_head(mask: Mask) -> list[Mask]:
     return [mask.for_head(head) for head in range(2)] if mask.by_head() else [mask]
 
 
-def rule(mask: Mask, heads: int = 2) -> Rule:
-    return Rule(mask=mask, scale=0.3, heads=torch.arange(heads))
+def scoring(mask: Mask, heads: int = 2) -> Scoring:
+    return Scoring(mask=mask, scale=0.3, heads=torch.arange(heads))
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_only_tiles_with_something_to_see_are_touched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attend_tiled, "TILE", TILE)
-    at = At.whole(1, N)
+    layout = TokenLayout.whole(1, N)
     for mask in each_head(mask_of(name)):
-        seen = allowed(mask, at, at, torch.arange(1))[0, 0]
+        seen = allowed(mask, layout, layout, torch.arange(1))[0, 0]
         index = torch.arange(N)
         if mask.regroup() > 1:  # tokens of one residue lie side by side
             index = (index % mask.regroup()).argsort(stable=True)
         tiles = seen[index][:, index].view(N // TILE, TILE, N // TILE, TILE).any(3).any(1)
-        assert Tiling(mask, at, at, 1, TILE, 1024).touched() == int(tiles.sum()) * TILE * TILE
+        assert Tiling(mask, layout, layout, 1, TILE, 1024).touched() == int(tiles.sum()) * TILE * TILE
         assert int(tiles.sum()) < 0.5 * (N // TILE) ** 2
 
 
@@ -58,22 +58,22 @@ def test_keys_in_skipped_tiles_are_never_read(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(attend_tiled, "TILE", TILE)
     torch.manual_seed(0)
     n = N // 2
-    at, q = At.whole(1, n), torch.randn(1, n, 2, 12, dtype=torch.float64)
+    layout, q = TokenLayout.whole(1, n), torch.randn(1, n, 2, 12, dtype=torch.float64)
     k, v = (torch.randn(1, n, 2, 12, dtype=torch.float64) for _ in range(2))
     for mask in each_head(mask_of(name)):
         if mask.regroup() > 1:
             continue
-        for i, runs in enumerate(plan(mask, at, at, 1, TILE, TILE)):
-            own = at.pick(slice(i * TILE, (i + 1) * TILE))
+        for i, runs in enumerate(plan(mask, layout, layout, 1, TILE, TILE)):
+            own = layout.pick(slice(i * TILE, (i + 1) * TILE))
             queries = q[:, i * TILE : (i + 1) * TILE]
             touched = torch.zeros(n, dtype=torch.bool)
             for run in runs:
                 touched[run.begin : run.end] = True
             poisoned = [torch.where(touched[:, None, None], x, nan) for x in (k, v)]
             with using("tiled"):
-                got = attend(queries, *poisoned, rule(mask), own, At.whole(1, n), frozenset())
+                got = attend(queries, *poisoned, scoring(mask), own, TokenLayout.whole(1, n), frozenset())
             with using("reference"):
-                want = attend(queries, k, v, rule(mask), own, At.whole(1, n), frozenset())
+                want = attend(queries, k, v, scoring(mask), own, TokenLayout.whole(1, n), frozenset())
             assert (got - want).abs().max() < 1e-12
 
 
@@ -86,8 +86,8 @@ def strided(length: int) -> Mask:
 
 def test_a_strided_transformer_touches_n_root_n() -> None:
     def touched(length: int) -> float:
-        at = At.whole(1, length)
-        return attend_tiled.touched(rule(strided(length)), at, at) / length**1.5
+        layout = TokenLayout.whole(1, length)
+        return attend_tiled.touched(scoring(strided(length)), layout, layout) / length**1.5
 
     assert 0.5 < touched(16384) <= touched(4096) < 2  # of all pairs on and below the diagonal it is 0.5·√n
 
@@ -95,8 +95,8 @@ def test_a_strided_transformer_touches_n_root_n() -> None:
 @pytest.mark.parametrize("name", ["longformer-tiny", "bigbird-tiny", "block-sparse-tiny"])
 def test_what_is_touched_grows_as_n(name: str) -> None:
     def touched(length: int) -> float:
-        at = At.whole(1, length)
-        return attend_tiled.touched(rule(mask_of(name)), at, at) / length
+        layout = TokenLayout.whole(1, length)
+        return attend_tiled.touched(scoring(mask_of(name)), layout, layout) / length
 
     assert touched(8192) / touched(2048) < 1.5  # all pairs: 4
     assert touched(8192) < 0.15 * 8192
@@ -104,8 +104,8 @@ def test_what_is_touched_grows_as_n(name: str) -> None:
 
 def test_two_hops_reach_everything_in_a_strided_transformer() -> None:
     """A window and then a stride lead from any token to any earlier one."""
-    at = At.whole(1, 100)
-    near, far = (allowed(mask, at, at, torch.arange(1))[0, 0].double() for mask in each_head(strided(100)))
+    layout = TokenLayout.whole(1, 100)
+    near, far = (allowed(mask, layout, layout, torch.arange(1))[0, 0].double() for mask in each_head(strided(100)))
     assert torch.equal((near @ far) > 0, torch.ones(100, 100).tril() > 0)
 
 
@@ -117,7 +117,7 @@ def test_by_tiles_is_by_definition(name: str) -> None:
 
     def run(backend: str) -> Tensor:
         with using(backend):
-            return model(tokens, Ctx(at=At.whole(1, 200)))
+            return model(tokens, Ctx(layout=TokenLayout.whole(1, 200)))
 
     assert (run("tiled") - run("reference")).abs().max() < 1e-9
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "At": "dovetail.core.at",
+    "TokenLayout": "dovetail.core.layout",
     "Ctx": "dovetail.core.ctx",
     "DovetailError": "dovetail.core.errors",
     "Listener": "dovetail.core.ctx",
@@ -19,24 +19,24 @@ _PUBLIC = {
     "Pool": "dovetail.state.pool",
     "SpecError": "dovetail.core.errors",
     "check": "dovetail.core.check",
-    "from_yaml": "dovetail.spec",
+    "from_yaml": "dovetail.io.spec",
     "load": "dovetail.port.load",
-    "load_spec": "dovetail.spec",
-    "to_yaml": "dovetail.spec",
+    "load_spec": "dovetail.io.spec",
+    "to_yaml": "dovetail.io.spec",
 }
 
 if TYPE_CHECKING:
-    from dovetail.core.at import At as At
     from dovetail.core.check import check as check
     from dovetail.core.ctx import Ctx as Ctx
     from dovetail.core.ctx import Listener as Listener
     from dovetail.core.errors import DovetailError as DovetailError
     from dovetail.core.errors import SpecError as SpecError
+    from dovetail.core.layout import TokenLayout as TokenLayout
+    from dovetail.io.spec import from_yaml as from_yaml
+    from dovetail.io.spec import load_spec as load_spec
+    from dovetail.io.spec import to_yaml as to_yaml
     from dovetail.model import Model as Model
     from dovetail.port.load import load as load
-    from dovetail.spec import from_yaml as from_yaml
-    from dovetail.spec import load_spec as load_spec
-    from dovetail.spec import to_yaml as to_yaml
     from dovetail.state.pool import Pool as Pool
 
 

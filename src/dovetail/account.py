@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 import torch
 
-from dovetail.core.at import At
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.fold import active_parameters, attention_flops, declared, matmul_flops, parameters, states
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import make
 from dovetail.core.part import Part, default_of, plain, walk
+from dovetail.core.scope import Scope
 from dovetail.core.weight import State
 from dovetail.model import Model
 
@@ -64,23 +64,23 @@ class Node:
 
 def tree(spec: Part) -> Node:
     """The module tree with every shape."""
-    open_nodes: list[tuple[Node, Env]] = []
-    for path, part, env in walk(spec):
+    open_nodes: list[tuple[Node, Scope]] = []
+    for path, part, scope in walk(spec):
         while open_nodes and not path.startswith(f"{open_nodes[-1][0].path}.".lstrip(".")):
             open_nodes.pop()
-        above = open_nodes[-1][1] if open_nodes else Env()
-        weights = part.weights(env)
-        shapes = {w.name: w.shape(env) for w in weights if w.learned}
+        above = open_nodes[-1][1] if open_nodes else Scope()
+        weights = part.weights(scope)
+        shapes = {w.name: w.shape(scope) for w in weights if w.learned}
         same_as = {w.name: w.same_as for w in weights if w.same_as is not None}
-        node = Node(path, part.kind, _about(part, env, above), shapes, same_as, [])
+        node = Node(path, part.kind, _about(part, scope, above), shapes, same_as, [])
         if open_nodes:
             open_nodes[-1][0].children.append(node)
-        open_nodes.append((node, env))
+        open_nodes.append((node, scope))
     return open_nodes[0][0]
 
 
 def runs(nodes: list[Node]) -> list[tuple[list[Node], int]]:
-    """Neighbouring layers folded: (the layers of one period, how often they come). A pattern of local, full, local, full is
+    """Neighboring layers folded: (the layers of one period, how often they come). A pattern of local, full, local, full is
     one run of two layers, twice; whatever is no numbered layer stays alone."""
     found: list[tuple[list[Node], int]] = []
     begin = 0
@@ -104,10 +104,10 @@ def _repeats(nodes: list[Node], size: int) -> int:
     return same
 
 
-def _about(part: Part, env: Env, above: Env) -> dict[str, Any]:
+def _about(part: Part, scope: Scope, above: Scope) -> dict[str, Any]:
     """What is worth saying of a part beside its name and its children."""
-    axes = {axis for w in part.weights(env) if w.role != "const" for axis in env.names((*w.batch, *w.out, *w.inp))}
-    sizes = {axis: env.sizes[axis] for axis in env.sizes if axis in axes and env.sizes[axis] != above.sizes.get(axis)}
+    axes = {axis for w in part.weights(scope) if w.role != "const" for axis in scope.names((*w.batch, *w.out, *w.inp))}
+    sizes = {axis: scope.sizes[axis] for axis in scope.sizes if axis in axes and scope.sizes[axis] != above.sizes.get(axis)}
     said: dict[str, Any] = {}
     for field in dc.fields(part):
         value = getattr(part, field.name)
@@ -145,18 +145,21 @@ class Account:
         }
 
     @cached_property
-    def remembered(self) -> list[tuple[State, Env]]:
+    def remembered(self) -> list[tuple[State, Scope]]:
         """What is kept while decoding; nothing where tokens wait for later ones."""
-        return [(state, env) for _, state, env in states(self.spec)]
+        return [(state, scope) for _, state, scope in states(self.spec)]
 
     def state_values(self, n: int) -> int:
         """Numbers kept after n tokens."""
-        return sum(state.values(env, n) for state, env in self.remembered)
+        return sum(state.values(scope, n) for state, scope in self.remembered)
 
     def state_bytes(self, n: int) -> int:
         """Bytes kept after n tokens."""
         each = BYTES[self.dtype]
-        return sum(state.values(env, n) * (max(each, BYTES["fp32"]) if state.wide else each) for state, env in self.remembered)
+        return sum(
+            state.values(scope, n) * (max(each, BYTES["fp32"]) if state.at_least_fp32 else each)
+            for state, scope in self.remembered
+        )
 
     def to_data(self) -> dict[str, Any]:
         """Plain data, for machines."""
@@ -186,7 +189,7 @@ def usual_length(spec: Model) -> int:
 
 def longest_length(spec: Model) -> int | None:
     """The most tokens it takes: rows of a table of positions, or what an image gives; None where there is no end."""
-    ends = [d.env.size("position") for d in declared(spec) if "position" in d.weight.out]
+    ends = [d.scope.size("position") for d in declared(spec) if "position" in d.weight.out]
     if ends or spec.embed.causal():
         return min(ends, default=None)
     return _tokens_given(spec)
@@ -194,10 +197,10 @@ def longest_length(spec: Model) -> int | None:
 
 def _tokens_given(spec: Model) -> int:
     """How many tokens an embedding that sets the length itself makes of one input: asked of its module, on meta."""
-    env = spec.scope(spec.axes(Env()), "embed")
-    module = make(spec.embed, dc.replace(env, path="embed"))
-    example = spec.embed.example(env, 1, 1, torch.Generator().manual_seed(0))
-    x, _ = module(example.to("meta", torch.float32), Ctx(at=At.whole(1, 1, device="meta")))
+    scope = spec.child_scope(spec.axes(Scope()), "embed")
+    module = make(spec.embed, dc.replace(scope, path="embed"))
+    example = spec.embed.example(scope, 1, 1, torch.Generator().manual_seed(0))
+    x, _ = module(example.to("meta", torch.float32), Ctx(layout=TokenLayout.whole(1, 1, device="meta")))
     return x.shape[-2]
 
 

@@ -16,14 +16,14 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Embed, Ffn, Head, HeadModule, Init, Mixer, Norm, Order, Position, PositionModule, Wire
 from dovetail.core.layers import expand, fold
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import KINDS, Part, Problem, child, register, walk_spec
+from dovetail.core.scope import Scope
 from dovetail.core.wire import Branching, Scaled, WireModule
 
 # -- wire -----------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class Block(Part):
     group: ClassVar[str] = "block"
 
     wire: Wire = child("pre")
-    norm: Norm = child("rms")
+    norm: Norm = child("rmsnorm")
     mixer: Mixer = child("attention")
     cross: Mixer | None = None
     ffn: Ffn | None = child("glu")
@@ -87,20 +87,20 @@ class Block(Part):
         norms = dict.fromkeys(self.wire.norms(self.branches()), self.norm)
         return {"wire": self.wire, **norms, **{name: getattr(self, name) for name in self.branches()}}
 
-    def scope(self, env: Env, child: str) -> Env:
-        return env.bind(dim="embed").add(branches=len(self.branches()))
+    def child_scope(self, scope: Scope, child: str) -> Scope:
+        return scope.bind(dim="embed").add(branches=len(self.branches()))
 
     def taps(self) -> tuple[str, ...]:
         return ("in", *(f"{name}_add" for name in self.branches()), *(f"after_{name}" for name in self.branches()))
 
-    def idle(self, env: Env) -> frozenset[str]:
+    def idle(self, scope: Scope) -> frozenset[str]:
         asked = self.wire.norms(self.branches())
         return frozenset() if asked else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
 
-    def check(self, env: Env) -> list[Problem]:
-        if self.mixer.reads_memory():
+    def check(self, scope: Scope) -> list[Problem]:
+        if self.mixer.reads_encoder():
             return [Problem("mixer", f"{self.mixer.kind} looks at a memory", "it belongs in `cross`")]
-        if self.cross is not None and not self.cross.reads_memory():
+        if self.cross is not None and not self.cross.reads_encoder():
             return [Problem("cross", f"{self.cross.kind} does not look at a memory", "use cross_attention")]
         return []
 
@@ -138,27 +138,27 @@ class Model(Part):
     dropout: float = 0.0
     encoder: Model | None = None
     layers: tuple[Block, ...] = ()
-    norm: Norm | None = child("rms")
+    norm: Norm | None = child("rmsnorm")
     head: Head | None = child("lm")
     init: Init = child("normal")
 
     def module(self) -> type[Module]:
         return ModelModule
 
-    def axes(self, env: Env) -> Env:
+    def axes(self, scope: Scope) -> Scope:
         sizes = {"embed": self.width, "vocab": self.vocab, "coords": self.embed.coords}
         if self.encoder is not None:
-            sizes["memory"] = self.encoder.width
-        return dc.replace(env.add(**sizes), init=self.init)
+            sizes["encoder"] = self.encoder.width
+        return dc.replace(scope.add(**sizes), init=self.init)
 
-    def scope(self, env: Env, child: str) -> Env:
+    def child_scope(self, scope: Scope, child: str) -> Scope:
         name, _, index = child.partition(".")
         if name == "encoder":
-            return Env(decodes=False)
-        below = env.bind(dim="embed")
+            return Scope(decodes=False)
+        below = scope.bind(dim="embed")
         if name != "layers":
             return below
-        stack = f"{env.path}.layers".lstrip(".")
+        stack = f"{scope.path}.layers".lstrip(".")
         return dc.replace(below, stack=stack, layer=int(index), depth=len(self.layers))
 
     def order(self) -> Order:
@@ -171,7 +171,7 @@ class Model(Part):
     def taps(self) -> tuple[str, ...]:
         return self.TAPS if self.norm is not None else ("embedded",)
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         for name, value in (("width", self.width), ("vocab", self.vocab)):
             if value < 1:
                 return [Problem(name, f"{value} is not above 0")]
@@ -190,13 +190,13 @@ class Model(Part):
             found.append(Problem("dropout", f"{self.dropout} is not in [0, 1)"))
         return found
 
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         found: list[Problem] = []
         mixers = [block.mixer for block in self.layers]
         positions = [part for _, part in walk_spec(self) if isinstance(part, Position)]
         if self.order() == "both" and all(p.site == "any" for p in positions):
             found.append(Problem("position", "a bidirectional model without positions cannot tell word order"))
-        reaches = [state.window for m in mixers for state in m.state(Env()) if state.window is not None]
+        reaches = [state.window for m in mixers for state in m.state(Scope()) if state.window is not None]
         if length is not None and len(reaches) == len(mixers) and sum(r - 1 for r in reaches) + 1 < length:
             field = sum(r - 1 for r in reaches) + 1
             found.append(Problem("layers", f"windows reach {field} tokens back in all, fewer than the {length} asked for"))
@@ -288,10 +288,10 @@ class ModelModule(Module):
 
     def hidden(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Ctx]:
         """The stream after the last layer and norm (…, n, embed), and the ctx with where its tokens stand."""
-        x, at = self.embed(inputs, ctx)
-        if at is not ctx.at:
-            ctx = dc.replace(ctx, at=at)
-        x = self.position.embed(x, at)
+        x, layout = self.embed(inputs, ctx)
+        if layout is not ctx.layout:
+            ctx = dc.replace(ctx, layout=layout)
+        x = self.position.embed(x, layout)
         if self.part.embed_norm is not None:
             x = self.embed_norm(x, ctx)
         x = ctx.tap(self, "embedded", ctx.dropout(x, self.part.dropout, self, "embedded"))
@@ -299,10 +299,10 @@ class ModelModule(Module):
             x = block(x, ctx, NO_VIEWS if ctx.views is None else ctx.views[i])
         return (x if self.part.norm is None else ctx.tap(self, "normed", self.norm(x, ctx))), ctx
 
-    def encode(self, source: Tensor, ctx: Ctx) -> tuple[Tensor, At]:
+    def encode(self, source: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         """The encoder's memory (…, m, memory) of a source, and where its tokens stand; `ctx` is the source's."""
         x, ctx = self.encoder.hidden(source, ctx)
-        return x, ctx.at
+        return x, ctx.layout
 
     def fill(self, ctx: Ctx, views: Any) -> None:
         """At admission: let every cross attention remember the memory's keys and values."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli import main
-from dovetail.files import save
+from dovetail.io.model_dir import save
+from dovetail.io.spec import SPEC_FILE
 from dovetail.port.load import load
-from dovetail.spec import SPEC_FILE
 from dovetail.text.learn import learn
 
 SMALL = [

@@ -11,8 +11,8 @@ import torch
 
 from dovetail.cli import main
 from dovetail.cli.graft import bar, sparkline
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
 from dovetail.port.load import load
 from dovetail.port.write import KEPT_CONFIG, export_directory, import_directory
 
@@ -107,7 +107,7 @@ def test_what_is_exported_gives_transformers_the_same_logits(home: Path, tmp_pat
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", attn_implementation="eager").eval()
     tokens = torch.randint(0, ours.part.vocab, (2, 29), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        torch.testing.assert_close(ours(tokens, Ctx(at=At.whole(2, 29))), theirs(tokens).logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(ours(tokens, Ctx(layout=TokenLayout.whole(2, 29))), theirs(tokens).logits, rtol=0, atol=1e-5)
 
 
 def test_a_model_that_came_from_elsewhere_goes_back_there(home: Path, tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.build import build
 from dovetail.cli import main
-from dovetail.files import save
+from dovetail.construction import build
+from dovetail.io.model_dir import save
+from dovetail.io.spec import from_yaml
 from dovetail.port.dialect import DIALECTS
-from dovetail.spec import from_yaml
 
 SPEC = from_yaml("""
 width: 24

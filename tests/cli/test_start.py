@@ -123,7 +123,7 @@ def test_version() -> None:
         (["show", "llama-tiny", "--set", "layers.0.mixer.hedas=8"], 3, ["layers.0.mixer.hedas: no field", "its fields are"]),
         (["show", "llama-tiny", "--set", "width"], 3, ["--set takes path=value, not 'width'"]),
         (["show", "llama-tiny", "--swap", "position=ropes"], 3, ["no part is called 'ropes'", "kinds: alibi, learned"]),
-        (["show", "llama-tiny", "--swap", "colour=rope"], 3, ["colour: is no group of parts", "groups: mixer, position"]),
+        (["show", "llama-tiny", "--swap", "color=rope"], 3, ["color: is no group of parts", "groups: mixer, position"]),
         (["show", "no-such-model"], 4, ["no-such-model: no such file, directory or preset", "llama-3-8b"]),
         (["diff", "llama-tiny", "nowhere/spec.yaml"], 4, ["nowhere/spec.yaml: no such file"]),
         (["train", "llama-tiny", "--text", "nowhere.txt"], 4, ["nowhere.txt: cannot be read"]),

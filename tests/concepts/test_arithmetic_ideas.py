@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dovetail.core.fold import attention_flops, matmul_flops, parameters
+from dovetail.io.spec import from_yaml, load_spec
 from dovetail.model import Model
-from dovetail.spec import from_yaml, load_spec
 
 
 def test_seven_billion_is_6_74_billion() -> None:

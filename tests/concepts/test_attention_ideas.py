@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.env import Env
 from dovetail.core.fold import state_values
 from dovetail.core.group import Mask
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, from_data
-from dovetail.laws.oracle.stand import alone, eye
-from dovetail.ops.attend import Rule, attend, offering, using
-from dovetail.spec import from_yaml
+from dovetail.core.scope import Scope
+from dovetail.io.spec import from_yaml
+from dovetail.lawbook.oracle.stand import alone, eye
+from dovetail.ops.attend import Scoring, attend, offering, using
 
 WIDTH, HEADS, GROUPS, HEAD = 28, 6, 2, 12
 SIZES = {"q": HEADS, "k": GROUPS, "v": GROUPS}
@@ -44,13 +44,13 @@ def attention(given: dict[str, Any] | None = None, **fields: Any) -> Any:
     return alone(part("attention", **told), given or weights(), embed=WIDTH)
 
 
-def plain(mask: Any = None, scale: float = 1.0, heads: int = 1, edit: Any = None) -> Rule:
-    return Rule(mask=mask or part("everything"), scale=scale, heads=torch.arange(heads), edit=edit)
+def plain(mask: Any = None, scale: float = 1.0, heads: int = 1, edit: Any = None) -> Scoring:
+    return Scoring(mask=mask or part("everything"), scale=scale, heads=torch.arange(heads), edit=edit)
 
 
-def pattern(module: Any, x: Tensor, at: At) -> Tensor:
+def pattern(module: Any, x: Tensor, layout: TokenLayout) -> Tensor:
     seen: list[Tensor] = []
-    module(x, Ctx(at=at, listen=Listener({"*pattern": lambda _, value: seen.append(value)})))
+    module(x, Ctx(layout=layout, listen=Listener({"*pattern": lambda _, value: seen.append(value)})))
     return seen[0]
 
 
@@ -61,7 +61,9 @@ def test_weights_are_shares_and_the_output_lies_among_the_values() -> None:
     seen: list[Tensor] = []
     q, k, v = randn(1, 5, 1, 4), randn(1, 7, 1, 4, seed=1), randn(1, 7, 1, 4, seed=2)
     needs = frozenset({"edit"})
-    z = attend(q, k, v, plain(scale=0.5, edit=lambda a: seen.append(a) or a), At.whole(1, 5), At.whole(1, 7), needs)
+    z = attend(
+        q, k, v, plain(scale=0.5, edit=lambda a: seen.append(a) or a), TokenLayout.whole(1, 5), TokenLayout.whole(1, 7), needs
+    )
     assert (seen[0] > 0).all()
     torch.testing.assert_close(seen[0].sum(-1), torch.ones(1, 1, 5, dtype=torch.float64))
     assert (z <= v.amax(1, keepdim=True) + 1e-12).all()
@@ -71,8 +73,8 @@ def test_weights_are_shares_and_the_output_lies_among_the_values() -> None:
 def test_queries_and_keys_that_are_the_identity_are_not_near_uniform() -> None:
     """Q = K = I of size 3: 0.471, 0.264, 0.264, whatever some texts say."""
     seen: list[Tensor] = []
-    one, at = torch.eye(3, dtype=torch.float64)[None, :, None], At.whole(1, 3)
-    attend(one, one, one, plain(scale=3**-0.5, edit=lambda a: seen.append(a) or a), at, at, frozenset({"edit"}))
+    one, layout = torch.eye(3, dtype=torch.float64)[None, :, None], TokenLayout.whole(1, 3)
+    attend(one, one, one, plain(scale=3**-0.5, edit=lambda a: seen.append(a) or a), layout, layout, frozenset({"edit"}))
     assert [round(a, 3) for a in seen[0][0, 0, 0].tolist()] == [0.471, 0.264, 0.264]
 
 
@@ -80,7 +82,7 @@ def test_large_scores_do_not_overflow() -> None:
     for backend in offering(frozenset()):
         with using(backend.name):
             q = torch.full((1, 2, 1, 4), 1e4)
-            z = attend(q, q, torch.ones(1, 2, 1, 4), plain(), At.whole(1, 2), At.whole(1, 2), frozenset())
+            z = attend(q, q, torch.ones(1, 2, 1, 4), plain(), TokenLayout.whole(1, 2), TokenLayout.whole(1, 2), frozenset())
         assert z.equal(torch.ones(1, 2, 1, 4)), backend.name
 
 
@@ -103,8 +105,8 @@ def _softmax_of(scores: Tensor) -> Tensor:
     seen: list[Tensor] = []
     n = scores.shape[0]
     k = torch.eye(n, dtype=torch.float64)[None, :, None]
-    rule = plain(edit=lambda a: seen.append(a) or a)
-    attend(scores[None, None, None], k, k, rule, At.whole(1, 1), At.whole(1, n), frozenset({"edit"}))
+    scoring = plain(edit=lambda a: seen.append(a) or a)
+    attend(scores[None, None, None], k, k, scoring, TokenLayout.whole(1, 1), TokenLayout.whole(1, n), frozenset({"edit"}))
     return seen[0][0, 0, 0]
 
 
@@ -142,7 +144,7 @@ def test_backward_by_hand_is_what_every_backend_computes() -> None:
     for backend in offering(frozenset()):
         given = [x[None, :, None].clone().requires_grad_() for x in (q, k, v)]
         with using(backend.name):
-            z = attend(*given, plain(part("causal"), scale), At.whole(1, n), At.whole(1, n), frozenset())
+            z = attend(*given, plain(part("causal"), scale), TokenLayout.whole(1, n), TokenLayout.whole(1, n), frozenset())
         torch.testing.assert_close(z[0, :, 0], a @ v, rtol=0, atol=1e-12)
         z.backward(g[None, :, None])
         for tensor, grad in zip(given, wanted, strict=True):
@@ -154,10 +156,10 @@ def test_backward_by_hand_is_what_every_backend_computes() -> None:
 
 
 def test_heads_concatenated_and_projected_are_the_sum_of_each_projected() -> None:
-    x, at = randn(2, 9, WIDTH, seed=5), At.whole(2, 9)
+    x, layout = randn(2, 9, WIDTH, seed=5), TokenLayout.whole(2, 9)
     module = attention()
     seen: list[Tensor] = []
-    whole = module(x, Ctx(at=at, listen=Listener({"*z": lambda _, value: seen.append(value)})))
+    whole = module(x, Ctx(layout=layout, listen=Listener({"*z": lambda _, value: seen.append(value)})))
     blocks = module.o.weight.view(WIDTH, HEADS, HEAD)
     parts = [seen[0][..., head, :] @ blocks[:, head].T for head in range(HEADS)]
     torch.testing.assert_close(whole, torch.stack(parts).sum(0))
@@ -165,14 +167,14 @@ def test_heads_concatenated_and_projected_are_the_sum_of_each_projected() -> Non
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
 def test_grouped_heads_are_full_heads_with_repeated_keys(groups: int) -> None:
-    x, at = randn(2, 9, WIDTH, seed=5), At.whole(2, 9)
+    x, layout = randn(2, 9, WIDTH, seed=5), TokenLayout.whole(2, 9)
     few = weights(groups)
     full = dict(few)
     for name in ("k.weight", "v.weight"):
         table = torch.tensor(few[name], dtype=torch.float64).view(groups, HEAD, WIDTH)
         full[name] = table.repeat_interleave(HEADS // groups, 0).flatten(0, 1).tolist()
     one, other = attention(few, kv_heads=groups), attention(full, kv_heads=None)
-    torch.testing.assert_close(one(x, Ctx(at=at)), other(x, Ctx(at=at)))
+    torch.testing.assert_close(one(x, Ctx(layout=layout)), other(x, Ctx(layout=layout)))
 
 
 def test_grouped_heads_shrink_the_cache_by_h_over_g() -> None:
@@ -184,19 +186,19 @@ def test_grouped_heads_shrink_the_cache_by_h_over_g() -> None:
 
 def test_self_and_cross_attention_are_one_mechanism() -> None:
     """Cross attention to one's own stream is self-attention without a mask."""
-    x, at = randn(2, 9, WIDTH, seed=5), At.whole(2, 9)
-    cross = alone(part("cross_attention", heads=HEADS, kv_heads=GROUPS, head=HEAD), weights(), embed=WIDTH, memory=WIDTH)
-    itself = attention(mask=part("everything"))(x, Ctx(at=at))
-    assert cross(x, Ctx(at=at, memory=x, memory_at=at)).equal(itself)
+    x, layout = randn(2, 9, WIDTH, seed=5), TokenLayout.whole(2, 9)
+    cross = alone(part("cross_attention", heads=HEADS, kv_heads=GROUPS, head=HEAD), weights(), embed=WIDTH, encoder=WIDTH)
+    itself = attention(mask=part("everything"))(x, Ctx(layout=layout))
+    assert cross(x, Ctx(layout=layout, encoder_output=x, encoder_layout=layout)).equal(itself)
 
 
 def test_tied_queries_and_keys_score_symmetrically_and_separate_ones_do_not() -> None:
-    x, at = randn(1, 7, WIDTH, seed=5), At.whole(1, 7)
+    x, layout = randn(1, 7, WIDTH, seed=5), TokenLayout.whole(1, 7)
     given = weights(HEADS)
 
     def asymmetry(module: Any) -> float:
-        a = pattern(module, x, at).log()
-        scores = a - a.diagonal(dim1=-2, dim2=-1)[..., None]  # s_ij − s_ii: the row's normaliser gone
+        a = pattern(module, x, layout).log()
+        scores = a - a.diagonal(dim1=-2, dim2=-1)[..., None]  # s_ij − s_ii: the row's normalizer gone
         raw = scores + (module.q(x) * module.k(x)).view(1, 7, HEADS, HEAD).sum(-1).movedim(-1, 1)[..., None] * module.scale
         return (raw - raw.transpose(-1, -2)).abs().max().item()
 
@@ -207,12 +209,12 @@ def test_tied_queries_and_keys_score_symmetrically_and_separate_ones_do_not() ->
 
 
 def test_without_positions_permuting_inputs_permutes_outputs() -> None:
-    x, at = randn(1, 9, WIDTH, seed=5), At.whole(1, 9)
+    x, layout = randn(1, 9, WIDTH, seed=5), TokenLayout.whole(1, 9)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
     free = attention(mask=part("everything"))
-    torch.testing.assert_close(free(x[:, order], Ctx(at=at)), free(x, Ctx(at=at))[:, order])
+    torch.testing.assert_close(free(x[:, order], Ctx(layout=layout)), free(x, Ctx(layout=layout))[:, order])
     for bound in (attention(mask=part("causal")), attention(mask=part("everything"), position=part("rope"))):
-        moved = bound(x[:, order], Ctx(at=at)) - bound(x, Ctx(at=at))[:, order]
+        moved = bound(x[:, order], Ctx(layout=layout)) - bound(x, Ctx(layout=layout))[:, order]
         assert moved.abs().max() > 0.1
 
 
@@ -220,7 +222,7 @@ def test_attention_is_a_kernel_smoother() -> None:
     """Nadaraya–Watson: Σ K(q, kᵢ)vᵢ / Σ K(q, kᵢ); with keys of one length the kernel is a Gaussian of |q − k|."""
     q, k, v = randn(1, 5, 1, 8), torch.nn.functional.normalize(randn(1, 13, 1, 8, seed=1), dim=-1), randn(1, 13, 1, 8, seed=2)
     scale = 8**-0.5
-    z = attend(q, k, v, plain(scale=scale), At.whole(1, 5), At.whole(1, 13), frozenset())
+    z = attend(q, k, v, plain(scale=scale), TokenLayout.whole(1, 5), TokenLayout.whole(1, 13), frozenset())
     kernel = torch.exp(-torch.cdist(q[0, :, 0], k[0, :, 0]).square() * scale / 2)
     torch.testing.assert_close(z[0, :, 0], kernel @ v[0, :, 0] / kernel.sum(-1, keepdim=True))
 
@@ -242,42 +244,42 @@ MASKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_a_masked_weight_is_exactly_zero_and_a_row_is_the_unmasked_row_renormalised(name: str) -> None:
+def test_a_masked_weight_is_exactly_zero_and_a_row_is_the_unmasked_row_renormalized(name: str) -> None:
     mask = from_data(MASKS[name], Mask)
-    x, at = randn(1, 13, WIDTH, seed=5), At.whole(1, 13)
-    free, bound = (pattern(attention(mask=m), x, at) for m in (part("everything"), mask))
-    seen = mask.visible(at, at, torch.arange(HEADS)).expand(1, HEADS, 13, 13)
+    x, layout = randn(1, 13, WIDTH, seed=5), TokenLayout.whole(1, 13)
+    free, bound = (pattern(attention(mask=m), x, layout) for m in (part("everything"), mask))
+    seen = mask.visible(layout, layout, torch.arange(HEADS)).expand(1, HEADS, 13, 13)
     assert (bound[~seen] == 0).all()
     assert (bound[seen] > 0).all()
-    renormalised = (free * seen) / (free * seen).sum(-1, keepdim=True)
-    torch.testing.assert_close(bound, renormalised)
+    renormalized = (free * seen) / (free * seen).sum(-1, keepdim=True)
+    torch.testing.assert_close(bound, renormalized)
 
 
 @pytest.mark.parametrize("name", [name for name, data in MASKS.items() if from_data(data, Mask).order() == "causal"])
 def test_no_gradient_reaches_an_earlier_output_from_a_later_token(name: str) -> None:
-    x, at = randn(1, 13, WIDTH, seed=5).requires_grad_(), At.whole(1, 13)
+    x, layout = randn(1, 13, WIDTH, seed=5).requires_grad_(), TokenLayout.whole(1, 13)
     module = attention(mask=from_data(MASKS[name], Mask), position=part("rope"))
     for backend in offering(module.needs):
         with using(backend.name):
-            (grad,) = torch.autograd.grad(module(x, Ctx(at=at))[0, 6].sum(), x)
+            (grad,) = torch.autograd.grad(module(x, Ctx(layout=layout))[0, 6].sum(), x)
         assert (grad[0, 7:] == 0).all(), backend.name
         assert (grad[0, 6] != 0).any(), backend.name
 
 
 def test_padding_and_other_documents_are_not_seen() -> None:
     x = randn(1, 9, WIDTH, seed=5)
-    packed = pattern(attention(), x, At.packed([[4, 3]], 9))
+    packed = pattern(attention(), x, TokenLayout.packed([[4, 3]], 9))
     assert (packed[0, :, 4:7, :4] == 0).all()
     assert (packed[0, :, :, 7:] == 0).all()
     assert (packed[0, :, 7:] == 0).all()
-    alone_ = pattern(attention(), x[:, 4:7], At.whole(1, 3))
+    alone_ = pattern(attention(), x[:, 4:7], TokenLayout.whole(1, 3))
     torch.testing.assert_close(packed[:, :, 4:7, 4:7], alone_)
 
 
 def test_a_window_of_w_counts_the_token_itself() -> None:
-    at = At.whole(1, 12)
+    layout = TokenLayout.whole(1, 12)
     for size, keys in ((4, [6, 7, 8, 9]), (1, [9])):
-        a = pattern(attention(mask=part("causal") & part("window", size=size)), randn(1, 12, WIDTH, seed=5), at)
+        a = pattern(attention(mask=part("causal") & part("window", size=size)), randn(1, 12, WIDTH, seed=5), layout)
         for head in range(HEADS):
             assert a[0, head, 9].nonzero().flatten().tolist() == keys
 
@@ -285,7 +287,7 @@ def test_a_window_of_w_counts_the_token_itself() -> None:
 def test_a_window_costs_25_times_less() -> None:
     """n = 100,000 and w = 4,096."""
     mixer = part("attention", mask=part("causal") & part("window", size=4096))
-    full, through = mixer.cost(mixer.axes(Env(sizes={"embed": 256})), 100_000)
+    full, through = mixer.cost(mixer.axes(Scope(sizes={"embed": 256})), 100_000)
     assert full / through == pytest.approx(25, rel=0.03)
 
 

@@ -1,4 +1,4 @@
-"""The block: norms, wires, feed-forwards, initialisation, tying; each idea held to what proves it."""
+"""The block: norms, wires, feed-forwards, initialization, tying; each idea held to what proves it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.fold import parameters
 from dovetail.core.group import GROUPS, Wire
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS
-from dovetail.laws.oracle.stand import alone
-from dovetail.spec import changed, from_yaml, load_spec
+from dovetail.io.spec import changed, from_yaml, load_spec
+from dovetail.lawbook.oracle.stand import alone
 
 
 def part(kind: str, **fields: Any) -> Any:
@@ -29,21 +29,21 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 def test_norms_are_torch_s() -> None:
     x, scale, shift = randn(3, 5, 28) * 3 + 1, randn(28, seed=1), randn(28, seed=2)
-    ctx = Ctx(at=At.whole(3, 5))
+    ctx = Ctx(layout=TokenLayout.whole(3, 5))
     for eps in (1e-6, 0.3):
         ours = alone(part("layernorm", eps=eps), {"scale": scale.tolist(), "shift": shift.tolist()}, embed=28)
         torch.testing.assert_close(ours(x, ctx), F.layer_norm(x, (28,), scale, shift, eps))
-        ours = alone(part("rms", eps=eps), {"scale": scale.tolist()}, embed=28)
+        ours = alone(part("rmsnorm", eps=eps), {"scale": scale.tolist()}, embed=28)
         torch.testing.assert_close(ours(x, ctx), x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * scale)
         torch.testing.assert_close(ours(x, ctx), F.rms_norm(x, (28,), scale, eps))
 
 
 def test_a_norm_knows_nothing_of_its_batch() -> None:
     """Statistics lie within a token; those of a batch norm would not."""
-    x, ctx = randn(4, 5, 28), Ctx(at=At.whole(4, 5))
-    for kind, weights in (("layernorm", {"scale": [1.0] * 28, "shift": [0.0] * 28}), ("rms", {"scale": [1.0] * 28})):
+    x, ctx = randn(4, 5, 28), Ctx(layout=TokenLayout.whole(4, 5))
+    for kind, weights in (("layernorm", {"scale": [1.0] * 28, "shift": [0.0] * 28}), ("rmsnorm", {"scale": [1.0] * 28})):
         norm = alone(part(kind), weights, embed=28)
-        assert norm(x, ctx)[2].equal(norm(x[2:3], Ctx(at=At.whole(1, 5)))[0])
+        assert norm(x, ctx)[2].equal(norm(x[2:3], Ctx(layout=TokenLayout.whole(1, 5)))[0])
     batch = torch.nn.BatchNorm1d(28).double()
     assert (batch(x.flatten(0, 1)).view_as(x)[2] - batch(x[2])).abs().max() > 0.1
 
@@ -61,7 +61,7 @@ def test_each_placement_is_its_equation(wire: str) -> None:
         for name, tensor in block.named_parameters():
             if "norm" in name:
                 tensor.copy_(1 + 0.5 * randn(*tensor.shape, seed=len(name)))
-    x, ctx = randn(2, 7, 24), Ctx(at=At.whole(2, 7))
+    x, ctx = randn(2, 7, 24), Ctx(layout=TokenLayout.whole(2, 7))
     norms = {name: lambda y, m=module: m(y, ctx) for name, module in block.named_children() if name.endswith("norm")}
     f, g = (lambda y: block.mixer(y, ctx)), (lambda y: block.ffn(y, ctx))
 
@@ -91,12 +91,12 @@ def test_deep_pre_norm_trains_without_warm_up_where_post_norm_does_not() -> None
     for wire in ("pre", "post"):
         layer = f"{{repeat: 16, norm: layernorm, wire: {wire}, mixer: {{heads: 2}}, ffn: {{kind: mlp, hidden: 64}}}}"
         model = build(from_yaml(f"{{width: 32, vocab: 20, norm: layernorm, layers: [{layer}], init: fan_in}}"))
-        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         for _ in range(50):
-            loss = model.loss(text[:, :-1], text[:, 1:], Ctx(at=At.whole(8, 35)))
-            optimiser.zero_grad()
+            loss = model.loss(text[:, :-1], text[:, 1:], Ctx(layout=TokenLayout.whole(8, 35)))
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             final[wire] = loss.item()
     assert final["pre"] < 1.0
     assert final["post"] > 2.0
@@ -104,7 +104,7 @@ def test_deep_pre_norm_trains_without_warm_up_where_post_norm_does_not() -> None
 
 def test_feed_forwards_of_every_act() -> None:
     """mlp: act(x W_up) W_down; glu: (act(x W_gate) ∘ x W_up) W_down, for every act there is."""
-    x, ctx = randn(2, 3, 8), Ctx(at=At.whole(2, 3))
+    x, ctx = randn(2, 3, 8), Ctx(layout=TokenLayout.whole(2, 3))
     up, gate, down = randn(20, 8, seed=1), randn(20, 8, seed=2), randn(8, 20, seed=3)
     acts = {
         "relu": lambda v: v.clamp_min(0),
@@ -147,7 +147,8 @@ def test_a_block_gives_what_it_takes(wire: str) -> None:
     model = build(from_yaml(f"{{width: 24, layers: [{{repeat: 2, wire: {wire}, mixer: {{heads: 2}}, ffn: {{hidden: 40}}}}]}}"))
     shapes: list[torch.Size] = []
     ctx = Ctx(
-        at=At.whole(3, 7), listen=Listener({"layers.*": lambda _, x: shapes.append(x.shape) if x.shape[-1] == 24 else None})
+        layout=TokenLayout.whole(3, 7),
+        listen=Listener({"layers.*": lambda _, x: shapes.append(x.shape) if x.shape[-1] == 24 else None}),
     )
     model(torch.zeros(3, 7, dtype=torch.long), ctx)
     assert len(shapes) >= 6
@@ -156,9 +157,9 @@ def test_a_block_gives_what_it_takes(wire: str) -> None:
 
 def test_a_part_that_changes_the_length_says_so() -> None:
     model = build(load_spec("vit-tiny"))
-    x, ctx = model.hidden(torch.zeros(2, 1, 28, 28), Ctx(at=At.whole(2, 1)))
+    x, ctx = model.hidden(torch.zeros(2, 1, 28, 28), Ctx(layout=TokenLayout.whole(2, 1)))
     assert x.shape == (2, 50, 100)
-    assert ctx.at.n == 50
+    assert ctx.layout.n == 50
 
 
 def test_outputs_stay_level_with_depth_where_the_start_is_scaled_and_grow_where_it_is_not() -> None:
@@ -173,7 +174,7 @@ def test_outputs_stay_level_with_depth_where_the_start_is_scaled_and_grow_where_
         tokens = torch.randint(0, 50, (4, 16), generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             listen = Listener({"embedded": lambda _, x: seen.append(x)})
-            end, _ = model.hidden(tokens, Ctx(at=At.whole(4, 16), listen=listen))
+            end, _ = model.hidden(tokens, Ctx(layout=TokenLayout.whole(4, 16), listen=listen))
         return (end.var() / seen[0].var()).item()
 
     level = [variance(depth, "true") for depth in (4, 16, 64)]
@@ -204,7 +205,7 @@ def test_tying_saves_exactly_one_table() -> None:
 
 def test_soft_cap_and_scales_of_the_two_ends() -> None:
     spec = from_yaml("{width: 28, vocab: 62, layers: [{mixer: {heads: 2}}], init: {spread: 1.0}}")
-    tokens, ctx = torch.arange(9)[None], Ctx(at=At.whole(1, 9))
+    tokens, ctx = torch.arange(9)[None], Ctx(layout=TokenLayout.whole(1, 9))
     raw = build(spec)(tokens, ctx)
     assert raw.abs().max() > 6
     torch.testing.assert_close(build(changed(spec, ["head.softcap=3.0"]))(tokens, ctx), 3 * torch.tanh(raw / 3))
@@ -217,7 +218,7 @@ def test_both_recipes_are_one_line() -> None:
     """The modern one is the defaults; the one of 2017 is a name."""
     modern = from_yaml("layers: [{repeat: 6}]")
     block = modern.layers[0]
-    assert [block.wire.kind, block.norm.kind, block.ffn.kind, block.ffn.act.kind] == ["pre", "rms", "glu", "silu"]  # type: ignore[union-attr, attr-defined]
+    assert [block.wire.kind, block.norm.kind, block.ffn.kind, block.ffn.act.kind] == ["pre", "rmsnorm", "glu", "silu"]  # type: ignore[union-attr, attr-defined]
     assert [block.mixer.position.kind, block.mixer.bias, modern.head.tied] == ["rope", False, True]  # type: ignore[union-attr, attr-defined]
     first = load_spec("transformer-2017-base")
     assert (first.width, len(first.layers), len(first.encoder.layers)) == (512, 6, 6)  # type: ignore[union-attr]

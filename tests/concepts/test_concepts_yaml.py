@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dovetail.laws.oracle import ask_kinds
+from dovetail.lawbook.oracle import ask_kinds
 
 ROOT = Path(__file__).parents[2]
 IDEAS: list[dict[str, Any]] = yaml.safe_load((ROOT / "tests" / "concepts.yaml").read_text())
@@ -25,7 +25,7 @@ def functions(file: str) -> dict[str, ast.FunctionDef]:
 
 
 def cases(file: str, function: ast.FunctionDef) -> set[str] | None:
-    """The ids of a test that is parametrised by a module's dict or by every kind; None where that cannot be read off."""
+    """The ids of a test that is parametrized by a module's dict or by every kind; None where that cannot be read off."""
     for mark in function.decorator_list:
         if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) and mark.func.attr == "parametrize":
             values = ast.unparse(mark.args[1])

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
+from dovetail.io.spec import changed, from_yaml, load_spec
 from dovetail.model import ModelModule
-from dovetail.spec import changed, from_yaml, load_spec
 from dovetail.state.pool import Pool
 
 
@@ -43,7 +43,7 @@ def influence(model: ModelModule, n: int, ctx: Ctx) -> Tensor:
 
 def test_a_decoder_looks_back_and_an_encoder_both_ways() -> None:
     decoder, encoder = lively(load_spec("llama-tiny")), lively(load_spec("bert-tiny"))
-    ctx = Ctx(at=At.whole(1, 6))
+    ctx = Ctx(layout=TokenLayout.whole(1, 6))
     ahead = torch.ones(6, 6).triu(1).bool()
     reach = influence(decoder, 6, ctx)
     assert (reach[ahead] == 0).all()
@@ -55,7 +55,7 @@ def test_a_decoder_looks_back_and_an_encoder_both_ways() -> None:
 def test_perplexity_is_e_to_the_loss_and_a_blind_model_has_that_of_the_vocabulary() -> None:
     model = build(from_yaml("{width: 24, vocab: 37, layers: [{mixer: {heads: 2}}], init: {spread: 1.0e-9}}"))
     tokens = torch.randint(0, 37, (2, 9), generator=torch.Generator().manual_seed(0))
-    loss = model.loss(tokens, tokens, Ctx(at=At.whole(2, 9))).item()
+    loss = model.loss(tokens, tokens, Ctx(layout=TokenLayout.whole(2, 9))).item()
     assert loss == pytest.approx(log(37), abs=1e-5)
     assert exp(loss) == pytest.approx(37, rel=1e-4)
 
@@ -65,7 +65,7 @@ def test_the_next_token_loss_is_the_mean_of_minus_log_p() -> None:
     tokens = torch.randint(0, 37, (2, 9), generator=torch.Generator().manual_seed(0))
     labels = tokens.roll(-1, 1).clone()
     labels[:, -1] = -100
-    ctx = Ctx(at=At.whole(2, 9))
+    ctx = Ctx(layout=TokenLayout.whole(2, 9))
     p = torch.softmax(model(tokens, ctx), -1)
     chosen = [-p[i, j, labels[i, j]].log().item() for i in range(2) for j in range(8)]
     assert model.loss(tokens, labels, ctx).item() == pytest.approx(sum(chosen) / 16)
@@ -75,12 +75,12 @@ def test_an_encoder_fills_in_and_tells_sentences_apart() -> None:
     spec = changed(load_spec("bert-tiny"), ["head={kind: masked}"])
     model = lively(spec)
     tokens = torch.randint(0, 512, (2, 9), generator=torch.Generator().manual_seed(0))
-    at = At.whole(2, 9)
-    first = model(tokens, Ctx(at=at, types=torch.zeros_like(tokens)))
-    second = model(tokens, Ctx(at=at, types=torch.ones_like(tokens)))
+    layout = TokenLayout.whole(2, 9)
+    first = model(tokens, Ctx(layout=layout, types=torch.zeros_like(tokens)))
+    second = model(tokens, Ctx(layout=layout, types=torch.ones_like(tokens)))
     assert first.shape == (2, 9, 512)
     assert (first - second).abs().max() > 1e-3
-    assert first.equal(model(tokens, Ctx(at=at)))
+    assert first.equal(model(tokens, Ctx(layout=layout)))
 
 
 @pytest.mark.parametrize("name", ["t5-tiny", "transformer-2017-tiny"])
@@ -89,40 +89,42 @@ def test_a_decoder_that_looks_at_a_source(name: str) -> None:
     model = lively(load_spec(name))
     draw = torch.Generator().manual_seed(3)
     source, target = (torch.randint(0, 512, (2, n), generator=draw) for n in (7, 6))
-    source_at = At.padded([7, 5], 7)
-    memory, memory_at = model.encode(source, Ctx(at=source_at))
-    whole = model(target, Ctx(at=At.whole(2, 6), memory=memory, memory_at=memory_at))
+    source_layout = TokenLayout.padded([7, 5], 7)
+    encoder_output, encoder_layout = model.encode(source, Ctx(layout=source_layout))
+    whole = model(target, Ctx(layout=TokenLayout.whole(2, 6), encoder_output=encoder_output, encoder_layout=encoder_layout))
 
     changed_source = source.clone()
     changed_source[1, 5:] += 1  # padding
     changed_source[0, 3] = (changed_source[0, 3] + 1) % 512
-    memory, _ = model.encode(changed_source % 512, Ctx(at=source_at))
-    other = model(target, Ctx(at=At.whole(2, 6), memory=memory, memory_at=memory_at))
+    encoder_output, _ = model.encode(changed_source % 512, Ctx(layout=source_layout))
+    other = model(target, Ctx(layout=TokenLayout.whole(2, 6), encoder_output=encoder_output, encoder_layout=encoder_layout))
     torch.testing.assert_close(other[1], whole[1])
     assert (other[0] - whole[0]).abs().amax(-1).min() > 1e-6
 
     pool = Pool(model.part, rows=2, capacity=6, source=7, dtype=torch.float64)
-    memory, memory_at = model.encode(source, Ctx(at=source_at))
-    model.fill(Ctx(at=source_at, memory=memory, memory_at=memory_at), pool.admit([0, 1], [7, 5]))
+    encoder_output, encoder_layout = model.encode(source, Ctx(layout=source_layout))
+    model.fill(
+        Ctx(layout=source_layout, encoder_output=encoder_output, encoder_layout=encoder_layout), pool.admit([0, 1], [7, 5])
+    )
     for i in range(6):
         step = pool.step([0, 1], [1, 1])
-        logits = model(target[:, i : i + 1], Ctx(at=step.at, views=step.views))
+        logits = model(target[:, i : i + 1], Ctx(layout=step.layout, views=step.views))
         torch.testing.assert_close(logits[:, 0], whole[:, i], rtol=0, atol=1e-9)
 
 
 def test_an_image_of_224_is_196_tokens_of_768_values_and_a_class() -> None:
     model = build(load_spec("vit-base"), device="meta")
     assert model.embed.project.weight.shape == (768, 3 * 16 * 16)  # type: ignore[union-attr]
-    x, ctx = model.hidden(torch.empty(2, 3, 224, 224, device="meta"), Ctx(at=At.whole(2, 1, device="meta")))
+    x, ctx = model.hidden(torch.empty(2, 3, 224, 224, device="meta"), Ctx(layout=TokenLayout.whole(2, 1, device="meta")))
     assert x.shape == (2, 197, 768)
-    assert ctx.at.n == 197
+    assert ctx.layout.n == 197
 
 
 def test_a_vision_model_classifies_from_its_class_token() -> None:
     spec = changed(load_spec("vit-tiny"), ["head={kind: classifier, classes: 10}"])
     model = lively(spec)
     image = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    ctx = Ctx(at=At.whole(2, 1))
+    ctx = Ctx(layout=TokenLayout.whole(2, 1))
     x, _ = model.hidden(image, ctx)
     logits = model(image, ctx)
     assert logits.shape == (2, 10)
@@ -149,9 +151,9 @@ def test_other_heads_answer_a_row_or_a_token_whatever_the_padding(head: str, sha
         for i, row in enumerate(rows):
             tokens[i, 6 - len(row) :] = row if left else 0
             tokens[i, : len(row)] = tokens[i, : len(row)] if left else row
-        got = model(tokens, Ctx(at=At.padded([6, 4, 2], 6, left=left)))
+        got = model(tokens, Ctx(layout=TokenLayout.padded([6, 4, 2], 6, left=left)))
         assert got.shape == shape
         for i, row in enumerate(rows):
-            alone = model(row[None], Ctx(at=At.whole(1, len(row))))[0]
+            alone = model(row[None], Ctx(layout=TokenLayout.whole(1, len(row))))[0]
             mine = got[i] if len(shape) == 2 else got[i, 6 - len(row) :] if left else got[i, : len(row)]
             torch.testing.assert_close(mine, alone)

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.check import advice
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.fold import state_values
 from dovetail.core.group import Mask
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, from_data
-from dovetail.ops.attend import Rule, attend, using
-from dovetail.spec import from_yaml
+from dovetail.core.scope import Scope
+from dovetail.io.spec import from_yaml
+from dovetail.ops.attend import Scoring, attend, using
 from dovetail.state.pool import Pool
 from dovetail.state.slots import Paged
 
@@ -45,7 +45,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def whole(model: Any) -> Tensor:
-    return model(TOKENS, Ctx(at=At.whole(2, 23)))
+    return model(TOKENS, Ctx(layout=TokenLayout.whole(2, 23)))
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "paged", "ring"])
@@ -53,7 +53,7 @@ def test_cached_decoding_equals_the_whole_forward_at_every_step(model: Any, whol
     pool = Pool(TINY, rows=2, capacity=23, layout=layout, page=4, dtype=torch.float64)
     for i in range(23):
         step = pool.step([0, 1], [1, 1])
-        logits = model(TOKENS[:, i : i + 1], Ctx(at=step.at, views=step.views))
+        logits = model(TOKENS[:, i : i + 1], Ctx(layout=step.layout, views=step.views))
         torch.testing.assert_close(logits[:, 0], whole[:, i], rtol=0, atol=1e-9)
 
 
@@ -64,7 +64,7 @@ def test_prefill_in_any_chunks_equals_one(model: Any, whole: Tensor, layout: Any
     begin = 0
     for size in chunks:
         step = pool.step([0, 1], [size, size])
-        logits = model(TOKENS[:, begin : begin + size], Ctx(at=step.at, views=step.views))
+        logits = model(TOKENS[:, begin : begin + size], Ctx(layout=step.layout, views=step.views))
         torch.testing.assert_close(logits, whole[:, begin : begin + size], rtol=0, atol=1e-9)
         begin += size
 
@@ -105,17 +105,17 @@ def test_a_shared_prefix_is_held_once(model: Any, whole: Tensor) -> None:
     """A fork takes no page; each twin then takes its own, and goes on as if alone."""
     pool = Pool(TINY, rows=2, capacity=24, layout="paged", page=4, dtype=torch.float64)
     step = pool.step([0], [18])
-    model(TOKENS[:1, :18], Ctx(at=step.at, views=step.views))
+    model(TOKENS[:1, :18], Ctx(layout=step.layout, views=step.views))
     (slots,) = [group.slots for group in pool.groups.values()]
     assert isinstance(slots, Paged)
     free = len(slots.free)
     pool.fork(0, 1)
     assert len(slots.free) == free
     step = pool.step([0, 1], [1, 1])
-    logits = model(torch.stack([TOKENS[0, 18:19], TOKENS[1, 18:19]]), Ctx(at=step.at, views=step.views))
+    logits = model(torch.stack([TOKENS[0, 18:19], TOKENS[1, 18:19]]), Ctx(layout=step.layout, views=step.views))
     assert free - len(slots.free) == 1  # of the last, half-filled page there are now two
     torch.testing.assert_close(logits[0, 0], whole[0, 18], rtol=0, atol=1e-9)
-    twin = model(torch.cat([TOKENS[0, :18], TOKENS[1, 18:19]])[None], Ctx(at=At.whole(1, 19)))
+    twin = model(torch.cat([TOKENS[0, :18], TOKENS[1, 18:19]])[None], Ctx(layout=TokenLayout.whole(1, 19)))
     torch.testing.assert_close(logits[1, 0], twin[0, 18], rtol=0, atol=1e-9)
 
 
@@ -130,7 +130,7 @@ def test_windows_reach_l_times_w_minus_one_plus_one_tokens(layers: int, size: in
     model = build(spec, dtype=torch.float64)
     embedded: list[Tensor] = []
     table = model.embed.register_forward_hook(lambda module, inputs, out: embedded.append(out[0].retain_grad() or out[0]))
-    model(torch.arange(30)[None] % 9, Ctx(at=At.whole(1, 30)))[0, -1].sum().backward()
+    model(torch.arange(30)[None] % 9, Ctx(layout=TokenLayout.whole(1, 30)))[0, -1].sum().backward()
     table.remove()
     grad = embedded[0].grad
     assert grad is not None
@@ -149,19 +149,19 @@ def test_32_layers_of_4096_reach_131041_tokens() -> None:
 
 def test_the_cost_of_a_window_grows_as_n_times_w() -> None:
     mixer = KINDS["attention"](mask=from_data(["causal", {"kind": "window", "size": 64}], Mask))  # type: ignore[call-arg]
-    env = mixer.axes(Env(sizes={"embed": 256}))
-    costs = [mixer.cost(env, n)[1] for n in (1024, 2048, 4096)]
+    scope = mixer.axes(Scope(sizes={"embed": 256}))
+    costs = [mixer.cost(scope, n)[1] for n in (1024, 2048, 4096)]
     assert costs[1] / costs[0] == pytest.approx(2, rel=0.04)
     assert costs[2] / costs[1] == pytest.approx(2, rel=0.04)
     assert costs[0] == 4 * 256 * (1024 * 64 - 64 * 63 // 2)  # n·w but for the first tokens, which see fewer
 
 
 def test_a_stack_may_mix_windows_and_full_layers(model: Any) -> None:
-    reaches = [state.window for block in TINY.layers for state in block.mixer.state(Env())]
+    reaches = [state.window for block in TINY.layers for state in block.mixer.state(Scope())]
     assert reaches == [5, None, 5]
     x = TOKENS.clone()
     x[:, 1] = (x[:, 1] + 1) % 62
-    apart = model(x, Ctx(at=At.whole(2, 23))) - model(TOKENS, Ctx(at=At.whole(2, 23)))
+    apart = model(x, Ctx(layout=TokenLayout.whole(2, 23))) - model(TOKENS, Ctx(layout=TokenLayout.whole(2, 23)))
     assert (apart[:, -1].abs().max(-1).values > 1e-9).all()  # through the full layer, far beyond any window
 
 
@@ -183,15 +183,15 @@ class Largest(TorchDispatchMode):
 def _attended(backend: str, n: int, track: bool = False) -> tuple[list[Tensor], int]:
     draw = torch.Generator().manual_seed(n)
     q, k, v = (torch.randn(1, n, h, 8, generator=draw, dtype=torch.float64).requires_grad_() for h in (2, 1, 1))
-    rule = Rule(mask=KINDS["causal"](), scale=0.35, heads=torch.arange(2))
-    at, watch = At.whole(1, n), Largest()
+    scoring = Scoring(mask=KINDS["causal"](), scale=0.35, heads=torch.arange(2))
+    layout, watch = TokenLayout.whole(1, n), Largest()
     with using(backend):
         if track:
             with watch:
-                z = attend(q, k, v, rule, at, at, frozenset())
+                z = attend(q, k, v, scoring, layout, layout, frozenset())
                 z.sum().backward()
         else:
-            z = attend(q, k, v, rule, at, at, frozenset())
+            z = attend(q, k, v, scoring, layout, layout, frozenset())
             (z * torch.sin(z)).sum().backward()
     return [z.detach(), *(t.grad for t in (q, k, v) if t.grad is not None)], watch.values
 

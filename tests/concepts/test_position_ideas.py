@@ -11,13 +11,13 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import StateError
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS
-from dovetail.laws.oracle.stand import alone
-from dovetail.spec import from_yaml
+from dovetail.io.spec import from_yaml
+from dovetail.lawbook.oracle.stand import alone
 
 
 def part(kind: str, **fields: Any) -> Any:
@@ -26,7 +26,7 @@ def part(kind: str, **fields: Any) -> Any:
 
 def waves(positions: int, width: int = 64) -> Tensor:
     module = alone(part("sinusoidal"), embed=width)
-    return module.embed(torch.zeros(1, positions, width, dtype=torch.float64), At.whole(1, positions))[0]
+    return module.embed(torch.zeros(1, positions, width, dtype=torch.float64), TokenLayout.whole(1, positions))[0]
 
 
 # -- sinusoidal
@@ -63,10 +63,10 @@ def test_learned_positions_refuse_what_is_past_their_table() -> None:
         from_yaml("{width: 24, vocab: 30, position: {kind: learned, length: 6}, layers: [{mixer: {heads: 2, position: none}}]}")
     )
     tokens = torch.zeros(1, 7, dtype=torch.long)
-    model(tokens[:, :6], Ctx(at=At.whole(1, 6)))
-    for at in (At.whole(1, 7), At.padded([7], 7)):
+    model(tokens[:, :6], Ctx(layout=TokenLayout.whole(1, 6)))
+    for layout in (TokenLayout.whole(1, 7), TokenLayout.padded([7], 7)):
         with pytest.raises(StateError, match="position 6, but the table ends at 5"):
-            model(tokens, Ctx(at=at))
+            model(tokens, Ctx(layout=layout))
 
 
 # -- rotary
@@ -76,8 +76,8 @@ def score(q: Tensor, k: Tensor, at_q: int, at_k: int, **fields: Any) -> Tensor:
     """Of vectors (…, head) that stand at these positions."""
     module = alone(part("rope", **fields), head=q.shape[-1])
     turned = (
-        module.rotate(q[None, None], At.whole(1, 1, start=at_q)),
-        module.on_write(k[None, None], At.whole(1, 1, start=at_k)),
+        module.rotate(q[None, None], TokenLayout.whole(1, 1, start=at_q)),
+        module.on_write(k[None, None], TokenLayout.whole(1, 1, start=at_k)),
     )
     return (turned[0] * turned[1]).sum(-1)[0, 0]
 
@@ -106,7 +106,7 @@ def test_turning_keys_on_read_is_turning_them_on_write() -> None:
     for when in ("write", "read"):
         spec = from_yaml(f"{{width: 24, layers: [{{mixer: {{heads: 3, position: {{kind: rope, when: {when}}}}}}}]}}")
         mixer: Any = build(spec, dtype=torch.float64).layers[0].mixer
-        outs.append(mixer(x, Ctx(at=At.whole(1, 9))))
+        outs.append(mixer(x, Ctx(layout=TokenLayout.whole(1, 9))))
     torch.testing.assert_close(outs[0], outs[1])
 
 
@@ -115,12 +115,12 @@ def test_two_coordinates_turn_by_row_and_column() -> None:
     module = alone(part("rope", coords=2), head=16)
     q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
-    def at(row: int, column: int) -> At:
+    def layout(row: int, column: int) -> TokenLayout:
         order = torch.tensor([[0]])
-        return At(torch.tensor([[[row, column]]]), order, torch.zeros_like(order))
+        return TokenLayout(torch.tensor([[[row, column]]]), order, torch.zeros_like(order))
 
     def between(one: tuple[int, int], other: tuple[int, int]) -> float:
-        return (module.rotate(q, at(*one)) * module.on_write(k, at(*other))).sum().item()
+        return (module.rotate(q, layout(*one)) * module.on_write(k, layout(*other))).sum().item()
 
     assert between((1, 2), (4, 3)) == pytest.approx(between((11, 7), (14, 8)))
     assert between((1, 2), (4, 3)) != pytest.approx(between((1, 2), (3, 4)))
@@ -178,7 +178,7 @@ def test_stretched_frequencies_and_amplitude_are_the_reference_library_s(name: s
     module = alone(rope, head=2 * PAIRS)
     got = module.frequency
     if scaling.varies:
-        got = scaling.at_length(rope.plain(module.env), rope.base, torch.tensor([length]))[0]
+        got = scaling.at_length(rope.plain(module.scope), rope.base, torch.tensor([length]))[0]
     assert (got - wanted).abs().max() <= 1e-7
     torch.testing.assert_close(got.float(), wanted, rtol=3e-7, atol=1e-12)
     assert scaling.amplitude() == pytest.approx(amplitude, abs=1e-12)
@@ -205,9 +205,9 @@ def test_alibi_slopes_are_the_paper_s() -> None:
 
 def test_alibi_is_added_to_the_scaled_scores_at_any_length_and_on_both_sides() -> None:
     module = alone(part("alibi"), heads=8)
-    score = module.score(At.whole(1, 3, start=99_999), At.whole(1, 2), *module.tables())
+    score = module.score(TokenLayout.whole(1, 3, start=99_999), TokenLayout.whole(1, 2), *module.tables())
     assert score[0, 0, 0].tolist() == [-0.5 * 99_999, -0.5 * 99_998]
-    later = module.score(At.whole(1, 1), At.whole(1, 4), *module.tables())
+    later = module.score(TokenLayout.whole(1, 1), TokenLayout.whole(1, 4), *module.tables())
     assert later[0, 1, 0].tolist() == [0.0, -0.25, -0.5, -0.75]
 
 
@@ -233,7 +233,7 @@ def test_a_causal_mask_alone_tells_order() -> None:
     one, other = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 1, 3, 4]])
     for mask, tells in (("causal", True), ("everything", False)):
         model = stack(mask)
-        last = [model(tokens, Ctx(at=At.whole(1, 4)))[0, -1] for tokens in (one, other)]
+        last = [model(tokens, Ctx(layout=TokenLayout.whole(1, 4)))[0, -1] for tokens in (one, other)]
         assert bool((last[0] - last[1]).abs().max() > 1e-3) is tells
 
 
@@ -241,11 +241,11 @@ def test_a_causal_mask_alone_tells_order() -> None:
 def test_a_decoder_without_positions_trains_to_count(mask: str, learns: bool) -> None:
     """Behind one first token, equal tokens are told apart by how many came before; where all see all, they are one."""
     model = stack(mask, spread=0.1).float()
-    tokens, labels, ctx = torch.tensor([[1, 2, 2, 2, 2, 2]]), torch.arange(6)[None], Ctx(at=At.whole(1, 6))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=0.003)
+    tokens, labels, ctx = torch.tensor([[1, 2, 2, 2, 2, 2]]), torch.arange(6)[None], Ctx(layout=TokenLayout.whole(1, 6))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     for _ in range(60):
         loss = model.loss(tokens, labels, ctx)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert model(tokens, ctx).argmax(-1).equal(labels) is learns

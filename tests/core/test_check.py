@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.build import build
+from dovetail.construction import build
 from dovetail.core.check import advice, check, problems
 from dovetail.core.errors import SpecError
 from dovetail.core.part import KINDS
+from dovetail.io.spec import from_yaml, load_spec
 from dovetail.model import Model
-from dovetail.spec import from_yaml, load_spec
 
 SEQ2SEQ = """
 width: 28

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx, Listener, drop
-from dovetail.spec import from_yaml
+from dovetail.core.layout import TokenLayout
+from dovetail.io.spec import from_yaml
 
 SPEC = from_yaml("""
 width: 28
@@ -41,7 +41,7 @@ def test_the_share_dropped_is_p_and_the_mean_stays(p: float) -> None:
     assert set(x.unique().tolist()) == {0.0, 1.0 / (1.0 - p)}
 
 
-def test_neighbours_are_dropped_independently() -> None:
+def test_neighbors_are_dropped_independently() -> None:
     kept = (dropped(5, "here", 0.5) > 0).double()
     for lag in (1, 2, 28, 128):
         both = (kept[lag:] * kept[:-lag]).mean().item()
@@ -50,15 +50,15 @@ def test_neighbours_are_dropped_independently() -> None:
 
 def test_dropout_is_drawn_in_training_alone_and_can_be_drawn_again() -> None:
     model = build(SPEC)
-    at = At.whole(3, 7)
-    evaluated, again = (model(TOKENS, Ctx(at=at)) for _ in range(2))
-    trained, replayed, other = (model(TOKENS, Ctx(at=At.whole(3, 7), seed=seed)) for seed in (1, 1, 2))
+    layout = TokenLayout.whole(3, 7)
+    evaluated, again = (model(TOKENS, Ctx(layout=layout)) for _ in range(2))
+    trained, replayed, other = (model(TOKENS, Ctx(layout=TokenLayout.whole(3, 7), seed=seed)) for seed in (1, 1, 2))
     assert torch.equal(evaluated, again)
     assert torch.equal(trained, replayed)
     assert not torch.equal(trained, evaluated)
     assert not torch.equal(trained, other)
-    assert not Ctx(at=at).training
-    assert Ctx(at=at, seed=0).training  # a seed of 0 is a seed
+    assert not Ctx(layout=layout).training
+    assert Ctx(layout=layout, seed=0).training  # a seed of 0 is a seed
 
 
 def test_the_draw_is_the_same_when_compiled() -> None:
@@ -70,15 +70,17 @@ def test_the_draw_is_the_same_when_compiled() -> None:
 
 def test_a_listener_sees_addresses_and_may_answer() -> None:
     model, heard = build(SPEC), []
-    plain = model(TOKENS, Ctx(at=At.whole(3, 7)))
+    plain = model(TOKENS, Ctx(layout=TokenLayout.whole(3, 7)))
     listener = Listener({"layers.*.mixer.out": lambda address, x: heard.append((address, tuple(x.shape)))})
-    assert torch.equal(model(TOKENS, Ctx(at=At.whole(3, 7), listen=listener)), plain)
+    assert torch.equal(model(TOKENS, Ctx(layout=TokenLayout.whole(3, 7), listen=listener)), plain)
     assert heard == [("layers.0.mixer.out", (3, 7, 28)), ("layers.1.mixer.out", (3, 7, 28))]
-    silenced = model(TOKENS, Ctx(at=At.whole(3, 7), listen=Listener({"*.mixer_add": lambda _, x: torch.zeros_like(x)})))
+    silenced = model(
+        TOKENS, Ctx(layout=TokenLayout.whole(3, 7), listen=Listener({"*.mixer_add": lambda _, x: torch.zeros_like(x)}))
+    )
     assert not torch.equal(silenced, plain)
 
 
 def test_without_ranks_a_total_is_the_thing_itself() -> None:
-    ctx, x = Ctx(at=At.whole(1, 2)), torch.ones(2)
-    assert ctx.total(x, ("heads",)) is x
-    assert not ctx.cut(("heads",))
+    ctx, x = Ctx(layout=TokenLayout.whole(1, 2)), torch.ones(2)
+    assert ctx.all_reduce(x, ("heads",)) is x
+    assert not ctx.sharded(("heads",))

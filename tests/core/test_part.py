@@ -10,7 +10,7 @@ import pytest
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Mask, Norm, Position
 from dovetail.core.part import KINDS, from_data, plain, register, walk, walk_spec
-from dovetail.spec import from_yaml, to_yaml
+from dovetail.io.spec import from_yaml, to_yaml
 
 SMALL = """
 width: 28
@@ -36,7 +36,7 @@ def refusal(text: str) -> SpecError:
         ("layerz: []", "layerz", "model has no such field"),
         ("layers: [{}, {mixer: {hedas: 2}}]", "layers.1.mixer.hedas", "attention has no such field"),
         ("layers: [{mixer: attenshun}]", "layers.0.mixer", "no part is called 'attenshun'"),
-        ("layers: [{mixer: rms}]", "layers.0.mixer", "rms is a norm, not a mixer"),
+        ("layers: [{mixer: rmsnorm}]", "layers.0.mixer", "rmsnorm is a norm, not a mixer"),
         ("layers: [{mixer: {position: {scaling: {factor: 2.0}}}}]", "layers.0.mixer.position.scaling", "no kind is given"),
         ("layers: [{mixer: 3}]", "layers.0.mixer", "expected a mixer, got 3"),
         ("layers: [{mixer: null}]", "layers.0.mixer", "expected a mixer, got None"),
@@ -70,7 +70,7 @@ def test_every_refusal_names_its_path(text: str, path: str, problem: str) -> Non
 
 def test_a_refusal_says_what_there_is() -> None:
     assert refusal("layers: [{norm: rmz}]").remedy == f"kinds: {', '.join(kinds('norm'))}"
-    assert refusal("layers: [{norm: {kind: rms, epz: 1.0}}]").remedy == "fields: eps, plus_one"
+    assert refusal("layers: [{norm: {kind: rmsnorm, epz: 1.0}}]").remedy == "fields: eps, plus_one"
 
 
 def kinds(group: str) -> list[str]:
@@ -83,7 +83,7 @@ def test_a_kind_that_is_no_text_is_refused(text: str) -> None:
 
 
 def test_short_forms() -> None:
-    assert from_data("rms", Norm) == from_data({"kind": "rms"}, Norm) == KINDS["rms"]()
+    assert from_data("rmsnorm", Norm) == from_data({"kind": "rmsnorm"}, Norm) == KINDS["rmsnorm"]()
     window = KINDS["window"](size=5)
     assert from_data(["causal", {"kind": "window", "size": 5}], Mask) == KINDS["causal"]() & window
     assert from_data({"any": ["causal", {"kind": "window", "size": 5}]}, Mask) == KINDS["causal"]() | window
@@ -97,12 +97,12 @@ def test_a_whole_number_serves_as_a_number() -> None:
 
 
 def test_defaults_are_not_written_and_all_else_is() -> None:
-    assert KINDS["rms"]().to_data() == "rms"
-    assert KINDS["rms"](eps=0.1).to_data() == {"kind": "rms", "eps": 0.1}
+    assert KINDS["rmsnorm"]().to_data() == "rmsnorm"
+    assert KINDS["rmsnorm"](eps=0.1).to_data() == {"kind": "rmsnorm", "eps": 0.1}
     made = KINDS["attention"](heads=6, bias=True, position=KINDS["alibi"](), mask=KINDS["causal"]() & KINDS["window"](size=5))
     masks = ["causal", {"kind": "window", "size": 5}]
     assert made.to_data() == {"kind": "attention", "heads": 6, "bias": True, "position": "alibi", "mask": masks}
-    assert plain((KINDS["rms"](), 3)) == ["rms", 3]
+    assert plain((KINDS["rmsnorm"](), 3)) == ["rmsnorm", 3]
 
 
 def test_text_and_back_is_the_same_spec() -> None:
@@ -140,7 +140,7 @@ def test_set_reads_as_the_field_declares() -> None:
 
 
 def test_a_path_that_matches_nothing_is_an_error() -> None:
-    for path in ("colour", "layers.9.mixer", "width.size", "layers.0.mixer.position.scaling.factor"):
+    for path in ("color", "layers.9.mixer", "width.size", "layers.0.mixer.position.scaling.factor"):
         with pytest.raises(SpecError) as refused:
             from_yaml(SMALL).set(path, 1)
         assert refused.value.path == path
@@ -148,12 +148,12 @@ def test_a_path_that_matches_nothing_is_an_error() -> None:
 
 
 def test_parts_are_frozen_and_equal_by_value() -> None:
-    norm: Any = KINDS["rms"]()
+    norm: Any = KINDS["rmsnorm"]()
     with pytest.raises(dc.FrozenInstanceError):
         norm.eps = 1.0
-    assert norm == KINDS["rms"](eps=1e-5)
-    assert hash(norm) == hash(KINDS["rms"]())
-    assert norm.key != KINDS["rms"](eps=0.1).key
+    assert norm == KINDS["rmsnorm"](eps=1e-5)
+    assert hash(norm) == hash(KINDS["rmsnorm"]())
+    assert norm.key != KINDS["rmsnorm"](eps=0.1).key
 
 
 # -- the tree
@@ -178,5 +178,5 @@ def test_a_kind_belongs_to_one_module(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(Norm):
         """A norm under a name that is taken."""
 
-    with pytest.raises(SpecError, match=r"two parts are called 'rms': in dovetail\.parts\.norm and"):
-        register("rms")(Mine)
+    with pytest.raises(SpecError, match=r"two parts are called 'rmsnorm': in dovetail\.parts\.norm and"):
+        register("rmsnorm")(Mine)

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dovetail.build import generator
-from dovetail.core.at import At
+from dovetail.construction import generator
+from dovetail.core.layout import TokenLayout
 from dovetail.core.ctx import Ctx
 from dovetail.core.group import RouterModule
 from dovetail.dist.mesh import make_mesh
 from dovetail.dist.shard import tensor_parallel
-from dovetail.laws.case import perturbed
-from dovetail.spec import from_yaml
+from dovetail.lawbook.case import perturbed
+from dovetail.io.spec import from_yaml
 
 
 def experts_over_ranks(text: str, whole: tuple[str, ...]) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def experts_over_ranks(text: str, whole: tuple[str, ...]) -> dict[str, Any]:
 
 def _step(model: Any) -> tuple[float, dict[str, float], dict[str, Tensor], Tensor]:
     tokens = torch.randint(0, 62, (3, 12), generator=generator(0, "tokens"))
-    at, losses = At.packed([(5, 4), (12,), (3,)], 12), {}
-    loss = model.loss(tokens, tokens.masked_fill(~at.real, -100), Ctx(at=at, losses=losses, seed=1))
+    layout, losses = TokenLayout.packed([(5, 4), (12,), (3,)], 12), {}
+    loss = model.loss(tokens, tokens.masked_fill(~layout.real, -100), Ctx(layout=layout, losses=losses, seed=1))
     loss.backward()
     gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     routers = [module for module in model.modules() if isinstance(module, RouterModule)]

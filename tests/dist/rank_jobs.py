@@ -13,18 +13,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dovetail.build import generator
-from dovetail.core.at import At
+from dovetail.construction import generator
+from dovetail.core.layout import TokenLayout
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
+from dovetail.core.scope import Scope
 from dovetail.core.errors import DovetailError
 from dovetail.dist import collective, context, place, shard
 from dovetail.dist.mesh import make_mesh
-from dovetail.laws.case import perturbed
-from dovetail.laws.sharded import Compared, How, compare
+from dovetail.lawbook.case import perturbed
+from dovetail.lawbook.sharded import Compared, How, compare
 from dovetail.model import ModelModule
 from dovetail.ops.attend import using
-from dovetail.spec import from_yaml
+from dovetail.io.spec import from_yaml
 from dovetail.state.pool import Pool
 
 
@@ -78,8 +78,8 @@ def _never_once(reader: Callable[..., Any]) -> Callable[..., Any]:
     return lambda d, *rest: reader(d._replace(weight=dc.replace(d.weight, tp="auto")), *rest)
 
 
-def _backwards(whole: Callable[..., At]) -> Callable[..., At]:
-    return lambda at, group: whole(at, group).pick(torch.arange(at.n * 2 - 1, -1, -1))
+def _backwards(whole: Callable[..., TokenLayout]) -> Callable[..., TokenLayout]:
+    return lambda layout, group: whole(layout, group).pick(torch.arange(layout.n * 2 - 1, -1, -1))
 
 
 BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -90,7 +90,7 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a bias is added by every rank": lambda: patch.object(shard, "_reader", _never_once(shard._reader)),
     "every rank takes the first piece": lambda: patch.object(place.Cut, "piece", lambda self, rank, ranks: 0),
     "gathered keys have no gradient": lambda: patch.object(context, "gather", collective.joined),
-    "keys stand in another order": lambda: patch.object(context, "whole_at", _backwards(context.whole_at)),
+    "keys stand in another order": lambda: patch.object(context, "whole_at", _backwards(context.whole_layout)),
 }
 
 
@@ -115,19 +115,19 @@ def _cut(model: ModelModule, spec_yaml: str, data: int, tensor: int) -> dist.Pro
 def train(spec_yaml: str, data: int, tensor: int, rows: int = 160, steps: int = 3) -> dict[str, float]:
     """A few clipped AdamW steps whole and sharded, the loss in chunks; how far each weight is off."""
     spec, models = from_yaml(spec_yaml), []
-    inputs = spec.embed.example(spec.axes(Env()), rows, 14, generator(0, "inputs"))
+    inputs = spec.embed.example(spec.axes(Scope()), rows, 14, generator(0, "inputs"))
     for sharded in (False, True):
         model = perturbed(spec)
         mine, labels = inputs, inputs.roll(-1, -1)
         if sharded:
             group = _cut(model, spec_yaml, data, tensor)
             mine, labels = context.piece(inputs, group, 0), context.piece(labels, group, 0)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         for _ in range(steps):
-            optimiser.zero_grad()
-            model.loss(mine, labels, Ctx(at=At.whole(*mine.shape))).backward()
+            optimizer.zero_grad()
+            model.loss(mine, labels, Ctx(layout=TokenLayout.whole(*mine.shape))).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimiser.step()
+            optimizer.step()
         models.append({name: _whole(p.detach()) for name, p in model.named_parameters()})
     whole, split = models
     assert list(whole) == list(split)
@@ -143,20 +143,20 @@ def decode(spec_yaml: str, n: int = 11) -> float:
     spec = from_yaml(spec_yaml)
     whole, model = perturbed(spec), perturbed(spec)
     ranks = shard.tensor_parallel(model, spec, make_mesh(data=1, tensor=2)["tensor"])
-    tokens = spec.embed.example(spec.axes(Env()), 2, n, generator(0, "inputs"))
+    tokens = spec.embed.example(spec.axes(Scope()), 2, n, generator(0, "inputs"))
     pool = Pool(spec, rows=2, capacity=n, dtype=torch.float64, source=5, cut=ranks.cuts)
-    ctx = Ctx(at=At.whole(2, n))
+    ctx = Ctx(layout=TokenLayout.whole(2, n))
     with torch.no_grad():
         if spec.encoder is not None:
-            source, source_ctx = tokens[:, :5], Ctx(at=At.whole(2, 5))
-            memory, memory_at = whole.encode(source, source_ctx)
-            ctx = Ctx(at=ctx.at, memory=memory, memory_at=memory_at)
-            memory, memory_at = model.encode(source, source_ctx)
-            model.fill(Ctx(at=ctx.at, memory=memory, memory_at=memory_at), pool.admit([0, 1], [5, 5]))
+            source, source_ctx = tokens[:, :5], Ctx(layout=TokenLayout.whole(2, 5))
+            encoder_output, encoder_layout = whole.encode(source, source_ctx)
+            ctx = Ctx(layout=ctx.layout, encoder_output=encoder_output, encoder_layout=encoder_layout)
+            encoder_output, encoder_layout = model.encode(source, source_ctx)
+            model.fill(Ctx(layout=ctx.layout, encoder_output=encoder_output, encoder_layout=encoder_layout), pool.admit([0, 1], [5, 5]))
         want, got, done = whole(tokens, ctx), [], 0
         for size in (6, *[1] * (n - 6)):
             step = pool.step([0, 1], [size, size])
-            got.append(model(tokens[:, done : done + size], Ctx(at=step.at, views=step.views)))
+            got.append(model(tokens[:, done : done + size], Ctx(layout=step.layout, views=step.views)))
             done += size
     return (torch.cat(got, 1) - want).abs().max().item()
 
@@ -169,7 +169,7 @@ def look(spec_yaml: str) -> dict[str, Any]:
     inside: list[Any] = []
     attention = model.get_submodule("layers.0.mixer")
     attention.register_forward_hook(lambda m, args, out: inside.append(m.get_submodule("q").weight))
-    model(torch.zeros(1, 4, dtype=torch.long), Ctx(at=At.whole(1, 4)))
+    model(torch.zeros(1, 4, dtype=torch.long), Ctx(layout=TokenLayout.whole(1, 4)))
     return {
         "same names": list(model.state_dict()) == list(whole.state_dict()),
         "all DTensors": all(isinstance(p, DTensor) for p in model.parameters()),
@@ -187,12 +187,12 @@ def by_head_tiles(spec_yaml: str, n: int = 200) -> float:
     spec = from_yaml(spec_yaml)
     whole, model = perturbed(spec), perturbed(spec)
     _cut(model, spec_yaml, 1, 2)
-    tokens = spec.embed.example(spec.axes(Env()), 1, n, generator(0, "inputs"))
+    tokens = spec.embed.example(spec.axes(Scope()), 1, n, generator(0, "inputs"))
     with torch.no_grad():
         with using("reference"):
-            want = whole(tokens, Ctx(at=At.whole(1, n)))
+            want = whole(tokens, Ctx(layout=TokenLayout.whole(1, n)))
         with using("tiled"):
-            return (model(tokens, Ctx(at=At.whole(1, n))) - want).abs().max().item()
+            return (model(tokens, Ctx(layout=TokenLayout.whole(1, n))) - want).abs().max().item()
 
 
 def compiled_block(spec_yaml: str) -> float:
@@ -203,20 +203,20 @@ def compiled_block(spec_yaml: str) -> float:
     x = torch.randn(1, 8, spec.width, dtype=torch.float64, generator=generator(0, "x"))
     with torch.no_grad(), ranks.run():
         block = model.layers[0]
-        want = block(x, Ctx(at=At.whole(1, 8), ranks=ranks), {})
+        want = block(x, Ctx(layout=TokenLayout.whole(1, 8), ranks=ranks), {})
         fast = torch.compile(block, fullgraph=True, backend="eager")
-        return (fast(x, Ctx(at=At.whole(1, 8), ranks=ranks), {}) - want).abs().max().item()
+        return (fast(x, Ctx(layout=TokenLayout.whole(1, 8), ranks=ranks), {}) - want).abs().max().item()
 
 
 def low_precision(spec_yaml: str) -> tuple[float, float, set[str]]:
     """The loss of float32 weights, whole, and over FSDP ranks computing in bfloat16; and the dtypes of the gradients."""
     spec = from_yaml(spec_yaml)
-    tokens = spec.embed.example(spec.axes(Env()), 4, 14, generator(0, "inputs"))
+    tokens = spec.embed.example(spec.axes(Scope()), 4, 14, generator(0, "inputs"))
     with torch.no_grad():
-        whole = perturbed(spec, dtype=torch.float32).loss(tokens, tokens, Ctx(at=At.whole(*tokens.shape)))
+        whole = perturbed(spec, dtype=torch.float32).loss(tokens, tokens, Ctx(layout=TokenLayout.whole(*tokens.shape)))
     model = perturbed(spec, dtype=torch.float32)
     shard.fully_shard_model(model, make_mesh(data=2)["data"], torch.bfloat16)
-    loss = model.loss(tokens, tokens, Ctx(at=At.whole(*tokens.shape)))
+    loss = model.loss(tokens, tokens, Ctx(layout=TokenLayout.whole(*tokens.shape)))
     loss.backward()
     return whole.item(), loss.item(), {str(p.grad.dtype) for p in model.parameters() if p.grad is not None}
 
@@ -233,7 +233,7 @@ def tensor_over_two_axes(spec_yaml: str) -> None:
 def uneven_pieces() -> None:
     group = dist.group.WORLD
     assert group is not None
-    context.GatherView(group).extend(At.whole(1, 3 + dist.get_rank()), torch.zeros(1, 3 + dist.get_rank(), 2, 4))
+    context.GatherView(group).extend(TokenLayout.whole(1, 3 + dist.get_rank()), torch.zeros(1, 3 + dist.get_rank(), 2, 4))
 
 
 def odd_row() -> None:
@@ -246,7 +246,7 @@ def flat_piece() -> tuple[list[int], list[int], list[int]]:
     """A flat batch of two sequences, split in the middle: rows, orders and entries come together in order."""
     rank, group = dist.get_rank(), dist.group.WORLD
     assert group is not None
-    at = At.flat([5, 3]).pick(slice(4 * rank, 4 * rank + 4))
-    (entries,), key_at = context.GatherView(group).extend(at, torch.arange(4.0 * rank, 4.0 * rank + 4)[:, None, None])
-    assert key_at.row is not None
-    return key_at.row.tolist(), key_at.order.tolist(), entries.flatten().long().tolist()
+    layout = TokenLayout.flat([5, 3]).pick(slice(4 * rank, 4 * rank + 4))
+    (entries,), key_layout = context.GatherView(group).extend(layout, torch.arange(4.0 * rank, 4.0 * rank + 4)[:, None, None])
+    assert key_layout.row is not None
+    return key_layout.row.tolist(), key_layout.order.tolist(), entries.flatten().long().tolist()

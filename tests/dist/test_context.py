@@ -2,10 +2,10 @@
 
 import pytest
 from rank_jobs import error_of, flat_piece, odd_row, uneven_pieces
-from wirings import ROWS_ONLY, WIRINGS, decoder
+from shard_specs import ROWS_ONLY, WIRINGS, decoder
 
 from dovetail.dist.pair import Pair
-from dovetail.laws.sharded import compare_sharded
+from dovetail.lawbook.sharded import compare_sharded
 
 
 @pytest.mark.parametrize("name", WIRINGS)

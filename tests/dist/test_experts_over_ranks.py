@@ -2,16 +2,16 @@
 
 import pytest
 from expert_jobs import experts_over_ranks
-from wirings import decoder
+from shard_specs import decoder
 
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.dist.pair import Pair
-from dovetail.dist.place import Cut, cut_of, regions
-from dovetail.spec import from_yaml
+from dovetail.dist.place import Cut, cut_of, tp_regions
+from dovetail.io.spec import from_yaml
 
 ROUTER = "kind: sigmoid_router, top_k: 2, balance_bias: true, balance_loss: 0.7, z_loss: 0.1, noise: 0.3, capacity: 1.0"
-FFN = f"kind: experts, experts: 6, hidden: 20, bias: true, limit: 2.0, router: {{{ROUTER}}}"
+FFN = f"kind: moe, experts: 6, hidden: 20, bias: true, limit: 2.0, router: {{{ROUTER}}}"
 SHARED = f"{FFN}, shared: {{kind: glu, hidden: 36}}, shared_gate: true"
 
 
@@ -29,11 +29,11 @@ def test_shared_out_equals_whole(pair: Pair, ffn: str, whole: tuple[str, ...], h
 
 def cuts(ffn: str, ranks: int, whole: frozenset[str] = frozenset()) -> dict[str, Cut | None]:
     spec = from_yaml(decoder(ffn=ffn))
-    found = list(regions(spec, whole=whole))
+    found = list(tp_regions(spec, whole=whole))
     placed = [
         (d, next((r for r in found if r.holds(d.path)), None)) for d in declared(spec) if d.path.startswith("layers.0.ffn.")
     ]
-    return {d.path.removeprefix("layers.0.ffn."): cut_of(d, region, ranks) for d, region in placed}
+    return {d.path.removeprefix("layers.0.ffn."): cut_of(d, tp_region, ranks) for d, tp_region in placed}
 
 
 def test_placements_follow_from_the_batch_axis() -> None:
@@ -50,4 +50,4 @@ def test_placements_follow_from_the_batch_axis() -> None:
 @pytest.mark.parametrize(("experts", "ranks"), [(2, 4), (3, 2)])
 def test_an_expert_on_two_ranks_would_count_twice(experts: int, ranks: int) -> None:
     with pytest.raises(SpecError, match=f"experts = {experts} cannot be cut over {ranks}"):
-        cuts(f"kind: experts, experts: {experts}, hidden: 20, router: {{kind: softmax_router, top_k: 2}}", ranks)
+        cuts(f"kind: moe, experts: {experts}, hidden: 20, router: {{kind: softmax_router, top_k: 2}}", ranks)

@@ -1,24 +1,24 @@
 """Placements follow from declared axes: what is cut along what, and what cannot be."""
 
 import pytest
-from wirings import GPT2, WIRINGS, decoder
+from shard_specs import GPT2, WIRINGS, decoder
 
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
-from dovetail.dist.place import Cut, cut_of, regions
-from dovetail.spec import from_yaml
+from dovetail.dist.place import Cut, cut_of, tp_regions
+from dovetail.io.spec import from_yaml
 
 
 def cuts(text: str, ranks: int) -> dict[str, Cut | None]:
     """How every tensor of the first layer, and of none, is cut."""
     spec = from_yaml(text)
-    found = list(regions(spec))
+    found = list(tp_regions(spec))
     placed = [(d, next((r for r in found if r.holds(d.path)), None)) for d in declared(spec)]
-    return {d.path.removeprefix("layers.0."): cut_of(d, region, ranks) for d, region in placed}
+    return {d.path.removeprefix("layers.0."): cut_of(d, tp_region, ranks) for d, tp_region in placed}
 
 
 def test_axes_are_found_not_listed() -> None:
-    found = {region.path: region for region in regions(from_yaml(WIRINGS["qk_norm"]))}
+    found = {tp_region.path: tp_region for tp_region in tp_regions(from_yaml(WIRINGS["qk_norm"]))}
     assert list(found) == ["layers.0.mixer", "layers.0.ffn", "layers.1.mixer", "layers.1.ffn"]
     assert found["layers.0.mixer"].shared_out == {"heads", "kv_heads"}
     assert found["layers.0.mixer"].summed == {"heads"}
@@ -26,7 +26,7 @@ def test_axes_are_found_not_listed() -> None:
 
 
 def test_an_encoder_has_regions_too() -> None:
-    paths = [region.path for region in regions(from_yaml(WIRINGS["encoder_decoder"]))]
+    paths = [tp_region.path for tp_region in tp_regions(from_yaml(WIRINGS["encoder_decoder"]))]
     assert "encoder.layers.1.mixer" in paths
     assert "layers.1.cross" in paths
 
@@ -81,7 +81,7 @@ def test_ranks_that_share_a_key_head_take_the_same_piece() -> None:
         (decoder("kind: attention, heads: 6, kv_heads: 1, head: 12, packed: true"), 2, "layers.0.mixer.qkv.weight", "packs"),
         (GPT2.replace("heads: 6, ", "heads: 6, kv_heads: 2, "), 6, "layers.0.mixer.qkv.weight", "packs"),
         (
-            decoder("kind: attention, heads: 6, kv_heads: 1, head: 12, qk_norm: rms, qk_norm_whole: true"),
+            decoder("kind: attention, heads: 6, kv_heads: 1, head: 12, qk_norm: rmsnorm, qk_norm_whole: true"),
             2,
             "layers.0.mixer.k_norm.scale",
             "more than once",

@@ -13,13 +13,13 @@ from rank_jobs import (
     tensor_over_two_axes,
     train,
 )
-from wirings import ROWS_ONLY, WIRINGS
+from shard_specs import ROWS_ONLY, WIRINGS
 
-from dovetail.build import build
+from dovetail.construction import build
 from dovetail.dist.pair import Pair
 from dovetail.dist.shard import units
-from dovetail.laws.sharded import compare_sharded
-from dovetail.spec import from_yaml
+from dovetail.lawbook.sharded import compare_sharded
+from dovetail.io.spec import from_yaml
 
 RELATION = 1e-9
 

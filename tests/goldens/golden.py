@@ -3,8 +3,8 @@
     python tests/goldens/golden.py --write      writes results.json anew, after a change that is meant
     python tests/goldens/golden.py              compares bit for bit, and exits 1 where anything differs
 
-Kept per spec: a digest of the float64 logits and eight of them, the loss, 16 greedy tokens, the bytes of the decode state and the
-account. Digests of logits depend on the processor's kernels, so the test in the suite compares the numbers, this script the bits.
+Per spec: a digest of the float64 logits and eight of them, the loss, 16 greedy tokens, the bytes of the decode state, the
+account. A digest depends on the kernels of the processor: the test compares numbers, this script compares bits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from dovetail.account import account
-from dovetail.build import generator
+from dovetail.construction import generator
 from dovetail.core.errors import SpecError
-from dovetail.generate import check_writes, write
-from dovetail.laws.case import DTYPE, Case
+from dovetail.generation import check_generates, write
+from dovetail.io.spec import from_yaml, load_spec, zoo
+from dovetail.io.yaml import dump_yaml
+from dovetail.lawbook.case import DTYPE, Case
 from dovetail.model import Model
-from dovetail.spec import from_yaml, load_spec, zoo
 from dovetail.state.pool import Pool
-from dovetail.yamlfile import dump_yaml
 
 HERE = Path(__file__).parent
 SPECS, RESULTS = HERE / "sampled.yaml", HERE / "results.json"
@@ -55,11 +55,11 @@ def compute(spec: Model) -> dict[str, Any]:
     }
     if spec.head is not None:
         shape = logits.shape[:-1] if not spec.head.pools() else logits.shape[:1]
-        labels = spec.head.labels(case.env, tuple(shape), generator(0, "labels"))
+        labels = spec.head.labels(case.scope, tuple(shape), generator(0, "labels"))
         with torch.no_grad():
             found["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses={})).item()
     try:
-        check_writes(spec)
+        check_generates(spec)
         prompt = case.inputs[0, :7] if spec.encoder is None else case.source[0, :7]
         found["greedy"] = list(write(case.model, prompt, 16, start=() if spec.encoder is None else (3,)))
     except SpecError:
@@ -86,7 +86,7 @@ def stored() -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     if "--sample" in arguments:
-        from dovetail.laws.wiring import quick_specs
+        from dovetail.lawbook.cover import quick_specs
 
         SPECS.write_text("---\n".join(dump_yaml(spec.to_data()) for spec in quick_specs(seed=11, count=SAMPLED)))
     results = {name: compute(spec) for name, spec in specs().items()}

@@ -1,7 +1,7 @@
 import pytest
 
 from dovetail.look.curve import draw_losses, smoothed
-from dovetail.train.loop import Point
+from dovetail.training.loop import Point
 
 pytest.importorskip("matplotlib")
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from dovetail.build import build
+from dovetail.construction import build
 from dovetail.core.errors import DovetailError, FileError, SpecError
+from dovetail.io.spec import from_yaml
 from dovetail.look.map import attention_of, draw_map
-from dovetail.spec import from_yaml
 
 matplotlib = pytest.importorskip("matplotlib")
 

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import taps
+from dovetail.core.layout import TokenLayout
+from dovetail.io.spec import from_yaml
 from dovetail.look.trace import trace
-from dovetail.spec import from_yaml
 
 SPEC = from_yaml("""
 dovetail: 1
@@ -37,15 +37,15 @@ def test_patterns_are_found_by_address_and_are_shares_that_respect_the_mask():
 @torch.no_grad()
 def test_listening_changes_nothing_and_every_tap_is_heard():
     model = build(SPEC)
-    plain = model(TOKENS, Ctx(at=At.whole(2, 5)))
+    plain = model(TOKENS, Ctx(layout=TokenLayout.whole(2, 5)))
     heard = trace(model, TOKENS, "*")
     assert sorted(heard) == sorted(taps(SPEC))
     torch.testing.assert_close(heard["head.logits"], plain)
 
 
 def test_several_patterns_and_a_ctx_of_ones_own():
-    at = At.padded([5, 2], 5)
-    found = trace(build(SPEC), TOKENS, "layers.0.mixer.q", "normed", ctx=Ctx(at=at))
+    layout = TokenLayout.padded([5, 2], 5)
+    found = trace(build(SPEC), TOKENS, "layers.0.mixer.q", "normed", ctx=Ctx(layout=layout))
     assert list(found) == ["layers.0.mixer.q", "normed"]
     alone = trace(build(SPEC), TOKENS[1:, :2], "normed")
     torch.testing.assert_close(found["normed"][1:, :2], alone["normed"])

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from dovetail import parts as _registered  # noqa: F401
-from dovetail.core.at import At
 from dovetail.core.group import Fill, Mask
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
 from dovetail.ops import attend_tiled
-from dovetail.ops.attend import Rule, attend, using
+from dovetail.ops.attend import Scoring, attend, using
 from dovetail.ops.mask import _fill, plan, spans
 
 HEADS, KV, HEAD, VALUE = 6, 2, 12, 10
@@ -35,11 +35,11 @@ MASKS: dict[str, Any] = {
     "by head": {"kind": "by_head", "masks": ["causal", {"kind": "strided", "step": 3}, {"kind": "window", "size": 3}]},
 }
 LAYOUTS = {
-    "whole": At.whole(3, 37),
-    "packed": At.packed([[10, 20, 3], [37], [5, 6]], 37),
-    "padded left": At.padded([30, 37, 5], 37, left=True),
-    "padded right": At.padded([30, 36, 5], 37),
-    "flat": At.flat([20, 1, 9]),
+    "whole": TokenLayout.whole(3, 37),
+    "packed": TokenLayout.packed([[10, 20, 3], [37], [5, 6]], 37),
+    "padded left": TokenLayout.padded([30, 37, 5], 37, left=True),
+    "padded right": TokenLayout.padded([30, 36, 5], 37),
+    "flat": TokenLayout.flat([20, 1, 9]),
 }
 
 
@@ -47,22 +47,24 @@ def mask_of(data: Any) -> Mask:
     return from_data(data, Mask)  # type: ignore[type-abstract]
 
 
-def distance_bias(qa: At, ka: At, table: Tensor) -> Tensor:
+def distance_bias(q_layout: TokenLayout, k_layout: TokenLayout, table: Tensor) -> Tensor:
     """A learned number for each head and distance −4 … 4: (…, heads, n, m)."""
-    return table[:, (qa.order[..., :, None] - ka.order[..., None, :]).clamp(-4, 4) + 4].movedim(0, -3)
+    return table[:, (q_layout.order[..., :, None] - k_layout.order[..., None, :]).clamp(-4, 4) + 4].movedim(0, -3)
 
 
 def some(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
-def compared(mask: Any, qa: At, ka: At, *, softcap: bool = False, bias: bool = False, sink: bool = False) -> float:
+def compared(
+    mask: Any, q_layout: TokenLayout, k_layout: TokenLayout, *, softcap: bool = False, bias: bool = False, sink: bool = False
+) -> float:
     """The largest difference between the two kernels over the output and every gradient."""
     torch.manual_seed(0)
-    lead, behind = qa.order.shape, ka.order.shape
+    lead, behind = q_layout.order.shape, k_layout.order.shape
     inputs = [some(*lead, HEADS, HEAD), some(*behind, KV, HEAD), some(*behind, KV, VALUE)]
     table, sinks = some(HEADS, 9), some(HEADS)
-    rule = Rule(
+    scoring = Scoring(
         mask=mask_of(mask),
         scale=0.4,
         heads=torch.arange(HEADS),
@@ -76,7 +78,7 @@ def compared(mask: Any, qa: At, ka: At, *, softcap: bool = False, bias: bool = F
     found: list[list[Tensor]] = []
     for name in ("tiled", "reference"):
         with using(name):
-            z = attend(*inputs[:3], rule, qa, ka, frozenset())  # type: ignore[misc]
+            z = attend(*inputs[:3], scoring, q_layout, k_layout, frozenset())  # type: ignore[misc]
         found.append([z, *torch.autograd.grad(z, inputs, upstream)])
     return max((a - b).abs().max().item() for a, b in zip(*found, strict=True))
 
@@ -92,46 +94,46 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mask", MASKS)
 def test_tiled_is_reference(mask: str, layout: str) -> None:
-    at = LAYOUTS[layout]
-    assert compared(MASKS[mask], at, at) < 1e-9
+    layout = LAYOUTS[layout]
+    assert compared(MASKS[mask], layout, layout) < 1e-9
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mask", ["causal window", "causal strided", "by head"])
 def test_every_feature_at_once(mask: str, layout: str) -> None:
-    at = LAYOUTS[layout]
-    assert compared(MASKS[mask], at, at, softcap=True, bias=True, sink=True) < 1e-9
+    layout = LAYOUTS[layout]
+    assert compared(MASKS[mask], layout, layout, softcap=True, bias=True, sink=True) < 1e-9
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("feature", ["softcap", "bias", "sink"])
 def test_each_feature_alone(feature: str) -> None:
-    at = LAYOUTS["packed"]
-    assert compared(MASKS["causal"], at, at, **{feature: True}) < 1e-9
+    layout = LAYOUTS["packed"]
+    assert compared(MASKS["causal"], layout, layout, **{feature: True}) < 1e-9
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_chunk_of_queries_over_remembered_keys(mask: str) -> None:
-    assert compared(MASKS[mask], At.whole(2, 11, start=18), At.whole(2, 29)) < 1e-9
-    assert compared(MASKS[mask], At.flat([3, 9, 1], [4, 0, 20]), At.flat([7, 9, 21])) < 1e-9
+    assert compared(MASKS[mask], TokenLayout.whole(2, 11, start=18), TokenLayout.whole(2, 29)) < 1e-9
+    assert compared(MASKS[mask], TokenLayout.flat([3, 9, 1], [4, 0, 20]), TokenLayout.flat([7, 9, 21])) < 1e-9
 
 
 @pytest.mark.parametrize("n", [64, 150])
 @pytest.mark.parametrize("mask", ["causal", "causal window", "dilated"])
 def test_natural_tiles(mask: str, n: int) -> None:
-    at = At.whole(2, n)
-    assert compared(MASKS[mask], at, at) < 1e-9
+    layout = TokenLayout.whole(2, n)
+    assert compared(MASKS[mask], layout, layout) < 1e-9
 
 
 @pytest.mark.usefixtures("small_tiles")
 def test_a_token_that_sees_nothing_gives_zero_and_gets_no_gradient() -> None:
-    at = At.padded([5, 37], 37, left=True)
+    layout = TokenLayout.padded([5, 37], 37, left=True)
     q, k, v = some(2, 37, HEADS, HEAD), some(2, 37, KV, HEAD), some(2, 37, KV, HEAD)
-    rule = Rule(mask=mask_of("causal"), scale=0.3, heads=torch.arange(HEADS), sink=some(HEADS))
+    scoring = Scoring(mask=mask_of("causal"), scale=0.3, heads=torch.arange(HEADS), sink=some(HEADS))
     with using("tiled"):
-        z = attend(q, k, v, rule, at, at, frozenset())
+        z = attend(q, k, v, scoring, layout, layout, frozenset())
     z.sum().backward()
     assert (z[0, :32] == 0).all()
     assert (z[0, 32:] != 0).all()
@@ -143,15 +145,15 @@ def test_a_token_that_sees_nothing_gives_zero_and_gets_no_gradient() -> None:
 
 @pytest.mark.parametrize("mask", ["causal", "causal strided", "by head", "blocks"])
 def test_nothing_of_a_step_outlives_it(mask: str) -> None:
-    at, tensors = At.whole(1, 150), [some(1, 150, heads, HEAD) for heads in (HEADS, KV, KV)]
-    rule = Rule(mask=mask_of(MASKS[mask]), scale=0.3, heads=torch.arange(HEADS))
-    order = weakref.ref(at.order)
+    layout, tensors = TokenLayout.whole(1, 150), [some(1, 150, heads, HEAD) for heads in (HEADS, KV, KV)]
+    scoring = Scoring(mask=mask_of(MASKS[mask]), scale=0.3, heads=torch.arange(HEADS))
+    order = weakref.ref(layout.order)
     gc.collect()
     gc.disable()  # what a cycle holds would stay until the collector runs, which may be many steps
     try:
         with using("tiled"):
-            attend(*tensors, rule, at, at, frozenset()).sum().backward()
-        del at
+            attend(*tensors, scoring, layout, layout, frozenset()).sum().backward()
+        del layout
         assert order() is None
     finally:
         gc.enable()
@@ -161,12 +163,12 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attend_tiled, "TILE", 2)
     monkeypatch.setattr(attend_tiled, "PIECE", 4)
     torch.manual_seed(0)
-    at = At.whole(1, 7)
+    layout = TokenLayout.whole(1, 7)
 
     def work(q: Tensor, k: Tensor, v: Tensor, table: Tensor, sink: Tensor) -> Tensor:
-        rule = Rule(mask_of(MASKS["window"]), 0.5, torch.arange(2), 1.5, distance_bias, (table,), sink)
+        scoring = Scoring(mask_of(MASKS["window"]), 0.5, torch.arange(2), 1.5, distance_bias, (table,), sink)
         with using("tiled"):
-            return attend(q, k, v, rule, at, at, frozenset())
+            return attend(q, k, v, scoring, layout, layout, frozenset())
 
     assert torch.autograd.gradcheck(work, (some(1, 7, 2, 3), some(1, 7, 1, 3), some(1, 7, 1, 3), some(2, 9), some(2)))
 
@@ -174,13 +176,13 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_low_precision_is_near(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    at = At.whole(1, 150)
+    layout = TokenLayout.whole(1, 150)
     q, k, v = some(1, 150, HEADS, HEAD), some(1, 150, KV, HEAD), some(1, 150, KV, HEAD)
-    rule = Rule(mask=mask_of("causal"), scale=0.3, heads=torch.arange(HEADS))
+    scoring = Scoring(mask=mask_of("causal"), scale=0.3, heads=torch.arange(HEADS))
     with using("reference"):
-        want = attend(q, k, v, rule, at, at, frozenset())
+        want = attend(q, k, v, scoring, layout, layout, frozenset())
     with using("tiled"):
-        got = attend(q.to(dtype), k.to(dtype), v.to(dtype), rule, at, at, frozenset())
+        got = attend(q.to(dtype), k.to(dtype), v.to(dtype), scoring, layout, layout, frozenset())
     assert got.dtype == dtype
     assert (got - want).abs().max() < 8 * torch.finfo(dtype).eps
 
@@ -188,10 +190,10 @@ def test_low_precision_is_near(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_asking_about_stretches_first_changes_no_answer(mask: str, layout: str) -> None:
-    at, made = LAYOUTS[layout], mask_of(MASKS[mask])
+    layout, made = LAYOUTS[layout], mask_of(MASKS[mask])
     heads = range(HEADS if made.by_head() else 1)
-    runs = spans(at, 2, made.regroup())
-    touched = plan(made, at, at, HEADS, 2, 2)
+    runs = spans(layout, 2, made.regroup())
+    touched = plan(made, layout, layout, HEADS, 2, 2)
     for query, found in zip(runs, touched, strict=True):
         fills = [_fill(made, query, key, heads)[0] for key in runs]
         again = [Fill.EMPTY] * len(runs)
@@ -208,13 +210,13 @@ def test_workspace_does_not_grow(mask: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(attend_tiled, "TILE", 16)
     monkeypatch.setattr(attend_tiled, "PIECE", 32)
-    rule = Rule(mask=mask_of(MASKS[mask]), scale=0.3, heads=torch.arange(2))
+    scoring = Scoring(mask=mask_of(MASKS[mask]), scale=0.3, heads=torch.arange(2))
 
     def workspace(n: int) -> int:
-        at = At.whole(1, n)
+        layout = TokenLayout.whole(1, n)
         q, k, v, g = some(1, n, 2, 4), some(1, n, 1, 4), some(1, n, 1, 4), torch.randn(1, n, 2, 4, dtype=torch.float64)
-        with using("tiled"), Alive(q, k, v, g, at.order) as alive:
-            grads = torch.autograd.grad(attend(q, k, v, rule, at, at, frozenset()), (q, k, v), g)
+        with using("tiled"), Alive(q, k, v, g, layout.order) as alive:
+            grads = torch.autograd.grad(attend(q, k, v, scoring, layout, layout, frozenset()), (q, k, v), g)
         lse = 2 * n * 8
         return alive.peak - q.nbytes - lse - sum(grad.nbytes for grad in grads)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dovetail.core.at import At
-from dovetail.core.line import line_of
+from dovetail.core.layout import TokenLayout
+from dovetail.core.rows import sequence_rows
 from dovetail.ops.scan.cell import Step, gru_step, lstm_step, rnn_step, unroll
 
 ROWS, N, HEADS, HEAD = 2, 11, 2, 3
@@ -22,11 +22,11 @@ def some(gates: int, memories: int) -> tuple[torch.Tensor, torch.Tensor, tuple[t
 @pytest.mark.parametrize("sizes", [[1] * 11, [5, 6], [2, 1, 8]])
 def test_a_cell_goes_on_across_calls(step: Step, gates: int, memories: int, sizes: list[int]) -> None:
     x, u, carry = some(gates, memories)
-    want, kept = unroll(step, x, u, None, line_of(At.whole(ROWS, N, start=2)), carry)
+    want, kept = unroll(step, x, u, None, sequence_rows(TokenLayout.whole(ROWS, N, start=2)), carry)
     got, place = [], 0
     for size in sizes:
-        line = line_of(At.whole(ROWS, size, start=2 + place))
-        h, carry = unroll(step, x[:, place : place + size], u, None, line, carry)
+        seq = sequence_rows(TokenLayout.whole(ROWS, size, start=2 + place))
+        h, carry = unroll(step, x[:, place : place + size], u, None, seq, carry)
         got.append(h)
         place += size
     assert torch.equal(torch.cat(got, 1), want)
@@ -37,9 +37,9 @@ def test_a_cell_goes_on_across_calls(step: Step, gates: int, memories: int, size
 def test_padding_is_inert_and_documents_start_from_nothing(step: Step, gates: int, memories: int) -> None:
     x, u, carry = some(gates, memories)
     nothing = tuple(torch.zeros_like(m[:1]) for m in carry)
-    h, left = unroll(step, x, u, None, line_of(At.packed([(4, 5), (11,)], N)), carry)
-    first, _ = unroll(step, x[:1, :4], u, None, line_of(At.whole(1, 4)), nothing)
-    second, last = unroll(step, x[:1, 4:9], u, None, line_of(At.whole(1, 5)), nothing)
+    h, left = unroll(step, x, u, None, sequence_rows(TokenLayout.packed([(4, 5), (11,)], N)), carry)
+    first, _ = unroll(step, x[:1, :4], u, None, sequence_rows(TokenLayout.whole(1, 4)), nothing)
+    second, last = unroll(step, x[:1, 4:9], u, None, sequence_rows(TokenLayout.whole(1, 5)), nothing)
     assert torch.allclose(h[0, :4], first[0], atol=1e-14)
     assert torch.allclose(h[0, 4:9], second[0], atol=1e-14)
     assert all(torch.allclose(a[:1], b, atol=1e-14) for a, b in zip(left, last, strict=True))
@@ -47,6 +47,6 @@ def test_padding_is_inert_and_documents_start_from_nothing(step: Step, gates: in
 
 def test_memory_is_kept_in_float32_at_least() -> None:
     x, u, carry = some(4, 2)
-    h, left = unroll(lstm_step, x.bfloat16(), u.bfloat16(), None, line_of(At.whole(ROWS, N)), carry)
+    h, left = unroll(lstm_step, x.bfloat16(), u.bfloat16(), None, sequence_rows(TokenLayout.whole(ROWS, N)), carry)
     assert h.dtype == torch.bfloat16
     assert {m.dtype for m in left} == {torch.float32}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dovetail.core.at import At
-from dovetail.core.line import line_of
+from dovetail.core.layout import TokenLayout
+from dovetail.core.rows import sequence_rows
 from dovetail.ops import form
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.decay import decay_scan
@@ -19,13 +19,16 @@ def some(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 13, 64])
-@pytest.mark.parametrize("at", [At.whole(ROWS, N), At.packed([(5, 8), (4, 1, 3)], N), At.padded([13, 6], N, left=True)])
-def test_chunks_of_any_size_are_the_recurrence(size: int, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
-    line, carry = line_of(at), torch.randn(ROWS, HEADS, KEY, VALUE, dtype=torch.float64)
+@pytest.mark.parametrize(
+    "layout",
+    [TokenLayout.whole(ROWS, N), TokenLayout.packed([(5, 8), (4, 1, 3)], N), TokenLayout.padded([13, 6], N, left=True)],
+)
+def test_chunks_of_any_size_are_the_recurrence(size: int, layout: TokenLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    seq, carry = sequence_rows(layout), torch.randn(ROWS, HEADS, KEY, VALUE, dtype=torch.float64)
     monkeypatch.setattr(form, "CHUNK", size)
-    got, left = decay_scan(*some(), line, carry)
+    got, left = decay_scan(*some(), seq, carry)
     with form.using("reference"):
-        want, kept = decay_scan(*some(), line, carry)
+        want, kept = decay_scan(*some(), seq, carry)
     assert (got - want).abs().max() < 1e-12
     assert (left - kept).abs().max() < 1e-12
 
@@ -33,7 +36,7 @@ def test_chunks_of_any_size_are_the_recurrence(size: int, at: At, monkeypatch: p
 def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
     q, k, v, _ = some(torch.float32)
     g = torch.full((ROWS, N, HEADS), -500.0)
-    y, left = decay_scan(q, k, v, g, line_of(At.whole(ROWS, N)), None)
+    y, left = decay_scan(q, k, v, g, sequence_rows(TokenLayout.whole(ROWS, N)), None)
     alone = (q * k).sum(-1, keepdim=True) * v  # nothing but the token itself is left
     assert y.isfinite().all()
     assert (y - alone).abs().max() < 1e-5
@@ -42,7 +45,7 @@ def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
 
 def test_memory_is_kept_in_float32_at_least() -> None:
     q, k, v, g = (x.bfloat16() for x in some(torch.float32))
-    y, left = decay_scan(q, k, v, g, line_of(At.whole(ROWS, N)), None)
+    y, left = decay_scan(q, k, v, g, sequence_rows(TokenLayout.whole(ROWS, N)), None)
     assert y.dtype == torch.bfloat16
     assert left.dtype == torch.float32
 
@@ -54,7 +57,9 @@ def test_a_convolution_goes_on_across_calls(sizes: list[int]) -> None:
     want = torch.nn.functional.conv1d(torch.nn.functional.pad(x.mT, (3, 0)), weight[:, None], groups=3).mT
     tail, place, got = None, 0, []
     for size in sizes:
-        y, tail = causal_conv(x[:, place : place + size], weight, None, line_of(At.whole(ROWS, size, start=place)), tail)
+        y, tail = causal_conv(
+            x[:, place : place + size], weight, None, sequence_rows(TokenLayout.whole(ROWS, size, start=place)), tail
+        )
         got.append(y)
         place += size
     assert (torch.cat(got, 1) - want).abs().max() < 1e-12

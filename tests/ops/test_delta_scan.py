@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
-from dovetail.core.at import At
-from dovetail.core.line import line_of
+from dovetail.core.layout import TokenLayout
+from dovetail.core.rows import sequence_rows
 from dovetail.ops import form
 from dovetail.ops.scan.delta import delta_scan
 
@@ -20,13 +20,16 @@ def some(dtype: torch.dtype = torch.float64, n: int = N) -> tuple[torch.Tensor, 
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 13, 64])
-@pytest.mark.parametrize("at", [At.whole(ROWS, N), At.packed([(5, 8), (4, 1, 3)], N), At.padded([13, 6], N, left=True)])
-def test_chunks_of_any_size_are_the_recurrence(size: int, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
-    line, carry = line_of(at), torch.randn(ROWS, HEADS, KEY, VALUE, dtype=torch.float64)
+@pytest.mark.parametrize(
+    "layout",
+    [TokenLayout.whole(ROWS, N), TokenLayout.packed([(5, 8), (4, 1, 3)], N), TokenLayout.padded([13, 6], N, left=True)],
+)
+def test_chunks_of_any_size_are_the_recurrence(size: int, layout: TokenLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    seq, carry = sequence_rows(layout), torch.randn(ROWS, HEADS, KEY, VALUE, dtype=torch.float64)
     monkeypatch.setattr(form, "CHUNK", size)
-    got, left = delta_scan(*some(), line, carry)
+    got, left = delta_scan(*some(), seq, carry)
     with form.using("reference"):
-        want, kept = delta_scan(*some(), line, carry)
+        want, kept = delta_scan(*some(), seq, carry)
     assert (got - want).abs().max() < 1e-12
     assert (left - kept).abs().max() < 1e-12
 
@@ -37,18 +40,18 @@ def test_it_is_what_transformers_computes(theirs: str, n: int) -> None:
     q, k, v, g, beta = some(torch.float32, n)
     carry = torch.randn(ROWS, HEADS, KEY, VALUE)
     want, kept = getattr(peer, theirs)(q, k, v, g, beta, initial_state=carry, output_final_state=True)
-    got, left = delta_scan(q * KEY**-0.5, k, v, g, beta, line_of(At.whole(ROWS, n, start=1)), carry)
+    got, left = delta_scan(q * KEY**-0.5, k, v, g, beta, sequence_rows(TokenLayout.whole(ROWS, n, start=1)), carry)
     assert (got - want).abs().max() < 1e-5
     assert (left - kept).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("sizes", [[13], [1] * 13, [2, 1, 7, 3]])
 def test_it_goes_on_across_calls(sizes: list[int]) -> None:
-    want, kept = delta_scan(*some(), line_of(At.whole(ROWS, N)), None)
+    want, kept = delta_scan(*some(), sequence_rows(TokenLayout.whole(ROWS, N)), None)
     carry, place, got = None, 0, []
     for size in sizes:
         piece = [x[:, place : place + size] for x in some()]
-        y, carry = delta_scan(*piece, line_of(At.whole(ROWS, size, start=place)), carry)
+        y, carry = delta_scan(*piece, sequence_rows(TokenLayout.whole(ROWS, size, start=place)), carry)
         got.append(y)
         place += size
     assert (torch.cat(got, 1) - want).abs().max() < 1e-12
@@ -60,7 +63,7 @@ def test_a_key_written_twice_recalls_what_was_written_last() -> None:
     k = torch.tensor([1.0, 0.0]).expand(1, 3, 1, 2).double()
     v = torch.tensor([4.0, -7.0, 5.0], dtype=torch.float64).view(1, 3, 1, 1)
     one = torch.ones(1, 3, 1, dtype=torch.float64)
-    y, left = delta_scan(k, k, v, 0 * one, one, line_of(At.whole(1, 3)), None)
+    y, left = delta_scan(k, k, v, 0 * one, one, sequence_rows(TokenLayout.whole(1, 3)), None)
     assert y.flatten().tolist() == [4.0, -7.0, 5.0]
     assert left.flatten().tolist() == [5.0, 0.0]
 
@@ -68,7 +71,7 @@ def test_a_key_written_twice_recalls_what_was_written_last() -> None:
 def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
     q, k, v, _, beta = some(torch.float32)
     g = torch.full((ROWS, N, HEADS), -500.0).requires_grad_()
-    y, left = delta_scan(q, k, v, g, beta, line_of(At.whole(ROWS, N)), None)
+    y, left = delta_scan(q, k, v, g, beta, sequence_rows(TokenLayout.whole(ROWS, N)), None)
     alone = (q * k).sum(-1, keepdim=True) * v * beta[..., None]
     assert (y - alone).abs().max() < 1e-5
     (grad,) = torch.autograd.grad(y.sum() + left.sum(), g)
@@ -80,13 +83,13 @@ def test_what_comes_after_a_sudden_fade_is_exact() -> None:
     q, k, v, g, beta = some(torch.float32, 64)
     g = 0.005 * g
     g[:, 10] = -8000.0
-    got, _ = delta_scan(q, k, v, g, beta, line_of(At.whole(ROWS, 64)), None)
+    got, _ = delta_scan(q, k, v, g, beta, sequence_rows(TokenLayout.whole(ROWS, 64)), None)
     with form.using("reference"):
-        want, _ = delta_scan(*(x.double() for x in (q, k, v, g, beta)), line_of(At.whole(ROWS, 64)), None)
+        want, _ = delta_scan(*(x.double() for x in (q, k, v, g, beta)), sequence_rows(TokenLayout.whole(ROWS, 64)), None)
     assert (got - want).abs().max() < 2e-6 * want.abs().max()
 
 
 def test_memory_is_kept_in_float32_at_least() -> None:
-    y, left = delta_scan(*(x.bfloat16() for x in some(torch.float32)), line_of(At.whole(ROWS, N)), None)
+    y, left = delta_scan(*(x.bfloat16() for x in some(torch.float32)), sequence_rows(TokenLayout.whole(ROWS, N)), None)
     assert y.dtype == torch.bfloat16
     assert left.dtype == torch.float32

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.core.at import At
-from dovetail.core.line import line_of
+from dovetail.core.layout import TokenLayout
+from dovetail.core.rows import sequence_rows
 from dovetail.ops import form
 from dovetail.ops.scan.gated import gated_scan
 
 ROWS, N, HEADS, KEY, VALUE = 2, 13, 3, 4, 5
-PLACES = [At.whole(ROWS, N), At.packed([(5, 8), (4, 1, 3)], N), At.padded([13, 6], N, left=True)]
+PLACES = [TokenLayout.whole(ROWS, N), TokenLayout.packed([(5, 8), (4, 1, 3)], N), TokenLayout.padded([13, 6], N, left=True)]
 
 
 def some(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
@@ -24,18 +24,18 @@ def some_bonus(asked: bool) -> torch.Tensor | None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 13, 64])
-@pytest.mark.parametrize("at", PLACES)
+@pytest.mark.parametrize("layout", PLACES)
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
 def test_chunks_of_any_size_are_the_recurrence(
-    size: int, at: At, asked: bool, trained: bool, monkeypatch: pytest.MonkeyPatch
+    size: int, layout: TokenLayout, asked: bool, trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line, carry = line_of(at), torch.randn(ROWS, HEADS, KEY, VALUE, dtype=torch.float64)
+    seq, carry = sequence_rows(layout), torch.randn(ROWS, HEADS, KEY, VALUE, dtype=torch.float64)
     monkeypatch.setattr(form, "CHUNK", size)
     with torch.set_grad_enabled(trained):
-        got, left = gated_scan(*some(), line, carry, some_bonus(asked))
+        got, left = gated_scan(*some(), seq, carry, some_bonus(asked))
     with form.using("reference"):
-        want, kept = gated_scan(*some(), line, carry, some_bonus(asked))
+        want, kept = gated_scan(*some(), seq, carry, some_bonus(asked))
     assert (got - want).abs().max() < 1e-12
     assert (left - kept).abs().max() < 1e-12
 
@@ -43,7 +43,7 @@ def test_chunks_of_any_size_are_the_recurrence(
 @pytest.mark.parametrize("asked", [False, True])
 def test_it_is_the_formula(asked: bool) -> None:
     bonus = some_bonus(asked)
-    got, _ = gated_scan(*some(), line_of(At.whole(ROWS, N)), None, bonus)
+    got, _ = gated_scan(*some(), sequence_rows(TokenLayout.whole(ROWS, N)), None, bonus)
     q, k, v, g = (x.numpy() for x in some())
     want = np.zeros_like(v)
     for row in range(ROWS):
@@ -61,11 +61,11 @@ def test_it_is_the_formula(asked: bool) -> None:
 @pytest.mark.parametrize("sizes", [[13], [1] * 13, [2, 1, 7, 3]])
 @pytest.mark.parametrize("asked", [False, True])
 def test_it_goes_on_across_calls(sizes: list[int], asked: bool) -> None:
-    want, kept = gated_scan(*some(), line_of(At.whole(ROWS, N)), None, some_bonus(asked))
+    want, kept = gated_scan(*some(), sequence_rows(TokenLayout.whole(ROWS, N)), None, some_bonus(asked))
     carry, place, got = None, 0, []
     for size in sizes:
         piece = [x[:, place : place + size] for x in some()]
-        y, carry = gated_scan(*piece, line_of(At.whole(ROWS, size, start=place)), carry, some_bonus(asked))
+        y, carry = gated_scan(*piece, sequence_rows(TokenLayout.whole(ROWS, size, start=place)), carry, some_bonus(asked))
         got.append(y)
         place += size
     assert (torch.cat(got, 1) - want).abs().max() < 1e-12
@@ -79,15 +79,15 @@ def test_inputs_are_left_as_they_were(n: int) -> None:
     torch.manual_seed(0)
     given = [torch.rand(1, n, 1, 4) for _ in range(3)] + [-torch.rand(1, n, 1, 4)]
     kept = [x.clone() for x in given]
-    gated_scan(*given, line_of(At.whole(1, n)), None)
-    gated_scan(*given, line_of(At.whole(1, n)), None, torch.ones(1, 4))
+    gated_scan(*given, sequence_rows(TokenLayout.whole(1, n)), None)
+    gated_scan(*given, sequence_rows(TokenLayout.whole(1, n)), None, torch.ones(1, 4))
     assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))
 
 
 def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
     q, k, v, _ = some(torch.float32)
     g = torch.full((ROWS, N, HEADS, KEY), -500.0).requires_grad_()
-    y, left = gated_scan(q, k, v, g, line_of(At.whole(ROWS, N)), None)
+    y, left = gated_scan(q, k, v, g, sequence_rows(TokenLayout.whole(ROWS, N)), None)
     alone = (q * k).sum(-1, keepdim=True) * v  # nothing but the token itself is left
     assert (y - alone).abs().max() < 1e-5
     (grad,) = torch.autograd.grad(y.sum() + left.sum(), g)
@@ -100,15 +100,15 @@ def test_what_comes_after_a_sudden_fade_is_exact() -> None:
     q, k, v = (torch.randn(1, 64, 1, 8) for _ in range(3))
     g = -0.01 * torch.rand(1, 64, 1, 8)
     g[:, 10] = -8000.0
-    got, _ = gated_scan(q, k, v, g, line_of(At.whole(1, 64)), None)
+    got, _ = gated_scan(q, k, v, g, sequence_rows(TokenLayout.whole(1, 64)), None)
     with form.using("reference"):
-        want, _ = gated_scan(q.double(), k.double(), v.double(), g.double(), line_of(At.whole(1, 64)), None)
+        want, _ = gated_scan(q.double(), k.double(), v.double(), g.double(), sequence_rows(TokenLayout.whole(1, 64)), None)
     assert (got - want).abs().max() < 2e-6 * want.abs().max()
 
 
 def test_memory_is_kept_in_float32_at_least() -> None:
     q, k, v, g = (x.bfloat16() for x in some(torch.float32))
-    y, left = gated_scan(q, k, v, g, line_of(At.whole(ROWS, N)), None)
+    y, left = gated_scan(q, k, v, g, sequence_rows(TokenLayout.whole(ROWS, N)), None)
     assert y.dtype == torch.bfloat16
     assert left.dtype == torch.float32
 
@@ -116,8 +116,8 @@ def test_memory_is_kept_in_float32_at_least() -> None:
 def test_no_gradient_is_lost_in_chunks() -> None:
     inputs = [x.requires_grad_() for x in (*some(), torch.ones(HEADS, KEY, dtype=torch.float64))]
     *qkvg, bonus = inputs
-    line = line_of(PLACES[1])
-    got = torch.autograd.grad(gated_scan(*qkvg, line, None, bonus)[0].sin().sum(), inputs)
+    seq = sequence_rows(PLACES[1])
+    got = torch.autograd.grad(gated_scan(*qkvg, seq, None, bonus)[0].sin().sum(), inputs)
     with form.using("reference"):
-        want = torch.autograd.grad(gated_scan(*qkvg, line, None, bonus)[0].sin().sum(), inputs)
+        want = torch.autograd.grad(gated_scan(*qkvg, seq, None, bonus)[0].sin().sum(), inputs)
     assert max(float((a - b).abs().max()) for a, b in zip(got, want, strict=True)) < 1e-11

@@ -17,12 +17,12 @@ from unittest.mock import patch
 import torch
 
 from dovetail.core.part import KINDS, walk_spec
-from dovetail.laws.case import LAWS
-from dovetail.laws.oracle import check_oracles
-from dovetail.laws.suite import try_spec
-from dovetail.laws.wiring import Wiring, all_factors, pins
+from dovetail.io.spec import from_yaml, to_yaml
+from dovetail.lawbook.case import LAWS
+from dovetail.lawbook.cover import PairCover, all_factors, pins
+from dovetail.lawbook.oracle import check_oracles
+from dovetail.lawbook.suite import try_spec
 from dovetail.model import Model
-from dovetail.spec import from_yaml, to_yaml
 
 KIND = "offset"
 DECODER = """
@@ -58,10 +58,10 @@ def written() -> Iterator[Model]:
 
 def drawn() -> Iterator[Model]:
     """A legal spec for every factor that the part brings along: its kind in a mixer, each sample of its field."""
-    wiring = Wiring(0)
+    cover = PairCover(0)
     for factor in all_factors():
         brought = factor.value == KIND if factor.kind else factor.node.endswith(f"={KIND}")
-        spec = wiring.best(pins(factor), {factor}) if brought else None
+        spec = cover.best(pins(factor), {factor}) if brought else None
         if spec is not None:  # none where it cannot stand: cross attention takes no position
             yield spec
 

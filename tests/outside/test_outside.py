@@ -54,9 +54,9 @@ print(json.dumps(answers))
 """
 
 
-def ask(env: dict[str, str], *lines: list[str]) -> list[tuple[int, str, str]]:
+def ask(scope: dict[str, str], *lines: list[str]) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each command line, all in one process."""
-    done = run(env, "-c", ASKED, json.dumps(lines))
+    done = run(scope, "-c", ASKED, json.dumps(lines))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -16,8 +16,8 @@ from hf_pair import Pair, apart, saved
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.port.explicit import explicit
 from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
@@ -46,14 +46,14 @@ class FormPair(Pair):
     def question(self, lengths: list[int]) -> Question:
         """Inputs of the kind this model takes."""
         if not self.spec.embed.causal():
-            pixels = self.spec.embed.example(self.ours.env, len(lengths), 0, torch.Generator().manual_seed(self.seed)).float()
-            return Question({"pixel_values": pixels}, pixels, At.whole(len(lengths), 1))
-        tokens, at = self.tokens(lengths), At.padded(lengths, max(lengths))
-        mask = at.real.long()
+            pixels = self.spec.embed.example(self.ours.scope, len(lengths), 0, torch.Generator().manual_seed(self.seed)).float()
+            return Question({"pixel_values": pixels}, pixels, TokenLayout.whole(len(lengths), 1))
+        tokens, layout = self.tokens(lengths), TokenLayout.padded(lengths, max(lengths))
+        mask = layout.real.long()
         if self.spec.encoder is not None:
             target = self.tokens([max(lengths) + 3] * len(lengths))
             asked = {"input_ids": tokens, "attention_mask": mask, "decoder_input_ids": target}
-            return Question(asked, target, At.whole(*target.shape), source=tokens, source_at=at)
+            return Question(asked, target, TokenLayout.whole(*target.shape), source=tokens, source_layout=layout)
         asked = {"input_ids": tokens, "attention_mask": mask}
         types = None
         if self.config.get("type_vocab_size"):
@@ -61,7 +61,7 @@ class FormPair(Pair):
                 self.config["type_vocab_size"], tokens.shape, generator=torch.Generator().manual_seed(self.seed)
             )
             asked["token_type_ids"] = types
-        return Question(asked, tokens, at, types=types)
+        return Question(asked, tokens, layout, types=types)
 
 
 @dc.dataclass
@@ -70,19 +70,21 @@ class Question:
 
     theirs: dict[str, Tensor]
     inputs: Tensor
-    at: At
+    layout: TokenLayout
     types: Tensor | None = None
     source: Tensor | None = None
-    source_at: At | None = None
+    source_layout: TokenLayout | None = None
 
     def ask_ours(self, pair: FormPair, heard: dict[str, Tensor] | None = None) -> Tensor:
         """Our answer; what every layer is given goes into `heard` by its address."""
         listen = None if heard is None else Listener({"*layers.*.in": lambda address, x: heard.update({address: x})})
         if self.source is None:
-            return pair.ours(self.inputs, Ctx(at=self.at, types=self.types, listen=listen))
-        assert self.source_at is not None
-        memory, memory_at = pair.ours.encode(self.source, Ctx(at=self.source_at, listen=listen))
-        return pair.ours(self.inputs, Ctx(at=self.at, memory=memory, memory_at=memory_at, listen=listen))
+            return pair.ours(self.inputs, Ctx(layout=self.layout, types=self.types, listen=listen))
+        assert self.source_layout is not None
+        encoder_output, encoder_layout = pair.ours.encode(self.source, Ctx(layout=self.source_layout, listen=listen))
+        return pair.ours(
+            self.inputs, Ctx(layout=self.layout, encoder_output=encoder_output, encoder_layout=encoder_layout, listen=listen)
+        )
 
     def ask_theirs(self, pair: FormPair, hidden: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         """Their answer, and what every layer is given by our addresses."""
@@ -103,9 +105,9 @@ class Question:
 
     def real(self, x: Tensor, address: str = "") -> Tensor:
         """The values of real tokens; a pooled answer as it is."""
-        at = self.source_at if address.startswith("encoder") else self.at
-        assert at is not None
-        return x[at.real] if x.shape[:2] == at.order.shape else x
+        layout = self.source_layout if address.startswith("encoder") else self.layout
+        assert layout is not None
+        return x[layout.real] if x.shape[:2] == layout.order.shape else x
 
 
 def check_answers(pair: FormPair, question: Question) -> None:
@@ -179,7 +181,7 @@ def check_greedy_from_sources(pair: FormPair, lengths: list[int], new: int = 64,
     """As many tokens as asked for, greedily, of sources of different lengths, from a pool with the sources' keys; `left`: their
     sources are padded on the left, which a family of relative positions does not feel."""
     source, start = pair.tokens(lengths), 2
-    n, mask = source.shape[1], At.padded(lengths, source.shape[1]).real.long()
+    n, mask = source.shape[1], TokenLayout.padded(lengths, source.shape[1]).real.long()
     shown, shown_mask = source, mask
     if left:
         turned = torch.tensor([[(j - (n - m)) % n for j in range(n)] for m in lengths])
@@ -199,11 +201,13 @@ def check_greedy_from_sources(pair: FormPair, lengths: list[int], new: int = 64,
         )
         rows = list(range(len(lengths)))
         pool = Pool(pair.spec, rows=len(rows), capacity=new + 1, source=n)
-        memory, memory_at = pair.ours.encode(source, Ctx(at=At.padded(lengths, n)))
-        pair.ours.fill(Ctx(at=memory_at, memory=memory, memory_at=memory_at), pool.admit(rows, lengths))
+        encoder_output, encoder_layout = pair.ours.encode(source, Ctx(layout=TokenLayout.padded(lengths, n)))
+        pair.ours.fill(
+            Ctx(layout=encoder_layout, encoder_output=encoder_output, encoder_layout=encoder_layout), pool.admit(rows, lengths)
+        )
         chosen, ours = torch.full((len(rows),), start), []
         for _ in range(new):
             step = pool.step(rows, [1] * len(rows))
-            chosen = pair.ours(chosen[:, None], Ctx(at=step.at, views=step.views))[:, -1].argmax(-1)
+            chosen = pair.ours(chosen[:, None], Ctx(layout=step.layout, views=step.views))[:, -1].argmax(-1)
             ours.append(chosen)
     assert torch.stack(ours, 1).tolist() == made[:, 1:].tolist()

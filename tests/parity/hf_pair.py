@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.model import Model, ModelModule
 from dovetail.port.explicit import explicit
@@ -23,7 +23,7 @@ from dovetail.state.pool import Pool
 
 
 class Pair:
-    """Theirs and ours, with equal weights that are far from any initialisation."""
+    """Theirs and ours, with equal weights that are far from any initialization."""
 
     def __init__(self, family: str, fields: dict[str, Any], seed: int, auto: Any = AutoModelForCausalLM) -> None:
         """`auto` is their class that finds the form asked for."""
@@ -89,7 +89,7 @@ def check_logits(pair: Pair, lengths: list[int]) -> None:
     tokens, mask, positions = left_padded(rows)
     with torch.no_grad():
         theirs = pair.theirs(input_ids=tokens, attention_mask=mask, position_ids=positions).logits
-        ours = pair.ours(tokens, Ctx(at=At.padded(lengths, tokens.shape[1], left=True)))
+        ours = pair.ours(tokens, Ctx(layout=TokenLayout.padded(lengths, tokens.shape[1], left=True)))
     real = mask.bool()
     assert apart(ours[real], theirs[real]) <= 1e-5
 
@@ -100,7 +100,7 @@ def check_gradients(pair: Pair, n: int) -> None:
     pair.theirs.zero_grad(set_to_none=True)
     pair.ours.zero_grad(set_to_none=True)
     (pair.theirs(input_ids=tokens).logits * weight).sum().backward()
-    (pair.ours(tokens, Ctx(at=At.whole(2, n))) * weight).sum().backward()
+    (pair.ours(tokens, Ctx(layout=TokenLayout.whole(2, n))) * weight).sum().backward()
     for p in pair.theirs.parameters():
         p.data = torch.zeros_like(p) if p.grad is None else p.grad  # gradients take the road of the weights
     wanted = import_tensors(pair.spec, saved(pair.theirs), pair.family)
@@ -135,7 +135,7 @@ def ours_greedy(pair: Pair, rows: list[list[int]], new: int) -> list[list[int]]:
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = torch.tensor(row)
     step = pool.step(numbers, lengths)
-    logits = pair.ours(tokens, Ctx(at=step.at, views=step.views))
+    logits = pair.ours(tokens, Ctx(layout=step.layout, views=step.views))
     last = logits[torch.arange(len(rows)), torch.tensor(lengths) - 1]
     made: list[list[int]] = [[] for _ in rows]
     for _ in range(new):
@@ -143,7 +143,7 @@ def ours_greedy(pair: Pair, rows: list[list[int]], new: int) -> list[list[int]]:
         for row, token in zip(made, chosen.tolist(), strict=True):
             row.append(token)
         step = pool.step(numbers, [1] * len(rows))
-        last = pair.ours(chosen[:, None], Ctx(at=step.at, views=step.views))[:, -1]
+        last = pair.ours(chosen[:, None], Ctx(layout=step.layout, views=step.views))[:, -1]
     return made
 
 

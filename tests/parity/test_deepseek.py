@@ -9,11 +9,11 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
+from dovetail.io.spec import load_spec
 from dovetail.model import ModelModule
-from dovetail.spec import load_spec
 from dovetail.state.pool import Pool
 
 TOKENS = torch.randint(512, (2, 17), generator=torch.Generator().manual_seed(0))
@@ -93,7 +93,7 @@ def taken(theirs: Any) -> ModelModule:
 @torch.no_grad()
 def test_logits_are_the_reference_s(theirs: Any) -> None:
     want, ours = theirs(TOKENS).logits, taken(theirs)
-    got = ours(TOKENS, Ctx(at=At.whole(2, 17)))
+    got = ours(TOKENS, Ctx(layout=TokenLayout.whole(2, 17)))
     assert want.std() > 0.3, "a model that says nothing proves nothing"
     assert (got - want).abs().max() < 1e-5 * want.abs().max()
 
@@ -104,5 +104,5 @@ def test_decoding_by_latents_says_the_same(theirs: Any) -> None:
     assert pool.bytes() == 2 * 17 * 4 * (40 + 16) * 4
     for begin, end in ((0, 9), (9, 10), (10, 11), (11, 17)):
         step = pool.step([0, 1], [end - begin] * 2)
-        got = ours(TOKENS[:, begin:end], Ctx(at=step.at, views=step.views))
+        got = ours(TOKENS[:, begin:end], Ctx(layout=step.layout, views=step.views))
         assert (got - want[:, begin:end]).abs().max() < 1e-5 * want.abs().max()

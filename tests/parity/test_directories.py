@@ -17,16 +17,16 @@ from test_families import FAMILIES, llama_like
 from test_other_families import FAMILIES as OTHERS
 
 import dovetail
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
-from dovetail.files import INDEX_FILE, WEIGHTS_FILE, save
+from dovetail.io.model_dir import INDEX_FILE, WEIGHTS_FILE, save
+from dovetail.io.spec import load_spec
 from dovetail.port.explicit import explicit
 from dovetail.port.hf import from_hf
 from dovetail.port.survey import HELD_TO, survey
 from dovetail.port.write import KEPT_CONFIG, export_directory, import_directory
-from dovetail.spec import load_spec
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def tensors_of(place: Path) -> dict[str, torch.Tensor]:
 
 def answers(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return model(tokens, Ctx(at=At.whole(*tokens.shape)))
+        return model(tokens, Ctx(layout=TokenLayout.whole(*tokens.shape)))
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

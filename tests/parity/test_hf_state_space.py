@@ -11,12 +11,12 @@ import transformers as hf
 from hf_pair import apart
 from torch import Tensor
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
+from dovetail.io.spec import from_yaml
 from dovetail.model import Model
-from dovetail.spec import from_yaml
 from dovetail.state.pool import Pool
 
 N = 15
@@ -56,7 +56,7 @@ def mamba2_spec(config: Any) -> Model:
 
 
 def norm_of(eps: float) -> str:
-    return f"{{kind: rms, eps: {eps:.1e}}}"
+    return f"{{kind: rmsnorm, eps: {eps:.1e}}}"
 
 
 def bare_spec(config: Any, mixer: str) -> Model:
@@ -73,7 +73,7 @@ head: {{kind: lm, tied: false}}
 def jamba_spec(config: Any) -> Model:
     norm = norm_of(config.rms_norm_eps)
     mamba = f"{{kind: mamba, state_size: 5, rank: 7, taps_wide: 3, norm: {norm}}}"
-    experts = "{kind: experts, experts: 4, hidden: 44, router: {kind: softmax_router, normalise: false}}"
+    experts = "{kind: moe, experts: 4, hidden: 44, router: {kind: softmax_router, normalize: false}}"
     return from_yaml(f"""
 width: 36
 vocab: 62
@@ -180,7 +180,7 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any], Any, Any]] = {
 
 
 class Both:
-    """Theirs and ours with equal weights, far from any initialisation."""
+    """Theirs and ours with equal weights, far from any initialization."""
 
     def __init__(self, name: str) -> None:
         config, model, fields, spec, self.names = MODELS[name]
@@ -211,7 +211,7 @@ def both(request: pytest.FixtureRequest) -> Both:
 def test_logits_and_gradients(both: Both) -> None:
     weight = torch.randn(2, N, 62, generator=torch.Generator().manual_seed(1))
     want = both.theirs(input_ids=both.tokens).logits
-    got = both.ours(both.tokens, Ctx(at=At.whole(2, N)))
+    got = both.ours(both.tokens, Ctx(layout=TokenLayout.whole(2, N)))
     assert apart(got, want) < 1e-5
     (want * weight).sum().backward()
     (got * weight).sum().backward()
@@ -232,7 +232,7 @@ def test_greedy_tokens(both: Both) -> None:
     step, chosen = pool.step([0, 1], [6, 6]), given
     ours: list[Tensor] = []
     for _ in range(new):
-        chosen = both.ours(chosen, Ctx(at=step.at, views=step.views))[:, -1].argmax(-1)[:, None]
+        chosen = both.ours(chosen, Ctx(layout=step.layout, views=step.views))[:, -1].argmax(-1)[:, None]
         ours.append(chosen)
         step = pool.step([0, 1], [1, 1])
     assert torch.cat(ours, 1).equal(made[:, 6:])

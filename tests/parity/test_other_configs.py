@@ -14,14 +14,14 @@ from hf_pair import apart
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import DovetailError, FileError, SpecError
 from dovetail.core.fold import parameters
+from dovetail.core.layout import TokenLayout
+from dovetail.io.spec import load_spec
 from dovetail.model import Model
 from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
-from dovetail.spec import load_spec
 
 HUB: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "hub_configs.json").read_text())
 HUB["vit-base-patch16-224"]["id2label"] = {str(i): f"class {i}" for i in range(1000)}
@@ -80,8 +80,8 @@ def test_a_table_of_its_own_reaches_their_t5(tmp_path: Any) -> None:
     assert not theirs.lm_head.weight.equal(theirs.shared.weight)
     source, target = torch.arange(18).view(2, 9), torch.arange(10).view(2, 5)
     with torch.no_grad():
-        memory, at = ours.encode(source, Ctx(at=At.whole(2, 9)))
-        got = ours(target, Ctx(at=At.whole(2, 5), memory=memory, memory_at=at))
+        encoder_output, layout = ours.encode(source, Ctx(layout=TokenLayout.whole(2, 9)))
+        got = ours(target, Ctx(layout=TokenLayout.whole(2, 5), encoder_output=encoder_output, encoder_layout=layout))
         assert apart(got, theirs(input_ids=source, decoder_input_ids=target).logits) <= 1e-5
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import DovetailError, SpecError
 from dovetail.core.fold import parameters
+from dovetail.io.spec import load_spec
 from dovetail.model import Model
 from dovetail.port.explicit import explicit
 from dovetail.port.hf import expressible, from_hf, to_hf
-from dovetail.spec import load_spec
 
 MIXTRAL_8X7B = {
     "architectures": ["MixtralForCausalLM"],
@@ -266,7 +266,7 @@ def test_configs_of_the_hub_are_read(family: str) -> None:
         ("mamba2-130m", "mamba2"),
         ("mamba2-tiny", "mamba2"),
         ("jamba-tiny", "jamba"),
-        ("gated-delta-hybrid-tiny", "qwen3_next"),
+        ("gated-deltanet-hybrid-tiny", "qwen3_next"),
     ],
 )
 def test_presets_can_be_written(preset: str, family: str) -> None:

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dovetail.port
-from dovetail.build import build
+from dovetail.construction import build
 from dovetail.core.errors import DovetailError, FileError, SpecError
 from dovetail.core.fold import parameters
+from dovetail.io.spec import changed, from_yaml, load_spec
 from dovetail.model import Model
 from dovetail.port.explicit import explicit
 from dovetail.port.hf import export_tensors, expressible, from_hf, import_tensors, to_hf
-from dovetail.spec import changed, from_yaml, load_spec
 
 LLAMA = from_yaml(
     """
@@ -147,7 +147,7 @@ def test_each_dialect_is_found() -> None:
 def test_what_cannot_be_written_is_named(spec: Model, sets: list[str], path: str, said: str) -> None:
     spec = changed(spec, sets)
     with pytest.raises(SpecError) as refused:
-        to_hf(spec, "llama" if spec.layers[0].norm.kind == "rms" else "gpt2")
+        to_hf(spec, "llama" if spec.layers[0].norm.kind == "rmsnorm" else "gpt2")
     assert refused.value.path == path
     assert said in str(refused.value)
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import dovetail
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
 from dovetail.model import ModelModule
 from dovetail.port.write import export_directory, import_directory
 from dovetail.text.tokenizer import Tokenizer
@@ -59,10 +59,10 @@ def vectors(model: ModelModule, tokenizer: Tokenizer, texts: list[str]) -> Tenso
     tokens = torch.zeros(len(rows), max(lengths), dtype=torch.long)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = torch.tensor(row)
-    at = At.padded(lengths, max(lengths))
+    layout = TokenLayout.padded(lengths, max(lengths))
     with torch.no_grad():
-        hidden, _ = model.hidden(tokens, Ctx(at=at))
-    return pooled(hidden, at.real)
+        hidden, _ = model.hidden(tokens, Ctx(layout=layout))
+    return pooled(hidden, layout.real)
 
 
 def pooled(hidden: Tensor, real: Tensor) -> Tensor:

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
-from dovetail.dist.place import cut_of, regions
-from dovetail.laws.oracle import alone
+from dovetail.core.layout import TokenLayout
+from dovetail.dist.place import cut_of, tp_regions
+from dovetail.io.spec import from_yaml
+from dovetail.lawbook.oracle import alone
 from dovetail.parts.mixer.cells import Gru, Lstm, Rnn
-from dovetail.spec import from_yaml
 
 WIDTH, INNER, ROWS, N = 7, 5, 3, 12
 KINDS: dict[str, tuple[Any, Any]] = {"rnn": (Rnn, nn.RNN), "lstm": (Lstm, nn.LSTM), "gru": (Gru, nn.GRU)}
@@ -53,7 +53,7 @@ def test_a_cell_is_that_of_torch(kind: str, bias: bool) -> None:
     module = ours(kind, cell, bias)
     x = torch.randn(ROWS, N, WIDTH, dtype=torch.float64)
     mine, their = x.clone().requires_grad_(), x.clone().requires_grad_()
-    got, want = module(mine, Ctx(at=At.whole(ROWS, N))), cell(their)[0]
+    got, want = module(mine, Ctx(layout=TokenLayout.whole(ROWS, N))), cell(their)[0]
     assert (got - want).abs().max() < 1e-13
     weight = torch.randn_like(want)
     (got * weight).sum().backward()
@@ -70,7 +70,7 @@ def test_heads_are_cells_side_by_side() -> None:
     with torch.no_grad():
         for p in cells[1].parameters():
             p.mul_(-0.5)
-    apart = [ours("gru", cell, True)(x, Ctx(at=At.whole(ROWS, N))) for cell in cells]
+    apart = [ours("gru", cell, True)(x, Ctx(layout=TokenLayout.whole(ROWS, N))) for cell in cells]
     both = [ours("gru", cell, True) for cell in cells]
     joined = {
         "x.weight": torch.cat([m.x.weight for m in both]),
@@ -81,7 +81,7 @@ def test_heads_are_cells_side_by_side() -> None:
     }
     module = alone(Gru(inner=2 * INNER, heads=2), {k: v.tolist() for k, v in joined.items()}, embed=WIDTH)
     module.o = nn.Identity()
-    assert (module(x, Ctx(at=At.whole(ROWS, N))) - torch.cat(apart, -1)).abs().max() < 1e-13
+    assert (module(x, Ctx(layout=TokenLayout.whole(ROWS, N))) - torch.cat(apart, -1)).abs().max() < 1e-13
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,13 +89,13 @@ def test_one_head_cannot_be_shared_out(kind: str) -> None:
     for heads, cuts in ((1, False), (2, True)):
         spec = from_yaml(f"{{width: 28, vocab: 62, layers: [{{mixer: {{kind: {kind}, heads: {heads}}}}}]}}")
         check(spec)
-        (region, *_) = regions(spec)
-        inside = [d for d in declared(spec) if region.holds(d.path)]
+        (tp_region, *_) = tp_regions(spec)
+        inside = [d for d in declared(spec) if tp_region.holds(d.path)]
         if cuts:
-            assert all(cut_of(d, region, 2) is not None for d in inside)
+            assert all(cut_of(d, tp_region, 2) is not None for d in inside)
         else:
             with pytest.raises(SpecError, match="heads = 1 cannot be cut over 2 tensor-parallel ranks"):
-                [cut_of(d, region, 2) for d in inside]
+                [cut_of(d, tp_region, 2) for d in inside]
 
 
 def test_a_memory_that_heads_do_not_divide_is_an_error() -> None:

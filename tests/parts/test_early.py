@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.check import advice, check
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.errors import SpecError, StateError
 from dovetail.core.fold import attention_flops, state_values
-from dovetail.laws.case import perturbed
+from dovetail.core.layout import TokenLayout
+from dovetail.io.spec import from_yaml
+from dovetail.lawbook.case import perturbed
 from dovetail.ops import form
-from dovetail.spec import from_yaml
 
 MIXERS: dict[str, dict[str, Any]] = {
     "additive": {"heads": 2, "hidden": 10},
@@ -52,7 +52,7 @@ def test_additive_is_its_formula() -> None:
     for size in (1, 2, 5, 64):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(form, "CHUNK", size)
-            assert (module(x, Ctx(at=At.whole(2, N))) - want).abs().max() < 1e-12
+            assert (module(x, Ctx(layout=TokenLayout.whole(2, N))) - want).abs().max() < 1e-12
 
 
 @torch.no_grad()
@@ -63,7 +63,7 @@ def test_multiplicative_is_its_formula() -> None:
     shut = torch.ones(N, N, dtype=torch.bool).triu(1)
     z = scores.masked_fill(shut, -torch.inf).softmax(-1) @ x[:, None]
     want = z.transpose(1, 2).flatten(-2) @ module.o.weight.T
-    assert (module(x, Ctx(at=At.whole(2, N))) - want).abs().max() < 1e-12
+    assert (module(x, Ctx(layout=TokenLayout.whole(2, N))) - want).abs().max() < 1e-12
 
 
 @torch.no_grad()
@@ -77,8 +77,8 @@ def test_linformer_with_a_map_that_mixes_nothing_is_attention() -> None:
     full = perturbed(plain).layers[0].mixer
     for name in ("q", "k", "v", "o"):
         getattr(full, name).weight.copy_(getattr(low, name).weight)
-    x, at = some(), At.whole(2, N)
-    assert (low(x, Ctx(at=at)) - full(x, Ctx(at=at))).abs().max() < 1e-12
+    x, layout = some(), TokenLayout.whole(2, N)
+    assert (low(x, Ctx(layout=layout)) - full(x, Ctx(layout=layout))).abs().max() < 1e-12
 
 
 def test_what_a_token_leaves_behind() -> None:
@@ -97,16 +97,16 @@ def test_a_listener_sees_the_whole_pattern_once() -> None:
         seen: list[Tensor] = []
         model = perturbed(spec(kind))
         listen = Listener({"*.pattern": lambda _, x, seen=seen: seen.append(x)})
-        model(torch.randint(62, (2, 80)), Ctx(at=At.whole(2, 80), listen=listen))
+        model(torch.randint(62, (2, 80)), Ctx(layout=TokenLayout.whole(2, 80), listen=listen))
         assert len(seen) == 1
         assert torch.allclose(seen[0].sum(-1), torch.ones(()).double())
 
 
-@pytest.mark.parametrize("at", [At.whole(1, 46), At.packed([(46,)], 46)])
-def test_a_text_longer_than_its_tables_is_refused(at: At) -> None:
+@pytest.mark.parametrize("layout", [TokenLayout.whole(1, 46), TokenLayout.packed([(46,)], 46)])
+def test_a_text_longer_than_its_tables_is_refused(layout: TokenLayout) -> None:
     model = perturbed(spec("linformer"))
     with pytest.raises(StateError, match="position 45, but the tables end at 44"):
-        model(torch.zeros(1, 46, dtype=torch.long), Ctx(at=at))
+        model(torch.zeros(1, 46, dtype=torch.long), Ctx(layout=layout))
 
 
 @pytest.mark.parametrize(

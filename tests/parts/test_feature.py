@@ -6,8 +6,8 @@ import torch
 from dovetail.core.check import advice, check
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
-from dovetail.laws.oracle.stand import alone, part
-from dovetail.spec import from_yaml
+from dovetail.io.spec import from_yaml
+from dovetail.lawbook.oracle.stand import alone, part
 
 KINDS = [part("elu_features"), part("relu_features"), part("random_features", features=11)]
 
@@ -55,24 +55,24 @@ def test_orthogonal_directions_are_nearer_than_independent_ones() -> None:
         return float((x @ y.T / len(directions) - want).square().mean())
 
     spec = part("random_features", features=16)
-    env = alone(spec, head=16, features=16).env
-    ours = [error(part("random_features", features=16, draw=i).constant("directions", env)) for i in range(100)]
+    scope = alone(spec, head=16, features=16).scope
+    ours = [error(part("random_features", features=16, draw=i).constant("directions", scope)) for i in range(100)]
     chance = [error(torch.randn(16, 16, dtype=torch.float64)) for _ in range(100)]
     assert sum(ours) < 0.9 * sum(chance)
 
 
 def test_directions_are_a_constant_of_the_spec() -> None:
-    spec = from_yaml("{width: 28, layers: [{repeat: 2, mixer: {kind: linear, heads: 4, feature: random_features}}]}")
+    spec = from_yaml("{width: 28, layers: [{repeat: 2, mixer: {kind: linear_attention, heads: 4, feature: random_features}}]}")
     found = [d for d in declared(spec) if d.path.endswith("feature.directions")]
     assert len(found) == 2
-    first, second = (d.part.constant("directions", d.env) for d in found)
+    first, second = (d.part.constant("directions", d.scope) for d in found)
     assert torch.equal(first, second)
     assert first.shape == (14, 7)
     assert not any(d.weight.learned for d in found)
 
 
 def test_errors_and_advice_name_the_field() -> None:
-    text = "{{width: 28, layers: [{{mixer: {{kind: linear, heads: 4, feature: {}}}}}]}}"
+    text = "{{width: 28, layers: [{{mixer: {{kind: linear_attention, heads: 4, feature: {}}}}}]}}"
     few = from_yaml(text.format("{kind: random_features, features: 3}"))
     assert [path for path, _ in advice(few)] == ["layers.0.mixer.feature.features"]
     for bad, field in (

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-import dovetail.spec  # noqa: F401  registers every kind
+import dovetail.io.spec  # noqa: F401  registers every kind
 from dovetail.core.part import KINDS, register
-from dovetail.laws.oracle import ORACLES, Comparison, ask_kinds, check_oracles, comparisons, missing, oracle
-from dovetail.laws.oracle.registry import differs
+from dovetail.lawbook.oracle import ORACLES, Comparison, ask_kinds, check_oracles, comparisons, missing, oracle
+from dovetail.lawbook.oracle.registry import differs
 from dovetail.parts.act import Act
 from dovetail.parts.mask.near import Window
 from dovetail.parts.norm import LayerNormModule
@@ -41,10 +41,10 @@ def test_together_they_are_quick() -> None:
 def test_pairs_interleaved_everywhere_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     right = RopeModule.turn
 
-    def interleaved(self: Any, x: torch.Tensor, at: Any) -> torch.Tensor:
+    def interleaved(self: Any, x: torch.Tensor, layout: Any) -> torch.Tensor:
         d = x.shape[-1] // 2
         index = torch.arange(2 * d).view(2, d).T.flatten()
-        return right(self, x[..., index], at)[..., index.argsort()]
+        return right(self, x[..., index], layout)[..., index.argsort()]
 
     monkeypatch.setattr(RopeModule, "turn", interleaved)
     assert check_oracles(["rope"])

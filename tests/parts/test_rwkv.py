@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import state_values
-from dovetail.laws.case import perturbed
-from dovetail.spec import from_yaml
+from dovetail.core.layout import TokenLayout
+from dovetail.io.spec import from_yaml
+from dovetail.lawbook.case import perturbed
 
 HEADS, HEAD, N = 2, 5, 19
 
@@ -45,7 +45,7 @@ def test_it_is_the_formula() -> None:
             memory = np.diag(a[t, head]) @ memory + new
     y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 64e-5)
     want = ((y.reshape(N, -1) * w["scale"] + w["shift"]) * g / (1 + np.exp(-g))) @ w["o.weight"].T
-    got = mixer(x, Ctx(at=At.whole(1, N)))[0].detach().numpy()
+    got = mixer(x, Ctx(layout=TokenLayout.whole(1, N)))[0].detach().numpy()
     assert np.abs(got - want).max() < 1e-12
 
 

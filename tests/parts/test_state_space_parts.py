@@ -7,25 +7,25 @@ import pytest
 import torch
 from scipy.signal import cont2discrete, dlsim
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.check import advice
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
-from dovetail.dist.place import cut_of, regions
-from dovetail.laws.oracle import alone, part
+from dovetail.core.layout import TokenLayout
+from dovetail.dist.place import cut_of, tp_regions
+from dovetail.io.spec import from_yaml
+from dovetail.lawbook.oracle import alone, part
 from dovetail.parts.mixer.s4 import first_turns, hippo_legs
-from dovetail.spec import from_yaml
 
-MAMBA = "{width: 28, vocab: 62, layers: [{mixer: {kind: mamba, inner: 36, state_size: 5, rank: 3, norm: rms}, ffn: null}]}"
+MAMBA = "{width: 28, vocab: 62, layers: [{mixer: {kind: mamba, inner: 36, state_size: 5, rank: 3, norm: rmsnorm}, ffn: null}]}"
 
 
 def test_ranks_share_out_channels_and_nothing_else() -> None:
     spec = from_yaml(MAMBA)
-    (region,) = regions(spec)
-    assert region.shared_out == region.summed == {"inner"}
-    cuts = {d.weight.name: cut_of(d, region, 2) for d in declared(spec) if region.holds(d.path)}
+    (tp_region,) = tp_regions(spec)
+    assert tp_region.shared_out == tp_region.summed == {"inner"}
+    cuts = {d.weight.name: cut_of(d, tp_region, 2) for d in declared(spec) if tp_region.holds(d.path)}
     along = {name: None if cut is None else cut.dim for name, cut in cuts.items()}
     assert {name: along[name] for name in ("low.weight", "b.weight", "c.weight", "o.weight")} == dict.fromkeys(
         ("low.weight", "b.weight", "c.weight", "o.weight"), 1
@@ -56,9 +56,9 @@ def test_a_short_text_is_advised_to_attend(kind: str) -> None:
     assert advice(spec, 512) == []
 
 
-@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
 @pytest.mark.parametrize("n", [9, 150])  # in chunks, and by FFT
-def test_s4_is_the_system_of_scipy(rule: str, n: int) -> None:
+def test_s4_is_the_system_of_scipy(discretization: str, n: int) -> None:
     """The normal part of HiPPO-LegS in its own real coordinates, discretised and simulated by scipy; ours diagonal, complex."""
     size, step = 6, 0.05
     p = np.sqrt(np.arange(size) + 0.5)
@@ -69,7 +69,7 @@ def test_s4_is_the_system_of_scipy(rule: str, n: int) -> None:
     assert np.allclose(values.real, -0.5, atol=1e-9)
     rng = np.random.default_rng(0)
     column, row = rng.normal(size=(size, 1)), rng.normal(size=(1, size))
-    discrete = cont2discrete((normal, column, row, np.zeros((1, 1))), step, method=rule)
+    discrete = cont2discrete((normal, column, row, np.zeros((1, 1))), step, method=discretization)
     u = rng.normal(size=n)
     _, want, _ = dlsim((discrete[0], discrete[1], row, np.zeros((1, 1)), step), np.append(u, 0.0))
     # in eigenvectors' coordinates; B is 1 there, so C carries both
@@ -83,8 +83,8 @@ def test_s4_is_the_system_of_scipy(rule: str, n: int) -> None:
         "step_log": [float(np.log(step))],
         "skip": [0.0],
     }
-    module = alone(part("s4", inner=1, state_size=3, rule=rule, act=part("identity")), weights, embed=1)
-    got = module(torch.from_numpy(u).view(1, n, 1), Ctx(at=At.whole(1, n)))
+    module = alone(part("s4", inner=1, state_size=3, discretization=discretization, act=part("identity")), weights, embed=1)
+    got = module(torch.from_numpy(u).view(1, n, 1), Ctx(layout=TokenLayout.whole(1, n)))
     assert np.abs(got.detach().numpy()[0, :, 0] - want[1:, 0]).max() < 1e-10
 
 
@@ -94,6 +94,6 @@ def test_later_tokens_of_a_short_text_leave_s4_untouched_to_the_last_bit() -> No
     other = tokens.clone()
     other[0, 30:] = 0
     with torch.no_grad():
-        one, two = (model(t, Ctx(at=At.whole(1, 40))) for t in (tokens, other))
+        one, two = (model(t, Ctx(layout=TokenLayout.whole(1, 40))) for t in (tokens, other))
     assert torch.equal(one[:, :30], two[:, :30])
     assert not torch.equal(one[:, 30:], two[:, 30:])

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
-from dovetail.laws.case import perturbed
+from dovetail.core.layout import TokenLayout
+from dovetail.io.spec import from_yaml
+from dovetail.lawbook.case import perturbed
 from dovetail.model import Model, ModelModule
-from dovetail.spec import from_yaml
 from dovetail.state.pool import Pool
 
 SIZE, KEEP = 5, 2
@@ -52,7 +52,7 @@ def test_every_query_sees_its_keys_at_their_rank_in_the_cache(when: str) -> None
     model = perturbed(spec(position={"kind": "streaming", "of": {"kind": "rope", "when": when}}))
     attention, n = model.layers[0].mixer, 23
     x = torch.randn(1, n, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    got = attention(x, Ctx(at=At.whole(1, n)))[0]
+    got = attention(x, Ctx(layout=TokenLayout.whole(1, n)))[0]
     q, k, v = (t[0] for t in attention.project(x))
     for t in range(n):
         seen = sorted({*range(min(KEEP, t + 1)), *range(max(0, t - SIZE + 1), t + 1)})
@@ -67,7 +67,7 @@ def test_every_query_sees_its_keys_at_their_rank_in_the_cache(when: str) -> None
 def test_within_the_window_it_is_the_plain_position() -> None:
     model, plain = (perturbed(spec(position=position)) for position in ("streaming", "rope"))
     n = KEEP + SIZE
-    got, same = (m(tokens(n + 1), Ctx(at=At.whole(1, n + 1))) for m in (model, plain))
+    got, same = (m(tokens(n + 1), Ctx(layout=TokenLayout.whole(1, n + 1))) for m in (model, plain))
     torch.testing.assert_close(got[:, :n], same[:, :n])
     assert (got[:, n] - same[:, n]).abs().max() > 1e-3
 
@@ -78,7 +78,7 @@ def stream(model: ModelModule, pool: Pool, ids: Tensor) -> Tensor:
     with torch.no_grad():
         for token in ids:
             step = pool.step([0], [1])
-            found.append(model(token.view(1, 1), Ctx(at=step.at, views=step.views))[0, 0])
+            found.append(model(token.view(1, 1), Ctx(layout=step.layout, views=step.views))[0, 0])
     return torch.stack(found)
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from dovetail.build import build
+from dovetail.construction import build
 from dovetail.core.errors import DovetailError
-from dovetail.files import INDEX_FILE, WEIGHTS_FILE, save
+from dovetail.io.model_dir import INDEX_FILE, WEIGHTS_FILE, save
+from dovetail.io.spec import from_yaml
 from dovetail.port.load import load
 from dovetail.port.write import export_directory
-from dovetail.spec import from_yaml
 
 SPEC = from_yaml("""
 width: 24

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hostile import CANARY, SHARDED, WHOLE, Bomb, good, refusal
 
-from dovetail.files import WEIGHTS_FILE
+from dovetail.io.model_dir import WEIGHTS_FILE
 from dovetail.port.load import load
 
 MOST = 50_000  # kB

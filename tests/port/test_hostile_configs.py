@@ -13,9 +13,9 @@ from fuzz import cases
 from hostile import grown
 
 from dovetail.core.errors import DovetailError
-from dovetail.files import WEIGHTS_FILE
+from dovetail.io.model_dir import WEIGHTS_FILE
+from dovetail.io.tensors import write_tensors
 from dovetail.port.load import find_spec, load
-from dovetail.safefile import write_tensors
 
 QUICK, ALL = 300, 5_000
 MOST = 50_000  # kB that one config may take

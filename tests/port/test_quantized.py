@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import FileError, SpecError
+from dovetail.core.layout import TokenLayout
 from dovetail.port.hf import export_tensors, from_hf
 from dovetail.port.load import load
 from dovetail.port.quantized import Fp8, Mxfp4, opened
@@ -173,5 +173,5 @@ def test_a_directory_is_read_as_bfloat16(tmp_path: Path, family: str, fields: di
     theirs: Any = AutoModelForCausalLM.from_pretrained(elsewhere, dtype=torch.float32, experts_implementation="eager").eval()
     tokens = torch.randint(62, (2, 9), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        want, got = theirs(input_ids=tokens).logits, model.float()(tokens, Ctx(at=At.whole(2, 9)))
+        want, got = theirs(input_ids=tokens).logits, model.float()(tokens, Ctx(layout=TokenLayout.whole(2, 9)))
     assert (got - want).abs().max() <= 1e-5 * want.abs().max()

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.build import build
-from dovetail.core.at import At
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import StateError
 from dovetail.core.fold import state_values
+from dovetail.core.layout import TokenLayout
+from dovetail.io.spec import from_yaml
 from dovetail.model import ModelModule
-from dovetail.spec import from_yaml
 from dovetail.state.pool import Layout, Pool
 
 FULL = from_yaml("width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]\n")
@@ -42,7 +42,7 @@ def feed(model: ModelModule, pool: Pool, row: int, tokens: Tensor) -> Tensor:
     """New tokens for one row; the logits of the last."""
     step = pool.step([row], [len(tokens)])
     with torch.no_grad():
-        return model(tokens[None], Ctx(at=step.at, views=step.views))[0, -1]
+        return model(tokens[None], Ctx(layout=step.layout, views=step.views))[0, -1]
 
 
 def alone(model: ModelModule, tokens: Tensor) -> Tensor:
@@ -208,12 +208,12 @@ def test_even_steps_read_by_slices_and_ragged_ones_by_slots() -> None:
     assert view.frame.write is None  # nothing need be named
     assert view.frame.slice_rows == (3, 24, 4)
     ragged = pool.step([0, 1], [2, 1])
-    assert ragged.at.order.tolist() == [[4, 5], [4, 0]]
-    assert ragged.at.real.tolist() == [[True, True], [True, False]]
+    assert ragged.layout.order.tolist() == [[4, 5], [4, 0]]
+    assert ragged.layout.real.tolist() == [[True, True], [True, False]]
     frame = ragged.views[0]["mixer"].frame
     assert frame.read is not None
     assert frame.write.tolist() == [4, 5, 28, 72]  # padding goes to the bin, one past the 72 slots
-    assert frame.key_at.seg.tolist() == [[0] * 6, [0] * 5 + [-1]]
+    assert frame.key_layout.seg.tolist() == [[0] * 6, [0] * 5 + [-1]]
 
 
 def test_layers_of_one_window_share_a_frame() -> None:
@@ -227,19 +227,21 @@ def test_a_flat_step_mixes_prefill_and_decoding() -> None:
     pool = pool_of(FULL)
     pool.step([1], [5])
     step = pool.step([0, 1], [3, 1], flat=True)
-    assert step.at.order.tolist() == [0, 1, 2, 5]
+    assert step.layout.order.tolist() == [0, 1, 2, 5]
     frame = step.views[0]["mixer"].frame
-    assert frame.key_at.order.tolist() == [0, 1, 2, *range(6)]
-    assert frame.key_at.row.tolist() == [0] * 3 + [1] * 6
+    assert frame.key_layout.order.tolist() == [0, 1, 2, *range(6)]
+    assert frame.key_layout.row.tolist() == [0] * 3 + [1] * 6
 
 
 def test_a_source_is_put_once_and_forked() -> None:
     model, pool = build(SEQ2SEQ, dtype=torch.float64), pool_of(SEQ2SEQ, source=7)
     source = TOKENS[None, :7]
     with torch.no_grad():
-        memory, at = model.encode(source, Ctx(at=At.whole(1, 7)))
-        model.fill(Ctx(at=at, memory=memory, memory_at=at), pool.admit([0], [7]))
-        want = model(TOKENS[None, :4], Ctx(at=At.whole(1, 4), memory=memory, memory_at=at))[0, -1]
+        encoder_output, layout = model.encode(source, Ctx(layout=TokenLayout.whole(1, 7)))
+        model.fill(Ctx(layout=layout, encoder_output=encoder_output, encoder_layout=layout), pool.admit([0], [7]))
+        want = model(
+            TOKENS[None, :4], Ctx(layout=TokenLayout.whole(1, 4), encoder_output=encoder_output, encoder_layout=layout)
+        )[0, -1]
     pool.fork(0, 2)
     for row in (0, 2):
         torch.testing.assert_close(feed(model, pool, row, TOKENS[:4]), want)

@@ -72,7 +72,7 @@ def _answer(args: list[str]) -> int:
 
 def _read_specs_first(args: list[str]) -> None:
     """A YAML file with a syntax error is answered before torch is imported."""
-    from dovetail.yamlfile import parse_yaml, read_text
+    from dovetail.io.yaml import parse_yaml, read_text
 
     for arg in args:
         if arg.endswith((".yaml", ".yml")) and Path(arg).is_file():

@@ -1,6 +1,6 @@
 """Say what becomes of each tensor between two specs: kept, read differently, transformed, new, dropped, or impossible.
 
-Weights are compared by path, layers by their number. `dovetail.diff.apply` carries a checkpoint over as it is said here.
+Weights are compared by path, layers by their number. `dovetail.surgery.apply` carries a checkpoint over as it is said here.
 
     dovetail diff mistral-7b llama-3-8b
     dovetail diff llama-tiny llama-tiny --set 'layers.*.mixer.kv_heads=1' --swap position=alibi
@@ -23,7 +23,7 @@ from rich.text import Text
 from dovetail.cli.shown import shown, write_page
 
 if TYPE_CHECKING:
-    from dovetail.diff import Diff, Fate, Row
+    from dovetail.surgery import Diff, Fate, Row
 
 # the order of the view: what is lost first, what stays as it is last
 STYLES: dict[Fate, tuple[str, str]] = {
@@ -56,9 +56,9 @@ class Command:
 
     def run(self) -> int:
         """Print the fates."""
-        from dovetail.diff import diff
+        from dovetail.io.spec import changed
         from dovetail.port.load import find_spec
-        from dovetail.spec import changed
+        from dovetail.surgery import diff
 
         found = diff(find_spec(self.a), changed(find_spec(self.b), self.set, self.swap))
         if self.html is not None:

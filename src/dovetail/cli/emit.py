@@ -37,10 +37,10 @@ class Command:
 
     def run(self) -> int | None:
         """Read the spec, write the file, say how long it is."""
+        from dovetail.codegen.file import emit
         from dovetail.core.errors import FileError
-        from dovetail.emit.file import emit
+        from dovetail.io.spec import changed
         from dovetail.port.load import find_spec
-        from dovetail.spec import changed
 
         text = emit(changed(find_spec(self.spec), self.set, self.swap), Path(self.spec).stem)
         if self.out is None:

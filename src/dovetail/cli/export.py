@@ -34,7 +34,7 @@ class Command:
     def run(self) -> int | None:
         """Read, write, and say in whose words."""
         from dovetail.cli.loading import shown_loading
-        from dovetail.files import must_be_free
+        from dovetail.io.model_dir import must_be_free
         from dovetail.port.write import export_directory
 
         must_be_free(self.out, self.force)

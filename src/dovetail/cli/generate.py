@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 if TYPE_CHECKING:
-    from dovetail.directory import Directory
+    from dovetail.io.untrusted import Directory
     from dovetail.model import Model
     from dovetail.text.tokenizer import Tokenizer
 
@@ -53,8 +53,8 @@ class Command:
         """Read, write, and say how fast on stderr."""
         from dovetail.cli.loading import shown_loading
         from dovetail.core.errors import SpecError
-        from dovetail.directory import Directory
-        from dovetail.generate import Sampling, check_writes, write
+        from dovetail.generation import Sampling, check_generates, write
+        from dovetail.io.untrusted import Directory
         from dovetail.port.load import load, origin
         from dovetail.text.stream import TextStream
         from dovetail.text.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ class Command:
         sampling = Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed)
         where = Directory(self.directory)
         spec = origin(where).spec
-        check_writes(spec)
+        check_generates(spec)
         tokenizer = Tokenizer.load(self.directory)
         settings = _settings(where)
         prompt, echo = self._prompt(spec, tokenizer)

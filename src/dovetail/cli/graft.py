@@ -29,12 +29,12 @@ from dovetail.cli.shown import shown
 from dovetail.look.bar import bar as blocks
 
 if TYPE_CHECKING:
-    from dovetail.data.corpus import Batch, Corpus
-    from dovetail.diff import Diff
-    from dovetail.directory import Directory
+    from dovetail.datasets.corpus import Batch, Corpus
+    from dovetail.io.untrusted import Directory
     from dovetail.model import Model, ModelModule
+    from dovetail.surgery import Diff
     from dovetail.text.tokenizer import Tokenizer
-    from dovetail.train.loop import Point
+    from dovetail.training.loop import Point
 
 BAR = 32  # characters of the longest loss
 LEVELS = "▁▂▃▄▅▆▇█"
@@ -80,11 +80,11 @@ class Command:
     def run(self) -> int | None:
         """Graft, measure, heal, write, tell."""
         from dovetail.cli.loading import shown_loading
-        from dovetail.directory import Directory
-        from dovetail.files import must_be_free
-        from dovetail.graft import graft
+        from dovetail.io.model_dir import must_be_free
+        from dovetail.io.untrusted import Directory
         from dovetail.port.load import load, origin
         from dovetail.port.write import family_for
+        from dovetail.surgery.graft import graft
 
         if wrong := self._wrong():
             print(f"dovetail: {wrong}", file=sys.stderr)
@@ -135,8 +135,8 @@ class Command:
 
     def _changed(self, old: Model) -> tuple[Model, tuple[int, ...] | None]:
         """The new spec, and the old layer of each of its layers."""
-        from dovetail.diff import parse_picks, picked
-        from dovetail.spec import changed
+        from dovetail.io.spec import changed
+        from dovetail.surgery import parse_picks, picked
 
         picks = None if self.layers is None else parse_picks(self.layers, len(old.layers))
         return changed(old if picks is None else picked(old, picks), self.set, self.swap), picks
@@ -145,9 +145,9 @@ class Command:
         """The text as both models read it."""
         from dovetail.account import longest_length
         from dovetail.core.errors import SpecError
-        from dovetail.data.corpus import Corpus, read_corpus
+        from dovetail.datasets.corpus import Corpus, read_corpus
         from dovetail.text.tokenizer import Tokenizer
-        from dovetail.train.objective import check_learns_text
+        from dovetail.training.objective import check_learns_text
 
         assert self.text is not None
         tokenizer = Tokenizer.load(self.directory)
@@ -186,16 +186,16 @@ class Trial:
 
     def loss(self, model: ModelModule) -> float:
         """Nats a token on what is held out."""
-        from dovetail.train.loop import evaluate
-        from dovetail.train.objective import text_objective
+        from dovetail.training.loop import evaluate
+        from dovetail.training.objective import text_objective
 
         return evaluate(model, self.held_out, text_objective(model.part, self.tokenizer)[0], self.seed)
 
     def heal(self, model: ModelModule, minutes: float, rate: float) -> list[Point]:
         """Train for some minutes on what is not held out."""
-        from dovetail.train.loop import train
-        from dovetail.train.objective import text_objective
-        from dovetail.train.plan import Plan
+        from dovetail.training.loop import train
+        from dovetail.training.objective import text_objective
+        from dovetail.training.plan import Plan
 
         def batches(step: int) -> Batch:
             return self.corpus.batch(self.seed, step, self.batch, self.length)

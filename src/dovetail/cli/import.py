@@ -1,6 +1,6 @@
 """Turn a model directory in Hugging Face layout into one of ours: its spec as dovetail.yaml, its tensors under our names.
 
-Nothing in the directory is run. Every weight is kept bit for bit; tokenizer, generation settings and licence come along.
+Nothing in the directory is run. Every weight is kept bit for bit; tokenizer, generation settings and license come along.
 (`show`, `generate` and `dovetail.load` read a directory in Hugging Face layout as it is: this is for changing the spec.)
 
     dovetail import Meta-Llama-3-8B -o llama
@@ -34,7 +34,7 @@ class Command:
         """Read, write, and say what it was."""
         from dovetail.cli.loading import shown_loading
         from dovetail.core.fold import parameters
-        from dovetail.files import must_be_free
+        from dovetail.io.model_dir import must_be_free
         from dovetail.port.write import import_directory
 
         must_be_free(self.out, self.force)

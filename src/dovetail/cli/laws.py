@@ -63,7 +63,7 @@ class Command:
 
     def print_all(self) -> int:
         """All wirings."""
-        from dovetail.laws.suite import run_suite
+        from dovetail.lawbook.suite import run_suite
 
         with progress("laws") as told:
             report = run_suite(self.quick, self.seed, told, self.load)
@@ -75,10 +75,10 @@ class Command:
 
     def print_one(self, name: str) -> int:
         """One spec."""
-        from dovetail.laws.case import LAWS, chosen
-        from dovetail.laws.suite import try_spec
+        from dovetail.io.spec import changed, to_yaml
+        from dovetail.lawbook.case import LAWS, chosen
+        from dovetail.lawbook.suite import try_spec
         from dovetail.port.load import find_spec
-        from dovetail.spec import changed, to_yaml
 
         names = chosen(LAWS, self.only)
         with progress("laws") as told:
@@ -95,8 +95,8 @@ class Command:
 
     def print_foreign(self, name: str) -> int:
         """One model that is not ours."""
-        from dovetail.laws.foreign_laws import FOREIGN, laws_on, told_names
-        from dovetail.laws.foreign_open import opened
+        from dovetail.lawbook.foreign.laws import FOREIGN, laws_on, told_names
+        from dovetail.lawbook.foreign.opening import opened
 
         names, rows = told_names(self.only), []
         with progress("laws") as told:
@@ -113,10 +113,11 @@ class Command:
 
     def print_mutants(self) -> int:
         """Planted bugs."""
-        from dovetail.laws import mutants, mutate
+        from dovetail.lawbook import mutate
+        from dovetail.lawbook.seeded import run
 
         with progress("mutants") as told:
-            data = mutate.run_random(self.random, self.seed, told) if self.random else mutants.run_named(told, self.quick)
+            data = mutate.run_random(self.random, self.seed, told) if self.random else run.run_named(told, self.quick)
         self.show(data, lambda: bugs(data))
         return 0 if data["caught"] == data["mutants"] or self.random else 1
 
@@ -163,9 +164,9 @@ def table(data: dict[str, Any]) -> None:
         shown.add_column(column, justify="left" if column == "law" else "right")
     for name, row in data["by_law"].items():
         held = row["cells"] - row["failed"] - row["excepted"]
-        colour = "red" if row["failed"] else "green"
+        color = "red" if row["failed"] else "green"
         cells = (held, row["excepted"], row["failed"], row["not_applicable"], f"{row['seconds']:.1f}")
-        shown.add_row(f"[{colour}]{name}[/]", *map(str, cells))
+        shown.add_row(f"[{color}]{name}[/]", *map(str, cells))
     console.print(shown)
     if "pairs_covered" in data:
         console.print(

@@ -47,8 +47,8 @@ class Command:
 
 def catalogue(groups: list[str]) -> list[dict[str, Any]]:
     """Every registered part of the groups, as plain data, group by group."""
-    from dovetail import spec as _every_part_is_registered  # noqa: F401
     from dovetail.core.part import KINDS
+    from dovetail.io import spec as _every_part_is_registered  # noqa: F401
 
     kinds = sorted(KINDS.values(), key=lambda part: part.kind)
     return [described(part) for group in groups for part in kinds if part.group == group]

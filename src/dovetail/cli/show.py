@@ -54,8 +54,8 @@ class Command:
         """Print the account."""
         from dovetail.account import account
         from dovetail.core.errors import SpecError
+        from dovetail.io.spec import changed
         from dovetail.port.load import find_spec
-        from dovetail.spec import changed
 
         if self.length is not None and not 1 <= self.length <= 2**24:
             raise SpecError("--length", f"{self.length} is not a number of tokens from 1 to {2**24}")

@@ -21,7 +21,7 @@ pre{{font:13px/1.5 ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;over
 </style><pre>{code}</pre></html>
 """
 # black, red, green, yellow, blue, magenta, cyan, white: dark enough to be read on paper
-COLOURS = [parse_rgb_hex(colour) for colour in ["1a1d21", "c7362b", "247844", "9a7000", "2658b2", "8e3a8c", "0a7082", "5a6068"]]
+COLOURS = [parse_rgb_hex(color) for color in ["1a1d21", "c7362b", "247844", "9a7000", "2658b2", "8e3a8c", "0a7082", "5a6068"]]
 PAPER = TerminalTheme(parse_rgb_hex("ffffff"), COLOURS[0], COLOURS)  # type: ignore[arg-type]
 
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from dovetail.train.plan import Plan
+from dovetail.training.plan import Plan
 
 if TYPE_CHECKING:
-    from dovetail.data.corpus import Corpus
+    from dovetail.datasets.corpus import Corpus
     from dovetail.model import ModelModule
     from dovetail.text.tokenizer import Tokenizer
-    from dovetail.train.loop import Point
+    from dovetail.training.loop import Point
 
 
 @dc.dataclass
@@ -68,16 +68,16 @@ class Command:
 
     def run(self) -> int | None:
         """Train, write the directory, print the end and a sample."""
-        from dovetail.build import build
+        from dovetail.construction import build
         from dovetail.core.fold import parameters
-        from dovetail.data.corpus import Corpus, read_corpus
-        from dovetail.files import must_be_free, save
+        from dovetail.datasets.corpus import Corpus, read_corpus
+        from dovetail.io.model_dir import must_be_free, save
+        from dovetail.io.spec import changed
         from dovetail.port.load import find_spec
-        from dovetail.spec import changed
         from dovetail.text.learn import learn
         from dovetail.text.tokenizer import TOKENIZER_FILE
-        from dovetail.train.loop import train
-        from dovetail.train.objective import check_learns_text, text_objective
+        from dovetail.training.loop import train
+        from dovetail.training.objective import check_learns_text, text_objective
 
         if wrong := self._wrong():
             print(f"dovetail: {wrong}", file=sys.stderr)
@@ -135,7 +135,7 @@ class Command:
     def _sample(self, model: ModelModule, tokenizer: Tokenizer) -> str:
         """What the model writes after the prompt."""
         from dovetail.core.errors import DovetailError
-        from dovetail.generate import Sampling, write
+        from dovetail.generation import Sampling, write
 
         try:
             sampling = Sampling(temperature=self.temperature, seed=self.seed)

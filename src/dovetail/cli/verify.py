@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail.text.tokenizer import Tokenizer
-    from dovetail.verify.prompt import Prompt
-    from dovetail.verify.sides import Local
-    from dovetail.verify.walk import Told
+    from dovetail.verification.prompt import Prompt
+    from dovetail.verification.sides import Local
+    from dovetail.verification.walk import Told
 
 
 @dc.dataclass
@@ -73,9 +73,9 @@ class Command:
             raise FileError(f"{self.a}: a server can be the second side only; the first must be run here")
         if self.b.startswith(("http://", "https://")):
             return self._served()
-        from dovetail.verify.check import verify
-        from dovetail.verify.report import page, view
-        from dovetail.verify.sides import pair
+        from dovetail.verification.check import verify
+        from dovetail.verification.report import page, view
+        from dovetail.verification.sides import pair
 
         with shown_progress() as told:
             told(f"reads {self.a} and {self.b}")
@@ -91,8 +91,8 @@ class Command:
 
     def _served(self) -> int:
         """A server as the second side."""
-        from dovetail.verify.served import compare, view
-        from dovetail.verify.sides import local
+        from dovetail.verification.served import compare, view
+        from dovetail.verification.sides import local
 
         with shown_progress() as told:
             told(f"reads {self.a}")
@@ -123,7 +123,7 @@ class Command:
 
     def _prompt(self, a: Local, b: Local | None) -> Prompt:
         from dovetail.core.errors import SpecError
-        from dovetail.verify.prompt import drawn, of_ids
+        from dovetail.verification.prompt import drawn, of_ids
 
         spec = a.spec or (b.spec if b is not None else None)
         if not self.prompt:
@@ -157,7 +157,7 @@ class Command:
 
     def _padding(self) -> int | None:
         """A token that a side takes for padding, which random prompts leave out."""
-        from dovetail.directory import Directory
+        from dovetail.io.untrusted import Directory
         from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG
 
         for place in self._directories():

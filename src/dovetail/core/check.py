@@ -11,8 +11,8 @@ def problems(spec: Part) -> list[tuple[str, Problem]]:
     """(path of the field, what is wrong) for the whole tree. A broken parent is reported before its children are asked."""
     found: list[tuple[str, Problem]] = []
     try:
-        for path, part, env in walk(spec):
-            found += [(join(path, p.field) if p.field else path, p) for p in part.check(env)]
+        for path, part, scope in walk(spec):
+            found += [(join(path, p.field) if p.field else path, p) for p in part.check(scope)]
             if found:
                 return found
         return found + shared(spec)
@@ -25,11 +25,11 @@ def problems(spec: Part) -> list[tuple[str, Problem]]:
 def shared(spec: Part) -> list[tuple[str, Problem]]:
     """Weights declared the same as another that is not there, or is of another shape."""
     everything = list(declared(spec))
-    shapes = {d.path: d.weight.shape(d.env) for d in everything if d.weight.learned}
+    shapes = {d.path: d.weight.shape(d.scope) for d in everything if d.weight.learned}
     found: list[tuple[str, Problem]] = []
     for d in everything:
         same = d.weight.same_as
-        if same is not None and shapes.get(same) != d.weight.shape(d.env):
+        if same is not None and shapes.get(same) != d.weight.shape(d.scope):
             what = f"of shape {shapes[same]}" if same in shapes else "missing"
             found.append(
                 (d.path, Problem("", f"is to be the same as {same}, which is {what}", "untie it, or give both one shape"))
@@ -49,7 +49,7 @@ def check(spec: Part) -> None:
 def advice(spec: Part, length: int | None = None) -> list[tuple[str, Problem]]:
     """Rules of thumb this spec goes against, for sequences of `length`; equal advice for many layers is given once."""
     said: dict[tuple[str, str], tuple[str, Problem]] = {}
-    for path, part, env in walk(spec):
-        for problem in part.advise(env, length):
+    for path, part, scope in walk(spec):
+        for problem in part.advise(scope, length):
             said.setdefault((problem.field, problem.problem), (join(path, problem.field) if problem.field else path, problem))
     return list(said.values())

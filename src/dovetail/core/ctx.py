@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
+from dovetail.core.layout import TokenLayout
 
 if TYPE_CHECKING:
     from dovetail.core.module import Module
@@ -27,11 +27,11 @@ Views = Sequence[Mapping[str, Any]]  # one mapping a layer: branch name -> view 
 class Ranks(Protocol):
     """Which logical axes are cut over ranks, and how to sum over them."""
 
-    def cut(self, axes: Sequence[str]) -> bool:
+    def sharded(self, axes: Sequence[str]) -> bool:
         """Whether any of the axes is cut."""
         ...
 
-    def total(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of x over the ranks, with its gradient."""
         ...
 
@@ -59,10 +59,10 @@ class Listener:
 class Ctx:
     """What a forward carries."""
 
-    at: At
+    layout: TokenLayout
     views: Views | None = None
-    memory: Tensor | None = None  # (…, m, memory): the encoder's output, for cross attention
-    memory_at: At | None = None
+    encoder_output: Tensor | None = None  # (…, m, encoder): hidden states of the encoder, for cross attention
+    encoder_layout: TokenLayout | None = None
     types: Tensor | None = None  # (…, n) token types, where the embedding has them
     listen: Listener | None = None
     losses: dict[str, Tensor] | None = None  # extra losses, by the path that added them
@@ -84,15 +84,15 @@ class Ctx:
             return x
         return self.listen.hear(f"{module.path}.{name}".lstrip("."), x)
 
-    def cut(self, axes: Sequence[str]) -> bool:
+    def sharded(self, axes: Sequence[str]) -> bool:
         """Whether a logical axis is cut over ranks."""
-        return self.ranks is not None and self.ranks.cut(axes)
+        return self.ranks is not None and self.ranks.sharded(axes)
 
-    def total(self, x: Tensor, axes: Sequence[str]) -> Tensor:
+    def all_reduce(self, x: Tensor, axes: Sequence[str]) -> Tensor:
         """x summed over the ranks that share these axes; x itself where they are whole."""
-        if self.ranks is None or not self.ranks.cut(axes):
+        if self.ranks is None or not self.ranks.sharded(axes):
             return x
-        return self.ranks.total(x)
+        return self.ranks.all_reduce(x)
 
     def dropout(self, x: Tensor, p: float, module: Module, name: str = "") -> Tensor:
         """x with a share p of its values dropped and the rest scaled up; in training only."""

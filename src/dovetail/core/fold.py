@@ -7,8 +7,8 @@ from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
-from dovetail.core.env import Env
 from dovetail.core.part import Part, walk
+from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
 
 NO_DECAY = frozenset({"norm", "bias", "gate"})
@@ -19,20 +19,20 @@ class Declared(NamedTuple):
 
     path: str
     weight: Weight
-    env: Env
+    scope: Scope
     part: Part
 
     @property
     def size(self) -> int:
         """How many numbers it holds."""
-        return prod(self.weight.shape(self.env))
+        return prod(self.weight.shape(self.scope))
 
 
 def declared(spec: Part) -> Iterator[Declared]:
     """Every declared weight and constant, in module order."""
-    for path, part, env in walk(spec):
-        for weight in part.weights(env):
-            yield Declared(f"{path}.{weight.name}".lstrip("."), weight, env, part)
+    for path, part, scope in walk(spec):
+        for weight in part.weights(scope):
+            yield Declared(f"{path}.{weight.name}".lstrip("."), weight, scope, part)
 
 
 def parameters(spec: Part) -> int:
@@ -52,20 +52,20 @@ def matmul_flops(spec: Part) -> int:
 
 def attention_flops(spec: Part, n: int) -> tuple[int, int]:
     """Activation × activation FLOPs over n tokens: as the readable path computes them, and as the masks let through."""
-    costs = [part.cost(env, n) for _, part, env in walk(spec)]
+    costs = [part.cost(scope, n) for _, part, scope in walk(spec)]
     return sum(c[0] for c in costs), sum(c[1] for c in costs)
 
 
-def states(spec: Part) -> Iterator[tuple[str, State, Env]]:
+def states(spec: Part) -> Iterator[tuple[str, State, Scope]]:
     """(path, state, scope) of everything remembered while decoding."""
-    for path, part, env in walk(spec):
-        for state in part.state(env):
-            yield path, state, env
+    for path, part, scope in walk(spec):
+        for state in part.state(scope):
+            yield path, state, scope
 
 
 def state_values(spec: Part, n: int) -> int:
     """Numbers remembered after n tokens (and a source of n tokens, where there is one)."""
-    return sum(state.values(env, n) for _, state, env in states(spec))
+    return sum(state.values(scope, n) for _, state, scope in states(spec))
 
 
 def targets(spec: Part, role: str = "linear") -> list[str]:
@@ -73,7 +73,7 @@ def targets(spec: Part, role: str = "linear") -> list[str]:
     return [d.path for d in declared(spec) if d.weight.role == role and d.weight.learned]
 
 
-def optimiser_groups(spec: Part) -> dict[str, list[str]]:
+def optimizer_groups(spec: Part) -> dict[str, list[str]]:
     """Weight paths that decay (matrices and tables) and those that do not (norms, biases, gates)."""
     groups: dict[str, list[str]] = {"decay": [], "no_decay": []}
     for d in declared(spec):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import KINDS, Part
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Mixer(Part):
         """Whether an output depends on later tokens."""
         return "causal"
 
-    def reads_memory(self) -> bool:
+    def reads_encoder(self) -> bool:
         """Whether it looks at an encoder's output."""
         return False
 
@@ -70,7 +70,7 @@ class RouterModule(Module):
 
 
 class Norm(Part):
-    """Normalises over the generic axis `dim`. Module: forward(x, ctx) -> like x."""
+    """Normalizes over the generic axis `dim`. Module: forward(x, ctx) -> like x."""
 
     group: ClassVar[str] = "norm"
 
@@ -100,19 +100,19 @@ class Position(Part):
 class PositionModule(Module):
     """Every site, neutral: attention and the model call all of them and never ask which kind they hold."""
 
-    def embed(self, x: Tensor, at: At) -> Tensor:
+    def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """On the stream: (…, n, embed)."""
         return x
 
-    def rotate(self, q: Tensor, at: At) -> Tensor:
+    def rotate(self, q: Tensor, layout: TokenLayout) -> Tensor:
         """On queries: (…, n, heads, head)."""
         return q
 
-    def on_write(self, k: Tensor, at: At) -> Tensor:
+    def on_write(self, k: Tensor, layout: TokenLayout) -> Tensor:
         """On keys before they are remembered: (…, n, kv_heads, head)."""
         return k
 
-    def on_read(self, k: Tensor, at: At) -> Tensor:
+    def on_read(self, k: Tensor, layout: TokenLayout) -> Tensor:
         """On keys when they are looked at: (…, m, kv_heads, head)."""
         return k
 
@@ -120,7 +120,7 @@ class PositionModule(Module):
         """The tensors `score` is a function of; gradients reach them through these."""
         return ()
 
-    def score(self, q: At, k: At, *tables: Tensor) -> Tensor:
+    def score(self, q: TokenLayout, k: TokenLayout, *tables: Tensor) -> Tensor:
         """Added to the scaled scores, tile by tile: (…, heads, n, m)."""
         raise NotImplementedError("a position that needs no bias is never asked for one")
 
@@ -200,7 +200,7 @@ class Mask(Part):
 
     joins: ClassVar[Literal["all", "any"]] = "all"  # how a decoder joins it with causal
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         """(…, 1 or heads, n, m) true where query n may see key m; `heads` are the head numbers."""
         raise NotImplementedError
 
@@ -263,7 +263,7 @@ class Embed(Part):
     group: ClassVar[str] = "embed"
     coords: ClassVar[int] = 1  # coordinates a token stands at: 1 for text, 2 for an image
 
-    def example(self, env: Env, batch: int, n: int, generator: torch.Generator) -> Tensor:
+    def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
         """A random legal input of about n tokens."""
         raise NotImplementedError
 
@@ -275,7 +275,7 @@ class Embed(Part):
 class EmbedModule(Module):
     """An embedding."""
 
-    def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, At]:
+    def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         """The stream and where its tokens stand."""
         raise NotImplementedError
 
@@ -289,7 +289,7 @@ class Head(Part):
         """Whether it gives one answer a row, rather than one a token."""
         return False
 
-    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Random legal labels for answers of this leading shape."""
         raise NotImplementedError
 
@@ -323,7 +323,7 @@ class Init(Part):
 
     group: ClassVar[str] = "init"
 
-    def std(self, weight: Weight, env: Env) -> float:
+    def std(self, weight: Weight, scope: Scope) -> float:
         """Standard deviation for a weight whose init is `normal`."""
         raise NotImplementedError
 

@@ -45,7 +45,7 @@ def expand(layers: Any) -> list[Any]:
 
 
 def fold(layers: Sequence[Part]) -> list[Any]:
-    """Equal neighbours written once with a `repeat`."""
+    """Equal neighbors written once with a `repeat`."""
     out: list[Any] = []
     previous: Part | None = None
     for block in layers:

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.env import Env
 from dovetail.core.part import Part
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 Linear = nn.Linear
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which norms, softmax and angles are computed: float32 at least."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -25,16 +25,16 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 class Module(nn.Module):
     """Parameters, constants and children of one part, on meta."""
 
-    def __init__(self, part: Any, env: Env) -> None:
+    def __init__(self, part: Any, scope: Scope) -> None:
         super().__init__()
-        env = part.axes(env)
-        self.part, self.env, self.path = part, env, env.path
-        weights = part.weights(env)
+        scope = part.axes(scope)
+        self.part, self.scope, self.path = part, scope, scope.path
+        weights = part.weights(scope)
         names = {w.name for w in weights}
         for weight in weights:
             self._declare(weight, names)
         for name, child in part.children().items():
-            self._adopt(name, make(child, part.scope(env, name).at_path(f"{env.path}.{name}".lstrip("."))))
+            self._adopt(name, make(child, part.child_scope(scope, name).at_path(f"{scope.path}.{name}".lstrip("."))))
         self.setup()
 
     def setup(self) -> None:
@@ -42,7 +42,7 @@ class Module(nn.Module):
 
     def _declare(self, weight: Weight, names: set[str]) -> None:
         stem, dot, leaf = weight.name.partition(".")
-        shape = weight.shape(self.env)
+        shape = weight.shape(self.scope)
         if dot and leaf == "weight":
             self.add_module(stem, Linear(shape[1], shape[0], bias=f"{stem}.bias" in names, device="meta"))
         elif weight.buffer:
@@ -67,11 +67,11 @@ class Module(nn.Module):
         return self._modules.get(name)
 
 
-def make(part: Part, env: Env) -> Module:
+def make(part: Part, scope: Scope) -> Module:
     """The part's module and all below it, on meta."""
     cls = part.module()
     assert cls is not None, f"{part.kind} has no module"
-    return cls(part, env)
+    return cls(part, scope)
 
 
 def holder(root: nn.Module, path: str) -> tuple[nn.Module, str]:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
-from dovetail.core.env import Env
 from dovetail.core.errors import SpecError
+from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
 
 if typing.TYPE_CHECKING:
@@ -81,24 +81,24 @@ class Part:
         """Children in the module tree, by name; by default the fields that hold parts with modules."""
         return {name: part for name, part in self.parts().items() if part.module() is not None}
 
-    def axes(self, env: Env) -> Env:
+    def axes(self, scope: Scope) -> Scope:
         """The scope of this part itself: the sizes it defines."""
-        return env
+        return scope
 
-    def scope(self, env: Env, child: str) -> Env:
+    def child_scope(self, scope: Scope, child: str) -> Scope:
         """The scope a child of this part sees."""
-        return env
+        return scope
 
     # -- the answers
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         """Declared weights and constants."""
         return []
 
-    def constant(self, name: str, env: Env) -> Tensor:
+    def constant(self, name: str, scope: Scope) -> Tensor:
         """The value of a constant, or of a weight whose init is `const`."""
         raise NotImplementedError(f"{self.kind} declares no constant {name!r}")
 
-    def state(self, env: Env) -> list[State]:
+    def state(self, scope: Scope) -> list[State]:
         """What it remembers while decoding."""
         return []
 
@@ -106,19 +106,19 @@ class Part:
         """What it asks of a kernel."""
         return frozenset()
 
-    def cost(self, env: Env, n: int) -> tuple[int, int]:
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         """Activation × activation FLOPs over n tokens: (as the readable path computes them, as the mask lets through)."""
         return 0, 0
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         """Why this cannot be built."""
         return []
 
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         """What a friend would say about it, for sequences of `length`; never stops anyone."""
         return []
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         """Under tensor parallel: takes a whole input and gives a sum that is still partial on each rank."""
         return False
 
@@ -132,11 +132,11 @@ class Part:
         with every registered kind of their group."""
         return {}
 
-    def idle(self, env: Env) -> frozenset[str]:
+    def idle(self, scope: Scope) -> frozenset[str]:
         """Fields that mean nothing at this very place (a shared table in the layer that holds it)."""
         return frozenset()
 
-    def excepts(self, env: Env) -> dict[str, str]:
+    def excepts(self, scope: Scope) -> dict[str, str]:
         """Laws that cannot hold for this very spec, with the reason."""
         return {}
 
@@ -242,12 +242,12 @@ def _rewrite_item(
     return _rewrite(item, pattern[1:], make, hits, here) if isinstance(item, Part) else item
 
 
-def walk(part: Part, env: Env | None = None, path: str = "") -> Iterator[tuple[str, Part, Env]]:
+def walk(part: Part, scope: Scope | None = None, path: str = "") -> Iterator[tuple[str, Part, Scope]]:
     """(path, part, its scope) over the module tree, parents first."""
-    scope = part.axes((env or Env()).at_path(path))
+    scope = part.axes((scope or Scope()).at_path(path))
     yield path, part, scope
     for name, below in part.children().items():
-        yield from walk(below, part.scope(scope, name), f"{path}.{name}".lstrip("."))
+        yield from walk(below, part.child_scope(scope, name), f"{path}.{name}".lstrip("."))
 
 
 def walk_spec(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:

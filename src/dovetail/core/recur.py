@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Mixer
-from dovetail.core.line import Line, line_of
 from dovetail.core.module import Module
 from dovetail.core.part import Problem
+from dovetail.core.rows import SequenceRows, sequence_rows
+from dovetail.core.scope import Scope
 
 Carry = tuple[Tensor, ...]  # (rows, *axes) of each declared state, in order
 
@@ -27,8 +27,8 @@ class Recurrent(Mixer):
 
     recurrent: ClassVar[bool] = True
 
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
-        width = env.size("embed")
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
+        width = scope.size("embed")
         if length is None or length >= width:
             return []
         what = f"at {length} tokens, fewer than the width of {width}, attention is the cheaper one and forgets nothing"
@@ -39,16 +39,16 @@ class RecurrentModule(Module):
     """x (…, n, embed) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
-        line = line_of(ctx.at)
-        x, carry = line.spread(x), None
+        seq = sequence_rows(ctx.layout)
+        x, carry = seq.spread(x), None
         if view is not None:
             x, carry = view.read(x)
-        y, carry = self.recur(x, line, ctx, None if line.begins else carry)
+        y, carry = self.recur(x, seq, ctx, None if seq.begins else carry)
         if view is not None:
             y = view.write(y, *carry)
-        return line.gather(y)
+        return seq.gather(y)
 
-    def recur(self, x: Tensor, line: Line, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+    def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         """x (rows, n, embed) and what was remembered before it (None: nothing) to the output and what is remembered after.
 
         Padding leaves the memory as it was; where `line.document` counts up, the memory starts from nothing."""

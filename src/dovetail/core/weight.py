@@ -1,6 +1,6 @@
 """What a part declares about its tensors: weights (learned or constant) and decode-time state. Plain data, no torch.
 
-From these few facts follow the parameters, their count and matmul FLOPs, initialisation, sharding, optimiser groups, LoRA
+From these few facts follow the parameters, their count and matmul FLOPs, initialization, sharding, optimizer groups, LoRA
 targets, cache allocation and the memory forecast. A weight's matrix is (batch…, out, inp); `out` and `inp` are products
 of named axes, major first, so that a projection to `heads × head` can be cut by heads without knowing what a head is.
 """
@@ -11,10 +11,10 @@ import dataclasses as dc
 from fractions import Fraction
 from typing import Literal
 
-from dovetail.core.env import Env
+from dovetail.core.scope import Scope
 
 # const: follows from the spec, so it is never stored; kept: stored as weights are, but its part moves it, and no gradient
-Role = Literal["linear", "embed", "norm", "bias", "gate", "conv", "const", "kept"]
+Role = Literal["linear", "embed", "norm", "bias", "gate", "conv", "const", "updated"]
 Fill = Literal["normal", "ones", "zeros", "const"]
 
 
@@ -48,23 +48,23 @@ class Weight:
     @property
     def buffer(self) -> bool:
         """Held beside the parameters: no gradient moves it, and no count has it."""
-        return self.role in ("const", "kept")
+        return self.role in ("const", "updated")
 
     @property
     def stored(self) -> bool:
         """Whether a file of weights holds it."""
-        return self.learned or self.role == "kept"
+        return self.learned or self.role == "updated"
 
     @property
     def matmul(self) -> bool:
         """Whether a token is multiplied by this matrix."""
         return bool(self.inp) and self.role == "linear"
 
-    def shape(self, env: Env) -> tuple[int, ...]:
+    def shape(self, scope: Scope) -> tuple[int, ...]:
         """(batch…, out, inp): each of out and inp flattened to one dimension."""
-        batch = tuple(env.size(axis) for axis in self.batch)
-        out = (env.size(*self.out),) if self.out else ()
-        inp = (env.size(*self.inp),) if self.inp else ()
+        batch = tuple(scope.size(axis) for axis in self.batch)
+        out = (scope.size(*self.out),) if self.out else ()
+        inp = (scope.size(*self.inp),) if self.inp else ()
         return batch + out + inp
 
 
@@ -85,7 +85,7 @@ class State:
     copies: int = 1
     window: int | None = None
     keep: int = 0
-    wide: bool = False  # kept in float32 at least: a sum over all that was seen
+    at_least_fp32: bool = False  # kept in float32 at least: a sum over all that was seen
 
     def entries(self, n: int) -> int:
         """How many entries n tokens leave behind."""
@@ -94,6 +94,6 @@ class State:
         n //= self.block
         return n if self.window is None else min(n, self.window + self.keep)
 
-    def values(self, env: Env, n: int) -> int:
+    def values(self, scope: Scope, n: int) -> int:
         """How many numbers n tokens leave behind."""
-        return self.copies * env.size(*self.axes) * self.entries(n)
+        return self.copies * scope.size(*self.axes) * self.entries(n)

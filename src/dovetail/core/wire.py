@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Wire
 from dovetail.core.module import Module
 from dovetail.core.part import Problem
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -44,16 +44,16 @@ class Scaled(Wire):
     layer_scale: float | None = None  # a learned number a channel, starting here (Touvron et al. 2021)
     dropout: float = 0.0
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         if self.layer_scale is None:
             return []
         return [Weight(name="scale", batch=("branches",), out=("embed",), init="const", role="gate")]
 
-    def constant(self, name: str, env: Env) -> Tensor:
+    def constant(self, name: str, scope: Scope) -> Tensor:
         assert self.layer_scale is not None
-        return torch.full((env.size("branches"), env.size("embed")), self.layer_scale, dtype=torch.float64)
+        return torch.full((scope.size("branches"), scope.size("embed")), self.layer_scale, dtype=torch.float64)
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
 
     @classmethod

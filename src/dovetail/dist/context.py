@@ -3,7 +3,7 @@ the keys and values of all pieces, in order, with where they stand.
 
     rank r:  x_r (…, n/ranks, embed) -> q_r, k_r, v_r        view.extend(at_r, k_r, v_r) -> K, V (…, n, kv_heads, head), at
 
-    ctx = Ctx(at=at.cut(ranks, rank), views=split_views(spec, group))
+    ctx = Ctx(layout=layout.cut(ranks, rank), views=split_views(spec, group))
     logits_r = model(piece(tokens, group), ctx)
 
 A recurrence's view hands its memory on from rank to rank instead: in order, so right rather than fast.
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dovetail.core.at import At
+from dovetail.core.layout import TokenLayout
 from dovetail.core.ctx import Views
 from dovetail.core.errors import SpecError, StateError
 from dovetail.core.group import Embed, Head, Mixer, Scaling
@@ -36,14 +36,14 @@ class GatherView:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
-    def extend(self, at: At, *new: Tensor) -> tuple[tuple[Tensor, ...], At]:
+    def extend(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
         """Entries of this piece (…, n, *axes); those of all pieces (…, n·ranks, *axes), and where they stand."""
-        key_at = at.once(("whole row", self.group), lambda: whole_at(at, self.group))
-        return tuple(gather(values, at.order.dim() - 1, self.group) for values in new), key_at
+        key_layout = layout.once(("whole row", self.group), lambda: whole_layout(layout, self.group))
+        return tuple(gather(values, layout.order.dim() - 1, self.group) for values in new), key_layout
 
-    def extend_blocks(self, at: At, *new: Tensor) -> tuple[tuple[Tensor, ...], At]:
+    def extend_blocks(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
         """The same for blocks that end in this piece, as many on every rank (document −1 where there is none)."""
-        return self.extend(at, *new)
+        return self.extend(layout, *new)
 
 
 class CarryView:
@@ -76,7 +76,7 @@ def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
             continue  # an encoder's layers are split by views of their own
         index, _, branch = rest.partition(".")
         views += [{} for _ in range(int(index) + 1 - len(views))]
-        if isinstance(part, Mixer) and not part.reads_memory():
+        if isinstance(part, Mixer) and not part.reads_encoder():
             views[int(index)][branch] = carries if part.recurrent else gathers
     return views
 
@@ -102,15 +102,15 @@ def piece(x: Tensor, group: dist.ProcessGroup, dim: int = -1) -> Tensor:
     return x.chunk(ranks, dim)[dist.get_rank(group)]
 
 
-def whole_at(at: At, group: dist.ProcessGroup) -> At:
+def whole_layout(layout: TokenLayout, group: dist.ProcessGroup) -> TokenLayout:
     """Where the tokens of all pieces stand."""
-    lengths = joined(torch.tensor([at.n], device=at.order.device), 0, group).tolist()
+    lengths = joined(torch.tensor([layout.n], device=layout.order.device), 0, group).tolist()
     if len(set(lengths)) > 1:
         raise StateError(f"the pieces of a row are {lengths} tokens long on the ranks, and must be equal (pad the rows)")
-    row = None if at.row is None else joined(at.row, 0, group)
-    return At(joined(at.coords, -2, group), joined(at.order, -1, group), joined(at.seg, -1, group), row)
+    row = None if layout.row is None else joined(layout.row, 0, group)
+    return TokenLayout(joined(layout.coords, -2, group), joined(layout.order, -1, group), joined(layout.seg, -1, group), row)
 
 
-def whole_memory(memory: Tensor, at: At, group: dist.ProcessGroup) -> tuple[Tensor, At]:
+def whole_encoder_output(memory: Tensor, layout: TokenLayout, group: dist.ProcessGroup) -> tuple[Tensor, TokenLayout]:
     """An encoder's output (…, m/ranks, memory) of each piece of the source as the whole memory (…, m, memory)."""
-    return gather(memory, -2, group), whole_at(at, group)
+    return gather(memory, -2, group), whole_layout(layout, group)

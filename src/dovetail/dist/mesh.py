@@ -50,7 +50,7 @@ def joined_ranks(device: str = "cpu") -> Iterator[None]:
 
 
 def make_mesh(*, data: int = 1, sequence: int = 1, tensor: int = 1, device: str = "cpu") -> DeviceMesh:
-    """All ranks as a box of data × sequence × tensor; neighbours share tensors, which talk most."""
+    """All ranks as a box of data × sequence × tensor; neighbors share tensors, which talk most."""
     sizes = (data, sequence, tensor)
     world = dist.get_world_size()
     if min(sizes) < 1 or data * sequence * tensor != world:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Iterator, Sequence
 
-from dovetail.core.env import Env
+from dovetail.core.scope import Scope
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import Declared
 from dovetail.core.part import Part
@@ -27,7 +27,7 @@ from dovetail.core.weight import Weight
 
 
 @dc.dataclass(frozen=True)
-class Region:
+class TPRegion:
     """A part whose work ranks share out."""
 
     path: str
@@ -52,55 +52,55 @@ class Cut:
         return rank * self.pieces // ranks
 
 
-def regions(part: Part, env: Env | None = None, path: str = "", whole: frozenset[str] = frozenset()) -> Iterator[Region]:
+def tp_regions(part: Part, scope: Scope | None = None, path: str = "", whole: frozenset[str] = frozenset()) -> Iterator[TPRegion]:
     """Every region of a spec, in module order; axes in `whole` are not shared out."""
-    scope = part.axes((env or Env()).entered(path))
-    if part.region():
+    scope = part.axes((scope or Scope()).entered(path))
+    if part.tp_region():
         own = scope.added - whole
         hits = [hit for weight in part.weights(scope) if (hit := major(weight, scope, own)) is not None]
         summed = {axis for dim, axis, weight in hits if _is_summed(dim, weight, scope, own)}
-        yield Region(path, part, frozenset(axis for _, axis, _ in hits), frozenset(summed))
+        yield TPRegion(path, part, frozenset(axis for _, axis, _ in hits), frozenset(summed))
         return
     for name, below in part.children().items():
-        yield from regions(below, part.scope(scope, name), f"{path}.{name}".lstrip("."), whole)
+        yield from tp_regions(below, part.child_scope(scope, name), f"{path}.{name}".lstrip("."), whole)
 
 
-def _is_summed(dim: int, weight: Weight, env: Env, own: frozenset[str] | set[str]) -> bool:
+def _is_summed(dim: int, weight: Weight, scope: Scope, own: frozenset[str] | set[str]) -> bool:
     """Whether the output is a sum over this dimension: one a matmul reduces over, or a batch of matrices (experts) each of
     which writes to the stream."""
     if dim < len(weight.batch):
-        return own.isdisjoint(env.names(weight.out))
+        return own.isdisjoint(scope.names(weight.out))
     return dim == len(weight.batch) + bool(weight.out)
 
 
-def major(weight: Weight, env: Env, among: Sequence[str] | set[str] | frozenset[str]) -> tuple[int, str, Weight] | None:
+def major(weight: Weight, scope: Scope, among: Sequence[str] | set[str] | frozenset[str]) -> tuple[int, str, Weight] | None:
     """(dimension, axis, weight) for the first dimension whose major axis is one of `among`."""
     if weight.tp == "replicate":
         return None
     dims = [(axis,) for axis in weight.batch] + [axes for axes in (weight.out, weight.inp) if axes]
     made = range(len(weight.batch), len(dims) - 1) if weight.tp == "reduce" else ()  # what comes out is not shared out
     for dim, axes in enumerate(dims):
-        axis = env.names(axes)[0]
+        axis = scope.names(axes)[0]
         if axis in among and dim not in made:
             return dim, axis, weight
     return None
 
 
-def cut_of(d: Declared, region: Region | None, ranks: int) -> Cut | None:
+def cut_of(d: Declared, tp_region: TPRegion | None, ranks: int) -> Cut | None:
     """How a declared tensor is cut; None where every rank holds it whole."""
-    hit = None if region is None else major(d.weight, d.env, region.shared_out)
-    if region is None or hit is None:
+    hit = None if tp_region is None else major(d.weight, d.scope, tp_region.shared_out)
+    if tp_region is None or hit is None:
         return None
     dim, axis, weight = hit
-    size = d.env.size(axis)
+    size = d.scope.size(axis)
     if size % ranks == 0:
         return Cut(dim, ranks)
-    if axis in region.summed or ranks % size:
+    if axis in tp_region.summed or ranks % size:
         problem = f"{axis} = {size} cannot be cut over {ranks} tensor-parallel ranks"
         raise SpecError(d.path, problem, f"make {axis} a multiple of {ranks}, or use fewer ranks")
-    if axis in d.env.names(weight.over):
+    if axis in d.scope.names(weight.over):
         problem = f"a norm over all of {axis} = {size} would count a piece more than once over {ranks} ranks"
-        raise SpecError(d.path, problem, f"normalise each head alone, or use {size} ranks or fewer")
+        raise SpecError(d.path, problem, f"normalize each head alone, or use {size} ranks or fewer")
     if len(weight.out) > 2:
         problem = f"{' × '.join(weight.out)} packs what {ranks} ranks share out with {axis} = {size}, which they must share"
         raise SpecError(d.path, problem, f"unpack it, or use {size} ranks or fewer")

@@ -7,7 +7,7 @@ Tensor parallel, for x whole on every rank and a region f that rank r computes o
 
     stream ──enter── [ q k v → attend → o ] ──leave── stream         enter: gradients are summed; leave: outputs are summed
 
-Every parameter becomes a DTensor, cut or whole (optimisers and clipping refuse a mixture), under its old name. While the model
+Every parameter becomes a DTensor, cut or whole (optimizers and clipping refuse a mixture), under its old name. While the model
 runs, a module that asks for its weight gets what this rank works with, as a plain tensor; outside a run it gets the DTensor.
 A weight that is whole but inside a region enters it as the stream does: each rank has a share of its gradient. One declared
 `once` is added to a sum that is still partial, so rank 0 alone adds it.
@@ -36,7 +36,7 @@ from dovetail.core.module import holder
 from dovetail.core.part import Part
 from dovetail.dist.collective import enter, leave, total
 from dovetail.dist.mesh import RankError
-from dovetail.dist.place import Cut, Region, cut_of, regions
+from dovetail.dist.place import Cut, TPRegion, cut_of, tp_regions
 
 ENTRIES = ("loss", "encode", "fill")  # the methods by which a model is run, beside forward
 INNER = ("hidden",)  # and one that those go through, which may be called by itself where there is no FSDP
@@ -51,7 +51,7 @@ class TensorRanks:
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         self.running = 0  # how many runs of the model are under way, one inside the other
 
-    def cut(self, axes: Sequence[str]) -> bool:
+    def sharded(self, axes: Sequence[str]) -> bool:
         """Whether any of the axes is cut."""
         return not self.axes.isdisjoint(axes)
 
@@ -60,7 +60,7 @@ class TensorRanks:
         """Axis -> over how many ranks it is shared out; what a Pool must know of them."""
         return dict.fromkeys(self.axes, self.count)
 
-    def total(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of x over the ranks, with its gradient."""
         return total(x, self.group)
 
@@ -88,11 +88,11 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
     whole={"experts"} every rank holds a slice of each of them instead."""
     if mesh.ndim != 1:
         raise RankError(f"tensor parallel takes one axis of a mesh, not {mesh.mesh_dim_names} (write mesh['tensor'])")
-    found = list(regions(spec, whole=frozenset(whole)))
+    found = list(tp_regions(spec, whole=frozenset(whole)))
     cuts = _cuts(spec, found, mesh.size())  # every error comes before any change
-    ranks = TensorRanks(mesh.get_group(), frozenset().union(*(region.shared_out for region in found)))
+    ranks = TensorRanks(mesh.get_group(), frozenset().union(*(tp_region.shared_out for tp_region in found)))
     reads: dict[nn.Module, dict[str, Read]] = {}
-    for d, region, cut in cuts:
+    for d, tp_region, cut in cuts:
         module, leaf = holder(model, d.path)
         if d.weight.buffer:
             if cut is not None:
@@ -104,7 +104,7 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
             old = module.get_parameter(leaf)
             new = distribute_tensor(old.detach(), mesh, [spread], src_data_rank=None)
             module.register_parameter(leaf, nn.Parameter(new, old.requires_grad))
-        reads.setdefault(module, {})[leaf] = _reader(d, region, cut, ranks)
+        reads.setdefault(module, {})[leaf] = _reader(d, tp_region, cut, ranks)
     for d, _, _ in cuts:
         if d.weight.same_as is not None:
             module, leaf = holder(model, d.path)
@@ -113,17 +113,17 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
     for module, by_name in reads.items():
         module.__class__ = _seeing_local(type(module), tuple(by_name))
         module.local_reads, module.local_ranks = by_name, ranks  # type: ignore[assignment]
-    for region in found:
-        _bound(model.get_submodule(region.path), region, ranks)
+    for tp_region in found:
+        _bound(model.get_submodule(tp_region.path), tp_region, ranks)
     model.__class__ = _run_local(type(model))
     model.local_ranks = ranks  # type: ignore[assignment]
     return ranks
 
 
-def _cuts(spec: Part, found: Iterable[Region], ranks: int) -> list[tuple[Declared, Region | None, Cut | None]]:
+def _cuts(spec: Part, found: Iterable[TPRegion], ranks: int) -> list[tuple[Declared, TPRegion | None, Cut | None]]:
     """Every declared tensor with its region and how it is cut; a shared one must be cut alike wherever it is used."""
-    placed = [(d, next((region for region in found if region.holds(d.path)), None)) for d in declared(spec)]
-    cuts = [(d, region, cut_of(d, region, ranks)) for d, region in placed]
+    placed = [(d, next((tp_region for tp_region in found if tp_region.holds(d.path)), None)) for d in declared(spec)]
+    cuts = [(d, tp_region, cut_of(d, tp_region, ranks)) for d, tp_region in placed]
     by_path = {d.path: cut for d, _, cut in cuts}
     for d, _, cut in cuts:
         if d.weight.same_as is not None and cut != by_path[d.weight.same_as]:
@@ -132,9 +132,9 @@ def _cuts(spec: Part, found: Iterable[Region], ranks: int) -> list[tuple[Declare
     return cuts
 
 
-def _reader(d: Declared, region: Region | None, cut: Cut | None, ranks: TensorRanks) -> Read:
+def _reader(d: Declared, tp_region: TPRegion | None, cut: Cut | None, ranks: TensorRanks) -> Read:
     """What this rank works with, out of the parameter."""
-    if region is None:  # every rank does the same with it and finds the same gradient
+    if tp_region is None:  # every rank does the same with it and finds the same gradient
         return lambda weight: weight.to_local(grad_placements=[Replicate()])
     if cut is None and d.weight.tp == "once":
         share = float(ranks.rank == 0)
@@ -151,15 +151,15 @@ def _entered(weight: DTensor, ranks: TensorRanks) -> Tensor:
     return enter(weight.to_local(grad_placements=[Replicate()]), ranks.group)
 
 
-def _bound(module: nn.Module, region: Region, ranks: TensorRanks) -> None:
+def _bound(module: nn.Module, tp_region: TPRegion, ranks: TensorRanks) -> None:
     """Where a region begins and ends: the stream enters (and the memory, for a part that looks at it, and whatever else of
     real numbers the part is given), the output leaves."""
-    looks = isinstance(region.part, Mixer) and region.part.reads_memory()
+    looks = isinstance(tp_region.part, Mixer) and tp_region.part.reads_encoder()
 
     def begin(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x, ctx, *rest = args
-        if looks and ctx.memory is not None:
-            ctx = dc.replace(ctx, memory=enter(ctx.memory, ranks.group))
+        if looks and ctx.encoder_output is not None:
+            ctx = dc.replace(ctx, encoder_output=enter(ctx.encoder_output, ranks.group))
         entered = (enter(a, ranks.group) if isinstance(a, Tensor) and a.is_floating_point() else a for a in rest)
         return enter(x, ranks.group), ctx, *entered
 

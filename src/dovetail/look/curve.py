@@ -22,7 +22,7 @@ class Seen(Protocol):
 
 
 def smoothed(values: Sequence[float], reach: int) -> list[float]:
-    """Each value's mean with up to `reach` neighbours on either side, as many on one as on the other: nothing lags."""
+    """Each value's mean with up to `reach` neighbors on either side, as many on one as on the other: nothing lags."""
     sums = [0.0, *itertools.accumulate(values)]
     reaches = [min(reach, i, len(values) - 1 - i) for i in range(len(values))]
     return [(sums[i + r + 1] - sums[i - r]) / (2 * r + 1) for i, r in enumerate(reaches)]

@@ -1,6 +1,6 @@
 """A map of attention: for every head of a layer, how much each token (a row) looks at each other (a column).
 
-Colour follows √weight, so that faint looks are seen beside strong ones; what the mask forbids stays blank.
+Color follows √weight, so that faint looks are seen beside strong ones; what the mask forbids stays blank.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def draw_map(pattern: Tensor, labels: Sequence[str], heads: Sequence[int], path:
     figure = new_figure(1, 1)
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-    colours = LinearSegmentedColormap.from_list("looks", SHADES).with_extremes(bad=BLANK)
+    colors = LinearSegmentedColormap.from_list("looks", SHADES).with_extremes(bad=BLANK)
     across = min(len(heads), math.ceil(math.sqrt(len(heads) * 1.6)))
     down = math.ceil(len(heads) / across)
     side, size = _panel(len(labels))
@@ -55,7 +55,7 @@ def draw_map(pattern: Tensor, labels: Sequence[str], heads: Sequence[int], path:
             continue
         weights = pattern[heads[i]].float().cpu()
         shown = torch.where(weights > 0, weights, torch.nan).numpy()
-        image = axes.imshow(shown, cmap=colours, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+        image = axes.imshow(shown, cmap=colors, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
         axes.set_title(f"head {heads[i]}", fontsize=10, color=INK, loc="left", pad=4)
         first_in_row, last_in_column = i % across == 0, i + across >= len(heads)
         axes.set_yticks(places, labels if first_in_row else [""] * len(labels), fontsize=size, parse_math=False)

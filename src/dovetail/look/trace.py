@@ -14,10 +14,10 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import taps
+from dovetail.core.layout import TokenLayout
 from dovetail.model import ModelModule
 
 
@@ -38,7 +38,7 @@ def trace(model: ModelModule, tokens: Tensor, *patterns: str, ctx: Ctx | None = 
     def listen(address: str, x: Tensor) -> None:
         heard[address] = x.detach().clone()
 
-    ctx = ctx or Ctx(at=At.whole(tokens.shape[0], tokens.shape[1], tokens.device))
+    ctx = ctx or Ctx(layout=TokenLayout.whole(tokens.shape[0], tokens.shape[1], tokens.device))
     with torch.compiler.set_stance("force_eager"):  # a listener would make a compiled model compile anew
         model(tokens, dc.replace(ctx, listen=Listener(dict.fromkeys(patterns, listen))))
     return heard

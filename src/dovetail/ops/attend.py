@@ -16,18 +16,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.errors import BackendError
 from dovetail.core.group import Mask
+from dovetail.core.layout import TokenLayout
 from dovetail.ops import attend_ref, attend_tiled, attend_torch
 from dovetail.ops.form import FORCED, using
 from dovetail.ops.mask import dense
 
-__all__ = ["BACKENDS", "Backend", "Rule", "Shape", "attend", "choose", "chosen", "is_plain", "offering", "using"]
+__all__ = ["BACKENDS", "Backend", "Scoring", "Shape", "attend", "choose", "chosen", "is_plain", "offering", "using"]
 
 
 @dc.dataclass(slots=True)
-class Rule:
+class Scoring:
     """How scores become weights."""
 
     mask: Mask
@@ -84,7 +84,7 @@ def choose(needs: frozenset[str], shape: Shape) -> Backend:
     return able[0] if len(able) == 1 else min(able, key=lambda backend: backend.cost(shape, needs))
 
 
-def is_plain(mask: Mask, q: At, k: At) -> bool:
+def is_plain(mask: Mask, q: TokenLayout, k: TokenLayout) -> bool:
     """Whether the mask over these tokens is 'all', or top-left causal, and nothing else: known without looking."""
     if q.start is None or k.start != 0:
         return False
@@ -93,31 +93,37 @@ def is_plain(mask: Mask, q: At, k: At) -> bool:
     return mask.flag() == "all"
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, needs: frozenset[str]
+) -> Tensor:
     """Attention of q over k, v: (…, n, heads, head).
 
     Shapes: q (…, n, heads, head), k and v (…, m, kv_heads, head); `…` is batch, or nothing for a flat batch.
     """
-    backend, plain = chosen(q, rule, qa, ka, needs)
+    backend, plain = chosen(q, scoring, q_layout, k_layout, needs)
     seen = None
     if backend.dense:
-        seen = rule.mask.flag() if plain and backend.flags else dense(rule.mask, qa, ka, rule.heads)
-    out = backend.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), rule, qa, ka, seen)
+        seen = scoring.mask.flag() if plain and backend.flags else dense(scoring.mask, q_layout, k_layout, scoring.heads)
+    out = backend.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), scoring, q_layout, k_layout, seen)
     return out.transpose(-3, -2)
 
 
-def chosen(q: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> tuple[Backend, bool]:
+def chosen(
+    q: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, needs: frozenset[str]
+) -> tuple[Backend, bool]:
     """The backend, and whether the mask is plain: asked by every layer, answered once a step for those that ask alike."""
     if torch.compiler.is_compiling():
-        return _look(q, rule, qa, ka, needs | {"compile"})
-    key = ("backend", rule.mask.key, rule.bias is None, needs, q.shape, FORCED[-1] if FORCED else None)
-    return ka.once_for(qa, key, _look, q, rule, qa, ka, needs)
+        return _look(q, scoring, q_layout, k_layout, needs | {"compile"})
+    key = ("backend", scoring.mask.key, scoring.bias is None, needs, q.shape, FORCED[-1] if FORCED else None)
+    return k_layout.once_for(q_layout, key, _look, q, scoring, q_layout, k_layout, needs)
 
 
-def _look(q: Tensor, rule: Rule, qa: At, ka: At, needs: frozenset[str]) -> tuple[Backend, bool]:
-    plain = rule.bias is None and is_plain(rule.mask, qa, ka)
+def _look(
+    q: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, needs: frozenset[str]
+) -> tuple[Backend, bool]:
+    plain = scoring.bias is None and is_plain(scoring.mask, q_layout, k_layout)
     *rows, n, heads, head = q.shape
     # the tiles are looked for only where skipping some could pay; if so, the kernel finds them ready
     worth = not plain and n >= 4 * attend_tiled.TILE and "compile" not in needs
-    touched = attend_tiled.touched(rule, qa, ka) if worth else n * ka.n
-    return choose(needs, Shape(prod(rows), n, ka.n, heads, head, plain, touched)), plain
+    touched = attend_tiled.touched(scoring, q_layout, k_layout) if worth else n * k_layout.n
+    return choose(needs, Shape(prod(rows), n, k_layout.n, heads, head, plain, touched)), plain

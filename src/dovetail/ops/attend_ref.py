@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
-from dovetail.core.module import wide
+from dovetail.core.layout import TokenLayout
+from dovetail.core.module import at_least_fp32
 
 if TYPE_CHECKING:
-    from dovetail.ops.attend import Rule, Shape
+    from dovetail.ops.attend import Scoring, Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "edit", "compile"})
 
@@ -27,22 +27,24 @@ def cost(shape: Shape, needs: frozenset[str]) -> float:
     return 60_000.0 + 30.0 * shape.rows * shape.heads * shape.queries * shape.keys
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, seen: tuple[Tensor, Tensor]) -> Tensor:
+def run(
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, seen: tuple[Tensor, Tensor]
+) -> Tensor:
     """Attention with every score in memory: (…, heads, n, head)."""
     allowed, empty = seen
     shared = q.shape[-3] // k.shape[-3]
     k, v = k.repeat_interleave(shared, -3), v.repeat_interleave(shared, -3)
-    scores = (q @ k.transpose(-1, -2)).to(wide(q.dtype)) * rule.scale
-    if rule.softcap is not None:
-        scores = rule.softcap * torch.tanh(scores / rule.softcap)
-    if rule.bias is not None:
-        scores = scores + rule.bias(qa, ka, *rule.tables)
+    scores = (q @ k.transpose(-1, -2)).to(at_least_fp32(q.dtype)) * scoring.scale
+    if scoring.softcap is not None:
+        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+    if scoring.bias is not None:
+        scores = scores + scoring.bias(q_layout, k_layout, *scoring.tables)
     # a row that sees nothing is padding: give it anything finite here, and zero at the end
     scores = scores.masked_fill(~allowed, -torch.inf).masked_fill(empty, 0.0)
-    if rule.sink is not None:
-        column = rule.sink[:, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+    if scoring.sink is not None:
+        column = scoring.sink[:, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
         scores = torch.cat([scores, column], -1)
     weights = torch.softmax(scores, -1)[..., : k.shape[-2]].masked_fill(empty, 0.0)
-    if rule.edit is not None:
-        weights = rule.edit(weights)
+    if scoring.edit is not None:
+        weights = scoring.edit(weights)
     return weights.to(v.dtype) @ v

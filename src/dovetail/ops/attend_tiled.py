@@ -27,13 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dovetail.core.at import At
-from dovetail.core.module import wide
+from dovetail.core.layout import TokenLayout
+from dovetail.core.module import at_least_fp32
 from dovetail.ops.mask import Run, allowed
 from dovetail.ops.tiles import Piece, Tile, Tiling, add, put, take
 
 if TYPE_CHECKING:
-    from dovetail.ops.attend import Rule, Shape
+    from dovetail.ops.attend import Scoring, Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink"})
 TILE = 64  # tokens a tile, of queries and of keys
@@ -49,56 +49,63 @@ def cost(shape: Shape, needs: frozenset[str]) -> float:
     return tiles * (200_000.0 + 36_000.0 * heads) + each * heads * shape.touched
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, seen: object = None) -> Tensor:
+def run(
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, seen: object = None
+) -> Tensor:
     """(…, heads, n, head), touching only the tiles that the mask touches."""
     if q.dim() == 3:
-        return run(q[None], k[None], v[None], rule, qa, ka)[0]
-    if rule.mask.regroup() > 1 and qa.start is None and q.shape[0] > 1:  # each row has its own order of residues
-        rows = [run(q[i : i + 1], k[i : i + 1], v[i : i + 1], rule, _row(qa, i), _row(ka, i)) for i in range(q.shape[0])]
+        return run(q[None], k[None], v[None], scoring, q_layout, k_layout)[0]
+    if scoring.mask.regroup() > 1 and q_layout.start is None and q.shape[0] > 1:  # each row has its own order of residues
+        rows = [
+            run(q[i : i + 1], k[i : i + 1], v[i : i + 1], scoring, _row(q_layout, i), _row(k_layout, i))
+            for i in range(q.shape[0])
+        ]
         return torch.cat(rows)
-    if rule.mask.by_head():
-        return _by_head(q, k, v, rule, qa, ka)
-    out, lse = _Tiled.apply(q.unflatten(1, (k.shape[1], -1)), k, v, Work.of(rule, qa, ka), *rule.tables)  # type: ignore[misc]
+    if scoring.mask.by_head():
+        return _by_head(q, k, v, scoring, q_layout, k_layout)
+    out, lse = _Tiled.apply(q.unflatten(1, (k.shape[1], -1)), k, v, Work.of(scoring, q_layout, k_layout), *scoring.tables)  # type: ignore[misc]
     out, lse = out.flatten(1, 2), lse.flatten(1, 2)
-    if rule.sink is not None:
-        out = out * torch.sigmoid(lse - rule.sink[:, None].to(lse.dtype))[..., None].to(out.dtype)
+    if scoring.sink is not None:
+        out = out * torch.sigmoid(lse - scoring.sink[:, None].to(lse.dtype))[..., None].to(out.dtype)
     return out
 
 
-def touched(rule: Rule, qa: At, ka: At) -> int:
+def touched(scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout) -> int:
     """How many scores of one row lie in tiles that a head looks at, on average."""
-    masks = [rule.mask.for_head(head) for head in rule.heads.tolist()] if rule.mask.by_head() else [rule.mask]
-    return sum(Work.of(dc.replace(rule, mask=mask), qa, ka).tiling.touched() for mask in masks) // len(masks)
+    masks = [scoring.mask.for_head(head) for head in scoring.heads.tolist()] if scoring.mask.by_head() else [scoring.mask]
+    return sum(Work.of(dc.replace(scoring, mask=mask), q_layout, k_layout).tiling.touched() for mask in masks) // len(masks)
 
 
-def _row(at: At, i: int) -> At:
-    return At(at.coords[i : i + 1], at.order[i : i + 1], at.seg[i : i + 1])
+def _row(layout: TokenLayout, i: int) -> TokenLayout:
+    return TokenLayout(layout.coords[i : i + 1], layout.order[i : i + 1], layout.seg[i : i + 1])
 
 
-def _by_head(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At) -> Tensor:
+def _by_head(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout) -> Tensor:
     """Heads that see alike are taken together, so that each set touches its own tiles only."""
     shared, sets = q.shape[1] // k.shape[1], {}
-    for i, head in enumerate(rule.heads.tolist()):
-        sets.setdefault(rule.mask.for_head(head), []).append(i)
+    for i, head in enumerate(scoring.heads.tolist()):
+        sets.setdefault(scoring.mask.for_head(head), []).append(i)
     found: list[Tensor] = []
     for mask, own in sets.items():
         groups = [i // shared for i in own]
         even = len({groups.count(group) for group in groups}) == 1  # then they can still share keys
         heads, keys = (torch.tensor(x, device=q.device) for x in (own, sorted(set(groups)) if even else groups))
         alike = dc.replace(
-            rule,
+            scoring,
             mask=mask,
-            heads=rule.heads[heads],
-            bias=None if rule.bias is None else partial(_of_heads, rule.bias, heads),
-            sink=None if rule.sink is None else rule.sink[heads],
+            heads=scoring.heads[heads],
+            bias=None if scoring.bias is None else partial(_of_heads, scoring.bias, heads),
+            sink=None if scoring.sink is None else scoring.sink[heads],
         )
-        found.append(run(q.index_select(1, heads), k.index_select(1, keys), v.index_select(1, keys), alike, qa, ka))
+        found.append(run(q.index_select(1, heads), k.index_select(1, keys), v.index_select(1, keys), alike, q_layout, k_layout))
     back = torch.tensor([i for own in sets.values() for i in own], device=q.device).argsort()
     return torch.cat(found, 1).index_select(1, back)
 
 
-def _of_heads(bias: Callable[..., Tensor], heads: Tensor, qa: At, ka: At, *tables: Tensor) -> Tensor:
-    return bias(qa, ka, *tables).index_select(-3, heads)
+def _of_heads(
+    bias: Callable[..., Tensor], heads: Tensor, q_layout: TokenLayout, k_layout: TokenLayout, *tables: Tensor
+) -> Tensor:
+    return bias(q_layout, k_layout, *tables).index_select(-3, heads)
 
 
 class Seen:
@@ -122,32 +129,32 @@ class Seen:
 class Work:
     """What the kernel knows beside tensors."""
 
-    rule: Rule
-    qa: At
-    ka: At
+    scoring: Scoring
+    q_layout: TokenLayout
+    k_layout: TokenLayout
     tiling: Tiling
     relative: bool  # what a query sees depends on the distance alone, so that tiles repeat
     seen: Seen
 
     @staticmethod
-    def of(rule: Rule, qa: At, ka: At) -> Work:
+    def of(scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout) -> Work:
         """The work for these tokens; the tiles are found once a step for all layers with an equal mask."""
-        key, given = (rule.mask.key, TILE, PIECE), (rule.mask, qa, ka, len(rule.heads), TILE, PIECE)
-        tiling = ka.once_for(qa, ("tiling", *key), Tiling, *given)
-        seen = ka.once_for(qa, ("seen", *key), Seen, REMEMBERED * TILE * qa.n)
-        relative = rule.mask.relative() and qa.start is not None and ka.start is not None
-        return Work(rule, _one_row(qa), _one_row(ka), tiling, relative, seen)
+        key, given = (scoring.mask.key, TILE, PIECE), (scoring.mask, q_layout, k_layout, len(scoring.heads), TILE, PIECE)
+        tiling = k_layout.once_for(q_layout, ("tiling", *key), Tiling, *given)
+        seen = k_layout.once_for(q_layout, ("seen", *key), Seen, REMEMBERED * TILE * q_layout.n)
+        relative = scoring.mask.relative() and q_layout.start is not None and k_layout.start is not None
+        return Work(scoring, _one_row(q_layout), _one_row(k_layout), tiling, relative, seen)
 
     def bias(self, tile: Tile, piece: Piece, tables: tuple[Tensor, ...]) -> Tensor | None:
         """(…, heads, n, m) added to the scores of one piece."""
-        if self.rule.bias is None:
+        if self.scoring.bias is None:
             return None
-        return self.rule.bias(self.qa.pick(tile.queries), self.ka.pick(piece.keys), *tables)
+        return self.scoring.bias(self.q_layout.pick(tile.queries), self.k_layout.pick(piece.keys), *tables)
 
     def shut(self, tile: Tile, runs: list[Run]) -> Tensor:
         """(…, 1, n, m) −∞ where a query may not see a key of the runs, else 0."""
-        look = self.rule.mask.visible if all(run.alone for run in runs) else partial(allowed, self.rule.mask)
-        seen = look(self.qa.pick(tile.queries), self.ka.pick(self.tiling.k.where(runs)), self.rule.heads)
+        look = self.scoring.mask.visible if all(run.alone for run in runs) else partial(allowed, self.scoring.mask)
+        seen = look(self.q_layout.pick(tile.queries), self.k_layout.pick(self.tiling.k.where(runs)), self.scoring.heads)
         return torch.where(seen, 0.0, -torch.inf)
 
     def kind(self, tile: Tile, runs: list[Run]) -> tuple[Any, ...]:
@@ -160,12 +167,14 @@ class Work:
 
     def scores(self, query: Tensor, key: Tensor, tile: Tile, piece: Piece, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """(rows, kv_heads, shared, n, m) scores of one piece with −∞ where not allowed; tanh of the capped scores."""
-        groups, shared = query.shape[1], len(self.rule.heads) // query.shape[1]
-        scores = (query @ key.transpose(-1, -2)).to(wide(query.dtype)).mul_(self.rule.scale).unflatten(2, (shared, -1))
+        groups, shared = query.shape[1], len(self.scoring.heads) // query.shape[1]
+        scores = (
+            (query @ key.transpose(-1, -2)).to(at_least_fp32(query.dtype)).mul_(self.scoring.scale).unflatten(2, (shared, -1))
+        )
         capped = None
-        if self.rule.softcap is not None:
-            capped = torch.tanh(scores / self.rule.softcap)
-            scores = self.rule.softcap * capped
+        if self.scoring.softcap is not None:
+            capped = torch.tanh(scores / self.scoring.softcap)
+            scores = self.scoring.softcap * capped
         if bias is not None:
             scores += _by_group(bias, groups)
         if piece.masked:  # adding −∞ is far cheaper than masked_fill_
@@ -176,11 +185,11 @@ class Work:
         return scores, capped
 
 
-def _one_row(at: At) -> At:
+def _one_row(layout: TokenLayout) -> TokenLayout:
     """Where all rows stand alike one of them says it all, and masks are made for one row only."""
-    if at.start is None or at.order.dim() == 1:
-        return at
-    return At(at.coords[:1], at.order[:1], None, start=at.start)
+    if layout.start is None or layout.order.dim() == 1:
+        return layout
+    return TokenLayout(layout.coords[:1], layout.order[:1], None, start=layout.start)
 
 
 def _exp(x: Tensor) -> Tensor:
@@ -202,8 +211,8 @@ class _Tiled(torch.autograd.Function):
         rows, groups, shared, n, _ = q.shape
         out = q.new_zeros(rows, n, groups, shared, v.shape[-1]).permute(0, 2, 3, 1, 4)  # token by token, as the stream lies
         # of a row that sees nothing: hopeless but finite, so that σ(lse − sink) is 0 with gradient 0, not NaN
-        lowest = torch.finfo(wide(q.dtype)).min / 4
-        lse = q.new_full(q.shape[:-1], lowest, dtype=wide(q.dtype))
+        lowest = torch.finfo(at_least_fp32(q.dtype)).min / 4
+        lse = q.new_full(q.shape[:-1], lowest, dtype=at_least_fp32(q.dtype))
         for tile in work.tiling.tiles:
             query = take(q, tile.queries).flatten(2, 3)
             top = take(lse[..., None], tile.queries)
@@ -259,4 +268,4 @@ class _Tiled(torch.autograd.Function):
                 dquery += ds @ key
                 add(dk, piece.keys, ds.transpose(-1, -2) @ query)
             put(dq, tile.queries, dquery.unflatten(2, (q.shape[2], -1)))
-        return dq.mul_(work.rule.scale), dk.mul_(work.rule.scale), dv, None, *dtables
+        return dq.mul_(work.scoring.scale), dk.mul_(work.scoring.scale), dv, None, *dtables

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.at import At
+from dovetail.core.layout import TokenLayout
 
 if TYPE_CHECKING:
-    from dovetail.ops.attend import Rule, Shape
+    from dovetail.ops.attend import Scoring, Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "compile"})
 
@@ -26,7 +26,15 @@ def cost(shape: Shape, needs: frozenset[str]) -> float:
     return 15_000.0 + each * shape.rows * shape.heads * shape.queries * shape.keys
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, seen: tuple[Tensor, Tensor] | str) -> Tensor:
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scoring: Scoring,
+    q_layout: TokenLayout,
+    k_layout: TokenLayout,
+    seen: tuple[Tensor, Tensor] | str,
+) -> Tensor:
     """(…, heads, n, head); `seen` is `all` or `causal` where such a flag says it all."""
     flat = q.dim() == 3
     if flat:
@@ -34,10 +42,10 @@ def run(q: Tensor, k: Tensor, v: Tensor, rule: Rule, qa: At, ka: At, seen: tuple
     grouped = q.shape[-3] != k.shape[-3]
     if isinstance(seen, str):
         causal = seen == "causal" and q.shape[-2] > 1  # one query at the end sees every key
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=rule.scale, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scoring.scale, enable_gqa=grouped)
         return out[0] if flat else out
     mask = seen[0]
-    if rule.bias is not None:
-        mask = torch.where(mask, rule.bias(qa, ka, *rule.tables).to(q.dtype), -torch.inf)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=grouped)
+    if scoring.bias is not None:
+        mask = torch.where(mask, scoring.bias(q_layout, k_layout, *scoring.tables).to(q.dtype), -torch.inf)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale, enable_gqa=grouped)
     return out[0] if flat else out

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.group import Fill, Mask, Span
+from dovetail.core.layout import TokenLayout
 
 T = TypeVar("T")
 
 
-def same_document(q: At, k: At) -> Tensor:
+def same_document(q: TokenLayout, k: TokenLayout) -> Tensor:
     """(…, n, m) true where both tokens are real, of one document and one row."""
     same = (q.seg[..., :, None] == k.seg[..., None, :]) & (q.seg >= 0)[..., :, None]
     if q.row is not None and k.row is not None:
@@ -31,22 +31,22 @@ def same_document(q: At, k: At) -> Tensor:
     return same
 
 
-def allowed(mask: Mask, q: At, k: At, heads: Tensor) -> Tensor:
+def allowed(mask: Mask, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
     """(…, 1 or heads, n, m) true where query n may see key m."""
     return mask.visible(q, k, heads) & same_document(q, k)[..., None, :, :]
 
 
-def dense(mask: Mask, q: At, k: At, heads: Tensor) -> tuple[Tensor, Tensor]:
+def dense(mask: Mask, q: TokenLayout, k: TokenLayout, heads: Tensor) -> tuple[Tensor, Tensor]:
     """(allowed, rows that see nothing at all), made once a step for all layers with an equal mask."""
     return _shared("allowed", mask, q, k, heads.shape[0], lambda: _look(mask, q, k, heads))
 
 
-def _look(mask: Mask, q: At, k: At, heads: Tensor) -> tuple[Tensor, Tensor]:
+def _look(mask: Mask, q: TokenLayout, k: TokenLayout, heads: Tensor) -> tuple[Tensor, Tensor]:
     seen = allowed(mask, q, k, heads)
     return seen, ~seen.any(-1, keepdim=True)
 
 
-def _shared(what: str, mask: Mask, q: At, k: At, heads: int, make: Callable[[], T]) -> T:
+def _shared(what: str, mask: Mask, q: TokenLayout, k: TokenLayout, heads: int, make: Callable[[], T]) -> T:
     return k.once_for(q, (what, mask.key, heads if mask.by_head() else 0), make)
 
 
@@ -58,23 +58,23 @@ def span_document(q: Span, k: Span) -> Fill:
     return Fill.FULL if alone else Fill.PART
 
 
-def spans(at: At, size: int, step: int = 1) -> list[Span]:
+def spans(layout: TokenLayout, size: int, step: int = 1) -> list[Span]:
     """The extremes of each run of `size` tokens, over all rows of the batch."""
 
     def look() -> list[Span]:
-        starts = np.arange(0, at.n, size)
-        order, seg = at.order.numpy(force=True).reshape(-1, at.n), at.seg.numpy(force=True).reshape(-1, at.n)
-        row = np.zeros((1, at.n), np.int64) if at.row is None else at.row.numpy(force=True)[None]
+        starts = np.arange(0, layout.n, size)
+        order, seg = layout.order.numpy(force=True).reshape(-1, layout.n), layout.seg.numpy(force=True).reshape(-1, layout.n)
+        row = np.zeros((1, layout.n), np.int64) if layout.row is None else layout.row.numpy(force=True)[None]
         residue = order % step
         edges = [f.reduceat(f.reduce(a, axis=0), starts) for a in (order, seg, row, residue) for f in (np.minimum, np.maximum)]
         steps = np.full(len(starts), step)
         return [Span(*edge) for edge in zip(*(e.tolist() for e in (*edges[:6], steps, *edges[6:])), strict=True)]
 
-    return at.once(("spans", size, step), look)
+    return layout.once(("spans", size, step), look)
 
 
 class Run(NamedTuple):
-    """Neighbouring key tiles that one query tile touches, [begin, end); whether all of it is visible to every head, and
+    """Neighboring key tiles that one query tile touches, [begin, end); whether all of it is visible to every head, and
     whether queries and keys are all of one document, so that the mask alone decides."""
 
     begin: int
@@ -83,7 +83,7 @@ class Run(NamedTuple):
     alone: bool = False
 
 
-def plan(mask: Mask, q: At, k: At, heads: int, tile_q: int, tile_k: int) -> list[list[Run]]:
+def plan(mask: Mask, q: TokenLayout, k: TokenLayout, heads: int, tile_q: int, tile_k: int) -> list[list[Run]]:
     """For each query tile the runs of keys it touches, in tokens."""
 
     def look() -> list[list[Run]]:
@@ -105,7 +105,7 @@ def _levels(tiles: list[Span]) -> list[list[Span]]:
 
 
 def _around(pair: list[Span]) -> Span:
-    """What is known of neighbouring runs of tokens as one."""
+    """What is known of neighboring runs of tokens as one."""
     low, high, seg_low, seg_high, row_low, row_high, step, residue_low, residue_high = zip(*pair, strict=True)
     edges = (min(low), max(high), min(seg_low), max(seg_high), min(row_low), max(row_high))
     return Span(*edges, step[0], min(residue_low), max(residue_high))
@@ -134,7 +134,7 @@ def _fills(mask: Mask, q: list[list[Span]], k: list[list[Span]], heads: range) -
 
 
 def _runs(fills: np.ndarray, size: int, n: int) -> list[Run]:
-    """Neighbouring tiles with an equal fill as one run; empty ones left out."""
+    """Neighboring tiles with an equal fill as one run; empty ones left out."""
     edges = [0, *(np.flatnonzero(np.diff(fills)) + 1).tolist(), len(fills)]
     found = ((begin, end, int(fills[begin])) for begin, end in pairwise(edges))
     kinds = ((begin, end, Fill(value % 3), value >= 3) for begin, end, value in found)
@@ -167,10 +167,10 @@ def pairs(mask: Mask, n: int) -> int:
     Full tiles count by area. Partial ones are looked into: wholly where that is little, else at a few queries each, taken
     in pairs mirrored about the tile's middle, so that what grows evenly from row to row (causal, blocks) stays exact.
     """
-    at = At.whole(1, n)
+    layout = TokenLayout.whole(1, n)
     heads = torch.arange(8 if mask.by_head() else 1)
     size = max(64, n // min(64, max(8, 2 * LOOKED_AT // (n * len(heads)))))
-    tiles = plan(mask, at, at, len(heads), size, size)
+    tiles = plan(mask, layout, layout, len(heads), size, size)
     unsure = sum(run.end - run.begin for runs in tiles for run in runs if not run.full) * size * len(heads)
     rows = size if unsure <= LOOKED_AT else max(2, LOOKED_AT // (len(tiles) * n * len(heads)) // 2 * 2)
     total = 0.0
@@ -180,7 +180,7 @@ def pairs(mask: Mask, n: int) -> int:
         for run in runs:
             width = run.end - run.begin
             if not run.full:
-                seen = mask.visible(at.pick(sample), at.pick(slice(run.begin, run.end)), heads)
+                seen = mask.visible(layout.pick(sample), layout.pick(slice(run.begin, run.end)), heads)
                 width = int(seen.expand(1, len(heads), -1, -1).sum()) / (len(sample) * len(heads))
             total += len(query) * width
     return round(total)

@@ -2,7 +2,7 @@
 
     queries  ▏tile▕▏tile▕▏tile▕ …          keys of a tile: run ──── run ── run ───────  ->  ▏piece▕▏piece▕
 
-The keys of one piece need not be neighbours: what a mask touches is gathered, so that a step has the same amount of work
+The keys of one piece need not be neighbors: what a mask touches is gathered, so that a step has the same amount of work
 whether the mask is dense or full of holes. For a mask with holes tokens of one residue are tiled side by side.
 """
 
@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.group import Mask
+from dovetail.core.layout import TokenLayout
 from dovetail.ops.mask import Run, plan
 
 Where = slice | Tensor  # tokens that lie evenly, or any tokens by their index
@@ -48,16 +48,16 @@ class Tokens:
     """Tokens in the order they are tiled: as they lie, or those of one residue modulo `step` side by side, so that the tiles
     of a mask with holes are full or empty. Where rows differ, the first decides."""
 
-    def __init__(self, at: At, step: int) -> None:
-        self.step, self.n, self.device = step, at.n, at.order.device
+    def __init__(self, layout: TokenLayout, step: int) -> None:
+        self.step, self.n, self.device = step, layout.n, layout.order.device
         self.index: Tensor | None = None
         if step > 1:
-            self.index = (at.order % step).view(-1, at.n)[0].argsort(stable=True)
-            self.numbers, self.at = self.index.tolist(), at.pick(self.index)
+            self.index = (layout.order % step).view(-1, layout.n)[0].argsort(stable=True)
+            self.numbers, self.layout = self.index.tolist(), layout.pick(self.index)
 
-    def tiled(self, at: At) -> At:
+    def tiled(self, layout: TokenLayout) -> TokenLayout:
         """The same tokens in this order; never kept for tokens as they lie, or they would keep themselves alive."""
-        return at if self.index is None else self.at
+        return layout if self.index is None else self.layout
 
     def where(self, runs: list[Run]) -> Where:
         """The tokens of some runs; a slice where they lie evenly."""
@@ -91,11 +91,11 @@ class Tile(NamedTuple):
 class Tiling:
     """The tiles of `size` queries that a mask touches, and for each the pieces of at most `most` keys."""
 
-    def __init__(self, mask: Mask, qa: At, ka: At, heads: int, size: int, most: int) -> None:
-        step = mask.regroup() if qa.n > 1 else 1
-        self.q, self.k = (at.once(("tokens", step), partial(Tokens, at, step)) for at in (qa, ka))
+    def __init__(self, mask: Mask, q_layout: TokenLayout, k_layout: TokenLayout, heads: int, size: int, most: int) -> None:
+        step = mask.regroup() if q_layout.n > 1 else 1
+        self.q, self.k = (layout.once(("tokens", step), partial(Tokens, layout, step)) for layout in (q_layout, k_layout))
         self.size, self.most = size, most
-        self.runs = plan(mask, self.q.tiled(qa), self.k.tiled(ka), heads, size, size)
+        self.runs = plan(mask, self.q.tiled(q_layout), self.k.tiled(k_layout), heads, size, size)
         self.tiles = [self._tile(i, runs) for i, runs in enumerate(self.runs)]
 
     def touched(self) -> int:

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Embed, EmbedModule
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -37,23 +37,23 @@ class Tokens(Embed):
     def module(self) -> type[Module]:
         return TokensModule
 
-    def axes(self, env: Env) -> Env:
-        return env.add(types=self.types)
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(types=self.types)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         same = "embed.table" if self.shared else None
         declared = [Weight(name="table", out=("vocab",), inp=("embed",), role="embed", same_as=same)]
         if self.types:
             declared.append(Weight(name="type_table", out=("types",), inp=("embed",), role="embed"))
         return declared
 
-    def check(self, env: Env) -> list[Problem]:
-        if self.shared and env.path == "embed":
+    def check(self, scope: Scope) -> list[Problem]:
+        if self.shared and scope.path == "embed":
             return [Problem("shared", "this is the table itself", "only an encoder's embedding can share its decoder's")]
         return [Problem("types", f"{self.types} is below 0")] if self.types < 0 else []
 
-    def example(self, env: Env, batch: int, n: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(0, env.size("vocab"), (batch, n), generator=generator)
+    def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(0, scope.size("vocab"), (batch, n), generator=generator)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -68,16 +68,16 @@ class TokensModule(EmbedModule):
     type_table: Tensor
 
     def setup(self) -> None:
-        self.scale = self.part.scale * (sqrt(self.env.size("embed")) if self.part.scale_by_width else 1.0)
+        self.scale = self.part.scale * (sqrt(self.scope.size("embed")) if self.part.scale_by_width else 1.0)
 
-    def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, At]:
+    def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         x = F.embedding(inputs, self.table)
         if self.scale != 1.0:
             x = x * self.scale
         if self.part.types:
             kinds = torch.zeros_like(inputs) if ctx.types is None else ctx.types
             x = x + F.embedding(kinds, self.type_table)
-        return ctx.tap(self, "out", x), ctx.at
+        return ctx.tap(self, "out", x), ctx.layout
 
 
 @register("patches")
@@ -104,10 +104,10 @@ class Patches(Embed):
         """Tokens an image gives."""
         return self.side() ** 2 + self.class_token
 
-    def axes(self, env: Env) -> Env:
-        return env.add(patch_values=self.channels * self.patch**2)
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(patch_values=self.channels * self.patch**2)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         declared = [Weight(name="project.weight", out=("embed",), inp=("patch_values",))]
         if self.bias:
             declared.append(Weight(name="project.bias", out=("embed",), init="zeros", role="bias"))
@@ -115,12 +115,12 @@ class Patches(Embed):
             declared.append(Weight(name="class_token", out=("embed",), role="embed"))
         return declared
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         if self.patch < 1 or self.channels < 1 or self.image < 1 or self.image % self.patch:
             return [Problem("patch", f"squares of {self.patch} do not tile an image of {self.image}")]
         return []
 
-    def example(self, env: Env, batch: int, n: int, generator: torch.Generator) -> Tensor:
+    def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
         shape = (batch, self.channels, self.image, self.image)
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -139,7 +139,7 @@ class PatchesModule(EmbedModule):
     project: Linear
     class_token: Tensor
 
-    def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, At]:
+    def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         size, side = self.part.patch, self.part.side()
         squares = F.unfold(inputs.to(self.project.weight.dtype), size, stride=size).transpose(-1, -2)
         x = self.project(squares)
@@ -149,5 +149,5 @@ class PatchesModule(EmbedModule):
             x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], -2)
             coords = torch.cat([torch.zeros_like(coords[:1]), coords])
         order = torch.arange(x.shape[-2], device=x.device).expand(x.shape[:-1])
-        at = At(coords.expand(x.shape[0], -1, -1), order, torch.zeros_like(order), start=0)
-        return ctx.tap(self, "out", x), at
+        layout = TokenLayout(coords.expand(x.shape[0], -1, -1), order, torch.zeros_like(order), start=0)
+        return ctx.tap(self, "out", x), layout

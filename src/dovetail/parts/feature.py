@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.env import Env
 from dovetail.core.group import Feature, FeatureModule
-from dovetail.core.module import Module, wide
+from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -51,7 +51,7 @@ class ReluFeatures(Feature):
     def module(self) -> type[Module]:
         return ReluFeaturesModule
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return [] if self.floor > 0 else [Problem("floor", f"{self.floor} is not above 0", "weights could sum to 0")]
 
     @classmethod
@@ -81,29 +81,29 @@ class RandomFeatures(Feature):
     def count(self, head: int) -> int:
         return self.features or 2 * head
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="directions", out=("features",), inp=("head",), role="const")]
 
-    def constant(self, name: str, env: Env) -> Tensor:
-        count, head = env.size("features"), env.size("head")
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        count, head = scope.size("features"), scope.size("head")
         chance = torch.Generator().manual_seed(self.draw)
         q, r = torch.linalg.qr(torch.randn(-(-count // head), head, head, generator=chance, dtype=torch.float64))
         # a diagonal of R made positive makes Q a fair draw among all rotations, and the same with every library
         turned = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT.flatten(0, 1)[:count]
         return turned * torch.randn(count, head, generator=chance, dtype=torch.float64).norm(dim=1, keepdim=True)
 
-    def cost(self, env: Env, n: int) -> tuple[int, int]:
-        flops = 4 * n * env.size("heads", "head") * env.size("features")  # queries and keys, each with every direction
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        flops = 4 * n * scope.size("heads", "head") * scope.size("features")  # queries and keys, each with every direction
         return flops, flops
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         found = [] if (self.features or 1) > 0 else [Problem("features", f"{self.features} is not above 0")]
         return found if self.draw >= 0 else [*found, Problem("draw", f"{self.draw} is below 0")]
 
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
-        if env.size("features") >= env.size("head"):
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
+        if scope.size("features") >= scope.size("head"):
             return []
-        what = f"{env.size('features')} directions do not span a head of {env.size('head')}"
+        what = f"{scope.size('features')} directions do not span a head of {scope.size('head')}"
         return [Problem("features", what, "use at least as many as the head is wide")]
 
     @classmethod
@@ -117,7 +117,7 @@ class RandomFeaturesModule(FeatureModule):
     directions: Tensor
 
     def setup(self) -> None:
-        self.shrink, self.share = self.env.size("head") ** -0.25, self.env.size("features") ** -0.5
+        self.shrink, self.share = self.scope.size("head") ** -0.25, self.scope.size("features") ** -0.5
 
     def query(self, q: Tensor) -> Tensor:
         exponent = self.exponent(q)
@@ -131,5 +131,5 @@ class RandomFeaturesModule(FeatureModule):
 
     def exponent(self, x: Tensor) -> Tensor:
         """ω·x − |x|²/2 of the scaled x: (…, features)."""
-        x = x.to(wide(x.dtype)) * self.shrink
+        x = x.to(at_least_fp32(x.dtype)) * self.shrink
         return x @ self.directions.T - x.square().sum(-1, keepdim=True) / 2

@@ -19,31 +19,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Act, Head, HeadModule, Norm
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Problem, child, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 from dovetail.ops.loss import chunked_cross_entropy
 
 Pool = Literal["first", "last", "mean"]
 
 
-def pool(x: Tensor, at: At, how: Pool) -> Tensor:
+def pool(x: Tensor, layout: TokenLayout, how: Pool) -> Tensor:
     """(…, n, embed) -> (…, embed) over the real tokens of each row."""
-    real = at.real
+    real = layout.real
     if how == "mean":
         weight = real.to(x.dtype)[..., None]
         return (x * weight).sum(-2) / weight.sum(-2).clamp_min(1)
-    place = torch.arange(at.n, device=x.device)
-    index = torch.where(real, place, at.n).amin(-1) if how == "first" else torch.where(real, place, -1).amax(-1)
-    index = index.clamp(0, at.n - 1)
+    place = torch.arange(layout.n, device=x.device)
+    index = torch.where(real, place, layout.n).amin(-1) if how == "first" else torch.where(real, place, -1).amax(-1)
+    index = index.clamp(0, layout.n - 1)
     return x.gather(-2, index[..., None, None].expand(*index.shape, 1, x.shape[-1])).squeeze(-2)
 
 
-def _vocabulary(env: Env, tied: bool, bias: bool) -> list[Weight]:
+def _vocabulary(scope: Scope, tied: bool, bias: bool) -> list[Weight]:
     same = "embed.table" if tied else None
     declared = [Weight(name="table", out=("vocab",), inp=("embed",), same_as=same)]
     return [*declared, Weight(name="bias", out=("vocab",), init="zeros", role="bias")] if bias else declared
@@ -69,15 +69,15 @@ class Lm(Head):
     def module(self) -> type[Module]:
         return LmModule
 
-    def weights(self, env: Env) -> list[Weight]:
-        return _vocabulary(env, self.tied, self.bias)
+    def weights(self, scope: Scope) -> list[Weight]:
+        return _vocabulary(scope, self.tied, self.bias)
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         bad = self.softcap is not None and self.softcap <= 0
         return [Problem("softcap", f"{self.softcap} is not above 0", "use null for none")] if bad else []
 
-    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randint(0, env.size("vocab"), shape, generator=generator)
+    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randint(0, scope.size("vocab"), shape, generator=generator)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -122,14 +122,14 @@ class Masked(Head):
     def module(self) -> type[Module]:
         return MaskedModule
 
-    def weights(self, env: Env) -> list[Weight]:
-        return [*_dense(self.dense_bias), *_vocabulary(env, self.tied, self.bias)]
+    def weights(self, scope: Scope) -> list[Weight]:
+        return [*_dense(self.dense_bias), *_vocabulary(scope, self.tied, self.bias)]
 
-    def scope(self, env: Env, child: str) -> Env:
-        return env.bind(dim="embed")
+    def child_scope(self, scope: Scope, child: str) -> Scope:
+        return scope.bind(dim="embed")
 
-    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randint(0, env.size("vocab"), shape, generator=generator)
+    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randint(0, scope.size("vocab"), shape, generator=generator)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -172,28 +172,28 @@ class ByClass(Head):
     dense_bias: bool = True
     dropout: float = 0.0  # of what the last matrix reads
 
-    def axes(self, env: Env) -> Env:
-        return env.add(classes=self.classes)
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(classes=self.classes)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         out = Weight(name="out.weight", out=("classes",), inp=("embed",))
         scores = [out, Weight(name="out.bias", out=("classes",), init="zeros", role="bias")]
         return scores if self.act is None else [*_dense(self.dense_bias), *scores]
 
-    def scope(self, env: Env, child: str) -> Env:
-        return env.bind(dim="embed")
+    def child_scope(self, scope: Scope, child: str) -> Scope:
+        return scope.bind(dim="embed")
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         if self.classes < 1:
             return [Problem("classes", f"{self.classes} is not above 0")]
         if self.norm is not None and self.act is None:
             return [Problem("norm", "there is no layer for it to stand behind", "give an `act`, or norm: null")]
         return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
 
-    def idle(self, env: Env) -> frozenset[str]:
+    def idle(self, scope: Scope) -> frozenset[str]:
         return frozenset({"dense_bias"}) if self.act is None else frozenset()
 
-    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randint(0, self.classes, shape, generator=generator)
 
     @classmethod
@@ -247,7 +247,7 @@ class ClassifierModule(ByClassModule):
         self.how: Pool = self.part.how
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", self.out(self.behind(pool(x, ctx.at, self.how), ctx)))
+        return ctx.tap(self, "logits", self.out(self.behind(pool(x, ctx.layout, self.how), ctx)))
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
         return F.cross_entropy(self.forward(x, ctx), labels)
@@ -284,7 +284,7 @@ class Pooled(Head):
     def module(self) -> type[Module]:
         return PooledModule
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         if not self.dense:
             return []
         weight = Weight(name="out.weight", out=("embed",), inp=("embed",))
@@ -293,8 +293,8 @@ class Pooled(Head):
     def pools(self) -> bool:
         return True
 
-    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn(*shape, env.size("embed"), generator=generator, dtype=torch.float64)
+    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(*shape, scope.size("embed"), generator=generator, dtype=torch.float64)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -308,7 +308,7 @@ class PooledModule(HeadModule):
     out: Linear
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        vector = pool(x, ctx.at, self.part.how)
+        vector = pool(x, ctx.layout, self.part.how)
         if self.part.dense:
             vector = torch.tanh(self.out(vector))
         return ctx.tap(self, "vector", F.normalize(vector, dim=-1) if self.part.unit else vector)
@@ -329,16 +329,16 @@ class Scalar(Head):
     def module(self) -> type[Module]:
         return ScalarModule
 
-    def axes(self, env: Env) -> Env:
-        return env.add(one=1)
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(one=1)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="out.weight", out=("one",), inp=("embed",))]
 
     def pools(self) -> bool:
         return True
 
-    def labels(self, env: Env, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(*shape, 1, generator=generator, dtype=torch.float64)
 
     @classmethod
@@ -353,7 +353,7 @@ class ScalarModule(HeadModule):
     out: Linear
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "value", self.out(pool(x, ctx.at, self.part.how)))
+        return ctx.tap(self, "value", self.out(pool(x, ctx.layout, self.part.how)))
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
         return F.mse_loss(self.forward(x, ctx), labels.to(x.dtype))

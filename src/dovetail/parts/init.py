@@ -10,15 +10,15 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any
 
-from dovetail.core.env import Env
 from dovetail.core.group import Init
 from dovetail.core.part import register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
-def writes_stream(weight: Weight, env: Env) -> bool:
+def writes_stream(weight: Weight, scope: Scope) -> bool:
     """Whether the matrix ends a branch: its result is added to the residual stream of a stack of layers."""
-    return weight.role == "linear" and bool(weight.inp) and env.names(weight.out) == ("embed",) and bool(env.stack)
+    return weight.role == "linear" and bool(weight.inp) and scope.names(weight.out) == ("embed",) and bool(scope.stack)
 
 
 @register("normal")
@@ -28,9 +28,9 @@ class Normal(Init):
     spread: float = 0.02
     residual: bool = True
 
-    def std(self, weight: Weight, env: Env) -> float:
-        deep = self.residual and writes_stream(weight, env)
-        return self.spread / sqrt(2 * env.depth) if deep else self.spread
+    def std(self, weight: Weight, scope: Scope) -> float:
+        deep = self.residual and writes_stream(weight, scope)
+        return self.spread / sqrt(2 * scope.depth) if deep else self.spread
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -43,10 +43,10 @@ class FanIn(Init):
 
     gain: float = 1.0
 
-    def std(self, weight: Weight, env: Env) -> float:
+    def std(self, weight: Weight, scope: Scope) -> float:
         if weight.role == "embed" or not weight.inp:
             return self.gain
-        return self.gain / sqrt(env.size(*weight.inp))
+        return self.gain / sqrt(scope.size(*weight.inp))
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -60,10 +60,10 @@ class Mup(Init):
     spread: float = 0.02
     base_width: int = 256
 
-    def std(self, weight: Weight, env: Env) -> float:
+    def std(self, weight: Weight, scope: Scope) -> float:
         if weight.role == "embed" or not weight.inp:
             return self.spread
-        return self.spread * sqrt(self.base_width / env.size(*weight.inp))
+        return self.spread * sqrt(self.base_width / scope.size(*weight.inp))
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:

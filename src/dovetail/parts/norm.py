@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Norm
 from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -36,13 +36,13 @@ class LayerNorm(Norm):
     def module(self) -> type[Module]:
         return LayerNormModule
 
-    def weights(self, env: Env) -> list[Weight]:
-        dim = env.names(("dim",))
+    def weights(self, scope: Scope) -> list[Weight]:
+        dim = scope.names(("dim",))
         scale = Weight(name="scale", out=dim, over=dim, init="ones", role="norm")
         shift = Weight(name="shift", out=dim, over=dim, init="zeros", role="bias")
         return [scale, shift] if self.shift else [scale]
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return _positive(self.eps)
 
     @classmethod
@@ -58,33 +58,33 @@ class LayerNormModule(Module):
     shift: Tensor
 
     def setup(self) -> None:
-        self.dim, self.size = self.env.names(("dim",)), self.env.size("dim")
+        self.dim, self.size = self.scope.names(("dim",)), self.scope.size("dim")
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         shift = self.shift if self.part.shift else None
-        if not ctx.cut(self.dim):
+        if not ctx.sharded(self.dim):
             return F.layer_norm(x, (x.shape[-1],), self.scale, shift, self.part.eps)
-        centred = x - ctx.total(x.sum(-1, keepdim=True), self.dim) / self.size
-        variance = ctx.total((centred * centred).sum(-1, keepdim=True), self.dim) / self.size
-        out = centred * torch.rsqrt(variance + self.part.eps) * self.scale
+        centered = x - ctx.all_reduce(x.sum(-1, keepdim=True), self.dim) / self.size
+        variance = ctx.all_reduce((centered * centered).sum(-1, keepdim=True), self.dim) / self.size
+        out = centered * torch.rsqrt(variance + self.part.eps) * self.scale
         return out if shift is None else out + shift
 
 
-@register("rms")
-class Rms(Norm):
+@register("rmsnorm")
+class RMSNorm(Norm):
     """Scale each token to unit mean square; no mean, no shift."""
 
     eps: float = 1e-5
     plus_one: bool = False  # the weight is the distance from 1 (Gemma)
 
     def module(self) -> type[Module]:
-        return RmsModule
+        return RMSNormModule
 
-    def weights(self, env: Env) -> list[Weight]:
-        dim = env.names(("dim",))
+    def weights(self, scope: Scope) -> list[Weight]:
+        dim = scope.names(("dim",))
         return [Weight(name="scale", out=dim, over=dim, init="zeros" if self.plus_one else "ones", role="norm")]
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return _positive(self.eps)
 
     @classmethod
@@ -92,18 +92,18 @@ class Rms(Norm):
         return {"eps": [1e-5, 0.1], "plus_one": [False, True]}
 
 
-class RmsModule(Module):
+class RMSNormModule(Module):
     """x (…, dim) -> like x."""
 
-    part: Rms
+    part: RMSNorm
     scale: Tensor
 
     def setup(self) -> None:
-        self.dim, self.size = self.env.names(("dim",)), self.env.size("dim")
+        self.dim, self.size = self.scope.names(("dim",)), self.scope.size("dim")
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         scale = self.scale + 1.0 if self.part.plus_one else self.scale
-        if not ctx.cut(self.dim):
+        if not ctx.sharded(self.dim):
             return F.rms_norm(x, (x.shape[-1],), scale, self.part.eps)
-        square = ctx.total((x * x).sum(-1, keepdim=True), self.dim) / self.size
+        square = ctx.all_reduce((x * x).sum(-1, keepdim=True), self.dim) / self.size
         return x * torch.rsqrt(square + self.part.eps) * scale

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 from dovetail.core.wire import Branching, Scaled, WireModule
 
 
@@ -32,10 +32,10 @@ class Post(Scaled):
     def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{name}_norm" for name in branches)
 
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
-        if env.depth < 12:
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
+        if scope.depth < 12:
             return []
-        return [Problem("", f"{env.depth} layers of post-norm train badly without warm-up", "warm up, or wire: pre")]
+        return [Problem("", f"{scope.depth} layers of post-norm train badly without warm-up", "warm up, or wire: pre")]
 
 
 class PostModule(WireModule):

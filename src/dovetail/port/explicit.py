@@ -28,12 +28,12 @@ STANDS_FOR = {
 def explicit(spec: Model) -> Model:
     """The spec with every size written out that a null stands for, and lists of equal factors as one factor."""
     told: dict[str, dict[str, Any]] = {}
-    for path, part, env in walk(spec):
+    for path, part, scope in walk(spec):
         hints = field_types(type(part))
         for field, choices in STANDS_FOR.items():
             if hints.get(field) == int | None and getattr(part, field) is None:
-                axes = next(axes for axes in choices if set(axes) <= env.sizes.keys())
-                told.setdefault(path, {})[field] = env.size(*axes)
+                axes = next(axes for axes in choices if set(axes) <= scope.sizes.keys())
+                told.setdefault(path, {})[field] = scope.size(*axes)
         for name, below in part.parts().items():
             for field in dc.fields(below):
                 value = getattr(below, field.name)

@@ -23,21 +23,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.build import on_meta, set_constants, tie
+from dovetail.construction import on_meta, set_constants, tie
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
 from dovetail.core.module import holder
-from dovetail.directory import PICKLES, Directory, pickle_refusal
-from dovetail.files import INDEX_FILE, WEIGHTS_FILE, may_replace
+from dovetail.io.model_dir import INDEX_FILE, WEIGHTS_FILE, may_replace
+from dovetail.io.spec import SPEC_FILE, from_yaml, load_spec
+from dovetail.io.tensors import TensorFile
+from dovetail.io.untrusted import PICKLES, Directory, pickle_refusal
+from dovetail.io.yaml import LARGEST as LARGEST_SPEC
 from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import differences, explicit
 from dovetail.port.hf import form_of, from_hf
 from dovetail.port.quantized import opened
 from dovetail.port.tensors import imported
-from dovetail.safefile import TensorFile
-from dovetail.spec import SPEC_FILE, from_yaml, load_spec
-from dovetail.yamlfile import LARGEST as LARGEST_SPEC
 
 CONFIG_FILE = "config.json"
 LARGEST_CONFIG = 4 * 2**20  # bytes: one with the names of 20,000 classes takes two
@@ -186,7 +186,7 @@ def _theirs(spec: Model, config: Mapping[str, Any], reading: _Reading) -> Iterat
 
 
 def _own(spec: Model, reading: _Reading) -> Iterator[tuple[str, Tensor]]:
-    shapes = {d.path: d.weight.shape(d.env) for d in declared(spec) if d.weight.stored}
+    shapes = {d.path: d.weight.shape(d.scope) for d in declared(spec) if d.weight.stored}
     if unknown := sorted(set(reading.files) - set(shapes)):
         raise FileError(f"{unknown[0]} is no weight of this spec{_more(unknown)}; was the spec edited?")
     if missing := sorted(set(shapes) - set(reading.files)):

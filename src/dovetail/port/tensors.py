@@ -94,7 +94,7 @@ def moves(spec: Model, dialect: Dialect, form: Form) -> Iterator[Move]:
 
 def shapes_of(spec: Model) -> dict[str, tuple[int, ...]]:
     """path -> shape of every tensor that a file holds."""
-    return {d.path: d.weight.shape(d.env) for d in declared(spec) if d.weight.stored}
+    return {d.path: d.weight.shape(d.scope) for d in declared(spec) if d.weight.stored}
 
 
 def ties_of(spec: Model) -> dict[str, str]:

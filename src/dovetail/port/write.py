@@ -4,7 +4,7 @@
     export    dovetail.yaml, our tensors    ->    config.json, their tensors, dovetail.yaml
 
 The config that was imported is kept for what a spec does not say (the greatest length, ids, names of classes): an export to the
-same family gives it back. Tokenizer, generation settings, chat template and licence are carried over as they are.
+same family gives it back. Tokenizer, generation settings, chat template and license are carried over as they are.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch import Tensor
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
-from dovetail.directory import Directory
-from dovetail.files import SHARD, Piece, own_pieces, spec_and, write_directory
+from dovetail.io.model_dir import SHARD, Piece, own_pieces, spec_and, write_directory
+from dovetail.io.untrusted import Directory
 from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import explicit

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
+from dovetail.core.layout import TokenLayout
 from dovetail.state.slots import Slots
 
 
@@ -23,32 +23,34 @@ class Frame:
     write: Tensor | None  # (tokens,) slots of the new tokens; padding goes to the bin; None where they end what a slice reads
     read: Tensor | None  # (…, m) slots of the keys; None where a slice of the store reads them
     slice_rows: tuple[int, int, int] | None  # rows, slots a row, keys a row
-    key_at: At
+    key_layout: TokenLayout
     before: bool  # keys are read before the new ones are written, and the new ones joined behind
     begin: int = 0  # the first of the new ones among the keys, where a slice reads both
     view: tuple[torch.Size, tuple[int, ...], tuple[int, ...]] | None = None  # a slice of a store of this shape: sizes, strides
 
 
-def make_frame(slots: Slots, at: At, rows: Sequence[int], held: Sequence[int], new: Sequence[int], all_rows: int) -> Frame:
+def make_frame(
+    slots: Slots, layout: TokenLayout, rows: Sequence[int], held: Sequence[int], new: Sequence[int], all_rows: int
+) -> Frame:
     """The frame of a step in which row rows[i], holding held[i] tokens, gets new[i] more, standing at `at`."""
     sliced = slots.stride is not None and list(rows) == list(range(all_rows))
-    if sliced and at.start is not None:  # all rows alike, the common step of decoding: no slot need be named
-        count = at.start + at.n
+    if sliced and layout.start is not None:  # all rows alike, the common step of decoding: no slot need be named
+        count = layout.start + layout.n
         if slots.positions(count) == range(count):
             seen = (all_rows, slots.stride or 0, count)
-            return Frame(None, None, seen, At.whole(all_rows, count), False, at.start)
+            return Frame(None, None, seen, TokenLayout.whole(all_rows, count), False, layout.start)
     row = torch.tensor(rows, dtype=torch.long)
-    each = row[at.row] if at.row is not None else row[:, None]
-    write = torch.where(at.real, slots.slot(each, at.order), slots.total).flatten()
+    each = row[layout.row] if layout.row is not None else row[:, None]
+    write = torch.where(layout.real, slots.slot(each, layout.order), slots.total).flatten()
     kept_after = [slots.positions(h + n) for h, n in zip(held, new, strict=True)]
     # a chunk that overruns what the layout keeps would overwrite keys its own first queries still need
     before = any(len(kept) < h + n for kept, h, n in zip(kept_after, held, new, strict=True)) and max(new, default=0) > 1
     kept = [slots.positions(h) for h in held] if before else kept_after
-    if at.row is not None:
+    if layout.row is not None:
         order = torch.cat([_tensor(positions) for positions in kept])
         number = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(positions) for positions in kept]))
-        key_at = At.of(order, torch.zeros_like(order), number)
-        return Frame(write, slots.slot(row[number], order), None, _joined(key_at, at) if before else key_at, before)
+        key_layout = TokenLayout.of(order, torch.zeros_like(order), number)
+        return Frame(write, slots.slot(row[number], order), None, _joined(key_layout, layout) if before else key_layout, before)
     counts = [len(positions) for positions in kept]
     longest = max(counts)
     order = torch.arange(longest).expand(len(rows), longest)
@@ -58,11 +60,11 @@ def make_frame(slots: Slots, at: At, rows: Sequence[int], held: Sequence[int], n
     for i in holes:
         order[i, : counts[i]] = _tensor(kept[i])
     even = not before and all(count == longest == h + n for count, h, n in zip(counts, held, new, strict=True))
-    key_at = At.of(order, seg, start=0 if even else None)
+    key_layout = TokenLayout.of(order, seg, start=0 if even else None)
     if sliced and not before and not holes and slots.stride is not None and longest <= slots.stride:
-        return Frame(write, None, (all_rows, slots.stride, longest), key_at, before)
+        return Frame(write, None, (all_rows, slots.stride, longest), key_layout, before)
     read = torch.where(real, slots.slot(row[:, None], order), slots.total)
-    return Frame(write, read, None, _joined(key_at, at) if before else key_at, before)
+    return Frame(write, read, None, _joined(key_layout, layout) if before else key_layout, before)
 
 
 def _tensor(positions: Sequence[int]) -> Tensor:
@@ -71,9 +73,9 @@ def _tensor(positions: Sequence[int]) -> Tensor:
     return torch.tensor(positions, dtype=torch.long)
 
 
-def _joined(old: At, new: At) -> At:
+def _joined(old: TokenLayout, new: TokenLayout) -> TokenLayout:
     row = None if old.row is None or new.row is None else torch.cat([old.row, new.row])
-    return At.of(torch.cat([old.order, new.order], -1), torch.cat([old.seg, new.seg], -1), row)
+    return TokenLayout.of(torch.cat([old.order, new.order], -1), torch.cat([old.seg, new.seg], -1), row)
 
 
 class TokenView:
@@ -83,25 +85,25 @@ class TokenView:
         self.stores, self.frame = stores, frame
         self.blocks: BlockView | None = None  # the layer's memory of blocks of these tokens, where it declares one
 
-    def extend_blocks(self, at: At, *new: Tensor) -> tuple[tuple[Tensor, ...], At]:
+    def extend_blocks(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
         """The same for blocks of tokens that are whole now: `at` counts blocks, as does what comes back."""
         assert self.blocks is not None, "no state of this mixer is per block"
-        return self.blocks.extend(at, *new)
+        return self.blocks.extend(layout, *new)
 
-    def extend(self, at: At, *new: Tensor) -> tuple[tuple[Tensor, ...], At]:
+    def extend(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
         """Remember the new entries (…, n, *axes); all entries that are there (…, m, *axes), and where they stand."""
         frame = self.frame
         if frame.write is None:
             seen = tuple([self._read(store) for store in self.stores])
             for entries, values in zip(seen, new, strict=True):
                 entries[:, frame.begin :] = values
-            return seen, frame.key_at
+            return seen, frame.key_layout
         if frame.before:
             old = [self._read(store) for store in self.stores]
             self._write(frame.write, new)
-            return tuple(torch.cat(pair, at.order.dim() - 1) for pair in zip(old, new, strict=True)), frame.key_at
+            return tuple(torch.cat(pair, layout.order.dim() - 1) for pair in zip(old, new, strict=True)), frame.key_layout
         self._write(frame.write, new)
-        return tuple(self._read(store) for store in self.stores), frame.key_at
+        return tuple(self._read(store) for store in self.stores), frame.key_layout
 
     def _write(self, slots: Tensor, new: Sequence[Tensor]) -> None:
         for store, values in zip(self.stores, new, strict=True):
@@ -126,14 +128,14 @@ class BlockView:
         """`frame` reads what is there after this step; `rows` (rows,) are the rows of this step."""
         self.inner, self.slots, self.rows = TokenView(stores, frame), slots, rows
 
-    def extend(self, at: At, *new: Tensor) -> tuple[tuple[Tensor, ...], At]:
+    def extend(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
         """Remember new blocks (…, b, *axes), whose order is their number in the sequence; all blocks, and their numbers."""
-        self.inner._write(at.once("block slots", lambda: self._where(at)), new)
-        return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_at
+        self.inner._write(layout.once("block slots", lambda: self._where(layout)), new)
+        return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_layout
 
-    def _where(self, at: At) -> Tensor:
-        each = self.rows[at.row] if at.row is not None else self.rows[:, None]
-        return torch.where(at.real, self.slots.slot(each, at.order), self.slots.total).flatten()
+    def _where(self, layout: TokenLayout) -> Tensor:
+        each = self.rows[layout.row] if layout.row is not None else self.rows[:, None]
+        return torch.where(layout.real, self.slots.slot(each, layout.order), self.slots.total).flatten()
 
 
 class SourceView:
@@ -142,13 +144,13 @@ class SourceView:
     def __init__(self, stores: Sequence[Tensor], frame: Frame) -> None:
         self.inner = TokenView(stores, frame)
 
-    def put(self, at: At, *values: Tensor) -> None:
+    def put(self, layout: TokenLayout, *values: Tensor) -> None:
         """Remember the source's entries (batch, m, *axes)."""
-        self.inner.extend(at, *values)
+        self.inner.extend(layout, *values)
 
-    def get(self) -> tuple[tuple[Tensor, ...], At]:
+    def get(self) -> tuple[tuple[Tensor, ...], TokenLayout]:
         """The source's entries, and where its tokens stand."""
-        return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_at
+        return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_layout
 
 
 class SequenceView:

@@ -2,7 +2,7 @@
 
     pool = Pool(spec, rows=8, capacity=4096)
     step = pool.step([0, 1], [5, 3])          # 5 and 3 new tokens for rows 0 and 1: where they stand, and a view a layer
-    logits = model(tokens, Ctx(at=step.at, views=step.views))
+    logits = model(tokens, Ctx(layout=step.layout, views=step.views))
 
 States with an equal window share one layout and one frame a step. `mark` remembers a point to come back to where going back is
 not exact (a ring that has wrapped, a recurrence); `rollback` says how far back it really got, and the caller replays the rest.
@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.errors import StateError
-from dovetail.core.module import wide
+from dovetail.core.layout import TokenLayout
+from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Part, walk
 from dovetail.state.frame import BlockView, Frame, SequenceView, SourceView, TokenView, make_frame
 from dovetail.state.slots import Contiguous, Copies, Paged, Ring, Single, Slots
@@ -61,7 +61,7 @@ class Group:
 class Step:
     """One forward's worth: where the new tokens stand, and each layer's views by branch."""
 
-    at: At
+    layout: TokenLayout
     views: list[dict[str, Any]]
 
 
@@ -89,10 +89,10 @@ class Pool:
         self.marks: list[list[tuple[int, list[Tensor]]]] = [[] for _ in range(rows)]
         self.groups: dict[Any, Group] = {}
         self.layers = 0
-        for path, part, env in walk(spec):
-            states = part.state(env)
-            if env.stack == "layers":
-                self.layers = env.depth
+        for path, part, scope in walk(spec):
+            states = part.state(scope)
+            if scope.stack == "layers":
+                self.layers = scope.depth
             for state in states:
                 branch = path.rpartition(".")[2]
                 ring = layout == "ring" and state.per == "token" and state.window is not None
@@ -101,11 +101,11 @@ class Pool:
                     slots = self._slots(key, capacity, layout, source, page, pages, slack)
                     self.groups[key] = Group(slots, state.per, state.block, {})
                 group = self.groups[key]
-                shape = [env.size(axis) for axis in state.axes]
-                shape[0] = max(1, shape[0] // (cut or {}).get(env.names(state.axes)[0], 1))
-                kept = wide(dtype) if state.wide else dtype
+                shape = [scope.size(axis) for axis in state.axes]
+                shape[0] = max(1, shape[0] // (cut or {}).get(scope.names(state.axes)[0], 1))
+                kept = at_least_fp32(dtype) if state.at_least_fp32 else dtype
                 stores = [torch.zeros(group.slots.total + 1, *shape, dtype=kept) for _ in range(state.copies)]
-                group.stores.setdefault((env.layer, branch), []).extend(stores)
+                group.stores.setdefault((scope.layer, branch), []).extend(stores)
 
     def _slots(self, key: Any, capacity: int, layout: Layout, source: int, page: int, pages: int | None, slack: int) -> Slots:
         per, block, window = key
@@ -130,25 +130,25 @@ class Pool:
             raise StateError(f"rows {list(rows)}: each may stand there once (give a row all its new tokens at once)")
         held = [self.held[row] for row in rows]
         if flat:
-            at = At.flat(new, held)
+            layout = TokenLayout.flat(new, held)
         elif len(set(held)) == 1 and len(set(new)) == 1:
-            at = At.whole(len(rows), new[0], start=held[0])
+            layout = TokenLayout.whole(len(rows), new[0], start=held[0])
         else:
-            at = At.padded(new, max(new))
-            at = At.of(torch.where(at.real, at.order + torch.tensor(held)[:, None], 0), at.seg)
+            layout = TokenLayout.padded(new, max(new))
+            layout = TokenLayout.of(torch.where(layout.real, layout.order + torch.tensor(held)[:, None], 0), layout.seg)
         views: list[dict[str, Any]] = [{} for _ in range(self.layers)]
         for group in sorted(self.groups.values(), key=lambda group: group.per == "block"):  # blocks last: they join tokens
-            for (layer, branch), view in self._views(group, at, rows, held, new, flat):
+            for (layer, branch), view in self._views(group, layout, rows, held, new, flat):
                 if group.per == "block":
                     views[layer][branch].blocks = view
                 else:
                     views[layer][branch] = view
         for row, n in zip(rows, new, strict=True):
             self.held[row] += n
-        return Step(at, views)
+        return Step(layout, views)
 
     def _views(
-        self, group: Group, at: At, rows: Sequence[int], held: Sequence[int], new: Sequence[int], flat: bool
+        self, group: Group, layout: TokenLayout, rows: Sequence[int], held: Sequence[int], new: Sequence[int], flat: bool
     ) -> Iterator[tuple[tuple[int, str], Any]]:
         """((layer, branch), view) of one group in this step."""
         if group.per == "sequence":
@@ -163,7 +163,7 @@ class Pool:
             frame = self._standing_frame(group, rows, [(h + n) // group.block for h, n in zip(held, new, strict=True)], flat)
             picked = torch.tensor(rows, dtype=torch.long)
             return ((place, BlockView(stores, frame, group.slots, picked)) for place, stores in group.stores.items())
-        frame = make_frame(group.slots, at, rows, held, new, self.rows)
+        frame = make_frame(group.slots, layout, rows, held, new, self.rows)
         return ((place, TokenView(stores, frame)) for place, stores in group.stores.items())
 
     def _known(self, *rows: int) -> None:
@@ -181,16 +181,16 @@ class Pool:
             for row, n in zip(rows, lengths, strict=True):
                 group.slots.reserve(row, 0, n)
                 self.sources[row] = n
-            at = At.padded(lengths, max(lengths))
-            frame = make_frame(group.slots, at, rows, [0] * len(rows), lengths, self.rows)
+            layout = TokenLayout.padded(lengths, max(lengths))
+            frame = make_frame(group.slots, layout, rows, [0] * len(rows), lengths, self.rows)
             for (layer, branch), stores in group.stores.items():
                 views[layer][branch] = SourceView(stores, frame)
         return views
 
     def _standing_frame(self, group: Group, rows: Sequence[int], lengths: Sequence[int], flat: bool) -> Frame:
         """What is there when nothing new is written: lengths[i] entries of row rows[i]."""
-        at = At.flat([0] * len(rows)) if flat else At.padded([0] * len(rows), 1)
-        return make_frame(group.slots, at, rows, lengths, [0] * len(rows), self.rows)
+        layout = TokenLayout.flat([0] * len(rows)) if flat else TokenLayout.padded([0] * len(rows), 1)
+        return make_frame(group.slots, layout, rows, lengths, [0] * len(rows), self.rows)
 
     # -- going back, and going two ways
 

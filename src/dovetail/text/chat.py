@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import FileError
-from dovetail.directory import Directory
+from dovetail.io.untrusted import Directory
 
 TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
 LARGEST = 2**20  # bytes of a template

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Engine
 from torch import Tensor
 
 from dovetail.core.errors import FileError
-from dovetail.directory import Directory
+from dovetail.io.untrusted import Directory
 
 TOKENIZER_FILE = "tokenizer.json"
 END, MASK = "<|end|>", "<|mask|>"  # ids 0 and 1 of those trained here: the end of a text, and the mask of masked training

@@ -18,23 +18,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dovetail.core.line import Line
-from dovetail.core.module import wide
+from dovetail.core.module import at_least_fp32
+from dovetail.core.rows import SequenceRows
 from dovetail.ops.scan.selective import goes_on
 
 Memory = tuple[Tensor, ...]  # h, and c where there is one
 Step = Callable[[Tensor, Tensor, Memory], Memory]  # (x_t, U h, memory before) -> memory after
 
 
-def unroll(step: Step, x: Tensor, u: Tensor, bias: Tensor | None, line: Line, carry: Memory) -> tuple[Tensor, Memory]:
+def unroll(step: Step, x: Tensor, u: Tensor, bias: Tensor | None, seq: SequenceRows, carry: Memory) -> tuple[Tensor, Memory]:
     """Every h (rows, n, heads, head), and the memory afterwards; padding leaves it as it was, a new document starts from 0.
 
     `bias` (heads, gates·head) is added to U h."""
-    dtype, kept = x.dtype, wide(x.dtype)
+    dtype, kept = x.dtype, at_least_fp32(x.dtype)
     tokens = x.to(kept).permute(1, 2, 0, 3).unbind(0)  # of each token (heads, rows, gates·head)
     matrix, added = u.to(kept).mT, None if bias is None else bias.to(kept)[:, None]
     memory = tuple(m.to(kept).transpose(0, 1) for m in carry)
-    keep, real = _by_token(goes_on(line.document, kept)), _by_token(line.real)
+    keep, real = _by_token(goes_on(seq.document, kept)), _by_token(seq.real)
     out: list[Tensor] = []
     for t, token in enumerate(tokens):
         if keep is not None:

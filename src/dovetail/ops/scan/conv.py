@@ -11,16 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.line import Line
+from dovetail.core.rows import SequenceRows
 
 
-def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, line: Line, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, seq: SequenceRows, tail: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """y, and the tail that the next tokens of each row need; a chunk may be shorter than the convolution."""
     n, back = x.shape[1], weight.shape[1] - 1
     before = x.new_zeros(x.shape[0], back, x.shape[2]) if tail is None else tail.to(x.dtype).transpose(1, 2)
     longer = torch.cat([before, x], 1)
     # 0 is the document that goes on from the tail
-    document = None if line.document is None else F.pad(line.document, (back, 0))
+    document = None if seq.document is None else F.pad(seq.document, (back, 0))
     y = None
     for d in range(weight.shape[1]):
         term = longer[:, back - d : back - d + n] * weight[:, back - d]
@@ -28,7 +30,7 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, line: Line, tail
             term = term * (document[:, back - d : back - d + n] == document[:, back:])[..., None]
         y = term if y is None else y + term
     assert y is not None
-    return (y if bias is None else y + bias), _tail(longer, document, back, line.ends).transpose(1, 2)
+    return (y if bias is None else y + bias), _tail(longer, document, back, seq.ends).transpose(1, 2)
 
 
 def _tail(longer: Tensor, document: Tensor | None, back: int, ends: Tensor | None) -> Tensor:

@@ -21,22 +21,22 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from dovetail.core.line import Line
-from dovetail.core.module import wide
+from dovetail.core.module import at_least_fp32
+from dovetail.core.rows import SequenceRows
 from dovetail.ops.form import chunk, readable
 from dovetail.ops.scan.pieces import cut, edges
 
 LEAST = 16  # tokens of a chunk, however small the memory
 
 
-def decay_scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, line: Line, carry: Tensor | None) -> tuple[Tensor, Tensor]:
+def decay_scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, carry: Tensor | None) -> tuple[Tensor, Tensor]:
     """y (rows, n, heads, value) and the memory afterwards; padding neither adds to it nor lets it fade."""
-    dtype, kept = q.dtype, wide(q.dtype)
-    q, k, v, g = q.to(kept), line.only_real(k.to(kept)), v.to(kept), line.only_real(g.to(kept))
+    dtype, kept = q.dtype, at_least_fp32(q.dtype)
+    q, k, v, g = q.to(kept), seq.only_real(k.to(kept)), v.to(kept), seq.only_real(g.to(kept))
     if carry is None:
         carry = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1])
     form = naive if readable() or q.shape[1] == 1 else chunked
-    y, carry = form(q, k, v, g, line.document, carry.to(kept))
+    y, carry = form(q, k, v, g, seq.document, carry.to(kept))
     return y.to(dtype), carry
 
 

@@ -22,23 +22,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.line import Line
-from dovetail.core.module import wide
+from dovetail.core.module import at_least_fp32
+from dovetail.core.rows import SequenceRows
 from dovetail.ops.form import chunk, readable
 from dovetail.ops.scan.fade import faded, unless_tiny
 from dovetail.ops.scan.pieces import cut, edges
 
 
 def gated_scan(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, line: Line, carry: Tensor | None, bonus: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, carry: Tensor | None, bonus: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """y (rows, n, heads, value) and the memory afterwards; padding neither adds to it nor lets it fade."""
-    dtype, kept = q.dtype, wide(q.dtype)
-    q, k, v, g = q.to(kept), line.only_real(k.to(kept)), v.to(kept), line.only_real(g.to(kept))
+    dtype, kept = q.dtype, at_least_fp32(q.dtype)
+    q, k, v, g = q.to(kept), seq.only_real(k.to(kept)), v.to(kept), seq.only_real(g.to(kept))
     if carry is None:
         carry = q.new_zeros(q.shape[0], q.shape[2], k.shape[-1], v.shape[-1])
     form = naive if readable() or q.shape[1] == 1 else chunked
-    y, carry = form(q, k, v, g, bonus if bonus is None else bonus.to(kept), line.document, carry.to(kept))
+    y, carry = form(q, k, v, g, bonus if bonus is None else bonus.to(kept), seq.document, carry.to(kept))
     return y.to(dtype), carry
 
 

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dovetail.core.line import Line
-from dovetail.core.module import wide
+from dovetail.core.module import at_least_fp32
+from dovetail.core.rows import SequenceRows
 from dovetail.ops.form import chunk, readable
 
 SLAB = 65536  # numbers of memory that runs advance at once: enough to be worth a call, few enough to stay in cache
@@ -31,16 +31,16 @@ FEW = 4  # with fewer runs side by side it costs more to go over them twice than
 
 
 def selective_scan(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, line: Line, carry: Tensor | None
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, seq: SequenceRows, carry: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """y (rows, n, channels) and the memory afterwards; padding neither adds to it nor lets it fade."""
-    dtype, kept = x.dtype, wide(x.dtype)
-    dt, a, b, c = line.only_real(dt.to(kept)), a.to(kept), b.to(kept), c.to(kept)
+    dtype, kept = x.dtype, at_least_fp32(x.dtype)
+    dt, a, b, c = seq.only_real(dt.to(kept)), a.to(kept), b.to(kept), c.to(kept)
     added = dt * x.to(kept)
     if carry is None:
         carry = dt.new_zeros(x.shape[0], *a.shape)
     form = naive if readable() or x.shape[1] == 1 else chunked
-    y, carry = form(added, dt, a, b, c, goes_on(line.document, kept), carry.to(kept))
+    y, carry = form(added, dt, a, b, c, goes_on(seq.document, kept), carry.to(kept))
     return y.to(dtype), carry
 
 

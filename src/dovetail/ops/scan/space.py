@@ -21,34 +21,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.line import Line
-from dovetail.core.module import wide
+from dovetail.core.module import at_least_fp32
+from dovetail.core.rows import SequenceRows
 from dovetail.ops.form import chunk, readable
 from dovetail.ops.scan.pieces import cut, edges
 
 SHORT = 16  # tokens of a chunk: pairs inside are worked out one by one, so a chunk should be short
 
 
-def space_scan(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, line: Line, carry: Tensor | None) -> tuple[Tensor, Tensor]:
+def space_scan(
+    u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, seq: SequenceRows, carry: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """y (rows, n, channels) and the memory afterwards; padding neither adds to it nor lets time pass.
 
     `log_a` (channels, state) is log ā, in complex128 as b and c are; `carry` is None where nothing came before."""
-    dtype, kept = u.dtype, wide(u.dtype)
+    dtype, kept = u.dtype, at_least_fp32(u.dtype)
     u = u.to(kept)
     if carry is None:
         nothing = u.new_zeros(u.shape[0], *log_a.shape)
         carry = torch.complex(nothing, nothing)
     if readable() or u.shape[1] == 1:
-        y, carry = naive(u, log_a, b, c, line.real, line.document, carry)
-    elif line.document is None and u.shape[1] > chunk():
+        y, carry = naive(u, log_a, b, c, seq.real, seq.document, carry)
+    elif seq.document is None and u.shape[1] > chunk():
         y, carry = convolved(u, log_a, b, c, carry)
-    elif line.real is None or line.document is None:
+    elif seq.real is None or seq.document is None:
         y, carry = chunked(u, log_a, b, c, None, None, carry)
     else:
-        front = line.real.to(torch.int8).argsort(dim=1, descending=True, stable=True)
-        document = torch.where(line.real, line.document, line.document.amax(1, keepdim=True)).gather(1, front)
+        front = seq.real.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+        document = torch.where(seq.real, seq.document, seq.document.amax(1, keepdim=True)).gather(1, front)
         moved = u.gather(1, front[..., None].expand_as(u))
-        y, carry = chunked(moved, log_a, b, c, document, line.real.sum(1), carry)
+        y, carry = chunked(moved, log_a, b, c, document, seq.real.sum(1), carry)
         y = torch.empty_like(y).scatter(1, front[..., None].expand_as(y), y)
     return y.to(dtype), carry
 

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Act, Ffn
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Problem, child, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -38,10 +38,10 @@ class Glu(Ffn):
     def module(self) -> type[Module]:
         return GluModule
 
-    def axes(self, env: Env) -> Env:
-        return env.add(ffn=usual_hidden(env.size("embed")) if self.hidden is None else self.hidden)
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(ffn=usual_hidden(scope.size("embed")) if self.hidden is None else self.hidden)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         inner, outer = ("ffn",), ("embed",)
         declared = [Weight(name=f"{name}.weight", out=inner, inp=outer) for name in ("gate", "up")]
         declared += [Weight(name="down.weight", out=outer, inp=inner)]
@@ -50,18 +50,18 @@ class Glu(Ffn):
             declared += [Weight(name="down.bias", out=outer, init="zeros", role="bias", tp="once")]
         return declared
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         if self.hidden is not None and self.hidden < 1:
             return [Problem("hidden", f"{self.hidden} is not above 0")]
         return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
 
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
-        hidden, usual = env.size("ffn"), 8 * env.size("embed") / 3
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
+        hidden, usual = scope.size("ffn"), 8 * scope.size("embed") / 3
         if 0.8 * usual <= hidden <= 1.6 * usual + 256:  # rounding, and the wider ones of today's models
             return []
         return [Problem("hidden", f"{hidden} is far from the usual 8·width/3 ≈ {usual:.0f} of a gated ffn")]
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         return True
 
     @classmethod

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Act, Ffn
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Problem, child, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -31,10 +31,10 @@ class Mlp(Ffn):
     def module(self) -> type[Module]:
         return MlpModule
 
-    def axes(self, env: Env) -> Env:
-        return env.add(ffn=4 * env.size("embed") if self.hidden is None else self.hidden)
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(ffn=4 * scope.size("embed") if self.hidden is None else self.hidden)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         up = Weight(name="up.weight", out=("ffn",), inp=("embed",))
         down = Weight(name="down.weight", out=("embed",), inp=("ffn",))
         if not self.bias:
@@ -43,16 +43,16 @@ class Mlp(Ffn):
         down_bias = Weight(name="down.bias", out=("embed",), init="zeros", role="bias", tp="once")
         return [up, up_bias, down, down_bias]
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         if self.hidden is not None and self.hidden < 1:
             return [Problem("hidden", f"{self.hidden} is not above 0")]
         return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
 
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
-        hidden, usual = env.size("ffn"), 4 * env.size("embed")
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
+        hidden, usual = scope.size("ffn"), 4 * scope.size("embed")
         return [] if hidden == usual else [Problem("hidden", f"{hidden} is not the usual 4·width = {usual} of a plain ffn")]
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         return True
 
     @classmethod

@@ -26,16 +26,16 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Act, Ffn, Router
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Part, Problem, child, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 from dovetail.ops.expert import combine, dispatch, gather, product
 
 
-@register("experts")
-class Experts(Ffn):
+@register("moe")
+class MoE(Ffn):
     """A router, a bank of experts, perhaps a shared one."""
 
     TAPS = ("out",)
@@ -52,23 +52,23 @@ class Experts(Ffn):
     shared_gate: bool = False
 
     def module(self) -> type[Module]:
-        return ExpertsModule
+        return MoEModule
 
     def children(self) -> dict[str, Part]:
         always: dict[str, Part] = {"router": self.router, "bank": Bank(of=self)}
         return always if self.shared is None else {**always, "shared": self.shared}
 
-    def axes(self, env: Env) -> Env:
-        env = env.add(ffn=4 * env.size("embed") if self.hidden is None else self.hidden)
-        return env.add(gates=1) if self.shared_gate else env
+    def axes(self, scope: Scope) -> Scope:
+        scope = scope.add(ffn=4 * scope.size("embed") if self.hidden is None else self.hidden)
+        return scope.add(gates=1) if self.shared_gate else scope
 
-    def scope(self, env: Env, child: str) -> Env:
-        return env.add(experts=self.experts) if child == "router" else env
+    def child_scope(self, scope: Scope, child: str) -> Scope:
+        return scope.add(experts=self.experts) if child == "router" else scope
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="shared_gate.weight", out=("gates",), inp=("embed",))] if self.shared_gate else []
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         if self.experts < 2:
             return [Problem("experts", f"{self.experts} leaves nothing to choose", "use 2 or more, or a plain ffn")]
         if self.hidden is not None and self.hidden < 1:
@@ -81,7 +81,7 @@ class Experts(Ffn):
             found.append(Problem(field, "there is no gate for it to act beside", "set gated: true"))
         if self.shared_gate and self.shared is None:
             found.append(Problem("shared_gate", "there is no shared expert to gate", "set `shared`"))
-        if isinstance(self.shared, Experts):
+        if isinstance(self.shared, MoE):
             found.append(Problem("shared", "an expert that every token meets needs no router", "use glu or mlp"))
         return found
 
@@ -99,10 +99,10 @@ class Experts(Ffn):
         }
 
 
-class ExpertsModule(Module):
+class MoEModule(Module):
     """x (…, n, embed) -> like x."""
 
-    part: Experts
+    part: MoE
     router: Module
     bank: Module
     shared: Module
@@ -125,7 +125,7 @@ class Bank(Part):
     group: ClassVar[str] = "bank"
     TAPS = ("out",)
 
-    of: Experts
+    of: MoE
 
     def module(self) -> type[Module]:
         return BankModule
@@ -133,10 +133,10 @@ class Bank(Part):
     def children(self) -> dict[str, Part]:
         return {}
 
-    def axes(self, env: Env) -> Env:
-        return env.add(experts=self.of.experts, ffn=env.size("ffn"))  # its own to share out, the experts' or the units'
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(experts=self.of.experts, ffn=scope.size("ffn"))  # its own to share out, the experts' or the units'
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         experts, inner, outer = ("experts",), ("ffn",), ("embed",)
         used = Fraction(self.of.router.choices(), self.of.experts)
         first = ("gate", "up") if self.of.gated else ("up",)
@@ -148,10 +148,10 @@ class Bank(Part):
             declared += [Weight(name="down_bias", out=outer, tp="once", **made)]
         return [*declared, Weight(name="expert_number", out=experts, role="const")]
 
-    def constant(self, name: str, env: Env) -> Tensor:
+    def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.of.experts)
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         return True
 
 
@@ -165,7 +165,7 @@ class BankModule(Module):
     expert_number: Tensor
 
     def setup(self) -> None:
-        self.act, self.experts = self.part.of.act.function(), self.env.size("experts")
+        self.act, self.experts = self.part.of.act.function(), self.scope.size("experts")
 
     def forward(self, x: Tensor, ctx: Ctx, chosen: Tensor, weights: Tensor) -> Tensor:
         of, up, k = self.part.of, self.up, chosen.shape[-1]

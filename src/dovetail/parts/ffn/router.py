@@ -2,7 +2,7 @@
 
     s = softmax(x W)  or  σ(x W)            chosen = the k greatest of s + balance           weight_e = scale · s_e (/ Σ chosen)
 
-Softmax over all and then normalised over the chosen is the softmax over the chosen (Mixtral); not normalised, it is the form of
+Softmax over all and then normalized over the chosen is the softmax over the chosen (Mixtral); not normalized, it is the form of
 Qwen2-MoE and Switch. With k = all experts nothing is chosen: soft routing. Numbers are float32 at least.
 
     groups       experts stand in groups; only the `top_groups` best are chosen from. A group is as good as its best expert
@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Router, RouterModule
-from dovetail.core.module import Module, wide
+from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 RATE = 0.001  # how far a balancing bias goes in one step (Wang et al. 2024)
@@ -45,7 +45,7 @@ class TopK(Router):
     TAPS = ("logits", "chosen", "weights")
 
     top_k: int = 2
-    normalise: bool = True  # weights of the chosen sum to `scale`
+    normalize: bool = True  # weights of the chosen sum to `scale`
     scale: float = 1.0
     bias: bool = False
     groups: int = 1
@@ -61,21 +61,21 @@ class TopK(Router):
     def choices(self) -> int:
         return self.top_k
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         experts = ("experts",)
         declared = [Weight(name="weight", out=experts, inp=("embed",))]
         if self.bias:
             declared += [Weight(name="bias", out=experts, init="zeros", role="bias")]
         if self.balance_bias:
-            declared += [Weight(name="balance", out=experts, init="zeros", role="kept")]
+            declared += [Weight(name="balance", out=experts, init="zeros", role="updated")]
             declared += [Weight(name="load", out=experts, role="const")]
         return declared
 
-    def constant(self, name: str, env: Env) -> Tensor:
-        return torch.zeros(env.size("experts"))
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        return torch.zeros(scope.size("experts"))
 
-    def check(self, env: Env) -> list[Problem]:
-        experts, none = env.size("experts"), "use 0 for none"
+    def check(self, scope: Scope) -> list[Problem]:
+        experts, none = scope.size("experts"), "use 0 for none"
         if not 1 <= self.top_k <= experts:
             return [Problem("top_k", f"{self.top_k} is not from 1 to {experts}, the number of experts")]
         found = [
@@ -113,7 +113,7 @@ class TopK(Router):
     def samples(cls) -> dict[str, list[Any]]:
         return {
             "top_k": [2, 1, 4],
-            "normalise": [True, False],
+            "normalize": [True, False],
             "scale": [1.0, 1.7],
             "bias": [False, True],
             "groups": [1, 2, 3],
@@ -125,8 +125,8 @@ class TopK(Router):
             "capacity": [None, 0.1],
         }
 
-    def excepts(self, env: Env) -> dict[str, str]:
-        if self.top_k > 1 or not self.normalise or self.balance_loss or self.z_loss:
+    def excepts(self, scope: Scope) -> dict[str, str]:
+        if self.top_k > 1 or not self.normalize or self.balance_loss or self.z_loss:
             return {}
         return {"every_weight": "the one expert chosen counts 1 whatever the router says, so no gradient reaches the router"}
 
@@ -141,7 +141,7 @@ class TopKModule(RouterModule):
     load: Tensor
 
     def setup(self) -> None:
-        self.experts = self.env.size("experts")
+        self.experts = self.scope.size("experts")
 
     def scores(self, logits: Tensor) -> Tensor:
         """(…, experts) -> how good each expert is, above 0."""
@@ -152,19 +152,19 @@ class TopKModule(RouterModule):
         raise NotImplementedError
 
     def forward(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
-        part, kept = self.part, wide(x.dtype)
+        part, kept = self.part, at_least_fp32(x.dtype)
         logits = F.linear(x.to(kept), self.weight.to(kept), self.bias.to(kept) if part.bias else None)
         logits = ctx.tap(self, "logits", ctx.noise(logits, part.noise, self))
         scores = self.scores(logits)
         chosen = ctx.tap(self, "chosen", self.choose(scores))
         weights = scores.gather(-1, chosen)
-        if part.normalise:
+        if part.normalize:
             weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(kept).tiny)
         if part.scale != 1.0:
             weights = weights * part.scale
         self.count(logits, scores, chosen, ctx)
         if part.capacity is not None and ctx.training:
-            weights = weights * self.in_time(chosen, ctx.at.real, part.capacity)
+            weights = weights * self.in_time(chosen, ctx.layout.real, part.capacity)
         return chosen, ctx.tap(self, "weights", weights)
 
     def choose(self, scores: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class TopKModule(RouterModule):
         loads = part.balance_bias and ctx.training
         if not loads and (ctx.losses is None or not (part.balance_loss or part.z_loss)):
             return
-        real = ctx.at.real.to(scores.dtype)
+        real = ctx.layout.real.to(scores.dtype)
         tokens = real.sum().clamp_min(1.0)
         given = (torch.zeros_like(scores).scatter(-1, chosen, 1.0) * real[..., None]).flatten(0, -2).sum(0)
         if loads:
@@ -207,7 +207,7 @@ class TopKModule(RouterModule):
         asked = waits.new_zeros(queue.shape[0], self.experts).scatter(1, queue, waits)
         place = (asked.cumsum(0) * asked).sum(1)
         room = torch.ceil(real.sum() * (capacity * k / self.experts))
-        return (place <= room).view(k, -1).T.reshape(chosen.shape).to(wide(self.weight.dtype))
+        return (place <= room).view(k, -1).T.reshape(chosen.shape).to(at_least_fp32(self.weight.dtype))
 
     @torch.no_grad()
     def rebalance(self, total: Callable[[Tensor], Tensor] | None = None, rate: float = RATE) -> None:
@@ -227,8 +227,8 @@ class SoftmaxRouter(TopK):
     def module(self) -> type[Module]:
         return SoftmaxRouterModule
 
-    def idle(self, env: Env) -> frozenset[str]:
-        return frozenset({"normalise"} if self.top_k == env.size("experts") else ())  # they sum to 1 already
+    def idle(self, scope: Scope) -> frozenset[str]:
+        return frozenset({"normalize"} if self.top_k == scope.size("experts") else ())  # they sum to 1 already
 
 
 class SoftmaxRouterModule(TopKModule):

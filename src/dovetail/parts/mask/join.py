@@ -8,17 +8,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
-from dovetail.core.env import Env
 from dovetail.core.group import Fill, Mask, Order, Span
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 
 
 @register("everything")
 class Everything(Mask):
     """Every token of the document."""
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(q.order.shape[:-1], k.order.shape[:-1])
         return torch.ones(*shape, 1, q.n, k.n, dtype=torch.bool, device=q.order.device)
 
@@ -49,11 +49,11 @@ class Joined(Mask):
     def relative(self) -> bool:
         return all(mask.relative() for mask in self.masks)
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         if not self.masks:
             return [Problem("masks", "holds no mask", "name at least one, or use `everything`")]
         return [
-            Problem(f"masks.{i}.{p.field}", p.problem, p.remedy) for i, mask in enumerate(self.masks) for p in mask.check(env)
+            Problem(f"masks.{i}.{p.field}", p.problem, p.remedy) for i, mask in enumerate(self.masks) for p in mask.check(scope)
         ]
 
 
@@ -63,7 +63,7 @@ class AllOf(Joined):
 
     masks: tuple[Mask, ...] = ()
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         seen = self.masks[0].visible(q, k, heads)
         for mask in self.masks[1:]:
             seen = seen & mask.visible(q, k, heads)
@@ -97,7 +97,7 @@ class AnyOf(Joined):
 
     masks: tuple[Mask, ...] = ()
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         seen = self.masks[0].visible(q, k, heads)
         for mask in self.masks[1:]:
             seen = seen | mask.visible(q, k, heads)
@@ -132,7 +132,7 @@ class ByHead(Joined):
 
     masks: tuple[Mask, ...] = ()
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         each = [mask.visible(q, k, heads) for mask in self.masks]
         shape = torch.broadcast_shapes(*(seen.shape for seen in each))
         choice = heads % len(each)

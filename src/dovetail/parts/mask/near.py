@@ -14,13 +14,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
-from dovetail.core.env import Env
 from dovetail.core.group import Fill, Mask, Order, Span
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 
 
-def distance(q: At, k: At) -> Tensor:
+def distance(q: TokenLayout, k: TokenLayout) -> Tensor:
     """(…, 1, n, m) how far each key lies behind each query."""
     return (q.order[..., :, None] - k.order[..., None, :])[..., None, :, :]
 
@@ -40,7 +40,7 @@ def _within(low: int, high: int, least: int, most: int) -> Fill:
 class Causal(Mask):
     """The token itself and those before it."""
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         return distance(q, k) >= 0
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
@@ -65,7 +65,7 @@ class Window(Mask):
     size: int = 256
     keep: int = 0
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         near = distance(q, k).abs() < self.size
         return near | (k.order < self.keep)[..., None, None, :] if self.keep else near
 
@@ -83,7 +83,7 @@ class Window(Mask):
     def relative(self) -> bool:
         return self.keep == 0
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return _at_least("size", self.size, 1) + _at_least("keep", self.keep, 0)
 
     @classmethod
@@ -98,7 +98,7 @@ class Prefix(Mask):
     joins: ClassVar[Literal["all", "any"]] = "any"
     length: int = 64
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(q.order.shape[:-1], k.order.shape[:-1])
         return (k.order < self.length)[..., None, None, :].expand(*shape, 1, q.n, k.n)
 
@@ -111,7 +111,7 @@ class Prefix(Mask):
     def kept(self) -> int:
         return self.length
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return _at_least("length", self.length, 1)
 
     @classmethod
@@ -125,7 +125,7 @@ class Globals(Mask):
 
     tokens: int = 1
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         return ((q.order < self.tokens)[..., :, None] | (k.order < self.tokens)[..., None, :])[..., None, :, :]
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
@@ -138,7 +138,7 @@ class Globals(Mask):
     def kept(self) -> int:
         return self.tokens
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return _at_least("tokens", self.tokens, 1)
 
     @classmethod
@@ -148,12 +148,12 @@ class Globals(Mask):
 
 @register("blocks")
 class Blocks(Mask):
-    """The token's own block and `back` neighbours on either side."""
+    """The token's own block and `back` neighbors on either side."""
 
     size: int = 64
     back: int = 0
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         apart = (q.order // self.size)[..., :, None] - (k.order // self.size)[..., None, :]
         return (apart.abs() <= self.back)[..., None, :, :]
 
@@ -164,7 +164,7 @@ class Blocks(Mask):
     def reach(self) -> int | None:
         return self.size * (self.back + 1)
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return _at_least("size", self.size, 1) + _at_least("back", self.back, 0)
 
     @classmethod

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
-from dovetail.core.env import Env
 from dovetail.core.group import Fill, Mask, Span
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 from dovetail.parts.mask.near import _at_least, _within, distance
 
 
@@ -29,13 +29,13 @@ class Strided(Mask):
 
     step: int = 64
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         return distance(q, k) % self.step == 0
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
         return _same_residue(q, k, self.step)
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return _at_least("step", self.step, 2)
 
     def regroup(self) -> int:
@@ -56,7 +56,7 @@ class Dilated(Mask):
     size: int = 64
     step: int = 2
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         apart = distance(q, k)
         return (apart % self.step == 0) & (apart.abs() < self.size * self.step)
 
@@ -74,7 +74,7 @@ class Dilated(Mask):
     def relative(self) -> bool:
         return True
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return _at_least("size", self.size, 1) + _at_least("step", self.step, 2)
 
     @classmethod
@@ -99,7 +99,7 @@ class Random(Mask):
     count: int = 2
     seed: int = 0
 
-    def visible(self, q: At, k: At, heads: Tensor) -> Tensor:
+    def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         a, b = q.order // self.size, k.order // self.size
         of_a, of_b = (self.picks(block) for block in (a, b))
         seen = torch.zeros((), dtype=torch.bool, device=a.device)
@@ -117,7 +117,7 @@ class Random(Mask):
         on = on or any(pick in a for block in b for pick in _picks(block, self.count, self.seed))
         return Fill.EMPTY if not on else Fill.FULL if len(a) == len(b) == 1 else Fill.PART
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return _at_least("size", self.size, 1) + _at_least("count", self.count, 1)
 
     @classmethod

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Mask, Mixer, Order
-from dovetail.core.module import Linear, Module, wide
+from dovetail.core.layout import TokenLayout
+from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Part, Problem, child, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
-from dovetail.ops.attend import Rule, attend
+from dovetail.ops.attend import Scoring, attend
 from dovetail.ops.form import chunk, readable
 from dovetail.ops.mask import dense, pairs
 
@@ -38,27 +38,27 @@ class Early(Mixer):
     heads: int
     mask: Mask
 
-    def axes(self, env: Env) -> Env:
-        return env.add(heads=self.heads)
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(heads=self.heads)
 
     def children(self) -> dict[str, Part]:
         return {}
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         return [
             Weight(name="o.weight", out=("embed",), inp=("heads", "embed")),
             Weight(name="head_number", out=("heads",), role="const"),
         ]
 
-    def constant(self, name: str, env: Env) -> Tensor:
+    def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.heads)
 
     def remembered(self) -> list[tuple[str, tuple[str, ...]]]:
         """(name, axes) of what a token leaves behind."""
         return [("tokens", ("embed",))]
 
-    def state(self, env: Env) -> list[State]:
-        if self.order() == "both" or not env.decodes:
+    def state(self, scope: Scope) -> list[State]:
+        if self.order() == "both" or not scope.decodes:
             return []
         bounds = {"window": self.mask.reach(), "keep": self.mask.kept()}
         return [State(name=name, axes=axes, **bounds) for name, axes in self.remembered()]
@@ -66,15 +66,15 @@ class Early(Mixer):
     def order(self) -> Order:
         return self.mask.order()
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         if self.heads < 1:
             return [Problem("heads", f"{self.heads} is not above 0")]
-        return [Problem(f"mask.{p.field}", p.problem, p.remedy) for p in self.mask.check(env)]
+        return [Problem(f"mask.{p.field}", p.problem, p.remedy) for p in self.mask.check(scope)]
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         return True
 
-    def excepts(self, env: Env) -> dict[str, str]:
+    def excepts(self, scope: Scope) -> dict[str, str]:
         if self.order() != "ahead":
             return {}
         return dict.fromkeys(("chunked", "rollback"), f"{self.mask.kind}: an early query sees later keys")
@@ -112,24 +112,24 @@ class Additive(Early):
     def module(self) -> type[Module]:
         return AdditiveModule
 
-    def axes(self, env: Env) -> Env:
-        return super().axes(env).add(hidden=env.size("embed") if self.hidden is None else self.hidden)
+    def axes(self, scope: Scope) -> Scope:
+        return super().axes(scope).add(hidden=scope.size("embed") if self.hidden is None else self.hidden)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         made = [Weight(name=f"{name}.weight", out=("heads", "hidden"), inp=("embed",)) for name in ("q", "k")]
-        return [*made, Weight(name="u", batch=("heads",), out=("hidden",), role="gate", init="normal"), *super().weights(env)]
+        return [*made, Weight(name="u", batch=("heads",), out=("hidden",), role="gate", init="normal"), *super().weights(scope)]
 
     def remembered(self) -> list[tuple[str, tuple[str, ...]]]:
         return [("keys", ("heads", "hidden")), *super().remembered()]
 
-    def cost(self, env: Env, n: int) -> tuple[int, int]:
-        each = 2 * self.heads * (env.size("hidden") + env.size("embed"))
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        each = 2 * self.heads * (scope.size("hidden") + scope.size("embed"))
         return each * n * n, each * pairs(self.mask, n)
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         if self.hidden is not None and self.hidden < 1:
             return [Problem("hidden", f"{self.hidden} is not above 0")]
-        return super().check(env)
+        return super().check(scope)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -145,20 +145,20 @@ class AdditiveModule(EarlyModule):
 
     def setup(self) -> None:
         super().setup()
-        self.size = self.env.size("hidden")
+        self.size = self.scope.size("hidden")
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
-        at, key_at = ctx.at, ctx.at
+        layout, key_layout = ctx.layout, ctx.layout
         q, k = (project(x).unflatten(-1, (-1, self.size)) for project in (self.q, self.k))
         q, k = ctx.tap(self, "q", q), ctx.tap(self, "k", k)
         if view is not None:
-            (k, x), key_at = view.extend(at, k, x)
+            (k, x), key_layout = view.extend(layout, k, x)
         q, k = q.transpose(-3, -2).unsqueeze(-2), k.transpose(-3, -2).unsqueeze(-3)  # (…, heads, n, 1, hidden), (…, 1, m, …)
-        seen, empty = dense(self.part.mask, at, key_at, self.head_number)
+        seen, empty = dense(self.part.mask, layout, key_layout, self.head_number)
         # every pair has a hidden layer of its own, so some queries at a time; all at once to be read, or looked at
-        some = at.n if readable() or ctx.wants(self, "pattern") else chunk()
+        some = layout.n if readable() or ctx.wants(self, "pattern") else chunk()
         found: list[Tensor] = []
-        for begin in range(0, at.n, some):
+        for begin in range(0, layout.n, some):
             here = slice(begin, begin + some)
             scores = self.scores(q[..., here, :, :], k).masked_fill(~seen[..., here, :], -torch.inf)
             shut = empty[..., here, :]
@@ -170,7 +170,7 @@ class AdditiveModule(EarlyModule):
         """(…, heads, n, m)."""
         each = torch.tanh(q + k)
         flat = each.flatten(-3, -2) @ self.u.unsqueeze(-1).to(each.dtype)
-        return flat.to(wide(each.dtype)).view(each.shape[:-1])
+        return flat.to(at_least_fp32(each.dtype)).view(each.shape[:-1])
 
     def shown(self, weights: Tensor, ctx: Ctx) -> Tensor:
         """The pattern as listeners leave it."""
@@ -188,11 +188,11 @@ class Multiplicative(Early):
     def module(self) -> type[Module]:
         return MultiplicativeModule
 
-    def weights(self, env: Env) -> list[Weight]:
-        return [Weight(name="q.weight", out=("heads", "embed"), inp=("embed",)), *super().weights(env)]
+    def weights(self, scope: Scope) -> list[Weight]:
+        return [Weight(name="q.weight", out=("heads", "embed"), inp=("embed",)), *super().weights(scope)]
 
-    def cost(self, env: Env, n: int) -> tuple[int, int]:
-        each = 4 * self.heads * env.size("embed")
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        each = 4 * self.heads * scope.size("embed")
         return each * n * n, each * pairs(self.mask, n)
 
     @classmethod
@@ -211,17 +211,17 @@ class MultiplicativeModule(EarlyModule):
         self.scale = self.part.scale
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
-        at, key_at = ctx.at, ctx.at
+        layout, key_layout = ctx.layout, ctx.layout
         q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, x.shape[-1])))  # x_iᵀ W of each head
         if view is not None:
-            (x,), key_at = view.extend(at, x)
+            (x,), key_layout = view.extend(layout, x)
         tokens = x.unsqueeze(-2)  # one key head, which is its own value
-        return self.finish(self.attend(q, tokens, at, key_at, ctx), ctx)
+        return self.finish(self.attend(q, tokens, layout, key_layout, ctx), ctx)
 
-    def attend(self, q: Tensor, tokens: Tensor, at: At, key_at: At, ctx: Ctx) -> Tensor:
+    def attend(self, q: Tensor, tokens: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx) -> Tensor:
         """The tokens' mean by softmax of the scores: (…, n, heads, embed)."""
         edit: Callable[[Tensor], Tensor] | None = None
         if ctx.wants(self, "pattern"):
             edit = lambda pattern: ctx.tap(self, "pattern", pattern)  # noqa: E731
-        rule = Rule(mask=self.part.mask, scale=self.scale, heads=self.head_number, edit=edit)
-        return attend(q, tokens, tokens, rule, at, key_at, frozenset() if edit is None else frozenset({"edit"}))
+        scoring = Scoring(mask=self.part.mask, scale=self.scale, heads=self.head_number, edit=edit)
+        return attend(q, tokens, tokens, scoring, layout, key_layout, frozenset() if edit is None else frozenset({"edit"}))

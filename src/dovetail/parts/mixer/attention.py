@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.errors import StateError
 from dovetail.core.group import Mask, Mixer, Norm, Order, Position, PositionModule
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Part, Problem, child, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
-from dovetail.ops.attend import Rule, attend
+from dovetail.ops.attend import Scoring, attend
 from dovetail.ops.mask import pairs
 
 
@@ -61,26 +61,26 @@ class Attention(Mixer):
         """Key/value heads."""
         return self.kv_heads or self.heads
 
-    def axes(self, env: Env) -> Env:
-        head = self.head or env.size("embed") // max(self.heads, 1)
+    def axes(self, scope: Scope) -> Scope:
+        head = self.head or scope.size("embed") // max(self.heads, 1)
         slots = self.heads // max(self.groups(), 1) + 2  # queries of one group, its key and its value
-        return env.add(heads=self.heads, kv_heads=self.groups(), head=head, slots=slots)
+        return scope.add(heads=self.heads, kv_heads=self.groups(), head=head, slots=slots)
 
     def children(self) -> dict[str, Part]:
         norms: dict[str, Part] = {} if self.qk_norm is None else {"q_norm": self.qk_norm, "k_norm": self.qk_norm}
         return {"position": self.position, **norms}
 
-    def scope(self, env: Env, child: str) -> Env:
-        remembered = self.state(env)
-        env = dc.replace(env, decodes=bool(remembered))
+    def child_scope(self, scope: Scope, child: str) -> Scope:
+        remembered = self.state(scope)
+        scope = dc.replace(scope, decodes=bool(remembered))
         for state in remembered:
             if state.window is not None:  # a position may count inside a memory that does not grow
-                env = env.add(cache=state.keep + state.window, kept=state.keep)
+                scope = scope.add(cache=state.keep + state.window, kept=state.keep)
         if not self.qk_norm_whole:
-            return env.bind(dim="head")
-        return env.bind(dim=("heads", "head") if child == "q_norm" else ("kv_heads", "head"))
+            return scope.bind(dim="head")
+        return scope.bind(dim=("heads", "head") if child == "q_norm" else ("kv_heads", "head"))
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         x, y = ("embed",), (self.source,)
         q, kv = ("heads", "head"), ("kv_heads", "head")
         if self.packed:
@@ -99,11 +99,11 @@ class Attention(Mixer):
             declared += [Weight(name="sink", out=("heads",), init="zeros", role="gate")]
         return [*declared, Weight(name="head_number", out=("heads",), role="const")]
 
-    def constant(self, name: str, env: Env) -> Tensor:
+    def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.heads)
 
-    def state(self, env: Env) -> list[State]:
-        if self.order() == "both" or not env.decodes:
+    def state(self, scope: Scope) -> list[State]:
+        if self.order() == "both" or not scope.decodes:
             return []
         return [State(name="kv", axes=("kv_heads", "head"), copies=2, window=self.mask.reach(), keep=self.mask.kept())]
 
@@ -114,19 +114,19 @@ class Attention(Mixer):
         own = {"softcap": self.softcap is not None, "sink": self.sink}
         return self.position.needs() | {name for name, asked in own.items() if asked}
 
-    def cost(self, env: Env, n: int) -> tuple[int, int]:
-        each = 4 * env.size("heads", "head")
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        each = 4 * scope.size("heads", "head")
         return each * n * n, each * pairs(self.mask, n)
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         if self.heads < 1 or self.groups() < 1 or self.heads % self.groups():
             return [
                 Problem("kv_heads", f"{self.groups()} does not divide {self.heads} heads", "make heads a multiple of kv_heads")
             ]
-        if self.head is None and env.size("embed") % self.heads:
+        if self.head is None and scope.size("embed") % self.heads:
             return [
                 Problem(
-                    "heads", f"{self.heads} does not divide the width, {env.size('embed')}", "or set `head`, the size of one"
+                    "heads", f"{self.heads} does not divide the width, {scope.size('embed')}", "or set `head`, the size of one"
                 )
             ]
         if self.position.site == "stream":
@@ -139,10 +139,10 @@ class Attention(Mixer):
             found.append(Problem("softcap", f"{self.softcap} is not above 0", "use null for none"))
         if not 0 <= self.dropout < 1:
             found.append(Problem("dropout", f"{self.dropout} is not in [0, 1)"))
-        return found + [Problem(f"mask.{p.field}", p.problem, p.remedy) for p in self.mask.check(env)]
+        return found + [Problem(f"mask.{p.field}", p.problem, p.remedy) for p in self.mask.check(scope)]
 
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
-        head = env.size("head")
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
+        head = scope.size("head")
         found: list[Problem] = []
         if not 32 <= head <= 128:
             found.append(Problem("head", f"a head of {head} is outside the usual 32 to 128", "change heads or head"))
@@ -152,7 +152,7 @@ class Attention(Mixer):
             found.append(Problem("mask", what, "keep a few: {kind: window, size: …, keep: 4}"))
         return found
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         return True
 
     @classmethod
@@ -172,17 +172,17 @@ class Attention(Mixer):
             "dropout": [0.0, 0.2],
         }
 
-    def shifts_keys(self, env: Env) -> bool:
+    def shifts_keys(self, scope: Scope) -> bool:
         """Whether a weight is added to every key just before the scores."""
         if self.qk_norm is None:
             return self.bias and not self.packed
-        return any(weight.role == "bias" for weight in self.qk_norm.weights(self.scope(env, "k_norm")))
+        return any(weight.role == "bias" for weight in self.qk_norm.weights(self.child_scope(scope, "k_norm")))
 
-    def excepts(self, env: Env) -> dict[str, str]:
+    def excepts(self, scope: Scope) -> dict[str, str]:
         found: dict[str, str] = {}
         if self.order() == "ahead":
             found["chunked"] = found["rollback"] = f"{self.mask.kind}: an early query sees later keys"
-        if not self.position.rotates and not self.softcap and not self.sink and self.shifts_keys(env):
+        if not self.position.rotates and not self.softcap and not self.sink and self.shifts_keys(scope):
             found["every_weight"] = (
                 "what is added to every key alike moves all scores of a query alike, which softmax does not feel"
             )
@@ -204,7 +204,7 @@ class AttentionModule(Module):
     position: PositionModule
 
     def setup(self) -> None:
-        self.size, self.slots = self.env.size("head"), self.env.size("slots")
+        self.size, self.slots = self.scope.size("head"), self.scope.size("slots")
         self.scale = self.size**-0.5 if self.part.scale is None else self.part.scale
         self.needs = self.part.needs()
         self.biased = "bias" in self.needs
@@ -212,16 +212,16 @@ class AttentionModule(Module):
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
         q, k, v = self.project(x)
-        at, key_at, position = ctx.at, ctx.at, self.position
+        layout, key_layout, position = ctx.layout, ctx.layout, self.position
         if self.part.qk_norm is not None:
             q, k = self.normed(q, "q_norm", ctx), self.normed(k, "k_norm", ctx)
-        k = position.on_write(k, at)
+        k = position.on_write(k, layout)
         k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         if view is not None:
-            (k, v), key_at = view.extend(at, k, v)
-        k = position.on_read(k, key_at)
-        q = ctx.tap(self, "q", position.rotate(q, at))
-        return self.read(x, q, k, v, at, key_at, ctx)
+            (k, v), key_layout = view.extend(layout, k, v)
+        k = position.on_read(k, key_layout)
+        q = ctx.tap(self, "q", position.rotate(q, layout))
+        return self.read(x, q, k, v, layout, key_layout, ctx)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (…, n, heads, head), k and v (…, n, kv_heads, head)."""
@@ -241,10 +241,12 @@ class AttentionModule(Module):
         norm = self.modules_named(name)
         return self.split(norm(x.flatten(-2), ctx)) if self.part.qk_norm_whole else norm(x, ctx)
 
-    def read(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, at: At, key_at: At, ctx: Ctx) -> Tensor:
+    def read(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx
+    ) -> Tensor:
         """Attend, gate, project back to the stream."""
         edit = self.edit(ctx)
-        rule = Rule(
+        scoring = Scoring(
             mask=self.part.mask,
             scale=self.scale,
             heads=self.head_number,
@@ -254,7 +256,7 @@ class AttentionModule(Module):
             sink=self.sink if self.part.sink else None,
             edit=edit,
         )
-        z = attend(q, k, v, rule, at, key_at, self.needs if edit is None else self.needs | {"edit"})
+        z = attend(q, k, v, scoring, layout, key_layout, self.needs if edit is None else self.needs | {"edit"})
         z = ctx.tap(self, "z", z).flatten(-2)
         if self.part.gate:
             z = z * torch.sigmoid(self.gate(x))
@@ -275,32 +277,32 @@ class CrossAttention(Attention):
     mask: Mask = child("everything")
     position: Position = child("none")
 
-    source = "memory"
+    source = "encoder"
 
     def module(self) -> type[Module]:
         return CrossAttentionModule
 
-    def state(self, env: Env) -> list[State]:
+    def state(self, scope: Scope) -> list[State]:
         return [State(name="kv", axes=("kv_heads", "head"), copies=2, per="source")]
 
     def order(self) -> Order:
         return "causal"
 
-    def reads_memory(self) -> bool:
+    def reads_encoder(self) -> bool:
         return True
 
-    def check(self, env: Env) -> list[Problem]:
-        if "memory" not in env.sizes:
+    def check(self, scope: Scope) -> list[Problem]:
+        if "encoder" not in scope.sizes:
             return [Problem("", "there is no encoder to look at", "give the model an `encoder:`")]
         found: list[Problem] = []
         if self.packed:
             found.append(Problem("packed", "q comes from the stream and k, v from the memory", "set it to false"))
         if self.position.site != "any" or self.mask.flag() != "all":
             found.append(Problem("position", "a target and its source share no order", "leave position and mask as they are"))
-        return found + super().check(env)
+        return found + super().check(scope)
 
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
-        return [p for p in super().advise(env, length) if p.field == "head"]
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
+        return [p for p in super().advise(scope, length) if p.field == "head"]
 
 
 class CrossAttentionModule(AttentionModule):
@@ -308,15 +310,15 @@ class CrossAttentionModule(AttentionModule):
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
         if view is not None:
-            (k, v), memory_at = view.get()
+            (k, v), encoder_layout = view.get()
         else:
-            if ctx.memory is None or ctx.memory_at is None:
+            if ctx.encoder_output is None or ctx.encoder_layout is None:
                 raise StateError(f"{self.path}: no memory was given (encode a source first, and put it in the ctx)")
-            k, v = self.keys(ctx.memory, ctx)
-            memory_at = ctx.memory_at
+            k, v = self.keys(ctx.encoder_output, ctx)
+            encoder_layout = ctx.encoder_layout
         k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         q = ctx.tap(self, "q", self.normed(self.split(self.q(x)), "q_norm", ctx))
-        return self.read(x, q, k, v, ctx.at, memory_at, ctx)
+        return self.read(x, q, k, v, ctx.layout, encoder_layout, ctx)
 
     def keys(self, memory: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
         """k, v (…, m, kv_heads, head) of the memory."""
@@ -324,5 +326,5 @@ class CrossAttentionModule(AttentionModule):
 
     def fill(self, ctx: Ctx, view: Any) -> None:
         """At admission: remember the memory's keys and values once."""
-        assert ctx.memory is not None
-        view.put(ctx.memory_at, *self.keys(ctx.memory, ctx))
+        assert ctx.encoder_output is not None
+        view.put(ctx.encoder_layout, *self.keys(ctx.encoder_output, ctx))

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
-from dovetail.core.line import Line
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Problem, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.rows import SequenceRows
+from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
 from dovetail.ops.scan.cell import Step, gru_step, lstm_step, rnn_step, unroll
 
@@ -46,11 +46,11 @@ class Cell(Recurrent):
     def module(self) -> type[Module]:
         return CellModule
 
-    def axes(self, env: Env) -> Env:
-        inner = self.inner or env.size("embed")
-        return env.add(heads=self.heads, head=inner // max(self.heads, 1), gates=self.gates)
+    def axes(self, scope: Scope) -> Scope:
+        inner = self.inner or scope.size("embed")
+        return scope.add(heads=self.heads, head=inner // max(self.heads, 1), gates=self.gates)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         stream, inner, made = ("embed",), ("heads", "head"), ("heads", "gates", "head")
         declared = [Weight(name="x.weight", out=made, inp=stream), Weight(name="o.weight", out=stream, inp=inner)]
         if self.bias:
@@ -59,16 +59,16 @@ class Cell(Recurrent):
             declared += [Weight(name="o.bias", out=stream, init="zeros", role="bias", tp="once")]
         return [*declared, Weight(name="u", batch=("heads",), out=("gates", "head"), inp=("head",))]
 
-    def constant(self, name: str, env: Env) -> Tensor:
-        return torch.zeros(env.size("heads", "gates", "head"), dtype=torch.float64)
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        return torch.zeros(scope.size("heads", "gates", "head"), dtype=torch.float64)
 
-    def state(self, env: Env) -> list[State]:
-        if not env.decodes:
+    def state(self, scope: Scope) -> list[State]:
+        if not scope.decodes:
             return []
-        return [State(name=name, axes=("heads", "head"), per="sequence", wide=True) for name in self.memories]
+        return [State(name=name, axes=("heads", "head"), per="sequence", at_least_fp32=True) for name in self.memories]
 
-    def check(self, env: Env) -> list[Problem]:
-        inner = self.inner or env.size("embed")
+    def check(self, scope: Scope) -> list[Problem]:
+        inner = self.inner or scope.size("embed")
         for name, value in (("inner", inner), ("heads", self.heads)):
             if value < 1:
                 return [Problem(name, f"{value} is not above 0")]
@@ -76,7 +76,7 @@ class Cell(Recurrent):
             return [Problem("heads", f"{self.heads} does not divide the {inner} numbers of memory", "or set `inner`")]
         return []
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         return True
 
     @classmethod
@@ -93,13 +93,13 @@ class CellModule(RecurrentModule):
     u: Tensor
 
     def setup(self) -> None:
-        self.head = self.env.size("head")
+        self.head = self.scope.size("head")
 
-    def recur(self, x: Tensor, line: Line, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+    def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         x = ctx.tap(self, "x", self.x(x).unflatten(-1, (-1, self.part.gates * self.head)))
         if carry is None:
             carry = (x.new_zeros(x.shape[0], x.shape[2], self.head),) * len(self.part.memories)
-        h, carry = unroll(self.part.step, x, self.u, self.on_held(), line, carry)
+        h, carry = unroll(self.part.step, x, self.u, self.on_held(), seq, carry)
         h = ctx.tap(self, "h", h)
         return ctx.tap(self, "out", self.o(h.flatten(-2))), carry
 
@@ -121,8 +121,8 @@ class Lstm(Cell):
     memories: ClassVar[tuple[str, ...]] = ("h", "c")
     step: ClassVar[Step] = staticmethod(lstm_step)
 
-    def constant(self, name: str, env: Env) -> Tensor:
-        start = super().constant(name, env).view(env.size("heads"), self.gates, -1)
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        start = super().constant(name, scope).view(scope.size("heads"), self.gates, -1)
         start[:, 1] = 1.0  # the forget gate starts open (Gers et al. 2000)
         return start.flatten()
 
@@ -137,9 +137,9 @@ class Gru(Cell):
     def module(self) -> type[Module]:
         return GruModule
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         held = [Weight(name="held_bias", out=("heads", "head"), init="zeros", role="bias")]
-        return super().weights(env) + (held if self.bias else [])
+        return super().weights(scope) + (held if self.bias else [])
 
 
 class GruModule(CellModule):

@@ -16,15 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.at import At
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.errors import StateError
 from dovetail.core.group import Mask, Mixer, Order
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import KINDS, Part, Problem, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
-from dovetail.ops.attend import Rule, attend
+from dovetail.ops.attend import Scoring, attend
 
 
 @register("linformer")
@@ -41,14 +41,14 @@ class Linformer(Mixer):
     def module(self) -> type[Module]:
         return LinformerModule
 
-    def axes(self, env: Env) -> Env:
-        head = self.head or env.size("embed") // max(self.heads, 1)
-        return env.add(heads=self.heads, head=head, rank=self.rank, position=self.length)
+    def axes(self, scope: Scope) -> Scope:
+        head = self.head or scope.size("embed") // max(self.heads, 1)
+        return scope.add(heads=self.heads, head=head, rank=self.rank, position=self.length)
 
     def children(self) -> dict[str, Part]:
         return {}
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         x, inner = ("embed",), ("heads", "head")
         declared = [Weight(name=f"{name}.weight", out=inner, inp=x) for name in ("q", "k", "v")]
         # tables, a row for each place: every head is mixed down alike
@@ -58,25 +58,25 @@ class Linformer(Mixer):
         declared += [*tables, Weight(name="o.weight", out=x, inp=inner)]
         return [*declared, Weight(name="head_number", out=("heads",), role="const")]
 
-    def constant(self, name: str, env: Env) -> Tensor:
+    def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.heads)
 
     def order(self) -> Order:
         return "both"
 
-    def cost(self, env: Env, n: int) -> tuple[int, int]:
-        flops = 8 * n * self.rank * env.size("heads", "head")  # mixing down two, scoring, summing up
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        flops = 8 * n * self.rank * scope.size("heads", "head")  # mixing down two, scoring, summing up
         return flops, flops
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         for name, value in (("heads", self.heads), ("rank", self.rank), ("length", self.length)):
             if value < 1:
                 return [Problem(name, f"{value} is not above 0")]
-        if self.head is None and env.size("embed") % self.heads:
-            return [Problem("heads", f"{self.heads} does not divide the width, {env.size('embed')}", "or set `head`")]
+        if self.head is None and scope.size("embed") % self.heads:
+            return [Problem("heads", f"{self.heads} does not divide the width, {scope.size('embed')}", "or set `head`")]
         return []
 
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         if length is None:
             return []
         if length > self.length:
@@ -87,7 +87,7 @@ class Linformer(Mixer):
             return [Problem("rank", what, "lower it, or use attention")]
         return []
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         return True
 
     @classmethod
@@ -109,49 +109,49 @@ class LinformerModule(Module):
 
     def setup(self) -> None:
         everything: Any = KINDS["everything"]
-        self.size, self.everything = self.env.size("head"), everything()
+        self.size, self.everything = self.scope.size("head"), everything()
         assert isinstance(self.everything, Mask)
         self.everything.key  # noqa: B018  computed here, outside any compiled graph
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
-        at, key_at = ctx.at, ctx.at
+        layout, key_layout = ctx.layout, ctx.layout
         q, k, v = (project(x).unflatten(-1, (-1, self.size)) for project in (self.q, self.k, self.v))
         q, k, v = ctx.tap(self, "q", q), ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         if view is not None:
-            (k, v), key_at = view.extend(at, k, v)
-        key_at.once(f"fits {self.part.length}", lambda: self.refuse_beyond(key_at))
-        documents = key_at.once("documents", lambda: documents_of(key_at))
-        mixed_at = key_at.once(("mixed", self.part.rank), lambda: self.places(key_at, documents))
-        k, v = self.mixed(k, self.k_map, key_at, documents), self.mixed(v, self.v_map, key_at, documents)
-        rule = Rule(mask=self.everything, scale=self.size**-0.5, heads=self.head_number)
-        z = attend(q, k, v, rule, at, mixed_at, frozenset())
+            (k, v), key_layout = view.extend(layout, k, v)
+        key_layout.once(f"fits {self.part.length}", lambda: self.refuse_beyond(key_layout))
+        documents = key_layout.once("documents", lambda: documents_of(key_layout))
+        mixed_at = key_layout.once(("mixed", self.part.rank), lambda: self.places(key_layout, documents))
+        k, v = self.mixed(k, self.k_map, key_layout, documents), self.mixed(v, self.v_map, key_layout, documents)
+        scoring = Scoring(mask=self.everything, scale=self.size**-0.5, heads=self.head_number)
+        z = attend(q, k, v, scoring, layout, mixed_at, frozenset())
         return ctx.tap(self, "out", self.o(ctx.tap(self, "z", z).flatten(-2)))
 
-    def mixed(self, x: Tensor, table: Tensor, at: At, documents: int) -> Tensor:
+    def mixed(self, x: Tensor, table: Tensor, layout: TokenLayout, documents: int) -> Tensor:
         """(…, documents · rank, heads, head) from (…, m, heads, head)."""
-        share = F.embedding(at.order, table)  # (…, m, rank)
-        if at.start is None:  # to its own document alone, and none of padding
-            which = at.seg if at.row is None else at.row
-            own = (which[..., None] == torch.arange(documents, device=x.device)) & at.real[..., None]
+        share = F.embedding(layout.order, table)  # (…, m, rank)
+        if layout.start is None:  # to its own document alone, and none of padding
+            which = layout.seg if layout.row is None else layout.row
+            own = (which[..., None] == torch.arange(documents, device=x.device)) & layout.real[..., None]
             share = (own[..., None] * share.unsqueeze(-2)).flatten(-2)
         return (share.transpose(-1, -2) @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
 
-    def places(self, at: At, documents: int) -> At:
+    def places(self, layout: TokenLayout, documents: int) -> TokenLayout:
         """Where the mixed keys stand: `rank` of them in each document."""
-        device, rank = at.order.device, self.part.rank
-        if at.start is not None:
-            return At.whole(at.order.shape[0], rank, device)
+        device, rank = layout.order.device, self.part.rank
+        if layout.start is not None:
+            return TokenLayout.whole(layout.order.shape[0], rank, device)
         document = torch.arange(documents, device=device).repeat_interleave(rank)
         order = torch.arange(rank, device=device).repeat(documents)
-        if at.row is not None:
-            return At.of(order, torch.zeros_like(order), document)
-        return At.of(order.expand(*at.order.shape[:-1], -1), document.expand(*at.order.shape[:-1], -1))
+        if layout.row is not None:
+            return TokenLayout.of(order, torch.zeros_like(order), document)
+        return TokenLayout.of(order.expand(*layout.order.shape[:-1], -1), document.expand(*layout.order.shape[:-1], -1))
 
-    def refuse_beyond(self, at: At) -> bool:
+    def refuse_beyond(self, layout: TokenLayout) -> bool:
         """An error where a token stands past the tables; not looked at inside a compiled graph."""
-        if torch.compiler.is_compiling() and at.start is None:
+        if torch.compiler.is_compiling() and layout.start is None:
             return True
-        longest = int(at.order.max()) + 1 if at.start is None else at.start + at.n
+        longest = int(layout.order.max()) + 1 if layout.start is None else layout.start + layout.n
         if longest > self.part.length:
             raise StateError(
                 f"{self.path}: a token stands at position {longest - 1}, but the tables end at {self.part.length - 1}"
@@ -160,8 +160,8 @@ class LinformerModule(Module):
         return True
 
 
-def documents_of(at: At) -> int:
+def documents_of(layout: TokenLayout) -> int:
     """How many documents a row has at most; in a flat batch, how many rows there are."""
-    if at.start is not None:
+    if layout.start is not None:
         return 1
-    return int((at.seg if at.row is None else at.row).max()) + 1
+    return int((layout.seg if layout.row is None else layout.row).max()) + 1

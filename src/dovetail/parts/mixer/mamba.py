@@ -3,7 +3,7 @@
     z, x = u W_z, silu(conv(u W_x))          r, B, C = x W_r, x W_B, x W_C          Δ = softplus(r W_Δ + b)
     h_t = e^{Δ_t A} ∘ h_{t−1} + (Δ_t x_t) B_tᵀ          y_t = h_t C_t + D x_t          out = (y ∘ silu(z)) W_o
 
-A is one negative number for each channel and each number of its memory, kept as log(−A). Jamba normalises r, B and C.
+A is one negative number for each channel and each number of its memory, kept as log(−A). Jamba normalizes r, B and C.
 
 Shapes: u (rows, n, embed)   x, z, Δ, y (rows, n, inner)   r (rows, n, rank)   B, C (rows, n, state)   h (rows, inner, state).
 Gu & Dao 2023. Ranks share out the channels; r, B and C are sums over all of them, so they are totals over ranks.
@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Norm
-from dovetail.core.line import Line
-from dovetail.core.module import Linear, Module, wide
+from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Part, Problem, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.rows import SequenceRows
+from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.selective import selective_flops, selective_scan
@@ -49,18 +49,18 @@ class Mamba(Recurrent):
     def module(self) -> type[Module]:
         return MambaModule
 
-    def axes(self, env: Env) -> Env:
-        width = env.size("embed")
+    def axes(self, scope: Scope) -> Scope:
+        width = scope.size("embed")
         sizes = {"inner": self.inner or 2 * width, "state": self.state_size, "rank": self.rank or -(-width // 16)}
-        return env.add(**sizes, taps=self.taps_wide, tail=self.taps_wide - 1)
+        return scope.add(**sizes, taps=self.taps_wide, tail=self.taps_wide - 1)
 
     def children(self) -> dict[str, Part]:
         return {} if self.norm is None else {f"{name}_norm": self.norm for name in CHOSEN}
 
-    def scope(self, env: Env, child: str) -> Env:
-        return env.bind(dim=CHOSEN[child.removesuffix("_norm")])
+    def child_scope(self, scope: Scope, child: str) -> Scope:
+        return scope.bind(dim=CHOSEN[child.removesuffix("_norm")])
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         stream, inner = ("embed",), ("inner",)
         declared = [Weight(name=f"{name}.weight", out=inner, inp=stream) for name in ("z", "x")]
         declared += [Weight(name=f"{name}.weight", out=(axis,), inp=inner, tp="reduce") for name, axis in CHOSEN.items()]
@@ -75,24 +75,24 @@ class Mamba(Recurrent):
         declared += [Weight(name="a_log", out=inner, inp=("state",), init="const", role="gate")]
         return [*declared, Weight(name="skip", out=inner, init="ones", role="gate")]
 
-    def constant(self, name: str, env: Env) -> Tensor:
-        inner = env.size("inner")
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        inner = scope.size("inner")
         if name == "a_log":
             return torch.arange(1, self.state_size + 1, dtype=torch.float64).log().repeat(inner, 1)
         widths = torch.logspace(torch.tensor(SLOWEST).log10(), torch.tensor(FASTEST).log10(), inner, dtype=torch.float64)
         return widths + torch.log(-torch.expm1(-widths))  # softplus undone
 
-    def state(self, env: Env) -> list[State]:
-        if not env.decodes:
+    def state(self, scope: Scope) -> list[State]:
+        if not scope.decodes:
             return []
         tail = State(name="tail", axes=("inner", "tail"), per="sequence")
-        return [tail, State(name="memory", axes=("inner", "state"), per="sequence", wide=True)]
+        return [tail, State(name="memory", axes=("inner", "state"), per="sequence", at_least_fp32=True)]
 
-    def cost(self, env: Env, n: int) -> tuple[int, int]:
-        flops = selective_flops(n, env.size("inner"), env.size("state"))
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        flops = selective_flops(n, scope.size("inner"), scope.size("state"))
         return flops, flops
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         for name in ("inner", "state_size", "rank"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -101,7 +101,7 @@ class Mamba(Recurrent):
             return [Problem("taps_wide", f"{self.taps_wide} sees no token but its own", "use 2 or more")]
         return []
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         return True
 
     @classmethod
@@ -134,25 +134,25 @@ class MambaModule(RecurrentModule):
     skip: Tensor
 
     def setup(self) -> None:
-        self.sizes = [self.env.size(axis) for axis in CHOSEN.values()]
+        self.sizes = [self.scope.size(axis) for axis in CHOSEN.values()]
 
-    def recur(self, x: Tensor, line: Line, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+    def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         u, (tail, memory) = x, carry or (None, None)
         bias = self.conv_bias if self.part.conv_bias else None
-        x, tail = causal_conv(self.x(u), self.conv, bias, line, tail)
+        x, tail = causal_conv(self.x(u), self.conv, bias, seq, tail)
         x = ctx.tap(self, "x", F.silu(x))
         low, b, c = self.chosen(x, ctx)
         b, c = ctx.tap(self, "b", b), ctx.tap(self, "c", c)
-        kept = wide(u.dtype)
+        kept = at_least_fp32(u.dtype)
         dt = ctx.tap(self, "dt", F.softplus(self.dt(low).to(kept) + self.dt_bias))
-        y, memory = selective_scan(x, dt, -self.a_log.to(kept).exp(), b, c, line, memory)
+        y, memory = selective_scan(x, dt, -self.a_log.to(kept).exp(), b, c, seq, memory)
         y = ctx.tap(self, "y", y + self.skip * x)
         return ctx.tap(self, "out", self.o(y * F.silu(self.z(u)))), (tail, memory)
 
     def chosen(self, x: Tensor, ctx: Ctx) -> list[Tensor]:
         """x (rows, n, inner) to r, B and C (rows, n, rank or state), each a sum over all channels."""
         made = torch.cat([self.low(x), self.b(x), self.c(x)], -1)
-        found = list(ctx.total(made, ("inner",)).split(self.sizes, -1))
+        found = list(ctx.all_reduce(made, ("inner",)).split(self.sizes, -1))
         if self.part.norm is not None:
             found = [self.modules_named(f"{name}_norm")(y, ctx) for name, y in zip(CHOSEN, found, strict=True)]
         return found

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Norm
-from dovetail.core.line import Line
-from dovetail.core.module import Linear, Module, wide
+from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.rows import SequenceRows
+from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.decay import decay_flops, decay_scan
@@ -45,23 +45,23 @@ class Mamba2(Recurrent):
     taps_wide: int = 4  # tokens the convolution sees
     bias: bool = False
     conv_bias: bool = True
-    norm: Norm = child("rms")
+    norm: Norm = child("rmsnorm")
 
     def module(self) -> type[Module]:
         return Mamba2Module
 
-    def axes(self, env: Env) -> Env:
-        inner = self.inner or 2 * env.size("embed")
+    def axes(self, scope: Scope) -> Scope:
+        inner = self.inner or 2 * scope.size("embed")
         sizes = {"heads": inner // max(self.head, 1), "head": self.head, "groups": self.groups, "state": self.state_size}
-        return env.add(**sizes, taps=self.taps_wide, tail=self.taps_wide - 1)
+        return scope.add(**sizes, taps=self.taps_wide, tail=self.taps_wide - 1)
 
     def children(self) -> dict[str, Part]:
         return {"norm": self.norm}
 
-    def scope(self, env: Env, child: str) -> Env:
-        return env.bind(dim=("heads", "head"))
+    def child_scope(self, scope: Scope, child: str) -> Scope:
+        return scope.bind(dim=("heads", "head"))
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         stream, inner, shared = ("embed",), ("heads", "head"), ("groups", "state")
         made = {"z": inner, "x": inner, "b": shared, "c": shared, "dt": ("heads",)}
         declared = [Weight(name=f"{name}.weight", out=out, inp=stream) for name, out in made.items()]
@@ -78,26 +78,26 @@ class Mamba2(Recurrent):
         declared += [Weight(name="a_log", out=("heads",), init="const", role="gate")]
         return [*declared, Weight(name="skip", out=("heads",), init="ones", role="gate")]
 
-    def constant(self, name: str, env: Env) -> Tensor:
-        heads = env.size("heads")
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        heads = scope.size("heads")
         if name == "a_log":
             return torch.linspace(1.0, MOST_FADING, heads, dtype=torch.float64).log()
         widths = torch.logspace(torch.tensor(SLOWEST).log10(), torch.tensor(FASTEST).log10(), heads, dtype=torch.float64)
         return widths + torch.log(-torch.expm1(-widths))  # softplus undone
 
-    def state(self, env: Env) -> list[State]:
-        if not env.decodes:
+    def state(self, scope: Scope) -> list[State]:
+        if not scope.decodes:
             return []
         tails = [("x", ("heads", "head")), ("b", ("groups", "state")), ("c", ("groups", "state"))]
         found = [State(name=f"tail_{name}", axes=(*axes, "tail"), per="sequence") for name, axes in tails]
-        return [*found, State(name="memory", axes=("heads", "state", "head"), per="sequence", wide=True)]
+        return [*found, State(name="memory", axes=("heads", "state", "head"), per="sequence", at_least_fp32=True)]
 
-    def cost(self, env: Env, n: int) -> tuple[int, int]:
-        flops = decay_flops(n, env.size("heads"), env.size("state"), env.size("head"))
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        flops = decay_flops(n, scope.size("heads"), scope.size("state"), scope.size("head"))
         return flops, flops
 
-    def check(self, env: Env) -> list[Problem]:
-        inner = self.inner or 2 * env.size("embed")
+    def check(self, scope: Scope) -> list[Problem]:
+        inner = self.inner or 2 * scope.size("embed")
         for name, value in (("head", self.head), ("state_size", self.state_size), ("groups", self.groups)):
             if value < 1:
                 return [Problem(name, f"{value} is not above 0")]
@@ -109,7 +109,7 @@ class Mamba2(Recurrent):
             return [Problem("groups", f"{self.groups} does not divide {inner // self.head} heads")]
         return []
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         return True
 
     @classmethod
@@ -143,21 +143,23 @@ class Mamba2Module(RecurrentModule):
     def setup(self) -> None:
         self.head, self.state_size = self.part.head, self.part.state_size
 
-    def recur(self, x: Tensor, line: Line, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+    def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         u, (tail_x, tail_b, tail_c, memory) = x, carry or (None,) * 4
-        x, tail_x = self.convolved("x", self.x(u), self.head, line, ctx, tail_x)
-        b, tail_b = self.convolved("b", self.b(u), self.state_size, line, ctx, tail_b)
-        c, tail_c = self.convolved("c", self.c(u), self.state_size, line, ctx, tail_c)
-        kept = wide(u.dtype)
+        x, tail_x = self.convolved("x", self.x(u), self.head, seq, ctx, tail_x)
+        b, tail_b = self.convolved("b", self.b(u), self.state_size, seq, ctx, tail_b)
+        c, tail_c = self.convolved("c", self.c(u), self.state_size, seq, ctx, tail_c)
+        kept = at_least_fp32(u.dtype)
         dt = ctx.tap(self, "dt", F.softplus(self.dt(u).to(kept) + self.dt_bias))
         fading = -self.a_log.to(kept).exp() * dt
-        y, memory = decay_scan(c, b, x * dt[..., None].to(x.dtype), fading, line, memory)
+        y, memory = decay_scan(c, b, x * dt[..., None].to(x.dtype), fading, seq, memory)
         y = ctx.tap(self, "y", y + self.skip[:, None] * x)
         gated = y.flatten(-2) * F.silu(self.z(u))
         return ctx.tap(self, "out", self.o(self.norm(gated, ctx))), (tail_x, tail_b, tail_c, memory)
 
-    def convolved(self, name: str, x: Tensor, size: int, line: Line, ctx: Ctx, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+    def convolved(
+        self, name: str, x: Tensor, size: int, seq: SequenceRows, ctx: Ctx, tail: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """x (rows, n, count·size) after its convolution (rows, n, count, size), and its tail (rows, count, size, taps − 1)."""
         bias = getattr(self, f"conv_{name}_bias") if self.part.conv_bias else None
-        y, tail = causal_conv(x, getattr(self, f"conv_{name}"), bias, line, None if tail is None else tail.flatten(1, 2))
+        y, tail = causal_conv(x, getattr(self, f"conv_{name}"), bias, seq, None if tail is None else tail.flatten(1, 2))
         return ctx.tap(self, name, F.silu(y).unflatten(-1, (-1, size))), tail.unflatten(1, (-1, size))

@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
-from dovetail.core.line import Line
-from dovetail.core.module import Linear, Module, wide
+from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Problem, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.rows import SequenceRows
+from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.gated import gated_flops, gated_scan
@@ -50,12 +50,12 @@ class Rwkv(Recurrent):
     def module(self) -> type[Module]:
         return RwkvModule
 
-    def axes(self, env: Env) -> Env:
-        head = self.head or env.size("embed") // max(self.heads, 1)
+    def axes(self, scope: Scope) -> Scope:
+        head = self.head or scope.size("embed") // max(self.heads, 1)
         ranks = {"mix_rank": self.mix_rank, "fade_rank": self.fade_rank}
-        return env.add(heads=self.heads, head=head, mixed=len(MIXED), **ranks)
+        return scope.add(heads=self.heads, head=head, mixed=len(MIXED), **ranks)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         stream, inner = ("embed",), ("heads", "head")
         declared = [Weight(name=f"{name}.weight", out=inner, inp=stream) for name in "rkvg"]
         # what is mixed concerns all heads, so every rank mixes all of it
@@ -70,34 +70,34 @@ class Rwkv(Recurrent):
         declared += [Weight(name="shift", out=inner, init="zeros", role="bias")]
         return [*declared, Weight(name="o.weight", out=stream, inp=inner)]
 
-    def constant(self, name: str, env: Env) -> Tensor:
-        count = env.size("heads", "head") if name == "fade" else env.size("embed")
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        count = scope.size("heads", "head") if name == "fade" else scope.size("embed")
         channel = torch.arange(count, dtype=torch.float64)
         if name == "fade":
-            depth = env.layer / max(env.depth - 1, 1)
+            depth = scope.layer / max(scope.depth - 1, 1)
             return SLOWEST + SPAN * (channel / max(count - 1, 1)) ** (0.7 + 1.3 * depth)
-        return 1.0 - (channel / count) ** (1.0 - env.layer / env.depth)
+        return 1.0 - (channel / count) ** (1.0 - scope.layer / scope.depth)
 
-    def state(self, env: Env) -> list[State]:
-        if not env.decodes:
+    def state(self, scope: Scope) -> list[State]:
+        if not scope.decodes:
             return []
-        memory = State(name="memory", axes=("heads", "head", "head"), per="sequence", wide=True)
+        memory = State(name="memory", axes=("heads", "head", "head"), per="sequence", at_least_fp32=True)
         return [State(name="last", axes=("embed",), per="sequence"), memory]
 
-    def cost(self, env: Env, n: int) -> tuple[int, int]:
-        flops = gated_flops(n, env.size("heads"), env.size("head"), env.size("head"))
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        flops = gated_flops(n, scope.size("heads"), scope.size("head"), scope.size("head"))
         return flops, flops
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         sizes = {"heads": self.heads, "head": self.head, "mix_rank": self.mix_rank, "fade_rank": self.fade_rank}
         for name, value in sizes.items():
             if value is not None and value < 1:
                 return [Problem(name, f"{value} is not above 0")]
-        if self.head is None and env.size("embed") % self.heads:
-            return [Problem("heads", f"{self.heads} does not divide the width, {env.size('embed')}", "or set `head`")]
+        if self.head is None and scope.size("embed") % self.heads:
+            return [Problem("heads", f"{self.heads} does not divide the width, {scope.size('embed')}", "or set `head`")]
         return [] if self.eps > 0 else [Problem("eps", f"{self.eps} is not above 0")]
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         return True
 
     @classmethod
@@ -124,22 +124,22 @@ class RwkvModule(RecurrentModule):
     shift: Tensor
 
     def setup(self) -> None:
-        self.head = self.env.size("head")
+        self.head = self.scope.size("head")
 
-    def recur(self, x: Tensor, line: Line, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+    def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         last, memory = (None, None) if carry is None else (carry[0][..., None], carry[1])
         only_before = x.new_tensor([1.0, 0.0]).expand(x.shape[-1], 2)
-        before, last = causal_conv(x, only_before, None, line, last)
+        before, last = causal_conv(x, only_before, None, seq, last)
         back = before - x
         mixes = torch.tanh(self.mix_down(x + back * self.mu_x)).chunk(len(MIXED), -1)
         r, k, v, w, g = [self.mixed(name, x, back, mix) for name, mix in zip(MIXED, mixes, strict=True)]
         r = ctx.tap(self, "r", self.r(r).unflatten(-1, (-1, self.head)))
         k = ctx.tap(self, "k", self.k(k).unflatten(-1, (-1, self.head)))
         v = ctx.tap(self, "v", self.v(v).unflatten(-1, (-1, self.head)))
-        kept = wide(x.dtype)
+        kept = at_least_fp32(x.dtype)
         fade = self.fade.to(kept) + self.fade_up(torch.tanh(self.fade_down(w))).to(kept)
         fade = ctx.tap(self, "fade", -fade.exp().unflatten(-1, (-1, self.head)))  # log a, below 0
-        y, memory = gated_scan(r, k, v, fade, line, memory, self.bonus.unflatten(0, (-1, self.head)))
+        y, memory = gated_scan(r, k, v, fade, seq, memory, self.bonus.unflatten(0, (-1, self.head)))
         y = F.layer_norm(ctx.tap(self, "y", y), (self.head,), eps=self.part.eps).flatten(-2) * self.scale + self.shift
         return ctx.tap(self, "out", self.o(y * F.silu(self.g(g)))), (last[..., 0], memory)
 

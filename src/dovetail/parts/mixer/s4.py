@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.env import Env
 from dovetail.core.group import Act
-from dovetail.core.line import Line
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Problem, child, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.rows import SequenceRows
+from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
 from dovetail.ops.scan.space import space_flops, space_scan
 
@@ -67,17 +67,17 @@ class S4(Recurrent):
     inner: int | None = None  # None: the width
     state_size: int = 32  # complex numbers a channel
     start: Literal["legs", "lin", "inv"] = "legs"
-    rule: Literal["zoh", "bilinear"] = "zoh"
+    discretization: Literal["zoh", "bilinear"] = "zoh"
     bias: bool = False
     act: Act = child("gelu")
 
     def module(self) -> type[Module]:
         return S4Module
 
-    def axes(self, env: Env) -> Env:
-        return env.add(inner=self.inner or env.size("embed"), state=self.state_size, pair=2)
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(inner=self.inner or scope.size("embed"), state=self.state_size, pair=2)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         stream, inner, state = ("embed",), ("inner",), ("state",)
         declared = [Weight(name="x.weight", out=inner, inp=stream), Weight(name="o.weight", out=stream, inp=inner)]
         if self.bias:
@@ -88,31 +88,31 @@ class S4(Recurrent):
         declared += [Weight(name="step_log", out=inner, init="const", role="gate")]
         return [*declared, Weight(name="skip", out=inner, init="ones", role="gate")]
 
-    def constant(self, name: str, env: Env) -> Tensor:
-        inner = env.size("inner")
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        inner = scope.size("inner")
         if name == "step_log":
             return torch.linspace(log(SLOWEST), log(FASTEST), inner, dtype=torch.float64)
         if name == "decay_log":
             return torch.full((inner, self.state_size), log(0.5), dtype=torch.float64)
         return first_turns(self.start, self.state_size).repeat(inner, 1)
 
-    def state(self, env: Env) -> list[State]:
-        if not env.decodes:
+    def state(self, scope: Scope) -> list[State]:
+        if not scope.decodes:
             return []
-        return [State(name="memory", axes=("inner", "state", "pair"), per="sequence", wide=True)]
+        return [State(name="memory", axes=("inner", "state", "pair"), per="sequence", at_least_fp32=True)]
 
-    def cost(self, env: Env, n: int) -> tuple[int, int]:
-        flops = space_flops(n, env.size("inner"), env.size("state"))
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        flops = space_flops(n, scope.size("inner"), scope.size("state"))
         return flops, flops
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         for name in ("inner", "state_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 return [Problem(name, f"{value} is not above 0")]
         return []
 
-    def region(self) -> bool:
+    def tp_region(self) -> bool:
         return True
 
     @classmethod
@@ -121,7 +121,7 @@ class S4(Recurrent):
             "inner": [20, 36],
             "state_size": [5, 3],
             "start": ["legs", "lin", "inv"],
-            "rule": ["zoh", "bilinear"],
+            "discretization": ["zoh", "bilinear"],
             "bias": [False, True],
         }
 
@@ -141,10 +141,10 @@ class S4Module(RecurrentModule):
     def setup(self) -> None:
         self.act = self.part.act.function()
 
-    def recur(self, x: Tensor, line: Line, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+    def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         x = ctx.tap(self, "x", self.x(x))
         memory = None if carry is None else torch.view_as_complex(carry[0].contiguous())
-        y, memory = space_scan(x, *self.discrete(), line, memory)
+        y, memory = space_scan(x, *self.discrete(), seq, memory)
         y = ctx.tap(self, "y", y + self.skip * x)
         return ctx.tap(self, "out", self.o(self.act(y))), (torch.view_as_real(memory),)
 
@@ -153,7 +153,7 @@ class S4Module(RecurrentModule):
         a = torch.complex(-self.decay_log.double().exp(), self.turn.double())
         step = self.step_log.double().exp()[:, None]
         c = 2 * torch.view_as_complex(self.c.double().unflatten(-1, (-1, 2)))
-        if self.part.rule == "zoh":
+        if self.part.discretization == "zoh":
             return step * a, torch.expm1(step * a) / a, c
         half = step * a / 2
         return torch.log((1 + half) / (1 - half)), step / (1 - half), c

@@ -11,11 +11,11 @@ from math import floor, log2
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
-from dovetail.core.env import Env
 from dovetail.core.group import Position, PositionModule
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -26,11 +26,11 @@ class Alibi(Position):
     def module(self) -> type[Module]:
         return AlibiModule
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="slope", out=("heads",), role="const")]
 
-    def constant(self, name: str, env: Env) -> Tensor:
-        return torch.tensor(slopes(env.size("heads")), dtype=torch.float64)
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        return torch.tensor(slopes(scope.size("heads")), dtype=torch.float64)
 
     def needs(self) -> frozenset[str]:
         return frozenset({"bias"})
@@ -51,7 +51,7 @@ class AlibiModule(PositionModule):
     def tables(self) -> tuple[Tensor, ...]:
         return (self.slope,)
 
-    def score(self, q: At, k: At, *tables: Tensor) -> Tensor:
+    def score(self, q: TokenLayout, k: TokenLayout, *tables: Tensor) -> Tensor:
         (slope,) = tables
         distance = (q.order[..., None, :, None] - k.order[..., None, None, :]).abs()
         return -distance.to(slope.dtype) * slope[:, None, None]

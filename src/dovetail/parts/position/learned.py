@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.at import At
-from dovetail.core.env import Env
 from dovetail.core.errors import StateError
 from dovetail.core.group import Position, PositionModule
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -31,17 +31,17 @@ class Learned(Position):
     def module(self) -> type[Module]:
         return LearnedModule
 
-    def axes(self, env: Env) -> Env:
-        return env.add(position=self.length + self.offset)
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(position=self.length + self.offset)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="table", out=("position",), inp=("embed",), role="embed")]
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         found = [] if self.length > 0 else [Problem("length", f"{self.length} is not above 0")]
         return found + ([] if self.offset >= 0 else [Problem("offset", f"{self.offset} is below 0")])
 
-    def advise(self, env: Env, length: int | None) -> list[Problem]:
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         if length is None or length <= self.length:
             return []
         return [
@@ -63,18 +63,18 @@ class LearnedModule(PositionModule):
     part: Learned
     table: Tensor
 
-    def embed(self, x: Tensor, at: At) -> Tensor:
-        at.once(f"fits {self.part.length}", lambda: self.refuse_beyond(at))
-        return x + F.embedding(at.order + self.part.offset, self.table)
+    def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        layout.once(f"fits {self.part.length}", lambda: self.refuse_beyond(layout))
+        return x + F.embedding(layout.order + self.part.offset, self.table)
 
-    def refuse_beyond(self, at: At) -> bool:
+    def refuse_beyond(self, layout: TokenLayout) -> bool:
         """An error where a token stands past the table; not looked at inside a compiled graph."""
-        if at.start is not None:
-            longest = at.start + at.n
+        if layout.start is not None:
+            longest = layout.start + layout.n
         elif torch.compiler.is_compiling():
             return True
         else:
-            longest = int(at.order.max()) + 1
+            longest = int(layout.order.max()) + 1
         if longest > self.part.length:
             raise StateError(
                 f"{self.path}: a token stands at position {longest - 1}, but the table ends at {self.part.length - 1}"

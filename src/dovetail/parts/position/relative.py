@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
-from dovetail.core.env import Env
 from dovetail.core.group import Position, PositionModule
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -32,20 +32,20 @@ class Relative(Position):
     def module(self) -> type[Module]:
         return RelativeModule
 
-    def axes(self, env: Env) -> Env:
-        return env.add(bucket=self.buckets)
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(bucket=self.buckets)
 
-    def weights(self, env: Env) -> list[Weight]:
-        first = f"{env.in_layer(0)}.table" if self.shared and env.layer > 0 else None
+    def weights(self, scope: Scope) -> list[Weight]:
+        first = f"{scope.in_layer(0)}.table" if self.shared and scope.layer > 0 else None
         return [Weight(name="table", out=("heads",), inp=("bucket",), role="embed", same_as=first)]
 
-    def idle(self, env: Env) -> frozenset[str]:
-        return frozenset() if env.layer else frozenset({"shared"})
+    def idle(self, scope: Scope) -> frozenset[str]:
+        return frozenset() if scope.layer else frozenset({"shared"})
 
     def needs(self) -> frozenset[str]:
         return frozenset({"bias", "bias_grad"})
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         if self.buckets < 4 or self.buckets % 4:
             return [Problem("buckets", f"{self.buckets} is not a multiple of 4", "halves are split again for the two sides")]
         exact = self.buckets // (4 if self.both_sides else 2)
@@ -67,7 +67,7 @@ class RelativeModule(PositionModule):
     def tables(self) -> tuple[Tensor, ...]:
         return (self.table,)
 
-    def score(self, q: At, k: At, *tables: Tensor) -> Tensor:
+    def score(self, q: TokenLayout, k: TokenLayout, *tables: Tensor) -> Tensor:
         (table,) = tables
         bucket = self.bucket(q.order[..., :, None] - k.order[..., None, :])
         return table[:, bucket].movedim(0, -3)

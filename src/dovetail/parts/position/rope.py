@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
-from dovetail.core.env import Env
 from dovetail.core.group import Position, PositionModule, Scaling
-from dovetail.core.module import Module, wide
+from dovetail.core.layout import TokenLayout
+from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -38,35 +38,35 @@ class Rope(Position):
     def module(self) -> type[Module]:
         return RopeModule
 
-    def axes(self, env: Env) -> Env:
-        return env.add(pair=self.turning(env) // 2 // max(self.coords, 1))
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(pair=self.turning(scope) // 2 // max(self.coords, 1))
 
-    def turning(self, env: Env) -> int:
+    def turning(self, scope: Scope) -> int:
         """How many channels of a head turn."""
-        return int(env.size("head") * self.share)
+        return int(scope.size("head") * self.share)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         frequency = Weight(name="frequency", out=("pair",), role="const")
         varies = self.scaling is not None and self.scaling.varies
         return [frequency, Weight(name="unstretched", out=("pair",), role="const")] if varies else [frequency]
 
-    def idle(self, env: Env) -> frozenset[str]:
-        never_remembered = set() if env.decodes else {"when"}  # written and read at once
-        single = {"base"} if env.size("pair") == 1 else set()  # base⁰ = 1 whatever the base
+    def idle(self, scope: Scope) -> frozenset[str]:
+        never_remembered = set() if scope.decodes else {"when"}  # written and read at once
+        single = {"base"} if scope.size("pair") == 1 else set()  # base⁰ = 1 whatever the base
         return frozenset(never_remembered | single)
 
-    def plain(self, env: Env) -> Tensor:
+    def plain(self, scope: Scope) -> Tensor:
         """(pairs,) unstretched frequencies of one coordinate."""
-        pairs = env.size("pair")
+        pairs = scope.size("pair")
         return self.base ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
 
-    def constant(self, name: str, env: Env) -> Tensor:
+    def constant(self, name: str, scope: Scope) -> Tensor:
         if self.scaling is None or name == "unstretched":
-            return self.plain(env)
-        return self.scaling.frequencies(self.plain(env), self.base)
+            return self.plain(scope)
+        return self.scaling.frequencies(self.plain(scope), self.base)
 
-    def check(self, env: Env) -> list[Problem]:
-        turning, standing = self.turning(env), env.size("coords")
+    def check(self, scope: Scope) -> list[Problem]:
+        turning, standing = self.turning(scope), scope.size("coords")
         if not 0 < self.share <= 1:
             return [Problem("share", f"{self.share} is not in (0, 1]")]
         if self.coords not in (1, 2, 3):
@@ -78,9 +78,9 @@ class Rope(Position):
                 )
             ]
         if turning == 0 or turning % (2 * self.coords):
-            what = f"{turning} of {env.size('head')} channels turn, which {self.coords} coordinate(s) cannot share in pairs"
+            what = f"{turning} of {scope.size('head')} channels turn, which {self.coords} coordinate(s) cannot share in pairs"
             return [Problem("share", what, f"make head · share a multiple of {2 * self.coords}")]
-        return [] if self.scaling is None else self.scaling.check(env)
+        return [] if self.scaling is None else self.scaling.check(scope)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -92,7 +92,7 @@ class Rope(Position):
             "when": ["write", "read"],
         }
 
-    def excepts(self, env: Env) -> dict[str, str]:
+    def excepts(self, scope: Scope) -> dict[str, str]:
         if self.scaling is None or not self.scaling.varies:
             return {}
         why = f"{self.scaling.kind}: angles depend on how long the sequence is now"
@@ -107,23 +107,23 @@ class RopeModule(PositionModule):
     unstretched: Tensor
 
     def setup(self) -> None:
-        self.turning = self.part.turning(self.env)
-        self.key = f"{self.part.key} {self.env.size('pair')}"
+        self.turning = self.part.turning(self.scope)
+        self.key = f"{self.part.key} {self.scope.size('pair')}"
 
-    def rotate(self, q: Tensor, at: At) -> Tensor:
-        return self.turn(q, at)
+    def rotate(self, q: Tensor, layout: TokenLayout) -> Tensor:
+        return self.turn(q, layout)
 
-    def on_write(self, k: Tensor, at: At) -> Tensor:
-        return self.turn(k, at) if self.part.when == "write" else k
+    def on_write(self, k: Tensor, layout: TokenLayout) -> Tensor:
+        return self.turn(k, layout) if self.part.when == "write" else k
 
-    def on_read(self, k: Tensor, at: At) -> Tensor:
-        return self.turn(k, at) if self.part.when == "read" else k
+    def on_read(self, k: Tensor, layout: TokenLayout) -> Tensor:
+        return self.turn(k, layout) if self.part.when == "read" else k
 
-    def turn(self, x: Tensor, at: At) -> Tensor:
+    def turn(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """x (…, n, heads, head), each token by its own angle."""
-        tables = at.memo.get(self.key)
+        tables = layout.memo.get(self.key)
         if tables is None:
-            tables = at.memo[self.key] = self.angles(at, x.dtype)
+            tables = layout.memo[self.key] = self.angles(layout, x.dtype)
         cos, sin = tables
         still = None
         if self.turning < x.shape[-1]:
@@ -136,17 +136,17 @@ class RopeModule(PositionModule):
             turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         return turned if still is None else torch.cat([turned, still], -1)
 
-    def angles(self, at: At, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def angles(self, layout: TokenLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin (…, n, 1, pairs), at least in float32 until the end."""
-        frequency = self.frequency.to(wide(dtype))
+        frequency = self.frequency.to(at_least_fp32(dtype))
         scaling = self.part.scaling
         if scaling is not None and scaling.varies:
             plain = self.unstretched.to(frequency)
-            frequency = scaling.at_length(plain, self.part.base, lengths(at))[..., None, :]
+            frequency = scaling.at_length(plain, self.part.base, lengths(layout))[..., None, :]
         if self.part.coords == 1:  # the order itself
-            angle = at.order[..., None, None] * frequency
+            angle = layout.order[..., None, None] * frequency
         else:  # text stands alike on each of several coordinates
-            coords = at.coords.expand(*at.coords.shape[:-1], self.part.coords)
+            coords = layout.coords.expand(*layout.coords.shape[:-1], self.part.coords)
             angle = (coords[..., None] * frequency).flatten(-2)[..., None, :]
         cos, sin = angle.cos(), angle.sin()
         if scaling is not None:
@@ -154,9 +154,9 @@ class RopeModule(PositionModule):
         return cos.to(dtype), sin.to(dtype)
 
 
-def lengths(at: At) -> Tensor:
+def lengths(layout: TokenLayout) -> Tensor:
     """(…, n) how long the document of each token is now; in a flat batch a row is one document."""
-    last = torch.where(at.real, at.order, 0)
-    document = at.seg.clamp_min(0) if at.row is None else at.row
+    last = torch.where(layout.real, layout.order, 0)
+    document = layout.seg.clamp_min(0) if layout.row is None else layout.row
     longest = torch.zeros_like(last).scatter_reduce(-1, document, last, "amax")
     return longest.gather(-1, document) + 1

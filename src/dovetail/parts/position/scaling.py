@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dovetail.core.env import Env
 from dovetail.core.group import Scaling
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 
 
 def _above(name: str, value: float, least: float) -> list[Problem]:
@@ -31,10 +31,10 @@ def _ladder(base: Tensor | float, like: Tensor) -> Tensor:
     return base[..., None] ** -steps if isinstance(base, Tensor) else base**-steps
 
 
-def _several_pairs(env: Env) -> list[Problem]:
+def _several_pairs(scope: Scope) -> list[Problem]:
     return (
         []
-        if env.size("pair") > 1
+        if scope.size("pair") > 1
         else [Problem("scaling", "a base cannot be stretched for a single pair", "turn more channels")]
     )
 
@@ -52,7 +52,7 @@ class Linear(Scaling):
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         return plain / self.factor
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return _above("factor", self.factor, 1.0)
 
     @classmethod
@@ -69,8 +69,8 @@ class Ntk(Scaling):
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         return _ladder(base * self.factor ** _ntk_power(plain.shape[-1]), plain)
 
-    def check(self, env: Env) -> list[Problem]:
-        return _several_pairs(env) + _above("factor", self.factor, 1.0)
+    def check(self, scope: Scope) -> list[Problem]:
+        return _several_pairs(scope) + _above("factor", self.factor, 1.0)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -93,8 +93,8 @@ class Dynamic(Scaling):
         grown = self.factor * over - (self.factor - 1)
         return _ladder(base * grown ** _ntk_power(plain.shape[-1]), plain)
 
-    def check(self, env: Env) -> list[Problem]:
-        return _several_pairs(env) + _above("factor", self.factor, 1.0) + _above("original", self.original, 1)
+    def check(self, scope: Scope) -> list[Problem]:
+        return _several_pairs(scope) + _above("factor", self.factor, 1.0) + _above("original", self.original, 1)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -127,8 +127,8 @@ class Yarn(Scaling):
     def amplitude(self) -> float:
         return 0.1 * log(self.factor) + 1.0 if self.attention is None else self.attention
 
-    def check(self, env: Env) -> list[Problem]:
-        return _several_pairs(env) + _above("factor", self.factor, 1.0) + _above("original", self.original, 1)
+    def check(self, scope: Scope) -> list[Problem]:
+        return _several_pairs(scope) + _above("factor", self.factor, 1.0) + _above("original", self.original, 1)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -156,7 +156,7 @@ class Llama3(Scaling):
         smooth = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return (1 - smooth) * plain / self.factor + smooth * plain
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         if self.high <= self.low:
             return [Problem("scaling.high", f"{self.high} is not above low, {self.low}")]
         return _above("factor", self.factor, 1.0)
@@ -192,8 +192,8 @@ class LongRope(Scaling):
             return self.attention
         return 1.0 if self.factor <= 1 else sqrt(1 + log(self.factor) / log(self.original))
 
-    def check(self, env: Env) -> list[Problem]:
-        pairs = env.size("pair")
+    def check(self, scope: Scope) -> list[Problem]:
+        pairs = scope.size("pair")
         for name, factors in (("short", self.short), ("long", self.long)):
             if len(factors) not in (1, pairs):
                 return [Problem(f"scaling.{name}", f"{len(factors)} factors for {pairs} pairs", f"give 1 or {pairs}")]

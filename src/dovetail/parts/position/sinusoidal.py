@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
-from dovetail.core.env import Env
 from dovetail.core.group import Position, PositionModule
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -28,19 +28,19 @@ class Sinusoidal(Position):
     def module(self) -> type[Module]:
         return SinusoidalModule
 
-    def axes(self, env: Env) -> Env:
-        return env.add(wave=env.size("embed") // 2)
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(wave=scope.size("embed") // 2)
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="frequency", out=("wave",), role="const")]
 
-    def constant(self, name: str, env: Env) -> Tensor:
-        pairs = env.size("wave")
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        pairs = scope.size("wave")
         return self.base ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
 
-    def check(self, env: Env) -> list[Problem]:
-        odd = env.size("embed") % 2
-        return [Problem("", f"needs an even width, not {env.size('embed')}", "sine and cosine come in pairs")] if odd else []
+    def check(self, scope: Scope) -> list[Problem]:
+        odd = scope.size("embed") % 2
+        return [Problem("", f"needs an even width, not {scope.size('embed')}", "sine and cosine come in pairs")] if odd else []
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -52,6 +52,6 @@ class SinusoidalModule(PositionModule):
 
     frequency: Tensor
 
-    def embed(self, x: Tensor, at: At) -> Tensor:
-        angle = at.order[..., None].to(self.frequency.dtype) * self.frequency
+    def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        angle = layout.order[..., None].to(self.frequency.dtype) * self.frequency
         return x + torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(x.dtype)

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
-from dovetail.core.env import Env
 from dovetail.core.group import Position, PositionModule
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import Problem, child, register
+from dovetail.core.scope import Scope
 
 
 @register("streaming")
@@ -44,21 +44,21 @@ class Streaming(Position):
     def module(self) -> type[Module]:
         return StreamingModule
 
-    def twice(self, env: Env) -> bool:
+    def twice(self, scope: Scope) -> bool:
         """Whether queries turn twice: nothing is to be told apart where nothing turns, or no token is kept."""
-        return self.rotates and env.size("kept") > 0
+        return self.rotates and scope.size("kept") > 0
 
     def needs(self) -> frozenset[str]:
         return self.of.needs()
 
-    def cost(self, env: Env, n: int) -> tuple[int, int]:
-        if not self.twice(env):
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        if not self.twice(scope):
             return 0, 0
-        each, full = 2 * env.size("heads", "head"), min(n, env.size("cache"))
+        each, full = 2 * scope.size("heads", "head"), min(n, scope.size("cache"))
         return each * n * n, each * (full * (full + 1) // 2 + (n - full) * full)
 
-    def check(self, env: Env) -> list[Problem]:
-        if "cache" not in env.sizes:
+    def check(self, scope: Scope) -> list[Problem]:
+        if "cache" not in scope.sizes:
             what = "there is no cache of fixed size to count in"
             return [
                 Problem("", what, "give a decoder's attention a window: mask: [causal, {kind: window, size: 256, keep: 4}]")
@@ -83,37 +83,39 @@ class StreamingModule(PositionModule):
     of: PositionModule
 
     def setup(self) -> None:
-        self.kept, self.last = self.env.size("kept"), self.env.size("cache") - 1
-        self.twice = self.part.twice(self.env)
+        self.kept, self.last = self.scope.size("kept"), self.scope.size("cache") - 1
+        self.twice = self.part.twice(self.scope)
 
-    def rotate(self, q: Tensor, at: At) -> Tensor:
-        near = self.of.rotate(q, self.in_text(at))
-        return torch.cat([near, self.of.rotate(q, self.in_cache(at))], -1) if self.twice else near
+    def rotate(self, q: Tensor, layout: TokenLayout) -> Tensor:
+        near = self.of.rotate(q, self.in_text(layout))
+        return torch.cat([near, self.of.rotate(q, self.in_cache(layout))], -1) if self.twice else near
 
-    def on_write(self, k: Tensor, at: At) -> Tensor:
-        return self.of.on_write(k, self.in_text(at))
+    def on_write(self, k: Tensor, layout: TokenLayout) -> Tensor:
+        return self.of.on_write(k, self.in_text(layout))
 
-    def on_read(self, k: Tensor, at: At) -> Tensor:
-        k = self.of.on_read(k, self.in_text(at))
+    def on_read(self, k: Tensor, layout: TokenLayout) -> Tensor:
+        k = self.of.on_read(k, self.in_text(layout))
         if not self.twice:
             return k
-        kept = (at.order < self.kept)[..., None, None]
+        kept = (layout.order < self.kept)[..., None, None]
         return torch.cat([k.masked_fill(kept, 0.0), k.masked_fill(~kept, 0.0)], -1)
 
     def tables(self) -> tuple[Tensor, ...]:
         return self.of.tables()
 
-    def score(self, q: At, k: At, *tables: Tensor) -> Tensor:
+    def score(self, q: TokenLayout, k: TokenLayout, *tables: Tensor) -> Tensor:
         near = self.of.score(q, k, *tables)
         if not self.kept:
             return near
-        ranked = At.of(q.order.clamp_max(self.last), q.seg, q.row)
+        ranked = TokenLayout.of(q.order.clamp_max(self.last), q.seg, q.row)
         return torch.where((k.order < self.kept)[..., None, None, :], self.of.score(ranked, k, *tables), near)
 
-    def in_text(self, at: At) -> At:
+    def in_text(self, layout: TokenLayout) -> TokenLayout:
         """The same tokens, counted in float64."""
-        return at.once("in text", lambda: At.of(at.order.double(), at.seg, at.row))
+        return layout.once("in text", lambda: TokenLayout.of(layout.order.double(), layout.seg, layout.row))
 
-    def in_cache(self, at: At) -> At:
+    def in_cache(self, layout: TokenLayout) -> TokenLayout:
         """Each token as it stands in the cache at the moment it comes."""
-        return at.once(("in cache", self.last), lambda: At.of(at.order.clamp_max(self.last).double(), at.seg, at.row))
+        return layout.once(
+            ("in cache", self.last), lambda: TokenLayout.of(layout.order.clamp_max(self.last).double(), layout.seg, layout.row)
+        )

@@ -1,13 +1,13 @@
-"""DeepSeek-V3: latent attention, dense layers first, then experts in groups, balanced by a bias (DeepSeek-AI 2024)."""
+"""DeepSeek-V3: mla attention, dense layers first, then experts in groups, balanced by a bias (DeepSeek-AI 2024)."""
 
 from __future__ import annotations
 
-from dovetail.port import latent
+from dovetail.port import mla
 from dovetail.port.dialect.llama import LLAMA, NORM
 from dovetail.port.expert import FirstDense, Groups, Shared, bank, glu
 from dovetail.port.table import ACTIVATIONS, Named, Only, Row, Same
 
-EXPERTS, PLAIN, LAYER = "layers.*.ffn:experts", "layers.*.ffn:glu", "layers.{}"
+EXPERTS, PLAIN, LAYER = "layers.*.ffn:moe", "layers.*.ffn:glu", "layers.{}"
 ROUTER = f"{EXPERTS}.router"
 OLDER = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
@@ -15,21 +15,21 @@ DEEPSEEK_V3 = LLAMA.but(
     "deepseek_v3",
     architecture="DeepseekV3ForCausalLM",
     layer={
-        "mixer": {"kind": "latent", "norm": NORM, "position": {"kind": "rope", "pairs": "adjacent"}},
+        "mixer": {"kind": "mla", "norm": NORM, "position": {"kind": "rope", "pairs": "adjacent"}},
         "ffn": {
-            "kind": "experts",
+            "kind": "moe",
             "router": {"kind": "sigmoid_router", "balance_bias": True, "scale": 2.5},
             "shared": {"kind": "glu"},
         },
     },
     without=("mlp_bias",),
     fields=(
-        *latent.fields(),
+        *mla.fields(),
         FirstDense("first_k_dense_replace", "num_hidden_layers", 3),
         Groups(ROUTER),
         Same("n_routed_experts", f"{EXPERTS}.experts"),
         Same("num_experts_per_tok", f"{ROUTER}.top_k"),
-        Same("norm_topk_prob", f"{ROUTER}.normalise"),
+        Same("norm_topk_prob", f"{ROUTER}.normalize"),
         Same("routed_scaling_factor", f"{ROUTER}.scale"),
         Same("moe_intermediate_size", f"{EXPERTS}.hidden"),
         Shared("n_shared_experts", "moe_intermediate_size", f"{EXPERTS}.shared.hidden", f"{EXPERTS}.hidden"),
@@ -38,7 +38,7 @@ DEEPSEEK_V3 = LLAMA.but(
         *(Only(name, value) for name, value in OLDER.items()),
     ),
     tensors=(
-        *latent.tensors(f"{LAYER}.self_attn", f"{LAYER}.mixer"),
+        *mla.tensors(f"{LAYER}.self_attn", f"{LAYER}.mixer"),
         Row(f"{LAYER}.mlp.gate.weight", f"{LAYER}.ffn.router.weight"),
         Row(f"{LAYER}.mlp.gate.e_score_correction_bias", f"{LAYER}.ffn.router.balance"),
         *bank(f"{LAYER}.mlp.experts.{{expert}}", f"{LAYER}.ffn.bank"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.port.dialect.llama import LLAMA
 
-NORM = {"kind": "rms", "eps": 1e-6, "plus_one": True}
+NORM = {"kind": "rmsnorm", "eps": 1e-6, "plus_one": True}
 
 GEMMA = LLAMA.but(
     "gemma",

@@ -31,7 +31,7 @@ GPT_OSS = LLAMA.but(
     layer={
         "mixer": {"bias": True, "out_bias": True, "sink": True},
         "ffn": {
-            "kind": "experts",
+            "kind": "moe",
             "act": "quick_gelu",
             "bias": True,
             "limit": 7.0,

@@ -10,10 +10,10 @@ from dovetail.port.expert import BalanceLoss, Periodic, bank, glu
 from dovetail.port.space import Expand, Rank, selective
 from dovetail.port.table import ABSENT, Config, Only, Row, Same, Settings, look
 
-SPACE, FULL, EXPERTS = "layers.*.mixer:mamba", "layers.*.mixer:attention", "layers.*.ffn:experts"
+SPACE, FULL, EXPERTS = "layers.*.mixer:mamba", "layers.*.mixer:attention", "layers.*.ffn:moe"
 LAYER, MAMBA, LAYERS = "layers.{}", "layers.{}.mamba", "num_hidden_layers"
 ATTENTION = {"kind": "attention", "position": "none"}
-SPARSE = {"kind": "experts", "router": {"kind": "softmax_router", "normalise": False}}
+SPARSE = {"kind": "moe", "router": {"kind": "softmax_router", "normalize": False}}
 PERIOD, OFFSET = "expert_layer_period", "expert_layer_offset"
 
 

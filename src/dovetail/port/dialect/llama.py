@@ -8,7 +8,7 @@ from dovetail.model import Model
 from dovetail.port.rotary import Rotary
 from dovetail.port.table import ACTIVATIONS, Dialect, Form, Named, Row, Same, look, rows
 
-NORM = {"kind": "rms", "eps": 1e-6}
+NORM = {"kind": "rmsnorm", "eps": 1e-6}
 
 
 def _heads_divide_width(spec: Model) -> tuple[str, Any, str] | None:

@@ -11,10 +11,10 @@ MAMBA = Dialect(
     name="mamba",
     forms=(Form(architecture="MambaForCausalLM", prefix="backbone.", tensors=(Row("lm_head.weight", "head.table"),)),),
     spec={
-        "norm": "rms",
+        "norm": "rmsnorm",
         "head": {"kind": "lm", "tied": True},
         "init": {"kind": "normal", "residual": False},
-        "layers": [{"norm": "rms", "mixer": "mamba", "ffn": None}],
+        "layers": [{"norm": "rmsnorm", "mixer": "mamba", "ffn": None}],
     },
     layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "num_hidden_layers"),

@@ -9,7 +9,7 @@ from dovetail.port.table import ACTIVATIONS, Named, Row, Same
 MIXTRAL = MISTRAL.but(
     "mixtral",
     architecture="MixtralForCausalLM",
-    layer={"ffn": {"kind": "experts", "router": "softmax_router"}},
+    layer={"ffn": {"kind": "moe", "router": "softmax_router"}},
     without=tuple(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias")),
     fields=(
         Same("num_local_experts", "layers.*.ffn.experts"),

@@ -1,4 +1,4 @@
-"""Qwen 3 with experts: an ffn of many small ones in most layers, their weights perhaps not normalised (Yang et al. 2025)."""
+"""Qwen 3 with experts: an ffn of many small ones in most layers, their weights perhaps not normalized (Yang et al. 2025)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dovetail.port.expert import BalanceLoss, SparseLayers, bank
 from dovetail.port.layer import Window
 from dovetail.port.table import ACTIVATIONS, Named, Row, Same
 
-EXPERTS, PLAIN = "layers.*.ffn:experts", "layers.*.ffn:glu"
+EXPERTS, PLAIN = "layers.*.ffn:moe", "layers.*.ffn:glu"
 
 QWEN3_MOE = QWEN3.but(
     "qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
-    layer={"ffn": {"kind": "experts", "router": {"kind": "softmax_router", "normalise": False}}},
+    layer={"ffn": {"kind": "moe", "router": {"kind": "softmax_router", "normalize": False}}},
     without=("layer_types", "max_window_layers"),
     fields=(
         Window(switch="use_sliding_window"),
@@ -20,7 +20,7 @@ QWEN3_MOE = QWEN3.but(
         Same("num_experts", f"{EXPERTS}.experts"),
         Same("num_local_experts", f"{EXPERTS}.experts"),  # the same in newer files
         Same("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
-        Same("norm_topk_prob", f"{EXPERTS}.router.normalise"),
+        Same("norm_topk_prob", f"{EXPERTS}.router.normalize"),
         Same("moe_intermediate_size", f"{EXPERTS}.hidden"),
         Same("intermediate_size", f"{PLAIN}.hidden"),
         Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),

@@ -13,15 +13,15 @@ from dovetail.port.layer import FULL, LAYER_TYPES
 from dovetail.port.rotary import Rotary
 from dovetail.port.table import Config, Row, Same, Settings, is_kind, look
 
-NORM = {"kind": "rms", "eps": 1e-6, "plus_one": True}
+NORM = {"kind": "rmsnorm", "eps": 1e-6, "plus_one": True}
 FFN = {
-    "kind": "experts",
+    "kind": "moe",
     "router": {"kind": "softmax_router"},
     "shared": {"kind": "glu"},
     "shared_gate": True,
 }
 LINEAR, PERIOD = "linear_attention", "full_attention_interval"
-DELTA, FULL_ONE, EXPERTS = "layers.*.mixer:gated_delta", "layers.*.mixer:attention", "layers.*.ffn:experts"
+DELTA, FULL_ONE, EXPERTS = "layers.*.mixer:gated_deltanet", "layers.*.mixer:attention", "layers.*.ffn:moe"
 THEIRS, FULL_ATTN, OURS = "layers.{}.linear_attn", "layers.{}.self_attn", "layers.{}.mixer"
 
 
@@ -40,14 +40,14 @@ class Kinds:
     names = (LAYER_TYPES, PERIOD)
 
     def give(self, spec: Model) -> dict[str, Any]:
-        return {LAYER_TYPES: [LINEAR if is_kind(look(one, "mixer"), "gated_delta") else FULL for one in spec.layers]}
+        return {LAYER_TYPES: [LINEAR if is_kind(look(one, "mixer"), "gated_deltanet") else FULL for one in spec.layers]}
 
     def take(self, config: Config) -> Settings:
         count, said, period = counted(config, "num_hidden_layers"), config.get(LAYER_TYPES), whole(config, PERIOD, 4, 1)
         words = [LINEAR if (i + 1) % period else FULL for i in range(count)] if said is None else said
         if not isinstance(words, (list, tuple)) or len(words) != count or any(word not in (LINEAR, FULL) for word in words):
             raise SpecError(f"config.{LAYER_TYPES}", f"is not a list of {count} words", f"of {LINEAR} and {FULL}")
-        return {f"layers.{i}.mixer": "gated_delta" for i, word in enumerate(words) if word == LINEAR}
+        return {f"layers.{i}.mixer": "gated_deltanet" for i, word in enumerate(words) if word == LINEAR}
 
 
 QWEN3_NEXT = LLAMA.but(
@@ -68,7 +68,7 @@ QWEN3_NEXT = LLAMA.but(
         Rotary(f"{FULL_ONE}.position", partial=True),
         Same("num_experts", f"{EXPERTS}.experts"),
         Same("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
-        Same("norm_topk_prob", f"{EXPERTS}.router.normalise"),
+        Same("norm_topk_prob", f"{EXPERTS}.router.normalize"),
         Same("moe_intermediate_size", f"{EXPERTS}.hidden"),
         Same("shared_expert_intermediate_size", f"{EXPERTS}.shared.hidden"),
         Same("intermediate_size", "layers.*.ffn:glu.hidden"),
@@ -84,7 +84,7 @@ QWEN3_NEXT = LLAMA.but(
         Row(f"{THEIRS}.dt_bias", f"{OURS}.fade_bias"),
         Row(f"{THEIRS}.A_log", f"{OURS}.a_log"),
         Row(f"{THEIRS}.norm.weight", f"{OURS}.norm.scale"),
-        Row(f"{THEIRS}.out_proj.weight", f"{OURS}.o.weight", where=f"{OURS}:gated_delta"),
+        Row(f"{THEIRS}.out_proj.weight", f"{OURS}.o.weight", where=f"{OURS}:gated_deltanet"),
         *(
             Row(f"layers.{{}}.self_attn.{name}_proj.weight", f"{OURS}.{name}.weight", where=f"{OURS}:attention")
             for name in "kvo"

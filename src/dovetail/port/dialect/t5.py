@@ -10,7 +10,7 @@ from dovetail.port.convert import TRANSPOSE
 from dovetail.port.gated import GatedWord
 from dovetail.port.table import HOUSEKEEPING, Config, Dialect, Form, Row, Same, Settings, look
 
-NORM = {"kind": "rms", "eps": 1e-6}
+NORM = {"kind": "rmsnorm", "eps": 1e-6}
 WIRE = {"kind": "pre", "dropout": 0.1}
 FFN = {"kind": "mlp", "act": "relu", "bias": False, "dropout": 0.1}
 SELF = {"kind": "attention", "scale": 1.0, "dropout": 0.1}

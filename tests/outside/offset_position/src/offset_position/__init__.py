@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.at import At
-from dovetail.core.env import Env
 from dovetail.core.group import Position, PositionModule
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
@@ -27,16 +27,16 @@ class Offset(Position):
     def module(self) -> type[Module]:
         return OffsetModule
 
-    def weights(self, env: Env) -> list[Weight]:
+    def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="slope", out=("heads",), init="const", role="gate")]
 
-    def constant(self, name: str, env: Env) -> Tensor:
-        return torch.full((env.size("heads"),), self.start, dtype=torch.float64)
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        return torch.full((scope.size("heads"),), self.start, dtype=torch.float64)
 
     def needs(self) -> frozenset[str]:
         return frozenset({"bias", "bias_grad"})
 
-    def check(self, env: Env) -> list[Problem]:
+    def check(self, scope: Scope) -> list[Problem]:
         return [] if self.start >= 0 else [Problem("start", f"{self.start} is below 0", "near tokens would count least")]
 
     @classmethod
@@ -52,7 +52,7 @@ class OffsetModule(PositionModule):
     def tables(self) -> tuple[Tensor, ...]:
         return (self.slope,)
 
-    def score(self, q: At, k: At, *tables: Tensor) -> Tensor:
+    def score(self, q: TokenLayout, k: TokenLayout, *tables: Tensor) -> Tensor:
         (slope,) = tables
         distance = (q.order[..., None, :, None] - k.order[..., None, None, :]).abs()
         return -distance.to(slope.dtype) * slope[:, None, None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.laws.oracle import Comparison, alone, oracle, part
-from dovetail.laws.oracle.stand import row
+from dovetail.lawbook.oracle import Comparison, alone, oracle, part
+from dovetail.lawbook.oracle.stand import row
 
 
 @oracle("offset")
@@ -15,4 +15,4 @@ def offset() -> Iterator[Comparison]:
     mild = [[-1.5, -1.0, -0.5, 0.0, -0.5], [-2.0, -1.5, -1.0, -0.5, 0.0]]
     steep = [[-6.0, -4.0, -2.0, 0.0, -2.0], [-8.0, -6.0, -4.0, -2.0, 0.0]]
     yield Comparison("two queries, five keys", module.score(row(2, start=3), row(5), *module.tables()), [[mild, steep]])
-    yield Comparison("a slope a head, the same at first", module.part.constant("slope", module.env), [0.1, 0.1])
+    yield Comparison("a slope a head, the same at first", module.part.constant("slope", module.scope), [0.1, 0.1])

@@ -1,0 +1,43 @@
+"""The writers; importing this registers all of them."""
+
+from dovetail.codegen.writer import (
+    act,
+    attention,
+    embed,
+    ffn,
+    gated_deltanet,
+    head,
+    linear_attention,
+    mamba,
+    mamba2,
+    mask,
+    mla,
+    model,
+    moe,
+    norm,
+    position,
+    rotary,
+    scaling,
+    wire,
+)
+
+__all__ = [
+    "act",
+    "attention",
+    "gated_deltanet",
+    "embed",
+    "moe",
+    "ffn",
+    "head",
+    "mla",
+    "linear_attention",
+    "mamba",
+    "mamba2",
+    "mask",
+    "model",
+    "norm",
+    "position",
+    "rotary",
+    "scaling",
+    "wire",
+]

@@ -1,0 +1,180 @@
+"""Attention, of a text over itself and of a target over its source.
+
+The kernel is the one that ours takes for texts of ordinary length: torch's own, by its causal flag or with a mask as one
+tensor; and the equation written out where a soft-cap or a sink must come between.
+"""
+
+from __future__ import annotations
+
+from dovetail.codegen.code import BODY, Call, fill, laid, signature
+from dovetail.codegen.registry import Here, Mixed, Placed, writes
+from dovetail.codegen.writer.mask import mask_function
+from dovetail.codegen.writer.precision import define_at_least_fp32
+
+OTHERWISE = {"causal": "CausalAttention", "all": "FullAttention", None: "MaskedAttention"}  # where several are in one file
+
+ATTENTION = '''
+class $name(nn.Module):
+    """$doc
+
+    z = softmax(q k^T * scale, over the keys that are seen) v
+    Several heads of queries share a head of keys and values.  #? grouped
+    """
+
+    $init
+        super().__init__()
+        self.head = head
+        self.scale = $scale
+        self.mask = mask  #? dense
+        self.slots = heads // kv_heads + 2  # queries of one group, its key and its value  #? packed
+        self.qkv = nn.Linear(width, kv_heads * self.slots * head, bias=$bias)  #? packed
+        self.q = nn.Linear(width, heads * head, bias=$bias)  #? not packed
+        self.k = nn.Linear($source, $kv_heads * head, bias=$bias)  #? not packed
+        self.v = nn.Linear($source, $kv_heads * head, bias=$bias)  #? not packed
+        self.o = nn.Linear(heads * head, width, bias=$out_bias)
+        self.q_norm = $q_norm  #? norm
+        self.k_norm = $k_norm  #? norm
+        self.gate = nn.Linear(width, heads * head, bias=False)  #? gate
+        self.sink = nn.Parameter(torch.zeros(heads))  # takes weight, gives nothing  #? sink
+        self.position = position  #? position
+        self.dropout = nn.Dropout($dropout)  #? dropout written
+
+    $forward  # (B, N, D) -> (B, N, D)
+        groups = self.qkv(x).unflatten(-1, (-1, self.slots, self.head))  # (B, N, $G, slots, K)  #? packed
+        q = groups[..., :-2, :].flatten(-3, -2)  # (B, N, H, K)  #? packed
+        k, v = groups[..., -2, :], groups[..., -1, :]  # (B, N, $G, K)  #? packed
+        q = self.q(x).unflatten(-1, (-1, self.head))  # (B, N, H, K)  #? not packed
+        k = self.k($read).unflatten(-1, (-1, self.head))  # (B, $M, $G, K)  #? not packed
+        v = self.v($read).unflatten(-1, (-1, self.head))  # (B, $M, $G, K)  #? not packed
+        q, k = self.q_norm(q), self.k_norm(k)  #? norm not whole
+        q = self.q_norm(q.flatten(-2)).unflatten(-1, (-1, self.head))  # over all heads at once  #? norm whole
+        k = self.k_norm(k.flatten(-2)).unflatten(-1, (-1, self.head))  #? norm whole
+        q, k = $turned_q, $turned_k  #? turn
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, N, K)
+        seen = self.mask(x.shape[1], x.device)  # (N, N)  #? dense
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # each serves several heads  #? written grouped
+        v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)  #? written grouped
+        scores = (q @ k.transpose(-1, -2)).to(wide(q.dtype)) * self.scale  # (B, H, N, $M)  #? written
+        scores = $softcap * torch.tanh(scores / $softcap)  #? written softcap
+        scores = scores + $added  #? written biased
+        scores = scores.masked_fill(~seen, -torch.inf)  #? written dense
+        sink = self.sink[:, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)  #? sink
+        scores = torch.cat([scores, sink], -1)  # one more column, which no value answers  #? sink
+        weights = torch.softmax(scores, -1)  #? written not sink
+        weights = torch.softmax(scores, -1)[..., :-1]  #? written sink
+        weights = self.dropout(weights)  #? written dropout
+        z = weights.to(v.dtype) @ v  # (B, H, N, K)  #? written
+        bias = $added.to(q.dtype)  #? not written biased
+        bias = torch.where(seen, bias, -torch.inf)  # (1, H, N, N)  #? not written biased dense
+        $attend  #? not written
+        z = z.transpose(1, 2).flatten(-2)  # (B, N, H * K)
+        z = z * torch.sigmoid(self.gate(x))  #? gate
+        return self.o(z)
+'''
+
+
+def _scale(here: Here) -> str:
+    """What scores are multiplied by."""
+    return "head**-0.5" if here.part.scale is None else f"{here.part.scale}"
+
+
+def kernel(flag: str | None, biased: bool, grouped: bool, dropout: float) -> Call:
+    """torch's attention, told of the mask in the shortest way."""
+    mask = {"attn_mask": "bias"} if biased else {"is_causal": True} if flag == "causal" else {}
+    if flag is None and not biased:
+        mask = {"attn_mask": "seen"}
+    dropped = f"{dropout} if self.training else 0.0" if dropout else None
+    gqa = True if grouped else None
+    call = Call.to("F.scaled_dot_product_attention", **mask, scale="self.scale", enable_gqa=gqa, dropout_p=dropped)
+    return Call(call.name, (("", "q"), ("", "k"), ("", "v"), *call.args))
+
+
+def _written(here: Here, cross: bool) -> Mixed:
+    part, file = here.part, here.file
+    placed: Placed = here.write("position")
+    flag, biased, grouped = part.mask.flag(), bool(placed.bias), part.groups() != part.heads
+    written = part.softcap is not None or part.sink
+    dense = flag is None or (flag == "causal" and (biased or written))
+    flags = {
+        "dense": dense,
+        "packed": part.packed,
+        "norm": part.qk_norm is not None,
+        "whole": part.qk_norm_whole,
+        "gate": part.gate,
+        "sink": part.sink,
+        "softcap": part.softcap is not None,
+        "position": placed.module is not None or bool(placed.given),
+        "dropout": bool(part.dropout),
+        "written": written,
+        "biased": biased,
+        "grouped": grouped,
+        "turn": placed.turn is not None,
+    }
+    if written:
+        define_at_least_fp32(file)
+    turn = placed.turn or (lambda x: x)
+    norms = dict.fromkeys(("q_norm", "k_norm"), "")
+    if part.qk_norm is not None:
+        heads = {"q_norm": "heads", "k_norm": "kv_heads" if grouped or part.packed else "heads"}
+        for name in norms:
+            dim = f"{heads[name]} * head" if part.qk_norm_whole else "head"
+            norms[name] = here.write(name, part.qk_norm).change(dim=dim).flat()
+    sizes = {"width": here.size("embed"), "heads": part.heads}
+    if grouped or part.packed:
+        sizes["kv_heads"] = part.groups()
+    sizes["head"] = here.size("head")
+    if cross:
+        sizes["source"] = here.size("encoder")
+    given = [f"{name}: int" for name in sizes]
+    arguments: dict[str, object] = dict(sizes)
+    if dense:
+        given, arguments = [*given, "mask: Callable"], {**arguments, "mask": mask_function(here.below("mask"))}
+    if flags["position"]:  # a table that a stack shares is held by its first layer alone
+        holder = "position: nn.Module | None = None" if placed.given else "position: nn.Module"
+        given, arguments = [*given, holder], {**arguments, "position": placed.module}
+    asked = {**({"memory": "memory"} if cross else {}), **placed.given}
+    file.letter(H="heads", K="size of a head", **({"G": "heads of keys and values"} if grouped else {}))
+    if cross:
+        file.letter(M="tokens of the source")
+    text = fill(
+        ATTENTION,
+        flags,
+        doc=_doc(cross),
+        init=signature("__init__", given),
+        forward=signature("forward", ["x: Tensor", *(f"{name}: Tensor" for name in asked)], "Tensor"),
+        scale=_scale(here),
+        bias=part.bias,
+        out_bias=part.out_bias,
+        source="source" if cross else "width",
+        read="memory" if cross else "x",
+        kv_heads="kv_heads" if grouped or part.packed else "heads",
+        G="G" if grouped else "H",
+        M="M" if cross else "N",
+        turned_q=turn("q"),
+        turned_k=turn("k"),
+        softcap=part.softcap,
+        added=placed.bias,
+        dropout=part.dropout,
+        attend=laid("z = ", kernel(flag, biased, grouped, part.dropout), "  # (B, H, N, K)", BODY),
+        **norms,
+    )
+    name, other = ("CrossAttention", "") if cross else ("Attention", OTHERWISE[flag])
+    return Mixed(Call.to(file.define(name, text, other), **arguments), asked)
+
+
+def _doc(cross: bool) -> str:
+    if cross:
+        return "Each token asks (q); the tokens of the source answer (k) with what they hold (v)."
+    return "Each token asks (q); those it may see answer (k) with what they hold (v)."
+
+
+@writes("attention")
+def attention(here: Here) -> Mixed:
+    """Of a text over itself."""
+    return _written(here, cross=False)
+
+
+@writes("cross_attention")
+def cross_attention(here: Here) -> Mixed:
+    """Of a target over its source."""
+    return _written(here, cross=True)

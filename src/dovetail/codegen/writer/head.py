@@ -1,0 +1,172 @@
+"""Heads: what the model makes of its stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dovetail.codegen.code import Call, fill
+from dovetail.codegen.registry import Answer, Here, writes
+
+POOLS = {
+    "first": "x[:, 0]  # (B, D): the first token speaks for all",
+    "last": "x[:, -1]  # (B, D): the last token speaks for all",
+    "mean": "x.sum(1) / x.shape[1]  # (B, D)",
+}
+
+LM = '''
+class $name(nn.Module):
+    """A score for every token of the vocabulary."""
+
+    def __init__(self, $given):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(vocab, width) * 0.02)  #? not tied
+        self.bias = nn.Parameter(torch.zeros(vocab))  #? bias
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, V)  #? not tied
+        return F.linear(x, self.table)  #? not tied not bias
+        return F.linear(x, self.table, self.bias)  #? not tied bias
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:  # (B, N, D) -> (B, N, V)  #? tied
+        return F.linear(x, table, self.bias)  #? tied
+'''
+
+MASKED = '''
+class $name(nn.Module):
+    """A score for every token of the vocabulary, behind a layer of its own."""
+
+    def __init__(self, $given):
+        super().__init__()
+        self.dense = nn.Linear(width, width, bias=$dense_bias)
+        self.norm = $norm
+        self.table = nn.Parameter(torch.randn(vocab, width) * 0.02)  #? not tied
+        self.bias = nn.Parameter(torch.zeros(vocab))  #? bias
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, V)  #? not tied
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:  # (B, N, D) -> (B, N, V)  #? tied
+        x = self.norm($acted)
+        return F.linear(x, $table)  #? not bias
+        return F.linear(x, $table, self.bias)  #? bias
+'''
+
+BY_CLASS = '''
+class $name(nn.Module):
+    """A score for each class."""
+
+    def __init__(self, width: int, classes: int):
+        super().__init__()
+        self.dense = nn.Linear(width, width, bias=$dense_bias)  #? dense
+        self.norm = $norm  #? norm
+        self.dropout = nn.Dropout($dropout)  #? dropout
+        self.out = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., D) -> (..., classes)
+        x = $acted  #? dense
+        x = self.norm(x)  #? norm
+        x = self.dropout(x)  #? dropout
+        return self.out(x)
+'''
+
+POOLED = '''
+class $name(nn.Module):
+    """$doc"""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.out = nn.Linear(width, $out)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, D) -> (B, $shape)
+        return $applied
+'''
+
+
+def _given(sizes: Mapping[str, int]) -> str:
+    """Sizes as arguments with their types."""
+    return ", ".join(f"{name}: int" for name in sizes)
+
+
+@writes("lm")
+def lm(here: Here) -> Answer:
+    """Logits, by the embedding's own table or another."""
+    part = here.part
+    here.file.letter(V="vocabulary")
+    call, applied, again = None, "F.linear(x, self.embed.table)", "  # the embedding's table again" if part.tied else ""
+    if part.bias or not part.tied:
+        sizes = {"vocab": here.size("vocab"), **({} if part.tied else {"width": here.size("embed")})}
+        text = fill(LM, {"tied": part.tied, "bias": part.bias}, given=_given(sizes))
+        call = Call.to(here.file.define("LMHead", text), **sizes)
+        applied = "self.head(x, self.embed.table)" if part.tied else "self.head(x)"
+    if part.scale != 1.0:
+        applied = f"{applied} * {part.scale}"
+    if part.softcap is None:
+        return Answer(call, f"return {applied}{again}", "(B, N, V)")
+    lines = f"logits = {applied}{again}\nreturn {part.softcap} * torch.tanh(logits / {part.softcap})"
+    return Answer(call, lines, "(B, N, V)")
+
+
+@writes("masked")
+def masked(here: Here) -> Answer:
+    """Logits behind a dense layer, an activation and a norm."""
+    part = here.part
+    here.file.letter(V="vocabulary")
+    vocab = {} if part.tied and not part.bias else {"vocab": here.size("vocab")}
+    sizes = {**vocab, "width": here.size("embed")}
+    text = fill(
+        MASKED,
+        {"tied": part.tied, "bias": part.bias},
+        dense_bias=part.dense_bias,
+        norm=here.write("norm").flat(),
+        acted=here.write("act")("self.dense(x)"),
+        table="table" if part.tied else "self.table",
+        given=_given(sizes),
+    )
+    call = Call.to(here.file.define("MaskedHead", text), **sizes)
+    return Answer(call, "return self.head(x, self.embed.table)" if part.tied else "return self.head(x)", "(B, N, V)")
+
+
+def _by_class(here: Here) -> Call:
+    """The scores, with or without a layer of their own."""
+    part = here.part
+    flags = {"dense": part.act is not None, "norm": part.norm is not None, "dropout": bool(part.dropout)}
+    text = fill(
+        BY_CLASS,
+        flags,
+        dense_bias=part.dense_bias,
+        norm="" if part.norm is None else here.write("norm").flat(),
+        acted="" if part.act is None else here.write("act")("self.dense(x)"),
+        dropout=part.dropout,
+    )
+    return Call.to(here.file.define("Classifier", text), width=here.size("embed"), classes=part.classes)
+
+
+@writes("classifier")
+def classifier(here: Here) -> Answer:
+    """One class for a row."""
+    return Answer(_by_class(here), f"x = {POOLS[here.part.how]}\nreturn self.head(x)", "(B, classes)")
+
+
+@writes("token_classifier")
+def token_classifier(here: Here) -> Answer:
+    """One class for every token."""
+    return Answer(_by_class(here), "return self.head(x)", "(B, N, classes)")
+
+
+@writes("pooled")
+def pooled(here: Here) -> Answer:
+    """A vector for a row."""
+    part, call, lines = here.part, None, [f"x = {POOLS[here.part.how]}"]
+    if part.dense:
+        doc = "One vector for the whole row: tanh(W x + b)."
+        text = fill(POOLED, doc=doc, out="width", shape="D", applied="torch.tanh(self.out(x))")
+        call = Call.to(here.file.define("Pooler", text), width=here.size("embed"))
+        lines.append("x = self.head(x)")
+    lines.append("return F.normalize(x, dim=-1)" if part.unit else "return x")
+    if lines[-2:] == ["x = self.head(x)", "return x"]:
+        lines[-2:] = ["return self.head(x)"]
+    return Answer(call, "\n".join(lines), "(B, D)")
+
+
+@writes("scalar")
+def scalar(here: Here) -> Answer:
+    """One number for a row."""
+    text = fill(POOLED, doc="One number for the whole row.", out="1, bias=False", shape="1", applied="self.out(x)")
+    call = Call.to(here.file.define("ScalarHead", text), width=here.size("embed"))
+    return Answer(call, f"x = {POOLS[here.part.how]}\nreturn self.head(x)", "(B, 1)")

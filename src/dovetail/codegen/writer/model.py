@@ -1,0 +1,218 @@
+"""Blocks, and the model around them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.codegen.code import BODY, STEP, WIDTH, Call, File, fill, laid, signature
+from dovetail.codegen.registry import Answer, Branched, Entry, Here, Join, Mixed, Placed, Whole, Wiring, writes
+
+PERIOD = 8  # layers after which a pattern begins anew at the latest
+
+BLOCK = '''
+class $name(nn.Module):
+    """$doc"""
+
+    $init
+        super().__init__()
+        $made
+
+    $forward  # (B, N, D) -> (B, N, D)
+        $lines
+        return $out
+'''
+
+MODEL = '''
+class $name(nn.Module):
+    """$doc"""
+
+    def __init__(self):
+        super().__init__()
+        $made
+
+    $forward
+        $lines
+'''
+
+LAYER = """
+def $name() -> $kind:
+    $made
+"""
+
+
+def _body(lines: Sequence[str]) -> str:
+    """Lines of a method, the first already indented."""
+    return ("\n" + " " * BODY).join(lines)
+
+
+def _held(name: str, call: Call) -> str:
+    return laid(f"self.{name} = ", call, "", BODY)
+
+
+@writes("block")
+def block(here: Here) -> Branched:
+    """The branches, the norms that the wire asks for, and the wire's lines."""
+    part = here.part
+    branches = {name: here.write(name) for name in part.branches()}
+    calls = {name: made.call if isinstance(made, Mixed) else made for name, made in branches.items()}
+    asked: dict[str, Mapping[str, str]] = {n: m.given if isinstance(m, Mixed) else {} for n, m in branches.items()}
+    join: Join = here.write("wire")
+    wiring: Wiring = join({name: f"self.{name}({', '.join(['{}', *asked[name]])})" for name in branches})
+    norms = {name: here.write(name, part.norm) for name in part.wire.norms(part.branches())}
+
+    def define(taken: Sequence[str]) -> Call:
+        held = [_held("wire", wiring.scale)] if wiring.scale is not None else []
+        held += [_held(name, norm) for name, norm in norms.items() if not name.startswith(tuple(branches))]
+        for branch in branches:
+            held += [_held(name, norm) for name, norm in norms.items() if name.startswith(branch)]
+            held.append(f"self.{branch} = {branch}")
+        if part.wire.dropout:
+            held.append(f"self.dropout = nn.Dropout({part.wire.dropout})")
+        text = fill(
+            BLOCK,
+            doc=wiring.doc,
+            init=signature("__init__", [f"{name}: nn.Module" for name in branches]),
+            made=_body(held),
+            forward=signature("forward", ["x: Tensor", *(f"{name}: Tensor" for name in taken)], "Tensor"),
+            lines=_body(wiring.lines),
+            out=wiring.out,
+        )
+        inside = "Encoder" if here.scope.stack.startswith("encoder") else "Decoder"
+        return Call.to(here.file.define("Block", text, f"{inside}Block"), **calls).opened()
+
+    return Branched({name: made for given in asked.values() for name, made in given.items()}, define)
+
+
+@writes("model")
+def model(here: Here) -> Whole:
+    """Embedding, layers, norm, head; perhaps an encoder before them."""
+    part, file = here.part, here.file
+    file.letter(B="batch", N="tokens", D="width")
+    outer = not here.scope.path
+    encoder: Whole | None = None if part.encoder is None else here.write("encoder")
+    entry: Entry = here.write("embed")
+    placed: Placed = here.write("position")
+    norms: dict[str, Call] = {n: here.write(n) for n in ("embed_norm", "norm") if getattr(part, n) is not None}
+    layers, given = _layers(here)
+    answer: Answer = Answer(None, "return x", "(B, N, D)") if part.head is None else here.write("head")
+    held: dict[str, Call | None] = {"embed": entry.module, "position": placed.module, "embed_norm": norms.get("embed_norm")}
+    lines = [_held(name, call) for name, call in held.items() if call is not None]
+    if part.dropout:
+        lines.append(f"self.dropout = nn.Dropout({part.dropout})")
+    if encoder is not None:
+        lines.append(_held("encoder", encoder.call))
+    lines.append(layers)
+    lines += [_held(name, call) for name, call in (("norm", norms.get("norm")), ("head", answer.module)) if call is not None]
+    inputs = (*(("source: Tensor",) if encoder is not None else ()), *entry.inputs)
+    text = fill(
+        MODEL,
+        doc=_doc(outer, encoder is not None, entry, answer),
+        made=_body(lines),
+        forward=signature("forward", inputs, "Tensor") + f"  # -> {answer.shape}",
+        lines=_body(_forward(part, encoder, entry, placed, given, answer)),
+    )
+    examples = (*(encoder.examples if encoder is not None else ()), entry.example)
+    return Whole(Call.to(file.define("Model" if outer else "Encoder", text)), inputs, examples, answer.shape)
+
+
+def _doc(outer: bool, reads: bool, entry: Entry, answer: Answer) -> str:
+    """What goes in and what comes out."""
+    name = entry.inputs[0].partition(":")[0]
+    source = "source (B, M) and " if reads else ""
+    shape = "(B, channels, height, width)" if name == "images" else "(B, N)"
+    what = "The whole model" if outer else "The encoder"
+    return f"{what}: {source}{name} {shape} to {answer.shape}."
+
+
+def _forward(
+    part: Any, encoder: Whole | None, entry: Entry, placed: Placed, given: Mapping[str, str], answer: Answer
+) -> list[str]:
+    """The lines of a model's forward."""
+    lines: list[str] = []
+    if encoder is not None:
+        table = ", self.embed.table" if "table: Tensor" in encoder.inputs else ""
+        lines.append(f"memory = self.encoder(source{table})  # (B, M, D)")
+    lines.append(f"x = {entry.apply}  # (B, N, D)")
+    if placed.stream:
+        lines.append(f"x = {placed.stream}")
+    if part.embed_norm is not None:
+        lines.append("x = self.embed_norm(x)")
+    if part.dropout:
+        lines.append("x = self.dropout(x)")
+    lines += [f"{name} = {made}  # one table for all layers" for name, made in given.items() if name != made]
+    lines += ["for block in self.layers:", f"    x = block({', '.join(['x', *given])})"]
+    if part.norm is not None:
+        lines.append("x = self.norm(x)")
+    return [*lines, *answer.lines.split("\n")]
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+def _layers(here: Here) -> tuple[str, Mapping[str, str]]:
+    """The line that makes all layers, and what they take beside x."""
+    blocks: list[Branched] = [here.write(f"layers.{i}", block) for i, block in enumerate(here.part.layers)]
+    given = {name: made for block in blocks for name, made in block.given.items()}
+    calls = [block.define(list(given)) for block in blocks]
+    if all(call == calls[0] for call in calls):
+        inner, outer = " " * (BODY + STEP), " " * BODY
+        made = laid("", calls[0], "", BODY + STEP)
+        return f"self.layers = nn.ModuleList(\n{inner}{made}\n{inner}for _ in range({len(calls)})\n{outer})", given
+    names = _functions(here.file, calls)
+    kinds = _order([names[call] for call in calls])
+    return _body([*kinds, "self.layers = nn.ModuleList(make() for make in kinds)"]), given
+
+
+def _functions(file: File, calls: Sequence[Call]) -> dict[Call, str]:
+    """A function for every distinct block, called by what tells them apart."""
+    distinct = list(dict.fromkeys(calls))
+    if len(distinct) == 2 and calls.count(distinct[0]) == 1:
+        names = [f"{when}_{_snake(call.name)}" for when, call in zip(("first", "later"), distinct, strict=True)]
+    else:
+        tells = [[words(call) for call in distinct] for words in (_by_mixer, _by_mask, _by_ffn)]
+        names = next((words for words in tells if len(set(words)) == len(distinct)), tells[0])
+    made = [fill(LAYER, kind=call.name, made=laid("return ", call, "", STEP)) for call in distinct]
+    return {call: file.define(name, text) for call, name, text in zip(distinct, names, made, strict=True)}
+
+
+def _by_mixer(call: Call) -> str:
+    return f"{_snake(dict(call.args)['mixer'].name)}_block"
+
+
+def _by_mask(call: Call) -> str:
+    mask = dict(dict(call.args)["mixer"].args).get("mask")
+    return _by_mixer(call) if mask is None else f"{mask.removesuffix('_mask')}_block"
+
+
+def _by_ffn(call: Call) -> str:
+    ffn = dict(call.args).get("ffn")
+    return _by_mixer(call) if ffn is None else f"{_by_mixer(call).removesuffix('_block')}_{_snake(ffn.name)}_block"
+
+
+def _snake(name: str) -> str:
+    """`GatedDelta` as `gated_deltanet`, `MLP` as `mlp`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _order(names: Sequence[str]) -> list[str]:
+    """Lines that give `kinds`, the layers in order: a pattern that begins anew where there is one."""
+    for period in range(1, PERIOD + 1):
+        if period < len(names) and all(name == names[i % period] for i, name in enumerate(names)):
+            times, rest = -(-len(names) // period), len(names) % period
+            again = f"(pattern * {times})[:{len(names)}]" if rest else f"pattern * {times}"
+            return [_listed("pattern", names[:period]), f"kinds = {again}"]
+    return [_listed("kinds", names)]
+
+
+def _listed(name: str, names: Sequence[str]) -> str:
+    """`name = […]`, runs of equal names written shortly, within the width."""
+    runs = [(kind, len(list(run))) for kind, run in itertools.groupby(names)]
+    short = " + ".join(f"[{kind}] * {count}" if count > 1 else f"[{kind}]" for kind, count in runs)
+    for text in (f"{name} = [{', '.join(names)}]", f"{name} = {short}"):
+        if BODY + len(text) <= WIDTH:
+            return text
+    inner = "\n".join(f"{' ' * (BODY + STEP)}{kind}," for kind in names)
+    return f"{name} = [\n{inner}\n{' ' * BODY}]"

@@ -1,0 +1,173 @@
+"""Experts and their routers."""
+
+from __future__ import annotations
+
+from dovetail.codegen.code import Call, fill, signature
+from dovetail.codegen.registry import Here, writes
+from dovetail.codegen.writer.precision import define_at_least_fp32
+
+ROUTER = '''
+class $name(nn.Module):
+    """Which $k experts each token goes to, and how much each of them counts."""
+
+    def __init__(self, width: int, experts: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, width) * 0.02)
+        self.bias = nn.Parameter(torch.zeros(experts))  #? bias
+        self.register_buffer("balance", torch.zeros(experts))  # moves choices, not weights  #? balance
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (B, N, D) -> 2 x (B, N, k)
+        kept = wide(x.dtype)
+        logits = F.linear(x.to(kept), self.weight.to(kept))  # (B, N, E)  #? not bias
+        logits = F.linear(x.to(kept), self.weight.to(kept), self.bias.to(kept))  # (B, N, E)  #? bias
+        scores = logits.$scored
+        ranked = scores + self.balance  #? balance
+        ranked = scores  #? groups not balance
+        grouped = ranked.unflatten(-1, ($groups, -1))  # (B, N, $groups, E / $groups)  #? groups
+        worth = grouped.topk($best, -1).values.sum(-1)  # of each group: its best $best  #? groups
+        among = torch.zeros_like(worth, dtype=torch.bool)  #? groups
+        among = among.scatter(-1, worth.topk($top_groups, -1).indices, True)  #? groups
+        ranked = grouped.masked_fill(~among[..., None], -torch.inf).flatten(-2)  #? groups
+        chosen = $ranked.topk($k, -1).indices
+        weights = scores.gather(-1, chosen)
+        weights = weights / weights.sum(-1, keepdim=True)$least  #? normalize
+        weights = weights * $scale  #? scale
+        return chosen, weights
+'''
+
+BANK = '''
+class $name(nn.Module):
+    """The experts: $what, a token meets only those it was sent to."""
+
+    def __init__(self, width: int, hidden: int, experts: int):
+        super().__init__()
+        self.gate = nn.Parameter(torch.randn(experts, hidden, width) * 0.02)  #? gated
+        self.up = nn.Parameter(torch.randn(experts, hidden, width) * 0.02)
+        self.down = nn.Parameter(torch.randn(experts, width, hidden) * 0.02)
+        self.gate_bias = nn.Parameter(torch.zeros(experts, hidden))  #? gated bias
+        self.up_bias = nn.Parameter(torch.zeros(experts, hidden))  #? bias
+        self.down_bias = nn.Parameter(torch.zeros(experts, width))  #? bias
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:  # (B, N, D)
+        expert, order = chosen.flatten().sort(stable=True)  # (B * N * k,) all choices, by expert
+        counts = expert.bincount(minlength=len(self.up)).tolist()
+        rows = x.flatten(0, 1)[order // chosen.shape[-1]]  # (B * N * k, D) the token of each choice
+        gate = by_expert(rows, self.gate, counts)$gate_bias  #? gated
+        up = by_expert(rows, self.up, counts)$up_bias
+        gate, up = gate.clamp(max=$limit), up.clamp(-$limit, $limit)  #? limit
+        hidden = $hidden  # (B * N * k, F)
+        rows = by_expert(hidden, self.down, counts)$down_bias
+        rows = rows[order.argsort()].view(*chosen.shape, -1)  # (B, N, k, D): each in its own place
+        return (rows * weights[..., None]).sum(-2).to(x.dtype)
+'''
+
+BY_EXPERT = '''
+def $name(rows: Tensor, weights: Tensor, counts: list[int]) -> Tensor:
+    """Each row by the matrix of its expert; the first counts[0] rows are expert 0's, and so on."""
+    runs = zip(rows.split(counts), weights, strict=True)
+    return torch.cat([run @ weight.T for run, weight in runs])
+'''
+
+EXPERTS = '''
+class $name(nn.Module):
+    """Many feed-forwards of which each token meets a few."""
+
+    $init
+        super().__init__()
+        self.router = router
+        self.bank = bank
+        self.shared = shared  #? shared
+        self.shared_gate = nn.Linear(width, 1, bias=False)  #? shared_gate
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+        return self.bank(x, *self.router(x))  #? not shared
+        out = self.bank(x, *self.router(x))  #? shared
+        return out + self.shared(x)  #? shared not shared_gate
+        return out + self.shared(x) * torch.sigmoid(self.shared_gate(x))  #? shared_gate
+'''
+
+TRAINING = {
+    "balance_loss": "the router's balancing loss",
+    "z_loss": "the router's z-loss",
+    "noise": "the router's noise",
+    "capacity": "the experts' capacity",
+    "balance_bias": "moving the router's balance",
+}
+
+
+def _router(here: Here, scored: str, least: str) -> Call:
+    """A router that scores every expert and takes the best."""
+    part = here.part
+    flags = {
+        "bias": part.bias,
+        "balance": part.balance_bias,
+        "groups": part.groups > 1,
+        "normalize": part.normalize,
+        "scale": part.scale != 1.0,
+    }
+    for field, what in TRAINING.items():
+        if getattr(part, field):
+            here.file.note(f"Not written, as it acts in training alone: {what}.")
+    here.file.letter(E="experts", k="experts a token meets")
+    define_at_least_fp32(here.file)
+    moved = part.balance_bias or part.groups > 1
+    text = fill(
+        ROUTER,
+        flags,
+        k=part.top_k,
+        scored=scored,
+        groups=part.groups,
+        best=part.best,
+        top_groups=part.top_groups,
+        ranked="ranked" if moved else "scores",
+        least=least,
+        scale=part.scale,
+    )
+    return Call.to(here.file.define("Router", text), width=here.size("embed"), experts=here.size("experts"))
+
+
+@writes("softmax_router")
+def softmax_router(here: Here) -> Call:
+    """Experts compete: the best of them have at least an even share, so dividing by their sum is safe."""
+    return _router(here, "softmax(-1)", "")
+
+
+@writes("sigmoid_router")
+def sigmoid_router(here: Here) -> Call:
+    """Each expert is judged by itself, and all may be found worthless."""
+    return _router(here, "sigmoid()", ".clamp_min(torch.finfo(kept).tiny)")
+
+
+@writes("bank")
+def bank(here: Here) -> Call:
+    """The matrices of all experts."""
+    of = here.part.of
+    flags = {"gated": of.gated, "bias": of.bias, "limit": of.limit is not None}
+    act = here.write("act", of.act)
+    here.file.define("by_expert", fill(BY_EXPERT))
+    up = "(up + 1.0)" if of.plus_one else "up"
+    biases = {f"{name}_bias": f" + self.{name}_bias[expert]" if of.bias else "" for name in ("gate", "up", "down")}
+    text = fill(
+        BANK,
+        flags,
+        what="gated feed-forwards" if of.gated else "feed-forwards",
+        hidden=f"{act('gate')} * {up}" if of.gated else act("up"),
+        limit=of.limit,
+        **biases,
+    )
+    sizes = {"width": here.size("embed"), "hidden": here.size("ffn"), "experts": here.size("experts")}
+    here.file.letter(F="hidden units of the feed-forward")
+    return Call.to(here.file.define("Experts", text), **sizes)
+
+
+@writes("moe")
+def experts(here: Here) -> Call:
+    """A router, a bank, perhaps an expert that all tokens meet."""
+    part = here.part
+    flags = {"shared": part.shared is not None, "shared_gate": part.shared_gate}
+    children = {name: here.write(name, child) for name, child in part.children().items()}
+    given = [f"{name}: nn.Module" for name in children]
+    if part.shared_gate:
+        given, children = [*given, "width: int"], {**children, "width": here.size("embed")}
+    text = fill(EXPERTS, flags, init=signature("__init__", given))
+    return Call.to(here.file.define("MixtureOfExperts", text), **children).opened()

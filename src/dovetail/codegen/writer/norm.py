@@ -1,0 +1,53 @@
+"""Norms over the last dimension."""
+
+from __future__ import annotations
+
+from dovetail.codegen.code import Call, fill
+from dovetail.codegen.registry import Here, writes
+
+RMS = '''
+class $name(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * scale, over the last dimension."""  #? not plus_one
+    """x / sqrt(mean(x^2) + eps) * (1 + scale), over the last dimension."""  #? plus_one
+
+    def __init__(self, dim: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.scale = nn.Parameter(torch.ones(dim))  #? not plus_one
+        self.scale = nn.Parameter(torch.zeros(dim))  # the distance from 1  #? plus_one
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., dim) -> (..., dim)
+        return F.rms_norm(x, (x.shape[-1],), self.scale, self.eps)  #? not plus_one
+        return F.rms_norm(x, (x.shape[-1],), self.scale + 1.0, self.eps)  #? plus_one
+'''
+
+LAYER = '''
+class $name(nn.Module):
+    """(x - mean(x)) / sqrt(var(x) + eps) * scale + shift, over the last dimension."""  #? shift
+    """(x - mean(x)) / sqrt(var(x) + eps) * scale, over the last dimension."""  #? not shift
+
+    def __init__(self, dim: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.scale = nn.Parameter(torch.ones(dim))
+        self.shift = nn.Parameter(torch.zeros(dim))  #? shift
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., dim) -> (..., dim)
+        return F.layer_norm(x, (x.shape[-1],), self.scale, self.shift, self.eps)  #? shift
+        return F.layer_norm(x, (x.shape[-1],), self.scale, None, self.eps)  #? not shift
+'''
+
+
+@writes("rmsnorm")
+def rms(here: Here) -> Call:
+    """RMSNorm."""
+    text = fill(RMS, {"plus_one": here.part.plus_one})
+    name = here.file.define("RMSNorm", text, "OffsetRMSNorm" if here.part.plus_one else "PlainRMSNorm")
+    return Call.to(name, dim=here.size("dim"), eps=here.part.eps)
+
+
+@writes("layernorm")
+def layernorm(here: Here) -> Call:
+    """LayerNorm."""
+    text = fill(LAYER, {"shift": here.part.shift})
+    return Call.to(here.file.define("LayerNorm", text), dim=here.size("dim"), eps=here.part.eps)

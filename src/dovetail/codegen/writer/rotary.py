@@ -1,0 +1,63 @@
+"""Rotary positions: a function that turns q and k."""
+
+from __future__ import annotations
+
+from dovetail.codegen.code import fill
+from dovetail.codegen.registry import Here, Placed, Stretch, writes
+from dovetail.codegen.writer.precision import define_at_least_fp32
+
+ROTATE = '''
+def $name(x: Tensor, base: float) -> Tensor:  # (B, N, heads, K) -> the same
+    """Rotary positions: a pair of channels of token p turns by the angle p * base^(-i / pairs).
+
+    Pair i is the channels i and i + $turning/2, so a score depends on the distance alone.  #? half
+    Pair i is the channels 2i and 2i + 1, so a score depends on the distance alone.  #? not half
+    """
+    x, still = x[..., :$turning], x[..., $turning:]  # only the first channels turn  #? still
+    n, pairs = x.shape[1], x.shape[-1] // $two
+    steps = torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs
+    frequency = base**-steps  # (pairs,)
+$stretch  #? stretch
+    frequency = frequency.repeat($coords)  # once for each coordinate  #? coords
+    angle = torch.arange(n, device=x.device)[:, None, None] * frequency.to(wide(x.dtype))
+    cos, sin = angle.cos(), angle.sin()  # (N, 1, $pairs)
+    cos, sin = cos * $amplitude, sin * $amplitude  # sharpens attention  #? amplitude
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    a, b = x.chunk(2, -1)  #? half
+    a, b = x[..., 0::2], x[..., 1::2]  #? not half
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)  #? half not still
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, still], -1)  #? half still
+    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)  #? not half
+    return turned  #? not half not still
+    return torch.cat([turned, still], -1)  #? not half still
+'''
+
+
+@writes("rope")
+def rope(here: Here) -> Placed:
+    """Queries and keys turn."""
+    part = here.part
+    if part.coords > 1 and here.size("coords") > 1:
+        here.refuse("coords", "rotary positions over two coordinates of an image have no writer yet")
+    stretch: Stretch = Stretch() if part.scaling is None else here.write("scaling")
+    turning = part.turning(here.scope)
+    flags = {
+        "half": part.pairs == "half",
+        "still": turning < here.size("head"),
+        "stretch": bool(stretch.lines),
+        "coords": part.coords > 1,
+        "amplitude": stretch.amplitude != 1.0,
+    }
+    define_at_least_fp32(here.file)
+    text = fill(
+        ROTATE,
+        flags,
+        turning=turning if flags["still"] else "K",
+        two=2 * part.coords,
+        coords=part.coords,
+        pairs="pairs" if part.coords == 1 else f"{part.coords} * pairs",
+        stretch=stretch.lines.rstrip("\n"),
+        amplitude=stretch.amplitude,
+    )
+    name = here.file.define("rotate", text)
+    return Placed(turn=lambda x: f"{name}({x}, base={part.base})")

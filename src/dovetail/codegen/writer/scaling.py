@@ -1,0 +1,98 @@
+"""Stretched rotary frequencies: lines that change `frequency`, of shape (pairs,)."""
+
+from __future__ import annotations
+
+from dovetail.codegen.code import STEP, WIDTH, fill
+from dovetail.codegen.registry import Here, Stretch, writes
+
+NTK = """
+    base = base * $factor ** (2 * pairs / (2 * pairs - 2))  # a larger base stretches slow pairs most
+    frequency = base**-steps
+"""
+
+DYNAMIC = """
+    # a larger base, by how much longer the text is than the $original tokens trained on
+    kept = wide(x.dtype)
+    over = torch.tensor([max(n, $original)], device=x.device).to(kept) / $original
+    grown = $factor * over - ($factor - 1)
+    steps = torch.arange(pairs, dtype=kept, device=x.device) / pairs
+    frequency = (base * grown ** (2 * pairs / (2 * pairs - 2))) ** -steps
+"""
+
+YARN = """
+    # fast pairs are kept, slow ones divided by $factor, with a ramp between
+    low, high = (
+        2 * pairs * math.log($original / (turns * 2 * math.pi)) / (2 * math.log(base))
+        for turns in ($fast, $slow)
+    )
+    low, high = math.floor(low), math.ceil(high)  #? truncate
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    at = torch.arange(pairs, dtype=torch.float64, device=x.device)
+    ramp = ((at - low) / (high - low or 0.001)).clamp(0, 1)
+    frequency = frequency * (1 - ramp) + frequency / $factor * ramp
+"""
+
+LLAMA3 = """
+    # pairs that turn often within $original tokens are kept, the slowest divided by $factor
+    turns = $original * frequency / (2 * math.pi)
+    smooth = ((turns - $lowest) / ($highest - $lowest)).clamp(0, 1)
+    frequency = (1 - smooth) * frequency / $factor + smooth * frequency
+"""
+
+LONGROPE = """
+    # a factor for each pair: one list up to $original tokens, another beyond
+    $short
+    $long
+    factors = torch.tensor(long if n > $original else short, dtype=wide(x.dtype), device=x.device)
+    frequency = frequency.to(wide(x.dtype)) / factors
+"""
+
+
+@writes("linear_scaling")
+def linear(here: Here) -> Stretch:
+    """All frequencies divided."""
+    return Stretch(f"    frequency = frequency / {here.part.factor}  # positions interpolated")
+
+
+@writes("ntk")
+def ntk(here: Here) -> Stretch:
+    """A larger base."""
+    return Stretch(fill(NTK, factor=here.part.factor))
+
+
+@writes("dynamic")
+def dynamic(here: Here) -> Stretch:
+    """A larger base, by the length."""
+    return Stretch(fill(DYNAMIC, factor=here.part.factor, original=here.part.original))
+
+
+@writes("yarn")
+def yarn(here: Here) -> Stretch:
+    """A ramp between kept and divided frequencies."""
+    part = here.part
+    holes = {"factor": part.factor, "original": part.original, "fast": part.beta_fast, "slow": part.beta_slow}
+    return Stretch(fill(YARN, {"truncate": part.truncate}, **holes), part.amplitude())
+
+
+@writes("llama3")
+def llama3(here: Here) -> Stretch:
+    """By wavelength."""
+    part = here.part
+    return Stretch(fill(LLAMA3, factor=part.factor, original=part.original, lowest=part.low, highest=part.high))
+
+
+@writes("longrope")
+def longrope(here: Here) -> Stretch:
+    """A factor for each pair, by the length."""
+    part = here.part
+    lists = {name: _listed(name, getattr(part, name)) for name in ("short", "long")}
+    return Stretch(fill(LONGROPE, None, original=part.original, **lists), part.amplitude())
+
+
+def _listed(name: str, numbers: tuple[float, ...]) -> str:
+    """`name = [...]` within the width."""
+    one = f"{name} = [{', '.join(map(repr, numbers))}]"
+    if STEP + len(one) <= WIDTH:
+        return one
+    rows = "\n".join(f"{' ' * 2 * STEP}{number!r}," for number in numbers)
+    return f"{name} = [\n{rows}\n{' ' * STEP}]"

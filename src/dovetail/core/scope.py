@@ -1,0 +1,62 @@
+"""Env: the named axis sizes a part sees, where it stands in the tree, and which layer it belongs to.
+
+An axis is a name (`embed`, `heads`, `kv_heads`, `head`, `ffn`, `vocab`, …). A parent adds sizes for what lies below it and
+*binds* a child's generic axis to its own: a norm declares its weight over `dim`, which is `embed` in a block and `head`
+in QK-norm. One generic name may stand for several axes (`dim` -> `heads`, `head`: a norm over the whole projection).
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any
+
+
+@dc.dataclass(frozen=True)
+class Scope:
+    """Axis sizes in scope at one node of the tree."""
+
+    sizes: Mapping[str, int] = dc.field(default_factory=dict)
+    alias: Mapping[str, tuple[str, ...]] = dc.field(default_factory=dict)
+    path: str = ""  # of the part that reads this env
+    stack: str = ""  # path of the list of layers it stands in, "" outside
+    layer: int = 0
+    depth: int = 1
+    decodes: bool = True  # whether anything here is remembered from step to step; an encoder's work is done at once
+    init: Any = None  # the rule of first values of the model around this part
+    added: frozenset[str] = frozenset()  # the axes named since `entered`, also where a part above has one of that name
+
+    def entered(self, path: str) -> Scope:
+        """The scope in which the part at `path` begins to name axes of its own."""
+        return dc.replace(self, path=path, added=frozenset())
+
+    def add(self, **sizes: int) -> Scope:
+        """The same scope with more (or other) axis sizes."""
+        return self._with({**self.sizes, **sizes}, self.alias, self.path, self.added | sizes.keys())
+
+    def bind(self, **alias: str | tuple[str, ...]) -> Scope:
+        """The same scope with a generic axis standing for one or several of ours."""
+        named = {k: (v,) if isinstance(v, str) else v for k, v in alias.items()}
+        return self._with(self.sizes, {**self.alias, **named}, self.path, self.added)
+
+    def at_path(self, path: str) -> Scope:
+        """The same scope, read by the part at `path`."""
+        return self._with(self.sizes, self.alias, path, self.added)
+
+    def _with(self, sizes: Mapping[str, int], alias: Mapping[str, tuple[str, ...]], path: str, added: frozenset[str]) -> Scope:
+        # written out: dataclasses.replace is slow, and a large spec is walked often
+        return Scope(sizes, alias, path, self.stack, self.layer, self.depth, self.decodes, self.init, added)
+
+    def names(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """Generic axes resolved to the ones they stand for."""
+        return tuple(name for axis in axes for name in self.alias.get(axis, (axis,)))
+
+    def size(self, *axes: str) -> int:
+        """The product of the axes' sizes."""
+        return prod(self.sizes[name] for name in self.names(axes))
+
+    def in_layer(self, layer: int) -> str:
+        """The path of this same part in another layer of its stack: where a weight shared by all layers lives."""
+        head = f"{self.stack}.{self.layer}."
+        return f"{self.stack}.{layer}.{self.path.removeprefix(head)}"

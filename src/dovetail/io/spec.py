@@ -1,0 +1,72 @@
+"""A spec in and out of YAML, by zoo name, file or model directory; and changes given on a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dovetail import parts as _registered  # noqa: F401  every kind must be known before a spec is read
+from dovetail.core.errors import FileError, SpecError
+from dovetail.core.group import GROUPS
+from dovetail.core.part import from_data
+from dovetail.io.yaml import dump_yaml, parse_yaml, read_text
+from dovetail.model import Model
+
+SPEC_FILE = "dovetail.yaml"
+
+
+def to_yaml(spec: Model) -> str:
+    """The spec as text; reading it back gives an equal spec."""
+    return dump_yaml(spec.to_data())
+
+
+def from_yaml(text: str, where: str = "spec") -> Model:
+    """A spec from text."""
+    return from_data(parse_yaml(text, where), Model)
+
+
+def zoo() -> list[str]:
+    """Names of the presets."""
+    return sorted(f.name.removesuffix(".yaml") for f in resources.files("dovetail.zoo").iterdir() if f.name.endswith(".yaml"))
+
+
+def load_spec(name: str | Path) -> Model:
+    """A spec by zoo name, .yaml file or model directory; a path wins over a name."""
+    path = Path(name)
+    if path.is_dir():
+        path = path / SPEC_FILE
+        if not path.is_file():
+            raise FileError(f"{name}: holds no {SPEC_FILE}")
+    if path.is_file():
+        return from_yaml(read_text(path), str(path))
+    preset = resources.files("dovetail.zoo") / f"{name}.yaml"
+    if "/" not in str(name) and preset.is_file():
+        return from_yaml(preset.read_text(), f"{name}.yaml")
+    raise FileError(f"{name}: no such file, directory or preset; presets: {', '.join(zoo())}")
+
+
+def changed(spec: Model, sets: Iterable[str] = (), swaps: Iterable[str] = ()) -> Model:
+    """The spec after `path=value` settings and `group=part` swaps, as the command line writes them; values are YAML."""
+    for text in swaps:
+        where, value = _assignment(text, "--swap")
+        spec = spec.swap(where, from_data(value, _group_of(where)))
+    for text in sets:
+        where, value = _assignment(text, "--set")
+        spec = spec.set(where, value)
+    return spec
+
+
+def _assignment(text: str, flag: str) -> tuple[str, Any]:
+    where, equals, value = text.partition("=")
+    if not equals or not where:
+        raise SpecError(where, f"{flag} takes path=value, not {text!r}")
+    return where, parse_yaml(value, f"{flag} {where}")
+
+
+def _group_of(where: str) -> Any:
+    for group in GROUPS:
+        if group.group == where:
+            return group
+    raise SpecError(where, "is no group of parts", f"groups: {', '.join(g.group for g in GROUPS)}")

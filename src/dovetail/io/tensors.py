@@ -1,0 +1,183 @@
+"""safetensors: tensors in a file, mapped into memory one at a time, and written one at a time.
+
+    8 bytes: n, little-endian · n bytes: {name: {"dtype", "shape", "data_offsets"}} as JSON · the numbers, without gaps
+
+The header is believed only after it was checked against the file: every dtype known, every size the product of its shape, every
+tensor where the one before it ends, the last at the end of the file. So nothing larger than the file is ever asked for.
+
+A mapped file must not be changed in place while its tensors are in use; to put another file under its name is no change to it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from dovetail.core.errors import FileError
+from dovetail.io.untrusted import LARGEST_JSON, open_regular, parse_object, pickle_refusal
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+WORDS = {dtype: word for word, dtype in DTYPES.items()}
+MOST_DIMS = 16
+ALIGNED = 64  # bytes: where the numbers of a file that we write begin
+AT_ONCE = 2**30  # bytes asked of the system in one call
+PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+class Entry(NamedTuple):
+    """One tensor of a file: what it is and where it lies."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int  # bytes from the beginning of the file
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.stop - self.start
+
+
+class TensorFile:
+    """A file whose header was read and checked. `shown` is the name that errors give it."""
+
+    def __init__(self, path: Path, shown: Path | None = None) -> None:
+        self.shown = shown or path
+        self.handle = open_regular(path, self.shown)
+        self.size = os.fstat(self.handle).st_size
+        try:
+            self.entries = self._entries()
+        except BaseException:
+            os.close(self.handle)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.handle)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, mapped: its pages come from the file when they are first used, and are copied when first written to."""
+        entry = self.entries[name]
+        if not entry.size:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        if entry.start % entry.dtype.itemsize:  # numbers that do not lie where their kind may: moved to where they may
+            bytes_ = torch.frombuffer(self._mapped, dtype=torch.uint8, count=entry.size, offset=entry.start)
+            return bytes_.clone().view(entry.dtype).reshape(entry.shape)
+        count = entry.size // entry.dtype.itemsize
+        return torch.frombuffer(self._mapped, dtype=entry.dtype, count=count, offset=entry.start).reshape(entry.shape)
+
+    @functools.cached_property
+    def _mapped(self) -> mmap.mmap:
+        """The whole file, for this process alone: what is written to it is never in the file."""
+        if os.fstat(self.handle).st_size != self.size:
+            raise FileError(f"{self.shown}: became shorter or longer while it was read")
+        try:
+            return mmap.mmap(self.handle, self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError) as error:
+            raise FileError(f"{self.shown}: cannot be mapped ({error})") from error
+
+    def _entries(self) -> dict[str, Entry]:
+        size = self.size
+        first = os.pread(self.handle, 8, 0)
+        if len(first) < 8:
+            raise self._damaged(f"it ends after {len(first)} bytes")
+        (length,) = struct.unpack("<Q", first)
+        if length > size - 8 and first.startswith(PICKLE_STARTS):
+            raise FileError(pickle_refusal(self.shown))
+        if length > size - 8:
+            raise self._damaged(f"a header of {length:,} bytes does not fit into {size:,}")
+        if length > LARGEST_JSON:
+            raise FileError(f"{self.shown}: has a header of {length:,} bytes; more than {LARGEST_JSON:,} are not read")
+        header = parse_object(os.pread(self.handle, length, 8), str(self.shown))
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise self._damaged("its metadata are not texts")
+        found = {name: self._entry(name, said, 8 + length) for name, said in header.items()}
+        end = 8 + length
+        for name, entry in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
+            if entry.start != end:
+                raise self._damaged(f"{name} does not begin where the tensor before it ends")
+            end = entry.stop
+        if end != size:
+            raise self._damaged(f"its header speaks of {end:,} bytes; there are {size:,}")
+        return found
+
+    def _entry(self, name: str, said: Any, begin: int) -> Entry:
+        if not isinstance(said, dict) or set(said) != {"dtype", "shape", "data_offsets"}:
+            raise self._damaged(f"{name} is not described by dtype, shape and data_offsets")
+        word, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+        if not isinstance(word, str) or word not in DTYPES:
+            raise FileError(f"{self.shown}: {name} is of dtype {word!r}; known are {', '.join(DTYPES)}")
+        if not _counts(shape) or len(shape) > MOST_DIMS:
+            raise self._damaged(f"{name} has no shape")
+        if not _counts(offsets) or len(offsets) != 2:
+            raise self._damaged(f"{name} has no two offsets")
+        wanted = prod(shape) * DTYPES[word].itemsize
+        if offsets[1] - offsets[0] != wanted:
+            raise self._damaged(f"{name} takes {offsets[1] - offsets[0]:,} bytes; its shape asks for {wanted:,}")
+        return Entry(DTYPES[word], tuple(shape), begin + offsets[0], begin + offsets[1])
+
+    def _damaged(self, why: str) -> FileError:
+        return FileError(f"{self.shown}: is damaged or no safetensors file ({why})")
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def write_tensors(path: Path, layout: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Write a new file. `layout` says what each tensor will be (on meta, if need be); `tensors` then come one by one, in any
+    order, so that no more than one need be in memory."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end, starts = 0, {}
+    for name, tensor in sorted(layout.items(), key=lambda item: -item[1].dtype.itemsize):  # wide numbers first: all aligned
+        starts[name], end = end, end + tensor.nbytes
+        header[name] = {"dtype": WORDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [starts[name], end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNED)  # so that numbers lie in memory, once mapped, as kernels like them
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        _put(handle, memoryview(struct.pack("<Q", len(text)) + text), 0)
+        for name, tensor in tensors:
+            assert tensor.shape == layout[name].shape
+            assert tensor.dtype == layout[name].dtype
+            if tensor.numel():
+                flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                _put(handle, flat.numpy().data, 8 + len(text) + starts.pop(name))
+            else:
+                starts.pop(name)
+        assert not starts, f"{sorted(starts)[0]} was never given"
+    finally:
+        os.close(handle)
+
+
+def _put(handle: int, data: memoryview, start: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(handle, data[done : done + AT_ONCE], start + done)

@@ -1,0 +1,187 @@
+"""A case: one spec as a float64 model with perturbed weights, and what laws compare with.
+
+Default initial values hide bugs: near-uniform attention, unit norms and zero biases forgive almost anything. So every weight is
+moved: norms and biases by a third, q and k made large enough that attention has opinions.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.construction import build, generator
+from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.errors import FileError
+from dovetail.core.fold import declared
+from dovetail.core.layout import TokenLayout
+from dovetail.core.module import tensor_at
+from dovetail.core.scope import Scope
+from dovetail.model import Model, ModelModule
+
+DTYPE = torch.float64
+IDENTITY, RELATION, DERIVATIVE = 0.0, 1e-9, 1e-5  # bit-equal; float64 relations; finite differences: all of scale
+N, BATCH = 21, 3
+LENGTHS = (21, 9, 14)
+SPREAD = {"embed": 1.0, "updated": 0.05}  # a balance of experts moved far would leave some without a token
+
+
+class Broken(Exception):
+    """A law does not hold: what was compared, and by how much it differs."""
+
+
+class NotApplicable(Exception):
+    """A law has nothing to say about this spec."""
+
+
+class Case:
+    """One spec under test."""
+
+    def __init__(self, spec: Model, seed: int = 0, model: ModelModule | None = None, share: int = 1) -> None:
+        """`share`: of what a law tries one after the other, every which one, where hundreds of specs are tried anyway."""
+        self.spec, self.seed, self.share = spec, seed, share
+        self.scope = spec.axes(Scope())
+        self.model = model or perturbed(spec, seed)
+        self.compared = 0
+
+    # -- comparing
+
+    def same(self, got: Tensor, want: Tensor, what: str, tolerance: float = RELATION) -> None:
+        """Both are equal to `tolerance` of their scale; anything not finite is a difference."""
+        self.compared += 1
+        if got.shape != want.shape:
+            raise Broken(f"{what}: shapes {tuple(got.shape)} and {tuple(want.shape)}")
+        if got.numel() == 0:
+            return
+        gap, scale = (got - want).abs().max().item(), max(want.abs().max().item(), 1.0)
+        if not gap <= tolerance * scale:
+            raise Broken(f"{what}: differ by {gap:.3g} at scale {scale:.3g}")
+
+    def true(self, holds: bool, what: str) -> None:
+        """A plain fact."""
+        self.compared += 1
+        if not holds:
+            raise Broken(what)
+
+    def turn(self, name: str) -> bool:
+        """Whether it is this one's turn, where only a share is tried: the same for the same spec."""
+        return zlib.crc32(f"{name} {self.spec.key}".encode()) % self.share == 0
+
+    # -- inputs
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """(batch, n) tokens, or images."""
+        return self.spec.embed.example(self.scope, BATCH, N, generator(self.seed, "inputs"))
+
+    @cached_property
+    def source(self) -> Tensor | None:
+        """(batch, n) tokens for the encoder, where there is one."""
+        encoder = self.spec.encoder
+        return (
+            None if encoder is None else encoder.embed.example(encoder.axes(Scope()), BATCH, N, generator(self.seed, "source"))
+        )
+
+    @property
+    def tokens(self) -> bool:
+        """Whether inputs are tokens that can be cut, padded and packed."""
+        return self.spec.embed.causal()
+
+    def ctx(
+        self,
+        layout: TokenLayout | None = None,
+        source_layout: TokenLayout | None = None,
+        source: Tensor | None = None,
+        **more: Any,
+    ) -> Ctx:
+        """A ctx for inputs at `at`, with the encoder's memory where the spec has one."""
+        layout = layout or TokenLayout.whole(self.inputs.shape[0], N)
+        if self.spec.encoder is None or "encoder_output" in more or "views" in more:
+            return Ctx(layout=layout, **more)
+        source = self.source if source is None else source
+        assert source is not None
+        encoder_output, encoder_layout = self.model.encode(
+            source,
+            Ctx(
+                layout=source_layout or TokenLayout.whole(source.shape[0], source.shape[1]),
+                seed=more.get("seed"),
+                losses=more.get("losses"),
+            ),
+        )
+        return Ctx(layout=layout, encoder_output=encoder_output, encoder_layout=encoder_layout, **more)
+
+    def run(self, inputs: Tensor | None = None, **how: Any) -> Tensor:
+        """The model's answer."""
+        return self.model(self.inputs if inputs is None else inputs, self.ctx(**how))
+
+    def stream(self, inputs: Tensor, ctx: Ctx) -> Tensor:
+        """What the head would give for every token alone; the stream itself where the head pools."""
+        if self.spec.head is None or self.spec.head.pools():
+            return self.model.hidden(inputs, ctx)[0]
+        return self.model(inputs, ctx)
+
+    def listening(self, table: dict[str, Callable[[str, Tensor], Tensor | None]], **how: Any) -> Tensor:
+        """The model's answer with listeners."""
+        return self.run(listen=Listener(table), **how)
+
+    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
+        """The gradient of every parameter, zeros where none came."""
+        named = dict(self.model.named_parameters())
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(named.items(), found, strict=True)}
+
+
+def perturbed(spec: Model, seed: int = 0, dtype: torch.dtype = DTYPE) -> ModelModule:
+    """The model with weights far from their first values, a function of (seed, path) alone."""
+    model = build(spec, dtype=dtype, seed=seed)
+    with torch.no_grad():
+        for d in declared(spec):
+            if d.weight.role == "const" or d.weight.same_as is not None:
+                continue
+            weight = tensor_at(model, d.path)
+            noise = torch.randn(weight.shape, generator=generator(seed, f"perturbed {d.path}"), dtype=torch.float64)
+            spread = 1.2 * weight.shape[-1] ** -0.5 if d.weight.matmul else SPREAD.get(d.weight.role, 0.3)
+            weight.add_((noise * spread).to(weight.dtype))
+    return model
+
+
+@dc.dataclass(frozen=True)
+class Law:
+    """A named equality."""
+
+    name: str
+    number: int
+    says: str
+    check: Callable[[Case], None]
+    slow: bool = False  # tried on a covering subset only
+
+
+LAWS: dict[str, Law] = {}
+
+
+def chosen(laws: Mapping[str, Any], only: Sequence[str] = ()) -> list[str]:
+    """The names of these laws, or of all, by their number; an error for a name that is none."""
+    names = [one.name for one in sorted(laws.values(), key=lambda law: law.number)]
+    if unknown := set(only) - set(names):
+        raise FileError(f"no law for such a model is called {sorted(unknown)[0]!r}; laws: {', '.join(names)}")
+    return [name for name in names if not only or name in only]
+
+
+def law(number: int, name: str, says: str, slow: bool = False) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
+    """Register a law."""
+
+    def decorate(check: Callable[[Case], None]) -> Callable[[Case], None]:
+        LAWS[name] = Law(name, number, says, check, slow)
+        return check
+
+    return decorate
+
+
+def rows_of(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """The first lengths[i] tokens of row i."""
+    return [x[row, :length] for row, length in enumerate(lengths)]

@@ -1,0 +1,1 @@
+"""Laws on models that are not built from a spec: any class of transformers, any `nn.Module`."""

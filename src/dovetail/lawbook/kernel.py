@@ -1,0 +1,131 @@
+"""Laws of arithmetic: fast = reference (6), gradient (12), every weight counts (16)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from dovetail.construction import generator
+from dovetail.core.fold import declared
+from dovetail.core.layout import TokenLayout
+from dovetail.core.part import walk
+from dovetail.lawbook.case import BATCH, DERIVATIVE, DTYPE, Broken, Case, N, NotApplicable, law
+from dovetail.ops import attend, attend_tiled, form
+
+DRAWS = 6  # of weights and inputs, before a weight is called silent
+
+
+@contextmanager
+def small_tiles(tile: int = 8, piece: int = 16, chunk: int = 4) -> Iterator[None]:
+    """Tiles and chunks small enough that a short text has many: execution settings, so results must not change."""
+    old = attend_tiled.TILE, attend_tiled.PIECE, form.CHUNK
+    attend_tiled.TILE, attend_tiled.PIECE, form.CHUNK = tile, piece, chunk
+    try:
+        yield
+    finally:
+        attend_tiled.TILE, attend_tiled.PIECE, form.CHUNK = old
+
+
+def scalar(case: Case, layout: TokenLayout) -> Tensor:
+    """A number that depends on every real token's answer in its own way, and on whatever the parts add to a loss."""
+    ctx = case.ctx(layout=layout, losses={})
+    out = case.stream(case.inputs, ctx)
+    weight = torch.randn(out.shape, generator=generator(case.seed, "probe"), dtype=DTYPE)
+    if out.dim() == layout.seg.dim() + 1 and out.shape[1] == layout.n:
+        weight = weight * layout.real[..., None]
+    return ctx.with_added((out.sin() * weight).sum())
+
+
+@law(6, "fast", "every backend that offers itself equals the readable one, forward and backward")
+def fast(case: Case) -> None:
+    """Whole sequences, and documents with padding; the answer and every gradient."""
+    needs = frozenset[str]().union(*(part.needs() for _, part, _ in walk(case.spec)))
+    able = [backend.name for backend in attend.BACKENDS if needs <= backend.offers and backend.name != "reference"]
+    if not able:
+        raise NotApplicable("only the readable kernel offers what this asks")
+    documents = TokenLayout.packed([(9, 12), (14,), (5, 9, 4)], N)
+    for layout in (TokenLayout.whole(BATCH, N), documents) if case.tokens else (TokenLayout.whole(BATCH, N),):
+        with attend.using("reference"):
+            want = scalar(case, layout)
+            wanted = case.gradients(want)
+        for name in able:
+            with attend.using(name), small_tiles():
+                got = scalar(case, layout)
+                case.same(got.detach(), want.detach(), f"{name} and reference")
+                for path, grad in case.gradients(got).items():
+                    case.same(grad, wanted[path], f"{name} and reference: gradient of {path}")
+
+
+@law(12, "gradient", "directional derivatives agree with finite differences")
+def gradient(case: Case) -> None:
+    """One random direction through all parameters at once."""
+    layout = TokenLayout.packed([(9, 12), (14,), (5, 9, 4)], N) if case.tokens else TokenLayout.whole(BATCH, N)
+    parameters = dict(case.model.named_parameters())
+    direction = {
+        name: torch.randn(p.shape, generator=generator(case.seed, f"direction {name}"), dtype=DTYPE)
+        for name, p in parameters.items()
+    }
+    grads = case.gradients(scalar(case, layout))
+    slope = sum(float((grads[name] * d).sum()) for name, d in direction.items())
+    step = 1e-5 / max(abs(slope), 10.0)  # a steep function bends, and its kinks come close
+
+    def moved(by: float) -> float:
+        with torch.no_grad():
+            for name, p in parameters.items():
+                p.add_(direction[name], alpha=by)
+            value = float(scalar(case, layout))
+            for name, p in parameters.items():
+                p.sub_(direction[name], alpha=by)
+        return value
+
+    def by_differences(step: float) -> Tensor:
+        # Richardson: two step widths cancel the error of second order
+        coarse = (moved(2 * step) - moved(-2 * step)) / (4 * step)
+        fine = (moved(step) - moved(-step)) / (2 * step)
+        return torch.tensor((4 * fine - coarse) / 3)
+
+    numeric = by_differences(step)
+    if abs(float(numeric) - slope) > DERIVATIVE * max(abs(slope), 1.0):  # perhaps a kink of relu lies within the step
+        numeric = by_differences(step / 32)
+    case.same(torch.tensor(slope), numeric, "the derivative by autograd and by differences", DERIVATIVE)
+
+
+@law(16, "every_weight", "each declared weight, and each expert, has a gradient above rounding")
+def every_weight(case: Case) -> None:
+    """Several inputs, so that every table is looked up somewhere."""
+    if case.spec.head is None:
+        raise NotApplicable("a bare stream")
+    silent = _silent(case)
+    for seed in range(case.seed + 1, case.seed + DRAWS):  # one draw may leave a gate saturated, or an expert without a token
+        if not silent:
+            break
+        silent &= _silent(Case(case.spec, seed))
+    case.true(not silent, f"{', '.join(sorted(silent)[:3])} has no gradient")
+
+
+def _silent(case: Case) -> set[str]:
+    """Weights, and experts among them, without a gradient above rounding."""
+    # a head that reads one token of a row leaves the others to the stream itself
+    grads = case.gradients(loss_of(case) + 0.01 * scalar(case, TokenLayout.whole(BATCH, N)))
+    scale = max(float(g.abs().max()) for g in grads.values())
+    batches = {d.path: len(d.weight.batch) for d in declared(case.spec)}
+    largest = {path: grad.abs().reshape(*grad.shape[: batches[path]], -1).amax(-1) for path, grad in grads.items()}
+    # written this way round so that a NaN is silent too
+    return {f"{path}{index or ''}" for path, each in largest.items() for index in (~(each > 1e-13 * scale)).nonzero().tolist()}
+
+
+def loss_of(case: Case) -> Tensor:
+    """The head's loss on random labels, and whatever the parts add to it."""
+    head = case.spec.head
+    assert head is not None
+    ctx = case.ctx(losses={})
+    x, ctx = case.model.hidden(case.inputs, ctx)
+    shape = x.shape[:1] if head.pools() else x.shape[:2]
+    labels = head.labels(case.scope, tuple(shape), generator(case.seed, "labels"))
+    loss = ctx.with_added(case.model.head.loss(x, labels, ctx))
+    if not bool(loss.isfinite()):
+        raise Broken("the loss is not finite")
+    return loss

@@ -1,0 +1,161 @@
+"""Heads on a row of two real tokens behind one of padding: what is pooled, capped, tied and lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dovetail.construction import build
+from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
+from dovetail.core.module import tensor_at
+from dovetail.lawbook.oracle.registry import Comparison, oracle
+from dovetail.lawbook.oracle.stand import alone, numbers, part
+from dovetail.ops.loss import chunked_cross_entropy
+
+ROW = [[[90.0, -70.0], [1.0, 2.0], [3.0, 6.0]]]  # padding, then two tokens
+TABLE = [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
+
+
+def _left() -> Ctx:
+    return Ctx(layout=TokenLayout.padded([2], 3, left=True))
+
+
+def _right() -> Ctx:
+    return Ctx(layout=TokenLayout.padded([2], 3))
+
+
+@oracle("lm")
+def lm() -> Iterator[Comparison]:
+    """(1, 2) against the rows (1, 0), (0, 1), (1, 1): 1, 2, 3. The loss of label 1 is ln(e + e² + e³) − 2 = 1.40760596."""
+    x, ctx = numbers([[[1.0, 2.0]]]), Ctx(layout=TokenLayout.whole(1, 1))
+    plain = alone(part("lm", tied=False), {"table": TABLE}, vocab=3, embed=2)
+    yield Comparison("logits", plain(x, ctx), [[[1.0, 2.0, 3.0]]])
+    yield Comparison("loss of label 1", plain.loss(x, torch.tensor([[1]]), ctx), 1.40760596)
+    two = numbers([[[1.0, 2.0], [9.0, -9.0]]])
+    yield Comparison("label −100 is not asked", plain.loss(two, torch.tensor([[1, -100]]), ctx), 1.40760596)
+    biased = alone(part("lm", tied=False, bias=True, scale=0.5), {"table": TABLE, "bias": [1.0, 0.0, -1.0]}, vocab=3, embed=2)
+    yield Comparison("½ of logits with bias", biased(x, ctx), [[[1.0, 1.0, 1.0]]])
+    capped = alone(part("lm", tied=False, softcap=3.0), {"table": TABLE}, vocab=3, embed=2)  # 3·tanh(x/3)
+    yield Comparison("soft-cap 3", capped(x, ctx), [[[0.96453821, 1.74834884, 2.28478247]]])
+    layer = part("block", mixer=part("attention", heads=2), ffn=None)
+    for tied, tables in ((True, 1), (False, 2)):
+        model = build(part("model", width=4, vocab=3, layers=(layer,), head=part("lm", tied=tied)))
+        one = tensor_at(model, "head.table") is tensor_at(model, "embed.table")
+        found = sum(name in ("head.table", "embed.table") for name, _ in model.named_parameters())
+        yield Comparison(f"tables, tied {tied}", [found, int(one)], [tables, int(tables == 1)], near=0)
+
+
+@oracle("lm")
+def loss_in_chunks() -> Iterator[Comparison]:
+    """Logits 1, 2, 3 three times, labels 1, 2 and none: 1.40760596 and 0.40760596, in the mean 0.90760596, in one chunk or
+    in several. The gradient of the first: (softmax − (0, 1, 0))/2 = (0.04501529, −0.37763576, 0.33262048) through the table."""
+    table, labels = numbers(TABLE), torch.tensor([[1, 2, -100]])
+    for chunk in (1, 2, 3, 1024):
+        x = numbers([[[1.0, 2.0]] * 3]).requires_grad_()
+        loss = chunked_cross_entropy(lambda part: part @ table.T, x, labels, chunk)
+        loss.backward()
+        assert x.grad is not None
+        yield Comparison(f"chunks of {chunk}", loss, 0.90760596)
+        yield Comparison(f"gradients, chunks of {chunk}", x.grad[0, ::2], [[0.37763576, -0.04501529], [0.0, 0.0]])
+        nothing = chunked_cross_entropy(lambda part: part @ table.T, x, labels.new_full((1, 3), -100), chunk)
+        yield Comparison(f"no label at all, chunks of {chunk}", nothing, 0.0, near=0)
+        # half precision is summed in single
+        half = chunked_cross_entropy(lambda part: part @ table.T.bfloat16(), x.detach().bfloat16(), labels, chunk)
+        yield Comparison(f"half precision, chunks of {chunk}", str(half.dtype), "torch.float32")
+        yield Comparison(f"its loss, chunks of {chunk}", half, 0.90760596)
+
+
+@oracle("masked")
+def masked() -> Iterator[Comparison]:
+    """Dense gives (3, 1), gelu (2.99595031, 0.84134475), layernorm ±0.99999569, by (1, 2), plus (0.5, 0); then the table."""
+    x, ctx = numbers([[[1.0, 2.0]]]), Ctx(layout=TokenLayout.whole(1, 1))
+    weights: dict[str, Any] = {"dense.weight": [[1.0, 1.0], [0.0, 1.0]], "dense.bias": [0.0, -1.0], "table": TABLE}
+    weights |= {"norm.scale": [1.0, 2.0], "norm.shift": [0.5, 0.0]}
+    bare = alone(part("masked", tied=False, bias=False), weights, vocab=3, embed=2)
+    yield Comparison("without bias", bare(x, ctx), [[[1.49999569, -1.99999138, -0.49999569]]])
+    full = alone(part("masked", tied=False), {**weights, "bias": [0.1, 0.2, 0.3]}, vocab=3, embed=2)
+    yield Comparison("with bias", full(x, ctx), [[[1.59999569, -1.79999138, -0.19999569]]])
+    # (3, 2) without its bias: gelu (2.99595031, 1.95449974), normed ±0.99998156
+    plain = {name: value for name, value in weights.items() if name != "dense.bias"}
+    unbiased = alone(part("masked", tied=False, bias=False, dense_bias=False), plain, vocab=3, embed=2)
+    yield Comparison("dense without bias", unbiased(x, ctx), [[[1.49998156, -1.99996312, -0.49998156]]])
+    # ln(e^1.59999569 + e^−1.79999138 + e^−0.19999569) − 1.59999569
+    yield Comparison("loss of label 0", full.loss(x, torch.tensor([[0]]), ctx), 0.18121596)
+
+
+# (1, 2) -> (3, 2), or (3, 1) with the bias
+DENSE: dict[str, Any] = {"dense.weight": [[1.0, 1.0], [0.0, 1.0]]}
+BIAS, NORM = {"dense.bias": [0.0, -1.0]}, {"norm.scale": [1.0, 2.0], "norm.shift": [0.5, 0.0]}
+OUT: dict[str, Any] = {"out.weight": [[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]], "out.bias": [0.0, 0.5, 1.0]}
+
+
+@oracle("classifier")
+def classifier() -> Iterator[Comparison]:
+    """The first, last and mean real token are (1, 2), (3, 6) and (2, 4), wherever the padding lies."""
+    expected = {"first": [[1.0, 2.5, 0.0]], "last": [[3.0, 6.5, -2.0]], "mean": [[2.0, 4.5, -1.0]]}
+    for how, logits in expected.items():
+        module = alone(part("classifier", classes=3, how=how), OUT, embed=2)
+        yield Comparison(f"{how}, padding on the left", module(numbers(ROW), _left()), logits)
+        turned = numbers([[ROW[0][1], ROW[0][2], ROW[0][0]]])
+        yield Comparison(f"{how}, padding on the right", module(turned, _right()), logits)
+    module = alone(part("classifier", classes=3), OUT, embed=2)
+    loss = module.loss(numbers(ROW), torch.tensor([0]), _left())  # ln(e + e^2.5 + 1) − 1
+    yield Comparison("loss of class 0", loss, 1.76636790)
+    # tanh 3 = 0.99505475, tanh 1 = 0.76159416; relu(3, 2) normed is ±0.99998, by (1, 2), plus (0.5, 0)
+    behind = alone(part("classifier", classes=3, act=part("tanh")), {**DENSE, **BIAS, **OUT}, embed=2)
+    yield Comparison("behind tanh(W x + b)", behind(numbers(ROW), _left()), [[0.99505475, 1.26159416, 1.23346060]])
+    normed = part("classifier", classes=3, act=part("relu"), norm=part("layernorm"), dense_bias=False)
+    logits = alone(normed, {**DENSE, **NORM, **OUT}, embed=2)(numbers(ROW), _left())
+    yield Comparison("behind norm(relu(W x))", logits, [[1.49998000, -1.49996000, 4.49994000]])
+    for name in ("classifier", "token_classifier"):
+        dropping = alone(part(name, classes=3, dropout=0.5), OUT, embed=2)
+        kept = dropping.behind(numbers([[1.0] * 64]), Ctx(layout=TokenLayout.whole(1, 1), seed=3))
+        yield Comparison(f"{name}: dropout ½ leaves 0 or 2", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
+        whole = dropping.behind(numbers([[2.0, 4.0]]), Ctx(layout=TokenLayout.whole(1, 1)))
+        yield Comparison(f"{name}: dropout only in training", whole, [[2.0, 4.0]])
+
+
+@oracle("token_classifier")
+def token_classifier() -> Iterator[Comparison]:
+    """Every token by itself."""
+    module = alone(part("token_classifier", classes=3), OUT, embed=2)
+    yield Comparison("two tokens", module(numbers(ROW)[:, 1:], _left()), [[[1.0, 2.5, 0.0], [3.0, 6.5, -2.0]]])
+    loss = module.loss(numbers(ROW), torch.tensor([[-100, 0, -100]]), _left())
+    yield Comparison("loss of class 0 for token 1", loss, 1.76636790)
+    behind = alone(part("token_classifier", classes=3, act=part("tanh")), {**DENSE, **BIAS, **OUT}, embed=2)
+    yield Comparison("behind tanh(W x + b)", behind(numbers(ROW)[:, 1:2], _left()), [[[0.99505475, 1.26159416, 1.23346060]]])
+    # ln(e^0.99505475 + e^1.26159416 + e^1.23346060) − 0.99505475
+    loss = behind.loss(numbers(ROW), torch.tensor([[-100, 0, -100]]), _left())
+    yield Comparison("its loss", loss, 1.27387097)
+
+
+@oracle("pooled")
+def pooled() -> Iterator[Comparison]:
+    """(1, 2), (3, 6), (2, 4); to unit length (1, 2)/√5; through tanh(W·): tanh 4 = 0.99932930, tanh −1.5 = −0.90514825."""
+    expected = {"first": [[1.0, 2.0]], "last": [[3.0, 6.0]], "mean": [[2.0, 4.0]]}
+    for how, vector in expected.items():
+        yield Comparison(how, alone(part("pooled", how=how), embed=2)(numbers(ROW), _left()), vector)
+    # a row without a single token still gets an answer, which nobody reads: some place of it, or 0 as the mean of nothing
+    empty = Ctx(layout=TokenLayout.padded([0], 3))
+    for how, vector in (("first", [[3.0, 6.0]]), ("last", [[90.0, -70.0]]), ("mean", [[0.0, 0.0]])):
+        yield Comparison(f"{how} of nothing", alone(part("pooled", how=how), embed=2)(numbers(ROW), empty), vector)
+    unit = alone(part("pooled", unit=True), embed=2)(numbers(ROW), _left())
+    yield Comparison("unit", unit, [[0.44721360, 0.89442719]])
+    weights = {"out.weight": [[2.0, 0.0], [0.0, -0.5]], "out.bias": [0.0, 0.5]}
+    dense = alone(part("pooled", dense=True), weights, embed=2)
+    yield Comparison("dense", dense(numbers(ROW), _left()), [[0.99932930, -0.90514825]])
+    # 1 − cos of the angle between (2, 4) and (1, 0)
+    loss = alone(part("pooled"), embed=2).loss(numbers(ROW), numbers([[1.0, 0.0]]), _left())
+    yield Comparison("loss against (1, 0)", loss, 0.55278640)
+
+
+@oracle("scalar")
+def scalar() -> Iterator[Comparison]:
+    """2·x₁ − ½·x₂ of (3, 6), (1, 2) and their mean (2, 4): 3, 1 and 2; (5 − 3)² = 4, (5 − 1)² = 16, (5 − 2)² = 9."""
+    for how, value, loss in (("last", 3.0, 4.0), ("first", 1.0, 16.0), ("mean", 2.0, 9.0)):
+        module = alone(part("scalar", how=how), {"out.weight": [[2.0, -0.5]]}, embed=2)
+        yield Comparison(how, module(numbers(ROW), _left()), [[value]])
+        yield Comparison(f"{how}, loss against 5", module.loss(numbers(ROW), numbers([[5.0]]), _left()), loss)

@@ -1,0 +1,63 @@
+"""Norms of (1, 2, 3, 4): mean 2.5, variance 1.25, mean square 7.5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from dovetail.core.ctx import Ctx
+from dovetail.lawbook.oracle.registry import Comparison, oracle
+from dovetail.lawbook.oracle.stand import alone, ctx, numbers, part, row
+
+X = [[1.0, 2.0, 3.0, 4.0]]
+
+
+class Halved:
+    """The first of two ranks, each with half of the numbers: every sum over ranks gains what the other half adds to it."""
+
+    def __init__(self, *others: float) -> None:
+        self.others = iter(others)
+
+    def sharded(self, axes: Sequence[str]) -> bool:
+        """The normed axis is cut."""
+        return True
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """This rank's sum and the other's."""
+        return x + next(self.others)
+
+
+def halved(*others: float) -> Ctx:
+    """What a forward carries on such a rank."""
+    return Ctx(layout=row(1), ranks=Halved(*others))
+
+
+@oracle("layernorm")
+def layernorm() -> Iterator[Comparison]:
+    """(x − 2.5)/√(1.25 + eps) · scale + shift: the variance divides by n, not n − 1."""
+    plain = alone(part("layernorm", shift=False), {"scale": [1.0] * 4}, embed=4)
+    yield Comparison("scale 1", plain(numbers(X), ctx(1)), [[-1.34163542, -0.44721181, 0.44721181, 1.34163542]])
+    weights = {"scale": [1.0, 2.0, 3.0, 4.0], "shift": [0.1, 0.2, 0.3, 0.4]}
+    wide = alone(part("layernorm", eps=0.1), weights, embed=4)  # √1.35 = 1.16189500
+    yield Comparison("eps 0.1", wide(numbers(X), ctx(1)), [[-1.19099445, -0.66066297, 1.59099445, 5.56397779]])
+    whole = alone(part("layernorm", eps=0.1), weights, embed=4)
+    whole.scale, whole.shift = Parameter(whole.scale[:2]), Parameter(whole.shift[:2])  # 3 and 4 lie on the other rank
+    got = whole(numbers(X)[:, :2], halved(7.0, 2.5))  # 3 + 4, and 0.5² + 1.5² around the mean
+    yield Comparison("cut in two", got, [[-1.19099445, -0.66066297]])
+
+
+@oracle("rmsnorm")
+def rms() -> Iterator[Comparison]:
+    """x/√(7.5 + eps) · scale."""
+    plain = alone(part("rmsnorm"), {"scale": [1.0] * 4}, embed=4)
+    yield Comparison("scale 1", plain(numbers(X), ctx(1)), [[0.36514813, 0.73029626, 1.09544438, 1.46059251]])
+    yield Comparison("of nothing", plain(numbers([[0.0] * 4]), ctx(1)), [[0.0, 0.0, 0.0, 0.0]])
+    wide = alone(part("rmsnorm", eps=0.1), {"scale": [1.0, 2.0, 3.0, 4.0]}, embed=4)  # √7.6 = 2.75680975
+    yield Comparison("eps 0.1", wide(numbers(X), ctx(1)), [[0.36273813, 1.45095250, 3.26464313, 5.80381000]])
+    gemma = alone(part("rmsnorm", plus_one=True), {"scale": [1.0, 2.0, 3.0, 4.0]}, embed=4)  # the weight stands for 2, 3, 4, 5
+    yield Comparison("plus one", gemma(numbers(X), ctx(1)), [[0.73029626, 2.19088877, 4.38177754, 7.30296256]])
+    half = alone(part("rmsnorm", eps=0.1), {"scale": [1.0, 2.0, 3.0, 4.0]}, embed=4)
+    half.scale = Parameter(half.scale[:2])
+    yield Comparison("cut in two", half(numbers(X)[:, :2], halved(25.0)), [[0.36273813, 1.45095250]])  # 3² + 4² elsewhere

@@ -1,0 +1,111 @@
+"""Wires: a block on the single token (1, 7) with branches simple enough to follow by hand.
+
+    mixer f(x) = 2·(x₂, x₁)          ffn g(x) = 3·x          norm(1, 7) = (0.2, 1.4), for √((1 + 49)/2) = 5
+
+One token attends to itself alone, so attention is W_o W_v x. The norms have scales of their own, so that none can stand in for
+another: mixer (1, 1), ffn (1, 2), behind the mixer (2, 1), behind the ffn (1, 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.lawbook.oracle.registry import Comparison, oracle
+from dovetail.lawbook.oracle.stand import alone, eye, numbers, part, row
+
+SCALES = {
+    "norm.scale": [1.0, 1.0],
+    "mixer_norm.scale": [1.0, 1.0],
+    "ffn_norm.scale": [1.0, 2.0],
+    "mixer_post_norm.scale": [2.0, 1.0],
+    "ffn_post_norm.scale": [1.0, 3.0],
+}
+BRANCHES = {
+    "mixer.q.weight": eye(2),
+    "mixer.k.weight": eye(2),
+    "mixer.v.weight": eye(2),
+    "mixer.o.weight": [[0.0, 2.0], [2.0, 0.0]],
+    "ffn.up.weight": eye(2),
+    "ffn.down.weight": eye(2, 3.0),
+}
+LAYER_SCALE = [[0.5, 0.25], [2.0, 1.0]]  # of the mixer, of the ffn
+
+
+def _block(wire: Any, norms: tuple[str, ...], **scale: Any) -> Any:
+    mixer = part("attention", heads=1, position=part("none"))
+    ffn = part("mlp", hidden=2, act=part("identity"), bias=False)
+    block = part("block", wire=wire, mixer=mixer, ffn=ffn, norm=part("rmsnorm", eps=1e-30))
+    weights = {**BRANCHES, **{f"{name}.scale": SCALES[f"{name}.scale"] for name in norms}, **scale}
+    return alone(block, weights, embed=2)
+
+
+def _through(block: Any, seed: int | None = None) -> Tensor:
+    return block(numbers([[[1.0, 7.0]]]), Ctx(layout=row(1), seed=seed), {})[0, 0]
+
+
+def _added(kind: str, norms: tuple[str, ...]) -> Iterator[Comparison]:
+    """Multiplier, layer scale and dropout are the same for every wire, and act on what is added."""
+    scaled = _block(part(kind, multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
+    plain = _block(part(kind), norms)
+    x, ctx = numbers([[[2.0, 4.0]]]), Ctx(layout=row(1))
+    expected = {"mixer": [[[0.5, 0.5]]], "ffn": [[[2.0, 2.0]]]}  # ½ · (0.5, 0.25) · (2, 4) and ½ · (2, 1) · (2, 4)
+    for branch, values in expected.items():
+        yield Comparison(f"added by {branch}, scaled", scaled.wire.added(x, scaled, branch, ctx), values)
+        yield Comparison(f"added by {branch}", plain.wire.added(x, plain, branch, ctx), [[[2.0, 4.0]]])
+    dropping = _block(part(kind, dropout=0.5), norms)
+    kept = dropping.wire.added(numbers([[[1.0] * 64]]), dropping, "ffn", Ctx(layout=row(1), seed=3))
+    yield Comparison("dropout ½ leaves 0 or 2", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
+    yield Comparison("dropout only in training", dropping.wire.added(x, dropping, "ffn", ctx), [[[2.0, 4.0]]])
+
+
+@oracle("pre")
+def pre() -> Iterator[Comparison]:
+    """f(0.2, 1.4) = (2.8, 0.4), so (3.8, 7.4), of root mean square √34.6 = 5.8821765; + 3·(0.64601935, 2·1.25803768)."""
+    norms = ("mixer_norm", "ffn_norm")
+    yield Comparison("x + f(norm x)", _through(_block(part("pre"), norms)), [5.73805814, 14.94822645])
+    # (1, 7) + ½·(0.5, 0.25)·(2.8, 0.4) = (1.7, 7.05); √26.29625 = 5.1279869
+    scaled = _block(part("pre", multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
+    yield Comparison("scaled", _through(scaled), [2.69454232, 11.17442549])
+    # f(1, 7) = (14, 2), so (15, 9), over √153; + 3·(1.21267813, 2·0.72760688)
+    bare = _block(part("pre", first_norm=False), ("ffn_norm",))
+    yield Comparison("x + f(x), then x + g(norm x)", _through(bare), [18.63803438, 13.36564125])
+    yield from _added("pre", norms)
+
+
+@oracle("post")
+def post() -> Iterator[Comparison]:
+    """(1, 7) + (14, 2) = (15, 9), over √153: (1.21267813, 0.72760688); four times that, normed again, by (1, 2)."""
+    norms = ("mixer_norm", "ffn_norm")
+    yield Comparison("norm(x + f x)", _through(_block(part("post"), norms)), [1.21267813, 1.45521375])
+    scaled = _block(part("post", multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
+    yield Comparison("scaled", _through(scaled), [0.99653383, 2.00690840])
+    yield from _added("post", norms)
+
+
+@oracle("sandwich")
+def sandwich() -> Iterator[Comparison]:
+    """norm(2.8, 0.4) = (1.4, 0.2), by (2, 1): (3.8, 7.2); √33.14 = 5.7567352; norm(3·(0.66009602, 2·1.25071)) by (1, 3)."""
+    norms = ("mixer_norm", "mixer_post_norm", "ffn_norm", "ffn_post_norm")
+    yield Comparison("x + norm(f(norm x))", _through(_block(part("sandwich"), norms)), [4.16084262, 11.30221080])
+    yield from _added("sandwich", norms)
+
+
+@oracle("branch")
+def branch() -> Iterator[Comparison]:
+    """norm(14, 2) = (1.4, 0.2): (2.4, 7.2); norm of three times that is (0.4472136, 1.3416408), by (1, 2)."""
+    norms = ("mixer_norm", "ffn_norm")
+    yield Comparison("x + norm(f x)", _through(_block(part("branch"), norms)), [2.84721360, 9.88328157])
+    yield from _added("branch", norms)
+
+
+@oracle("parallel")
+def parallel() -> Iterator[Comparison]:
+    """(1, 7) + (2.8, 0.4) + 3·(0.2, 1.4) with one norm; 3·(0.2, 2.8) where the ffn has its own."""
+    yield Comparison("one norm", _through(_block(part("parallel"), ("norm",))), [4.4, 11.6])
+    two = ("mixer_norm", "ffn_norm")
+    yield Comparison("a norm each", _through(_block(part("parallel", one_norm=False), two)), [4.4, 15.8])
+    yield from _added("parallel", ("norm",))

@@ -1,0 +1,172 @@
+"""Bugs of experts and routers: tokens that meet the wrong expert, losses that teach nothing, shares that are counted twice."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.scope import Scope
+from dovetail.core.weight import Weight
+from dovetail.dist import shard
+from dovetail.lawbook.seeded.bug import Mutant, instead, spec
+from dovetail.lawbook.suite import OWN_NUMBER
+from dovetail.model import Model
+from dovetail.ops import expert
+from dovetail.parts.ffn import moe
+from dovetail.parts.ffn.moe import Bank, BankModule
+from dovetail.parts.ffn.router import SigmoidRouter, SoftmaxRouterModule, TopKModule
+
+_add_loss, _choose, _weights, _looped = Ctx.add_loss, TopKModule.choose, Bank.weights, expert.looped
+_dispatch, _combine, _forward, _count = moe.dispatch, moe.combine, TopKModule.forward, TopKModule.count
+_bank, _grouped, _looped_op, _enter = BankModule.forward, expert.grouped, expert._looped_op, shard.enter
+
+
+def loss_without_gradient(self: Ctx, module: Any, name: str, loss: Tensor) -> None:
+    _add_loss(self, module, name, loss.detach())
+
+
+def loss_of_what_is_even(self: SoftmaxRouterModule, scores: Tensor) -> Tensor:
+    return torch.full_like(scores, 1 / scores.shape[-1])
+
+
+def loss_never_added(self: TopKModule, logits: Tensor, scores: Tensor, chosen: Tensor, ctx: Ctx) -> None:
+    return None
+
+
+def padding_counted(self: TopKModule, logits: Tensor, scores: Tensor, chosen: Tensor, ctx: Ctx) -> None:
+    layout = ctx.layout
+    _count(self, logits, scores, chosen, dc.replace(ctx, layout=type(layout)(layout.coords, layout.order, None, layout.row)))
+
+
+def next_expert(chosen: Tensor, first: Tensor, experts: int, all_held: bool) -> expert.Rows:
+    return _dispatch((chosen + 1) % experts, first, experts, all_held)
+
+
+def never_normalized(self: TopKModule, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+    held = self.part
+    self.part = dc.replace(held, normalize=False)
+    try:
+        return _forward(self, x, ctx)
+    finally:
+        self.part = held
+
+
+def weights_in_another_order(y: Tensor, rows: expert.Rows, weights: Tensor) -> Tensor:
+    return _combine(y, rows, weights.flip(-1))
+
+
+def left_in_the_order_of_experts(y: Tensor, rows: expert.Rows, weights: Tensor) -> Tensor:
+    return _combine(y, rows._replace(choice=torch.arange(y.shape[0])), weights)
+
+
+def balance_weighs_too(self: TopKModule, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+    chosen, weights = _forward(self, x, ctx)
+    return chosen, weights + self.balance[chosen] if self.part.balance_bias else weights
+
+
+def balance_forgotten(self: TopKModule, scores: Tensor) -> Tensor:
+    held = self.part
+    self.part = dc.replace(held, balance_bias=False)
+    try:
+        return _choose(self, scores)
+    finally:
+        self.part = held
+
+
+def balance_never_stored(self: Weight) -> bool:
+    return self.learned
+
+
+def every_expert_is_active(self: Bank, scope: Scope) -> list[Weight]:
+    return [dc.replace(weight, used=type(weight.used)(1)) for weight in _weights(self, scope)]
+
+
+def numbers_of_the_first_rank(self: BankModule, x: Tensor, ctx: Ctx, chosen: Tensor, weights: Tensor) -> Tensor:
+    held = self.expert_number
+    self.expert_number = torch.arange(len(held))
+    try:
+        return _bank(self, x, ctx, chosen, weights)
+    finally:
+        self.expert_number = held
+
+
+def choices_of_one_rank_teach_the_router(x: Tensor, group: Any) -> Tensor:
+    return x.view_as(x) if x.shape[-1] == 2 else _enter(x, group)
+
+
+def first_expert_has_no_gradient(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    return _looped(x, torch.cat([weights[:1].detach(), weights[1:]]), ends)
+
+
+def one_run_late(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    return _looped_op(x, weights.roll(1, 0), ends)
+
+
+def kernel_one_run_late(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    return _grouped(x, weights.roll(1, 0), ends)
+
+
+def groups_ignored(self: TopKModule, scores: Tensor) -> Tensor:
+    held = self.part
+    self.part = dc.replace(held, groups=1, top_groups=1)
+    try:
+        return _choose(self, scores)
+    finally:
+        self.part = held
+
+
+def experts(kind: str = "softmax_router", **fields: Any) -> Model:
+    """A small Mixtral."""
+    router = {"kind": kind, **fields}
+    return spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20, "router": router})
+
+
+def mutants() -> list[Mutant]:
+    """The rows."""
+    plain, balanced = experts(), experts(balance_loss=0.5, z_loss=0.1)
+    biased = experts("sigmoid_router", balance_bias=True)
+    limited = experts("sigmoid_router", groups=2)
+    return [
+        Mutant(
+            "a router's balance loss has no gradient", "gradient", instead(Ctx, "add_loss", loss_without_gradient), balanced
+        ),
+        Mutant(
+            "a balance loss is the same whatever is chosen",
+            OWN_NUMBER,
+            instead(SoftmaxRouterModule, "shares", loss_of_what_is_even),
+            balanced,
+        ),
+        Mutant("a balance loss is never added", "every_field", instead(TopKModule, "count", loss_never_added), balanced),
+        Mutant("padding counts in a balance loss", OWN_NUMBER, instead(TopKModule, "count", padding_counted), balanced),
+        Mutant("tokens go to the next expert", OWN_NUMBER, instead(moe, "dispatch", next_expert), plain),
+        Mutant("weights of the chosen are not normalized", OWN_NUMBER, instead(TopKModule, "forward", never_normalized), plain),
+        Mutant("weights of two choices are exchanged", OWN_NUMBER, instead(moe, "combine", weights_in_another_order), plain),
+        Mutant("tokens come back sorted by expert", "causal", instead(moe, "combine", left_in_the_order_of_experts), plain),
+        Mutant("a balancing bias weighs experts too", OWN_NUMBER, instead(TopKModule, "forward", balance_weighs_too), biased),
+        Mutant("a balancing bias chooses nothing", OWN_NUMBER, instead(TopKModule, "choose", balance_forgotten), biased),
+        Mutant(
+            "a balancing bias is not saved", "round_trip", instead(Weight, "stored", property(balance_never_stored)), biased
+        ),
+        Mutant("groups do not limit the choice", "every_field", instead(TopKModule, "choose", groups_ignored), limited),
+        Mutant("a group is as good as its best expert alone", OWN_NUMBER, instead(SigmoidRouter, "best", 1), limited),
+        Mutant("every expert counts as active", "declared", instead(Bank, "weights", every_expert_is_active), plain),
+        Mutant("an expert is never trained", "every_weight", instead(expert, "looped", first_expert_has_no_gradient), plain),
+        Mutant(
+            "a rank takes its experts for the first",
+            "sharded",
+            instead(BankModule, "forward", numbers_of_the_first_rank),
+            plain,
+        ),
+        Mutant(
+            "a router learns from one rank's experts",
+            "sharded",
+            instead(shard, "enter", choices_of_one_rank_teach_the_router),
+            plain,
+        ),
+        Mutant("a compiled loop is one expert late", "compiled", instead(expert, "_looped_op", one_run_late), plain),
+        Mutant("torch's kernel is one expert late", OWN_NUMBER, instead(expert, "grouped", kernel_one_run_late), plain),
+    ]

@@ -1,0 +1,205 @@
+"""Laws of time and company: causal (3), full = chunked = step (4), padded = packed = alone (5), roll-back and fork (7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.layout import TokenLayout
+from dovetail.lawbook.case import BATCH, DTYPE, LENGTHS, Broken, Case, N, NotApplicable, law, rows_of
+from dovetail.state.pool import Layout, Pool
+
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "paged", "ring")
+
+
+@law(3, "causal", "no gradient from a later token to an earlier output")
+def causal(case: Case) -> None:
+    """Take the embedded stream as the input; look at where the gradient of one output lands."""
+    if case.spec.order() != "causal":
+        raise NotApplicable("outputs may depend on later tokens")
+    stream: list[Tensor] = []
+
+    def listen(_: str, x: Tensor) -> Tensor:
+        stream.append(x.detach().requires_grad_())
+        return stream[0]
+
+    ctx = case.ctx(listen=Listener({"embedded": listen}))
+    out = case.stream(case.inputs, ctx)
+    for t in (0, 7, N - 2):
+        (grad,) = torch.autograd.grad(out[:, t].sin().sum(), stream, retain_graph=True)
+        case.true(not grad[:, t + 1 :].any(), f"the output at {t} depends on tokens after it")
+        case.true(bool(grad[:, t].any()), f"the output at {t} does not depend on its own token")
+
+
+def decodes(case: Case) -> None:
+    """Raise where a spec is not for decoding."""
+    if case.spec.order() == "both":
+        raise NotApplicable("not a decoder")
+
+
+class Decoder:
+    """A case with a pool: feeds tokens row by row and gives back what the model says."""
+
+    def __init__(self, case: Case, layout: Layout, rows: int = 5) -> None:
+        self.case = case
+        self.pool = Pool(case.spec, rows, N + 8, layout=layout, dtype=DTYPE, source=N, page=4, slack=3)
+
+    def admit(self, rows: Sequence[int], lengths: Sequence[int] = LENGTHS) -> None:
+        """Let the rows look at the sources of the batch, in order."""
+        if self.case.spec.encoder is None:
+            return
+        source = self.case.source
+        assert source is not None
+        lengths = lengths[: len(rows)]
+        layout = TokenLayout.padded(lengths, N)
+        ctx = self.case.ctx(source_layout=layout, source=source[: len(rows)])
+        assert ctx.encoder_output is not None
+        ctx.encoder_layout = TokenLayout.padded(lengths, N)
+        views = self.pool.admit(rows, lengths)
+        keep = max(lengths)
+        ctx.encoder_output, ctx.encoder_layout = ctx.encoder_output[:, :keep], TokenLayout.padded(lengths, keep)
+        self.case.model.fill(ctx, views)
+
+    def feed(self, rows: Sequence[int], pieces: Sequence[Tensor], flat: bool = False) -> list[Tensor]:
+        """New tokens for each row; the answers for each."""
+        new = [len(piece) for piece in pieces]
+        step = self.pool.step(rows, new, flat)
+        if flat:
+            tokens = torch.cat(list(pieces))
+        else:
+            tokens = torch.zeros(len(rows), max(new), dtype=torch.long)
+            for i, piece in enumerate(pieces):
+                tokens[i, : len(piece)] = piece
+        out = self.case.stream(tokens, Ctx(layout=step.layout, views=step.views))
+        return list(out.split(new)) if flat else rows_of(out, new)
+
+
+def whole(case: Case) -> Tensor:
+    """Every answer from one pass over whole sequences (with sources of different lengths, where there are sources)."""
+    return case.stream(case.inputs, case.ctx(source_layout=TokenLayout.padded(LENGTHS, N)))
+
+
+@law(4, "chunked", "one pass, prefill in any chunks, and token by token on a ragged batch agree, batched and flat")
+@torch.no_grad()
+def chunked(case: Case) -> None:
+    """The same tokens in several rhythms through every layout of memory."""
+    decodes(case)
+    want, tokens = whole(case), case.inputs
+    rhythms = {
+        "in even chunks": [(5,) * 3, (1,) * 3, (8,) * 3, (1,) * 3, (6,) * 3],
+        "ragged": [(7, 3, 12), (1, 9, 1), (1, 1, 1), (4, 1, 1), (8, 7, 6)],
+        "step by step": [(1,) * 3] * 9 + [(1, 2, 3)] * 4,
+    }
+    for layout in LAYOUTS:
+        for name, rhythm in rhythms.items():
+            for flat in (False, True):
+                rows = [0, 1, 2] if name != "ragged" else [3, 1, 4]
+                decoder = Decoder(case, layout, rows=3 if name == "in even chunks" else 5)
+                decoder.admit(rows)
+                place, got = [0] * BATCH, [[] for _ in range(BATCH)]
+                for lengths in rhythm:
+                    pieces = [tokens[r, place[r] : place[r] + m] for r, m in enumerate(lengths)]
+                    for r, answer in enumerate(decoder.feed(rows, pieces, flat)):
+                        got[r].append(answer)
+                        place[r] += len(answer)
+                for r in range(BATCH):
+                    how = f"{layout}, {name}{', flat' if flat else ''}: row {r} cached and whole"
+                    case.same(torch.cat(got[r]), want[r, : place[r]], how)
+
+
+@law(5, "padded", "neither padding, nor neighbors in a batch, nor packed documents change a token")
+@torch.no_grad()
+def padded(case: Case) -> None:
+    """Each sequence alone, against the same one among padding and neighbors."""
+    if not case.tokens:
+        raise NotApplicable("images are not padded")
+    tokens, source = case.inputs, case.source
+    alone: list[Tensor] = []
+    answers: list[Tensor] = []
+    for r, length in enumerate(LENGTHS):
+        own = None if source is None else source[r : r + 1, :length]
+        ctx = case.ctx(layout=TokenLayout.whole(1, length), source=own)
+        alone.append(case.stream(tokens[r : r + 1, :length], ctx)[0])
+        answers.append(case.run(tokens[r : r + 1, :length], layout=TokenLayout.whole(1, length), source=own)[0])
+    for left in (False, True):
+        layout, laid, laid_source = (
+            TokenLayout.padded(LENGTHS, N, left),
+            _lay(tokens, left),
+            None if source is None else _lay(source, left),
+        )
+        how = {"layout": layout, "source_layout": TokenLayout.padded(LENGTHS, N, left), "source": laid_source}
+        out, answer = case.stream(laid, case.ctx(**how)), case.run(laid, **how)
+        side = "left" if left else "right"
+        for r, length in enumerate(LENGTHS):
+            real = out[r, N - length :] if left else out[r, :length]
+            case.same(real, alone[r], f"row {r} padded on the {side} and alone")
+            if case.spec.head is not None and case.spec.head.pools():
+                case.same(answer[r], answers[r], f"the answer for row {r} padded on the {side} and alone")
+        case.true(bool(out.isfinite().all()), f"padding on the {side} makes numbers that are not finite")
+    _packed(case, alone)
+
+
+def _lay(tokens: Tensor, left: bool) -> Tensor:
+    laid = torch.ones_like(tokens)  # padding is a token like any other; it must not matter which
+    for r, length in enumerate(LENGTHS):
+        laid[r, N - length if left else 0 : N if left else length] = tokens[r, :length]
+    return laid
+
+
+def _packed(case: Case, alone: list[Tensor]) -> None:
+    """All documents in one row, and as one flat batch."""
+    tokens, source = case.inputs, case.source
+    row = torch.cat(rows_of(tokens, LENGTHS))
+    total = sum(LENGTHS)
+    sources = None if source is None else torch.cat(rows_of(source, LENGTHS))
+    packed_at = TokenLayout.packed([LENGTHS], total)
+    how = {
+        "layout": packed_at,
+        "source_layout": TokenLayout.packed([LENGTHS], total),
+        "source": None if sources is None else sources[None],
+    }
+    out = case.stream(row[None], case.ctx(**how))[0]
+    for r, document in enumerate(out.split(LENGTHS)):
+        case.same(document, alone[r], f"document {r} packed and alone")
+    how = {"layout": TokenLayout.flat(LENGTHS), "source_layout": TokenLayout.flat(LENGTHS), "source": sources}
+    out = case.stream(row, case.ctx(**how))
+    for r, document in enumerate(out.split(LENGTHS)):
+        case.same(document, alone[r], f"row {r} in a flat batch and alone")
+
+
+@law(7, "rollback", "rolling back and replaying equals never having seen the tokens; of a fork both twins go on rightly")
+@torch.no_grad()
+def rollback(case: Case) -> None:
+    """See wrong tokens, forget them, go on; fork, go two ways."""
+    decodes(case)
+    want, tokens = whole(case), case.inputs
+    wrong = case.inputs.flip(1)
+    for layout in LAYOUTS:
+        for seen, extra in ((10, 2), (10, 9), (4, 13)):  # within the slack of a ring, beyond it, across its edge
+            decoder = Decoder(case, layout)
+            decoder.admit([0, 1, 2])
+            decoder.feed([0], [tokens[0, :seen]])
+            decoder.pool.mark(0)
+            decoder.feed([0], [wrong[0, :extra]])
+            reached = decoder.pool.rollback(0, seen)
+            case.true(0 <= reached <= seen, f"{layout}: went back to {reached}, past {seen}")
+            (got,) = decoder.feed([0], [tokens[0, reached:]])
+            case.same(got, want[0, reached:], f"{layout}: after going back from {seen + extra} to {seen} (reached {reached})")
+        decoder = Decoder(case, layout)
+        decoder.admit([0, 1, 2])
+        decoder.feed([0], [tokens[0, :10]])
+        decoder.pool.fork(0, 3)
+        (other,) = decoder.feed([3], [wrong[0, :7]])
+        (got,) = decoder.feed([0], [tokens[0, 10:]])
+        case.same(got, want[0, 10:], f"{layout}: the first twin after a fork")
+        fresh = Decoder(case, layout)
+        fresh.admit([0, 1, 2])
+        (once,) = fresh.feed([0], [torch.cat([tokens[0, :10], wrong[0, :11]])])
+        case.same(other, once[10:17], f"{layout}: the second twin after a fork")
+        (later,) = decoder.feed([3], [wrong[0, 7:11]])  # once the first has gone on too
+        case.same(later, once[17:], f"{layout}: the second twin after the first went on")
+        if not torch.equal(wrong[0, :7], tokens[0, 10:17]) and torch.equal(other[:1], got[:1]):
+            raise Broken(f"{layout}: both twins say the same of different tokens")

@@ -1,0 +1,173 @@
+"""Gated DeltaNet: a matrix memory a head that fades, and that a token corrects where its key recalls something else.
+
+    q, k, v = conv(x W_q), conv(x W_k), conv(x W_v)      conv short and causal, then silu; q and k then made of length 1
+    β = σ(x W_b)          a = e^{−A softplus(x W_a + b)}          S_t = a_t (1 − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ
+    y_t = S_tᵀ q_t / √key                                out = (norm(y) ∘ silu(x W_z)) W_o
+
+A is one positive number a head, kept as its logarithm. Heads share q and k in groups, as queries share keys in attention. The
+norm is over each head alone.
+
+Shapes: x (rows, n, embed)   q, k (rows, n, key_heads, key)   v, z, y (rows, n, heads, value)   β, a (rows, n, heads)
+        S (rows, heads, key, value).
+Yang et al. 2025; three of four layers of Qwen3-Next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.group import Norm
+from dovetail.core.module import Linear, Module, at_least_fp32
+from dovetail.core.part import Problem, child, register
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.rows import SequenceRows
+from dovetail.core.scope import Scope
+from dovetail.core.weight import State, Weight
+from dovetail.ops.scan.conv import causal_conv
+from dovetail.ops.scan.delta import delta_flops, delta_scan
+
+MOST_FADING = 16.0  # the first A, from 1 to this
+TINY = 1e-6  # added to a squared length, so that a zero vector has one
+
+
+@register("gated_deltanet")
+class GatedDeltaNet(Recurrent):
+    """A memory that fades and is corrected, token by token (Gated DeltaNet)."""
+
+    TAPS = ("q", "k", "v", "beta", "fade", "y", "out")
+
+    heads: int = 8
+    key_heads: int | None = None  # None: as many as heads
+    key_size: int | None = None  # None: width / heads
+    value_size: int | None = None  # None: width / heads
+    taps_wide: int = 4  # tokens the convolution sees
+    norm: Norm = child("rmsnorm")
+
+    def module(self) -> type[Module]:
+        return GatedDeltaNetModule
+
+    def groups(self) -> int:
+        """Heads of queries and keys."""
+        return self.key_heads or self.heads
+
+    def axes(self, scope: Scope) -> Scope:
+        each = scope.size("embed") // max(self.heads, 1)
+        sizes = {
+            "heads": self.heads,
+            "key_heads": self.groups(),
+            "key": self.key_size or each,
+            "value": self.value_size or each,
+        }
+        return scope.add(**sizes, taps=self.taps_wide, tail=self.taps_wide - 1)
+
+    def child_scope(self, scope: Scope, child: str) -> Scope:
+        return scope.bind(dim="value")
+
+    def weights(self, scope: Scope) -> list[Weight]:
+        stream, keys, values = ("embed",), ("key_heads", "key"), ("heads", "value")
+        made = {"q": keys, "k": keys, "v": values, "z": values, "b": ("heads",), "a": ("heads",)}
+        declared = [Weight(name=f"{name}.weight", out=out, inp=stream) for name, out in made.items()]
+        declared += [Weight(name=f"conv_{name}", out=made[name], inp=("taps",), role="conv") for name in "qkv"]
+        declared += [Weight(name="fade_bias", out=("heads",), init="ones", role="bias")]
+        declared += [Weight(name="a_log", out=("heads",), init="const", role="gate")]
+        return [*declared, Weight(name="o.weight", out=stream, inp=values)]
+
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        return torch.linspace(1.0, MOST_FADING, scope.size("heads"), dtype=torch.float64).log()
+
+    def state(self, scope: Scope) -> list[State]:
+        if not scope.decodes:
+            return []
+        made = {"q": ("key_heads", "key"), "k": ("key_heads", "key"), "v": ("heads", "value")}
+        tails = [State(name=f"tail_{name}", axes=(*axes, "tail"), per="sequence") for name, axes in made.items()]
+        return [*tails, State(name="memory", axes=("heads", "key", "value"), per="sequence", at_least_fp32=True)]
+
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        flops = delta_flops(n, scope.size("heads"), scope.size("key"), scope.size("value"))
+        return flops, flops
+
+    def check(self, scope: Scope) -> list[Problem]:
+        sizes = (
+            ("heads", self.heads),
+            ("key_heads", self.key_heads),
+            ("key_size", self.key_size),
+            ("value_size", self.value_size),
+        )
+        for name, value in sizes:
+            if value is not None and value < 1:
+                return [Problem(name, f"{value} is not above 0")]
+        if self.taps_wide < 2:
+            return [Problem("taps_wide", f"{self.taps_wide} sees no token but its own", "use 2 or more")]
+        if self.heads % self.groups():
+            what = f"{self.groups()} does not divide {self.heads} heads"
+            return [Problem("key_heads", what, "make heads a multiple of key_heads")]
+        if None in (self.key_size, self.value_size) and scope.size("embed") % self.heads:
+            what = f"{self.heads} does not divide the width, {scope.size('embed')}"
+            return [Problem("heads", what, "or set `key_size` and `value_size`")]
+        return []
+
+    def tp_region(self) -> bool:
+        return True
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {
+            "heads": [4, 14],
+            "key_heads": [2, None, 1],
+            "key_size": [5, None],
+            "value_size": [6, None],
+            "taps_wide": [4, 3],
+        }
+
+
+class GatedDeltaNetModule(RecurrentModule):
+    """x (rows, n, embed) -> like x."""
+
+    part: GatedDeltaNet
+    q: Linear
+    k: Linear
+    v: Linear
+    z: Linear
+    b: Linear
+    a: Linear
+    o: Linear
+    norm: Module
+    fade_bias: Tensor
+    a_log: Tensor
+
+    def setup(self) -> None:
+        self.key, self.value = self.scope.size("key"), self.scope.size("value")
+        self.scale = self.key**-0.5
+
+    def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+        kept, (tail_q, tail_k, tail_v, memory) = at_least_fp32(x.dtype), carry or (None,) * 4
+        q, tail_q = self.convolved("q", x, self.key, seq, ctx, tail_q)
+        k, tail_k = self.convolved("k", x, self.key, seq, ctx, tail_k)
+        v, tail_v = self.convolved("v", x, self.value, seq, ctx, tail_v)
+        q, k = _of_length_one(q.to(kept)) * self.scale, _of_length_one(k.to(kept))
+        share = v.shape[2] // k.shape[2]  # heads that share one q and k
+        if share > 1:
+            q, k = q.repeat_interleave(share, 2), k.repeat_interleave(share, 2)
+        beta = ctx.tap(self, "beta", self.b(x).to(kept).sigmoid())
+        # log a, at most 0
+        fade = ctx.tap(self, "fade", -self.a_log.to(kept).exp() * F.softplus(self.a(x).to(kept) + self.fade_bias))
+        y, memory = delta_scan(q, k, v, fade, beta, seq, memory)
+        y = self.norm(ctx.tap(self, "y", y.to(x.dtype)), ctx).flatten(-2) * F.silu(self.z(x))
+        return ctx.tap(self, "out", self.o(y)), (tail_q, tail_k, tail_v, memory)
+
+    def convolved(
+        self, name: str, x: Tensor, size: int, seq: SequenceRows, ctx: Ctx, tail: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """x projected, after its convolution (rows, n, count, size), and its tail (rows, count, size, taps − 1)."""
+        x, weight = getattr(self, name)(x), getattr(self, f"conv_{name}")
+        y, tail = causal_conv(x, weight, None, seq, None if tail is None else tail.flatten(1, 2))
+        return ctx.tap(self, name, F.silu(y).unflatten(-1, (-1, size))), tail.unflatten(1, (-1, size))
+
+
+def _of_length_one(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + TINY)

@@ -1,0 +1,121 @@
+"""Gated linear attention: a matrix memory a head, in which every key channel fades by as much as the token says.
+
+    q, k, v = x W_q, x W_k, x W_v          a = σ(x W_d W_u + b)^{1/τ}          S_t = diag(a_t) S_{t−1} + k_t v_tᵀ
+    y_t = S_tᵀ q_t / √key                  out = (norm(y) ∘ silu(x W_g)) W_o
+
+W_d W_u is of low rank. The root of degree τ keeps a close to 1, so that a memory lasts. The norm is over each head alone.
+
+Shapes: x (rows, n, embed)   q, k, a (rows, n, heads, key)   v, y (rows, n, heads, value)   S (rows, heads, key, value).
+Yang et al. 2024.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.group import Norm
+from dovetail.core.module import Linear, Module, at_least_fp32
+from dovetail.core.part import Problem, child, register
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.rows import SequenceRows
+from dovetail.core.scope import Scope
+from dovetail.core.weight import State, Weight
+from dovetail.ops.scan.gated import gated_flops, gated_scan
+
+
+@register("gla")
+class GLA(Recurrent):
+    """Linear attention whose memory fades channel by channel."""
+
+    TAPS = ("q", "k", "v", "fade", "y", "out")
+
+    heads: int = 4
+    key_size: int | None = None  # None: width / heads / 2
+    value_size: int | None = None  # None: width / heads
+    rank: int = 16  # of the gate that says what fades
+    slowness: float = 16.0  # τ: the larger, the longer a memory lasts
+    norm: Norm = child("rmsnorm")
+
+    def module(self) -> type[Module]:
+        return GLAModule
+
+    def axes(self, scope: Scope) -> Scope:
+        each = scope.size("embed") // max(self.heads, 1)
+        return scope.add(heads=self.heads, key=self.key_size or each // 2, value=self.value_size or each, rank=self.rank)
+
+    def child_scope(self, scope: Scope, child: str) -> Scope:
+        return scope.bind(dim="value")
+
+    def weights(self, scope: Scope) -> list[Weight]:
+        stream, keys, values = ("embed",), ("heads", "key"), ("heads", "value")
+        made = {"q": keys, "k": keys, "v": values, "gate": values}
+        declared = [Weight(name=f"{name}.weight", out=out, inp=stream) for name, out in made.items()]
+        declared += [Weight(name="fade_down.weight", out=("rank",), inp=stream, tp="replicate")]  # all heads fade by all of it
+        declared += [Weight(name="fade_up.weight", out=keys, inp=("rank",))]
+        declared += [Weight(name="fade_up.bias", out=keys, init="zeros", role="bias")]
+        return [*declared, Weight(name="o.weight", out=stream, inp=values)]
+
+    def state(self, scope: Scope) -> list[State]:
+        memory = State(name="memory", axes=("heads", "key", "value"), per="sequence", at_least_fp32=True)
+        return [memory] if scope.decodes else []
+
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        flops = gated_flops(n, scope.size("heads"), scope.size("key"), scope.size("value"))
+        return flops, flops
+
+    def check(self, scope: Scope) -> list[Problem]:
+        for name, value in (
+            ("heads", self.heads),
+            ("key_size", self.key_size),
+            ("value_size", self.value_size),
+            ("rank", self.rank),
+        ):
+            if value is not None and value < 1:
+                return [Problem(name, f"{value} is not above 0")]
+        found: list[Problem] = []
+        if self.slowness <= 0:
+            found.append(Problem("slowness", f"{self.slowness} is not above 0", "use 1 for a gate as it is"))
+        width = scope.size("embed")
+        for name, value, parts in (("key_size", self.key_size, 2 * self.heads), ("value_size", self.value_size, self.heads)):
+            if value is None and width % parts:
+                found.append(Problem("heads", f"the width, {width}, cannot be cut in {parts} for `{name}`", f"set `{name}`"))
+        return found
+
+    def tp_region(self) -> bool:
+        return True
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"heads": [2, 4], "key_size": [5, None], "value_size": [6, None], "rank": [3, 8], "slowness": [16.0, 1.5]}
+
+
+class GLAModule(RecurrentModule):
+    """x (rows, n, embed) -> like x."""
+
+    part: GLA
+    q: Linear
+    k: Linear
+    v: Linear
+    gate: Linear
+    fade_down: Linear
+    fade_up: Linear
+    o: Linear
+    norm: Module
+
+    def setup(self) -> None:
+        self.key, self.value = self.scope.size("key"), self.scope.size("value")
+        self.scale = self.key**-0.5
+
+    def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+        q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, self.key)))
+        k = ctx.tap(self, "k", self.k(x).unflatten(-1, (-1, self.key)))
+        v = ctx.tap(self, "v", self.v(x).unflatten(-1, (-1, self.value)))
+        fade = self.fade_up(self.fade_down(x)).to(at_least_fp32(x.dtype)).unflatten(-1, (-1, self.key))
+        fade = ctx.tap(self, "fade", F.logsigmoid(fade) / self.part.slowness)  # log a, at most 0
+        y, memory = gated_scan(q * self.scale, k, v, fade, seq, None if carry is None else carry[0])
+        y = self.norm(ctx.tap(self, "y", y), ctx).flatten(-2) * F.silu(self.gate(x))
+        return ctx.tap(self, "out", self.o(y)), (memory,)

@@ -1,0 +1,107 @@
+"""Linear attention: weights φ(q)·φ(k) in place of softmax, so that what was seen fits in one matrix a head.
+
+    S_t = S_{t−1} + φ(k_t) v_tᵀ          z_t = z_{t−1} + φ(k_t)          y_t = S_tᵀ φ(q_t) / (z_t·φ(q_t))          out = y W_o
+
+The sum z that a query's weights are divided by is carried as one more column of S, for a value that is always 1.
+
+Shapes: x (rows, n, embed)   q, k, v, y (rows, n, heads, head)   φ (rows, n, heads, features)
+        S with z (rows, heads, features, head + 1).
+Katharopoulos et al. 2020; Choromanski et al. 2021.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.group import Feature, FeatureModule
+from dovetail.core.module import Linear, Module, at_least_fp32
+from dovetail.core.part import Problem, child, register
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.rows import SequenceRows
+from dovetail.core.scope import Scope
+from dovetail.core.weight import State, Weight
+from dovetail.ops.scan.decay import decay_flops, decay_scan
+
+
+@register("linear_attention")
+class LinearAttention(Recurrent):
+    """Attention whose weights are products of features, in time that grows as n."""
+
+    TAPS = ("q", "k", "v", "y", "out")
+
+    heads: int = 8
+    head: int | None = None  # None: width / heads
+    feature: Feature = child("elu_features")
+    bias: bool = False
+
+    def module(self) -> type[Module]:
+        return LinearAttentionModule
+
+    def axes(self, scope: Scope) -> Scope:
+        head = self.head or scope.size("embed") // max(self.heads, 1)
+        return scope.add(heads=self.heads, head=head, features=self.feature.count(head), columns=head + 1)
+
+    def weights(self, scope: Scope) -> list[Weight]:
+        stream, inner = ("embed",), ("heads", "head")
+        declared = [Weight(name=f"{name}.weight", out=inner, inp=stream) for name in "qkv"]
+        declared += [Weight(name="o.weight", out=stream, inp=inner)]
+        if self.bias:
+            declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in "qkv"]
+            declared += [Weight(name="o.bias", out=stream, init="zeros", role="bias", tp="once")]
+        return declared
+
+    def state(self, scope: Scope) -> list[State]:
+        memory = State(name="memory", axes=("heads", "features", "columns"), per="sequence", at_least_fp32=True)
+        return [memory] if scope.decodes else []
+
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        flops = decay_flops(n, scope.size("heads"), scope.size("features"), scope.size("columns"))
+        return flops, flops
+
+    def check(self, scope: Scope) -> list[Problem]:
+        for name, value in (("heads", self.heads), ("head", self.head)):
+            if value is not None and value < 1:
+                return [Problem(name, f"{value} is not above 0")]
+        if self.head is None and scope.size("embed") % self.heads:
+            return [Problem("heads", f"{self.heads} does not divide the width, {scope.size('embed')}", "or set `head`")]
+        return []
+
+    def tp_region(self) -> bool:
+        return True
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"heads": [4, 2], "head": [None, 6], "bias": [False, True]}
+
+
+class LinearAttentionModule(RecurrentModule):
+    """x (rows, n, embed) -> like x."""
+
+    part: LinearAttention
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    feature: FeatureModule
+
+    def setup(self) -> None:
+        self.head = self.scope.size("head")
+
+    def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
+        q, k, v = self.project("q", x, ctx), self.project("k", x, ctx), self.project("v", x, ctx)
+        kept = at_least_fp32(x.dtype)  # a sum of many weights, and a quotient of two such
+        q, k = self.feature.query(q.to(kept)), self.feature.key(k.to(kept))
+        v, still = F.pad(v.to(kept), (0, 1), value=1.0), q.new_zeros(q.shape[:3])  # nothing fades
+        y, memory = decay_scan(q, k, v, still, seq, None if carry is None else carry[0])
+        y, weight = y[..., :-1], y[..., -1:]
+        y = (y / torch.where(weight > 0, weight, 1.0)).to(x.dtype)  # padding may have seen nothing
+        return ctx.tap(self, "out", self.o(ctx.tap(self, "y", y).flatten(-2))), (memory,)
+
+    def project(self, name: str, x: Tensor, ctx: Ctx) -> Tensor:
+        """(rows, n, heads, head)."""
+        return ctx.tap(self, name, getattr(self, name)(x).unflatten(-1, (-1, self.head)))

@@ -1,0 +1,59 @@
+"""At: where tokens stand in whole, padded, packed and flat batches; and what is made once a step."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.core.layout import TokenLayout
+
+
+def test_whole_rows_begin_where_they_are_told() -> None:
+    layout = TokenLayout.whole(2, 3, start=4)
+    assert layout.order.tolist() == [[4, 5, 6], [4, 5, 6]]
+    assert (layout.start, layout.n) == (4, 3)
+    assert layout.real.all()
+    assert layout.coords.shape == (2, 3, 1)
+
+
+def test_padding_stands_nowhere_and_each_row_counts_from_its_own_first_token() -> None:
+    right, left = TokenLayout.padded([2, 3], 4), TokenLayout.padded([2, 3], 4, left=True)
+    assert right.real.tolist() == [[True, True, False, False], [True, True, True, False]]
+    assert left.real.tolist() == [[False, False, True, True], [False, True, True, True]]
+    assert right.order[0, :2].tolist() == left.order[0, 2:].tolist() == [0, 1]
+    assert right.start is None
+
+
+def test_packed_documents_begin_at_0_again() -> None:
+    layout = TokenLayout.packed([[2, 3], [4]], 6)
+    assert layout.order[0].tolist() == [0, 1, 0, 1, 2, 0]
+    assert layout.seg.tolist() == [[0, 0, 1, 1, 1, -1], [0, 0, 0, 0, -1, -1]]
+
+
+def test_a_flat_batch_mixes_prefill_and_decoding() -> None:
+    layout = TokenLayout.flat([3, 1], [0, 7])
+    assert layout.order.tolist() == [0, 1, 2, 7]
+    assert layout.row is not None
+    assert layout.row.tolist() == [0, 0, 0, 1]
+
+
+def test_pieces() -> None:
+    layout = TokenLayout.packed([[2, 3], [5]], 6)
+    second = layout.cut(2, 1)
+    assert second.order.tolist() == layout.order[:, 3:].tolist()
+    assert second.seg.tolist() == layout.seg[:, 3:].tolist()
+    flat = TokenLayout.flat([2, 2]).pick(torch.tensor([0, 3]))
+    assert flat.row is not None
+    assert (flat.order.tolist(), flat.row.tolist()) == ([0, 1], [0, 1])
+
+
+def test_once_is_made_once_a_key() -> None:
+    layout, made = TokenLayout.whole(1, 2), []
+    for key in ("a", "a", "b"):
+        layout.once(key, lambda: made.append(1))
+    assert len(made) == 2
+
+
+def test_what_depends_on_the_queries_is_made_for_each_of_them() -> None:
+    keys, one, other = TokenLayout.whole(1, 4), TokenLayout.whole(1, 2, start=2), TokenLayout.whole(1, 1, start=3)
+    asked = [keys.once_for(queries, "mask", lambda n=queries.n: n) for queries in (one, one, other, keys)]
+    assert asked == [2, 2, 1, 4]

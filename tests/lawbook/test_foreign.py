@@ -1,0 +1,118 @@
+"""Laws on models that are not ours: a correct one passes, each planted bug is caught by the law that names it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dovetail.cli import main
+from dovetail.core.errors import FileError
+from dovetail.lawbook.foreign.laws import FOREIGN, Found, laws_on
+from dovetail.lawbook.foreign.opening import opened
+
+FILE = Path(__file__).parent / "foreign_model.py"
+
+
+def tried(factory: str, *laws: str) -> dict[str, Found]:
+    return {found.law: found for found in laws_on(opened(f"py:{FILE}:{factory}"), laws)}
+
+
+def test_a_correct_model_passes_every_law() -> None:
+    found = tried("Tiny")
+    assert {name: one.state for name, one in found.items()} == dict.fromkeys(FOREIGN, "held"), found
+
+
+@pytest.mark.parametrize(
+    ("bug", "law", "where"),
+    [
+        ("leak", "causal", "answers before token 1, when it is changed: first differ at position 0"),
+        ("window", "chunked", "step by step: first differ at row 0, position 7"),
+        ("position", "chunked", "step by step: first differ at row 0, position 1"),
+        ("padding", "padded", "12 padded on the left, and alone"),
+        ("neighbor", "padded", "row 0 among neighbors and alone"),
+        ("compiled", "compiled", "compiled and eager"),
+        ("detached", "gradient", "differences are off"),
+        ("unused", "every_weight", "no gradient: layers.0.gate.bias, layers.0.gate.weight, layers.1.gate.bias and 1 more"),
+    ],
+)
+def test_a_planted_bug_is_caught_by_its_law(bug: str, law: str, where: str) -> None:
+    (found,) = tried(bug, law).values()
+    assert found.state == "failed"
+    assert where in found.detail
+
+
+def test_what_a_model_offers_is_found_by_trying() -> None:
+    case = opened(f"py:{FILE}:Tiny")
+    assert case.vocab == 62
+    assert (case.masks, case.places, case.documents) == (True, True, False)
+    assert case.memory is not None
+    assert (case.memory.argument, case.memory.place, case.mask_reaches) == ("past", 1, "all")
+    assert (case.dtype, case.tolerance) == (torch.float64, 1e-9)
+
+
+def test_a_model_that_ignores_its_mask_is_held_to_it_all_the_same() -> None:
+    assert opened(f"py:{FILE}:padding").masks
+
+
+def test_laws_without_means_are_not_applicable() -> None:
+    found = tried("Stateless", "causal", "chunked", "padded")
+    assert [one.state for one in found.values()] == ["held", "not applicable", "held"]
+    assert "no memory" in found["chunked"].detail
+    assert found["padded"].detail == "it takes no attention_mask; nothing parts packed documents"
+
+
+def test_a_model_of_float32_alone_is_held_to_a_wider_envelope() -> None:
+    case = opened(f"py:{FILE}:single")
+    assert (case.dtype, case.tolerance) == (torch.float32, 1e-4)
+    states = {found.law: found.state for found in laws_on(case, ["causal", "chunked", "gradient"])}
+    assert states == {"causal": "held", "chunked": "held", "gradient": "not applicable"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("py:nowhere.py:make", "no such file"),
+        (f"py:{FILE}:nothing", "no function called nothing"),
+        (f"py:{FILE}", "write hf:DIR or py:file.py:factory"),
+        (f"py:{FILE}:no_module", "gave int, not an nn.Module"),
+        ("hf:nowhere", "no such directory"),
+    ],
+)
+def test_what_cannot_be_opened_says_why(text: str, says: str) -> None:
+    with pytest.raises(FileError, match=says):
+        opened(text)
+
+
+def test_code_of_a_directory_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "auto_map": {"AutoModel": "evil.Model"}}))
+    with pytest.raises(FileError, match="nothing in a model directory is run"):
+        opened(f"hf:{tmp_path}")
+
+
+def test_the_command_tells_the_first_failure_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["laws", f"py:{FILE}:leak", "--only", "causal", "padded", "--json"])
+    assert ended.value.code == 1
+    data = json.loads(capsys.readouterr().out)
+    assert (data["failed"], data["dtype"], data["tolerance"]) == (1, "float64", 1e-9)
+    assert [(row["law"], row["state"]) for row in data["laws"]] == [("causal", "failed"), ("padded", "held")]
+
+
+def test_the_command_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["laws", f"py:{FILE}:Stateless", "--only", "causal", "chunked"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "✓ causal" in out
+    assert "– chunked" in out
+    assert "no memory" in out
+
+
+def test_an_unknown_law_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["laws", f"py:{FILE}:Tiny", "--only", "casual"])
+    assert ended.value.code == 4
+    assert "'casual'" in capsys.readouterr().err

@@ -1,0 +1,83 @@
+"""The suite itself: what it counts, what it calls a failure, and that a few laws really run on real specs."""
+
+import pytest
+
+from dovetail.io.spec import from_yaml, load_spec, to_yaml
+from dovetail.lawbook import suite
+from dovetail.lawbook.case import LAWS, Broken, Case, NotApplicable
+from dovetail.lawbook.suite import Outcome, Report, exceptions, try_law, try_spec
+
+TINY = """
+width: 28
+vocab: 62
+layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]
+"""
+CHEAP = [law.name for law in LAWS.values() if not law.slow]
+
+
+def test_every_law_of_this_release_is_registered():
+    assert {law.number for law in LAWS.values()} | {14} == {1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16}
+
+
+def test_cheap_laws_hold_for_a_small_llama():
+    states = {outcome.law: (outcome.state, outcome.detail) for outcome in try_spec(TINY, CHEAP)}
+    assert all(state == "held" for state, _ in states.values()), states
+
+
+def test_ported_holds_where_the_reference_can_say_it():
+    (outcome,) = try_spec(TINY.replace("width: 28", "width: 30"), ["ported"])
+    assert outcome.state == "held", outcome.detail
+
+
+def test_a_declared_exception_is_tried_and_seen_to_fail():
+    spec = from_yaml(TINY).set("layers.*.mixer.position", {"kind": "rope", "scaling": {"kind": "dynamic", "original": 8}})
+    declared = exceptions(spec)
+    assert set(declared) == {"chunked", "rollback"}
+    assert try_law(Case(spec), "chunked", declared["chunked"]).state == "excepted"
+
+
+def test_an_exception_that_always_holds_is_a_failure():
+    report = Report()
+    for _ in range(suite.ENOUGH):
+        report.take("a spec", Outcome("chunked", "excepted but held", exceptions=[("rope", "says so")]))
+    assert [failure["law"] for failure in report.end(1.0).failures] == ["chunked"]
+    shown = Report()
+    shown.take("a spec", Outcome("chunked", "excepted but held", exceptions=[("rope", "says so")]))
+    shown.take("another", Outcome("chunked", "excepted", exceptions=[("rope", "says so")]))
+    assert not shown.end(1.0).failures
+
+
+def test_a_law_that_compares_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch):
+    import dataclasses
+
+    monkeypatch.setitem(LAWS, "causal", dataclasses.replace(LAWS["causal"], check=lambda case: None))
+    assert try_law(Case(from_yaml(TINY)), "causal", []).state == "failed"
+
+
+def test_not_applicable_is_counted_apart():
+    report = Report()
+    report.take("a spec", Outcome("causal", "not applicable"))
+    report.take("a spec", Outcome("causal", "held"))
+    assert (report.cells, report.not_applicable) == (1, 1)
+
+
+def test_same_refuses_shapes_and_numbers_that_are_none():
+    import torch
+
+    case = Case(from_yaml(TINY))
+    with pytest.raises(Broken, match="shapes"):
+        case.same(torch.zeros(2), torch.zeros(3), "x")
+    with pytest.raises(Broken, match="differ"):
+        case.same(torch.tensor([torch.nan]), torch.tensor([1.0]), "x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny", "bert-tiny", "t5-tiny", "vit-tiny"])
+def test_laws_hold_for_presets(name: str):
+    outcomes = try_spec(to_yaml(load_spec(name)), [law for law in CHEAP if law != "every_field"])
+    assert not [outcome for outcome in outcomes if outcome.state == "failed"]
+
+
+def test_not_applicable_says_why():
+    with pytest.raises(NotApplicable, match="decoder"):
+        LAWS["chunked"].check(Case(from_yaml(TINY).set("layers.*.mixer.mask", "everything")))

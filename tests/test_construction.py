@@ -1,0 +1,97 @@
+"""First weights are drawn from (seed, path): a swapped part leaves every other weight bit-equal."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.construction import build, generator, on_meta
+from dovetail.core.fold import declared
+from dovetail.core.part import KINDS
+from dovetail.io.spec import from_yaml
+from dovetail.model import Model, ModelModule
+
+SPEC = from_yaml("width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]\n")
+ATTENTION = {f"layers.{i}.mixer.{name}.weight" for i in range(3) for name in "kv"}
+
+
+def weights(model: ModelModule) -> dict[str, torch.Tensor]:
+    return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("spec", "others"),
+    [
+        (SPEC.swap("position", KINDS["alibi"]()), set()),
+        (SPEC.swap("position", KINDS["relative"]()), set()),
+        (SPEC.swap("position", KINDS["learned"](length=64)), set()),
+        (SPEC.swap("norm", KINDS["layernorm"]()), set()),
+        (SPEC.swap("wire", KINDS["sandwich"]()), set()),
+        (SPEC.set("layers.*.mixer.sink", True), set()),
+        (SPEC.set("layers.*.mixer.kv_heads", 1), ATTENTION),
+        (SPEC.set("layers.1.ffn.hidden", 36), {f"layers.1.ffn.{name}.weight" for name in ("gate", "up", "down")}),
+        (SPEC.set("vocab", 70), {"embed.table"}),
+    ],
+)
+def test_a_swap_leaves_the_first_values_of_all_else(spec: Model, others: set[str]) -> None:
+    before, after = weights(build(SPEC, seed=3)), weights(build(spec, seed=3))
+    shared = before.keys() & after.keys()
+    assert len(shared) >= 3 * 7 + 2  # all but the norms a wire adds
+    changed = {name for name in shared if not torch.equal(before[name], after[name])}
+    assert changed == others
+
+
+def test_another_seed_is_another_model_and_the_same_seed_the_same() -> None:
+    first, again, other = (weights(build(SPEC, seed=seed)) for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    drawn = {d.path for d in declared(SPEC) if d.weight.learned and d.weight.init == "normal"}
+    assert {name for name in first if not torch.equal(first[name], other[name])} == drawn
+
+
+def test_no_two_weights_share_a_draw() -> None:
+    drawn = [p.flatten()[:20] for name, p in weights(build(SPEC)).items() if "norm" not in name]
+    signs = torch.stack([p.sign() for p in drawn])
+    assert len(torch.unique(signs, dim=0)) == len(drawn)
+
+
+def test_the_draw_does_not_depend_on_the_dtype_or_on_global_state() -> None:
+    torch.manual_seed(5)
+    plain = weights(build(SPEC))
+    torch.manual_seed(6)
+    precise, half = weights(build(SPEC, dtype=torch.float64)), weights(build(SPEC, dtype=torch.bfloat16))
+    for name, p in plain.items():
+        assert torch.equal(precise[name].float(), p)
+        assert torch.equal(half[name], p.bfloat16())
+
+
+def test_a_stream_belongs_to_seed_and_path() -> None:
+    def draw(seed: int, path: str) -> list[float]:
+        return torch.randn(4, generator=generator(seed, path)).tolist()
+
+    assert draw(0, "a") == draw(0, "a")
+    assert len({tuple(draw(seed, path)) for seed, path in ((0, "a"), (0, "b"), (1, "a"), (1, "0:a"), (10, "a"))}) == 5
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    tied, untied = build(SPEC), build(SPEC.set("head.tied", False))
+    tables = [p for p in tied.parameters() if p.shape == (62, 28)]
+    assert len(tables) == 1
+    assert tied.get_parameter("head.table") is tied.get_parameter("embed.table") is tables[0]
+    assert len([p for p in untied.parameters() if p.shape == (62, 28)]) == 2
+
+
+def test_meta_makes_no_bytes_and_the_same_structure() -> None:
+    made: Any = on_meta(SPEC)
+    real = build(SPEC)
+    assert all(p.is_meta for p in made.parameters())
+    assert {name: p.shape for name, p in made.named_parameters()} == {name: p.shape for name, p in real.named_parameters()}
+
+
+def test_no_file_stands_in_the_place_of_a_public_name() -> None:
+    """A file called like a function would hide it as soon as anyone imports the file."""
+    for name in dir(dovetail):
+        assert not isinstance(getattr(dovetail, name), ModuleType), name

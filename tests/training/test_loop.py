@@ -1,0 +1,174 @@
+import dataclasses as dc
+import math
+
+import pytest
+import torch
+
+from dovetail.construction import build
+from dovetail.core.errors import Diverged
+from dovetail.core.fold import declared
+from dovetail.core.layout import TokenLayout
+from dovetail.core.module import tensor_at
+from dovetail.datasets.corpus import Batch, Corpus
+from dovetail.generation import write
+from dovetail.port.load import load
+from dovetail.text.learn import learn
+from dovetail.training.loop import adamw, evaluate, train
+from dovetail.training.objective import next_token
+from dovetail.training.plan import Plan
+
+RHYME = "How much wood would a woodchuck chuck, if a woodchuck could chuck wood?\n"
+
+
+def draws(seed: int = 0):
+    """Batches in which every token is the last one plus three, so that the next can be known."""
+
+    def batch(step: int) -> Batch:
+        first = torch.randint(0, 62, (5, 1), generator=torch.Generator().manual_seed(seed * 1000 + step))
+        rows = (first + 3 * torch.arange(10)) % 62
+        return Batch(rows[:, :-1], rows[:, 1:], TokenLayout.whole(5, 9))
+
+    return batch
+
+
+def bits(model):
+    return {name: weight.detach().clone().view(torch.int32) for name, weight in model.named_parameters()}
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_tiny_model_learns_a_rhyme_and_says_it(tiny):
+    tokenizer = learn(RHYME, 270)
+    spec = tiny.replace("vocab", 270)
+    corpus = Corpus.cut(tokenizer.encode(RHYME * 30), 24)
+    model = build(spec)
+    plan = Plan(steps=120, learning_rate=1e-2, warmup=10, quiet=True)
+    points = train(model, lambda step: corpus.batch(0, step, 8, 24), next_token, plan, list(corpus.validation(8, 24)))
+    assert points[0].loss > 0.9 * math.log(270)  # it knows nothing
+    assert points[-1].validation is not None
+    assert points[-1].validation < 0.3
+    start = "How much wood would"
+    said = tokenizer.decode(list(write(model, tokenizer.encode(start), len(tokenizer.encode(RHYME)))))
+    assert (start + said).startswith(RHYME)
+
+
+def test_two_runs_of_a_seed_are_equal_bit_for_bit(tiny):
+    spec = tiny.replace("layers.*.wire.dropout", 0.2)
+    runs = []
+    for seed in (3, 3, 4):
+        model = build(spec, seed=1)
+        points = train(model, draws(), next_token, Plan(steps=6, seed=seed, quiet=True))
+        runs.append(([point.loss for point in points], bits(model)))
+    assert runs[0][0] == runs[1][0]
+    assert same(runs[0][1], runs[1][1])
+    assert runs[0][0] != runs[2][0]  # another seed drops other values
+    assert not same(runs[0][1], runs[2][1])
+
+
+def test_a_run_ends_by_steps_or_by_minutes(tiny):
+    assert [point.step for point in train(build(tiny), draws(), next_token, Plan(steps=4, minutes=5, quiet=True))] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    points = train(build(tiny), draws(), next_token, Plan(steps=10**9, minutes=0.01, quiet=True))
+    assert 0.6 <= points[-1].seconds < 5.0
+    assert 1 < len(points) < 10**4
+
+
+def test_a_loss_that_is_no_number_changes_no_weight(tiny):
+    model = build(tiny)
+    with torch.no_grad():
+        tensor_at(model, "layers.1.ffn.down.weight")[3, 5] = torch.inf
+    before = bits(model)
+    with pytest.raises(Diverged, match="step 1: the loss is nan"):
+        train(model, draws(), next_token, Plan(steps=3, quiet=True))
+    assert same(before, bits(model))
+
+
+def test_a_gradient_that_is_no_number_changes_no_weight(tiny):
+    def cliff(model, batch, seed, training):
+        loss = next_token(model, batch, seed, training)
+        return loss + (tensor_at(model, "norm.scale").sum() * 0).sqrt()  # 0, with an infinite slope
+
+    model = build(tiny)
+    before = bits(model)
+    with pytest.raises(Diverged, match="gradient nan"):
+        train(model, draws(), cliff, Plan(steps=3, quiet=True))
+    assert same(before, bits(model))
+
+
+def test_a_step_goes_as_far_as_its_rate_says(tiny):
+    """AdamW's first step moves every weight that has a gradient by the rate itself."""
+    model = build(tiny)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    points = train(model, draws(), next_token, Plan(steps=1, learning_rate=1e-2, warmup=5, decay=0.0, quiet=True))
+    moved = max((weight - before[name]).abs().max().item() for name, weight in model.named_parameters())
+    assert points[0].rate == pytest.approx(2e-3)
+    assert moved == pytest.approx(2e-3, rel=1e-3)
+
+
+def test_every_step_draws_anew_and_evaluation_drops_nothing(tiny):
+    model, seeds = build(tiny.replace("dropout", 0.3)), []
+
+    def noted(model, batch, seed, training):
+        seeds.append(seed)
+        return next_token(model, batch, seed, training)
+
+    train(model, draws(), noted, Plan(steps=5, seed=2, quiet=True))
+    assert len(set(seeds)) == 5
+    held = [draws(9)(0)]
+    assert evaluate(model, held, next_token, seed=1) == evaluate(model, held, next_token, seed=2)
+
+
+def test_every_learned_weight_is_in_one_group_and_norms_do_not_decay(tiny):
+    spec = tiny.replace("layers.*.mixer.bias", True)
+    model = build(spec)
+    decays = {
+        id(w): group["weight_decay"] for group in adamw(model, Plan(steps=1, decay=0.3)).param_groups for w in group["params"]
+    }
+    learned = [d for d in declared(spec) if d.weight.learned]
+    assert len(decays) == len(learned) == len(list(model.parameters()))
+    for d in learned:
+        still = d.path.endswith((".bias", "norm.scale"))
+        assert decays[id(tensor_at(model, d.path))] == (0.0 if still else 0.3), d.path
+
+
+def test_the_gradient_is_clipped(tiny):
+    for clip, expected in ((0.01, 0.01), (1e6, None)):
+        model = build(tiny)
+        train(model, draws(), next_token, Plan(steps=1, clip=clip, quiet=True))
+        length = torch.stack([w.grad.norm() for w in model.parameters() if w.grad is not None]).norm().item()
+        assert length == pytest.approx(expected, rel=1e-3) if expected else length > 0.1
+
+
+def test_looks_are_spread_over_a_run_and_each_leaves_a_whole_checkpoint(tiny, tmp_path):
+    held = [draws(seed=9)(step) for step in range(2)]
+    plan = Plan(steps=12, looks=4, out=tmp_path / "model", beside={"note.txt": "kept"}, quiet=True)
+    model = build(tiny)
+    points = train(model, draws(), next_token, plan, held)
+    assert [point.step for point in points if point.validation is not None] == [3, 6, 9, 12]
+    loaded = load(tmp_path / "model")
+    spec = loaded.part
+    assert spec == tiny
+    assert same(bits(model), bits(loaded))
+    assert evaluate(loaded, held, next_token) == points[-1].validation
+    assert (tmp_path / "model" / "note.txt").read_text() == "kept"
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_a_point_is_plain_data(tiny):
+    points = train(build(tiny), draws(), next_token, Plan(steps=2, quiet=True))
+    assert all(type(value) in (int, float, type(None)) for point in points for value in dc.asdict(point).values())
+    assert [point.tokens for point in points] == [45, 90]
+
+
+def test_progress_goes_to_stderr(tiny, capsys):
+    train(build(tiny), draws(), next_token, Plan(steps=4, looks=2), [draws(7)(0)])
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "step      2  loss" in shown.err
+    assert "tokens/s" in shown.err
