@@ -11,33 +11,41 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "TokenLayout": "dovetail.core.layout",
     "Ctx": "dovetail.core.ctx",
     "DovetailError": "dovetail.core.errors",
     "Listener": "dovetail.core.ctx",
     "Model": "dovetail.model",
     "Pool": "dovetail.state.pool",
     "SpecError": "dovetail.core.errors",
+    "TokenLayout": "dovetail.core.layout",
+    "build": "dovetail.construction",
     "check": "dovetail.core.check",
+    "diff": "dovetail.surgery",
     "from_yaml": "dovetail.io.spec",
+    "graft": "dovetail.surgery.graft",
     "load": "dovetail.port.load",
     "load_spec": "dovetail.io.spec",
+    "save": "dovetail.io.model_dir",
     "to_yaml": "dovetail.io.spec",
 }
 
 if TYPE_CHECKING:
+    from dovetail.construction import build as build
     from dovetail.core.check import check as check
     from dovetail.core.ctx import Ctx as Ctx
     from dovetail.core.ctx import Listener as Listener
     from dovetail.core.errors import DovetailError as DovetailError
     from dovetail.core.errors import SpecError as SpecError
     from dovetail.core.layout import TokenLayout as TokenLayout
+    from dovetail.io.model_dir import save as save
     from dovetail.io.spec import from_yaml as from_yaml
     from dovetail.io.spec import load_spec as load_spec
     from dovetail.io.spec import to_yaml as to_yaml
     from dovetail.model import Model as Model
     from dovetail.port.load import load as load
     from dovetail.state.pool import Pool as Pool
+    from dovetail.surgery import diff as diff
+    from dovetail.surgery.graft import graft as graft
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,74 @@
+"""Public names stay functions and classes whatever is imported, and each can be called.
+
+Python sets an attribute of a package to every submodule that is imported. A room called like a public function would hide it as
+soon as anything imports the room, so rooms are nouns and public functions verbs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import dovetail
+
+VERBS = {
+    *("build", "check", "data", "diff", "doctor", "emit", "export", "generate", "graft", "import_", "laws", "load"),
+    *("match", "plan", "quantize", "runs", "save", "serve", "show", "tiny", "trace", "train", "tune", "verify"),
+}
+
+EVERY_SUBMODULE = """
+import importlib, pkgutil
+import dovetail
+for module in pkgutil.walk_packages(dovetail.__path__, "dovetail."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+
+CALLS = """
+import tempfile
+from pathlib import Path
+import torch
+spec = dovetail.load_spec("llama-tiny").set("width", 64).set("vocab", 90).set("layers.*.mixer.head", 8)
+dovetail.check(spec)
+assert dovetail.from_yaml(dovetail.to_yaml(spec)) == spec
+model = dovetail.build(spec)
+assert isinstance(spec, dovetail.Model)
+layout = dovetail.TokenLayout.whole(1, 3)
+listener = dovetail.Listener({})
+logits = model(torch.tensor([[5, 7, 11]]), dovetail.Ctx(layout=layout, listen=listener))
+assert logits.shape == (1, 3, 90)
+assert dovetail.Pool(spec, rows=1, capacity=4).bytes() > 0
+other = spec.set("layers.*.mixer.kv_heads", 1)
+assert dovetail.diff(spec, other).tensors
+assert dovetail.graft(model, other).model.part == other
+with tempfile.TemporaryDirectory() as place:
+    dovetail.save(model, spec, Path(place) / "model")
+    assert dovetail.load(Path(place) / "model").part == spec
+assert issubclass(dovetail.SpecError, dovetail.DovetailError)
+"""
+
+
+def test_every_public_name_can_be_called_after_every_submodule_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", EVERY_SUBMODULE + CALLS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_calls_cover_every_public_name() -> None:
+    missing = [name for name in dir(dovetail) if f"dovetail.{name}" not in CALLS and name != "__version__"]
+    assert missing == []
+
+
+def test_no_room_bears_the_name_of_a_public_function() -> None:
+    rooms = {module.name for module in pkgutil.iter_modules(dovetail.__path__)}
+    assert rooms & (VERBS | set(dir(dovetail))) == set()
+
+
+@pytest.mark.parametrize("name", dir(dovetail))
+def test_a_public_name_is_no_module(name: str) -> None:
+    importlib.import_module("dovetail.lawbook.suite")
+    assert not isinstance(getattr(dovetail, name), ModuleType)
