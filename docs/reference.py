@@ -1,4 +1,4 @@
-"""The pages that repeat what the code knows are written from it: parts, commands, families, presets."""
+"""Reference pages generated from the code at every build: parts, commands, families, presets, seeded bugs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from dovetail.core.fold import parameters
 from dovetail.core.group import GROUPS
 from dovetail.core.part import KINDS
 from dovetail.io.spec import load_spec, zoo
+from dovetail.lawbook.seeded.run import areas
 from dovetail.port.survey import HELD_TO, survey
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -30,7 +31,7 @@ WIDTH = "92"  # columns of a command's help
 def write_reference(place: Path) -> None:
     """Write every page; one that has not changed is left alone, so that a second build is short."""
     place.mkdir(exist_ok=True)
-    pages = {"parts": parts, "commands": commands, "families": families, "presets": presets}
+    pages = {"parts": parts, "commands": commands, "families": families, "presets": presets, "seeded": seeded}
     texts = {f"{name}.md": "\n".join(page()) + "\n" for name, page in pages.items()}
     for name, text in {**texts, "rooms.svg": rooms(place.parent.parent / "pyproject.toml")}.items():
         file = place / name
@@ -89,6 +90,17 @@ def presets() -> Iterator[str]:
         first = (resources.files("dovetail.zoo") / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
         rows.append((f"`{name}`", f"{parameters(load_spec(name)):,}", first.removeprefix("# ")))
     yield from table(("preset", "parameters", "what it is"), rows)
+
+
+def seeded() -> Iterator[str]:
+    """Every seeded bug: the law that must fail, the file that seeds it, the public report."""
+    rows = [(bug, area) for area, bugs in areas().items() for bug in bugs]
+    reported = sum(bool(bug.report) for bug, _ in rows)
+    yield "# Seeded bugs\n"
+    yield f"{len(rows)} bugs, {reported} of them after a public report. `dovetail laws --mutants` seeds them one at a time:"
+    yield "the law must hold without the bug and fail with it. How the laws are tested: [](../laws.md).\n"
+    cells = [(bug.name, f"`{bug.law}`", f"`lawbook/seeded/{area}.py`", bug.report) for bug, area in rows]
+    yield from table(("bug", "law", "file", "report"), cells)
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -1,24 +1,46 @@
-"""Named and mechanical mutants: enough of them, one for each law, and machinery that really changes the code."""
+"""Seeded bugs and mechanical mutants: at least one per law, each listed once, and each really changes the code."""
 
 import ast
+import dataclasses as dc
+from pathlib import Path
+
+import pytest
 
 from dovetail.lawbook import mutate
 from dovetail.lawbook.case import LAWS
-from dovetail.lawbook.seeded.run import named, verdict
+from dovetail.lawbook.seeded import run
+from dovetail.lawbook.seeded.run import MACHINERY, areas, run_seeded, seeded_bugs, verdict
 from dovetail.lawbook.suite import OWN_NUMBER
 
 
-def test_every_law_has_a_mutant():
-    laws = {mutant.law for mutant in named().values()}
+def test_every_law_has_a_seeded_bug():
+    laws = {bug.law for bug in seeded_bugs().values()}
     assert laws == {*LAWS, OWN_NUMBER}
-    assert len(named()) >= 24
 
 
-def test_a_planted_bug_is_gone_afterwards():
-    mutant = named()["a token sees the next one"]
-    with mutant.plant():
-        assert verdict(mutant.law, mutant.spec, mutant.name)
-    assert verdict(mutant.law, mutant.spec) == ""
+def test_every_file_of_seeded_bugs_is_found_and_names_are_distinct():
+    files = {path.stem for path in Path(run.__file__).parent.glob("*.py")} - {*MACHINERY, "__init__"}
+    assert set(areas()) == files
+    assert sum(len(rows) for rows in areas().values()) == len(seeded_bugs()) >= 154
+    assert all(rows for rows in areas().values())
+
+
+def test_a_seeded_bug_is_gone_afterwards():
+    bug = seeded_bugs()["a token sees the next one"]
+    with bug.seed():
+        assert verdict(bug.law, bug.spec, bug.name)
+    assert verdict(bug.law, bug.spec) == ""
+
+
+def test_a_law_that_fails_without_the_bug_does_not_count_as_caught(monkeypatch: pytest.MonkeyPatch):
+    bug = seeded_bugs()["a token sees the next one"]
+    ahead = bug.spec.set("layers.*.mixer.mask", "everything")  # the law is not applicable there
+    monkeypatch.setattr(run, "seeded_bugs", lambda: {bug.name: dc.replace(bug, spec=ahead)})
+    (row,) = run_seeded()["rows"]
+    assert (row["caught"], row["by"]) == (
+        False,
+        "causal: fails without the bug: not applicable: outputs may depend on later tokens",
+    )
 
 
 def test_sites_are_many_and_each_changes_the_source():

@@ -117,7 +117,7 @@ class Command:
         from dovetail.lawbook.seeded import run
 
         with progress("mutants") as told:
-            data = mutate.run_random(self.random, self.seed, told) if self.random else run.run_named(told, self.quick)
+            data = mutate.run_random(self.random, self.seed, told) if self.random else run.run_seeded(told, self.quick)
         self.show(data, lambda: bugs(data))
         return 0 if data["caught"] == data["mutants"] or self.random else 1
 

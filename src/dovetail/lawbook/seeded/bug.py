@@ -1,8 +1,9 @@
-"""A mutant: a named bug, and what it takes to plant it.
+"""A seeded bug: its name, the law that must fail, and the patch that seeds it.
 
-    Mutant("a token sees the next one", "causal", instead(Causal, "visible", one_ahead))
+    Mutant("a token sees the next one", "causal", instead(Causal, "visible", causal_sees_the_next))
 
-Each area of the code has a file of them (`planted_….py`: the bent functions and the table of rows); `mutants.py` runs them all.
+Each area of the code has one file in this package: the wrong functions, and `mutants()`, which lists them. `run.py` collects
+every file of the package and seeds the bugs one at a time.
 """
 
 from __future__ import annotations
@@ -28,30 +29,31 @@ head: {kind: lm, tied: false}
 
 
 def spec(width: int = 28, **mixer: Any) -> Model:
-    """A small Llama with a mixer of its own."""
-    made = from_yaml(BASE).set("width", width)
+    """A small Llama with these fields of its mixers set."""
+    model = from_yaml(BASE).set("width", width)
     for name, value in mixer.items():
-        made = made.set(f"layers.*.mixer.{name}", value)
-    return made
+        model = model.set(f"layers.*.mixer.{name}", value)
+    return model
 
 
 @dc.dataclass(frozen=True)
 class Mutant:
-    """A bug: what it is, which law must see it, where it is planted, how; the public report it replants, if any."""
+    """A bug: its name, the law that must fail, the context manager that seeds it, the spec it is tested on, and the public
+    report of the same bug, if there is one."""
 
     name: str
     law: str
-    plant: Callable[[], AbstractContextManager[Any]]
+    seed: Callable[[], AbstractContextManager[Any]]
     spec: Model = dc.field(default_factory=spec)
     report: str = ""
 
 
 def kernel(name: str, run: Callable[..., Tensor]) -> Callable[[], AbstractContextManager[Any]]:
-    """Another function in place of a backend's."""
-    bent = [backend._replace(run=run) if backend.name == name else backend for backend in attend.BACKENDS]
-    return lambda: patch.object(attend, "BACKENDS", bent)
+    """Replace the function of one attention backend."""
+    backends = [backend._replace(run=run) if backend.name == name else backend for backend in attend.BACKENDS]
+    return lambda: patch.object(attend, "BACKENDS", backends)
 
 
 def instead(owner: Any, name: str, new: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """Another function in place of the one called `name`."""
+    """Replace the attribute `name` of a class or module."""
     return lambda: patch.object(owner, name, new)
