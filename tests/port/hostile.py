@@ -211,7 +211,7 @@ def config_text(text: str | bytes) -> Callable[[Path], None]:
 WHOLE: dict[str, tuple[Callable[[Path], None], str]] = {
     "bin": (pickled("pytorch_model.bin"), "pytorch_model.bin: is a pickle, which can run code"),
     "pt": (pickled("model.pt"), "model.pt: is a pickle"),
-    "ckpt": (pickled("last.ckpt"), "turn it into safetensors apart: python -c"),
+    "ckpt": (pickled("last.ckpt"), "convert it to safetensors: python -c"),
     "pickle in disguise": (pickled_in_disguise, "model.safetensors: is a pickle"),
     "no weights": (lambda place: (place / WEIGHTS_FILE).unlink(), "holds no model.safetensors"),
     "empty": (truncated(0), "model.safetensors: is damaged or no safetensors file (it ends after 0 bytes)"),

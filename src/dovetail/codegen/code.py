@@ -5,20 +5,40 @@
     return z  #? not gate out                               kept where `gate` does not hold and `out` does
 
 A class or function is defined once for all that need the same text; a second text under a name gets a number behind it.
+
+Strings in templates and calls are code, written in this package alone. Everything else enters through two functions: a number
+through `literal`, which refuses inf and nan (undefined names in Python), and a name given by a user through `in_docstring`.
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from dovetail.core.errors import SpecError
 
 WIDTH = 100  # columns of an emitted line
 STEP = 4  # columns of one level
 BODY = 2 * STEP  # columns before a line of a method
 MARK = re.compile(r"\s*#\? (?P<flags>.*)$")
+
+
+def literal(value: Any) -> str:
+    """Return a number, a boolean or None as Python source; raise SpecError for inf and nan, whose repr is an undefined name."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SpecError("", f"{value} cannot be written as a number in Python", "use a finite number")
+    if value is not None and not isinstance(value, (bool, int, float)):
+        raise TypeError(f"{type(value).__name__} is not a number: pass code as a string")
+    return repr(value)
+
+
+def in_docstring(text: str) -> str:
+    """Return text escaped for a docstring in triple double quotes: Python reads back the same text, and no code."""
+    return repr(text)[1:-1].replace('"', '\\"')
 
 
 @dc.dataclass(frozen=True)
@@ -53,7 +73,7 @@ class Call:
 
 
 def _flat(key: str, value: Any) -> str:
-    text = value.flat() if isinstance(value, Call) else value if isinstance(value, str) else repr(value)
+    text = value.flat() if isinstance(value, Call) else value if isinstance(value, str) else literal(value)
     return f"{key}={text}" if key else text
 
 
@@ -93,10 +113,13 @@ def fill(text: str, flags: Mapping[str, object] | None = None, **holes: Any) -> 
             kept.append(line)
         elif _holds(mark["flags"].split(), held):
             kept.append(line[: mark.start()])
-    found = "\n".join(kept)
-    for hole in sorted(holes, key=len, reverse=True):  # the longest first: one may be the beginning of another
-        found = found.replace(f"${hole}", str(holes[hole]))
-    return found
+    source = "\n".join(kept)
+    if not holes:
+        return source
+    # the longest first, as one name may begin another; in one pass, so that a `$` inside a value stays a `$`
+    names = "|".join(re.escape(hole) for hole in sorted(holes, key=len, reverse=True))
+    values = {hole: value if isinstance(value, str) else literal(value) for hole, value in holes.items()}
+    return re.sub(rf"\$({names})", lambda match: values[match[1]], source)
 
 
 def _holds(words: list[str], flags: set[str]) -> bool:

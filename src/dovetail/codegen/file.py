@@ -10,10 +10,12 @@ not yet cheaper; from two tokens on for recurrences in chunks. Elsewhere they ag
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 from dovetail.codegen import writer as _registered  # noqa: F401  every writer must be known before a spec is written
-from dovetail.codegen.code import WIDTH, File, fill
+from dovetail.codegen.code import WIDTH, File, fill, in_docstring
+from dovetail.codegen.observe import observed, unread
 from dovetail.codegen.registry import WRITERS, Here, Whole, known
 from dovetail.core.check import check
 from dovetail.core.errors import SpecError
@@ -103,8 +105,11 @@ def emit(spec: Model, name: str = "model") -> str:
     for path, part in walk_spec(spec):
         if part.kind not in WRITERS and not isinstance(part, Init):
             raise SpecError(path, f"{part.kind} has no writer yet", known(part))
-    file = File()
-    whole: Whole = Here(spec, spec.axes(Scope()), file).written()
+    file, read = File(), observed(spec)
+    whole: Whole = Here(read, read.axes(Scope()), file).written()
+    for path, kind in unread(read):
+        problem = f"the writer of {kind} does not read this field, so the file would compute something else"
+        raise SpecError(path, problem, "extend the writer of this kind in dovetail.codegen.writer")
     decodes = spec.order() == "causal" and spec.head is not None and not spec.head.pools()
     body = "\n\n\n".join([*file.definitions.values(), *_ending(spec, whole, decodes)])
     return _header(file, body, name) + body + "\n"
@@ -135,6 +140,6 @@ def _header(file: File, body: str, name: str) -> str:
     imports += ["", "import torch", "import torch.nn.functional as F", "from torch import Tensor, nn"]
     letters = "; ".join(f"{letter} {meaning}" for letter, meaning in file.letters.items())
     told = [textwrap.fill(text, WIDTH) for text in (f"Shapes: {letters}.", *file.notes)]
-    script = f"{name.replace('-', '_')}.py"
-    holes = {"title": name, "letters": told[0], "script": script, "imports": "\n".join(imports)}
+    script = f"{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_') or 'model'}.py"  # a line to paste: plain letters alone
+    holes = {"title": in_docstring(name), "letters": told[0], "script": script, "imports": "\n".join(imports)}
     return fill(HEADER, {"notes": file.notes}, **holes, notes="\n".join(told[1:])) + "\n\n\n"

@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from dovetail.codegen.code import Call, File
+from dovetail.codegen.observe import ignore
 from dovetail.core.errors import SpecError
 from dovetail.core.part import KINDS, Part, join
 from dovetail.core.scope import Scope
@@ -61,6 +62,7 @@ class Here:
         """What the writer of this kind gives."""
         if self.part.kind not in WRITERS:
             self.refuse("", f"{self.part.kind} has no writer yet")
+        ignore(self.part, IGNORED[self.part.kind])
         return WRITERS[self.part.kind](self)
 
     def refuse(self, field: str, problem: str) -> NoReturn:
@@ -70,14 +72,16 @@ class Here:
 
 Writer = Callable[[Here], Any]
 WRITERS: dict[str, Writer] = {}
+IGNORED: dict[str, tuple[str, ...]] = {}
 
 
-def writes(*kinds: str) -> Callable[[Writer], Writer]:
-    """Let the function write parts of these kinds."""
+def writes(*kinds: str, ignores: tuple[str, ...] = ()) -> Callable[[Writer], Writer]:
+    """Register the writer of these kinds. It must read every field of its part, but for those in `ignores`: fields that change
+    nothing an emitted file computes (how weights are initialized, when cached keys are rotated)."""
 
     def decorate(function: Writer) -> Writer:
         for kind in kinds:
-            WRITERS[kind] = function
+            WRITERS[kind], IGNORED[kind] = function, ignores
         return function
 
     return decorate

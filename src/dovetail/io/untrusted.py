@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,14 +100,19 @@ def open_regular(path: Path, shown: Path) -> int:
 
 
 def pickle_refusal(path: Path) -> str:
-    """What is said of a file that could run code when opened, and how to make it one that cannot."""
-    convert = (
-        f"import torch, safetensors.torch as s; t = torch.load('{path.name}', weights_only=True); "
-        "s.save_file({k: v.clone() for k, v in t.items()}, 'model.safetensors')"
+    """Return the message that refuses a pickle, with a command that converts it.
+
+    The command is a line to paste, so the file's name is an argument quoted for the shell, never part of the code; a name with
+    control characters, which a terminal may act on, is left out.
+    """
+    code = (
+        "import sys, torch, safetensors.torch as s; t = torch.load(sys.argv[1], weights_only=True); "
+        's.save_file({k: v.clone() for k, v in t.items()}, "model.safetensors")'
     )
+    name = shlex.quote(path.name) if path.name.isprintable() else "FILE"
     return (
         f"{path}: is a pickle, which can run code when it is opened, and is not read here; "
-        f'where you trust it, turn it into safetensors apart: python -c "{convert}"'
+        f"where you trust it, convert it to safetensors: python -c '{code}' {name}"
     )
 
 

@@ -86,7 +86,7 @@ def block(here: Here) -> Branched:
     return Branched({name: made for given in asked.values() for name, made in given.items()}, define)
 
 
-@writes("model")
+@writes("model", ignores=("init",))
 def model(here: Here) -> Whole:
     """Embedding, layers, norm, head; perhaps an encoder before them."""
     part, file = here.part, here.file

@@ -33,7 +33,7 @@ $stretch  #? stretch
 '''
 
 
-@writes("rope")
+@writes("rope", ignores=("when",))
 def rope(here: Here) -> Placed:
     """Queries and keys turn."""
     part = here.part
