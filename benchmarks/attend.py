@@ -2,7 +2,7 @@
 
 Workspace is the most bytes alive at once, forward and backward, beyond q, k, v, z, lse and the gradients; it must not grow
 with n, and with a window the time must grow as n. For every kind of mask the time is held against a·tiles + b·rows of tiles,
-with a and b taken from `causal` and from `everything` over fewer and fewer keys. Last, the kernel that
+with a and b taken from `causal` and from `full` over fewer and fewer keys. Last, the kernel that
 `attend` chooses must be the cheaper one. Every output is compared with the reference kernel first. What is timed is a step of
 8 layers: the plan and the masks are made anew in each step, once for all of its layers, as in a model. A time is the least of
 all rounds, since whatever else the machine does can only add to it; the spread is what half of the rounds say otherwise.
@@ -37,15 +37,15 @@ MASKS: dict[str, Any] = {
     "causal": "causal",
     "window with keep": {"kind": "window", "size": 256, "keep": 4},
     "prefix": {"kind": "prefix", "length": 300},
-    "globals": {"kind": "globals", "tokens": 100},
-    "blocks": {"kind": "blocks", "size": 96, "back": 1},
+    "global_tokens": {"kind": "global_tokens", "tokens": 100},
+    "block_local": {"kind": "block_local", "size": 96, "back": 1},
     "strided": {"kind": "strided", "step": 32},
     "dilated": {"kind": "dilated", "size": 64, "step": 2},
-    "random": {"kind": "random", "size": 64, "count": 2},
+    "random_blocks": {"kind": "random_blocks", "size": 64, "count": 2},
     "by_head": {"kind": "by_head", "masks": ["causal", {"kind": "window", "size": 256}]},
     "all_of": WINDOW,
-    "any_of": {"any": [{"kind": "window", "size": 128}, {"kind": "globals", "tokens": 8}, {"kind": "random"}]},
-    "everything": "everything",
+    "any_of": {"any": [{"kind": "window", "size": 128}, {"kind": "global_tokens", "tokens": 8}, {"kind": "random_blocks"}]},
+    "full": "full",
 }
 
 
@@ -154,7 +154,7 @@ def window_row(sizes: Sequence[int], shape: Shape, rounds: int) -> Row:
 
 def mask_rows(n: int, shape: Shape, rounds: int) -> list[Row]:
     """Time of each mask ÷ what its tiles should take."""
-    known = [Case.of("causal", shape, n), *(Case.of("everything", shape, n, n // cut) for cut in (1, 4, 16, 32))]
+    known = [Case.of("causal", shape, n), *(Case.of("full", shape, n, n // cut) for cut in (1, 4, 16, 32))]
     tiles = np.array([[case.tiles(), 1.0] for case in known])
     asked = {name: Case.of(mask, shape, n) for name, mask in MASKS.items()}
     touched = {name: case.tiles() for name, case in asked.items()}

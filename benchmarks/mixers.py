@@ -35,7 +35,7 @@ MIXERS: dict[str, tuple[str, Goal | None]] = {
     "linear": (f"{{kind: linear_attention, heads: {HEADS}}}", LINEAR),
     "gated linear": (f"{{kind: gla, heads: {HEADS}}}", LINEAR),
     "gated delta": (f"{{kind: gated_deltanet, heads: {HEADS}}}", LINEAR),
-    "rwkv": (f"{{kind: rwkv, heads: {HEADS}}}", LINEAR),
+    "rwkv": (f"{{kind: rwkv6, heads: {HEADS}}}", LINEAR),
     "mamba": ("{kind: mamba, inner: 128}", LINEAR),
     "mamba2": (f"{{kind: mamba2, inner: 128, head: {HEAD}, state_size: 32}}", LINEAR),
     "s4": ("{kind: s4}", LINEAR),

@@ -183,7 +183,7 @@ def wires(size: Size, tick: Tick) -> dict[str, Any]:
     """Losses along a run of many layers, pre and post, with warm-up and without, for every seed; null where it diverged."""
     text = corpus(size.characters, SHORT)
     curves: dict[str, list[list[float | None]]] = {}
-    for wire in ("pre", "post"):
+    for wire in ("pre_norm", "post_norm"):
         layer = f"{{repeat: {size.depth}, norm: layernorm, wire: {wire}, mixer: {{heads: 4}}, ffn: {{kind: mlp, hidden: 128}}}}"
         spec = from_yaml(f"{{width: 32, vocab: {VOCAB}, norm: layernorm, init: fan_in, layers: [{layer}], {UNTIED}}}")
         for warmup in (0, size.wire_steps // 3):

@@ -22,14 +22,14 @@ MASKS: dict[str, Any] = {
     "causal": "causal",
     "window": ["causal", {"kind": "window", "size": 100}],
     "keep": ["causal", {"kind": "window", "size": 100, "keep": 4}],
-    "blocks": ["causal", {"kind": "blocks", "size": 48, "back": 1}],
+    "block_local": ["causal", {"kind": "block_local", "size": 48, "back": 1}],
     "dilated": ["causal", {"kind": "dilated", "size": 20, "step": 3}],
     "strided": ["causal", {"kind": "strided", "step": 37}],
     "by head": {
         "kind": "by_head",
         "masks": [["causal", {"kind": "window", "size": 64}], ["causal", {"kind": "strided", "step": 16}]],
     },
-    "everything": "everything",
+    "full": "full",
 }
 
 
@@ -50,12 +50,12 @@ def test_pairs_are_counted_one_by_one_where_that_is_little(name: str) -> None:
     [  # what a token far from both ends sees
         ("window", lambda n: 100),
         ("keep", lambda n: 104),
-        ("blocks", lambda n: 48 + 24.5),
+        ("block_local", lambda n: 48 + 24.5),
         ("dilated", lambda n: 20),
         ("strided", lambda n: n / 2 / 37),
         ("by head", lambda n: (64 + n / 2 / 16) / 2),
         ("causal", lambda n: (n + 1) / 2),
-        ("everything", lambda n: n),
+        ("full", lambda n: n),
     ],
 )
 def test_pairs_of_long_texts_are_near_the_closed_form(name: str, per_token: Any) -> None:
@@ -92,7 +92,8 @@ def test_the_most_tokens_a_model_takes() -> None:
     assert longest_length(load_spec("llama-tiny")) is None
     assert longest_length(load_spec("gpt2-tiny")) == 512
     image = (
-        "width: 28\nembed: {kind: patches, image: 18, patch: 6}\nlayers: [{mixer: {heads: 7, mask: everything}}]\nhead: pooled"
+        "width: 28\nembed: {kind: patches, image: 18, patch: 6}\nlayers: [{mixer: {heads: 7, mask: full}}]\n"
+        "head: pooled_embedding"
     )
     assert longest_length(from_yaml(image)) == 10, "nine squares and the class token, asked of the embedding itself"
 

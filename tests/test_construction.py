@@ -27,10 +27,10 @@ def weights(model: ModelModule) -> dict[str, torch.Tensor]:
     ("spec", "others"),
     [
         (SPEC.swap("position", KINDS["alibi"]()), set()),
-        (SPEC.swap("position", KINDS["relative"]()), set()),
+        (SPEC.swap("position", KINDS["t5_bias"]()), set()),
         (SPEC.swap("position", KINDS["learned"](length=64)), set()),
         (SPEC.swap("norm", KINDS["layernorm"]()), set()),
-        (SPEC.swap("wire", KINDS["sandwich"]()), set()),
+        (SPEC.swap("wire", KINDS["sandwich_norm"]()), set()),
         (SPEC.set("layers.*.mixer.sink", True), set()),
         (SPEC.set("layers.*.mixer.kv_heads", 1), ATTENTION),
         (SPEC.set("layers.1.ffn.hidden", 36), {f"layers.1.ffn.{name}.weight" for name in ("gate", "up", "down")}),

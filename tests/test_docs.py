@@ -45,8 +45,8 @@ def test_every_law_is_listed_with_what_it_says() -> None:
 
 
 AHEAD, VARIES, SHIFTS = (
-    [{"mask": {"any": ["causal", {"kind": kind}]}} for kind in ("prefix", "globals")],
-    [{"position": {"scaling": kind}} for kind in ("dynamic", "longrope")],
+    [{"mask": {"any": ["causal", {"kind": kind}]}} for kind in ("prefix", "global_tokens")],
+    [{"position": {"scaling": kind}} for kind in ("dynamic_ntk", "longrope")],
     [{"position": "none", "bias": True}],
 )
 
@@ -70,7 +70,16 @@ def test_every_exception_is_listed(row: int, mixers: list[dict[str, object]]) ->
 
 def test_there_are_no_other_exceptions() -> None:
     declaring = {cls.kind for cls in KINDS.values() if cls.excepts is not Part.excepts}
-    table = {"attention", "cross_attention", "mla", "additive", "multiplicative", "rope", "softmax_router", "sigmoid_router"}
+    table = {
+        "attention",
+        "cross_attention",
+        "mla",
+        "additive_attention",
+        "multiplicative_attention",
+        "rope",
+        "softmax_router",
+        "sigmoid_router",
+    }
     assert declaring <= table  # a new one belongs there
 
 

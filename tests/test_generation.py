@@ -100,7 +100,7 @@ def test_wishes_that_make_no_sense_are_refused(how):
 
 
 def test_who_cannot_write_says_so(model):
-    both = from_yaml(TINY).set("layers.*.mixer.mask", "everything")
+    both = from_yaml(TINY).set("layers.*.mixer.mask", "full")
     for spec, path in ((both, "layers"), (from_yaml(TINY).set("head", None), "head")):
         with pytest.raises(SpecError) as refused:
             next(write(build(spec), PROMPT, 3))

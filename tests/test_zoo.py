@@ -262,7 +262,7 @@ def test_counts_are_those_of_hugging_face(name: str) -> None:
 
 def test_every_preset_is_compared_with_something() -> None:
     ours_alone = {"mamba2-hybrid-tiny", "nsa-tiny", "gated-deltanet-hybrid-tiny"}
-    ours_alone |= {"linear-attention-tiny", "performer-tiny", "gla-tiny", "rwkv-tiny"}  # counted in test_zoo_linear.py
+    ours_alone |= {"linear-attention-tiny", "performer-tiny", "gla-tiny", "rwkv6-tiny"}  # counted in test_zoo_linear.py
     assert set(zoo()) - set(KNOWN) - ours_alone == {"transformer-2017-base", "transformer-2017-big", "transformer-2017-tiny"}
 
 
@@ -290,7 +290,7 @@ def test_every_preset_is_compared_with_something() -> None:
         ("gemma-2-2b", "head.softcap", 30.0),
         ("gemma-2-2b", "layers.0.norm.plus_one", True),
         ("gemma-2-2b", "layers.0.ffn.act.kind", "gelu_tanh"),
-        ("gemma-2-2b", "layers.0.wire.kind", "sandwich"),
+        ("gemma-2-2b", "layers.0.wire.kind", "sandwich_norm"),
         ("gemma-2-2b", "embed.scale_by_width", True),
         ("qwen3-8b", "layers.0.mixer.qk_norm.eps", 1e-6),
         ("qwen3-8b", "layers.0.mixer.position.base", 1_000_000.0),
@@ -322,7 +322,7 @@ def test_the_modern_recipe_is_the_defaults() -> None:
     spec = Model(layers=(Block(),) * 6)
     (block, *_), data = spec.layers, to_yaml(spec)
     assert data == "dovetail: 1\nlayers:\n- {repeat: 6}\n"
-    assert (block.wire.kind, block.norm.kind, block.mixer.kind, block.ffn.kind) == ("pre", "rmsnorm", "attention", "glu")
+    assert (block.wire.kind, block.norm.kind, block.mixer.kind, block.ffn.kind) == ("pre_norm", "rmsnorm", "attention", "glu")
     assert (block.ffn.act.kind, block.mixer.position.kind, block.mixer.mask.kind) == ("silu", "rope", "causal")
     assert (spec.position.kind, spec.norm.kind, spec.head.tied) == ("none", "rmsnorm", True)
     names = {d.weight.role for d in declared(spec) if d.weight.learned}
@@ -337,7 +337,7 @@ def test_the_2017_recipe_is_one_name() -> None:
         assert (stack.position.kind, stack.norm, stack.dropout) == ("sinusoidal", None, 0.1)
         for block in stack.layers:
             assert (block.wire.kind, block.norm.kind, block.ffn.kind, block.ffn.act.kind) == (
-                "post",
+                "post_norm",
                 "layernorm",
                 "mlp",
                 "relu",
@@ -350,7 +350,7 @@ def test_the_2017_recipe_is_one_name() -> None:
                 True,
             )
     assert [block.cross.kind for block in spec.layers] == ["cross_attention"] * 6
-    assert [block.mixer.mask.kind for block in spec.encoder.layers] == ["everything"] * 6
+    assert [block.mixer.mask.kind for block in spec.encoder.layers] == ["full"] * 6
     hidden = {d.scope.size("ffn") for d in declared(spec) if "ffn" in d.weight.out}
     assert hidden == {2048}
     tables = [d.path for d in declared(spec) if d.weight.out == ("vocab",) and d.weight.learned]

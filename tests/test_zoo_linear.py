@@ -15,7 +15,7 @@ COUNTS = {
     "gla-tiny": REST + LAYERS * (4 * WIDTH**2 + 16 * WIDTH + 16 * 56 + 56 + 28),
     # a table of its own for the head; norms with shift, one more before the layers; r, k, v, g and out; five mixes of rank 8;
     # six μ, λ, bonus, scale and shift
-    "rwkv-tiny": 2 * VOCAB * WIDTH
+    "rwkv6-tiny": 2 * VOCAB * WIDTH
     + 2 * (LAYERS * 2 + 2) * WIDTH
     + LAYERS * (5 * WIDTH**2 + 2 * 5 * 8 * WIDTH + LORA + 10 * WIDTH + 2 * WIDTH * 448 + 448 + WIDTH),
 }
@@ -23,7 +23,7 @@ MEMORY = {
     "linear-attention-tiny": LAYERS * 4 * 28 * 29,
     "performer-tiny": LAYERS * 4 * 60 * 29,
     "gla-tiny": LAYERS * 4 * 14 * 28,
-    "rwkv-tiny": LAYERS * (WIDTH + 4 * 28 * 28),
+    "rwkv6-tiny": LAYERS * (WIDTH + 4 * 28 * 28),
 }
 
 

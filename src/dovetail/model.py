@@ -29,14 +29,14 @@ from dovetail.core.wire import Branching, Scaled, WireModule
 # -- wire -----------------------------------------------------------------------------------------------------------
 
 
-@register("pre")
-class Pre(Scaled):
+@register("pre_norm")
+class PreNorm(Scaled):
     """x + f(norm x)."""
 
     first_norm: bool = True  # False: the first branch reads the stream itself (ModernBERT, where the embedding is normed)
 
     def module(self) -> type[Module]:
-        return PreModule
+        return PreNormModule
 
     def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{name}_norm" for name in branches[0 if self.first_norm else 1 :])
@@ -46,11 +46,11 @@ class Pre(Scaled):
         return {**super().samples(), "first_norm": [True, False]}
 
 
-class PreModule(WireModule):
+class PreNormModule(WireModule):
     """x (…, n, embed) -> like x."""
 
     def setup(self) -> None:
-        assert isinstance(self.part, Pre)
+        assert isinstance(self.part, PreNorm)
         self.first_norm = self.part.first_norm
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
@@ -70,7 +70,7 @@ class Block(Part):
 
     group: ClassVar[str] = "block"
 
-    wire: Wire = child("pre")
+    wire: Wire = child("pre_norm")
     norm: Norm = child("rmsnorm")
     mixer: Mixer = child("attention")
     cross: Mixer | None = None

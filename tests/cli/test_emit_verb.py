@@ -49,5 +49,5 @@ def test_settings_and_swaps_come_first(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_part_without_a_writer_is_a_spec_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("rwkv-tiny") == 3
-    assert "layers.0.mixer: rwkv has no writer yet" in capsys.readouterr().err
+    assert run("rwkv6-tiny") == 3
+    assert "layers.0.mixer: rwkv6 has no writer yet" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_a_chat_goes_through_the_template(trained: Path, tmp_path: Path, capsys:
         (None, ["--temperature=-1"], 3, "temperature: -1.0 is not 0 or more"),
         (None, ["--top-p=2"], 3, "top_p: 2.0 is not above 0"),
         (None, ["--chat"], 4, "holds no chat template"),
-        ("mask: causal -> everything", [], 3, "layers: this model sees later tokens"),
+        ("mask: causal -> full", [], 3, "layers: this model sees later tokens"),
         ("no tokenizer", [], 4, "tokenizer.json: no such file"),
         ("larger tokenizer", [], 3, "the model knows 290 tokens"),
     ],
@@ -116,7 +116,7 @@ def test_errors_are_one_line(
     elif change == "larger tokenizer":
         (place / "tokenizer.json").write_text(learn("It was a dark and stormy night. " * 9 + TEXT, 400).to_json())
     elif change is not None:
-        spec = model.part.set("layers.*.mixer.mask", "everything")
+        spec = model.part.set("layers.*.mixer.mask", "full")
         save(model, spec, place)
         assert (place / SPEC_FILE).is_file()
     capsys.readouterr()

@@ -43,7 +43,7 @@ def test_fields_have_type_and_default(capsys: pytest.CaptureFixture[str]) -> Non
     assert rope["summary"] == "Queries and keys turn with their position."
     assert rope["fields"] == [
         {"name": "base", "type": "float", "default": 10000.0},
-        {"name": "share", "type": "float", "default": 1.0},
+        {"name": "fraction", "type": "float", "default": 1.0},
         {"name": "pairs", "type": "half|adjacent", "default": "half"},
         {"name": "coords", "type": "int", "default": 1},
         {"name": "when", "type": "write|read", "default": "write"},
@@ -54,7 +54,13 @@ def test_fields_have_type_and_default(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_one_group_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [part["kind"] for part in listed(capsys, "--group", "wire")] == ["branch", "parallel", "post", "pre", "sandwich"]
+    assert [part["kind"] for part in listed(capsys, "--group", "wire")] == [
+        "parallel",
+        "post_norm",
+        "pre_norm",
+        "res_post_norm",
+        "sandwich_norm",
+    ]
     code, out, _ = run(capsys, "--group", "wire")
     assert code == 0
     assert "wire 5" in out

@@ -13,7 +13,7 @@ ENCODER = from_yaml(
 width: 512
 vocab: 100
 position: sinusoidal
-layers: [{repeat: 4, mixer: {heads: 8, mask: everything, position: none}, ffn: mlp}]
+layers: [{repeat: 4, mixer: {heads: 8, mask: full, position: none}, ffn: mlp}]
 """
 )
 LEARNED = changed(HEALTHY, ["layers.*.mixer.position=none", "position={kind: learned, length: 1024}"])
@@ -24,7 +24,7 @@ GIVEN = {
     "a head of 256": (HEALTHY, ["layers.*.mixer.head=256"], None, "layers.0.mixer.head", "256 is outside the usual 32 to 128"),
     "no position in an encoder": (ENCODER, ["position=none"], None, "position", "cannot tell word order"),
     "windows too short": (HEALTHY, [WINDOW.format(size=100, keep=4)], 1000, "layers", "windows reach 397 tokens back in all"),
-    "deep post-norm": (HEALTHY, ["layers.*.wire=post"], None, "layers.0.wire", "of post-norm train badly without warm-up"),
+    "deep post-norm": (HEALTHY, ["layers.*.wire=post_norm"], None, "layers.0.wire", "of post-norm train badly without warm-up"),
     "plain ffn not 4d": (ENCODER, ["layers.*.ffn.hidden=1000"], None, "layers.0.ffn.hidden", "is not the usual 4·width = 2048"),
     "gated ffn not 8d/3": (HEALTHY, ["layers.*.ffn.hidden=512"], None, "layers.0.ffn.hidden", "far from the usual 8·width/3"),
     "too few learned positions": (LEARNED, [], 2048, "position.length", "1024 learned positions are fewer than the 2048"),
@@ -58,7 +58,7 @@ def test_advice_is_given(name: str) -> None:
         (LEARNED, 1024),
         (changed(HEALTHY, [WINDOW.format(size=300, keep=4)]), 1197),  # 4·(300 − 1) + 1
         (changed(HEALTHY, [WINDOW.format(size=600, keep=0)]), 600),  # never slides
-        (changed(HEALTHY, ["layers.*.wire=post"]), None),  # four layers are not deep
+        (changed(HEALTHY, ["layers.*.wire=post_norm"]), None),  # four layers are not deep
         (load_spec("llama-3-8b"), 8192),
         (load_spec("gpt2"), 1024),
         (load_spec("transformer-2017-base"), 1024),

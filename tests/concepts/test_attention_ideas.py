@@ -45,7 +45,7 @@ def attention(given: dict[str, Any] | None = None, **fields: Any) -> Any:
 
 
 def plain(mask: Any = None, scale: float = 1.0, heads: int = 1, edit: Any = None) -> Scoring:
-    return Scoring(mask=mask or part("everything"), scale=scale, heads=torch.arange(heads), edit=edit)
+    return Scoring(mask=mask or part("full"), scale=scale, heads=torch.arange(heads), edit=edit)
 
 
 def pattern(module: Any, x: Tensor, layout: TokenLayout) -> Tensor:
@@ -188,7 +188,7 @@ def test_self_and_cross_attention_are_one_mechanism() -> None:
     """Cross attention to one's own stream is self-attention without a mask."""
     x, layout = randn(2, 9, WIDTH, seed=5), TokenLayout.whole(2, 9)
     cross = alone(part("cross_attention", heads=HEADS, kv_heads=GROUPS, head=HEAD), weights(), embed=WIDTH, encoder=WIDTH)
-    itself = attention(mask=part("everything"))(x, Ctx(layout=layout))
+    itself = attention(mask=part("full"))(x, Ctx(layout=layout))
     assert cross(x, Ctx(layout=layout, encoder_output=x, encoder_layout=layout)).equal(itself)
 
 
@@ -202,8 +202,8 @@ def test_tied_queries_and_keys_score_symmetrically_and_separate_ones_do_not() ->
         raw = scores + (module.q(x) * module.k(x)).view(1, 7, HEADS, HEAD).sum(-1).movedim(-1, 1)[..., None] * module.scale
         return (raw - raw.transpose(-1, -2)).abs().max().item()
 
-    separate = attention(given, kv_heads=None, mask=part("everything"))
-    tied = attention({**given, "k.weight": given["q.weight"]}, kv_heads=None, mask=part("everything"))
+    separate = attention(given, kv_heads=None, mask=part("full"))
+    tied = attention({**given, "k.weight": given["q.weight"]}, kv_heads=None, mask=part("full"))
     assert asymmetry(tied) < 1e-9
     assert asymmetry(separate) > 0.1
 
@@ -211,9 +211,9 @@ def test_tied_queries_and_keys_score_symmetrically_and_separate_ones_do_not() ->
 def test_without_positions_permuting_inputs_permutes_outputs() -> None:
     x, layout = randn(1, 9, WIDTH, seed=5), TokenLayout.whole(1, 9)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
-    free = attention(mask=part("everything"))
+    free = attention(mask=part("full"))
     torch.testing.assert_close(free(x[:, order], Ctx(layout=layout)), free(x, Ctx(layout=layout))[:, order])
-    for bound in (attention(mask=part("causal")), attention(mask=part("everything"), position=part("rope"))):
+    for bound in (attention(mask=part("causal")), attention(mask=part("full"), position=part("rope"))):
         moved = bound(x[:, order], Ctx(layout=layout)) - bound(x, Ctx(layout=layout))[:, order]
         assert moved.abs().max() > 0.1
 
@@ -233,13 +233,13 @@ MASKS: dict[str, Any] = {
     "causal": "causal",
     "window": ["causal", {"kind": "window", "size": 4}],
     "sinks": ["causal", {"kind": "window", "size": 3, "keep": 2}],
-    "globals": {"any": [{"kind": "globals", "tokens": 2}, {"kind": "window", "size": 3}]},
+    "global_tokens": {"any": [{"kind": "global_tokens", "tokens": 2}, {"kind": "window", "size": 3}]},
     "strided": ["causal", {"kind": "strided", "step": 3}],
     "dilated": ["causal", {"kind": "dilated", "size": 3, "step": 2}],
-    "blocks": ["causal", {"kind": "blocks", "size": 4, "back": 1}],
-    "random": {"any": [{"kind": "random", "size": 2}, {"kind": "window", "size": 2}]},
+    "block_local": ["causal", {"kind": "block_local", "size": 4, "back": 1}],
+    "random_blocks": {"any": [{"kind": "random_blocks", "size": 2}, {"kind": "window", "size": 2}]},
     "prefix": {"any": ["causal", {"kind": "prefix", "length": 4}]},
-    "by head": {"kind": "by_head", "masks": ["causal", ["causal", {"kind": "window", "size": 2}], "everything"]},
+    "by head": {"kind": "by_head", "masks": ["causal", ["causal", {"kind": "window", "size": 2}], "full"]},
 }
 
 
@@ -247,7 +247,7 @@ MASKS: dict[str, Any] = {
 def test_a_masked_weight_is_exactly_zero_and_a_row_is_the_unmasked_row_renormalized(name: str) -> None:
     mask = from_data(MASKS[name], Mask)
     x, layout = randn(1, 13, WIDTH, seed=5), TokenLayout.whole(1, 13)
-    free, bound = (pattern(attention(mask=m), x, layout) for m in (part("everything"), mask))
+    free, bound = (pattern(attention(mask=m), x, layout) for m in (part("full"), mask))
     seen = mask.visible(layout, layout, torch.arange(HEADS)).expand(1, HEADS, 13, 13)
     assert (bound[~seen] == 0).all()
     assert (bound[seen] > 0).all()

@@ -72,10 +72,10 @@ def test_each_placement_is_its_equation(wire: str) -> None:
         for name, branch in (("mixer", f), ("ffn", g)):
             first, second = norms[f"{name}_norm"], norms.get(f"{name}_post_norm")
             y = {
-                "pre": lambda y=y, n=first, b=branch: y + b(n(y)),
-                "post": lambda y=y, n=first, b=branch: n(y + b(y)),
-                "sandwich": lambda y=y, n=first, m=second, b=branch: y + m(b(n(y))),  # type: ignore[misc]
-                "branch": lambda y=y, n=first, b=branch: y + n(b(y)),
+                "pre_norm": lambda y=y, n=first, b=branch: y + b(n(y)),
+                "post_norm": lambda y=y, n=first, b=branch: n(y + b(y)),
+                "sandwich_norm": lambda y=y, n=first, m=second, b=branch: y + m(b(n(y))),  # type: ignore[misc]
+                "res_post_norm": lambda y=y, n=first, b=branch: y + n(b(y)),
             }[wire]()
         return y
 
@@ -88,7 +88,7 @@ def test_deep_pre_norm_trains_without_warm_up_where_post_norm_does_not() -> None
     post stays near a uniform guess, ln 20 = 3.0."""
     text = torch.randint(0, 20, (8, 12), generator=torch.Generator().manual_seed(0)).repeat(1, 3)
     final: dict[str, float] = {}
-    for wire in ("pre", "post"):
+    for wire in ("pre_norm", "post_norm"):
         layer = f"{{repeat: 16, norm: layernorm, wire: {wire}, mixer: {{heads: 2}}, ffn: {{kind: mlp, hidden: 64}}}}"
         model = build(from_yaml(f"{{width: 32, vocab: 20, norm: layernorm, layers: [{layer}], init: fan_in}}"))
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -98,8 +98,8 @@ def test_deep_pre_norm_trains_without_warm_up_where_post_norm_does_not() -> None
             loss.backward()
             optimizer.step()
             final[wire] = loss.item()
-    assert final["pre"] < 1.0
-    assert final["post"] > 2.0
+    assert final["pre_norm"] < 1.0
+    assert final["post_norm"] > 2.0
 
 
 def test_feed_forwards_of_every_act() -> None:
@@ -218,11 +218,11 @@ def test_both_recipes_are_one_line() -> None:
     """The modern one is the defaults; the one of 2017 is a name."""
     modern = from_yaml("layers: [{repeat: 6}]")
     block = modern.layers[0]
-    assert [block.wire.kind, block.norm.kind, block.ffn.kind, block.ffn.act.kind] == ["pre", "rmsnorm", "glu", "silu"]  # type: ignore[union-attr, attr-defined]
+    assert [block.wire.kind, block.norm.kind, block.ffn.kind, block.ffn.act.kind] == ["pre_norm", "rmsnorm", "glu", "silu"]  # type: ignore[union-attr, attr-defined]
     assert [block.mixer.position.kind, block.mixer.bias, modern.head.tied] == ["rope", False, True]  # type: ignore[union-attr, attr-defined]
     first = load_spec("transformer-2017-base")
     assert (first.width, len(first.layers), len(first.encoder.layers)) == (512, 6, 6)  # type: ignore[union-attr]
-    assert [first.layers[0].wire.kind, first.position.kind] == ["post", "sinusoidal"]
+    assert [first.layers[0].wire.kind, first.position.kind] == ["post_norm", "sinusoidal"]
 
 
 def test_every_group_can_be_swapped_by_name() -> None:
@@ -240,13 +240,14 @@ def test_every_group_can_be_swapped_by_name() -> None:
         "init",
     }
     spec = changed(
-        from_yaml("layers: [{repeat: 2}]"), swaps=["position=alibi", "norm=layernorm", "wire=sandwich", "ffn=mlp", "act=relu"]
+        from_yaml("layers: [{repeat: 2}]"),
+        swaps=["position=alibi", "norm=layernorm", "wire=sandwich_norm", "ffn=mlp", "act=relu"],
     )
     block: Any = spec.layers[1]
     assert [block.mixer.position.kind, block.norm.kind, block.wire.kind, block.ffn.kind, block.ffn.act.kind] == [
         "alibi",
         "layernorm",
-        "sandwich",
+        "sandwich_norm",
         "mlp",
         "relu",
     ]

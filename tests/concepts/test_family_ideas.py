@@ -72,7 +72,7 @@ def test_the_next_token_loss_is_the_mean_of_minus_log_p() -> None:
 
 
 def test_an_encoder_fills_in_and_tells_sentences_apart() -> None:
-    spec = changed(load_spec("bert-tiny"), ["head={kind: masked}"])
+    spec = changed(load_spec("bert-tiny"), ["head={kind: masked_lm}"])
     model = lively(spec)
     tokens = torch.randint(0, 512, (2, 9), generator=torch.Generator().manual_seed(0))
     layout = TokenLayout.whole(2, 9)
@@ -138,9 +138,9 @@ def test_a_vision_model_classifies_from_its_class_token() -> None:
     [
         ("{kind: token_classifier, classes: 5}", (3, 6, 5)),
         ("{kind: classifier, classes: 2}", (3, 2)),  # next-sentence
-        ("scalar", (3, 1)),
-        ("{kind: pooled, unit: true}", (3, 120)),
-        ("{kind: pooled, how: first, dense: true}", (3, 120)),
+        ("reward", (3, 1)),
+        ("{kind: pooled_embedding, unit: true}", (3, 120)),
+        ("{kind: pooled_embedding, pooling: first, dense: true}", (3, 120)),
     ],
 )
 def test_other_heads_answer_a_row_or_a_token_whatever_the_padding(head: str, shape: tuple[int, ...]) -> None:

@@ -82,7 +82,7 @@ def score(q: Tensor, k: Tensor, at_q: int, at_k: int, **fields: Any) -> Tensor:
     return (turned[0] * turned[1]).sum(-1)[0, 0]
 
 
-@pytest.mark.parametrize("fields", [{}, {"pairs": "adjacent"}, {"share": 0.5}, {"base": 500.0}])
+@pytest.mark.parametrize("fields", [{}, {"pairs": "adjacent"}, {"fraction": 0.5}, {"base": 500.0}])
 def test_a_rotary_score_depends_on_the_offset_alone(fields: dict[str, Any]) -> None:
     q, k = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(score(q, k, 2, 5, **fields), score(q, k, 100, 103, **fields))
@@ -128,8 +128,8 @@ def test_two_coordinates_turn_by_row_and_column() -> None:
 
 STRETCHED: dict[str, tuple[Any, dict[str, Any], int]] = {
     "linear": ({"kind": "linear_scaling", "factor": 3.0}, {"factor": 3.0}, 100),
-    "dynamic, short": ({"kind": "dynamic", "factor": 2.5, "original": 40}, {"factor": 2.5}, 30),
-    "dynamic, long": ({"kind": "dynamic", "factor": 2.5, "original": 40}, {"factor": 2.5}, 100),
+    "dynamic, short": ({"kind": "dynamic_ntk", "factor": 2.5, "original": 40}, {"factor": 2.5}, 30),
+    "dynamic, long": ({"kind": "dynamic_ntk", "factor": 2.5, "original": 40}, {"factor": 2.5}, 100),
     "yarn": ({"kind": "yarn", "factor": 6.0, "original": 64}, {"factor": 6.0, "original_max_position_embeddings": 64}, 100),
     "yarn, not rounded": (
         {"kind": "yarn", "factor": 6.0, "original": 512, "truncate": False, "beta_fast": 20.0, "beta_slow": 2.0},
@@ -211,12 +211,16 @@ def test_alibi_is_added_to_the_scaled_scores_at_any_length_and_on_both_sides() -
     assert later[0, 1, 0].tolist() == [0.0, -0.25, -0.5, -0.75]
 
 
-@pytest.mark.parametrize("both_sides", [False, True])
-@pytest.mark.parametrize(("buckets", "far"), [(32, 128), (8, 20), (64, 500)])
-def test_relative_buckets_are_the_reference_library_s(both_sides: bool, buckets: int, far: int) -> None:
-    module = alone(part("relative", buckets=buckets, far=far, both_sides=both_sides), {"table": [[0.0] * buckets]}, heads=1)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (64, 500)])
+def test_relative_buckets_are_the_reference_library_s(bidirectional: bool, buckets: int, max_distance: int) -> None:
+    module = alone(
+        part("t5_bias", buckets=buckets, max_distance=max_distance, bidirectional=bidirectional),
+        {"table": [[0.0] * buckets]},
+        heads=1,
+    )
     distance = torch.arange(-600, 601)  # query − key
-    wanted = T5Attention._relative_position_bucket(-distance, both_sides, buckets, far)
+    wanted = T5Attention._relative_position_bucket(-distance, bidirectional, buckets, max_distance)
     assert module.bucket(distance).equal(wanted)
 
 
@@ -231,13 +235,13 @@ def stack(mask: str, spread: float = 0.3) -> Any:
 def test_a_causal_mask_alone_tells_order() -> None:
     """What comes first matters to a decoder without positions, and not to an encoder."""
     one, other = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 1, 3, 4]])
-    for mask, tells in (("causal", True), ("everything", False)):
+    for mask, tells in (("causal", True), ("full", False)):
         model = stack(mask)
         last = [model(tokens, Ctx(layout=TokenLayout.whole(1, 4)))[0, -1] for tokens in (one, other)]
         assert bool((last[0] - last[1]).abs().max() > 1e-3) is tells
 
 
-@pytest.mark.parametrize(("mask", "learns"), [("causal", True), ("everything", False)])
+@pytest.mark.parametrize(("mask", "learns"), [("causal", True), ("full", False)])
 def test_a_decoder_without_positions_trains_to_count(mask: str, learns: bool) -> None:
     """Behind one first token, equal tokens are told apart by how many came before; where all see all, they are one."""
     model = stack(mask, spread=0.1).float()

@@ -14,7 +14,7 @@ from dovetail.model import Model
 SEQ2SEQ = """
 width: 28
 vocab: 62
-encoder: {width: 24, vocab: 62, head: null, layers: [{mixer: {heads: 2, mask: everything}}]}
+encoder: {width: 24, vocab: 62, head: null, layers: [{mixer: {heads: 2, mask: full}}]}
 layers: [{mixer: {heads: 2}, cross: {kind: cross_attention, heads: 2}}]
 """
 
@@ -65,7 +65,7 @@ def test_several_problems_of_one_part_are_counted() -> None:
 
 
 def test_a_weight_cannot_be_the_same_as_one_of_another_shape() -> None:
-    spec = model().set("layers.*.mixer.position", "relative").set("layers.1.mixer.position.buckets", 12)
+    spec = model().set("layers.*.mixer.position", "t5_bias").set("layers.1.mixer.position.buckets", 12)
     with pytest.raises(
         SpecError, match=r"layers\.1\.mixer\.position\.table: is to be the same as layers\.0\.mixer\.position\.table"
     ):

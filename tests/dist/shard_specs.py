@@ -29,7 +29,7 @@ encoder:
   head: null
   layers:
     - repeat: 2
-      mixer: {{kind: attention, heads: 4, head: 10, mask: everything, {mixer}}}
+      mixer: {{kind: attention, heads: 4, head: 10, mask: full, {mixer}}}
       ffn: {{kind: mlp, hidden: 36}}
 layers:
   - repeat: 2
@@ -39,7 +39,7 @@ layers:
 """
 
 
-RELATIVE = "position: {kind: relative, buckets: 8, far: 16}"
+RELATIVE = "position: {kind: t5_bias, buckets: 8, max_distance: 16}"
 GPT2 = decoder(
     "kind: attention, heads: 6, head: 12, packed: true, bias: true, out_bias: true, position: none",
     "norm: layernorm",
@@ -60,23 +60,23 @@ WIRINGS = {
     "untied": decoder(model="head: {kind: lm, tied: false}"),
     "by_head": decoder(
         "kind: attention, heads: 4, head: 12, mask: [causal, {kind: by_head, masks: [{kind: window, size: 2},"
-        " {kind: window, size: 3}, everything, {kind: window, size: 5}]}]"
+        " {kind: window, size: 3}, full, {kind: window, size: 5}]}]"
     ),
     "window_softcap": decoder(f"{ATTENTION}, softcap: 2.0, mask: [causal, {{kind: window, size: 4, keep: 1}}]"),
     "glu_bias_parallel": decoder(layer="wire: {kind: parallel, layer_scale: 0.7}", ffn="kind: glu, hidden: 44, bias: true"),
     "rope_on_read": decoder(f"{ATTENTION}, position: {{kind: rope, when: read}}"),
     "encoder": decoder(
-        f"{ATTENTION}, mask: everything",
-        "wire: post\n    norm: layernorm",
-        "embed: {kind: tokens, types: 2}\nhead: masked\nnorm: null\nembed_norm: layernorm",
+        f"{ATTENTION}, mask: full",
+        "wire: post_norm\n    norm: layernorm",
+        "embed: {kind: tokens, types: 2}\nhead: masked_lm\nnorm: null\nembed_norm: layernorm",
     ),
     "encoder_decoder": encoder_decoder("qk_norm: rmsnorm", "qk_norm: rmsnorm, out_bias: true", "tokens"),
     "encoder_decoder_relative": encoder_decoder(RELATIVE, "bias: true", "tokens"),
 }
 ROWS_ONLY = {  # a row must stay whole: it is pooled, or cut from an image
-    "classifier": decoder(f"{ATTENTION}, mask: everything", model="head: {kind: classifier, classes: 3, how: mean}"),
+    "classifier": decoder(f"{ATTENTION}, mask: full", model="head: {kind: classifier, classes: 3, pooling: mean}"),
     "vision": decoder(
-        f"{ATTENTION}, mask: everything, position: {{kind: rope, coords: 2}}",
+        f"{ATTENTION}, mask: full, position: {{kind: rope, coords: 2}}",
         model="embed: {kind: patches, image: 12, patch: 3, channels: 2}\nhead: {kind: classifier, classes: 3}",
     ),
 }

@@ -23,7 +23,7 @@ def test_whole_equals_split(pair: Pair, name: str) -> None:
         (
             decoder(
                 "kind: attention, heads: 6, kv_heads: 2, head: 12,"
-                " position: {kind: rope, when: read, scaling: {kind: dynamic, factor: 2.0, original: 8}}"
+                " position: {kind: rope, when: read, scaling: {kind: dynamic_ntk, factor: 2.0, original: 8}}"
             ),
             "layers.0.mixer.position.scaling: ",
         ),

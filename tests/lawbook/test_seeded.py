@@ -34,7 +34,7 @@ def test_a_seeded_bug_is_gone_afterwards():
 
 def test_a_law_that_fails_without_the_bug_does_not_count_as_caught(monkeypatch: pytest.MonkeyPatch):
     bug = seeded_bugs()["a token sees the next one"]
-    ahead = bug.spec.set("layers.*.mixer.mask", "everything")  # the law is not applicable there
+    ahead = bug.spec.set("layers.*.mixer.mask", "full")  # the law is not applicable there
     monkeypatch.setattr(run, "seeded_bugs", lambda: {bug.name: dc.replace(bug, spec=ahead)})
     (row,) = run_seeded()["rows"]
     assert (row["caught"], row["by"]) == (

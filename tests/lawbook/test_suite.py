@@ -30,7 +30,7 @@ def test_ported_holds_where_the_reference_can_say_it():
 
 
 def test_a_declared_exception_is_tried_and_seen_to_fail():
-    spec = from_yaml(TINY).set("layers.*.mixer.position", {"kind": "rope", "scaling": {"kind": "dynamic", "original": 8}})
+    spec = from_yaml(TINY).set("layers.*.mixer.position", {"kind": "rope", "scaling": {"kind": "dynamic_ntk", "original": 8}})
     declared = exceptions(spec)
     assert set(declared) == {"chunked", "rollback"}
     assert try_law(Case(spec), "chunked", declared["chunked"]).state == "excepted"
@@ -80,4 +80,4 @@ def test_laws_hold_for_presets(name: str):
 
 def test_not_applicable_says_why():
     with pytest.raises(NotApplicable, match="decoder"):
-        LAWS["chunked"].check(Case(from_yaml(TINY).set("layers.*.mixer.mask", "everything")))
+        LAWS["chunked"].check(Case(from_yaml(TINY).set("layers.*.mixer.mask", "full")))

@@ -21,17 +21,17 @@ from dovetail.ops.mask import _fill, plan, spans
 
 HEADS, KV, HEAD, VALUE = 6, 2, 12, 10
 MASKS: dict[str, Any] = {
-    "everything": "everything",
+    "full": "full",
     "causal": "causal",
     "window": {"kind": "window", "size": 5, "keep": 2},
     "causal window": ["causal", {"kind": "window", "size": 9}],
     "prefix": {"any": ["causal", {"kind": "prefix", "length": 7}]},
-    "globals": {"any": [{"kind": "window", "size": 4}, {"kind": "globals", "tokens": 3}]},
-    "blocks": {"kind": "blocks", "size": 6, "back": 1},
+    "global_tokens": {"any": [{"kind": "window", "size": 4}, {"kind": "global_tokens", "tokens": 3}]},
+    "block_local": {"kind": "block_local", "size": 6, "back": 1},
     "strided": {"kind": "strided", "step": 3},
     "causal strided": ["causal", {"kind": "strided", "step": 5}],
     "dilated": {"kind": "dilated", "size": 3, "step": 4},
-    "random": {"kind": "random", "size": 4, "count": 2},
+    "random_blocks": {"kind": "random_blocks", "size": 4, "count": 2},
     "by head": {"kind": "by_head", "masks": ["causal", {"kind": "strided", "step": 3}, {"kind": "window", "size": 3}]},
 }
 LAYOUTS = {
@@ -143,7 +143,7 @@ def test_a_token_that_sees_nothing_gives_zero_and_gets_no_gradient() -> None:
         assert (tensor.grad[0, :32] == 0).all()
 
 
-@pytest.mark.parametrize("mask", ["causal", "causal strided", "by head", "blocks"])
+@pytest.mark.parametrize("mask", ["causal", "causal strided", "by head", "block_local"])
 def test_nothing_of_a_step_outlives_it(mask: str) -> None:
     layout, tensors = TokenLayout.whole(1, 150), [some(1, 150, heads, HEAD) for heads in (HEADS, KV, KV)]
     scoring = Scoring(mask=mask_of(MASKS[mask]), scale=0.3, heads=torch.arange(HEADS))

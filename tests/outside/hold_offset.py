@@ -44,7 +44,7 @@ encoder:
   width: 22
   vocab: 62
   head: null
-  layers: [{mixer: {heads: 6, kv_heads: 2, head: 10, mask: everything}, ffn: {kind: mlp, hidden: 36}}]
+  layers: [{mixer: {heads: 6, kv_heads: 2, head: 10, mask: full}, ffn: {kind: mlp, hidden: 36}}]
 layers:
   - {repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, cross: {kind: cross_attention, heads: 4, head: 10}, ffn: {hidden: 44}}
 """

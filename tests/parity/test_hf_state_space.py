@@ -44,13 +44,13 @@ Names = dict[str, Tensor]  # our path -> their tensor
 
 
 def mamba_spec(config: Any) -> Model:
-    mixer = f"{{kind: mamba, state_size: 5, rank: 7, taps_wide: {config.conv_kernel}"
+    mixer = f"{{kind: mamba, state_size: 5, rank: 7, conv_size: {config.conv_kernel}"
     mixer += f", bias: {config.use_bias}, conv_bias: {config.use_conv_bias}}}"
     return bare_spec(config, mixer.lower())
 
 
 def mamba2_spec(config: Any) -> Model:
-    mixer = f"{{kind: mamba2, head: 7, state_size: 6, groups: {config.n_groups}, taps_wide: {config.conv_kernel}"
+    mixer = f"{{kind: mamba2, head: 7, state_size: 6, groups: {config.n_groups}, conv_size: {config.conv_kernel}"
     mixer += f", bias: {config.use_bias}, conv_bias: {config.use_conv_bias}, norm: {norm_of(config.layer_norm_epsilon)}}}"
     return bare_spec(config, mixer.lower())
 
@@ -72,7 +72,7 @@ head: {{kind: lm, tied: false}}
 
 def jamba_spec(config: Any) -> Model:
     norm = norm_of(config.rms_norm_eps)
-    mamba = f"{{kind: mamba, state_size: 5, rank: 7, taps_wide: 3, norm: {norm}}}"
+    mamba = f"{{kind: mamba, state_size: 5, rank: 7, conv_size: 3, norm: {norm}}}"
     experts = "{kind: moe, experts: 4, hidden: 44, router: {kind: softmax_router, normalize: false}}"
     return from_yaml(f"""
 width: 36

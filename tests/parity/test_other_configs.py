@@ -118,8 +118,8 @@ def test_what_is_not_known_in_a_config_is_named(name: str, change: dict[str, Any
     ("preset", "family", "sets", "path"),
     [
         ("bert-tiny", "bert", {"embed.types": 0}, "embed.types"),
-        ("bert-tiny", "bert", {"layers.*.wire": "pre"}, "layers.0.wire"),
-        ("bert-tiny", "bert", {"head": "scalar"}, "head"),
+        ("bert-tiny", "bert", {"layers.*.wire": "pre_norm"}, "layers.0.wire"),
+        ("bert-tiny", "bert", {"head": "reward"}, "head"),
         ("bert-tiny", "distilbert", {}, "embed.types"),
         ("t5-tiny", "t5", {"encoder.layers.*.ffn.act": "gelu"}, "encoder.layers.0.ffn.act"),
         ("t5-tiny", "t5", {"head.scale": 0.5}, "head.scale"),

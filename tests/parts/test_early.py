@@ -18,8 +18,8 @@ from dovetail.lawbook.case import perturbed
 from dovetail.ops import form
 
 MIXERS: dict[str, dict[str, Any]] = {
-    "additive": {"heads": 2, "hidden": 10},
-    "multiplicative": {"heads": 4, "scale": 0.3},
+    "additive_attention": {"heads": 2, "hidden": 10},
+    "multiplicative_attention": {"heads": 4, "scale": 0.3},
     "linformer": {"heads": 6, "head": 12, "rank": 3, "length": 45},
 }
 N = 13
@@ -40,7 +40,7 @@ def some() -> Tensor:
 
 @torch.no_grad()
 def test_additive_is_its_formula() -> None:
-    module, x = mixer("additive"), some()
+    module, x = mixer("additive_attention"), some()
     q, k = (w.weight.view(2, 10, 28) for w in (module.q, module.k))
     found = torch.zeros(2, N, 2, 28, dtype=torch.float64)
     for row in range(2):
@@ -57,7 +57,7 @@ def test_additive_is_its_formula() -> None:
 
 @torch.no_grad()
 def test_multiplicative_is_its_formula() -> None:
-    module, x = mixer("multiplicative"), some()
+    module, x = mixer("multiplicative_attention"), some()
     form_of = module.q.weight.view(4, 28, 28).transpose(1, 2)  # W of each head: x_iᵀ W x_j
     scores = 0.3 * torch.einsum("bia,hac,bjc->bhij", x, form_of, x)
     shut = torch.ones(N, N, dtype=torch.bool).triu(1)
@@ -71,9 +71,7 @@ def test_linformer_with_a_map_that_mixes_nothing_is_attention() -> None:
     low = perturbed(spec("linformer", rank=N, length=N)).layers[0].mixer
     low.k_map.copy_(torch.eye(N))
     low.v_map.copy_(torch.eye(N))
-    plain = from_yaml(
-        "{width: 28, vocab: 62, layers: [{mixer: {heads: 6, head: 12, mask: everything, position: none}}], head: null}"
-    )
+    plain = from_yaml("{width: 28, vocab: 62, layers: [{mixer: {heads: 6, head: 12, mask: full, position: none}}], head: null}")
     full = perturbed(plain).layers[0].mixer
     for name in ("q", "k", "v", "o"):
         getattr(full, name).weight.copy_(getattr(low, name).weight)
@@ -82,8 +80,8 @@ def test_linformer_with_a_map_that_mixes_nothing_is_attention() -> None:
 
 
 def test_what_a_token_leaves_behind() -> None:
-    assert state_values(spec("additive"), 7) == 7 * (2 * 10 + 28)
-    assert state_values(spec("multiplicative"), 7) == 7 * 28, "itself, however many heads"
+    assert state_values(spec("additive_attention"), 7) == 7 * (2 * 10 + 28)
+    assert state_values(spec("multiplicative_attention"), 7) == 7 * 28, "itself, however many heads"
     assert state_values(spec("linformer"), 7) == 0
 
 
@@ -93,7 +91,7 @@ def test_low_rank_costs_n_and_not_n_squared() -> None:
 
 
 def test_a_listener_sees_the_whole_pattern_once() -> None:
-    for kind in ("additive", "multiplicative"):
+    for kind in ("additive_attention", "multiplicative_attention"):
         seen: list[Tensor] = []
         model = perturbed(spec(kind))
         listen = Listener({"*.pattern": lambda _, x, seen=seen: seen.append(x)})
@@ -112,9 +110,9 @@ def test_a_text_longer_than_its_tables_is_refused(layout: TokenLayout) -> None:
 @pytest.mark.parametrize(
     ("kind", "more", "path"),
     [
-        ("additive", {"hidden": 0}, "layers.0.mixer.hidden"),
-        ("multiplicative", {"heads": 0}, "layers.0.mixer.heads"),
-        ("additive", {"mask": {"kind": "window", "size": 0}}, "layers.0.mixer.mask.size"),
+        ("additive_attention", {"hidden": 0}, "layers.0.mixer.hidden"),
+        ("multiplicative_attention", {"heads": 0}, "layers.0.mixer.heads"),
+        ("additive_attention", {"mask": {"kind": "window", "size": 0}}, "layers.0.mixer.mask.size"),
         ("linformer", {"rank": 0}, "layers.0.mixer.rank"),
         ("linformer", {"head": None, "heads": 5}, "layers.0.mixer.heads"),
     ],

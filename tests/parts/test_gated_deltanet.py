@@ -147,6 +147,6 @@ def test_state_is_independent_of_n() -> None:
 
 
 def test_errors_name_the_field() -> None:
-    for bad, field in (("heads: 4, key_heads: 3", "key_heads"), ("taps_wide: 1", "taps_wide"), ("heads: 5", "heads")):
+    for bad, field in (("heads: 4, key_heads: 3", "key_heads"), ("conv_size: 1", "conv_size"), ("heads: 5", "heads")):
         with pytest.raises(SpecError, match=f"layers.0.mixer.{field}"):
             check(from_yaml(f"{{width: 28, layers: [{{mixer: {{kind: gated_deltanet, {bad}}}}}]}}"))

@@ -22,7 +22,7 @@ def spec(**changed: object):
         "key_size": KEY,
         "value_size": VALUE,
         "rank": 3,
-        "slowness": 4.0,
+        "gate_normalizer": 4.0,
         **changed,
     }
     layer = ", ".join(f"{name}: {value}" for name, value in fields.items())
@@ -59,6 +59,10 @@ def test_state_is_key_by_value_and_independent_of_n() -> None:
 
 
 def test_errors_name_the_field() -> None:
-    for bad, field in (({"slowness": 0.0}, "slowness"), ({"rank": 0}, "rank"), ({"heads": 4, "key_size": "null"}, "heads")):
+    for bad, field in (
+        ({"gate_normalizer": 0.0}, "gate_normalizer"),
+        ({"rank": 0}, "rank"),
+        ({"heads": 4, "key_size": "null"}, "heads"),
+    ):
         with pytest.raises(SpecError, match=f"layers.0.mixer.{field}"):
             check(spec(**bad))

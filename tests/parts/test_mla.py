@@ -177,7 +177,7 @@ def test_a_token_leaves_its_latent_and_one_turned_key_behind() -> None:
     [
         ({"kv_rank": 0}, "layers.0.mixer.kv_rank"),
         ({"q_rank": 0}, "layers.0.mixer.q_rank"),
-        ({"rope": 7}, "layers.0.mixer.position.share"),
+        ({"rope": 7}, "layers.0.mixer.position.fraction"),
         ({"position": "sinusoidal"}, "layers.0.mixer.position"),
         ({"dropout": 1.0}, "layers.0.mixer.dropout"),
         ({"mask": {"kind": "window", "size": 0}}, "layers.0.mixer.mask.size"),

@@ -22,7 +22,7 @@ MIXED = FULL.set("layers.1.mixer.mask", ["causal", {"kind": "window", "size": 5,
 SEQ2SEQ = from_yaml("""
 width: 28
 vocab: 62
-encoder: {width: 24, vocab: 62, head: null, layers: [{mixer: {heads: 2, mask: everything}}]}
+encoder: {width: 24, vocab: 62, head: null, layers: [{mixer: {heads: 2, mask: full}}]}
 layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, cross: {kind: cross_attention, heads: 4, kv_heads: 2, head: 10}}]
 """)
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "paged", "ring")
@@ -68,7 +68,7 @@ def test_a_source_has_room_of_its_own() -> None:
 
 
 def test_a_model_that_sees_both_ways_remembers_nothing() -> None:
-    assert pool_of(FULL.set("layers.*.mixer.mask", "everything")).bytes() == 0
+    assert pool_of(FULL.set("layers.*.mixer.mask", "full")).bytes() == 0
 
 
 # -- refusals

@@ -41,7 +41,7 @@ layers:
   ffn: {kind: mlp, hidden: 44}
 norm: layernorm
 """
-RELATIVE = SMALL.replace("head: 12}", "head: 12, position: {kind: relative, buckets: 8, far: 16}}").replace(
+RELATIVE = SMALL.replace("head: 12}", "head: 12, position: {kind: t5_bias, buckets: 8, max_distance: 16}}").replace(
     "repeat: 2", "repeat: 3"
 )
 
@@ -78,11 +78,11 @@ PAIRS: dict[str, tuple[Model, Model, list[tuple[str, str, str]]]] = {
     ),
     "act, norm eps, wire": (
         small(),
-        small("layers.*.ffn.act=gelu", "norm.eps=0.1", "layers.1.wire=post"),
+        small("layers.*.ffn.act=gelu", "norm.eps=0.1", "layers.1.wire=post_norm"),
         [
             ("layers.0.ffn.*", "kept_reader_changed", "read differently: ffn.act: silu → gelu"),
-            ("layers.1.ffn.*", "kept_reader_changed", "read differently: wire: pre → post; ffn.act: silu → gelu"),
-            ("layers.1.*", "kept_reader_changed", "read differently: wire: pre → post"),
+            ("layers.1.ffn.*", "kept_reader_changed", "read differently: wire: pre_norm → post_norm; ffn.act: silu → gelu"),
+            ("layers.1.*", "kept_reader_changed", "read differently: wire: pre_norm → post_norm"),
             ("norm.scale*", "kept_reader_changed", "read differently: norm.eps: 1e-05 → 0.1"),
             EVERY,
         ],
@@ -142,7 +142,7 @@ PAIRS: dict[str, tuple[Model, Model, list[tuple[str, str, str]]]] = {
     ),
     "tables of the layers, a layer less": (
         small(of=RELATIVE),
-        from_yaml(RELATIVE.replace("repeat: 3", "repeat: 2").replace("far: 16", "far: 16, shared: false")),
+        from_yaml(RELATIVE.replace("repeat: 3", "repeat: 2").replace("max_distance: 16", "max_distance: 16, shared: false")),
         [
             ("layers.0.mixer.position.table -> layers.0.mixer.position.table", "kept", ""),
             (
@@ -164,7 +164,7 @@ PAIRS: dict[str, tuple[Model, Model, list[tuple[str, str, str]]]] = {
         ],
     ),
     "tied, one table for all layers, counted from 0, QK-norm": (
-        from_yaml(RELATIVE.replace("far: 16", "far: 16, shared: false") + "head: {kind: lm, tied: false}\n"),
+        from_yaml(RELATIVE.replace("max_distance: 16", "max_distance: 16, shared: false") + "head: {kind: lm, tied: false}\n"),
         small("norm.plus_one=true", "layers.2.mixer.qk_norm=rmsnorm", of=RELATIVE),
         [
             ("embed.table -> embed.table", "kept_reader_changed", "read differently: head.table is this one too"),
@@ -332,7 +332,7 @@ def test_a_larger_image_is_another_place() -> None:
         (["layers.*.mixer.gate=true"], "kept_reader_changed"),
         (["layers.*.wire.layer_scale=0.1"], "kept_reader_changed"),
         (["layers.*.wire.multiplier=0.5"], "kept_reader_changed"),
-        (["layers.*.mixer.position.share=0.5"], "kept_reader_changed"),
+        (["layers.*.mixer.position.fraction=0.5"], "kept_reader_changed"),
         (["layers.*.mixer.position.scaling=llama3"], "kept_reader_changed"),
         (["layers.*.ffn=mlp"], "kept"),
         (["layers.*.norm=layernorm"], "kept"),

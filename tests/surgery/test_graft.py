@@ -29,7 +29,7 @@ layers:
   ffn: {hidden: 44}
 head: {kind: lm, tied: true}
 """
-SHARED = SMALL.replace("head: 12}", "head: 12, position: {kind: relative, buckets: 8, far: 16}}")
+SHARED = SMALL.replace("head: 12}", "head: 12, position: {kind: t5_bias, buckets: 8, max_distance: 16}}")
 YARN = "layers.*.mixer.position.scaling={kind: yarn, factor: 4, original: 16}"
 WINDOW = "layers.*.mixer.mask=[causal, {kind: window, size: 5, keep: 2}]"
 

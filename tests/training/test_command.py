@@ -68,7 +68,7 @@ def test_json_is_one_object_and_a_seed_gives_the_same_again(home, capsys):
 
 
 def test_a_bidirectional_spec_fills_in_and_writes_nothing(home, capsys):
-    both = ["--set=layers.*.mixer.mask=everything", "--set=head=masked"]
+    both = ["--set=layers.*.mixer.mask=full", "--set=head=masked_lm"]
     assert run("train", "llama-tiny", "--text", "tale.txt", "--steps=2", "--json", *SMALL, *both) == 0
     shown = capsys.readouterr()
     assert "masked tokens" in shown.err

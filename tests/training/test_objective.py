@@ -21,7 +21,7 @@ encoder:
   vocab: 22
   position: {kind: sinusoidal}
   head: null
-  layers: [{mixer: {heads: 2, mask: everything, position: none}, ffn: {hidden: 44}}]
+  layers: [{mixer: {heads: 2, mask: full, position: none}, ffn: {hidden: 44}}]
 layers:
 - mixer: {heads: 2, position: none}
   cross: {kind: cross_attention, heads: 2}
@@ -87,8 +87,8 @@ def test_dropout_is_drawn_from_the_seed_and_in_training_alone(tiny):
 def test_masked_tokens_are_learned():
     """Rows go up by one: a hidden token is known from its neighbors on both sides."""
     spec = from_yaml(
-        "{dovetail: 1, width: 28, vocab: 22, head: masked, layers: "
-        "[{repeat: 2, mixer: {heads: 2, mask: everything}, ffn: {hidden: 44}}]}"
+        "{dovetail: 1, width: 28, vocab: 22, head: masked_lm, layers: "
+        "[{repeat: 2, mixer: {heads: 2, mask: full}, ffn: {hidden: 44}}]}"
     )
 
     def batch(step):
@@ -107,8 +107,8 @@ def test_masked_tokens_are_learned():
 def test_classes_are_learned():
     """Whether a row holds a 7: rows of different lengths, padded."""
     spec = from_yaml(
-        "{dovetail: 1, width: 28, vocab: 13, head: {kind: classifier, classes: 2, how: mean}, "
-        "layers: [{mixer: {heads: 2, mask: everything}, ffn: {hidden: 44}}]}"
+        "{dovetail: 1, width: 28, vocab: 13, head: {kind: classifier, classes: 2, pooling: mean}, "
+        "layers: [{mixer: {heads: 2, mask: full}, ffn: {hidden: 44}}]}"
     )
 
     def batch(step):

@@ -25,7 +25,7 @@ embed: {kind: tokens, scale_by_width: true}
 norm: {kind: rmsnorm, eps: 1e-6, plus_one: true}
 layers:
 - repeat: 2
-  wire: sandwich
+  wire: sandwich_norm
   norm: {kind: rmsnorm, eps: 1e-6, plus_one: true}
   mixer: {heads: 6, kv_heads: 2, head: 12, scale: 0.25, softcap: 5.0, mask: [causal, {kind: window, size: 7}]}
   ffn: {hidden: 44, act: gelu_tanh}

@@ -162,7 +162,7 @@ def draw_block(draw: Draw, cross: bool) -> dict[str, Any]:
         if mixer is not None and mixer.get("qk_norm", 0) is None:
             mixer.pop("qk_norm_whole", None)  # a field that only means something beside another
     if cross:
-        data["cross"].update({"mask": "everything", "position": "none", "packed": False})
+        data["cross"].update({"mask": "full", "position": "none", "packed": False})
     return data
 
 

@@ -17,10 +17,10 @@ from dovetail.parts.mixer import (
     mamba2,
     mla,
     nsa,
-    rwkv,
+    rwkv6,
     s4,
 )
-from dovetail.parts.position import alibi, learned, none, relative, rope, scaling, sinusoidal, streaming
+from dovetail.parts.position import alibi, learned, none, rope, scaling, sinusoidal, streaming, t5_bias
 
 __all__ = [
     "act",
@@ -48,10 +48,10 @@ __all__ = [
     "near",
     "none",
     "norm",
-    "relative",
+    "t5_bias",
     "rope",
     "router",
-    "rwkv",
+    "rwkv6",
     "s4",
     "scaling",
     "sinusoidal",

@@ -1,11 +1,11 @@
 """Heads: the stream to what a model is for.
 
     lm                logits over the vocabulary for every token, tied to the embedding or not
-    masked            the same behind a dense layer, activation and norm (BERT)
+    masked_lm         the same behind a dense layer, activation and norm (BERT)
     classifier        one of `classes` for a row, from its pooled vector, also behind a layer of its own
     token_classifier  one of `classes` for every token, likewise
-    pooled            a vector for a row: first, last or mean token; also through tanh(W·) (BERT), also to unit length
-    scalar            one number for a row: a reward
+    pooled_embedding  a vector for a row: first, last or mean token; also through tanh(W·) (BERT), also to unit length
+    reward            one number for a row: a reward
 
 Pooling looks at real tokens only: first is the first real one, mean leaves padding out.
 """
@@ -31,14 +31,14 @@ from dovetail.ops.loss import chunked_cross_entropy
 Pool = Literal["first", "last", "mean"]
 
 
-def pool(x: Tensor, layout: TokenLayout, how: Pool) -> Tensor:
+def pool(x: Tensor, layout: TokenLayout, pooling: Pool) -> Tensor:
     """(…, n, embed) -> (…, embed) over the real tokens of each row."""
     real = layout.real
-    if how == "mean":
+    if pooling == "mean":
         weight = real.to(x.dtype)[..., None]
         return (x * weight).sum(-2) / weight.sum(-2).clamp_min(1)
     place = torch.arange(layout.n, device=x.device)
-    index = torch.where(real, place, layout.n).amin(-1) if how == "first" else torch.where(real, place, -1).amax(-1)
+    index = torch.where(real, place, layout.n).amin(-1) if pooling == "first" else torch.where(real, place, -1).amax(-1)
     index = index.clamp(0, layout.n - 1)
     return x.gather(-2, index[..., None, None].expand(*index.shape, 1, x.shape[-1])).squeeze(-2)
 
@@ -107,8 +107,8 @@ class LmModule(HeadModule):
         return chunked_cross_entropy(self.logits, x, labels)
 
 
-@register("masked")
-class Masked(Head):
+@register("masked_lm")
+class MaskedLm(Head):
     """A score for every token of the vocabulary, behind a layer of its own."""
 
     TAPS = ("logits",)
@@ -120,7 +120,7 @@ class Masked(Head):
     dense_bias: bool = True
 
     def module(self) -> type[Module]:
-        return MaskedModule
+        return MaskedLmModule
 
     def weights(self, scope: Scope) -> list[Weight]:
         return [*_dense(self.dense_bias), *_vocabulary(scope, self.tied, self.bias)]
@@ -136,10 +136,10 @@ class Masked(Head):
         return {"tied": [True, False], "bias": [True, False], "dense_bias": [True, False]}
 
 
-class MaskedModule(HeadModule):
+class MaskedLmModule(HeadModule):
     """x (…, embed) -> logits (…, vocab)."""
 
-    part: Masked
+    part: MaskedLm
     dense: Linear
     norm: Module
     table: Tensor
@@ -225,7 +225,7 @@ class ByClassModule(HeadModule):
 class Classifier(ByClass):
     """One class for a row."""
 
-    how: Pool = "first"
+    pooling: Pool = "first"
 
     def module(self) -> type[Module]:
         return ClassifierModule
@@ -235,7 +235,7 @@ class Classifier(ByClass):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), "how": ["first", "last", "mean"]}
+        return {**super().samples(), "pooling": ["first", "last", "mean"]}
 
 
 class ClassifierModule(ByClassModule):
@@ -244,10 +244,10 @@ class ClassifierModule(ByClassModule):
     def setup(self) -> None:
         super().setup()
         assert isinstance(self.part, Classifier)
-        self.how: Pool = self.part.how
+        self.pooling: Pool = self.part.pooling
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", self.out(self.behind(pool(x, ctx.layout, self.how), ctx)))
+        return ctx.tap(self, "logits", self.out(self.behind(pool(x, ctx.layout, self.pooling), ctx)))
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
         return F.cross_entropy(self.forward(x, ctx), labels)
@@ -271,18 +271,18 @@ class TokenClassifierModule(ByClassModule):
         return chunked_cross_entropy(self.out, self.behind(x, ctx), labels)
 
 
-@register("pooled")
-class Pooled(Head):
+@register("pooled_embedding")
+class PooledEmbedding(Head):
     """A vector for a row."""
 
     TAPS = ("vector",)
 
-    how: Pool = "mean"
+    pooling: Pool = "mean"
     dense: bool = False  # through tanh(W · + b), BERT's pooler
     unit: bool = False  # scaled to length 1
 
     def module(self) -> type[Module]:
-        return PooledModule
+        return PooledEmbeddingModule
 
     def weights(self, scope: Scope) -> list[Weight]:
         if not self.dense:
@@ -298,17 +298,17 @@ class Pooled(Head):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"how": ["mean", "first", "last"], "dense": [False, True], "unit": [False, True]}
+        return {"pooling": ["mean", "first", "last"], "dense": [False, True], "unit": [False, True]}
 
 
-class PooledModule(HeadModule):
+class PooledEmbeddingModule(HeadModule):
     """x (…, n, embed) -> vector (…, embed)."""
 
-    part: Pooled
+    part: PooledEmbedding
     out: Linear
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        vector = pool(x, ctx.layout, self.part.how)
+        vector = pool(x, ctx.layout, self.part.pooling)
         if self.part.dense:
             vector = torch.tanh(self.out(vector))
         return ctx.tap(self, "vector", F.normalize(vector, dim=-1) if self.part.unit else vector)
@@ -318,16 +318,16 @@ class PooledModule(HeadModule):
         return (1 - F.cosine_similarity(self.forward(x, ctx), labels.to(x.dtype), dim=-1)).mean()
 
 
-@register("scalar")
-class Scalar(Head):
+@register("reward")
+class Reward(Head):
     """One number for a row: a reward."""
 
     TAPS = ("value",)
 
-    how: Pool = "last"
+    pooling: Pool = "last"
 
     def module(self) -> type[Module]:
-        return ScalarModule
+        return RewardModule
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(one=1)
@@ -343,17 +343,17 @@ class Scalar(Head):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"how": ["last", "first", "mean"]}
+        return {"pooling": ["last", "first", "mean"]}
 
 
-class ScalarModule(HeadModule):
+class RewardModule(HeadModule):
     """x (…, n, embed) -> value (…, 1)."""
 
-    part: Scalar
+    part: Reward
     out: Linear
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "value", self.out(pool(x, ctx.layout, self.part.how)))
+        return ctx.tap(self, "value", self.out(pool(x, ctx.layout, self.part.pooling)))
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
         return F.mse_loss(self.forward(x, ctx), labels.to(x.dtype))

@@ -1,9 +1,11 @@
-"""Ways to join branches to the stream, beside the usual one, which is `pre` in model.py.
+"""Wires: where a block's norms stand on the residual stream. The default, `pre_norm`, is in model.py.
 
-    post       norm(x + f x)              sandwich   x + norm(f(norm x))            x (…, n, embed), f and g mixers or ffns
-    branch     x + norm(f x)              parallel   x + f(norm x) + g(norm x), with one norm or one for each
+    post_norm      norm(x + f x)                                                     Vaswani et al. 2017
+    sandwich_norm  x + norm(f(norm x))                                               Ding et al. 2021 (CogView), Gemma 2
+    res_post_norm  x + norm(f x)                                                     Liu et al. 2021 (Swin v2), OLMo 2
+    parallel       x + f(norm x) + g(norm x), with one norm or one per branch        Wang & Komatsuzaki 2021 (GPT-J)
 
-Vaswani et al. 2017 (post); Wang & Komatsuzaki 2021 (parallel).
+Shapes: x (…, n, embed). f and g are the branches: mixer, cross attention, ffn.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from dovetail.core.scope import Scope
 from dovetail.core.wire import Branching, Scaled, WireModule
 
 
-@register("post")
-class Post(Scaled):
+@register("post_norm")
+class PostNorm(Scaled):
     """norm(x + f x), the wire of 2017."""
 
     sums: ClassVar[bool] = False
 
     def module(self) -> type[Module]:
-        return PostModule
+        return PostNormModule
 
     def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{name}_norm" for name in branches)
@@ -35,10 +37,10 @@ class Post(Scaled):
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         if scope.depth < 12:
             return []
-        return [Problem("", f"{scope.depth} layers of post-norm train badly without warm-up", "warm up, or wire: pre")]
+        return [Problem("", f"{scope.depth} layers of post-norm train badly without warm-up", "warm up, or wire: pre_norm")]
 
 
-class PostModule(WireModule):
+class PostNormModule(WireModule):
     """x (…, n, embed) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
@@ -48,18 +50,18 @@ class PostModule(WireModule):
         return x
 
 
-@register("sandwich")
-class Sandwich(Scaled):
+@register("sandwich_norm")
+class SandwichNorm(Scaled):
     """x + norm(f(norm x)) (Gemma 2)."""
 
     def module(self) -> type[Module]:
-        return SandwichModule
+        return SandwichNormModule
 
     def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{name}_{which}" for name in branches for which in ("norm", "post_norm"))
 
 
-class SandwichModule(WireModule):
+class SandwichNormModule(WireModule):
     """x (…, n, embed) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
@@ -70,18 +72,18 @@ class SandwichModule(WireModule):
         return x
 
 
-@register("branch")
-class Branch(Scaled):
+@register("res_post_norm")
+class ResPostNorm(Scaled):
     """x + norm(f x) (OLMo 2)."""
 
     def module(self) -> type[Module]:
-        return BranchModule
+        return ResPostNormModule
 
     def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{name}_norm" for name in branches)
 
 
-class BranchModule(WireModule):
+class ResPostNormModule(WireModule):
     """x (…, n, embed) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:

@@ -121,7 +121,7 @@ class Local(LayerTypes):
         reach = config.get(LOCAL, 128)
         if type(reach) is not int or reach < 0:
             raise SpecError(f"config.{LOCAL}", f"{reach!r} is not a whole number from 0")
-        masks = {FULL: "everything", SLIDING: {"kind": "window", "size": reach // 2 + 1}}
+        masks = {FULL: "full", SLIDING: {"kind": "window", "size": reach // 2 + 1}}
         found: Settings = {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(self.words(config))}
         return {"layers.0.wire.first_norm": False, **found}
 

@@ -34,7 +34,7 @@ class Stretch:
 
 STRETCHES = (
     Stretch("linear", "linear_scaling", {"factor": "factor"}),
-    Stretch("dynamic", "dynamic", {"factor": "factor"}, original="original"),
+    Stretch("dynamic", "dynamic_ntk", {"factor": "factor"}, original="original"),
     Stretch(
         "yarn",
         "yarn",
@@ -83,7 +83,7 @@ class Rotary:
             return {}  # no rope stands there
         said: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
         if self.partial:
-            said[SHARE] = look(spec, f"{self.ours}.share")
+            said[SHARE] = look(spec, f"{self.ours}.fraction")
         if scaling is None:
             return {"rope_parameters": said}
         for stretch in STRETCHES:
@@ -100,7 +100,7 @@ class Rotary:
         found: Settings = {} if theta is None else {f"{self.ours}.base": theta}
         share = params.pop(SHARE, config.get(SHARE))
         if share is not None and (self.partial or share != 1.0):
-            found[f"{self.ours}.share"] = share
+            found[f"{self.ours}.fraction"] = share
         word = params.pop("rope_type", params.pop("type", "default"))
         params.pop("type", None)  # some files hold both
         stretch = BY_WORD.get(word) if isinstance(word, str) else None

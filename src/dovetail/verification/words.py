@@ -26,7 +26,7 @@ ROUTER = Word("router's weights")
 WORDS: dict[tuple[str, str], Word] = {
     ("rope", "pairs"): Word("rotary pair order"),
     ("rope", "base"): Word("rope base", BASES),
-    ("rope", "share"): Word("share of the head that turns", (1.0, 0.5, 0.25, 0.75)),
+    ("rope", "fraction"): Word("share of the head that turns", (1.0, 0.5, 0.25, 0.75)),
     ("rope", "scaling"): Word("rope scaling"),
     ("attention", "position"): Word("position missing"),
     ("attention", "scale"): SCALE,
@@ -53,7 +53,7 @@ WORDS: dict[tuple[str, str], Word] = {
     ("moe", "act"): Word("activation"),
     ("mlp", "bias"): Word("bias missing"),
     ("glu", "bias"): Word("bias missing"),
-    ("pre", "multiplier"): Word("residual scale", (1.0,)),
+    ("pre_norm", "multiplier"): Word("residual scale", (1.0,)),
     ("softmax_router", "normalize"): ROUTER,
     ("sigmoid_router", "normalize"): ROUTER,
     ("softmax_router", "scale"): ROUTER,
@@ -70,8 +70,8 @@ WORDS: dict[tuple[str, str], Word] = {
     ("lm", "softcap"): CAP,
     ("lm", "scale"): Word("logit scale", (1.0,)),
     ("lm", "bias"): Word("bias missing"),
-    ("masked", "bias"): Word("bias missing"),
-    ("masked", "act"): Word("activation"),
+    ("masked_lm", "bias"): Word("bias missing"),
+    ("masked_lm", "act"): Word("activation"),
 }
 STRETCHED = "rope scaling"  # whatever field of whatever scaling
 PLURAL = {"scaling": STRETCHED}  # the cause of any field of a part of this group

@@ -105,5 +105,5 @@ def gated_deltanet(here: Here) -> Mixed:
     sizes = {"width": here.size("embed"), "heads": part.heads, "key_heads": part.groups()}
     sizes |= {"key": here.size("key"), "value": here.size("value")}
     norm = here.write("norm").change(dim="value").flat()
-    text = fill(DELTA, {"share": part.groups() != part.heads}, taps=part.taps_wide, norm=norm)
+    text = fill(DELTA, {"share": part.groups() != part.heads}, taps=part.conv_size, norm=norm)
     return Mixed(Call.to(file.define("GatedDelta", text), **sizes))

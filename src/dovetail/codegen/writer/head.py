@@ -102,8 +102,8 @@ def lm(here: Here) -> Answer:
     return Answer(call, lines, "(B, N, V)")
 
 
-@writes("masked")
-def masked(here: Here) -> Answer:
+@writes("masked_lm")
+def masked_lm(here: Here) -> Answer:
     """Logits behind a dense layer, an activation and a norm."""
     part = here.part
     here.file.letter(V="vocabulary")
@@ -140,7 +140,7 @@ def _by_class(here: Here) -> Call:
 @writes("classifier")
 def classifier(here: Here) -> Answer:
     """One class for a row."""
-    return Answer(_by_class(here), f"x = {POOLS[here.part.how]}\nreturn self.head(x)", "(B, classes)")
+    return Answer(_by_class(here), f"x = {POOLS[here.part.pooling]}\nreturn self.head(x)", "(B, classes)")
 
 
 @writes("token_classifier")
@@ -149,10 +149,10 @@ def token_classifier(here: Here) -> Answer:
     return Answer(_by_class(here), "return self.head(x)", "(B, N, classes)")
 
 
-@writes("pooled")
-def pooled(here: Here) -> Answer:
+@writes("pooled_embedding")
+def pooled_embedding(here: Here) -> Answer:
     """A vector for a row."""
-    part, call, lines = here.part, None, [f"x = {POOLS[here.part.how]}"]
+    part, call, lines = here.part, None, [f"x = {POOLS[here.part.pooling]}"]
     if part.dense:
         doc = "One vector for the whole row: tanh(W x + b)."
         text = fill(POOLED, doc=doc, out="width", shape="D", applied="torch.tanh(self.out(x))")
@@ -164,9 +164,9 @@ def pooled(here: Here) -> Answer:
     return Answer(call, "\n".join(lines), "(B, D)")
 
 
-@writes("scalar")
-def scalar(here: Here) -> Answer:
+@writes("reward")
+def reward(here: Here) -> Answer:
     """One number for a row."""
     text = fill(POOLED, doc="One number for the whole row.", out="1, bias=False", shape="1", applied="self.out(x)")
     call = Call.to(here.file.define("ScalarHead", text), width=here.size("embed"))
-    return Answer(call, f"x = {POOLS[here.part.how]}\nreturn self.head(x)", "(B, 1)")
+    return Answer(call, f"x = {POOLS[here.part.pooling]}\nreturn self.head(x)", "(B, 1)")

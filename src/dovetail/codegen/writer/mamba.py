@@ -72,7 +72,7 @@ def mamba(here: Here) -> Mixed:
         MAMBA,
         {"norm": part.norm is not None, "conv_bias": part.conv_bias},
         bias=part.bias,
-        taps=part.taps_wide,
+        taps=part.conv_size,
         with_bias=", self.conv_bias" if part.conv_bias else "",
         **norms,
     )

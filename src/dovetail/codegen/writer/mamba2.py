@@ -119,7 +119,7 @@ def mamba2(here: Here) -> Mixed:
         flags,
         init=f"def __init__(self, {', '.join(f'{name}: int' for name in sizes)}):",
         bias=part.bias,
-        taps=part.taps_wide,
+        taps=part.conv_size,
         norm=here.write("norm").change(dim="heads * head").flat(),
         **biases,
     )

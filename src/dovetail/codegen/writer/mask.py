@@ -48,8 +48,8 @@ def mask_function(here: Here) -> str:
     return here.file.define(f"{seen.name}_mask", fill(FUNCTION, {"by_key": seen.by_key}, shape=shape, lines=line))
 
 
-@writes("everything")
-def everything(here: Here) -> Seen:
+@writes("full")
+def full(here: Here) -> Seen:
     """Every token."""
     return Seen("full", "k >= 0", by_key=True)
 
@@ -74,14 +74,14 @@ def prefix(here: Here) -> Seen:
     return Seen("prefix", f"k < {here.part.length}", by_key=True)
 
 
-@writes("globals")
+@writes("global_tokens")
 def global_tokens(here: Here) -> Seen:
     """The first tokens see all and are seen by all."""
     return Seen("global", f"(q < {here.part.tokens}) | (k < {here.part.tokens})")
 
 
-@writes("blocks")
-def blocks(here: Here) -> Seen:
+@writes("block_local")
+def block_local(here: Here) -> Seen:
     """The token's own block and its neighbors."""
     size = here.part.size
     return Seen("block", f"(q // {size} - k // {size}).abs() <= {here.part.back}")
@@ -100,8 +100,8 @@ def dilated(here: Here) -> Seen:
     return Seen("dilated", f"((q - k) % {step} == 0) & ((q - k).abs() < {most})")
 
 
-@writes("random")
-def random(here: Here) -> Seen:
+@writes("random_blocks")
+def random_blocks(here: Here) -> Seen:
     """A few hashed blocks for each block of tokens."""
     part = here.part
     here.file.define("hashed", fill(HASHED))

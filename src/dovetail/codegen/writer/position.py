@@ -45,7 +45,7 @@ RELATIVE = '''
 class $name(nn.Module):
     """A learned number for each head and bucket of distance, added to the scores.
 
-    Half of the buckets hold one distance each, the rest grow logarithmically up to distance $far.
+    Half of the buckets hold one distance each, the rest grow logarithmically up to distance $max_distance.
     Half of all buckets are for keys that come later.  #? both
     """
 
@@ -59,7 +59,7 @@ class $name(nn.Module):
         later = (distance < 0).long() * $count  #? both
         distance = distance.abs()  #? both
         distance = distance.clamp_min(0)  #? not both
-        ratio = torch.log(distance.clamp_min(1).float() / $exact) / math.log($far / $exact)
+        ratio = torch.log(distance.clamp_min(1).float() / $exact) / math.log($max_distance / $exact)
         coarse = ($exact + (ratio * $rest).long()).clamp_max($last)
         bucket = torch.where(distance < $exact, distance, coarse)  #? not both
         bucket = later + torch.where(distance < $exact, distance, coarse)  #? both
@@ -96,10 +96,10 @@ def alibi(here: Here) -> Placed:
     return Placed(bias=here.file.define("alibi", fill(ALIBI)) + f"(x.shape[1], {here.size('heads')}, x)")
 
 
-@writes("relative")
-def relative(here: Here) -> Placed:
+@writes("t5_bias")
+def t5_bias(here: Here) -> Placed:
     """A learned bias, one table for all layers of a stack or one each."""
-    part, both = here.part, here.part.both_sides
+    part, both = here.part, here.part.bidirectional
     count = part.buckets // 2 if both else part.buckets
     exact = count // 2
     text = fill(
@@ -108,7 +108,7 @@ def relative(here: Here) -> Placed:
         buckets=part.buckets,
         count=count,
         exact=exact,
-        far=part.far,
+        max_distance=part.max_distance,
         rest=count - exact,
         last=count - 1,
     )

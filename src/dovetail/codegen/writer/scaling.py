@@ -60,8 +60,8 @@ def ntk(here: Here) -> Stretch:
     return Stretch(fill(NTK, factor=here.part.factor))
 
 
-@writes("dynamic")
-def dynamic(here: Here) -> Stretch:
+@writes("dynamic_ntk")
+def dynamic_ntk(here: Here) -> Stretch:
     """A larger base, by the length."""
     return Stretch(fill(DYNAMIC, factor=here.part.factor, original=here.part.original))
 

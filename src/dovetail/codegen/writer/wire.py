@@ -41,8 +41,8 @@ def _lines(here: Here, number: int, call: str, join: str) -> list[str]:
     return [line] if BODY + len(line) <= WIDTH else [f"y = {call}", join.format(_added(here, number, "y"))]
 
 
-@writes("pre")
-def pre(here: Here) -> Join:
+@writes("pre_norm")
+def pre_norm(here: Here) -> Join:
     """x + f(norm x)."""
 
     def join(calls: Mapping[str, str]) -> Wiring:
@@ -56,8 +56,8 @@ def pre(here: Here) -> Join:
     return join
 
 
-@writes("post")
-def post(here: Here) -> Join:
+@writes("post_norm")
+def post_norm(here: Here) -> Join:
     """norm(x + f x)."""
 
     def join(calls: Mapping[str, str]) -> Wiring:
@@ -70,8 +70,8 @@ def post(here: Here) -> Join:
     return join
 
 
-@writes("sandwich")
-def sandwich(here: Here) -> Join:
+@writes("sandwich_norm")
+def sandwich_norm(here: Here) -> Join:
     """x + norm(f(norm x))."""
 
     def join(calls: Mapping[str, str]) -> Wiring:
@@ -84,8 +84,8 @@ def sandwich(here: Here) -> Join:
     return join
 
 
-@writes("branch")
-def branch(here: Here) -> Join:
+@writes("res_post_norm")
+def res_post_norm(here: Here) -> Join:
     """x + norm(f x)."""
 
     def join(calls: Mapping[str, str]) -> Wiring:

@@ -12,11 +12,11 @@ from dovetail.lawbook.oracle.stand import alone, ctx, eye, numbers, part
 from dovetail.ops.attend import offering, using
 
 
-@oracle("additive")
-def additive() -> Iterator[Comparison]:
+@oracle("additive_attention")
+def additive_attention() -> Iterator[Comparison]:
     """Tokens (0, 0), (0, 1), (1, −1): the first channel asks, the second answers, s = 2·tanh(asked + answered)."""
     weights = {"q.weight": [[1.0, 0.0]], "k.weight": [[0.0, 1.0]], "u": [[2.0]], "o.weight": eye(2)}
-    module = alone(part("additive", hidden=1), weights, embed=2)
+    module = alone(part("additive_attention", hidden=1), weights, embed=2)
     tokens = numbers([[[0.0, 0.0], [0.0, 1.0], [1.0, -1.0]]])
     for name in ("reference", "torch"):
         with using(name):
@@ -35,12 +35,12 @@ def additive() -> Iterator[Comparison]:
     yield Comparison("FLOPs of 3 tokens", module.part.cost(scope, 3), [54, 36], near=0)
 
 
-@oracle("multiplicative")
-def multiplicative() -> Iterator[Comparison]:
+@oracle("multiplicative_attention")
+def multiplicative_attention() -> Iterator[Comparison]:
     """Tokens (1, 0), (0, 1), (1, 2); s = ½·(a₁b₂ + 2·a₂b₁)."""
     # the matrix takes x_i to x_iᵀW: first output 2·a₂, second a₁
     weights = {"q.weight": [[0.0, 2.0], [1.0, 0.0]], "o.weight": eye(2)}
-    module = alone(part("multiplicative", scale=0.5), weights, embed=2)
+    module = alone(part("multiplicative_attention", scale=0.5), weights, embed=2)
     for backend in offering(frozenset()):
         with using(backend.name):
             z = module(numbers([[[1.0, 0.0], [0.0, 1.0], [1.0, 2.0]]]), ctx(3))[0]

@@ -68,19 +68,19 @@ def loss_in_chunks() -> Iterator[Comparison]:
         yield Comparison(f"its loss, chunks of {chunk}", half, 0.90760596)
 
 
-@oracle("masked")
-def masked() -> Iterator[Comparison]:
+@oracle("masked_lm")
+def masked_lm() -> Iterator[Comparison]:
     """Dense gives (3, 1), gelu (2.99595031, 0.84134475), layernorm ±0.99999569, by (1, 2), plus (0.5, 0); then the table."""
     x, ctx = numbers([[[1.0, 2.0]]]), Ctx(layout=TokenLayout.whole(1, 1))
     weights: dict[str, Any] = {"dense.weight": [[1.0, 1.0], [0.0, 1.0]], "dense.bias": [0.0, -1.0], "table": TABLE}
     weights |= {"norm.scale": [1.0, 2.0], "norm.shift": [0.5, 0.0]}
-    bare = alone(part("masked", tied=False, bias=False), weights, vocab=3, embed=2)
+    bare = alone(part("masked_lm", tied=False, bias=False), weights, vocab=3, embed=2)
     yield Comparison("without bias", bare(x, ctx), [[[1.49999569, -1.99999138, -0.49999569]]])
-    full = alone(part("masked", tied=False), {**weights, "bias": [0.1, 0.2, 0.3]}, vocab=3, embed=2)
+    full = alone(part("masked_lm", tied=False), {**weights, "bias": [0.1, 0.2, 0.3]}, vocab=3, embed=2)
     yield Comparison("with bias", full(x, ctx), [[[1.59999569, -1.79999138, -0.19999569]]])
     # (3, 2) without its bias: gelu (2.99595031, 1.95449974), normed ±0.99998156
     plain = {name: value for name, value in weights.items() if name != "dense.bias"}
-    unbiased = alone(part("masked", tied=False, bias=False, dense_bias=False), plain, vocab=3, embed=2)
+    unbiased = alone(part("masked_lm", tied=False, bias=False, dense_bias=False), plain, vocab=3, embed=2)
     yield Comparison("dense without bias", unbiased(x, ctx), [[[1.49998156, -1.99996312, -0.49998156]]])
     # ln(e^1.59999569 + e^−1.79999138 + e^−0.19999569) − 1.59999569
     yield Comparison("loss of label 0", full.loss(x, torch.tensor([[0]]), ctx), 0.18121596)
@@ -96,11 +96,11 @@ OUT: dict[str, Any] = {"out.weight": [[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]], "out
 def classifier() -> Iterator[Comparison]:
     """The first, last and mean real token are (1, 2), (3, 6) and (2, 4), wherever the padding lies."""
     expected = {"first": [[1.0, 2.5, 0.0]], "last": [[3.0, 6.5, -2.0]], "mean": [[2.0, 4.5, -1.0]]}
-    for how, logits in expected.items():
-        module = alone(part("classifier", classes=3, how=how), OUT, embed=2)
-        yield Comparison(f"{how}, padding on the left", module(numbers(ROW), _left()), logits)
+    for pooling, logits in expected.items():
+        module = alone(part("classifier", classes=3, pooling=pooling), OUT, embed=2)
+        yield Comparison(f"{pooling}, padding on the left", module(numbers(ROW), _left()), logits)
         turned = numbers([[ROW[0][1], ROW[0][2], ROW[0][0]]])
-        yield Comparison(f"{how}, padding on the right", module(turned, _right()), logits)
+        yield Comparison(f"{pooling}, padding on the right", module(turned, _right()), logits)
     module = alone(part("classifier", classes=3), OUT, embed=2)
     loss = module.loss(numbers(ROW), torch.tensor([0]), _left())  # ln(e + e^2.5 + 1) − 1
     yield Comparison("loss of class 0", loss, 1.76636790)
@@ -132,30 +132,32 @@ def token_classifier() -> Iterator[Comparison]:
     yield Comparison("its loss", loss, 1.27387097)
 
 
-@oracle("pooled")
-def pooled() -> Iterator[Comparison]:
+@oracle("pooled_embedding")
+def pooled_embedding() -> Iterator[Comparison]:
     """(1, 2), (3, 6), (2, 4); to unit length (1, 2)/√5; through tanh(W·): tanh 4 = 0.99932930, tanh −1.5 = −0.90514825."""
     expected = {"first": [[1.0, 2.0]], "last": [[3.0, 6.0]], "mean": [[2.0, 4.0]]}
-    for how, vector in expected.items():
-        yield Comparison(how, alone(part("pooled", how=how), embed=2)(numbers(ROW), _left()), vector)
+    for pooling, vector in expected.items():
+        yield Comparison(pooling, alone(part("pooled_embedding", pooling=pooling), embed=2)(numbers(ROW), _left()), vector)
     # a row without a single token still gets an answer, which nobody reads: some place of it, or 0 as the mean of nothing
     empty = Ctx(layout=TokenLayout.padded([0], 3))
-    for how, vector in (("first", [[3.0, 6.0]]), ("last", [[90.0, -70.0]]), ("mean", [[0.0, 0.0]])):
-        yield Comparison(f"{how} of nothing", alone(part("pooled", how=how), embed=2)(numbers(ROW), empty), vector)
-    unit = alone(part("pooled", unit=True), embed=2)(numbers(ROW), _left())
+    for pooling, vector in (("first", [[3.0, 6.0]]), ("last", [[90.0, -70.0]]), ("mean", [[0.0, 0.0]])):
+        yield Comparison(
+            f"{pooling} of nothing", alone(part("pooled_embedding", pooling=pooling), embed=2)(numbers(ROW), empty), vector
+        )
+    unit = alone(part("pooled_embedding", unit=True), embed=2)(numbers(ROW), _left())
     yield Comparison("unit", unit, [[0.44721360, 0.89442719]])
     weights = {"out.weight": [[2.0, 0.0], [0.0, -0.5]], "out.bias": [0.0, 0.5]}
-    dense = alone(part("pooled", dense=True), weights, embed=2)
+    dense = alone(part("pooled_embedding", dense=True), weights, embed=2)
     yield Comparison("dense", dense(numbers(ROW), _left()), [[0.99932930, -0.90514825]])
     # 1 − cos of the angle between (2, 4) and (1, 0)
-    loss = alone(part("pooled"), embed=2).loss(numbers(ROW), numbers([[1.0, 0.0]]), _left())
+    loss = alone(part("pooled_embedding"), embed=2).loss(numbers(ROW), numbers([[1.0, 0.0]]), _left())
     yield Comparison("loss against (1, 0)", loss, 0.55278640)
 
 
-@oracle("scalar")
-def scalar() -> Iterator[Comparison]:
+@oracle("reward")
+def reward() -> Iterator[Comparison]:
     """2·x₁ − ½·x₂ of (3, 6), (1, 2) and their mean (2, 4): 3, 1 and 2; (5 − 3)² = 4, (5 − 1)² = 16, (5 − 2)² = 9."""
-    for how, value, loss in (("last", 3.0, 4.0), ("first", 1.0, 16.0), ("mean", 2.0, 9.0)):
-        module = alone(part("scalar", how=how), {"out.weight": [[2.0, -0.5]]}, embed=2)
-        yield Comparison(how, module(numbers(ROW), _left()), [[value]])
-        yield Comparison(f"{how}, loss against 5", module.loss(numbers(ROW), numbers([[5.0]]), _left()), loss)
+    for pooling, value, loss in (("last", 3.0, 4.0), ("first", 1.0, 16.0), ("mean", 2.0, 9.0)):
+        module = alone(part("reward", pooling=pooling), {"out.weight": [[2.0, -0.5]]}, embed=2)
+        yield Comparison(pooling, module(numbers(ROW), _left()), [[value]])
+        yield Comparison(f"{pooling}, loss against 5", module.loss(numbers(ROW), numbers([[5.0]]), _left()), loss)

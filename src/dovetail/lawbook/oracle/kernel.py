@@ -60,13 +60,13 @@ def sees() -> Iterator[Comparison]:
         ("causal", causal, CAUSAL),
         ("a window of 3", near, NEAR),
         ("a window of 2, the first kept", kept, [1.0, 1.5, 7 / 3, 13 / 3, 25 / 3, 49 / 3, 97 / 3]),
-        ("everything", part("everything"), [127 / 7] * 7),
+        ("full", part("full"), [127 / 7] * 7),
         # 0, 2, 4, 6 are 1, 4, 16, 64; 1, 3, 5 are 2, 8, 32
         ("every second", part("strided", step=2), [21.25, 14.0, 21.25, 14.0, 21.25, 14.0, 21.25]),
         ("every second, causal", causal & part("strided", step=2), [1.0, 2.0, 2.5, 5.0, 7.0, 14.0, 21.25]),
         ("every third", part("strided", step=3), [73 / 3, 9.0, 18.0, 73 / 3, 9.0, 18.0, 73 / 3]),
         ("two behind, two apart", causal & part("dilated", size=2, step=2), [1.0, 2.0, 2.5, 5.0, 10.0, 20.0, 40.0]),
-        ("blocks of 3", part("blocks", size=3), [7 / 3] * 3 + [56 / 3] * 3 + [64.0]),
+        ("blocks of 3", part("block_local", size=3), [7 / 3] * 3 + [56 / 3] * 3 + [64.0]),
     ]
     for name, mask, means in cases:
         yield from _by_all(name, lambda mask=mask: _means(mask, row(7))[0, :, 0], means)
@@ -155,7 +155,7 @@ def next_to_nothing() -> Iterator[Comparison]:
         q, v = torch.ones_like(k), torch.tensor([0.0, value, value], dtype=dtype).view(1, 3, 1, 1)
         with using("tiled"):
             z = attend(q, k, v, _rule(part("causal")), layout, layout, frozenset())[0, :, 0, 0]
-            far = attend(q, k[:, ::2], v[:, ::2], _rule(part("everything")), layout, row(2), frozenset())
+            far = attend(q, k[:, ::2], v[:, ::2], _rule(part("full")), layout, row(2), frozenset())
         yield Comparison(f"what may not be seen, {dtype}", z[0], 0.0, near=0)
         # e^−70.5 = 2.4112322e−31; e^−691.5 = 4.8458031e−301
         seen = 2.4112322 if dtype is torch.float32 else 0.48458031
@@ -166,7 +166,7 @@ def next_to_nothing() -> Iterator[Comparison]:
 @oracle("attention")
 def plain() -> Iterator[Comparison]:
     """Where a kernel's own flag says it all: both begin together, or one query stands at the end."""
-    causal, both = part("causal"), part("everything")
+    causal, both = part("causal"), part("full")
     yield Comparison("as long as the keys", is_plain(causal, row(5), row(5)), True)
     yield Comparison("fewer", is_plain(causal, row(3), row(5)), False)
     yield Comparison("the last", is_plain(causal, row(1, start=4), row(5)), True)

@@ -75,7 +75,7 @@ def sums() -> Iterator[Comparison]:
 @oracle("gla")
 def channels() -> Iterator[Comparison]:
     """Two key channels that keep 0.9 and 0.5 of an impulse."""
-    spec = part("gla", heads=1, key_size=2, value_size=1, rank=1, slowness=2.0, norm=part("rmsnorm", **NO_NORM))
+    spec = part("gla", heads=1, key_size=2, value_size=1, rank=1, gate_normalizer=2.0, norm=part("rmsnorm", **NO_NORM))
     weights = {
         "q.weight": [[0.0, 1.4142135623730951]] * 2,  # √2 undoes 1/√key
         "k.weight": [[0.0, 1.0]] * 2,
@@ -98,7 +98,7 @@ def channels() -> Iterator[Comparison]:
     yield Comparison("a head of keys is half as wide", [scope.size("key"), scope.size("value")], [4, 8], near=0)
 
 
-@oracle("gla", "rwkv")
+@oracle("gla", "rwkv6")
 def gated_forms() -> Iterator[Comparison]:
     """The recurrence itself in both forms, without and with a bonus of 3 for the token itself."""
     one = torch.ones(1, 4, 1, 2, dtype=torch.float64)
@@ -131,7 +131,7 @@ def corrections() -> Iterator[Comparison]:
 @oracle("gated_deltanet")
 def half_believed() -> Iterator[Comparison]:
     """q and k as large as to be of length 1; β = 1/2, a = 0.9: an impulse halves and fades at every token."""
-    spec = part("gated_deltanet", heads=1, key_size=1, value_size=1, taps_wide=2, norm=part("rmsnorm", **NO_NORM))
+    spec = part("gated_deltanet", heads=1, key_size=1, value_size=1, conv_size=2, norm=part("rmsnorm", **NO_NORM))
     weights = {
         "q.weight": [[0.0, 1e3]],
         "k.weight": [[0.0, 1e3]],
@@ -156,10 +156,10 @@ def half_believed() -> Iterator[Comparison]:
     yield Comparison("first decays", decays, [1.0, 8.5, 16.0])
 
 
-@oracle("rwkv")
+@oracle("rwkv6")
 def time_mix() -> Iterator[Comparison]:
     """One key channel that keeps 0.9, a bonus of 3, and a norm so wide that it only takes the mean of two channels away."""
-    spec = part("rwkv", heads=1, mix_rank=1, fade_rank=1, eps=1e16)
+    spec = part("rwkv6", heads=1, mix_rank=1, decay_rank=1, eps=1e16)
     none, still = [[0.0], [0.0]], [0.0, 0.0]
     weights = {
         "r.weight": [[0.0, 1.0], [0.0, 0.0]],

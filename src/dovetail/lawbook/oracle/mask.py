@@ -70,10 +70,10 @@ def _hold(mask: Any, rows: list[str], tiles: list[str], says: list[Any]) -> Iter
     yield Comparison("tiles that contradict it", _contradictions(mask), 0, near=0)
 
 
-@oracle("everything")
-def everything() -> Iterator[Comparison]:
+@oracle("full")
+def full() -> Iterator[Comparison]:
     """All of the document."""
-    yield from _hold(part("everything"), ["###", "###", "###"], ["####"] * 4, ["both", None, 0, True, 1, "all"])
+    yield from _hold(part("full"), ["###", "###", "###"], ["####"] * 4, ["both", None, 0, True, 1, "all"])
 
 
 @oracle("causal")
@@ -121,24 +121,26 @@ def prefix() -> Iterator[Comparison]:
     yield from _hold(joined, rows, ["#+··", "#+··", "##+·", "###+"], ["ahead", None, 3, False, 1, None])
 
 
-@oracle("globals")
+@oracle("global_tokens")
 def global_tokens() -> Iterator[Comparison]:
     """The first tokens see all and are seen by all."""
     one = ["####", "#···", "#···", "#···"]
-    yield from _hold(part("globals", tokens=1), one, ["++++", "+···", "+···", "+···"], ["both", 1, 1, False, 1, None])
-    longformer = part("globals", tokens=2) | part("window", size=2)
+    yield from _hold(part("global_tokens", tokens=1), one, ["++++", "+···", "+···", "+···"], ["both", 1, 1, False, 1, None])
+    longformer = part("global_tokens", tokens=2) | part("window", size=2)
     rows = ["#####", "#####", "####·", "#####", "##·##"]
     yield from _hold(longformer, rows, ["####", "##+·", "#+#+", "#·+#"], ["both", 2, 2, False, 1, None])
 
 
-@oracle("blocks")
-def blocks() -> Iterator[Comparison]:
+@oracle("block_local")
+def block_local() -> Iterator[Comparison]:
     """Its own block, and `back` more on either side."""
     two = ["##···", "##···", "··##·", "··##·", "····#"]
-    yield from _hold(part("blocks", size=2), two, ["#···", "·#··", "··#·", "···#"], ["both", 2, 0, False, 1, None])
+    yield from _hold(part("block_local", size=2), two, ["#···", "·#··", "··#·", "···#"], ["both", 2, 0, False, 1, None])
     back = ["####··", "####··", "######", "######", "··####", "··####"]
-    yield from _hold(part("blocks", size=2, back=1), back, ["##··", "###·", "·###", "··##"], ["both", 4, 0, False, 1, None])
-    yield Comparison("tiles across blocks of 3", _tiles(part("blocks", size=3)), ["#+··", "+++·", "·+#·", "···#"])
+    yield from _hold(
+        part("block_local", size=2, back=1), back, ["##··", "###·", "·###", "··##"], ["both", 4, 0, False, 1, None]
+    )
+    yield Comparison("tiles across blocks of 3", _tiles(part("block_local", size=3)), ["#+··", "+++·", "·+#·", "···#"])
 
 
 @oracle("strided")
@@ -162,23 +164,23 @@ def dilated() -> Iterator[Comparison]:
     yield Comparison("3 tokens, 3 apart, position 10", _sees(back, 10), [4, 7, 10], near=0)
 
 
-@oracle("random")
+@oracle("random_blocks")
 def random_blocks() -> Iterator[Comparison]:
     """The pair of blocks a ≥ b is on if b = h(seed, a, i) mod (a + 1), worked out with plain whole numbers. The picks are
     frozen here: were the hash to change, old models would see other things."""
     one = ["#·#····", "·#·····", "#······", "···#···", "····#·#", "·····#·", "····#··"]
-    yield Comparison("one pick", _drawn(part("random", size=1, count=1), 7), one)
+    yield Comparison("one pick", _drawn(part("random_blocks", size=1, count=1), 7), one)
     two = ["######···", "######···", "####··###", "####··###", "##··##··#", "##··##··#", "··##··##·", "··##··##·", "··####···"]
     yield from _hold(
-        part("random", size=2, count=2, seed=7), two, ["###·", "##·#", "#·#·", "·#·#"], ["both", None, 0, False, 1, None]
+        part("random_blocks", size=2, count=2, seed=7), two, ["###·", "##·#", "#·#·", "·#·#"], ["both", None, 0, False, 1, None]
     )
-    yield Comparison("tiles of one", _tiles(part("random", size=2, count=2, seed=7), 9, 1), two)
+    yield Comparison("tiles of one", _tiles(part("random_blocks", size=2, count=2, seed=7), 9, 1), two)
 
 
 @oracle("all_of")
 def all_of() -> Iterator[Comparison]:
     """What every one lets through."""
-    mask = part("all_of", masks=(part("causal"), part("window", size=2), part("blocks", size=3)))
+    mask = part("all_of", masks=(part("causal"), part("window", size=2), part("block_local", size=3)))
     rows = ["#····", "##···", "·##··", "···#·", "···##"]
     yield from _hold(mask, rows, ["+···", "++··", "·++·", "···+"], ["causal", 2, 0, False, 1, None])
     columns = part("causal") & part("strided", step=3)
@@ -190,7 +192,7 @@ def all_of() -> Iterator[Comparison]:
 @oracle("any_of")
 def any_of() -> Iterator[Comparison]:
     """What at least one lets through."""
-    mask = part("any_of", masks=(part("window", size=1), part("blocks", size=3), part("prefix", length=2)))
+    mask = part("any_of", masks=(part("window", size=1), part("block_local", size=3), part("prefix", length=2)))
     rows = ["###··", "###··", "###··", "##·##", "##·##"]
     yield from _hold(mask, rows, ["#+··", "#++·", "#+#·", "#··#"], ["both", 3, 2, False, 1, None])
     yield Comparison("| makes it", (part("causal") | part("strided", step=2)).kind, "any_of")

@@ -60,7 +60,7 @@ def every_backend() -> Iterator[Comparison]:
             # a neighbor in the pack, and padding, are not seen: token 2 is a document of its own
             packed = TokenLayout.packed([[2, 1]], 3)
             yield Comparison(f"packed, by {backend.name}", _last(_attention(), layout=packed), [30.0, 4.0])
-            both = _attention(mask=part("everything"))(numbers([TOKENS]), Ctx(layout=row(3)))[0, 1, :2]
+            both = _attention(mask=part("full"))(numbers([TOKENS]), Ctx(layout=row(3)))[0, 1, :2]
             # token 1 against all: e^ of 0, 0.70710678, 0.70710678 again, so 0.19777581, 0.40111209, 0.40111209
             yield Comparison(f"everything, by {backend.name}", both, [22.03336278, 2.60444837])
 
@@ -162,7 +162,7 @@ def accounts() -> Iterator[Comparison]:
     yield Comparison("with a window of 4, 2 kept", sum(s.values(scope, 10) for s in near.state(scope)), 768, near=0)
     # 10 tokens see 1, 2, 3, 4, 5, 6 … 6 keys
     yield Comparison("FLOPs through it", near.cost(scope, 10), [102400, 46080], near=0)
-    yield Comparison("a bidirectional one remembers", len(part("attention", mask=part("everything")).state(scope)), 0, near=0)
+    yield Comparison("a bidirectional one remembers", len(part("attention", mask=part("full")).state(scope)), 0, near=0)
 
 
 @oracle("cross_attention")

@@ -92,7 +92,7 @@ def rope() -> Iterator[Comparison]:
     yield Comparison("adjacent, position 1", _turn(ONE_TO_FOUR, row(1, start=1), pairs="adjacent"), adjacent)
     # half of 8 channels turn, the first four; base 100: θ = p and p/10
     part_of = [-3.1440391170, 1.1654558325, -0.3391430828, 4.3176049730, 5.0, 6.0, 7.0, 8.0]
-    yield Comparison("share ½, position 2", _turn(ONE_TO_EIGHT, row(1, start=2), share=0.5, base=100.0), part_of)
+    yield Comparison("share ½, position 2", _turn(ONE_TO_EIGHT, row(1, start=2), fraction=0.5, base=100.0), part_of)
     # two coordinates, (row 1, column 2): the first half of the pairs turn by the row, the rest by the column
     two = [-1.9841106486, -4.4694833804, 2.4623779024, 0.1540075075]
     yield Comparison("2 coordinates", _turn(ONE_TO_FOUR, _standing(1, 2), coords=2), two)
@@ -135,19 +135,19 @@ ONE_SIDED = [0, 0, 0, 0, 0, 1, 7, 8, 9, 15, 16, 16, 17, 21, 21, 26, 31, 31, 31]
 TWO_SIDED = [31, 26, 21, 17, 0, 1, 7, 8, 8, 9, 10, 10, 10, 11, 12, 14, 15, 15, 15]
 
 
-@oracle("relative")
-def relative() -> Iterator[Comparison]:
+@oracle("t5_bias")
+def t5_bias() -> Iterator[Comparison]:
     """The bucket of a distance, and the number a head's table holds for it."""
-    for both_sides, expected in ((False, ONE_SIDED), (True, TWO_SIDED)):
-        module = alone(part("relative", both_sides=both_sides), {"table": [[0.0] * 32]}, heads=1)
-        name = "two-sided buckets" if both_sides else "one-sided buckets"
+    for bidirectional, expected in ((False, ONE_SIDED), (True, TWO_SIDED)):
+        module = alone(part("t5_bias", bidirectional=bidirectional), {"table": [[0.0] * 32]}, heads=1)
+        name = "two-sided buckets" if bidirectional else "one-sided buckets"
         yield Comparison(name, module.bucket(torch.tensor(DISTANCES)), expected, near=0)
-    small = part("relative", buckets=4, far=8)  # 0, 1, then 2 … 3 and 4 …
+    small = part("t5_bias", buckets=4, max_distance=8)  # 0, 1, then 2 … 3 and 4 …
     module = alone(small, {"table": [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]}, heads=2)
     score = module.score(row(1, start=4), row(5), *module.tables())
     yield Comparison("scores of position 4 against 0 … 4", score, [[[[4.0, 3.0, 3.0, 2.0, 1.0]], [[8.0, 7.0, 7.0, 6.0, 5.0]]]])
     for shared, values in ((True, 4 * 6), (False, 3 * 4 * 6)):
-        mixer = part("attention", heads=6, head=4, position=part("relative", buckets=4, far=8, shared=shared))
+        mixer = part("attention", heads=6, head=4, position=part("t5_bias", buckets=4, max_distance=8, shared=shared))
         spec = part("model", width=24, layers=(part("block", mixer=mixer),) * 3)
         tables = sum(d.size for d in declared(spec) if d.path.endswith("position.table") and d.weight.learned)
         yield Comparison(f"numbers in the tables of 3 layers, shared {shared}", tables, values, near=0)

@@ -50,10 +50,10 @@ def ntk() -> Iterator[Comparison]:
     yield Comparison("what is wrong with 1, 2, 3 pairs", found, [1, 0, 0], near=0)
 
 
-@oracle("dynamic")
-def dynamic() -> Iterator[Comparison]:
+@oracle("dynamic_ntk")
+def dynamic_ntk() -> Iterator[Comparison]:
     """Original length 8, factor 2: within it plain; at 16 the base grows by 3^(8/6): 1, 0.0693361, 0.0048075, 0.00033333."""
-    scaling = part("dynamic", factor=2.0, original=8)
+    scaling = part("dynamic_ntk", factor=2.0, original=8)
     cos, sin = (
         [0.2836621855, 0.8775825619, 0.9987502604, 0.9999875000],
         [-0.9589242747, 0.4794255386, 0.0499791693, 0.0049999792],

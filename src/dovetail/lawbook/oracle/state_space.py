@@ -24,7 +24,7 @@ STEP_ONE = 0.5413248546129181  # softplus of this is 1
 @oracle("mamba2")
 def impulse() -> Iterator[Comparison]:
     """One number of memory; B, C and the gate held at 1 by their biases; a norm so wide that it does nothing."""
-    spec = part("mamba2", inner=1, head=1, state_size=1, taps_wide=2, bias=True, norm=part("rmsnorm", eps=1e16))
+    spec = part("mamba2", inner=1, head=1, state_size=1, conv_size=2, bias=True, norm=part("rmsnorm", eps=1e16))
     zero, one, current = [[0.0]], [[1.0]], [[0.0, 1.0]]
     weights = {
         **{f"{name}.weight": zero for name in ("z", "b", "c", "dt")},
@@ -91,7 +91,7 @@ def forms() -> Iterator[Comparison]:
 @oracle("mamba")
 def impulse_of_one_channel() -> Iterator[Comparison]:
     """Two channels: the first carries the impulse; the second is always 1, and B and C are read off it."""
-    spec = part("mamba", inner=2, state_size=1, rank=1, taps_wide=2, bias=True)
+    spec = part("mamba", inner=2, state_size=1, rank=1, conv_size=2, bias=True)
     weights = {
         "z.weight": [[0.0], [0.0]],
         "z.bias": [ONE, ONE],
@@ -118,7 +118,7 @@ def impulse_of_one_channel() -> Iterator[Comparison]:
 @oracle("mamba")
 def mamba_of_the_reference() -> Iterator[Comparison]:
     """Four tokens through transformers' MambaMixer with these weights; all sizes differ."""
-    spec = part("mamba", inner=3, state_size=2, rank=1, taps_wide=2)
+    spec = part("mamba", inner=3, state_size=2, rank=1, conv_size=2)
     weights = {
         "x.weight": [[0.5, -1.0], [1.0, 0.25], [-0.75, 0.5]],
         "z.weight": [[1.0, 0.5], [-0.5, 2.0], [0.25, -1.5]],

@@ -65,14 +65,14 @@ def plans() -> Iterator[Comparison]:
     yield Comparison("causal", _plan(causal, row(7)), ["0–2+", "0–2# 2–4+", "0–4# 4–6+", "0–7#"])
     yield Comparison("two at the end", _plan(causal, row(2, start=5), row(7)), ["0–6# 6–7+"])
     yield Comparison("one key", _plan(causal, row(5), row(1, start=3)), ["", "0–1+", "0–1#"])
-    yield Comparison("few keys", _plan(part("everything"), row(3), row(2)), ["0–2#", "0–2#"])
+    yield Comparison("few keys", _plan(part("full"), row(3), row(2)), ["0–2#", "0–2#"])
     # 3 and 4 tokens: the second tile holds the end of one and the beginning of the other
     packed = ["0–2+ 2–4+?", "0–6+?", "2–4+? 4–6+", "2–4+? 4–7#"]
     yield Comparison("two documents", _plan(causal, TokenLayout.packed([[3, 4]], 7)), packed)
     yield Comparison("flat", _plan(causal, TokenLayout.flat([2, 3], [0, 4])), ["0–2+", "2–4+", "2–5#"])
     yield Comparison("flat, across rows", _plan(causal, TokenLayout.flat([1, 2], [3, 3])), ["0–2+?", "0–2+? 2–3#"])
     # where heads differ only what all of them see, or none, is known
-    heads = part("by_head", masks=(part("everything"), causal))
+    heads = part("by_head", masks=(part("full"), causal))
     yield Comparison("by head", _plan(heads, row(5), heads=2), ["0–5+", "0–2# 2–5+", "0–5#"])
     yield Comparison("by head, all but one alike", _plan(heads, row(5), heads=1), ["0–5#"] * 3)
 
@@ -107,7 +107,7 @@ def questions() -> Iterator[Comparison]:
         plan(watched, q, q if k is None else k, 1, 2, 2)
         return watched.tiles
 
-    yield Comparison("everything, four tiles", asked(part("everything"), row(8)), 1, near=0)
+    yield Comparison("everything, four tiles", asked(part("full"), row(8)), 1, near=0)
     yield Comparison("causal, four: 1 + 4 + 2·4", asked(part("causal"), row(8)), 13, near=0)
     # three tiles are two and one: 1 + 4, of which the first is partial and asked in 4, the last is one tile
     yield Comparison("causal, three: 1 + 4 + 4 + 1", asked(part("causal"), row(6)), 10, near=0)
@@ -141,7 +141,7 @@ def exact_pairs() -> Iterator[Comparison]:
     yield Comparison("half of the heads 20, half 210", pairs(halves, 20), 115, near=0)
     yield Comparison("residues of 171, 171, 170", pairs(third, 512), 87382, near=0)
     # 1 + 2 + … + 7 in each of 585 blocks: no multiple of any tile
-    yield Comparison("blocks of 7, causal", pairs(causal & part("blocks", size=7), 4095), 16380, near=0)
+    yield Comparison("blocks of 7, causal", pairs(causal & part("block_local", size=7), 4095), 16380, near=0)
     yield Comparison("1,000 tokens", pairs(causal, 1000), 500500, near=0)
     yield Comparison("one token", pairs(causal, 1), 1, near=0)
 

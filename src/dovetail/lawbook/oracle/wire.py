@@ -62,44 +62,44 @@ def _added(kind: str, norms: tuple[str, ...]) -> Iterator[Comparison]:
     yield Comparison("dropout only in training", dropping.wire.added(x, dropping, "ffn", ctx), [[[2.0, 4.0]]])
 
 
-@oracle("pre")
-def pre() -> Iterator[Comparison]:
+@oracle("pre_norm")
+def pre_norm() -> Iterator[Comparison]:
     """f(0.2, 1.4) = (2.8, 0.4), so (3.8, 7.4), of root mean square √34.6 = 5.8821765; + 3·(0.64601935, 2·1.25803768)."""
     norms = ("mixer_norm", "ffn_norm")
-    yield Comparison("x + f(norm x)", _through(_block(part("pre"), norms)), [5.73805814, 14.94822645])
+    yield Comparison("x + f(norm x)", _through(_block(part("pre_norm"), norms)), [5.73805814, 14.94822645])
     # (1, 7) + ½·(0.5, 0.25)·(2.8, 0.4) = (1.7, 7.05); √26.29625 = 5.1279869
-    scaled = _block(part("pre", multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
+    scaled = _block(part("pre_norm", multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
     yield Comparison("scaled", _through(scaled), [2.69454232, 11.17442549])
     # f(1, 7) = (14, 2), so (15, 9), over √153; + 3·(1.21267813, 2·0.72760688)
-    bare = _block(part("pre", first_norm=False), ("ffn_norm",))
+    bare = _block(part("pre_norm", first_norm=False), ("ffn_norm",))
     yield Comparison("x + f(x), then x + g(norm x)", _through(bare), [18.63803438, 13.36564125])
-    yield from _added("pre", norms)
+    yield from _added("pre_norm", norms)
 
 
-@oracle("post")
-def post() -> Iterator[Comparison]:
+@oracle("post_norm")
+def post_norm() -> Iterator[Comparison]:
     """(1, 7) + (14, 2) = (15, 9), over √153: (1.21267813, 0.72760688); four times that, normed again, by (1, 2)."""
     norms = ("mixer_norm", "ffn_norm")
-    yield Comparison("norm(x + f x)", _through(_block(part("post"), norms)), [1.21267813, 1.45521375])
-    scaled = _block(part("post", multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
+    yield Comparison("norm(x + f x)", _through(_block(part("post_norm"), norms)), [1.21267813, 1.45521375])
+    scaled = _block(part("post_norm", multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
     yield Comparison("scaled", _through(scaled), [0.99653383, 2.00690840])
-    yield from _added("post", norms)
+    yield from _added("post_norm", norms)
 
 
-@oracle("sandwich")
-def sandwich() -> Iterator[Comparison]:
+@oracle("sandwich_norm")
+def sandwich_norm() -> Iterator[Comparison]:
     """norm(2.8, 0.4) = (1.4, 0.2), by (2, 1): (3.8, 7.2); √33.14 = 5.7567352; norm(3·(0.66009602, 2·1.25071)) by (1, 3)."""
     norms = ("mixer_norm", "mixer_post_norm", "ffn_norm", "ffn_post_norm")
-    yield Comparison("x + norm(f(norm x))", _through(_block(part("sandwich"), norms)), [4.16084262, 11.30221080])
-    yield from _added("sandwich", norms)
+    yield Comparison("x + norm(f(norm x))", _through(_block(part("sandwich_norm"), norms)), [4.16084262, 11.30221080])
+    yield from _added("sandwich_norm", norms)
 
 
-@oracle("branch")
-def branch() -> Iterator[Comparison]:
+@oracle("res_post_norm")
+def res_post_norm() -> Iterator[Comparison]:
     """norm(14, 2) = (1.4, 0.2): (2.4, 7.2); norm of three times that is (0.4472136, 1.3416408), by (1, 2)."""
     norms = ("mixer_norm", "ffn_norm")
-    yield Comparison("x + norm(f x)", _through(_block(part("branch"), norms)), [2.84721360, 9.88328157])
-    yield from _added("branch", norms)
+    yield Comparison("x + norm(f x)", _through(_block(part("res_post_norm"), norms)), [2.84721360, 9.88328157])
+    yield from _added("res_post_norm", norms)
 
 
 @oracle("parallel")

@@ -13,13 +13,13 @@ from dovetail.lawbook.seeded.bug import Mutant, instead, spec
 from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.model import Model
 from dovetail.parts.mixer import additive
-from dovetail.parts.mixer.additive import AdditiveModule
+from dovetail.parts.mixer.additive import AdditiveAttentionModule
 from dovetail.parts.mixer.linformer import LinformerModule
 
-_scores, _dense, _mixed = AdditiveModule.scores, additive.dense, LinformerModule.mixed
+_scores, _dense, _mixed = AdditiveAttentionModule.scores, additive.dense, LinformerModule.mixed
 
 
-def each_alone(self: AdditiveModule, q: Tensor, k: Tensor) -> Tensor:
+def each_alone(self: AdditiveAttentionModule, q: Tensor, k: Tensor) -> Tensor:
     """tanh of the query and of the key, not of their sum: then no query prefers another key than its neighbors do."""
     return _scores(self, q, torch.zeros_like(k)) + _scores(self, torch.zeros_like(q), k)
 
@@ -54,7 +54,7 @@ def low_rank() -> Model:
 
 def scored() -> Model:
     """The score of 2014."""
-    return spec().set("layers.*.mixer", {"kind": "additive", "heads": 2, "hidden": 10})
+    return spec().set("layers.*.mixer", {"kind": "additive_attention", "heads": 2, "hidden": 10})
 
 
 def mutants() -> list[Mutant]:
@@ -65,7 +65,9 @@ def mutants() -> list[Mutant]:
         return Mutant(name, "padded", instead(LinformerModule, "mixed", new), model)
 
     return [
-        Mutant("query and key are bent each alone", OWN_NUMBER, instead(AdditiveModule, "scores", each_alone), scored()),
+        Mutant(
+            "query and key are bent each alone", OWN_NUMBER, instead(AdditiveAttentionModule, "scores", each_alone), scored()
+        ),
         Mutant("each query has its neighbor's mask", "causal", instead(additive, "dense", mask_of_the_neighbor), scored()),
         mixing("documents of a row are mixed together", one_document),
         mixing("padding is mixed into keys", padding_is_mixed_in),

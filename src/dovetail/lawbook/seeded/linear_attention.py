@@ -15,9 +15,9 @@ from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.model import Model
 from dovetail.ops.scan import delta, gated
 from dovetail.parts import feature
-from dovetail.parts.mixer import gated_deltanet, gla, linear_attention, rwkv
+from dovetail.parts.mixer import gated_deltanet, gla, linear_attention, rwkv6
 
-_decay_scan, _gated_scan, _conv = linear_attention.decay_scan, gla.gated_scan, rwkv.causal_conv
+_decay_scan, _gated_scan, _conv = linear_attention.decay_scan, gla.gated_scan, rwkv6.causal_conv
 _doubled, _gated_chunked, _delta_chunked = gated._doubled, gated.chunked, delta.chunked
 
 
@@ -84,7 +84,7 @@ def mutants() -> list[Mutant]:
     random = with_mixer(kind="linear_attention", heads=4, feature={"kind": "random_features", "features": 11})
     fading = with_mixer(kind="gla", heads=2, key_size=5, value_size=6, rank=3)
     corrected = with_mixer(kind="gated_deltanet", heads=4, key_heads=2, key_size=5, value_size=6)
-    mixed = with_mixer(kind="rwkv", heads=4, mix_rank=3, fade_rank=6)
+    mixed = with_mixer(kind="rwkv6", heads=4, mix_rank=3, decay_rank=6)
     return [
         Mutant(
             "weights of linear attention do not sum to 1",
@@ -130,6 +130,6 @@ def mutants() -> list[Mutant]:
             instead(gated_deltanet, "_of_length_one", of_any_length),
             corrected,
         ),
-        Mutant("RWKV's bonus is lost", OWN_NUMBER, instead(rwkv, "gated_scan", bonus_lost), mixed),
-        Mutant("the token before is a neighbor's", "padded", instead(rwkv, "causal_conv", last_token_of_the_neighbor), mixed),
+        Mutant("RWKV's bonus is lost", OWN_NUMBER, instead(rwkv6, "gated_scan", bonus_lost), mixed),
+        Mutant("the token before is a neighbor's", "padded", instead(rwkv6, "causal_conv", last_token_of_the_neighbor), mixed),
     ]

@@ -16,16 +16,16 @@ from dovetail.lawbook.ported import in_family
 from dovetail.lawbook.seeded.bug import Mutant, instead
 from dovetail.model import Model
 from dovetail.parts.embed import TokensModule
-from dovetail.parts.head import ByClassModule, LmModule, PooledModule, pool
+from dovetail.parts.head import ByClassModule, LmModule, PooledEmbeddingModule, pool
 from dovetail.parts.mixer.attention import AttentionModule
 from dovetail.parts.position.learned import LearnedModule
-from dovetail.parts.position.relative import RelativeModule
+from dovetail.parts.position.t5_bias import T5BiasModule
 from dovetail.port import tensors
 from dovetail.port.convert import Patches
 from dovetail.port.layer import LOCAL, Local
 from dovetail.port.table import Config, Settings
 
-_moves, _setup, _bucket, _logits = tensors.moves, AttentionModule.setup, RelativeModule.bucket, LmModule.logits
+_moves, _setup, _bucket, _logits = tensors.moves, AttentionModule.setup, T5BiasModule.bucket, LmModule.logits
 _there, _back, _given, _taken = Patches.there, Patches.back, Local.give, Local.take
 
 
@@ -50,7 +50,7 @@ def logits_not_scaled(self: LmModule, x: Tensor) -> Tensor:
     return _logits(self, x) / self.part.scale
 
 
-def later_is_earlier(self: RelativeModule, distance: Tensor) -> Tensor:
+def later_is_earlier(self: T5BiasModule, distance: Tensor) -> Tensor:
     return _bucket(self, -distance)
 
 
@@ -62,8 +62,8 @@ def types_forgotten(self: TokensModule, inputs: Tensor, ctx: Ctx) -> tuple[Tenso
     return F.embedding(inputs, self.table) * self.scale + self.type_table[0], ctx.layout
 
 
-def pooled_without_tanh(self: PooledModule, x: Tensor, ctx: Ctx) -> Tensor:
-    return self.out(pool(x, ctx.layout, self.part.how))
+def pooled_without_tanh(self: PooledEmbeddingModule, x: Tensor, ctx: Ctx) -> Tensor:
+    return self.out(pool(x, ctx.layout, self.part.pooling))
 
 
 def classes_without_layer(self: ByClassModule, x: Tensor, ctx: Ctx) -> Tensor:
@@ -111,10 +111,10 @@ def mutants() -> list[Mutant]:
         ("squares lie on their side", squares_on_their_side, vit, keys),
         ("unscaled scores are scaled", instead(AttentionModule, "setup", scores_scaled), t5, "TransformerLens#693"),
         ("a tied head is not scaled", instead(LmModule, "logits", logits_not_scaled), t5, "TransformerLens#693"),
-        ("later keys are taken for earlier", instead(RelativeModule, "bucket", later_is_earlier), t5, ""),
+        ("later keys are taken for earlier", instead(T5BiasModule, "bucket", later_is_earlier), t5, ""),
         ("positions are read two rows early", instead(LearnedModule, "embed", offset_forgotten), roberta, ""),
         ("types of tokens are forgotten", instead(TokensModule, "forward", types_forgotten), bert, ""),
-        ("the pooler has no tanh", instead(PooledModule, "forward", pooled_without_tanh), vit, ""),
+        ("the pooler has no tanh", instead(PooledEmbeddingModule, "forward", pooled_without_tanh), vit, ""),
         (
             "a classifier skips its own layer",
             instead(ByClassModule, "behind", classes_without_layer),

@@ -14,10 +14,10 @@ from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.parts.position.alibi import AlibiModule
 from dovetail.parts.position.learned import LearnedModule
 from dovetail.parts.position.rope import RopeModule
-from dovetail.parts.position.scaling import Dynamic, Yarn
+from dovetail.parts.position.scaling import DynamicNtk, Yarn
 
 _turn, _angles, _score = RopeModule.turn, RopeModule.angles, AlibiModule.score
-_yarn, _dynamic = Yarn.frequencies, Dynamic.at_length
+_yarn, _dynamic = Yarn.frequencies, DynamicNtk.at_length
 
 
 def pairs_adjacent(self: RopeModule, x: Tensor, layout: TokenLayout) -> Tensor:
@@ -48,14 +48,14 @@ def beta_ignored(self: Yarn, plain: Tensor, base: float) -> Tensor:
     return _yarn(dc.replace(self, beta_fast=32.0), plain, base)
 
 
-def factor_ignored(self: Dynamic, plain: Tensor, base: float, length: Tensor) -> Tensor:
+def factor_ignored(self: DynamicNtk, plain: Tensor, base: float, length: Tensor) -> Tensor:
     return _dynamic(dc.replace(self, factor=1.0), plain, base, length)
 
 
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     yarn = {"kind": "rope", "scaling": {"kind": "yarn", "original": 200, "beta_fast": 8.0, "beta_slow": 1.0, "truncate": False}}
-    dynamic = {"kind": "rope", "scaling": {"kind": "dynamic", "original": 8}}
+    dynamic = {"kind": "rope", "scaling": {"kind": "dynamic_ntk", "original": 8}}
     learned = spec(position="none").set("position", {"kind": "learned", "length": 64})
     return [
         Mutant(
@@ -101,7 +101,7 @@ def mutants() -> list[Mutant]:
         Mutant(
             "dynamic NTK ignores its factor",
             "every_field",
-            instead(Dynamic, "at_length", factor_ignored),
+            instead(DynamicNtk, "at_length", factor_ignored),
             spec(position=dynamic),
             "transformers#27227",
         ),

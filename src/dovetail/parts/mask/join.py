@@ -14,8 +14,8 @@ from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
 
 
-@register("everything")
-class Everything(Mask):
+@register("full")
+class Full(Mask):
     """Every token of the document."""
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Joined(Mask):
 
     def check(self, scope: Scope) -> list[Problem]:
         if not self.masks:
-            return [Problem("masks", "holds no mask", "name at least one, or use `everything`")]
+            return [Problem("masks", "holds no mask", "name at least one, or use `full`")]
         return [
             Problem(f"masks.{i}.{p.field}", p.problem, p.remedy) for i, mask in enumerate(self.masks) for p in mask.check(scope)
         ]
@@ -88,7 +88,9 @@ class AllOf(Joined):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"masks": [[{"kind": "window", "size": 7}, {"kind": "blocks", "size": 5}], [{"kind": "strided", "step": 2}]]}
+        return {
+            "masks": [[{"kind": "window", "size": 7}, {"kind": "block_local", "size": 5}], [{"kind": "strided", "step": 2}]]
+        }
 
 
 @register("any_of")
@@ -120,8 +122,8 @@ class AnyOf(Joined):
     def samples(cls) -> dict[str, list[Any]]:
         return {
             "masks": [
-                [{"kind": "window", "size": 3}, {"kind": "globals", "tokens": 2}],
-                [{"kind": "strided", "step": 3}, {"kind": "blocks", "size": 4}],
+                [{"kind": "window", "size": 3}, {"kind": "global_tokens", "tokens": 2}],
+                [{"kind": "strided", "step": 3}, {"kind": "block_local", "size": 4}],
             ]
         }
 
@@ -164,7 +166,7 @@ class ByHead(Joined):
         return {
             "masks": [
                 [{"kind": "window", "size": 4}, {"kind": "strided", "step": 3}],
-                [{"kind": "blocks", "size": 3}, "everything"],
+                [{"kind": "block_local", "size": 3}, "full"],
             ]
         }
 

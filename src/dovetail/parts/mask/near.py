@@ -1,10 +1,12 @@
-"""Masks by order and distance: causal, window, prefix, globals, blocks.
+"""Masks by order and distance: causal, window, prefix, global tokens, block-local.
 
-causal    k ≤ q
-window    |q − k| < size, or k < keep          a window of w counts the token itself: w = 4, position 9 sees 6, 7, 8, 9
-prefix    k < length                           with causal by |: the prefix sees itself whole (T5's prefix LM)
-globals   q < tokens or k < tokens             Longformer's and BigBird's global tokens
-blocks    ⌊q/size⌋ − ⌊k/size⌋ ∈ [0, back]      block-local, looking `back` blocks behind (and as far ahead)
+    causal         k ≤ q
+    window         |q − k| < size, or k < keep       size counts the token itself: with 4, position 9 sees 6, 7, 8, 9
+    prefix         k < length                        joined with causal by |: the prefix is bidirectional (T5's prefix LM)
+    global_tokens  q < tokens or k < tokens          Beltagy et al. 2020 (Longformer); Zaheer et al. 2020 (BigBird)
+    block_local    |⌊q/size⌋ − ⌊k/size⌋| ≤ back      the token's own block and `back` blocks on either side
+
+q and k are positions within a document.
 """
 
 from __future__ import annotations
@@ -119,8 +121,8 @@ class Prefix(Mask):
         return {"length": [4, 7]}
 
 
-@register("globals")
-class Globals(Mask):
+@register("global_tokens")
+class GlobalTokens(Mask):
     """The first tokens see all and are seen by all."""
 
     tokens: int = 1
@@ -146,8 +148,8 @@ class Globals(Mask):
         return {"tokens": [2, 5]}
 
 
-@register("blocks")
-class Blocks(Mask):
+@register("block_local")
+class BlockLocal(Mask):
     """The token's own block and `back` neighbors on either side."""
 
     size: int = 64

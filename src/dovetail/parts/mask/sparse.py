@@ -1,8 +1,9 @@
 """Masks with holes: strided, dilated, random blocks.
 
-    strided   (q − k) mod step = 0                                          Sparse Transformer's columns, Child et al. 2019
-    dilated   (q − k) mod step = 0 and |q − k| < size·step                  dilated windows, Beltagy et al. 2020
-    random    the pair of blocks a ≥ b is on if b is one of `count` picks h(seed, a, i) mod (a + 1)     BigBird 2020
+    strided        (q − k) mod step = 0                              Child et al. 2019 (Sparse Transformer's columns)
+    dilated        (q − k) mod step = 0 and |q − k| < size·step      Beltagy et al. 2020
+    random_blocks  blocks a ≥ b see each other if b is one of `count` picks h(seed, a, i) mod (a + 1)
+                                                                     Zaheer et al. 2020 (BigBird)
 
 In a dilated window tokens of one residue see only each other: the tiled kernel lays them side by side, so its tiles are full.
 A random pick depends on block numbers alone: the same for any length, chunking or batch.
@@ -91,8 +92,8 @@ def _same_residue(q: Span, k: Span, step: int) -> Fill:
     return Fill.FULL if q.residue_low == q.residue_high == k.residue_low == k.residue_high else Fill.PART
 
 
-@register("random")
-class Random(Mask):
+@register("random_blocks")
+class RandomBlocks(Mask):
     """A few hashed blocks for each block of tokens."""
 
     size: int = 64

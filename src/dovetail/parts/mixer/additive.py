@@ -99,8 +99,8 @@ class EarlyModule(Module):
         return ctx.tap(self, "out", self.o(ctx.tap(self, "z", z).flatten(-2)))
 
 
-@register("additive")
-class Additive(Early):
+@register("additive_attention")
+class AdditiveAttention(Early):
     """Scores by a network with one hidden layer."""
 
     TAPS = ("q", "k", "pattern", "z", "out")
@@ -110,7 +110,7 @@ class Additive(Early):
     hidden: int | None = None  # None: the width
 
     def module(self) -> type[Module]:
-        return AdditiveModule
+        return AdditiveAttentionModule
 
     def axes(self, scope: Scope) -> Scope:
         return super().axes(scope).add(hidden=scope.size("embed") if self.hidden is None else self.hidden)
@@ -136,7 +136,7 @@ class Additive(Early):
         return {**super().samples(), "hidden": [10, 7]}
 
 
-class AdditiveModule(EarlyModule):
+class AdditiveAttentionModule(EarlyModule):
     """x (…, n, embed) -> like x."""
 
     q: Linear
@@ -177,8 +177,8 @@ class AdditiveModule(EarlyModule):
         return ctx.tap(self, "pattern", weights) if ctx.wants(self, "pattern") else weights
 
 
-@register("multiplicative")
-class Multiplicative(Early):
+@register("multiplicative_attention")
+class MultiplicativeAttention(Early):
     """Scores by a bilinear form of the two tokens: a token leaves nothing behind but itself."""
 
     heads: int = 1
@@ -186,7 +186,7 @@ class Multiplicative(Early):
     scale: float = 1.0
 
     def module(self) -> type[Module]:
-        return MultiplicativeModule
+        return MultiplicativeAttentionModule
 
     def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="q.weight", out=("heads", "embed"), inp=("embed",)), *super().weights(scope)]
@@ -200,14 +200,14 @@ class Multiplicative(Early):
         return {**super().samples(), "scale": [0.3, 0.15]}
 
 
-class MultiplicativeModule(EarlyModule):
+class MultiplicativeAttentionModule(EarlyModule):
     """x (…, n, embed) -> like x."""
 
     q: Linear
 
     def setup(self) -> None:
         super().setup()
-        assert isinstance(self.part, Multiplicative)
+        assert isinstance(self.part, MultiplicativeAttention)
         self.scale = self.part.scale
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:

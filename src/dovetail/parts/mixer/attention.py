@@ -274,7 +274,7 @@ class AttentionModule(Module):
 class CrossAttention(Attention):
     """Queries from the stream, keys and values from an encoder's memory."""
 
-    mask: Mask = child("everything")
+    mask: Mask = child("full")
     position: Position = child("none")
 
     source = "encoder"

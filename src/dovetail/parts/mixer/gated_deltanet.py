@@ -45,7 +45,7 @@ class GatedDeltaNet(Recurrent):
     key_heads: int | None = None  # None: as many as heads
     key_size: int | None = None  # None: width / heads
     value_size: int | None = None  # None: width / heads
-    taps_wide: int = 4  # tokens the convolution sees
+    conv_size: int = 4  # tokens the convolution sees
     norm: Norm = child("rmsnorm")
 
     def module(self) -> type[Module]:
@@ -63,7 +63,7 @@ class GatedDeltaNet(Recurrent):
             "key": self.key_size or each,
             "value": self.value_size or each,
         }
-        return scope.add(**sizes, taps=self.taps_wide, tail=self.taps_wide - 1)
+        return scope.add(**sizes, taps=self.conv_size, tail=self.conv_size - 1)
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
         return scope.bind(dim="value")
@@ -101,8 +101,8 @@ class GatedDeltaNet(Recurrent):
         for name, value in sizes:
             if value is not None and value < 1:
                 return [Problem(name, f"{value} is not above 0")]
-        if self.taps_wide < 2:
-            return [Problem("taps_wide", f"{self.taps_wide} sees no token but its own", "use 2 or more")]
+        if self.conv_size < 2:
+            return [Problem("conv_size", f"{self.conv_size} sees no token but its own", "use 2 or more")]
         if self.heads % self.groups():
             what = f"{self.groups()} does not divide {self.heads} heads"
             return [Problem("key_heads", what, "make heads a multiple of key_heads")]
@@ -121,7 +121,7 @@ class GatedDeltaNet(Recurrent):
             "key_heads": [2, None, 1],
             "key_size": [5, None],
             "value_size": [6, None],
-            "taps_wide": [4, 3],
+            "conv_size": [4, 3],
         }
 
 

@@ -37,7 +37,7 @@ class GLA(Recurrent):
     key_size: int | None = None  # None: width / heads / 2
     value_size: int | None = None  # None: width / heads
     rank: int = 16  # of the gate that says what fades
-    slowness: float = 16.0  # τ: the larger, the longer a memory lasts
+    gate_normalizer: float = 16.0  # τ: the larger, the longer a memory lasts
     norm: Norm = child("rmsnorm")
 
     def module(self) -> type[Module]:
@@ -77,8 +77,8 @@ class GLA(Recurrent):
             if value is not None and value < 1:
                 return [Problem(name, f"{value} is not above 0")]
         found: list[Problem] = []
-        if self.slowness <= 0:
-            found.append(Problem("slowness", f"{self.slowness} is not above 0", "use 1 for a gate as it is"))
+        if self.gate_normalizer <= 0:
+            found.append(Problem("gate_normalizer", f"{self.gate_normalizer} is not above 0", "use 1 for a gate as it is"))
         width = scope.size("embed")
         for name, value, parts in (("key_size", self.key_size, 2 * self.heads), ("value_size", self.value_size, self.heads)):
             if value is None and width % parts:
@@ -90,7 +90,7 @@ class GLA(Recurrent):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"heads": [2, 4], "key_size": [5, None], "value_size": [6, None], "rank": [3, 8], "slowness": [16.0, 1.5]}
+        return {"heads": [2, 4], "key_size": [5, None], "value_size": [6, None], "rank": [3, 8], "gate_normalizer": [16.0, 1.5]}
 
 
 class GLAModule(RecurrentModule):
@@ -115,7 +115,7 @@ class GLAModule(RecurrentModule):
         k = ctx.tap(self, "k", self.k(x).unflatten(-1, (-1, self.key)))
         v = ctx.tap(self, "v", self.v(x).unflatten(-1, (-1, self.value)))
         fade = self.fade_up(self.fade_down(x)).to(at_least_fp32(x.dtype)).unflatten(-1, (-1, self.key))
-        fade = ctx.tap(self, "fade", F.logsigmoid(fade) / self.part.slowness)  # log a, at most 0
+        fade = ctx.tap(self, "fade", F.logsigmoid(fade) / self.part.gate_normalizer)  # log a, at most 0
         y, memory = gated_scan(q * self.scale, k, v, fade, seq, None if carry is None else carry[0])
         y = self.norm(ctx.tap(self, "y", y), ctx).flatten(-2) * F.silu(self.gate(x))
         return ctx.tap(self, "out", self.o(y)), (memory,)

@@ -108,10 +108,10 @@ class LinformerModule(Module):
     head_number: Tensor
 
     def setup(self) -> None:
-        everything: Any = KINDS["everything"]
-        self.size, self.everything = self.scope.size("head"), everything()
-        assert isinstance(self.everything, Mask)
-        self.everything.key  # noqa: B018  computed here, outside any compiled graph
+        full: Any = KINDS["full"]
+        self.size, self.mask = self.scope.size("head"), full()
+        assert isinstance(self.mask, Mask)
+        self.mask.key  # noqa: B018  computed here, outside any compiled graph
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
         layout, key_layout = ctx.layout, ctx.layout
@@ -123,7 +123,7 @@ class LinformerModule(Module):
         documents = key_layout.once("documents", lambda: documents_of(key_layout))
         mixed_at = key_layout.once(("mixed", self.part.rank), lambda: self.places(key_layout, documents))
         k, v = self.mixed(k, self.k_map, key_layout, documents), self.mixed(v, self.v_map, key_layout, documents)
-        scoring = Scoring(mask=self.everything, scale=self.size**-0.5, heads=self.head_number)
+        scoring = Scoring(mask=self.mask, scale=self.size**-0.5, heads=self.head_number)
         z = attend(q, k, v, scoring, layout, mixed_at, frozenset())
         return ctx.tap(self, "out", self.o(ctx.tap(self, "z", z).flatten(-2)))
 

@@ -41,7 +41,7 @@ class Mamba(Recurrent):
     inner: int | None = None  # None: twice the width
     state_size: int = 16
     rank: int | None = None  # of the step width's projection; None: a sixteenth of the width, rounded up
-    taps_wide: int = 4  # tokens the convolution sees
+    conv_size: int = 4  # tokens the convolution sees
     bias: bool = False
     conv_bias: bool = True
     norm: Norm | None = None  # of r, B and C
@@ -52,7 +52,7 @@ class Mamba(Recurrent):
     def axes(self, scope: Scope) -> Scope:
         width = scope.size("embed")
         sizes = {"inner": self.inner or 2 * width, "state": self.state_size, "rank": self.rank or -(-width // 16)}
-        return scope.add(**sizes, taps=self.taps_wide, tail=self.taps_wide - 1)
+        return scope.add(**sizes, taps=self.conv_size, tail=self.conv_size - 1)
 
     def children(self) -> dict[str, Part]:
         return {} if self.norm is None else {f"{name}_norm": self.norm for name in CHOSEN}
@@ -97,8 +97,8 @@ class Mamba(Recurrent):
             value = getattr(self, name)
             if value is not None and value < 1:
                 return [Problem(name, f"{value} is not above 0")]
-        if self.taps_wide < 2:
-            return [Problem("taps_wide", f"{self.taps_wide} sees no token but its own", "use 2 or more")]
+        if self.conv_size < 2:
+            return [Problem("conv_size", f"{self.conv_size} sees no token but its own", "use 2 or more")]
         return []
 
     def tp_region(self) -> bool:
@@ -110,7 +110,7 @@ class Mamba(Recurrent):
             "inner": [60, 36],
             "state_size": [5, 8],
             "rank": [3, 7],
-            "taps_wide": [4, 3],
+            "conv_size": [4, 3],
             "bias": [False, True],
             "conv_bias": [True, False],
         }

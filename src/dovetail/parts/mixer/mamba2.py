@@ -42,7 +42,7 @@ class Mamba2(Recurrent):
     head: int = 64
     state_size: int = 128
     groups: int = 1
-    taps_wide: int = 4  # tokens the convolution sees
+    conv_size: int = 4  # tokens the convolution sees
     bias: bool = False
     conv_bias: bool = True
     norm: Norm = child("rmsnorm")
@@ -53,7 +53,7 @@ class Mamba2(Recurrent):
     def axes(self, scope: Scope) -> Scope:
         inner = self.inner or 2 * scope.size("embed")
         sizes = {"heads": inner // max(self.head, 1), "head": self.head, "groups": self.groups, "state": self.state_size}
-        return scope.add(**sizes, taps=self.taps_wide, tail=self.taps_wide - 1)
+        return scope.add(**sizes, taps=self.conv_size, tail=self.conv_size - 1)
 
     def children(self) -> dict[str, Part]:
         return {"norm": self.norm}
@@ -101,8 +101,8 @@ class Mamba2(Recurrent):
         for name, value in (("head", self.head), ("state_size", self.state_size), ("groups", self.groups)):
             if value < 1:
                 return [Problem(name, f"{value} is not above 0")]
-        if self.taps_wide < 2:
-            return [Problem("taps_wide", f"{self.taps_wide} sees no token but its own", "use 2 or more")]
+        if self.conv_size < 2:
+            return [Problem("conv_size", f"{self.conv_size} sees no token but its own", "use 2 or more")]
         if inner % self.head:
             return [Problem("head", f"{self.head} does not divide the inner width, {inner}", "or set `inner`")]
         if (inner // self.head) % self.groups:
@@ -119,7 +119,7 @@ class Mamba2(Recurrent):
             "head": [6, 3],
             "state_size": [5, 8],
             "groups": [1, 2],
-            "taps_wide": [4, 3],
+            "conv_size": [4, 3],
             "bias": [False, True],
             "conv_bias": [True, False],
         }

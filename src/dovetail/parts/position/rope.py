@@ -29,7 +29,7 @@ class Rope(Position):
     rotates: ClassVar[bool] = True
 
     base: float = 10000.0
-    share: float = 1.0  # of the head's channels that turn, the first ones
+    fraction: float = 1.0  # of the head's channels that turn, the first ones
     pairs: Literal["half", "adjacent"] = "half"
     coords: int = 1
     when: Literal["write", "read"] = "write"
@@ -43,7 +43,7 @@ class Rope(Position):
 
     def turning(self, scope: Scope) -> int:
         """How many channels of a head turn."""
-        return int(scope.size("head") * self.share)
+        return int(scope.size("head") * self.fraction)
 
     def weights(self, scope: Scope) -> list[Weight]:
         frequency = Weight(name="frequency", out=("pair",), role="const")
@@ -67,8 +67,8 @@ class Rope(Position):
 
     def check(self, scope: Scope) -> list[Problem]:
         turning, standing = self.turning(scope), scope.size("coords")
-        if not 0 < self.share <= 1:
-            return [Problem("share", f"{self.share} is not in (0, 1]")]
+        if not 0 < self.fraction <= 1:
+            return [Problem("fraction", f"{self.fraction} is not in (0, 1]")]
         if self.coords not in (1, 2, 3):
             return [Problem("coords", f"{self.coords} is not 1 (text), 2 (image) or 3 (video)")]
         if self.coords != 1 and standing not in (1, self.coords):
@@ -79,14 +79,14 @@ class Rope(Position):
             ]
         if turning == 0 or turning % (2 * self.coords):
             what = f"{turning} of {scope.size('head')} channels turn, which {self.coords} coordinate(s) cannot share in pairs"
-            return [Problem("share", what, f"make head · share a multiple of {2 * self.coords}")]
+            return [Problem("fraction", what, f"make head · fraction a multiple of {2 * self.coords}")]
         return [] if self.scaling is None else self.scaling.check(scope)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {
             "base": [10000.0, 100.0],
-            "share": [1.0, 0.5],
+            "fraction": [1.0, 0.5],
             "pairs": ["half", "adjacent"],
             "coords": [1, 2, 3],
             "when": ["write", "read"],

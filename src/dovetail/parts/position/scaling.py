@@ -1,11 +1,12 @@
 """Stretching rotary frequencies f_i = base^(−i/pairs) to texts longer than a model was trained on.
 
-linear    f / factor                                                      Chen et al. 2023, position interpolation
-ntk       base ← base · factor^(d/(d−2))                                  NTK-aware
-dynamic   the same with factor·n/original − (factor − 1), n the length now
-yarn      fast pairs kept, slow ones divided, a ramp between; cos, sin · 0.1·ln(factor) + 1      Peng et al. 2023
-llama3    by wavelength: short kept, long divided, smooth between         Llama 3.1
-longrope  a factor for each pair, one list for short texts, one for long  Ding et al. 2024
+linear_scaling  f / factor                                                       Chen et al. 2023 (interpolation)
+ntk             base ← base · factor^(d/(d−2))                                   bloc97 2023 (NTK-aware)
+dynamic_ntk     ntk with factor·n/original − (factor − 1), n the current length  emozilla 2023
+yarn            high frequencies unchanged, low ones / factor, a ramp between;
+                cos and sin · (0.1·ln(factor) + 1)                               Peng et al. 2023
+llama3          by wavelength: short unchanged, long / factor, smooth between    Grattafiori et al. 2024
+longrope        one factor per pair; one list up to `original` tokens, another beyond  Ding et al. 2024
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Ntk(Scaling):
         return {"factor": [2.0, 4.0]}
 
 
-@register("dynamic")
-class Dynamic(Scaling):
+@register("dynamic_ntk")
+class DynamicNtk(Scaling):
     """NTK-aware, by the length the text has now."""
 
     varies: ClassVar[bool] = True

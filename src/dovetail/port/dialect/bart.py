@@ -7,9 +7,9 @@ from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, F
 
 MIXER = {"kind": "attention", "position": "none", "bias": True, "out_bias": True}
 ENCODER_LAYER = {
-    "wire": {"kind": "post", "dropout": 0.1},
+    "wire": {"kind": "post_norm", "dropout": 0.1},
     "norm": "layernorm",
-    "mixer": {**MIXER, "mask": "everything"},
+    "mixer": {**MIXER, "mask": "full"},
     "ffn": {"kind": "mlp", "act": "gelu"},
 }
 LAYER = {**ENCODER_LAYER, "mixer": MIXER, "cross": {**MIXER, "kind": "cross_attention"}}

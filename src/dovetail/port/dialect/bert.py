@@ -9,8 +9,8 @@ from dovetail.port.classes import Classes, Otherwise
 from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Row, Same, look, rows
 
 NORM = {"kind": "layernorm", "eps": 1e-12}
-MIXER = {"kind": "attention", "mask": "everything", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
-LAYER = {"wire": {"kind": "post", "dropout": 0.1}, "norm": NORM, "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu"}}
+MIXER = {"kind": "attention", "mask": "full", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
+LAYER = {"wire": {"kind": "post_norm", "dropout": 0.1}, "norm": NORM, "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu"}}
 POOLER = rows("pooler.dense", "head.out", "weight", "bias")
 # nobody reads how a pooler might have been made
 POOLER_FIELDS = {f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")}
@@ -31,13 +31,13 @@ BERT = Dialect(
             architecture="BertModel",
             auto="AutoModel",
             answer="pooler_output",
-            head={"head": {"kind": "pooled", "how": "first", "dense": True}},
+            head={"head": {"kind": "pooled_embedding", "pooling": "first", "dense": True}},
             tensors=POOLER,
         ),
         Form(
             architecture="BertForMaskedLM",
             auto="AutoModelForMaskedLM",
-            head={"head": {"kind": "masked", "norm": NORM}},
+            head={"head": {"kind": "masked_lm", "norm": NORM}},
             prefix="bert.",
             tensors=(
                 *rows("cls.predictions.transform.dense", "head.dense", "weight", "bias"),

@@ -15,7 +15,7 @@ BLOOM = Dialect(
         "norm": "layernorm",
         "head": "lm",
         "init": {"kind": "normal", "residual": False},
-        "layers": [{"norm": "layernorm", "wire": "pre", "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu_tanh"}}],
+        "layers": [{"norm": "layernorm", "wire": "pre_norm", "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu_tanh"}}],
     },
     layers="n_layer",
     required=("vocab_size", "hidden_size", "n_layer", "n_head"),

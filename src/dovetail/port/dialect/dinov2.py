@@ -44,9 +44,9 @@ DINOV2 = Dialect(
     spec={
         "embed": {"kind": "patches", "patch": 14},
         "position": {"kind": "learned", "length": 257},
-        "layers": [{"norm": NORM, "wire": {"kind": "pre", "layer_scale": 1.0}, "mixer": MIXER, "ffn": {"kind": "mlp"}}],
+        "layers": [{"norm": NORM, "wire": {"kind": "pre_norm", "layer_scale": 1.0}, "mixer": MIXER, "ffn": {"kind": "mlp"}}],
         "norm": NORM,
-        "head": {"kind": "pooled", "how": "first"},
+        "head": {"kind": "pooled_embedding", "pooling": "first"},
         "init": {"kind": "normal", "residual": False},
     },
     layers="num_hidden_layers",

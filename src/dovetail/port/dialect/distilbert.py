@@ -13,7 +13,7 @@ DISTILBERT = Dialect(
         Form(
             architecture="DistilBertForMaskedLM",
             auto="AutoModelForMaskedLM",
-            head={"head": {"kind": "masked", "norm": NORM}},
+            head={"head": {"kind": "masked_lm", "norm": NORM}},
             prefix="distilbert.",
             tensors=(
                 *rows("vocab_transform", "head.dense", "weight", "bias"),

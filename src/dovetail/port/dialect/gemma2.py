@@ -39,7 +39,7 @@ class Divisor:
 GEMMA2 = GEMMA.but(
     "gemma2",
     architecture="Gemma2ForCausalLM",
-    layer={"wire": "sandwich"},
+    layer={"wire": "sandwich_norm"},
     without=("hidden_act",),
     fields=(
         LayerTypes("num_hidden_layers", usual),

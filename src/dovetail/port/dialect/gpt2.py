@@ -8,7 +8,7 @@ from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, F
 MIXER = {"kind": "attention", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
 LAYER = {
     "norm": "layernorm",
-    "wire": {"kind": "pre", "dropout": 0.1},
+    "wire": {"kind": "pre_norm", "dropout": 0.1},
     "mixer": MIXER,
     "ffn": {"kind": "mlp", "act": "gelu_tanh"},
 }

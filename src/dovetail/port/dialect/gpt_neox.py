@@ -6,7 +6,7 @@ from dovetail.port.rotary import Rotary
 from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, Switch, rows
 
 PARALLEL = {"kind": "parallel", "one_norm": False}
-MIXER = {"kind": "attention", "packed": True, "bias": True, "out_bias": True, "position": {"kind": "rope", "share": 0.25}}
+MIXER = {"kind": "attention", "packed": True, "bias": True, "out_bias": True, "position": {"kind": "rope", "fraction": 0.25}}
 
 GPT_NEOX = Dialect(
     name="gpt_neox",
@@ -25,14 +25,14 @@ GPT_NEOX = Dialect(
         Same("intermediate_size", "layers.*.ffn.hidden"),
         Same("num_attention_heads", "layers.*.mixer.heads"),
         Same("layer_norm_eps", "norm.eps", "layers.*.norm.eps"),
-        Switch("use_parallel_residual", "layers.*.wire", on=PARALLEL, off={"kind": "pre"}),
+        Switch("use_parallel_residual", "layers.*.wire", on=PARALLEL, off={"kind": "pre_norm"}),
         Same("hidden_dropout", "layers.*.wire.dropout", "dropout"),
         Same("attention_dropout", "layers.*.mixer.dropout"),
         Same("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),
         Same("tie_word_embeddings", "head.tied"),
         Same("initializer_range", "init.spread"),
         Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
-        Same("rotary_pct", "layers.*.mixer.position.share"),  # in older files
+        Same("rotary_pct", "layers.*.mixer.position.fraction"),  # in older files
         Same("rotary_emb_base", "layers.*.mixer.position.base"),
         Rotary("layers.*.mixer.position", partial=True),
     ),

@@ -36,7 +36,7 @@ class RotaryDim:
     names = ("rotary_dim",)
 
     def give(self, spec: Model) -> dict[str, Any]:
-        share, head = look(spec, "layers.*.mixer.position.share"), look(spec, "layers.*.mixer.head")
+        share, head = look(spec, "layers.*.mixer.position.fraction"), look(spec, "layers.*.mixer.head")
         both = isinstance(share, float) and isinstance(head, int)
         return {self.names[0]: round(share * head)} if both else {}
 
@@ -48,7 +48,7 @@ class RotaryDim:
             isinstance(turning, int) and isinstance(width, int) and isinstance(heads, int) and heads > 0 and width >= heads
         ):
             raise SpecError("config.rotary_dim", f"{turning!r} is no number of channels of a head")
-        return {"layers.*.mixer.position.share": turning / (width // heads)}
+        return {"layers.*.mixer.position.fraction": turning / (width // heads)}
 
 
 GPTJ = Dialect(

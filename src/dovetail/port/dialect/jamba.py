@@ -49,7 +49,7 @@ JAMBA = LLAMA.but(
         Same("num_key_value_heads", f"{FULL}.kv_heads"),
         Same("attention_dropout", f"{FULL}.dropout"),
         Same("mamba_d_state", f"{SPACE}.state_size"),
-        Same("mamba_d_conv", f"{SPACE}.taps_wide"),
+        Same("mamba_d_conv", f"{SPACE}.conv_size"),
         Same("mamba_proj_bias", f"{SPACE}.bias"),
         Same("mamba_conv_bias", f"{SPACE}.conv_bias"),
         Expand("mamba_expand", f"{SPACE}.inner"),

@@ -25,7 +25,7 @@ LLAMA = Dialect(
         "norm": NORM,
         "head": {"kind": "lm", "tied": False},
         "init": {"kind": "normal", "residual": False},
-        "layers": [{"norm": NORM, "wire": "pre", "mixer": "attention", "ffn": "glu"}],
+        "layers": [{"norm": NORM, "wire": "pre_norm", "mixer": "attention", "ffn": "glu"}],
     },
     layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),

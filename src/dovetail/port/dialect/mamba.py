@@ -22,7 +22,7 @@ MAMBA = Dialect(
         Same("vocab_size", "vocab"),
         Same("hidden_size", "width"),
         Same("state_size", "layers.*.mixer.state_size"),
-        Same("conv_kernel", "layers.*.mixer.taps_wide"),
+        Same("conv_kernel", "layers.*.mixer.conv_size"),
         Same("use_bias", "layers.*.mixer.bias"),
         Same("use_conv_bias", "layers.*.mixer.conv_bias"),
         Same("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),

@@ -10,7 +10,7 @@ from dovetail.port.layer import FULL, SLIDING, Local, RotaryByType
 from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Field, Form, Named, Row, Same, rows
 
 NORM = {"kind": "layernorm", "shift": False}
-MIXER = {"kind": "attention", "mask": "everything"}
+MIXER = {"kind": "attention", "mask": "full"}
 
 
 TYPES = Local()
@@ -50,18 +50,18 @@ MODERNBERT = Dialect(
         Form(
             architecture="ModernBertForMaskedLM",
             auto="AutoModelForMaskedLM",
-            head={"head": {"kind": "masked", "norm": NORM, "dense_bias": False}},
+            head={"head": {"kind": "masked_lm", "norm": NORM, "dense_bias": False}},
             prefix="model.",
             tensors=(*TRANSFORM, Row("decoder.weight", "head.table"), Row("decoder.bias", "head.bias")),
             fields=(*LAYER_OF_ITS_OWN, Same("decoder_bias", "head.bias"), Same("tie_word_embeddings", "head.tied")),
         ),
-        classified("Sequence", {"kind": "classifier"}, Pooling("classifier_pooling", "head.how")),
+        classified("Sequence", {"kind": "classifier"}, Pooling("classifier_pooling", "head.pooling")),
         classified("Token", {"kind": "token_classifier"}),
     ),
     spec={
         "embed_norm": NORM,
         "norm": NORM,
-        "layers": [{"norm": NORM, "wire": "pre", "mixer": MIXER, "ffn": {"kind": "glu", "act": "gelu"}}],
+        "layers": [{"norm": NORM, "wire": "pre_norm", "mixer": MIXER, "ffn": {"kind": "glu", "act": "gelu"}}],
         "init": {"kind": "normal", "residual": False},
     },
     layers="num_hidden_layers",

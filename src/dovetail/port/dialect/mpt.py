@@ -54,7 +54,7 @@ MPT = Dialect(
         "layers": [
             {
                 "norm": NORM,
-                "wire": "pre",
+                "wire": "pre_norm",
                 "mixer": {"kind": "attention", "position": "alibi"},
                 "ffn": {"kind": "mlp", "act": "gelu", "bias": False},
             }

@@ -8,7 +8,7 @@ from dovetail.port.table import Row, Same
 OLMO2 = LLAMA.but(
     "olmo2",
     architecture="Olmo2ForCausalLM",
-    layer={"wire": "branch", "mixer": {"qk_norm": NORM, "qk_norm_whole": True}},
+    layer={"wire": "res_post_norm", "mixer": {"qk_norm": NORM, "qk_norm_whole": True}},
     without=("mlp_bias", "pretraining_tp", "head_dim", "layers.{}.input_layernorm.weight"),
     fields=(Same("rms_norm_eps", "norm.eps", "layers.*.norm.eps", "layers.*.mixer.qk_norm.eps"),),
     tensors=(

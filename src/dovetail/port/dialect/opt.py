@@ -15,7 +15,7 @@ OPT = Dialect(
         "norm": "layernorm",
         "head": "lm",
         "init": {"kind": "normal", "residual": False},
-        "layers": [{"norm": "layernorm", "wire": "pre", "mixer": MIXER, "ffn": {"kind": "mlp", "act": "relu"}}],
+        "layers": [{"norm": "layernorm", "wire": "pre_norm", "mixer": MIXER, "ffn": {"kind": "mlp", "act": "relu"}}],
     },
     layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),

@@ -30,7 +30,7 @@ SIZES = {  # of a delta layer
     "linear_num_key_heads": "key_heads",
     "linear_key_head_dim": "key_size",
     "linear_value_head_dim": "value_size",
-    "linear_conv_kernel_dim": "taps_wide",
+    "linear_conv_kernel_dim": "conv_size",
 }
 
 

@@ -53,13 +53,13 @@ ROBERTA = BERT.but(
             architecture="RobertaModel",
             auto="AutoModel",
             answer="pooler_output",
-            head={"head": {"kind": "pooled", "how": "first", "dense": True}},
+            head={"head": {"kind": "pooled_embedding", "pooling": "first", "dense": True}},
             tensors=POOLER,
         ),
         Form(
             architecture="RobertaForMaskedLM",
             auto="AutoModelForMaskedLM",
-            head={"head": {"kind": "masked", "norm": NORM}},
+            head={"head": {"kind": "masked_lm", "norm": NORM}},
             prefix="roberta.",
             tensors=(
                 *rows("lm_head.dense", "head.dense", "weight", "bias"),

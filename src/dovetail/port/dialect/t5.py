@@ -11,19 +11,19 @@ from dovetail.port.gated import GatedWord
 from dovetail.port.table import HOUSEKEEPING, Config, Dialect, Form, Row, Same, Settings, look
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6}
-WIRE = {"kind": "pre", "dropout": 0.1}
+WIRE = {"kind": "pre_norm", "dropout": 0.1}
 FFN = {"kind": "mlp", "act": "relu", "bias": False, "dropout": 0.1}
 SELF = {"kind": "attention", "scale": 1.0, "dropout": 0.1}
 ENCODER_LAYER = {
     "wire": WIRE,
     "norm": NORM,
-    "mixer": {**SELF, "mask": "everything", "position": {"kind": "relative", "both_sides": True}},
+    "mixer": {**SELF, "mask": "full", "position": {"kind": "t5_bias", "bidirectional": True}},
     "ffn": FFN,
 }
 LAYER = {
     "wire": WIRE,
     "norm": NORM,
-    "mixer": {**SELF, "position": "relative"},
+    "mixer": {**SELF, "position": "t5_bias"},
     "cross": {**SELF, "kind": "cross_attention"},
     "ffn": FFN,
 }
@@ -114,7 +114,7 @@ T5 = Dialect(
         Same("num_heads", *everywhere(MIXERS, "heads")),
         Same("d_kv", *everywhere(MIXERS, "head")),
         Same("relative_attention_num_buckets", *everywhere(STACKS, "mixer.position.buckets")),
-        Same("relative_attention_max_distance", *everywhere(STACKS, "mixer.position.far")),
+        Same("relative_attention_max_distance", *everywhere(STACKS, "mixer.position.max_distance")),
         Same("layer_norm_epsilon", "norm.eps", "encoder.norm.eps", *everywhere(STACKS, "norm.eps")),
         Same("dropout_rate", "dropout", "encoder.dropout", *everywhere(MIXERS, "dropout"), *everywhere(STACKS, "wire.dropout")),
         Same("dropout_rate", *everywhere(STACKS, "ffn.dropout")),

@@ -7,8 +7,8 @@ from dovetail.port.image import ATTENTION, EMBEDDINGS, Image
 from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Same, rows
 
 NORM = {"kind": "layernorm", "eps": 1e-12}
-MIXER = {"kind": "attention", "mask": "everything", "position": "none", "bias": True, "out_bias": True}
-LAYER = {"norm": NORM, "wire": "pre", "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu"}}
+MIXER = {"kind": "attention", "mask": "full", "position": "none", "bias": True, "out_bias": True}
+LAYER = {"norm": NORM, "wire": "pre_norm", "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu"}}
 
 
 VIT = Dialect(
@@ -18,7 +18,7 @@ VIT = Dialect(
             architecture="ViTModel",
             auto="AutoModel",
             answer="pooler_output",
-            head={"head": {"kind": "pooled", "how": "first", "dense": True}},
+            head={"head": {"kind": "pooled_embedding", "pooling": "first", "dense": True}},
             tensors=rows("pooler.dense", "head.out", "weight", "bias"),
         ),
         Form(

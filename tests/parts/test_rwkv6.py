@@ -17,7 +17,7 @@ HEADS, HEAD, N = 2, 5, 19
 
 
 def spec(**changed: object):
-    fields = {"kind": "rwkv", "heads": HEADS, "head": HEAD, "mix_rank": 3, "fade_rank": 6, **changed}
+    fields = {"kind": "rwkv6", "heads": HEADS, "head": HEAD, "mix_rank": 3, "decay_rank": 6, **changed}
     layer = ", ".join(f"{name}: {value}" for name, value in fields.items())
     return from_yaml(f"{{width: 28, vocab: 62, layers: [{{mixer: {{{layer}}}, ffn: null}}], head: null}}")
 
@@ -54,12 +54,12 @@ def test_state_is_one_token_and_a_matrix_a_head() -> None:
 
 
 def test_first_layers_forget_sooner_than_last_ones() -> None:
-    made = from_yaml("{width: 28, layers: [{repeat: 3, mixer: {kind: rwkv, heads: 4}}]}")
+    made = from_yaml("{width: 28, layers: [{repeat: 3, mixer: {kind: rwkv6, heads: 4}}]}")
     fades = [block.mixer.fade.mean().item() for block in build(made).layers]
     assert fades == sorted(fades, reverse=True)
 
 
 def test_errors_name_the_field() -> None:
-    for bad, field in (({"eps": 0.0}, "eps"), ({"fade_rank": 0}, "fade_rank"), ({"heads": 3, "head": "null"}, "heads")):
+    for bad, field in (({"eps": 0.0}, "eps"), ({"decay_rank": 0}, "decay_rank"), ({"heads": 3, "head": "null"}, "heads")):
         with pytest.raises(SpecError, match=f"layers.0.mixer.{field}"):
             check(spec(**bad))

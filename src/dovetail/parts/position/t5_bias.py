@@ -1,7 +1,7 @@
-"""T5's relative bias: a learned number for each head and bucket of distance, added to the scores.
+"""T5's relative position bias: a learned number per head and bucket of distance, added to the scores.
 
-Half of the buckets hold one distance each, the rest grow logarithmically up to `far`; two-sided models give half of all
-buckets to keys that come later.                                                                  Raffel et al. 2020
+Half of the buckets hold one distance each; the others grow logarithmically up to `max_distance`. A bidirectional model uses
+half of all buckets for later keys.                                                                   Raffel et al. 2020
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
-@register("relative")
-class Relative(Position):
+@register("t5_bias")
+class T5Bias(Position):
     """A learned number for each head and bucket of distance."""
 
     buckets: int = 32
-    far: int = 128
-    both_sides: bool = False
+    max_distance: int = 128
+    bidirectional: bool = False
     shared: bool = True  # one table for all layers of a stack, held by its first
 
     def module(self) -> type[Module]:
-        return RelativeModule
+        return T5BiasModule
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(bucket=self.buckets)
@@ -48,20 +48,24 @@ class Relative(Position):
     def check(self, scope: Scope) -> list[Problem]:
         if self.buckets < 4 or self.buckets % 4:
             return [Problem("buckets", f"{self.buckets} is not a multiple of 4", "halves are split again for the two sides")]
-        exact = self.buckets // (4 if self.both_sides else 2)
-        if self.far <= exact:
-            return [Problem("far", f"{self.far} is not beyond the {exact} distances that have a bucket of their own")]
+        exact = self.buckets // (4 if self.bidirectional else 2)
+        if self.max_distance <= exact:
+            return [
+                Problem(
+                    "max_distance", f"{self.max_distance} is not beyond the {exact} distances that have a bucket of their own"
+                )
+            ]
         return []
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"buckets": [8, 12], "far": [16, 20], "both_sides": [False, True], "shared": [True, False]}
+        return {"buckets": [8, 12], "max_distance": [16, 20], "bidirectional": [False, True], "shared": [True, False]}
 
 
-class RelativeModule(PositionModule):
+class T5BiasModule(PositionModule):
     """score -> (…, heads, n, m)."""
 
-    part: Relative
+    part: T5Bias
     table: Tensor  # (heads, buckets)
 
     def tables(self) -> tuple[Tensor, ...]:
@@ -75,13 +79,13 @@ class RelativeModule(PositionModule):
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each distance q − k."""
         count, later = self.part.buckets, torch.zeros_like(distance)
-        if self.part.both_sides:
+        if self.part.bidirectional:
             count //= 2
             later = (distance < 0).long() * count
             distance = distance.abs()
         else:
             distance = distance.clamp_min(0)
         exact = count // 2
-        ratio = torch.log(distance.clamp_min(1).to(torch.float32) / exact) / log(self.part.far / exact)
+        ratio = torch.log(distance.clamp_min(1).to(torch.float32) / exact) / log(self.part.max_distance / exact)
         coarse = (exact + (ratio * (count - exact)).long()).clamp_max(count - 1)
         return later + torch.where(distance < exact, distance, coarse)

@@ -35,8 +35,8 @@ MIXED = ("r", "k", "v", "w", "g")
 SLOWEST, SPAN = -6.0, 5.0  # the first λ: from e^{−e^{−6}} = 0.9975 a token, to e^{−e^{−1}} = 0.69
 
 
-@register("rwkv")
-class Rwkv(Recurrent):
+@register("rwkv6")
+class Rwkv6(Recurrent):
     """The time mix of RWKV-6: what fades and what is mixed in is the token's own choice."""
 
     TAPS = ("r", "k", "v", "fade", "y", "out")
@@ -44,15 +44,15 @@ class Rwkv(Recurrent):
     heads: int = 4
     head: int | None = None  # None: width / heads
     mix_rank: int = 32
-    fade_rank: int = 64
+    decay_rank: int = 64
     eps: float = 64e-5
 
     def module(self) -> type[Module]:
-        return RwkvModule
+        return Rwkv6Module
 
     def axes(self, scope: Scope) -> Scope:
         head = self.head or scope.size("embed") // max(self.heads, 1)
-        ranks = {"mix_rank": self.mix_rank, "fade_rank": self.fade_rank}
+        ranks = {"mix_rank": self.mix_rank, "decay_rank": self.decay_rank}
         return scope.add(heads=self.heads, head=head, mixed=len(MIXED), **ranks)
 
     def weights(self, scope: Scope) -> list[Weight]:
@@ -62,8 +62,8 @@ class Rwkv(Recurrent):
         declared += [Weight(name="mix_down.weight", out=("mixed", "mix_rank"), inp=stream, tp="replicate")]
         declared += [Weight(name=f"mix_{name}.weight", out=stream, inp=("mix_rank",), tp="replicate") for name in MIXED]
         declared += [Weight(name=f"mu_{name}", out=stream, init="const", role="gate") for name in ("x", *MIXED)]
-        declared += [Weight(name="fade_down.weight", out=("fade_rank",), inp=stream, tp="replicate")]
-        declared += [Weight(name="fade_up.weight", out=inner, inp=("fade_rank",))]
+        declared += [Weight(name="fade_down.weight", out=("decay_rank",), inp=stream, tp="replicate")]
+        declared += [Weight(name="fade_up.weight", out=inner, inp=("decay_rank",))]
         declared += [Weight(name="fade", out=inner, init="const", role="gate")]
         declared += [Weight(name="bonus", out=inner, init="ones", role="gate")]
         declared += [Weight(name="scale", out=inner, init="ones", role="norm")]
@@ -89,7 +89,7 @@ class Rwkv(Recurrent):
         return flops, flops
 
     def check(self, scope: Scope) -> list[Problem]:
-        sizes = {"heads": self.heads, "head": self.head, "mix_rank": self.mix_rank, "fade_rank": self.fade_rank}
+        sizes = {"heads": self.heads, "head": self.head, "mix_rank": self.mix_rank, "decay_rank": self.decay_rank}
         for name, value in sizes.items():
             if value is not None and value < 1:
                 return [Problem(name, f"{value} is not above 0")]
@@ -102,13 +102,13 @@ class Rwkv(Recurrent):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"heads": [2, 4], "head": [5, None], "mix_rank": [3, 8], "fade_rank": [6, 9], "eps": [64e-5, 0.1]}
+        return {"heads": [2, 4], "head": [5, None], "mix_rank": [3, 8], "decay_rank": [6, 9], "eps": [64e-5, 0.1]}
 
 
-class RwkvModule(RecurrentModule):
+class Rwkv6Module(RecurrentModule):
     """x (rows, n, embed) -> like x."""
 
-    part: Rwkv
+    part: Rwkv6
     r: Linear
     k: Linear
     v: Linear
