@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from dovetail.core.errors import SpecError
+from dovetail.construction import build
+from dovetail.core.ctx import Ctx
+from dovetail.core.errors import InputError, SpecError
 from dovetail.core.layers import expand
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, walk_spec
 from dovetail.io.spec import changed, from_yaml, load_spec, to_yaml
 from dovetail.model import Model
@@ -124,3 +128,21 @@ def test_short_forms_that_make_no_sense(text: str, path: str, problem: str) -> N
 def test_patterns_that_are_none_are_refused(entry: dict[str, object]) -> None:
     with pytest.raises(SpecError, match=r"layers\.0"):
         expand([entry])
+
+
+# -- inputs and their layout
+
+
+def test_a_layout_of_another_batch_size_is_refused_not_broadcast() -> None:
+    model, tokens = build(load_spec("llama-tiny")), torch.zeros(3, 5, dtype=torch.long)
+    for layout in (TokenLayout.whole(1, 5), TokenLayout.whole(3, 1), TokenLayout.flat([5, 5, 5])):
+        with pytest.raises(InputError, match=r"inputs: the layout describes tokens of shape .*, but there are \(3, 5\)"):
+            model(tokens, Ctx(layout=layout))
+
+
+def test_a_layout_of_another_encoder_output_is_refused() -> None:
+    model, tokens = build(load_spec("t5-tiny")), torch.zeros(2, 5, dtype=torch.long)
+    output, _ = model.encode(tokens, Ctx(layout=TokenLayout.whole(2, 5)))
+    ctx = Ctx(layout=TokenLayout.whole(2, 5), encoder_output=output, encoder_layout=TokenLayout.whole(1, 5))
+    with pytest.raises(InputError, match=r"encoder output: the layout describes tokens of shape \(1, 5\)"):
+        model(tokens, ctx)

@@ -289,6 +289,9 @@ class ModelModule(Module):
     def hidden(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Ctx]:
         """The stream after the last layer and norm (…, n, embed), and the ctx with where its tokens stand."""
         x, layout = self.embed(inputs, ctx)
+        layout.expect(x, "inputs")
+        if ctx.encoder_output is not None and ctx.encoder_layout is not None:
+            ctx.encoder_layout.expect(ctx.encoder_output, "encoder output")
         if layout is not ctx.layout:
             ctx = dc.replace(ctx, layout=layout)
         x = self.position.embed(x, layout)

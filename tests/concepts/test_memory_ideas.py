@@ -95,7 +95,7 @@ def test_pages_waste_less_than_four_hundredths() -> None:
     lengths = torch.randint(100, 2001, (64,), generator=draw).tolist()
     slots = Paged(rows=64, capacity=2048, page=16)
     for row, n in enumerate(lengths):
-        slots.reserve(row, 0, n)
+        slots.reserve([row], [0], [n])
     taken = 16 * sum(map(len, slots.owned))
     assert 0 <= (taken - sum(lengths)) / taken < 0.04
     assert (64 * 2048 - sum(lengths)) / (64 * 2048) > 0.3  # a slice of the greatest length for each wastes far more

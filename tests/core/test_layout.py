@@ -1,9 +1,11 @@
-"""At: where tokens stand in whole, padded, packed and flat batches; and what is made once a step."""
+"""TokenLayout: whole, padded, packed and flat batches; what is computed once per step; shapes that do not fit."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
 
 
@@ -57,3 +59,30 @@ def test_what_depends_on_the_queries_is_made_for_each_of_them() -> None:
     keys, one, other = TokenLayout.whole(1, 4), TokenLayout.whole(1, 2, start=2), TokenLayout.whole(1, 1, start=3)
     asked = [keys.once_for(queries, "mask", lambda n=queries.n: n) for queries in (one, one, other, keys)]
     assert asked == [2, 2, 1, 4]
+
+
+def test_a_flat_batch_counts_rows_without_a_token() -> None:
+    layout = TokenLayout.flat([2, 0, 1, 0])
+    assert layout.rows == layout.pick(slice(0, 2)).rows == 4
+    assert TokenLayout.of(layout.order, layout.seg, layout.row).rows == 3  # all that the tokens themselves say
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (TokenLayout.whole(2, 5, start=3), "TokenLayout(2 × 5, orders 3 to 7)"),
+        (TokenLayout.padded([2, 4], 4), "TokenLayout(2 × 4, orders 0 to 3, 2 of padding)"),
+        (TokenLayout.flat([3, 0, 1], [0, 2, 7]), "TokenLayout(flat, 4 tokens in 3 rows, orders 0 to 7)"),
+        (TokenLayout.whole(1, 3, device="meta"), "TokenLayout(1 × 3, orders 0 to 2)"),
+        (TokenLayout(torch.zeros(1, 2, 2), torch.zeros(1, 2), None), "TokenLayout(1 × 2, orders 0.0 to 0.0, 2 coordinates)"),
+    ],
+)
+def test_a_layout_reads_as_one_line(layout: TokenLayout, text: str) -> None:
+    assert repr(layout) == text
+
+
+@pytest.mark.parametrize("layout", [TokenLayout.whole(1, 4), TokenLayout.whole(2, 1), TokenLayout.flat([4, 4])])
+def test_a_layout_of_another_shape_is_refused(layout: TokenLayout) -> None:
+    with pytest.raises(InputError, match=r"inputs: the layout describes tokens of shape .*, but there are \(2, 4\)"):
+        layout.expect(torch.zeros(2, 4, 8), "inputs")
+    TokenLayout.whole(2, 4).expect(torch.zeros(2, 4, 8), "inputs")

@@ -50,6 +50,14 @@ def test_a_flat_batch_is_spread_and_gathered_again() -> None:
     assert torch.equal(seq.gather(rows), x)
 
 
+def test_rows_without_a_token_are_rows() -> None:
+    seq, x = sequence_rows(TokenLayout.flat([2, 0, 1, 0])), torch.tensor([1.0, 2.0, 3.0])
+    assert seq.spread(x).shape == (4, 2)
+    assert seq.ends is not None
+    assert seq.ends.tolist() == [2, 0, 1, 0]
+    assert torch.equal(seq.gather(seq.spread(x)), x)
+
+
 def test_rows_of_a_flat_batch_may_alternate() -> None:
     order, row = torch.tensor([0, 0, 1, 1]), torch.tensor([1, 0, 1, 0])
     layout = TokenLayout.of(order, torch.zeros(4, dtype=torch.long), row)

@@ -144,7 +144,7 @@ def decode(spec_yaml: str, n: int = 11) -> float:
     whole, model = perturbed(spec), perturbed(spec)
     ranks = shard.tensor_parallel(model, spec, make_mesh(data=1, tensor=2)["tensor"])
     tokens = spec.embed.example(spec.axes(Scope()), 2, n, generator(0, "inputs"))
-    pool = Pool(spec, rows=2, capacity=n, dtype=torch.float64, source=5, cut=ranks.cuts)
+    pool = Pool(spec, rows=2, capacity=n, dtype=torch.float64, source=5, sharded=ranks.cuts)
     ctx = Ctx(layout=TokenLayout.whole(2, n))
     with torch.no_grad():
         if spec.encoder is not None:

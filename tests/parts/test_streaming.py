@@ -90,7 +90,7 @@ def test_a_stream_does_not_feel_how_long_it_has_been_going_on(position: str, goe
     for jump in (0, 1_000_000_000):
         pool = Pool(model.part, 1, 1, layout="ring", slack=3)
         stream(model, pool, tokens(20)[0])
-        pool.held[0] += jump // (SIZE + 3) * (SIZE + 3)  # whole turns of the ring
+        pool.lengths[0] += jump // (SIZE + 3) * (SIZE + 3)  # whole turns of the ring
         answers.append(stream(model, pool, tokens(40)[0]))
     apart = (answers[0] - answers[1]).abs().max().item() / answers[0].abs().max().item()
     assert (apart < 1e-4) == goes_on
@@ -103,7 +103,7 @@ def test_memory_is_flat_however_long_the_stream() -> None:
     before = pool.bytes()
     assert stream(model, pool, tokens(300)[0]).isfinite().all()
     assert pool.bytes() == before
-    assert pool.held == [300]
+    assert pool.lengths == [300]
 
 
 @pytest.mark.parametrize(

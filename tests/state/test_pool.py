@@ -12,7 +12,9 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import StateError
 from dovetail.core.fold import state_values
+from dovetail.core.group import Mixer
 from dovetail.core.layout import TokenLayout
+from dovetail.core.part import KINDS
 from dovetail.io.spec import from_yaml
 from dovetail.model import ModelModule
 from dovetail.state.pool import Layout, Pool
@@ -59,7 +61,7 @@ def test_bytes_are_what_is_declared() -> None:
     assert pool_of(FULL, "paged", pages=5).bytes() == 5 * 4 * 3 * each
     assert pool_of(MIXED, "ring").bytes() == 3 * (24 * 2 + 1 + 5 + 3) * each  # two whole layers, one ring
     assert pool_of(MIXED, "ring", capacity=1000).bytes() == 3 * (1000 * 2 + 9) * each
-    assert pool_of(FULL, cut={"kv_heads": 2}).bytes() * 2 == pool_of(FULL).bytes()
+    assert pool_of(FULL, sharded={"kv_heads": 2}).bytes() * 2 == pool_of(FULL).bytes()
 
 
 def test_a_source_has_room_of_its_own() -> None:
@@ -78,9 +80,10 @@ def test_a_model_that_sees_both_ways_remembers_nothing() -> None:
 def test_a_full_pool_refuses_and_stays_as_it_was(model: ModelModule, layout: Layout) -> None:
     pool = pool_of(layout=layout)
     feed(model, pool, 0, TOKENS[:22])
-    with pytest.raises(StateError, match=r"row 0 (holds 22 of 24 tokens; 3 more do not fit|would hold 25 tokens)"):
+    full = r"row 0 (holds 22 of 24 entries; 3 more do not fit|would hold 25 tokens; the limit is 24)"
+    with pytest.raises(StateError, match=full):
         pool.step([1, 0], [1, 3])
-    assert pool.held == [22, 0, 0]
+    assert pool.lengths == [22, 0, 0]
     torch.testing.assert_close(feed(model, pool, 0, TOKENS[22:24]), alone(model, TOKENS[:24]))
 
 
@@ -88,10 +91,10 @@ def test_a_pool_without_pages_goes_on_once_a_row_has_ended(model: ModelModule) -
     pool = pool_of(layout="paged", pages=6)
     feed(model, pool, 0, TOKENS[:16])
     feed(model, pool, 1, TOKENS[:8])
-    with pytest.raises(StateError, match="no page is left for row 2"):
+    with pytest.raises(StateError, match="row 2: the step needs 1 or more pages, and 0 of 6 are free"):
         pool.step([2], [1])
     pool.free(1)
-    assert pool.held == [16, 0, 0]
+    assert pool.lengths == [16, 0, 0]
     torch.testing.assert_close(feed(model, pool, 2, TOKENS[5:12]), alone(model, TOKENS[5:12]))
 
 
@@ -99,14 +102,83 @@ def test_a_twin_that_was_refused_a_page_still_has_what_it_had(model: ModelModule
     pool = pool_of(layout="paged", pages=3)
     feed(model, pool, 0, TOKENS[:6])
     pool.fork(0, 1)
-    with pytest.raises(StateError, match="no page is left for row 1"):
+    with pytest.raises(StateError, match="row 1: the step needs 2 or more pages, and 1 of 3 are free"):
         pool.step([1], [4])  # a page to write to, and one more: only one is left
     torch.testing.assert_close(feed(model, pool, 1, TOKENS[6:8]), alone(model, TOKENS[:8]))
 
 
+def books(pool: Pool) -> list[Any]:
+    """Everything a pool knows beside its stores."""
+    slots = [{name: repr(value) for name, value in vars(group.slots).items()} for group in pool.groups.values()]
+    return [pool.lengths[:], pool.written[:], pool.source_lengths[:], [len(marks) for marks in pool.marks], slots]
+
+
+def test_a_refused_step_keeps_no_page_of_any_row(model: ModelModule) -> None:
+    pool = pool_of(layout="paged", pages=5)
+    feed(model, pool, 0, TOKENS[:8])
+    feed(model, pool, 1, TOKENS[:8])
+    before = books(pool)
+    with pytest.raises(StateError, match="row 1: the step needs 2 or more pages, and 1 of 5 are free"):
+        pool.step([0, 1], [1, 1])
+    assert books(pool) == before
+    torch.testing.assert_close(feed(model, pool, 1, TOKENS[8:10]), alone(model, TOKENS[:10]))
+
+
+def test_twins_of_a_row_that_was_refused_a_step_share_no_page_they_write_to(model: ModelModule) -> None:
+    pool = pool_of(layout="paged", pages=5)
+    feed(model, pool, 0, TOKENS[:8])
+    feed(model, pool, 2, TOKENS[:4])
+    with pytest.raises(StateError, match="row 2"):
+        pool.step([0, 2], [1, 8])
+    pool.fork(0, 1)
+    feed(model, pool, 0, TOKENS[20:22])
+    feed(model, pool, 1, TOKENS[30:32])
+    for row, begin in ((0, 20), (1, 30)):
+        seen = torch.cat([TOKENS[:8], TOKENS[begin : begin + 2], TOKENS[:1]])
+        torch.testing.assert_close(feed(model, pool, row, TOKENS[:1]), alone(model, seen))
+
+
+def test_no_group_changes_where_another_refuses() -> None:
+    """The blocks of sparse attention lie in a store of their own, which can be full while there are pages."""
+    spec = from_yaml("width: 28\nvocab: 62\nlayers: [{repeat: 2, mixer: nsa}]\n")
+    pool = pool_of(spec, "paged", capacity=70)
+    (blocks,) = [group for group in pool.groups.values() if group.per == "block"]
+    assert blocks.slots.total == 3 * (70 // blocks.block)
+    blocks.slots = type(blocks.slots)(3, 1)  # room for one block
+    before = books(pool)
+    with pytest.raises(StateError, match="row 1 holds 0 of 1 entries"):
+        pool.step([0, 1], [1, 2 * blocks.block])
+    assert books(pool) == before
+
+
+def test_an_admission_is_refused_for_all_rows_or_none() -> None:
+    pool = pool_of(SEQ2SEQ, source=7)
+    with pytest.raises(StateError, match="row 1 holds 0 of 7 entries; 8 more do not fit"):
+        pool.admit([0, 1], [3, 8])
+    assert pool.source_lengths == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "new", "says"),
+    [
+        ([], [], "give each row a count of tokens"),
+        ([0], [1, 1], "give each row a count of tokens"),
+        ([0, 1], [1, -1], "give each row a count of tokens, 0 or more"),
+        ([0, 1], [0, 0], "the step has no new token"),
+        ([0, 1, 0], [1, 1, 1], "a row is listed twice"),
+    ],
+)
+def test_steps_that_make_no_sense(rows: list[int], new: list[int], says: str) -> None:
+    pool = pool_of()
+    before = books(pool)
+    with pytest.raises(StateError, match=says):
+        pool.step(rows, new)
+    assert books(pool) == before
+
+
 @pytest.mark.parametrize("row", [-1, 3, 99])
 def test_a_row_that_is_not_there(row: int) -> None:
-    with pytest.raises(StateError, match=f"row {row} is not one of the pool's 3"):
+    with pytest.raises(StateError, match=f"row {row} is not in the pool; its rows are 0 to 2"):
         pool_of().step([0, row], [1, 1])
 
 
@@ -114,13 +186,13 @@ def test_a_row_that_is_not_there(row: int) -> None:
 def test_no_row_goes_back_to_what_it_never_held(n: int) -> None:
     pool = pool_of()
     pool.step([0], [5])
-    with pytest.raises(StateError, match=f"row 0 holds 5 tokens; it cannot go back to {n}"):
+    with pytest.raises(StateError, match=f"row 0 holds 5 tokens; it cannot return to length {n}"):
         pool.rollback(0, n)
 
 
 @pytest.mark.parametrize(("door", "rows"), [("rollback", (3, 0)), ("free", (3,)), ("fork", (0, 3)), ("fork", (0, -1))])
 def test_every_door_looks_at_its_row(door: str, rows: tuple[int, ...]) -> None:
-    with pytest.raises(StateError, match="is not one of the pool's 3"):
+    with pytest.raises(StateError, match="is not in the pool; its rows are 0 to 2"):
         getattr(pool_of(), door)(*rows)
 
 
@@ -132,7 +204,7 @@ def test_where_nothing_is_let_go_every_point_is_reached(model: ModelModule, layo
     pool = pool_of(layout=layout)
     feed(model, pool, 0, TOKENS[:20])
     assert pool.rollback(0, 6) == 6
-    assert pool.held[0] == 6
+    assert pool.lengths[0] == 6
     torch.testing.assert_close(feed(model, pool, 0, TOKENS[30:34]), alone(model, torch.cat([TOKENS[:6], TOKENS[30:34]])))
 
 
@@ -144,9 +216,49 @@ def test_a_ring_goes_back_exactly_to_its_slack_then_to_a_mark_then_to_the_start(
     feed(model, pool, 0, TOKENS[:12])
     pool.mark(0)
     feed(model, pool, 0, TOKENS[12:20])
-    assert pool.rollback(0, to) == pool.held[0] == reached
+    assert pool.rollback(0, to) == pool.lengths[0] == reached
     tokens = torch.cat([TOKENS[:reached], TOKENS[30:33]])
     torch.testing.assert_close(feed(model, pool, 0, TOKENS[30:33]), alone(model, tokens))
+
+
+def test_a_ring_that_was_rolled_back_does_not_take_overwritten_tokens_for_its_own(model: ModelModule) -> None:
+    """Roll back from 20 to 17, and then to 16: token 12, which 16 needs, lies in the slot that token 20 − 1 took."""
+    pool = pool_of(layout="ring")
+    feed(model, pool, 0, TOKENS[:12])
+    pool.mark(0)
+    feed(model, pool, 0, TOKENS[12:20])
+    assert [pool.rollback(0, n) for n in (18, 17, 16)] == [18, 17, 12]
+    torch.testing.assert_close(feed(model, pool, 0, TOKENS[30:33]), alone(model, torch.cat([TOKENS[:12], TOKENS[30:33]])))
+
+
+def test_a_mark_remembers_which_tokens_of_its_ring_were_overwritten(model: ModelModule) -> None:
+    pool = pool_of(layout="ring")
+    feed(model, pool, 0, TOKENS[:20])
+    pool.rollback(0, 18)
+    pool.mark(0)  # of 18 tokens, in a ring into which 20 were written
+    feed(model, pool, 0, TOKENS[20:26])
+    assert pool.rollback(0, 18) == 18
+    assert pool.rollback(0, 16) == 0
+
+
+def test_a_twin_knows_how_far_its_ring_was_written(model: ModelModule) -> None:
+    pool = pool_of(layout="ring")
+    feed(model, pool, 0, TOKENS[:20])
+    pool.rollback(0, 18)
+    pool.fork(0, 1)
+    assert pool.rollback(1, 16) == 0
+
+
+def test_a_twin_has_the_marks_of_the_row_it_came_from(model: ModelModule) -> None:
+    pool = pool_of(layout="ring")
+    feed(model, pool, 0, TOKENS[:12])
+    pool.mark(0)
+    feed(model, pool, 0, TOKENS[12:20])
+    pool.fork(0, 1)
+    assert pool.rollback(1, 14) == 12
+    torch.testing.assert_close(feed(model, pool, 1, TOKENS[30:33]), alone(model, torch.cat([TOKENS[:12], TOKENS[30:33]])))
+    pool.free(1)
+    assert pool.marks[1] == []
 
 
 def test_a_mark_beyond_the_point_reached_is_forgotten(model: ModelModule) -> None:
@@ -154,9 +266,9 @@ def test_a_mark_beyond_the_point_reached_is_forgotten(model: ModelModule) -> Non
     for begin in (0, 10, 15):
         feed(model, pool, 0, TOKENS[begin : begin + 5 + 5 * (begin == 0)])
         pool.mark(0)
-    assert [point for point, _ in pool.marks[0]] == [10, 15, 20]
+    assert [mark.length for mark in pool.marks[0]] == [10, 15, 20]
     assert pool.rollback(0, 16) == 15
-    assert [point for point, _ in pool.marks[0]] == [10, 15]
+    assert [mark.length for mark in pool.marks[0]] == [10, 15]
 
 
 def test_marks_cost_nothing_where_going_back_is_exact() -> None:
@@ -175,7 +287,7 @@ def test_twins_go_their_own_ways(model: ModelModule, layout: Layout) -> None:
     feed(model, pool, 0, TOKENS[:14])
     feed(model, pool, 2, TOKENS[3:9])  # what was in the second row is let go
     pool.fork(0, 2)
-    assert pool.held == [14, 0, 14]
+    assert pool.lengths == [14, 0, 14]
     for row, begin in ((2, 20), (0, 30), (2, 23), (0, 33)):
         feed(model, pool, row, TOKENS[begin : begin + 3])
     for row, begin in ((0, 30), (2, 20)):
@@ -195,7 +307,7 @@ def test_a_row_that_ended_begins_anew(model: ModelModule, layout: Layout) -> Non
     pool = pool_of(layout=layout)
     feed(model, pool, 0, TOKENS[:20])
     pool.free(0)
-    assert pool.held[0] == 0
+    assert pool.lengths[0] == 0
     torch.testing.assert_close(feed(model, pool, 0, TOKENS[9:13]), alone(model, TOKENS[9:13]))
 
 
@@ -245,6 +357,22 @@ def test_a_source_is_put_once_and_forked() -> None:
     pool.fork(0, 2)
     for row in (0, 2):
         torch.testing.assert_close(feed(model, pool, row, TOKENS[:4]), want)
-    assert pool.sources == [7, 0, 7]
+    assert pool.source_lengths == [7, 0, 7]
     pool.free(2)
-    assert pool.sources == [7, 0, 0]
+    assert pool.source_lengths == [7, 0, 0]
+
+
+@pytest.mark.parametrize("mixer", sorted(kind for kind, cls in KINDS.items() if issubclass(cls, Mixer) and cls.recurrent))
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_a_row_without_a_token_in_a_flat_step_keeps_its_recurrent_state(mixer: str, empty: int) -> None:
+    spec = from_yaml(f"width: 32\nvocab: 62\nlayers: [{{repeat: 2, mixer: {mixer}}}]\n")
+    model, pool = build(spec, dtype=torch.float64), pool_of(spec)
+    prompts = [TOKENS[begin : begin + 5] for begin in (0, 10, 20)]
+    for row, prompt in enumerate(prompts):
+        feed(model, pool, row, prompt)
+    new = [0 if row == empty else 2 for row in range(3)]
+    step = pool.step([0, 1, 2], new, flat=True)
+    with torch.no_grad():
+        model(TOKENS[30:34], Ctx(layout=step.layout, views=step.views))
+        want = model(torch.cat([prompts[empty], TOKENS[:1]])[None], Ctx(layout=TokenLayout.whole(1, 6)))[0, -1]
+    torch.testing.assert_close(feed(model, pool, empty, TOKENS[:1]), want)

@@ -1,16 +1,17 @@
-"""Every error a user can cause: what is wrong, where, and what to do. Each family has its own exit code."""
+"""The errors Dovetail raises on purpose: each message says where, what is wrong and what to do. `exit_code` is the code with
+which the command line ends."""
 
 from __future__ import annotations
 
 
 class DovetailError(Exception):
-    """The root of all errors raised on purpose."""
+    """The base of every error below."""
 
     exit_code = 1
 
 
 class SpecError(DovetailError):
-    """A spec that cannot be built: `path` is where in the tree, `remedy` what to do about it."""
+    """A spec that cannot be built: `path` is the field, `problem` what is wrong with it, `remedy` what to do."""
 
     exit_code = 3
 
@@ -20,12 +21,18 @@ class SpecError(DovetailError):
         super().__init__(f"{where}{problem}" + (f" ({remedy})" if remedy else ""))
 
 
+class InputError(DovetailError, ValueError):
+    """Inputs that do not fit the model or their layout: a layout of another shape, a token id outside the vocabulary."""
+
+    exit_code = 4
+
+
 class StateError(DovetailError):
-    """Decode memory asked for something it cannot do: a full pool, a row out of range."""
+    """A request that the decode state cannot serve: a full pool, a row out of range."""
 
 
 class BackendError(DovetailError):
-    """No kernel offers what the spec needs."""
+    """No attention kernel offers what the spec needs."""
 
 
 class FileError(DovetailError):
@@ -35,6 +42,6 @@ class FileError(DovetailError):
 
 
 class Diverged(DovetailError):
-    """A training run whose loss stopped being a number."""
+    """A training run whose loss or weights are not finite."""
 
     exit_code = 5

@@ -1,12 +1,13 @@
-"""At: where each token stands. The one thing masks, positions and caches are told about a token.
+"""TokenLayout: position, order, document and row of each token. Masks, positions and caches know a token by these alone.
 
-    coords (…, n, c)  integer coordinates: c = 1 for text, 2 for an image, 3 for video; positions rotate and embed by these
-    order  (…, n)     decides causality and distance alone; restarts at the first real token of a document
+    coords (…, n, c)  integer coordinates: c = 1 for text, 2 for an image, 3 for video; position parts read these
+    order  (…, n)     the index of a token in its document: decides causality and distance; 0 at the first real token
     seg    (…, n)     the document a token belongs to within its row; −1 is padding
     row    (n,)       flat batches only: the sequence a token belongs to
-    start             known without looking: every row holds start, start + 1, … of one document, nothing padded (else None)
+    start             set where it is known without looking at the tensors: every row holds the tokens start, start + 1, … of
+                      one document, without padding; else None
 
-`…` is `batch`, or nothing for a flat batch of tokens from many sequences.
+`…` is `batch`, or nothing for a flat batch, which holds tokens of many sequences in one dimension.
 """
 
 from __future__ import annotations
@@ -17,24 +18,40 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dovetail.core.errors import InputError
+
 T = TypeVar("T")
 
 
 class TokenLayout:
-    """Where each token stands; see the head of the file for the fields."""
+    """Position, order, document and row of each token; the head of the file lists the fields."""
 
-    __slots__ = ("_coords", "_seg", "memo", "order", "row", "start")
+    __slots__ = ("_coords", "_rows", "_seg", "memo", "order", "row", "start")
 
     def __init__(
         self,
         coords: Tensor | None,  # None: one coordinate, equal to the order
         order: Tensor,
-        seg: Tensor | None,  # None: one document a row, nothing padded
+        seg: Tensor | None,  # None: one document per row, without padding
         row: Tensor | None = None,
         start: int | None = None,
+        rows: int | None = None,  # flat batches: how many sequences there are, those without a token included
     ) -> None:
-        self._coords, self.order, self._seg, self.row, self.start = coords, order, seg, row, start
+        self._coords, self.order, self._seg, self.row, self.start, self._rows = coords, order, seg, row, start, rows
         self.memo: dict[Hashable, Any] = {}
+
+    def __repr__(self) -> str:
+        shape = f"{self.n} tokens" if self.order.dim() == 1 else " × ".join(map(str, self.order.shape))
+        facts = [shape] if self.row is None else [f"flat, {self.n} tokens in {self.rows} rows"]
+        if self.start is not None:
+            facts.append(f"orders {self.start} to {self.start + self.n - 1}")
+        elif self.order.device.type != "meta" and self.order.numel():
+            facts.append(f"orders {self.order.min().item()} to {self.order.max().item()}")
+            if padding := int((~self.real).sum()):
+                facts.append(f"{padding} of padding")
+        if self.coords.shape[-1] > 1:
+            facts.append(f"{self.coords.shape[-1]} coordinates")
+        return f"TokenLayout({', '.join(facts)})"
 
     @property
     def coords(self) -> Tensor:
@@ -48,34 +65,52 @@ class TokenLayout:
 
     @property
     def n(self) -> int:
-        """Tokens a row."""
+        """Tokens per row; all tokens of a flat batch."""
         return self.order.shape[-1]
+
+    @property
+    def rows(self) -> int:
+        """How many sequences a flat batch holds tokens of, those without a token included."""
+        assert self.row is not None, "not a flat batch"
+        if self._rows is None:
+            self._rows = int(self.row.max()) + 1 if self.n else 0
+        return self._rows
 
     @property
     def real(self) -> Tensor:
         """(…, n) true where there is a token, false at padding."""
         return self.seg >= 0
 
+    def expect(self, x: Tensor, what: str) -> None:
+        """Raise InputError unless x (…, n, channels) has one vector for each token. Without this, a layout of another batch
+        size would broadcast."""
+        if x.shape[:-1] != self.order.shape:
+            raise InputError(
+                f"{what}: the layout describes tokens of shape {tuple(self.order.shape)}, but there are {tuple(x.shape[:-1])}"
+                " (pass a TokenLayout of the shape of the inputs)"
+            )
+
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What depends on the step alone (rotary tables, dense masks) is made by the first layer that asks."""
+        """make(), computed by the first layer that asks: for what depends on the step alone (rotary tables, dense masks)."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
 
     def once_for(self, queries: TokenLayout, key: Hashable, make: Callable[..., T], *given: Any) -> T:
-        """make(*given) the same way, for what depends on who asks too: other queries over these keys get another answer."""
-        asker = None if queries is self else queries  # never itself: a cycle would keep a step's masks alive after it
-        asked, made = self.memo.get(key, (self, None))
-        if asked is not asker:
-            made = make(*given)
-            self.memo[key] = (asker, made)
-        return made
+        """make(*given), computed once per layout of queries over these keys."""
+        asker = None if queries is self else queries  # not self: a cycle would keep the masks of a step alive after it
+        cached_for, value = self.memo.get(key, (self, None))
+        if cached_for is not asker:
+            value = make(*given)
+            self.memo[key] = (asker, value)
+        return value
 
     def pick(self, index: Any) -> TokenLayout:
         """The tokens `index` selects along n: a slice or a tensor of positions."""
         row = None if self.row is None else self.row[index]
         coords = None if self._coords is None else self._coords[..., index, :]
-        return TokenLayout(coords, self.order[..., index], None if self._seg is None else self._seg[..., index], row)
+        seg = None if self._seg is None else self._seg[..., index]
+        return TokenLayout(coords, self.order[..., index], seg, row, rows=self._rows)
 
     def cut(self, parts: int, which: int) -> TokenLayout:
         """One of `parts` equal pieces of the sequence."""
@@ -83,9 +118,11 @@ class TokenLayout:
         return self.pick(slice(which * size, (which + 1) * size))
 
     @staticmethod
-    def of(order: Tensor, seg: Tensor, row: Tensor | None = None, start: int | None = None) -> TokenLayout:
+    def of(
+        order: Tensor, seg: Tensor, row: Tensor | None = None, start: int | None = None, rows: int | None = None
+    ) -> TokenLayout:
         """Text: one coordinate, equal to the order."""
-        return TokenLayout(None, order, seg, row, start)
+        return TokenLayout(None, order, seg, row, start, rows)
 
     @staticmethod
     def whole(batch: int, n: int, device: torch.device | str | None = None, start: int = 0) -> TokenLayout:
@@ -95,7 +132,7 @@ class TokenLayout:
 
     @staticmethod
     def padded(lengths: Sequence[int], n: int, left: bool = False) -> TokenLayout:
-        """A batch of sequences padded to n, each counted from its own first token."""
+        """A batch of sequences padded to n; the first real token of each has order 0."""
         order, seg = torch.zeros(len(lengths), n, dtype=torch.long), torch.full((len(lengths), n), -1)
         for row, length in enumerate(lengths):
             place = slice(n - length, n) if left else slice(0, length)
@@ -104,7 +141,7 @@ class TokenLayout:
 
     @staticmethod
     def packed(rows: Sequence[Sequence[int]], n: int) -> TokenLayout:
-        """Several documents a row, one behind the other, the rest padding."""
+        """Several documents per row, one behind the other, then padding."""
         order, seg = torch.zeros(len(rows), n, dtype=torch.long), torch.full((len(rows), n), -1)
         for row, lengths in enumerate(rows):
             begin = 0
@@ -116,8 +153,8 @@ class TokenLayout:
 
     @staticmethod
     def flat(lengths: Sequence[int], starts: Sequence[int] | None = None) -> TokenLayout:
-        """Tokens of many sequences in one row of tokens, prefill and decode mixed."""
+        """Tokens of many sequences in one dimension, prefill and decode mixed; a length may be 0."""
         starts = starts or [0] * len(lengths)
         order = torch.cat([torch.arange(s, s + m) for s, m in zip(starts, lengths, strict=True)])
         row = torch.cat([torch.full((m,), i) for i, m in enumerate(lengths)])
-        return TokenLayout.of(order, torch.zeros_like(order), row)
+        return TokenLayout.of(order, torch.zeros_like(order), row, rows=len(lengths))

@@ -1,16 +1,16 @@
-"""Line: the tokens of a step as rows of sequences, which is how a recurrence reads them.
+"""SequenceRows: the tokens of a step as rows of sequences (rows, n, …), which is how a recurrent mixer reads them.
 
-    real      (rows, n)  false at padding, which must leave a memory as it was; None: all are real
-    document  (rows, n)  counts the documents that began in this row; 0 is the one that goes on from what is remembered;
-                         None: one document a row
-    ends      (rows,)    one more than the last real token's place, 0 where a row has none; None: all rows are full
-    begins               known without looking: every row begins its document here, so that nothing remembered matters
+    real      (rows, n)  false at padding, which must leave the recurrent state as it was; None: all tokens are real
+    document  (rows, n)  how many documents have begun in this row; 0 is the one that continues from the recurrent state;
+                         None: one document per row
+    ends      (rows,)    one more than the index of the last real token, 0 where a row has none; None: all rows are full
+    begins               known without looking at tensors: every row begins its document here, so no state is read
 
-A batch is already such rows; a flat batch, tokens of many sequences one behind the other, is spread over rows and back:
+A batch already has this form. A flat batch is spread over rows and gathered again:
 
-    line = line_of(ctx.at)          x = line.spread(x)          y (rows, n, …) = …          return line.gather(y)
+    seq = sequence_rows(ctx.layout)        x = seq.spread(x)        y = f(x)  # (rows, n, …)        return seq.gather(y)
 
-A document begins where a real token has order 0: neither where the call begins nor where a neighbor's tokens end.
+A document begins where a real token has order 0. The first token of a call need not begin one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dovetail.core.layout import TokenLayout
 
 @dc.dataclass
 class SequenceRows:
-    """Tokens as rows of sequences; see the head of the file for the fields."""
+    """Tokens as rows of sequences; the head of the file lists the fields."""
 
     real: Tensor | None
     document: Tensor | None
     ends: Tensor | None
     begins: bool
-    index: Tensor | None = None  # (rows, n) flat batches only: the token that stands here, any where there is none
-    place: Tensor | None = None  # (tokens,) and the way back: where a token went among rows · n
+    index: Tensor | None = None  # (rows, n) flat batches only: which token is here; any token at padding
+    place: Tensor | None = None  # (tokens,) flat batches only: the index of each token in the flattened rows
 
     def spread(self, x: Tensor) -> Tensor:
         """(rows, n, …) from (…, n, …)."""
@@ -50,27 +50,26 @@ class SequenceRows:
 
 
 def sequence_rows(layout: TokenLayout) -> SequenceRows:
-    """The tokens at `at` as rows, worked out once a step."""
-    if layout.start is not None:  # one document a row, nothing padded
+    """The tokens of a layout as rows, computed once per step."""
+    if layout.start is not None:  # one document per row, without padding
         return SequenceRows(None, None, None, layout.start == 0)
-    return layout.once("line", lambda: _looked_at(layout))
+    return layout.once("sequence rows", lambda: _rows_of(layout))
 
 
-def _looked_at(layout: TokenLayout) -> SequenceRows:
+def _rows_of(layout: TokenLayout) -> SequenceRows:
     if layout.row is None:
         return SequenceRows(layout.real, _documents(layout.real, layout.order), _ends(layout.real), False)
-    count = torch.bincount(layout.row)
+    rows, device = layout.rows, layout.row.device
+    count = torch.bincount(layout.row, minlength=rows)  # a row without a token in this step counts, the last one too
     before = (count.cumsum(0) - count)[layout.row]
-    # tokens of a row stand in order, but not one behind the other of necessity
+    # tokens of one row are in order, but tokens of other rows may lie between them
     column = torch.empty_like(layout.row)
-    by_row = layout.row.argsort(stable=True)
-    column[by_row] = torch.arange(layout.n, device=layout.row.device)
+    column[layout.row.argsort(stable=True)] = torch.arange(layout.n, device=device)
     column = column - before
-    rows, longest = len(count), int(count.max())
-    index = torch.zeros(rows, longest, dtype=torch.long, device=layout.row.device)
-    index[layout.row, column] = torch.arange(layout.n, device=layout.row.device)
-    real = torch.arange(longest, device=layout.row.device) < count[:, None]
-    real = real & layout.real[index]
+    longest = int(count.max())
+    index = torch.zeros(rows, longest, dtype=torch.long, device=device)
+    index[layout.row, column] = torch.arange(layout.n, device=device)
+    real = (torch.arange(longest, device=device) < count[:, None]) & layout.real[index]
     return SequenceRows(real, _documents(real, layout.order[index]), _ends(real), False, index, layout.row * longest + column)
 
 

@@ -1,1 +1,1 @@
-"""Decode memory: what parts declare with `state()`, allocated, written, read, rolled back and forked. Imports core alone."""
+"""Decode state: the KV caches and recurrent states that parts declare with `state()`, allocated, read, rolled back, forked."""

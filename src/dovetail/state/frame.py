@@ -1,7 +1,10 @@
-"""Frame: what all layers of one state group share in one step: slots to write, slots to read, where the keys stand.
+"""Frame: what all layers of one state group share in one step: slots to write, slots to read, the layout of the keys.
 
-Made once a step; the views of single layers only index with it. Leading dimensions are `batch`, or none for a flat batch of
-tokens from many sequences, whose keys then lie one sequence behind the other.
+A frame is computed once per step; the views of the layers index their stores with it. Leading dimensions are `batch`, or none
+for a flat batch of tokens from many sequences, whose keys then lie one sequence behind the other.
+
+Views are what a mixer sees of its decode state. TokenView is a KV cache, BlockView a cache of compressed blocks, SourceView
+the keys and values of an encoder output, SequenceView a recurrent state.
 """
 
 from __future__ import annotations
@@ -20,48 +23,50 @@ from dovetail.state.slots import Slots
 class Frame:
     """One step of one state group."""
 
-    write: Tensor | None  # (tokens,) slots of the new tokens; padding goes to the bin; None where they end what a slice reads
+    write: Tensor | None  # (tokens,) slots of the new tokens, of padding the last; None: they end the slice that is read
     read: Tensor | None  # (…, m) slots of the keys; None where a slice of the store reads them
-    slice_rows: tuple[int, int, int] | None  # rows, slots a row, keys a row
+    slice_rows: tuple[int, int, int] | None  # rows, slots per row, keys per row
     key_layout: TokenLayout
-    before: bool  # keys are read before the new ones are written, and the new ones joined behind
-    begin: int = 0  # the first of the new ones among the keys, where a slice reads both
-    view: tuple[torch.Size, tuple[int, ...], tuple[int, ...]] | None = None  # a slice of a store of this shape: sizes, strides
+    before: bool  # keys are read before the new ones are written, and the new ones appended
+    begin: int = 0  # index of the first new key, where a slice reads old and new keys
+    view: tuple[torch.Size, tuple[int, ...], tuple[int, ...]] | None = None  # that slice: shape of the store, sizes, strides
 
 
 def make_frame(
-    slots: Slots, layout: TokenLayout, rows: Sequence[int], held: Sequence[int], new: Sequence[int], all_rows: int
+    slots: Slots, layout: TokenLayout, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int], all_rows: int
 ) -> Frame:
-    """The frame of a step in which row rows[i], holding held[i] tokens, gets new[i] more, standing at `at`."""
+    """The frame of a step in which row rows[i], of lengths[i] tokens, gets new[i] more; `layout` is theirs."""
     sliced = slots.stride is not None and list(rows) == list(range(all_rows))
-    if sliced and layout.start is not None:  # all rows alike, the common step of decoding: no slot need be named
+    if sliced and layout.start is not None:  # all rows are alike, as in most decode steps: no slot need be computed
         count = layout.start + layout.n
         if slots.positions(count) == range(count):
-            seen = (all_rows, slots.stride or 0, count)
-            return Frame(None, None, seen, TokenLayout.whole(all_rows, count), False, layout.start)
+            return Frame(
+                None, None, (all_rows, slots.stride or 0, count), TokenLayout.whole(all_rows, count), False, layout.start
+            )
     row = torch.tensor(rows, dtype=torch.long)
     each = row[layout.row] if layout.row is not None else row[:, None]
     write = torch.where(layout.real, slots.slot(each, layout.order), slots.total).flatten()
-    kept_after = [slots.positions(h + n) for h, n in zip(held, new, strict=True)]
-    # a chunk that overruns what the layout keeps would overwrite keys its own first queries still need
-    before = any(len(kept) < h + n for kept, h, n in zip(kept_after, held, new, strict=True)) and max(new, default=0) > 1
-    kept = [slots.positions(h) for h in held] if before else kept_after
+    after = [slots.positions(length + n) for length, n in zip(lengths, new, strict=True)]
+    # a chunk longer than the slack of a ring would overwrite keys that its own first queries still see
+    overruns = any(len(stored) < length + n for stored, length, n in zip(after, lengths, new, strict=True))
+    before = overruns and max(new, default=0) > 1
+    stored = [slots.positions(length) for length in lengths] if before else after
     if layout.row is not None:
-        order = torch.cat([_tensor(positions) for positions in kept])
-        number = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(positions) for positions in kept]))
-        key_layout = TokenLayout.of(order, torch.zeros_like(order), number)
+        order = torch.cat([_tensor(positions) for positions in stored])
+        number = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(positions) for positions in stored]))
+        key_layout = TokenLayout.of(order, torch.zeros_like(order), number, rows=len(rows))
         return Frame(write, slots.slot(row[number], order), None, _joined(key_layout, layout) if before else key_layout, before)
-    counts = [len(positions) for positions in kept]
+    counts = [len(positions) for positions in stored]
     longest = max(counts)
     order = torch.arange(longest).expand(len(rows), longest)
     real = order < torch.tensor(counts)[:, None]
     order, seg = torch.where(real, order, 0), torch.where(real, 0, -1)
-    holes = [i for i, positions in enumerate(kept) if positions != range(len(positions))]  # rows that let tokens go
-    for i in holes:
-        order[i, : counts[i]] = _tensor(kept[i])
-    even = not before and all(count == longest == h + n for count, h, n in zip(counts, held, new, strict=True))
+    gaps = [i for i, positions in enumerate(stored) if positions != range(len(positions))]  # rows with overwritten tokens
+    for i in gaps:
+        order[i, : counts[i]] = _tensor(stored[i])
+    even = not before and all(count == longest == length + n for count, length, n in zip(counts, lengths, new, strict=True))
     key_layout = TokenLayout.of(order, seg, start=0 if even else None)
-    if sliced and not before and not holes and slots.stride is not None and longest <= slots.stride:
+    if sliced and not before and not gaps and slots.stride is not None and longest <= slots.stride:
         return Frame(write, None, (all_rows, slots.stride, longest), key_layout, before)
     read = torch.where(real, slots.slot(row[:, None], order), slots.total)
     return Frame(write, read, None, _joined(key_layout, layout) if before else key_layout, before)
@@ -74,30 +79,32 @@ def _tensor(positions: Sequence[int]) -> Tensor:
 
 
 def _joined(old: TokenLayout, new: TokenLayout) -> TokenLayout:
-    row = None if old.row is None or new.row is None else torch.cat([old.row, new.row])
-    return TokenLayout.of(torch.cat([old.order, new.order], -1), torch.cat([old.seg, new.seg], -1), row)
+    order, seg = torch.cat([old.order, new.order], -1), torch.cat([old.seg, new.seg], -1)
+    if old.row is None or new.row is None:
+        return TokenLayout.of(order, seg)
+    return TokenLayout.of(order, seg, torch.cat([old.row, new.row]), rows=old.rows)
 
 
 class TokenView:
-    """One layer's memory of tokens, seen through the frame of this step."""
+    """The KV cache of one layer, in the frame of this step."""
 
     def __init__(self, stores: Sequence[Tensor], frame: Frame) -> None:
         self.stores, self.frame = stores, frame
-        self.blocks: BlockView | None = None  # the layer's memory of blocks of these tokens, where it declares one
+        self.blocks: BlockView | None = None  # the cache of blocks of these tokens, where the layer declares one
 
     def extend_blocks(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """The same for blocks of tokens that are whole now: `at` counts blocks, as does what comes back."""
+        """The same for blocks of tokens that are complete now. Both layouts count blocks."""
         assert self.blocks is not None, "no state of this mixer is per block"
         return self.blocks.extend(layout, *new)
 
     def extend(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """Remember the new entries (…, n, *axes); all entries that are there (…, m, *axes), and where they stand."""
+        """Write the new entries (…, n, *axes). Returns all stored entries (…, m, *axes) and their layout."""
         frame = self.frame
         if frame.write is None:
-            seen = tuple([self._read(store) for store in self.stores])
-            for entries, values in zip(seen, new, strict=True):
+            stored = tuple([self._read(store) for store in self.stores])
+            for entries, values in zip(stored, new, strict=True):
                 entries[:, frame.begin :] = values
-            return seen, frame.key_layout
+            return stored, frame.key_layout
         if frame.before:
             old = [self._read(store) for store in self.stores]
             self._write(frame.write, new)
@@ -114,7 +121,7 @@ class TokenView:
         if frame.slice_rows is None:
             assert frame.read is not None
             return store[frame.read]
-        if frame.view is None or frame.view[0] != store.shape:  # most stores of a group are alike
+        if frame.view is None or frame.view[0] != store.shape:  # most stores of a group have one shape
             rows, stride, count = frame.slice_rows
             slot, *within = store.stride()
             frame.view = (store.shape, (rows, count, *store.shape[1:]), (stride * slot, slot, *within))
@@ -122,50 +129,50 @@ class TokenView:
 
 
 class BlockView:
-    """One layer's memory of blocks of tokens: an entry is written when the last token of its block arrives."""
+    """The cache of blocks of one layer: an entry is written when the last token of its block arrives."""
 
     def __init__(self, stores: Sequence[Tensor], frame: Frame, slots: Slots, rows: Tensor) -> None:
-        """`frame` reads what is there after this step; `rows` (rows,) are the rows of this step."""
+        """`frame` reads what is stored after this step; `rows` (rows,) are the rows of this step."""
         self.inner, self.slots, self.rows = TokenView(stores, frame), slots, rows
 
     def extend(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """Remember new blocks (…, b, *axes), whose order is their number in the sequence; all blocks, and their numbers."""
-        self.inner._write(layout.once("block slots", lambda: self._where(layout)), new)
+        """Write new blocks (…, b, *axes), whose order is their index in the sequence. Returns all blocks and their layout."""
+        self.inner._write(layout.once("block slots", lambda: self._slots_of(layout)), new)
         return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_layout
 
-    def _where(self, layout: TokenLayout) -> Tensor:
+    def _slots_of(self, layout: TokenLayout) -> Tensor:
         each = self.rows[layout.row] if layout.row is not None else self.rows[:, None]
         return torch.where(layout.real, self.slots.slot(each, layout.order), self.slots.total).flatten()
 
 
 class SourceView:
-    """One layer's memory of an encoder's output: put at admission, got at every step."""
+    """The entries one layer stores of an encoder output: written at admission, read at every step."""
 
     def __init__(self, stores: Sequence[Tensor], frame: Frame) -> None:
         self.inner = TokenView(stores, frame)
 
     def put(self, layout: TokenLayout, *values: Tensor) -> None:
-        """Remember the source's entries (batch, m, *axes)."""
+        """Write the entries of the encoder output (batch, m, *axes)."""
         self.inner.extend(layout, *values)
 
     def get(self) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """The source's entries, and where its tokens stand."""
+        """The entries of the encoder output, and their layout."""
         return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_layout
 
 
 class SequenceView:
-    """One layer's memory of fixed size a sequence: read before a step's tokens, written after them."""
+    """The recurrent state of one layer: read before the tokens of a step, written after them."""
 
     def __init__(self, stores: Sequence[Tensor], rows: Tensor | None) -> None:
         """`rows` (rows,) are the rows of this step; None: all, in order."""
         self.stores, self.rows = stores, rows
 
     def read(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """x as it is, and what each row remembers (rows, *axes); old numbers where a row begins, which `Line` tells."""
+        """x unchanged, and the state (rows, *axes) of each row. Where a document begins, the mixer ignores it."""
         return x, tuple(store[:-1] if self.rows is None else store[self.rows] for store in self.stores)
 
     def write(self, y: Tensor, *new: Tensor) -> Tensor:
-        """Remember (rows, *axes); y as it is."""
+        """Write the state (rows, *axes) of each row; returns y unchanged."""
         for store, values in zip(self.stores, new, strict=True):
             if self.rows is None:
                 store[:-1] = values

@@ -1,11 +1,12 @@
-"""Pool: all the decode memory of a model, allocated from what its parts declare, and nothing else.
+"""Pool: the decode state of a model (KV caches, recurrent states), allocated from what its parts declare with `state()`.
 
     pool = Pool(spec, rows=8, capacity=4096)
-    step = pool.step([0, 1], [5, 3])          # 5 and 3 new tokens for rows 0 and 1: where they stand, and a view a layer
+    step = pool.step([0, 1], [5, 3])          # 5 and 3 new tokens for rows 0 and 1: their layout, and a view per layer
     logits = model(tokens, Ctx(layout=step.layout, views=step.views))
 
-States with an equal window share one layout and one frame a step. `mark` remembers a point to come back to where going back is
-not exact (a ring that has wrapped, a recurrence); `rollback` says how far back it really got, and the caller replays the rest.
+States of equal window share one layout of slots and one frame per step. `rollback` returns a row to an earlier length. Where
+earlier entries have been overwritten (a ring that wrapped, a recurrent state) it returns to the last `mark`; it reports the
+length it reached, and the caller replays the tokens from there. A step that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -29,27 +30,37 @@ Layout = Literal["contiguous", "paged", "ring"]
 
 @dc.dataclass
 class Group:
-    """States that share a layout: one set of slots, the stores of every layer in it."""
+    """States that share a layout: one set of slots, and the stores of every layer."""
 
     slots: Slots
     per: str  # token, block, sequence or source
-    block: int  # tokens an entry stands for
+    block: int  # tokens per entry
     stores: dict[tuple[int, str], list[Tensor]]  # (layer, branch) -> tensors (slots + 1, *axes)
 
-    def reserve(self, row: int, held: int, new: int) -> None:
-        """Room for `new` more tokens of a row that holds `held`."""
-        self.copy(self.slots.reserve(row, held // self.block, (held + new) // self.block - held // self.block))
+    def entries(self, lengths: Sequence[int], new: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Token counts as entry counts: those there are, and those `new` tokens add."""
+        before = [length // self.block for length in lengths]
+        return before, [(length + n) // self.block - b for length, n, b in zip(lengths, new, before, strict=True)]
 
-    def back(self, row: int, held: int, n: int) -> int:
-        """Forget all but the first n tokens; the number really reached."""
-        reached = self.slots.back(row, held // self.block, n // self.block)
-        return n if reached == n // self.block else reached * self.block
+    def check(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> None:
+        """Raise StateError unless new[i] more tokens of row rows[i] fit, for all rows together."""
+        self.slots.check(rows, *self.entries(lengths, new))
+
+    def reserve(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> None:
+        """Make room for them."""
+        self.copy(self.slots.reserve(rows, *self.entries(lengths, new)))
 
     def copy(self, copies: Copies) -> None:
-        """Entries moved from slots to slots, in every layer."""
+        """Copy entries from slots to slots, in every layer."""
         if copies[0]:
             for store in self.tensors():
                 store[torch.tensor(copies[1])] = store[torch.tensor(copies[0])]
+
+    def row_slots(self, row: int) -> slice:
+        """The slots of one row, where a row is a slice."""
+        stride = self.slots.stride
+        assert stride is not None
+        return slice(row * stride, (row + 1) * stride)
 
     def tensors(self) -> Iterator[Tensor]:
         """Every store."""
@@ -59,14 +70,23 @@ class Group:
 
 @dc.dataclass
 class Step:
-    """One forward's worth: where the new tokens stand, and each layer's views by branch."""
+    """The layout of the new tokens, and the views of each layer by branch."""
 
     layout: TokenLayout
     views: list[dict[str, Any]]
 
 
+@dc.dataclass(frozen=True)
+class Mark:
+    """A saved point of a row: its lengths, and the entries of the row in every store whose entries are overwritten."""
+
+    length: int
+    written: int
+    entries: list[Tensor]
+
+
 class Pool:
-    """The memory of `rows` sequences of up to `capacity` tokens."""
+    """The decode state of `rows` sequences of up to `capacity` tokens."""
 
     def __init__(
         self,
@@ -80,20 +100,25 @@ class Pool:
         page: int = 16,
         pages: int | None = None,
         slack: int = 8,
-        cut: Mapping[str, int] | None = None,
+        sharded: Mapping[str, int] | None = None,
     ) -> None:
-        """`layout` ring holds window layers in a ring of keep + window + slack; other layers are then contiguous. `source`
-        is the room for an encoder's memory; `cut` the axes that ranks share out, and over how many."""
-        self.rows, self.held = rows, [0] * rows
-        self.sources = [0] * rows
-        self.marks: list[list[tuple[int, list[Tensor]]]] = [[] for _ in range(rows)]
+        """Allocate every store.
+
+        layout: "ring" gives layers with a window a ring of keep + window + slack entries; other layers are then contiguous.
+        source: tokens of encoder output per row. pages: how many pages of `page` tokens there are; by default, enough for all
+        rows. sharded: axes that are sharded across ranks, and the number of ranks.
+        """
+        self.rows = rows
+        self.lengths = [0] * rows  # tokens per row
+        self.written = [0] * rows  # the most tokens a row has held since its stores were fresh or restored
+        self.source_lengths = [0] * rows  # tokens of encoder output per row
+        self.marks: list[list[Mark]] = [[] for _ in range(rows)]
         self.groups: dict[Any, Group] = {}
         self.layers = 0
         for path, part, scope in walk(spec):
-            states = part.state(scope)
             if scope.stack == "layers":
                 self.layers = scope.depth
-            for state in states:
+            for state in part.state(scope):
                 branch = path.rpartition(".")[2]
                 ring = layout == "ring" and state.per == "token" and state.window is not None
                 key = (state.per, state.block, (state.window, state.keep) if ring else None)
@@ -102,9 +127,9 @@ class Pool:
                     self.groups[key] = Group(slots, state.per, state.block, {})
                 group = self.groups[key]
                 shape = [scope.size(axis) for axis in state.axes]
-                shape[0] = max(1, shape[0] // (cut or {}).get(scope.names(state.axes)[0], 1))
-                kept = at_least_fp32(dtype) if state.at_least_fp32 else dtype
-                stores = [torch.zeros(group.slots.total + 1, *shape, dtype=kept) for _ in range(state.copies)]
+                shape[0] = max(1, shape[0] // (sharded or {}).get(scope.names(state.axes)[0], 1))
+                stored = at_least_fp32(dtype) if state.at_least_fp32 else dtype
+                stores = [torch.zeros(group.slots.total + 1, *shape, dtype=stored) for _ in range(state.copies)]
                 group.stores.setdefault((scope.layer, branch), []).extend(stores)
 
     def _slots(self, key: Any, capacity: int, layout: Layout, source: int, page: int, pages: int | None, slack: int) -> Slots:
@@ -120,130 +145,156 @@ class Pool:
         return Paged(self.rows, capacity, page, pages) if layout == "paged" else Contiguous(self.rows, capacity)
 
     def bytes(self) -> int:
-        """Bytes of every store, the bins left out."""
+        """Bytes of every store, without the slots for padding."""
         return sum(t[:-1].nbytes for group in self.groups.values() for t in group.tensors())
 
+    # -- steps
+
     def step(self, rows: Sequence[int], new: Sequence[int], flat: bool = False) -> Step:
-        """Room and views for new[i] more tokens of row rows[i]: a batch padded on the right, or one flat row of tokens."""
-        self._known(*rows)
-        if len(set(rows)) < len(rows):
-            raise StateError(f"rows {list(rows)}: each may stand there once (give a row all its new tokens at once)")
-        held = [self.held[row] for row in rows]
-        if flat:
-            layout = TokenLayout.flat(new, held)
-        elif len(set(held)) == 1 and len(set(new)) == 1:
-            layout = TokenLayout.whole(len(rows), new[0], start=held[0])
-        else:
-            layout = TokenLayout.padded(new, max(new))
-            layout = TokenLayout.of(torch.where(layout.real, layout.order + torch.tensor(held)[:, None], 0), layout.seg)
+        """Room and views for new[i] more tokens of row rows[i], as a batch padded on the right or as one flat row of tokens.
+
+        new[i] may be 0. Raises StateError, and changes nothing, where the tokens of any row do not fit.
+        """
+        self._check_rows(rows, new)
+        if not sum(new):
+            raise StateError("the step has no new token (give at least one row a token)")
+        lengths = [self.lengths[row] for row in rows]
+        # blocks last: their view is a part of the view of the layer's tokens
+        groups = sorted(self.groups.values(), key=lambda group: group.per == "block")
+        growing = [group for group in groups if group.per in ("token", "block")]
+        for group in growing:  # all groups, before any of them changes
+            group.check(rows, lengths, new)
+        for group in growing:
+            group.reserve(rows, lengths, new)
+        layout = _layout(lengths, new, flat)
         views: list[dict[str, Any]] = [{} for _ in range(self.layers)]
-        for group in sorted(self.groups.values(), key=lambda group: group.per == "block"):  # blocks last: they join tokens
-            for (layer, branch), view in self._views(group, layout, rows, held, new, flat):
+        for group in groups:
+            for (layer, branch), view in self._views(group, layout, rows, lengths, new, flat):
                 if group.per == "block":
                     views[layer][branch].blocks = view
                 else:
                     views[layer][branch] = view
         for row, n in zip(rows, new, strict=True):
-            self.held[row] += n
+            self.lengths[row] += n
+            self.written[row] = max(self.written[row], self.lengths[row])
         return Step(layout, views)
 
     def _views(
-        self, group: Group, layout: TokenLayout, rows: Sequence[int], held: Sequence[int], new: Sequence[int], flat: bool
+        self, group: Group, layout: TokenLayout, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int], flat: bool
     ) -> Iterator[tuple[tuple[int, str], Any]]:
         """((layer, branch), view) of one group in this step."""
         if group.per == "sequence":
-            picked = None if list(rows) == list(range(self.rows)) else torch.tensor(rows, dtype=torch.long)
-            return ((place, SequenceView(stores, picked)) for place, stores in group.stores.items())
+            index = None if list(rows) == list(range(self.rows)) else torch.tensor(rows, dtype=torch.long)
+            return ((place, SequenceView(stores, index)) for place, stores in group.stores.items())
         if group.per == "source":
-            frame = self._standing_frame(group, rows, [self.sources[row] for row in rows], flat)
+            frame = self._read_frame(group, rows, [self.source_lengths[row] for row in rows], flat)
             return ((place, SourceView(stores, frame)) for place, stores in group.stores.items())
-        for row, h, n in zip(rows, held, new, strict=True):
-            group.reserve(row, h, n)
         if group.per == "block":
-            frame = self._standing_frame(group, rows, [(h + n) // group.block for h, n in zip(held, new, strict=True)], flat)
-            picked = torch.tensor(rows, dtype=torch.long)
-            return ((place, BlockView(stores, frame, group.slots, picked)) for place, stores in group.stores.items())
-        frame = make_frame(group.slots, layout, rows, held, new, self.rows)
+            before, added = group.entries(lengths, new)
+            frame = self._read_frame(group, rows, [b + a for b, a in zip(before, added, strict=True)], flat)
+            index = torch.tensor(rows, dtype=torch.long)
+            return ((place, BlockView(stores, frame, group.slots, index)) for place, stores in group.stores.items())
+        frame = make_frame(group.slots, layout, rows, lengths, new, self.rows)
         return ((place, TokenView(stores, frame)) for place, stores in group.stores.items())
 
-    def _known(self, *rows: int) -> None:
-        for row in rows:
-            if not 0 <= row < self.rows:
-                raise StateError(f"row {row} is not one of the pool's {self.rows}")
+    def _read_frame(self, group: Group, rows: Sequence[int], lengths: Sequence[int], flat: bool) -> Frame:
+        """A frame that writes nothing and reads the first lengths[i] entries of row rows[i]."""
+        nothing = [0] * len(rows)
+        layout = TokenLayout.flat(nothing) if flat else TokenLayout.padded(nothing, 1)
+        return make_frame(group.slots, layout, rows, lengths, nothing, self.rows)
 
     def admit(self, rows: Sequence[int], lengths: Sequence[int]) -> list[dict[str, Any]]:
-        """Views into which the memory of a source (lengths[i] tokens for row rows[i], padded on the right) is put, once."""
-        self._known(*rows)
+        """Views that take the encoder output of new sequences: lengths[i] tokens for row rows[i], padded on the right."""
+        self._check_rows(rows, lengths)
+        nothing = [0] * len(rows)
+        groups = [group for group in self.groups.values() if group.per == "source"]
+        for group in groups:
+            group.check(rows, nothing, lengths)
         views: list[dict[str, Any]] = [{} for _ in range(self.layers)]
-        for group in self.groups.values():
-            if group.per != "source":
-                continue
-            for row, n in zip(rows, lengths, strict=True):
-                group.slots.reserve(row, 0, n)
-                self.sources[row] = n
-            layout = TokenLayout.padded(lengths, max(lengths))
-            frame = make_frame(group.slots, layout, rows, [0] * len(rows), lengths, self.rows)
+        layout = TokenLayout.padded(lengths, max(lengths))
+        for group in groups:
+            frame = make_frame(group.slots, layout, rows, nothing, lengths, self.rows)
             for (layer, branch), stores in group.stores.items():
                 views[layer][branch] = SourceView(stores, frame)
+            for row, n in zip(rows, lengths, strict=True):
+                self.source_lengths[row] = n
         return views
 
-    def _standing_frame(self, group: Group, rows: Sequence[int], lengths: Sequence[int], flat: bool) -> Frame:
-        """What is there when nothing new is written: lengths[i] entries of row rows[i]."""
-        layout = TokenLayout.flat([0] * len(rows)) if flat else TokenLayout.padded([0] * len(rows), 1)
-        return make_frame(group.slots, layout, rows, lengths, [0] * len(rows), self.rows)
+    def _check_rows(self, rows: Sequence[int], counts: Sequence[int] | None = None) -> None:
+        for row in rows:
+            if not 0 <= row < self.rows:
+                raise StateError(f"row {row} is not in the pool; its rows are 0 to {self.rows - 1}")
+        if counts is None:
+            return
+        if not rows or len(rows) != len(counts) or min(counts) < 0:
+            raise StateError(f"rows {list(rows)}, tokens {list(counts)}: give each row a count of tokens, 0 or more")
+        if len(set(rows)) < len(rows):
+            raise StateError(f"rows {list(rows)}: a row is listed twice (give it all its new tokens at once)")
 
-    # -- going back, and going two ways
+    # -- returning to an earlier length, and forking
 
     def mark(self, row: int) -> None:
-        """Remember this point of a row, where coming back to it would otherwise not be exact."""
-        self._known(row)
-        saved = [store[self._row_slots(group, row)].clone() for group in self._overwritten() for store in group.tensors()]
-        if saved:
-            self.marks[row].append((self.held[row], saved))
+        """Save this point of a row, so that `rollback` can return to it exactly. Costs nothing where it always can."""
+        self._check_rows([row])
+        entries = [store[group.row_slots(row)].clone() for group in self._overwritten() for store in group.tensors()]
+        if entries:
+            self.marks[row].append(Mark(self.lengths[row], self.written[row], entries))
 
     def rollback(self, row: int, n: int) -> int:
-        """Forget all but the first n tokens of a row; the number really reached, after which the rest must be replayed."""
-        self._known(row)
-        if not 0 <= n <= self.held[row]:
-            raise StateError(f"row {row} holds {self.held[row]} tokens; it cannot go back to {n}")
-        held = self.held[row]
+        """Forget all but the first n tokens of a row. Returns the length reached, at most n; replay the tokens from there."""
+        self._check_rows([row])
+        length = self.lengths[row]
+        if not 0 <= n <= length:
+            raise StateError(f"row {row} holds {length} tokens; it cannot return to length {n}")
         groups = [group for group in self.groups.values() if group.per != "source"]
-        reached = min((group.back(row, held, n) for group in groups), default=n)
-        if reached < n:
-            reached = self._to_mark(row, n)
-            for group in groups:
-                group.back(row, held, reached)
-        self.marks[row] = [mark for mark in self.marks[row] if mark[0] <= reached]
-        self.held[row] = reached
+        exact = all(group.slots.can_rewind(length, self.written[row], n) for group in groups)
+        reached = n if exact else self._to_mark(row, n)
+        for group in groups:
+            group.slots.rewind(row, reached // group.block)
+        if reached == 0:
+            self.written[row] = 0
+        self.marks[row] = [mark for mark in self.marks[row] if mark.length <= reached]
+        self.lengths[row] = reached
         return reached
 
     def _to_mark(self, row: int, n: int) -> int:
-        """Bring back the last mark at or before n; the very beginning where there is none."""
-        point, saved = max((mark for mark in self.marks[row] if mark[0] <= n), key=lambda mark: mark[0], default=(0, []))
-        places = [(group, store) for group in self._overwritten() for store in group.tensors()]
-        for (group, store), old in zip(places, saved, strict=False):
-            store[self._row_slots(group, row)] = old
-        return point
+        """Restore the last mark at or before n, or the empty row where there is none. Returns its length."""
+        marks = [mark for mark in self.marks[row] if mark.length <= n]
+        if not marks:
+            return 0
+        stores = [(group, store) for group in self._overwritten() for store in group.tensors()]
+        for (group, store), saved in zip(stores, marks[-1].entries, strict=True):
+            store[group.row_slots(row)] = saved
+        self.written[row] = marks[-1].written
+        return marks[-1].length
 
     def fork(self, a: int, b: int) -> None:
-        """Let row b go on from where row a is; neither sees what the other does from then on."""
-        self._known(a, b)
+        """Let row b continue from where row a is. From then on neither row sees the other's tokens."""
+        self._check_rows([a, b])
         if a == b:
             return
         for group in self.groups.values():
-            group.copy(group.slots.fork(a, b, (self.sources[a] if group.per == "source" else self.held[a]) // group.block))
-        self.held[b], self.sources[b] = self.held[a], self.sources[a]
+            length = self.source_lengths[a] if group.per == "source" else self.lengths[a]
+            group.copy(group.slots.fork(a, b, length // group.block))
+        for per_row in (self.lengths, self.written, self.source_lengths):
+            per_row[b] = per_row[a]
         self.marks[b] = list(self.marks[a])
 
     def free(self, row: int) -> None:
-        """End a sequence: its memory is for others."""
+        """End a sequence: the row is empty, and its pages are free."""
         self.rollback(row, 0)
-        self.sources[row] = 0
+        self.source_lengths[row] = 0
+        self.marks[row] = []
 
     def _overwritten(self) -> list[Group]:
         return [group for group in self.groups.values() if group.slots.overwrites]
 
-    def _row_slots(self, group: Group, row: int) -> slice:
-        stride = group.slots.stride
-        assert stride is not None
-        return slice(row * stride, (row + 1) * stride)
+
+def _layout(lengths: Sequence[int], new: Sequence[int], flat: bool) -> TokenLayout:
+    """The layout of new[i] tokens behind the lengths[i] tokens of each row."""
+    if flat:
+        return TokenLayout.flat(new, lengths)
+    if len(set(lengths)) == 1 and len(set(new)) == 1:
+        return TokenLayout.whole(len(lengths), new[0], start=lengths[0])
+    layout = TokenLayout.padded(new, max(new))
+    return TokenLayout.of(torch.where(layout.real, layout.order + torch.tensor(lengths)[:, None], 0), layout.seg)

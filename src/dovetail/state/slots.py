@@ -1,70 +1,63 @@
-"""Where a token's entry lies: four layouts, each only arithmetic on (row, position) -> slot.
+"""Slots: where the entry of a token lies in a store. Four layouts, each arithmetic on (row, position) -> slot.
 
-    contiguous   row · capacity + position                             a slice reads a row
-    paged        table[row, position // page] · page + position % page pages are taken when needed, shared after a fork
-    ring         the first `keep` positions, then (position − keep) mod (window + slack): memory that does not grow
-    single       row                                                   one entry a sequence, which every token changes
+    contiguous   row · capacity + position                              a row is a slice of the store
+    paged        table[row, position // page] · page + position % page  pages are taken on demand and shared after a fork
+    ring         the first `keep` positions, then (position − keep) mod (window + slack)    memory does not grow
+    single       row                                                    one entry per sequence, which every token overwrites
 
-One slot more than is counted is the bin: padding writes there and empty places read from there.
+A store has one slot more than `total`: padding writes to that last slot, and empty places read from it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dovetail.core.errors import StateError
 
-Copies = tuple[list[int], list[int]]  # slots to copy from and to
+Copies = tuple[list[int], list[int]]  # slots to copy from, slots to copy to
 NO_COPIES: Copies = ([], [])
 
 
-class Slots(Protocol):
-    """A layout."""
+class Slots:
+    """A layout: which slot each (row, position) has. `length` is the number of tokens a row holds."""
 
-    @property
-    def total(self) -> int:
-        """Slots, the bin not counted."""
-        ...
-
-    @property
-    def stride(self) -> int | None:
-        """Slots a row, where a row is a slice."""
-        ...
-
-    @property
-    def overwrites(self) -> bool:
-        """Whether entries are lost to later ones, so that going far back takes a mark."""
-        ...
+    total: int  # number of slots, without the one for padding
+    stride: int | None = None  # slots per row, where a row is a slice
+    overwrites: bool = False  # later tokens overwrite the entries of earlier ones, so that an exact rewind can need a mark
 
     def slot(self, row: Tensor, position: Tensor) -> Tensor:
         """The slot of each (row, position)."""
-        ...
+        raise NotImplementedError
 
-    def reserve(self, row: int, held: int, new: int) -> Copies:
-        """Make room for `new` more tokens of a row that holds `held`; entries to copy before writing."""
-        ...
+    def positions(self, length: int) -> Sequence[int]:
+        """The positions that `length` tokens leave in the store; `range(length)` where none is overwritten."""
+        return range(length)
 
-    def positions(self, held: int) -> Sequence[int]:
-        """The positions still there after `held` tokens; `range(held)` where nothing was let go."""
-        ...
+    def check(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> None:
+        """Raise StateError unless new[i] more tokens of row rows[i] fit, for all rows together. Changes nothing."""
 
-    def back(self, row: int, held: int, n: int) -> int:
-        """Forget all but the first n tokens; the number really reached (less than n where they are gone)."""
-        ...
+    def reserve(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> Copies:
+        """Make room for new[i] more tokens of row rows[i], after `check`; returns the entries to copy before writing."""
+        return NO_COPIES
 
-    def fork(self, a: int, b: int, held: int) -> Copies:
-        """Let row b hold what row a holds; entries to copy."""
-        ...
+    def can_rewind(self, length: int, written: int, n: int) -> bool:
+        """Whether the first n of `length` tokens are intact, in a row where positions up to `written` have been written."""
+        return True
+
+    def rewind(self, row: int, n: int) -> None:
+        """Give back what the tokens after the first n took."""
+
+    def fork(self, a: int, b: int, length: int) -> Copies:
+        """Let row b hold the `length` tokens of row a; returns the entries to copy."""
+        raise NotImplementedError
 
 
-class Contiguous:
-    """A row is a slice."""
-
-    overwrites = False
+class Contiguous(Slots):
+    """A row is a slice of `capacity` slots."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         self.capacity, self.total, self.stride = capacity, rows * capacity, capacity
@@ -72,69 +65,75 @@ class Contiguous:
     def slot(self, row: Tensor, position: Tensor) -> Tensor:
         return row * self.capacity + position
 
-    def reserve(self, row: int, held: int, new: int) -> Copies:
-        if held + new > self.capacity:
-            raise StateError(f"row {row} holds {held} of {self.capacity} tokens; {new} more do not fit (make the pool larger)")
-        return NO_COPIES
+    def check(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> None:
+        for row, length, n in zip(rows, lengths, new, strict=True):
+            if length + n > self.capacity:
+                raise StateError(
+                    f"row {row} holds {length} of {self.capacity} entries; {n} more do not fit (make the pool larger)"
+                )
 
-    def positions(self, held: int) -> Sequence[int]:
-        return range(held)
-
-    def back(self, row: int, held: int, n: int) -> int:
-        return n
-
-    def fork(self, a: int, b: int, held: int) -> Copies:
+    def fork(self, a: int, b: int, length: int) -> Copies:
         begin, to = a * self.capacity, b * self.capacity
-        return list(range(begin, begin + held)), list(range(to, to + held))
+        return list(range(begin, begin + length)), list(range(to, to + length))
 
 
-class Paged:
-    """Pages from one store, taken when needed; a fork shares them until one side writes."""
-
-    overwrites = False
+class Paged(Slots):
+    """Pages of one store, taken on demand. A fork shares them until one of the rows writes."""
 
     def __init__(self, rows: int, capacity: int, page: int, pages: int | None = None) -> None:
-        widest = -(-capacity // page)
-        count = rows * widest if pages is None else pages
-        self.page, self.total, self.stride = page, count * page, None
-        self.free, self.uses = list(range(count))[::-1], [0] * count
-        self.owned: list[list[int]] = [[] for _ in range(rows)]
+        self.page = page
+        widest = self._pages(capacity)
+        self.pages = rows * widest if pages is None else pages
+        self.total = self.pages * page
+        self.free, self.uses = list(range(self.pages))[::-1], [0] * self.pages
+        self.owned: list[list[int]] = [[] for _ in range(rows)]  # exactly the pages that the tokens of a row need
         self.table = torch.zeros(rows, widest, dtype=torch.long)
+
+    def _pages(self, length: int) -> int:
+        return -(-length // self.page)
 
     def slot(self, row: Tensor, position: Tensor) -> Tensor:
         return self.table[row, position // self.page] * self.page + position % self.page
 
-    def reserve(self, row: int, held: int, new: int) -> Copies:
-        owned, last = self.owned[row], held // self.page
-        pages = max(len(owned), -(-(held + new) // self.page))
-        shared = bool(new and held % self.page and self.uses[owned[last]] > 1)
-        if pages > self.table.shape[1]:
-            raise StateError(f"row {row} would hold {held + new} tokens, more than a row may (make the pool larger)")
-        if pages - len(owned) + shared > len(self.free):  # all or nothing: a step that is refused changes nothing
-            raise StateError(f"no page is left for row {row} (make the pool larger, or end a sequence)")
-        copies = NO_COPIES
-        if shared:  # write to a copy of it
-            old, own = owned[last], self._take()
-            self._drop(old)
-            owned[last] = own
-            filled = range(held % self.page)
-            copies = [old * self.page + i for i in filled], [own * self.page + i for i in filled]
-        owned += [self._take() for _ in range(pages - len(owned))]
-        self.table[row, : len(owned)] = torch.tensor(owned, dtype=torch.long)
-        return copies
+    def check(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> None:
+        needed, released = 0, Counter[int]()
+        limit = self.table.shape[1] * self.page
+        for row, length, n in zip(rows, lengths, new, strict=True):
+            if length + n > limit:
+                raise StateError(f"row {row} would hold {length + n} tokens; the limit is {limit} (make the pool larger)")
+            needed += self._pages(length + n) - len(self.owned[row])
+            if n and length % self.page:
+                last = self.owned[row][-1]
+                if self.uses[last] - released[last] > 1:  # the row writes to a copy, and the page has one user fewer
+                    needed, released[last] = needed + 1, released[last] + 1
+            if needed > len(self.free):
+                raise StateError(
+                    f"row {row}: the step needs {needed} or more pages, and {len(self.free)} of {self.pages} are free"
+                    " (free a row, or make the pool larger)"
+                )
 
-    def positions(self, held: int) -> Sequence[int]:
-        return range(held)
+    def reserve(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> Copies:
+        read: list[int] = []
+        write: list[int] = []
+        for row, length, n in zip(rows, lengths, new, strict=True):
+            owned, filled = self.owned[row], length % self.page
+            if n and filled and self.uses[owned[-1]] > 1:  # write to a copy of the shared page
+                old, own = owned[-1], self._take()
+                self._drop(old)
+                owned[-1] = own
+                read += [old * self.page + i for i in range(filled)]
+                write += [own * self.page + i for i in range(filled)]
+            owned += [self._take() for _ in range(self._pages(length + n) - len(owned))]
+            self.table[row, : len(owned)] = torch.tensor(owned, dtype=torch.long)
+        return read, write
 
-    def back(self, row: int, held: int, n: int) -> int:
-        kept = -(-n // self.page)
-        for page in self.owned[row][kept:]:
+    def rewind(self, row: int, n: int) -> None:
+        for page in self.owned[row][self._pages(n) :]:
             self._drop(page)
-        del self.owned[row][kept:]
-        return n
+        del self.owned[row][self._pages(n) :]
 
-    def fork(self, a: int, b: int, held: int) -> Copies:
-        self.back(b, held, 0)
+    def fork(self, a: int, b: int, length: int) -> Copies:
+        self.rewind(b, 0)
         self.owned[b] = list(self.owned[a])
         self.table[b] = self.table[a]
         for page in self.owned[a]:
@@ -152,39 +151,37 @@ class Paged:
             self.free.append(page)
 
 
-class Ring:
-    """The first `keep` tokens and the last `window + slack`; exact roll-back as far as the slack."""
+class Ring(Slots):
+    """The first `keep` tokens and the last `window + slack`; an exact rewind goes back `slack` tokens."""
 
     overwrites = True
 
     def __init__(self, rows: int, window: int, keep: int, slack: int) -> None:
         self.keep, self.turn, self.slack = keep, window + slack, slack
-        self.stride = keep + self.turn
-        self.total = rows * self.stride
+        self.size = self.stride = keep + self.turn
+        self.total = rows * self.size
 
     def slot(self, row: Tensor, position: Tensor) -> Tensor:
         turned = self.keep + (position - self.keep) % self.turn
-        return row * self.stride + torch.where(position < self.keep, position, turned)
+        return row * self.size + torch.where(position < self.keep, position, turned)
 
-    def reserve(self, row: int, held: int, new: int) -> Copies:
-        return NO_COPIES
+    def positions(self, length: int) -> Sequence[int]:
+        if length <= self.size:
+            return range(length)
+        first = range(min(self.keep, length))
+        return [*first, *range(max(len(first), length - self.turn), length)]
 
-    def positions(self, held: int) -> Sequence[int]:
-        if held <= self.stride:
-            return range(held)
-        first = range(min(self.keep, held))
-        return [*first, *range(max(len(first), held - self.turn), held)]
+    def can_rewind(self, length: int, written: int, n: int) -> bool:
+        # Not `length`: after a rewind the tokens from `length` to `written` still occupy the slots of earlier ones.
+        return written - n <= self.slack or written <= self.size
 
-    def back(self, row: int, held: int, n: int) -> int:
-        return n if held - n <= self.slack or held <= self.stride else 0
-
-    def fork(self, a: int, b: int, held: int) -> Copies:
-        begin, to = a * self.stride, b * self.stride
-        return list(range(begin, begin + self.stride)), list(range(to, to + self.stride))
+    def fork(self, a: int, b: int, length: int) -> Copies:
+        begin, to = a * self.size, b * self.size
+        return list(range(begin, begin + self.size)), list(range(to, to + self.size))
 
 
-class Single:
-    """One entry a row; there is no way back but to a mark."""
+class Single(Slots):
+    """One entry per row. Only a mark leads back to an earlier token."""
 
     overwrites, stride = True, 1
 
@@ -194,14 +191,11 @@ class Single:
     def slot(self, row: Tensor, position: Tensor) -> Tensor:
         return row.expand_as(position)
 
-    def reserve(self, row: int, held: int, new: int) -> Copies:
-        return NO_COPIES
+    def positions(self, length: int) -> Sequence[int]:
+        return range(min(length, 1))
 
-    def positions(self, held: int) -> Sequence[int]:
-        return range(min(held, 1))
+    def can_rewind(self, length: int, written: int, n: int) -> bool:
+        return n == length
 
-    def back(self, row: int, held: int, n: int) -> int:
-        return n if n == held else 0
-
-    def fork(self, a: int, b: int, held: int) -> Copies:
+    def fork(self, a: int, b: int, length: int) -> Copies:
         return [a], [b]

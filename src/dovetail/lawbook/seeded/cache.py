@@ -42,7 +42,7 @@ def ring_too_short(self: slots.Ring, held: int) -> list[int]:
 
 
 def ring_keeps_no_first_tokens(self: slots.Ring, row: Tensor, position: Tensor) -> Tensor:
-    return row * self.stride + position % self.stride
+    return row * self.size + position % self.size
 
 
 def rollback_without_effect(self: Pool, row: int, n: int) -> int:
@@ -53,11 +53,11 @@ def mark_ignored(self: Pool, row: int, n: int) -> int:
     return n
 
 
-def shared_pages_written(self: slots.Paged, row: int, held: int, new: int) -> slots.Copies:
-    owned = self.owned[row]
-    while len(owned) * self.page < held + new:
-        owned.append(self._take())
-    self.table[row, : len(owned)] = torch.tensor(owned, dtype=torch.long)
+def shared_pages_written(self: slots.Paged, rows: list[int], lengths: list[int], new: list[int]) -> slots.Copies:
+    for row, length, n in zip(rows, lengths, new, strict=True):
+        owned = self.owned[row]
+        owned += [self._take() for _ in range(-(-(length + n) // self.page) - len(owned))]
+        self.table[row, : len(owned)] = torch.tensor(owned, dtype=torch.long)
     return slots.NO_COPIES
 
 

@@ -62,8 +62,8 @@ def memory_never_read(self: frame.SequenceView, x: Tensor) -> Any:
     return x, tuple(torch.zeros_like(c) for c in carry)
 
 
-def back_to_anywhere(self: slots.Single, row: int, held: int, n: int) -> int:
-    return n
+def back_to_anywhere(self: slots.Single, length: int, written: int, n: int) -> bool:
+    return True
 
 
 def handed_on_late(self: context.CarryView, x: Tensor) -> Any:
@@ -149,7 +149,10 @@ def mutants() -> list[Mutant]:
         Mutant("a state goes on into the next document", "fast", instead(decay, "chunked", documents_go_on), model),
         Mutant("a memory is never read", "chunked", instead(frame.SequenceView, "read", memory_never_read), model),
         Mutant(
-            "a recurrence is rolled back without a mark", "rollback", instead(slots.Single, "back", back_to_anywhere), model
+            "a recurrence is rolled back without a mark",
+            "rollback",
+            instead(slots.Single, "can_rewind", back_to_anywhere),
+            model,
         ),
         Mutant("a rank starts from nothing", "sharded", instead(context.CarryView, "read", handed_on_late), model),
         Mutant("a step of Mamba-2 is not above 0", OWN_NUMBER, instead(mamba2.F, "softplus", torch.relu), model),
