@@ -3,7 +3,7 @@ import torch
 
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError, StateError
+from dovetail.core.errors import NonFiniteError, SpecError, StateError
 from dovetail.core.layout import TokenLayout
 from dovetail.generation import Sampling, pick, write
 from dovetail.io.spec import from_yaml, load_spec
@@ -110,3 +110,11 @@ def test_who_cannot_write_says_so(model):
     short = from_yaml(TINY).set("position", {"kind": "learned", "length": 6}).set("layers.*.mixer.position", "none")
     with pytest.raises((SpecError, StateError)):
         list(write(build(short), PROMPT, 9))
+
+
+def test_logits_that_overflow_are_an_error():
+    model = lively(from_yaml(TINY))
+    with torch.no_grad():
+        model.head.table[7].fill_(3e38)  # a finite weight; its products are not
+    with pytest.raises(NonFiniteError, match=r"logits of token 1: holds (nan|inf|-inf); the activations overflow"):
+        next(write(model, PROMPT, 3))

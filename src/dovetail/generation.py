@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
+from dovetail.core.finite import check_result
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.model import Model, ModelModule
@@ -73,10 +74,12 @@ def write(
         if not len(read):
             raise SpecError("start", "an encoder–decoder begins with a token of its own", "see decoder_start_token_id")
     draw = torch.Generator().manual_seed(sampling.seed)
-    for _ in range(count):
+    for number in range(count):
         step = pool.step([0], [len(read)])
         x, ctx = model.hidden(read[None], Ctx(layout=step.layout, views=step.views))
-        token = pick(model.head(x[:, -1:], ctx)[0, -1].float(), sampling, draw)
+        logits = model.head(x[:, -1:], ctx)[0, -1].float()
+        check_result(logits, f"logits of token {number + 1}")
+        token = pick(logits, sampling, draw)
         yield int(token)
         if int(token) in stop:
             return

@@ -44,7 +44,7 @@ def test_weights_come_back_bit_for_bit_in_their_dtype(tmp_path, dtype, tied):
     model = build(spec, dtype=dtype, seed=5)
     with torch.no_grad():
         tensor_at(model, "embed.table")[3, 4] = -0.0
-        tensor_at(model, "embed.table")[5, 6] = torch.nan
+        tensor_at(model, "embed.table")[5, 6] = torch.finfo(dtype).max
     save(model, spec, tmp_path / "m")
     loaded = load(tmp_path / "m")
     assert loaded.part == spec
@@ -56,6 +56,18 @@ def test_weights_come_back_bit_for_bit_in_their_dtype(tmp_path, dtype, tied):
     for (name, one), (_, two) in zip(model.named_buffers(), loaded.named_buffers(), strict=True):
         assert torch.equal(one, two), name
         assert one.dtype == two.dtype
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_weight_that_is_not_finite_is_refused_and_the_old_model_stays(saved, value):
+    before = (saved / WEIGHTS_FILE).read_bytes()
+    model = build(SPEC, seed=5)
+    with torch.no_grad():
+        tensor_at(model, "layers.1.mixer.k.weight")[2, 3] = value
+    with pytest.raises(FileError, match=rf"model: layers\.1\.mixer\.k\.weight holds {value}; nothing was written"):
+        save(model, SPEC, saved)
+    assert (saved / WEIGHTS_FILE).read_bytes() == before
+    assert {path.name for path in saved.parent.iterdir()} == {"model"}
 
 
 def test_mixed_dtypes_are_kept(tmp_path):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dovetail.construction import build
-from dovetail.core.errors import DovetailError, FileError, SpecError
+from dovetail.core.errors import DovetailError, FileError, NonFiniteError, SpecError
 from dovetail.io.spec import from_yaml
 from dovetail.look.map import attention_of, draw_map
 
@@ -19,6 +19,14 @@ def test_a_layer_counts_from_either_end():
     assert not torch.equal(attention_of(model, tokens, 0), last)
     with pytest.raises(SpecError, match="there is no such layer"):
         attention_of(model, tokens, 3)
+
+
+def test_a_pattern_that_is_not_finite_is_refused():
+    model = build(SPEC)
+    with torch.no_grad():
+        model.layers[1].mixer.q.weight.fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match=r"layers\.1\.mixer\.pattern: holds nan"):
+        attention_of(model, torch.tensor([5, 17, 3]), 1)
 
 
 @pytest.mark.parametrize("count", [0, 97])

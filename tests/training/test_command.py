@@ -118,7 +118,16 @@ def test_map_names_what_is_missing(home, capsys):
 
 def test_divergence_has_its_own_exit_code(home, capsys):
     assert run("train", "llama-tiny", "--text", "tale.txt", "--steps=60", "--learning-rate=1e30", *SMALL) == 5
-    assert "lower --learning-rate" in capsys.readouterr().err
+    assert "lower the learning rate (--learning-rate)" in capsys.readouterr().err
+
+
+def test_weights_that_overflow_in_the_last_step_are_not_saved(home, capsys):
+    """The loss and the gradient of the only step are finite; the updated weights are not."""
+    assert run("train", "llama-tiny", "--text", "tale.txt", "--steps=1", "--learning-rate=1e300", "--json", *SMALL) == 5
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "step 1: the held-out loss is nan; embed.table holds" in shown.err.splitlines()[-1]
+    assert {path.name for path in home.iterdir()} == {"tale.txt"}
 
 
 @pytest.mark.parametrize("verb", ["train", "map"])

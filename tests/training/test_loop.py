@@ -96,9 +96,23 @@ def test_a_gradient_that_is_no_number_changes_no_weight(tiny):
 
     model = build(tiny)
     before = bits(model)
-    with pytest.raises(Diverged, match="gradient nan"):
+    with pytest.raises(Diverged, match="gradient norm nan"):
         train(model, draws(), cliff, Plan(steps=3, quiet=True))
     assert same(before, bits(model))
+
+
+def test_weights_that_overflow_are_neither_saved_nor_returned(tiny, tmp_path):
+    with pytest.raises(Diverged, match=r"step 1: the update overflowed; embed\.table holds (nan|inf)"):
+        train(build(tiny), draws(), next_token, Plan(steps=1, learning_rate=1e300, out=tmp_path / "model", quiet=True))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_held_out_loss_that_is_not_finite_is_divergence(tiny):
+    def overflows(model, batch, seed, training):
+        return next_token(model, batch, seed, training) * (1.0 if training else torch.inf)
+
+    with pytest.raises(Diverged, match="step 2: the held-out loss is inf; lower"):
+        train(build(tiny), draws(), overflows, Plan(steps=4, looks=2, quiet=True), [draws(9)(0)])
 
 
 def test_a_step_goes_as_far_as_its_rate_says(tiny):

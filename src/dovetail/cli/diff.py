@@ -9,7 +9,6 @@ Weights are compared by path, layers by their number. `dovetail.surgery.apply` c
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from dovetail.cli.output import print_json
 from dovetail.cli.shown import shown, write_page
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Command:
         if self.html is not None:
             write_page(self.html, f"dovetail diff {self.a} {self.b}", lambda _: view(self.a, self.b, found))
         if self.json:
-            print(json.dumps(found.to_data()))
+            print_json(found.to_data())
         else:
             shown(lambda _: view(self.a, self.b, found))
         return 0

@@ -9,11 +9,12 @@ the part that has no word there. `dovetail port` lists the families.
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+
+from dovetail.cli.output import print_json
 
 
 @dc.dataclass
@@ -44,7 +45,7 @@ class Command:
         architecture = ported.form.architecture
         if self.json:
             report = {"directory": str(self.out), "model_type": ported.dialect, "architecture": architecture, "tensors": names}
-            print(json.dumps(report))
+            print_json(report)
         else:
             print(f"{self.directory}: written to {self.out} as {ported.dialect} ({architecture}), {names} tensors")
         return 0

@@ -10,13 +10,14 @@ The likeliest token is taken unless --temperature is given. It ends at the model
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
+
+from dovetail.cli.output import print_json
 
 if TYPE_CHECKING:
     from dovetail.io.untrusted import Directory
@@ -53,6 +54,7 @@ class Command:
         """Read, write, and say how fast on stderr."""
         from dovetail.cli.loading import shown_loading
         from dovetail.core.errors import SpecError
+        from dovetail.core.finite import check_weights
         from dovetail.generation import Sampling, check_generates, write
         from dovetail.io.untrusted import Directory
         from dovetail.port.load import load, origin
@@ -73,6 +75,7 @@ class Command:
         count = _room(spec, len(prompt), self.max_tokens)
         with shown_loading(self.directory.name) as watch:
             model = load(self.directory, watch=watch)
+        check_weights(model, spec)
         stream = TextStream(tokenizer, prompt if echo else ())
         tokens, text, begin = [], "", time.monotonic()
         self._show(self.prompt if echo else "")
@@ -84,7 +87,7 @@ class Command:
         ended = "end" if tokens and tokens[-1] in settings.stop else "length"
         if self.json:
             report = {"prompt": self.prompt, "text": text, "tokens": tokens, "prompt_tokens": len(prompt), "finish": ended}
-            print(json.dumps({**report, "tokens_per_second": round(len(tokens) / seconds, 2)}))
+            print_json({**report, "tokens_per_second": round(len(tokens) / seconds, 2)})
         else:
             print()
             print(f"{len(tokens)} tokens, {len(tokens) / seconds:.1f} a second ({ended})", file=sys.stderr)

@@ -12,7 +12,6 @@ and after, and --heal trains on the rest. A tensor that no map is known for stop
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 import math
 import os
 import sys
@@ -25,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.cli.diff import view
+from dovetail.cli.output import print_json, to_json
 from dovetail.cli.shown import shown
 from dovetail.look.bar import bar as blocks
 
@@ -113,7 +113,7 @@ class Command:
             losses["healed"] = _last(points)
         self._write(made, source, out, family, points)
         if self.json:
-            print(json.dumps(_report(out, family, found, losses, points)))
+            print_json(_report(out, family, found, losses, points))
         else:
             written = Text(f"\nwritten to {out}" + (f" in Hugging Face layout, as {family}" if family else ""))
             shown(lambda _: Group(told(self.directory.name, out.name, found, losses, points), written))
@@ -166,7 +166,7 @@ class Command:
     def _write(self, model: ModelModule, source: Directory, out: Path, family: str | None, points: list[Point]) -> None:
         from dovetail.port.write import write_own, write_theirs
 
-        beside = {"loss.jsonl": "".join(f"{json.dumps(dc.asdict(point))}\n" for point in points).encode()} if points else {}
+        beside = {"loss.jsonl": "".join(f"{to_json(dc.asdict(point))}\n" for point in points).encode()} if points else {}
         if family is None:
             write_own(model, source, out, beside)
         else:

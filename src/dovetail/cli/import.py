@@ -10,11 +10,12 @@ Nothing in the directory is run. Every weight is kept bit for bit; tokenizer, ge
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+
+from dovetail.cli.output import print_json
 
 
 @dc.dataclass
@@ -42,7 +43,7 @@ class Command:
             spec = import_directory(self.directory, self.out, watch=watch)
         count = parameters(spec)
         if self.json:
-            print(json.dumps({"directory": str(self.out), "parameters": count, "layers": len(spec.layers)}))
+            print_json({"directory": str(self.out), "parameters": count, "layers": len(spec.layers)})
         else:
             print(f"{self.directory}: {count:,} parameters in {len(spec.layers)} layers, written to {self.out}")
         return 0

@@ -8,12 +8,12 @@ bugs and see that the laws catch them.
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 import sys
 from typing import Annotated, Any
 
 import tyro
 
+from dovetail.cli.output import print_json
 from dovetail.core.errors import SpecError
 
 
@@ -124,7 +124,7 @@ class Command:
     def show(self, data: Any, view: Any) -> None:
         """JSON or a table."""
         if self.json:
-            print(json.dumps(data, indent=1, ensure_ascii=False))
+            print_json(data, indent=1)
         else:
             view()
 

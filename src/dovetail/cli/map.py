@@ -29,12 +29,14 @@ class Command:
 
     def run(self) -> int | None:
         """Trace the layer's pattern and draw it."""
+        from dovetail.core.finite import check_weights
         from dovetail.look.map import attention_of, draw_map
         from dovetail.port.load import load
         from dovetail.text.tokenizer import Tokenizer
 
         model = load(self.model)
         spec = model.part
+        check_weights(model, spec)
         tokenizer = Tokenizer.load(self.model)
         tokens = tokenizer.encode(self.text)
         layer = len(spec.layers) // 2 if self.layer is None else self.layer

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from dovetail.cli.output import print_json
 from dovetail.cli.shown import shown
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Command:
             raise SpecError("--group", f"{self.group!r} is no group of parts", f"groups: {', '.join(names)}")
         found = catalogue(names if self.group is None else [self.group])
         if self.json:
-            print(json.dumps(found))
+            print_json(found)
             return 0
         shown(lambda _: view(found))
         return 0

@@ -7,12 +7,12 @@ dovetail port --json
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from dovetail.cli.output import print_json
 from dovetail.cli.shown import shown
 
 
@@ -29,7 +29,7 @@ class Command:
 
         rows = survey()
         if self.json:
-            print(json.dumps([row.data() for row in rows]))
+            print_json([row.data() for row in rows])
             return 0
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
         for name in ("model_type", "read", "written", "architectures"):

@@ -10,7 +10,6 @@ otherwise, or fewer where the model takes no more (a table of learned positions,
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,6 +19,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from dovetail.cli.output import print_json
 from dovetail.cli.shown import shown, write_page
 from dovetail.look.bar import bar
 
@@ -64,7 +64,7 @@ class Command:
         if self.html is not None:
             write_page(self.html, f"dovetail show {self.spec}", lambda width: view(self.spec, made, width))
         if self.json:
-            print(json.dumps({"spec": self.spec, **made.to_data()}))
+            print_json({"spec": self.spec, **made.to_data()})
         else:
             shown(lambda width: view(self.spec, made, width))
         return 0

@@ -9,7 +9,6 @@ comes out holds the spec, the weights, the tokenizer, every loss (loss.jsonl) an
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 import math
 import os
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from dovetail.cli.output import to_json
 from dovetail.training.plan import Plan
 
 if TYPE_CHECKING:
@@ -111,14 +111,14 @@ class Command:
         except KeyboardInterrupt:
             _say(f"stopped; what was saved last is in {out}" if out.exists() else "stopped before anything was saved")
             return 130
-        beside["loss.jsonl"] = "".join(f"{json.dumps(dc.asdict(point))}\n" for point in points)
+        beside["loss.jsonl"] = "".join(f"{to_json(dc.asdict(point))}\n" for point in points)
         save(model, spec, out, beside)
         _picture(points, out, f"{self.spec} on {self.text.name}")
         report = {"directory": str(out), "parameters": parameters(spec), **_report(points)}
         if spec.order() == "causal":
             report["held_out_bits_per_byte"] = _bits_per_byte(report["held_out_loss"], corpus, tokenizer)
             report["sample"] = self._sample(model, tokenizer)
-        print(json.dumps(report) if self.json else _text(report, self.prompt))
+        print(to_json(report) if self.json else _text(report, self.prompt))
         return 0
 
     def _wrong(self) -> str | None:

@@ -14,7 +14,6 @@ Exit code 0: the same function. 1: two functions. Else an error.
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from dovetail.cli.output import print_json
 from dovetail.cli.shown import shown, write_text
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Command:
         if self.html is not None:
             write_text(self.html, page(verdict))
         if self.json:
-            print(json.dumps(verdict.data(), ensure_ascii=False))
+            print_json(verdict.data())
         else:
             shown(lambda _: view(verdict, every=self.every))
         return 1 if verdict.word == "structural" else 0
@@ -99,7 +99,7 @@ class Command:
             a = local(self.a, self._told())
             found = compare(a, self.b, self._prompt(a, None), model=self.model, tokenizer=self._tokenizer(), told=told)
         if self.json:
-            print(json.dumps(found.data(), ensure_ascii=False))
+            print_json(found.data())
         else:
             shown(lambda _: view(found))
         return 1 if found.word == "structural" else 0

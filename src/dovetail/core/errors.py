@@ -41,6 +41,12 @@ class FileError(DovetailError):
     exit_code = 4
 
 
+class NonFiniteError(DovetailError):
+    """A tensor holds NaN or infinity where a result needs finite numbers."""
+
+    exit_code = 4
+
+
 class Diverged(DovetailError):
     """A training run whose loss or weights are not finite."""
 

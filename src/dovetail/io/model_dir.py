@@ -21,6 +21,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from dovetail.core.errors import FileError
+from dovetail.core.finite import nonfinite
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
 from dovetail.io.spec import SPEC_FILE, to_yaml
@@ -71,24 +72,27 @@ def write_directory(directory: str | Path, pieces: Sequence[Piece], beside: Mapp
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         (fresh / SPEC_FILE).touch()  # what is left of a run that was cut off may be replaced
-        _write_weights(fresh, pieces, shard)
+        _write_weights(fresh, pieces, shard, target)
         for name, data in beside.items():
             (fresh / name).write_bytes(data)
         _to_disk(fresh)
         _replace(target, fresh, old)
+    except FileError:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     except OSError as error:
         raise FileError(f"{target}: cannot be written ({error})") from error
 
 
-def _write_weights(place: Path, pieces: Sequence[Piece], shard: int) -> None:
-    """One file, or several with an index."""
+def _write_weights(place: Path, pieces: Sequence[Piece], shard: int, target: Path) -> None:
+    """Write one file, or several with an index. `target` is the directory that errors name."""
     groups = _shards(pieces, shard)
     files = [f"model-{i + 1:05}-of-{len(groups):05}.safetensors" for i in range(len(groups))]
     if len(groups) == 1:
         files = [WEIGHTS_FILE]
     for name, group in zip(files, groups, strict=True):
         layout = {name: tensor for piece in group for name, tensor in piece.layout.items()}
-        write_tensors(place / name, layout, _made(group))
+        write_tensors(place / name, layout, _finite(group, target))
     if len(groups) > 1:
         where = {tensor: name for name, group in zip(files, groups, strict=True) for piece in group for tensor in piece.layout}
         index = {"metadata": {"total_size": sum(_size(piece) for piece in pieces)}, "weight_map": where}
@@ -111,9 +115,13 @@ def _size(piece: Piece) -> int:
     return sum(tensor.nbytes for tensor in piece.layout.values())
 
 
-def _made(pieces: Iterable[Piece]) -> Iterator[tuple[str, Tensor]]:
+def _finite(pieces: Iterable[Piece], target: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of the pieces; raise FileError at the first that holds NaN or infinity."""
     for piece in pieces:
-        yield from piece.make().items()
+        for name, tensor in piece.make().items():
+            if value := nonfinite(tensor):
+                raise FileError(f"{target}: {name} holds {value}; nothing was written; start from weights that are finite")
+            yield name, tensor
 
 
 def may_replace(place: Path) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import DovetailError, SpecError
+from dovetail.core.finite import check_result
 from dovetail.look.figure import GREY, INK, new_figure, write_figure
 from dovetail.look.trace import trace
 from dovetail.model import ModelModule
@@ -30,7 +31,9 @@ def attention_of(model: ModelModule, tokens: Tensor, layer: int) -> Tensor:
     if not -depth <= layer < depth:
         raise SpecError(f"layers.{layer}", "there is no such layer", f"layers are 0 to {depth - 1}")
     address = f"layers.{layer % depth}.mixer.pattern"
-    return trace(model, tokens[None], address)[address][0]
+    pattern = trace(model, tokens[None], address)[address][0]
+    check_result(pattern, address)
+    return pattern
 
 
 def draw_map(pattern: Tensor, labels: Sequence[str], heads: Sequence[int], path: str | Path, title: str) -> None:

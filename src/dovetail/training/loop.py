@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses as dc
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 
 from dovetail.core.errors import Diverged
+from dovetail.core.finite import nonfinite_weight
 from dovetail.core.fold import optimizer_groups
 from dovetail.core.group import RouterModule
 from dovetail.core.module import tensor_at
@@ -46,7 +48,11 @@ def train(
     plan: Plan,
     validation: Sequence[Batch] = (),
 ) -> list[Point]:
-    """Train the model in place; one point a step. A loss that is no number raises Diverged and changes no weight."""
+    """Train the model in place and return one point per step.
+
+    Raises Diverged where a loss or a gradient norm is not finite (no weight changes in that step), and at each eval where a
+    weight or the held-out loss is not finite: no such model is saved or returned.
+    """
     optimizer = adamw(model, plan)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     points: list[Point] = []
@@ -59,11 +65,9 @@ def train(
             optimizer.zero_grad()
             loss = objective(model, batch, _seed(plan.seed, step), True)
             loss.backward()
-            length = torch.nn.utils.clip_grad_norm_(weights, plan.clip)
-            if not (loss.isfinite() and length.isfinite()):
-                raise Diverged(
-                    f"step {step + 1}: the loss is {loss.item()} and its gradient {length.item()}; lower --learning-rate"
-                )
+            grad_norm = torch.nn.utils.clip_grad_norm_(weights, plan.clip)
+            if not (loss.isfinite() and grad_norm.isfinite()):
+                raise _diverged(model, step, f"the loss is {loss.item()}, the gradient norm {grad_norm.item()}")
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
@@ -72,6 +76,8 @@ def train(
             behind = plan.done(step + 1, time.monotonic() - start)
             looks = int(behind * plan.looks) > int(done * plan.looks) or behind >= 1
             held = evaluate(model, validation, objective, plan.seed) if looks and validation else None
+            if looks and (nonfinite_weight(model, model.part) or not math.isfinite(held or 0.0)):
+                raise _diverged(model, step, "the update overflowed" if held is None else f"the held-out loss is {held}")
             points.append(Point(step + 1, loss.item(), rate, tokens, time.monotonic() - start, held))
             show(points[-1], min(behind, 1.0))
             if looks and plan.out is not None:
@@ -79,6 +85,12 @@ def train(
             if behind >= 1:
                 return points
     raise AssertionError("a plan always ends")
+
+
+def _diverged(model: ModelModule, step: int, problem: str) -> Diverged:
+    weight = nonfinite_weight(model, model.part)
+    cause = f"; {weight}" if weight else ""
+    return Diverged(f"step {step + 1}: {problem}{cause}; lower the learning rate (--learning-rate)")
 
 
 def adamw(model: ModelModule, plan: Plan) -> torch.optim.AdamW:
