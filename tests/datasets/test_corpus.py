@@ -43,6 +43,34 @@ def test_the_shortest_text_that_will_do():
         Corpus.cut(torch.arange(25), 12, name="rhyme.txt")
 
 
+JSON_FILES = {
+    "rows.jsonl": '{"text": "one"}\n\n{"text": "two"}\n',
+    "rows.txt": '{"text": "one"}\n{"text": "two"}\n' * 9 + "{broken\n",  # the name does not matter, the first lines do
+    "array.json": '[\n  {"text": "one"},\n  {"text": "two"}\n]\n',
+    "object.json": '\n{\n  "text": "one"\n}\n',
+}
+PROSE_FILES = {
+    "code.txt": "{\n  int x = 1;\n}\n",
+    "mixed.txt": '{"text": "one"}\nis a line of JSON.\n',
+    "list.txt": "[1] A footnote.\n[2] Another.\n",
+    "deep.txt": "[" * 100_000,
+    "number.txt": "42\n",
+}
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
+def test_json_is_not_plain_text(name, tmp_path):
+    (tmp_path / name).write_text(JSON_FILES[name])
+    with pytest.raises(FileError, match=rf"{name}: is JSON, not plain text; extract the text first"):
+        read_corpus(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", PROSE_FILES)
+def test_a_text_that_only_begins_like_json_is_plain_text(name, tmp_path):
+    (tmp_path / name).write_text(PROSE_FILES[name])
+    assert read_corpus(tmp_path / name) == PROSE_FILES[name]
+
+
 def test_files_that_cannot_be_learned_from_are_named(tmp_path, monkeypatch):
     (tmp_path / "empty.txt").write_text(" \n\n")
     (tmp_path / "latin.txt").write_bytes("café".encode("latin1"))

@@ -5,8 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from tokenizers import Tokenizer as Engine
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from dovetail.cli import main
+from dovetail.construction import build
+from dovetail.io.model_dir import save
+from dovetail.io.spec import load_spec
 from dovetail.look.map import attention_of
 from dovetail.port.load import load
 from dovetail.text.tokenizer import Tokenizer
@@ -86,6 +91,7 @@ def test_a_bidirectional_spec_fills_in_and_writes_nothing(home, capsys):
         (["llama-tiny", "--text", "tale.txt", "--set=vocab=100"], 3, "vocab: 100 is too small"),
         (["llama-tiny", "--text", "tale.txt", "--set=head=classifier"], 3, "head: a plain text asks"),
         (["llama-tiny", "--text", "tale.txt", "--set=head=token_classifier"], 3, "head: a plain text asks"),
+        (["llama-tiny", "--text", "mine/rows.jsonl"], 4, "mine/rows.jsonl: is JSON, not plain text; extract the text first"),
         (["llama-tiny", "--text", "tale.txt", "-o", "mine"], 4, "mine: is there already; name another"),
         (["llama-tiny", "--text", "tale.txt", "-o", "mine", "--force"], 4, "mine: is there already; name another"),
     ],
@@ -93,6 +99,7 @@ def test_a_bidirectional_spec_fills_in_and_writes_nothing(home, capsys):
 def test_mistakes_are_one_line_and_leave_nothing(home, capsys, args, code, says):
     (home / "mine").mkdir()
     (home / "mine" / "thesis.txt").write_text("ten years")
+    (home / "mine" / "rows.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in TEXT.splitlines()))
     assert run("train", *args, "--steps=1") == code
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -111,9 +118,41 @@ def test_a_model_is_replaced_only_by_force(home, capsys):
     assert (home / "llama-tiny-trained" / "model.safetensors").read_bytes() != first
 
 
+def test_a_trained_model_is_refused_and_its_spec_is_trained_from_scratch(home, capsys):
+    args = ["--text", "tale.txt", "--steps=1", *SMALL[-3:]]
+    assert run("train", "llama-tiny", "-o", "first", *args, *SMALL) == 0
+    capsys.readouterr()
+    assert run("train", "first", "-o", "second", *args) == 4
+    shown = capsys.readouterr()
+    assert shown.err.startswith("dovetail: first: holds model.safetensors, which train would discard")
+    assert "give first/dovetail.yaml" in shown.err
+    assert not (home / "second").exists()
+    assert run("train", "first/dovetail.yaml", "-o", "second", *args) == 0
+    (home / "first" / "model.safetensors").unlink()
+    assert run("train", "first", "-o", "third", *args) == 4
+    assert "first: holds tokenizer.json" in capsys.readouterr().err
+    (home / "first" / "tokenizer.json").unlink()
+    assert run("train", "first", "-o", "third", *args) == 0
+
+
 def test_map_names_what_is_missing(home, capsys):
     assert run("map", "nowhere", "text") == 4
     assert "nowhere: no such directory" in capsys.readouterr().err
+
+
+def test_map_shows_the_special_tokens_that_the_tokenizer_adds(home, capsys):
+    pytest.importorskip("matplotlib")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "best", "of", "times"]
+    engine = Engine(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    engine.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    engine.decoder = decoders.WordPiece(cleanup=False)
+    spec = load_spec("bert-tiny").set("vocab", len(words))
+    save(build(spec), spec, "bert", {"tokenizer.json": engine.to_str()})
+    assert run("map", "bert", "the best of times", "-o", "map.svg", "--heads", "0") == 0
+    assert ", 6 tokens: map.svg" in capsys.readouterr().out
+    drawn = (home / "map.svg").read_text()  # each label is in a comment beside its outline
+    assert [drawn.count(f"<!-- {label} -->") for label in ("[CLS]", "the", "[SEP]")] == [2, 2, 2]
 
 
 def test_divergence_has_its_own_exit_code(home, capsys):

@@ -29,6 +29,8 @@ class Command:
 
     def run(self) -> int | None:
         """Trace the layer's pattern and draw it."""
+        import torch
+
         from dovetail.core.finite import check_weights
         from dovetail.look.map import attention_of, draw_map
         from dovetail.port.load import load
@@ -38,7 +40,7 @@ class Command:
         spec = model.part
         check_weights(model, spec)
         tokenizer = Tokenizer.load(self.model)
-        tokens = tokenizer.encode(self.text)
+        tokens = torch.tensor(tokenizer.prompt(self.text), dtype=torch.long)  # with [CLS], <s> … as the model was trained
         layer = len(spec.layers) // 2 if self.layer is None else self.layer
         pattern = attention_of(model, tokens, layer)
         layer %= len(spec.layers)

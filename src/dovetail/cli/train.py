@@ -32,7 +32,7 @@ class Command:
     """What to train, on what, how long."""
 
     spec: tyro.conf.Positional[str]
-    """A preset's name, a .yaml file, or a model directory, of which the spec alone is taken: weights start anew."""
+    """A preset's name or a .yaml file. A directory with trained weights is refused: training starts from random weights."""
     text: Path
     """A UTF-8 text to learn from; some megabytes do well."""
     minutes: float | None = None
@@ -82,6 +82,7 @@ class Command:
         if wrong := self._wrong():
             print(f"dovetail: {wrong}", file=sys.stderr)
             return 2
+        self._refuse_weights()
         out = self.out or Path(f"{Path(os.path.abspath(self.spec)).stem}-trained")
         must_be_free(out, self.force)
         spec = changed(find_spec(self.spec), self.set, self.swap)
@@ -131,6 +132,25 @@ class Command:
             if not 0 <= getattr(self, name) < math.inf:
                 return f"--{name}: {getattr(self, name)} is below 0"
         return None if self.prompt else "--prompt: give at least one character"
+
+    def _refuse_weights(self) -> None:
+        """Raise where SPEC is a directory with weights or a tokenizer: both would be discarded."""
+        from dovetail.core.errors import FileError
+        from dovetail.io.spec import SPEC_FILE
+        from dovetail.io.untrusted import PICKLES, Directory
+        from dovetail.text.tokenizer import TOKENIZER_FILE
+
+        if not Path(self.spec).is_dir():
+            return
+        directory = Directory(self.spec)
+        trained = (".safetensors", *PICKLES, TOKENIZER_FILE)
+        present = [name for name in directory.names() if name.endswith(trained)]
+        if present:
+            spec = f"{Path(self.spec) / SPEC_FILE}" if directory.has(SPEC_FILE) else "a preset or a .yaml file"
+            raise FileError(
+                f"{self.spec}: holds {present[0]}, which train would discard: it starts with random weights and a tokenizer; "
+                f"to train this architecture from scratch give {spec} (continuing from trained weights is not implemented)"
+            )
 
     def _sample(self, model: ModelModule, tokenizer: Tokenizer) -> str:
         """What the model writes after the prompt."""

@@ -9,8 +9,12 @@ A batch is a pure function of (seed, step): no state to save, and a run that sto
 from __future__ import annotations
 
 import dataclasses as dc
+import io
+import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +23,7 @@ from dovetail.core.errors import FileError
 from dovetail.core.layout import TokenLayout
 
 LARGEST_TEXT = 256 << 20  # bytes read into memory: a larger text asks for shards
+JSON_LINES = 8  # lines that are parsed to recognize JSON Lines
 
 
 @dc.dataclass(frozen=True)
@@ -53,7 +58,26 @@ def read_corpus(path: str | Path) -> str:
         raise FileError(f"{path}: {what}; convert it, say with `iconv -f latin1 -t utf-8`") from error
     if not text.strip():
         raise FileError(f"{path}: is empty")
+    if _is_json(text):
+        raise FileError(f"{path}: is JSON, not plain text; extract the text first, e.g. `jq -r .text data.jsonl > data.txt`")
     return text
+
+
+def _is_json(text: str) -> bool:
+    """Return whether the text is one JSON array or object, or JSON Lines: its first lines are JSON objects, each of them."""
+    start = text.lstrip()[:1]
+    if start not in ("{", "["):
+        return False
+    lines = itertools.islice((line for line in io.StringIO(text) if line.strip()), JSON_LINES)
+    return (start == "{" and all(isinstance(_parsed(line), dict) for line in lines)) or _parsed(text) is not None
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of a JSON text; None where it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 @dc.dataclass(frozen=True)
