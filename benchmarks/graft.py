@@ -1,9 +1,9 @@
-"""What a change of a trained model costs, and what a minute of healing brings back: `dovetail graft`, surgery by surgery.
+"""The loss after changes of a trained model by `dovetail graft`, and after one minute of further training.
 
-A small Llama with a key and a value for every head is trained here, on text that every machine with Python has. Each surgery
-starts from it. Losses are nats a token on held-out text. `nothing` changes nothing and is trained on all the same: healing is
-worth what it gains beyond that. Where a family of Hugging Face can say the new spec, the export is loaded by transformers, and
-the largest difference of logits is told; where none can, the part that has no word is.
+A small Llama with as many KV heads as heads is trained on text that ships with Python. Each change starts from this model.
+Losses are in nats per token on held-out text. The row `nothing` changes nothing and is trained further as well: compare the
+others with it. Where a family of Hugging Face can express the new spec, transformers loads the export and the largest
+difference of logits is reported; otherwise the message that refuses the export.
 
     python benchmarks/graft.py --json
 """
@@ -31,14 +31,14 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.port.load import load
 
-EQUAL = 1e-5  # logits of ours and of transformers
+MAX_DIFFERENCE = 1e-5  # of logits, between Dovetail and transformers
 SPEC_REFUSED = 3  # exit code
-TRAINED = 128  # tokens of a window
+TRAINED = 128  # tokens per training sequence
 
 
 @dc.dataclass(frozen=True)
 class Surgery:
-    """Flags of `dovetail graft`, and how long the texts are that it is tried on."""
+    """Flags of `dovetail graft`, and the length of the sequences it is evaluated on."""
 
     name: str
     flags: tuple[str, ...]
@@ -51,27 +51,27 @@ def surgeries(layers: int, vocab: int) -> list[Surgery]:
     window = "--set=layers.*.mixer.mask=[causal, {{kind: window, size: 32, keep: {}}}]"
     return [
         Surgery("nothing", (f"--set=vocab={vocab}",)),
-        Surgery("8 heads of keys and values pooled to 2", ("--set=layers.*.mixer.kv_heads=2",)),
-        Surgery("8 heads of keys and values pooled to 1", ("--set=layers.*.mixer.kv_heads=1",)),
-        Surgery("nothing, read at 4 times the length", (f"--set=vocab={vocab}",), 4 * TRAINED),
-        Surgery("YaRN, read at 4 times the length", (yarn.format(TRAINED),), 4 * TRAINED),
+        Surgery("8 KV heads pooled to 2", ("--set=layers.*.mixer.kv_heads=2",)),
+        Surgery("8 KV heads pooled to 1", ("--set=layers.*.mixer.kv_heads=1",)),
+        Surgery("nothing, evaluated at 4 times the length", (f"--set=vocab={vocab}",), 4 * TRAINED),
+        Surgery("YaRN, evaluated at 4 times the length", (yarn.format(TRAINED),), 4 * TRAINED),
         Surgery("a window of 32", (window.format(0),)),
         Surgery("a window of 32, the first 4 kept", (window.format(4),)),
-        Surgery(f"{layers} layers, one left out", (f"--layers=0-{last - 2},{last}",)),
-        Surgery(f"{layers} layers, two of them twice", (f"--layers=0-{last - 2},{last - 3}-{last}",)),
-        Surgery("64 tokens more", (f"--set=vocab={vocab + 64}",)),
-        Surgery("a head of its own", ("--set=head.tied=false",)),
+        Surgery(f"{layers} layers, one removed", (f"--layers=0-{last - 2},{last}",)),
+        Surgery(f"{layers} layers, two of them repeated", (f"--layers=0-{last - 2},{last - 3}-{last}",)),
+        Surgery("64 tokens added to the vocabulary", (f"--set=vocab={vocab + 64}",)),
+        Surgery("an untied head", ("--set=head.tied=false",)),
     ]
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    """A verb as a user calls it, on as many threads as this process has."""
+    """Run a verb as a user does, on as many threads as this process has."""
     env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     return subprocess.run([sys.executable, "-m", "dovetail.cli", *args], capture_output=True, text=True, check=False, env=env)
 
 
-def answer(*args: str) -> dict[str, Any]:
-    """What a verb says with --json."""
+def report_of(*args: str) -> dict[str, Any]:
+    """Run a verb with --json and return its report."""
     done = run(*args, "--json")
     if done.returncode:
         raise SystemExit(f"dovetail {' '.join(args)}:\n{done.stderr[-2000:]}")
@@ -79,24 +79,24 @@ def answer(*args: str) -> dict[str, Any]:
 
 
 def grafted(trained: Path, text: Path, surgery: Surgery, minutes: float, out: Path) -> dict[str, Any]:
-    """One row: the losses, and how far the export is from ours, or what refuses it."""
+    """Return one row: the losses, and the difference of the export's logits or the message that refuses it."""
     flags = [str(trained), *surgery.flags, "--text", str(text), "--heal", str(minutes), "--length", str(surgery.length)]
-    batch = str(8 * TRAINED // surgery.length)  # as many tokens a step
-    report = answer("graft", *flags, "--batch", batch, "-o", str(out), "--force")
+    batch = str(8 * TRAINED // surgery.length)  # the same number of tokens per step
+    report = report_of("graft", *flags, "--batch", batch, "-o", str(out), "--force")
     row: dict[str, Any] = {"name": surgery.name, "flags": list(surgery.flags), "length": surgery.length, **report["loss"]}
     row |= {"parameters": report["parameters"]["after"], "steps": report["healing"]["steps"]}
     hf = out.with_name("hf")
-    told = run("export", str(out), "-o", str(hf), "--force", "--json")
-    if told.returncode == SPEC_REFUSED:
-        return row | {"family": None, "logits": None, "refused": told.stderr.strip().removeprefix("dovetail: ")}
-    if told.returncode:
-        raise SystemExit(told.stderr[-2000:])
-    return row | {"family": json.loads(told.stdout)["model_type"], "logits": apart(hf), "refused": None}
+    export = run("export", str(out), "-o", str(hf), "--force", "--json")
+    if export.returncode == SPEC_REFUSED:
+        return row | {"family": None, "logits": None, "refused": export.stderr.strip().removeprefix("dovetail: ")}
+    if export.returncode:
+        raise SystemExit(export.stderr[-2000:])
+    return row | {"family": json.loads(export.stdout)["model_type"], "logits": logit_difference(hf), "refused": None}
 
 
 @torch.no_grad()
-def apart(directory: Path) -> float:
-    """The largest difference between our logits and those of transformers, on 2 rows of random tokens."""
+def logit_difference(directory: Path) -> float:
+    """Return the largest difference between the logits of Dovetail and of transformers, on 2 rows of random tokens."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -109,7 +109,7 @@ def apart(directory: Path) -> float:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    table = Table("surgery", "parameters", "before", "after", "healed", "export", caption="nats a token, held out")
+    table = Table("change", "parameters", "before", "after", "healed", "export", caption="nats per token, held out")
     for row in rows:
         export = f"{row['family']}: logits within {row['logits']:.0e}" if row["family"] else f"refused: {row['refused']}"
         losses = [f"{row[name]:.3f}" for name in ("before", "after", "healed")]
@@ -120,8 +120,8 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--train", type=float, default=2.0, help="minutes of training")
-    parser.add_argument("--heal", type=float, default=1.0, help="minutes of healing, for each surgery")
-    parser.add_argument("--only", default="", help="surgeries whose name this regular expression finds")
+    parser.add_argument("--heal", type=float, default=1.0, help="minutes of further training after each change")
+    parser.add_argument("--only", default="", help="only changes whose name matches this regular expression")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     train, heal = (0.02, 0.01) if args.quick else (args.train, args.heal)
@@ -132,21 +132,21 @@ def main() -> None:
         chosen = [surgery for surgery in surgeries(6, 512) if re.search(args.only, surgery.name)]
         with progress("training", 1 + len(chosen)) as tick:
             where = ["--text", str(text), "-o", str(trained)]
-            first = answer("train", "llama-tiny", *base, *where, "--minutes", str(train), "--sample=0")
+            first = report_of("train", "llama-tiny", *base, *where, "--minutes", str(train), "--sample=0")
             tick()
             rows = []
             for surgery in chosen:
                 rows.append(grafted(trained, text, surgery, heal, Path(place) / "grafted"))
                 tick()
-    wide = [row["name"] for row in rows if row["logits"] is not None and row["logits"] > EQUAL]
+    different = [row["name"] for row in rows if row["logits"] is not None and row["logits"] > MAX_DIFFERENCE]
     if args.json:
         settings = {"train_minutes": train, "heal_minutes": heal, "parameters": first["parameters"], "steps": first["steps"]}
-        holds = not wide and any(row["logits"] is not None for row in rows)
+        holds = not different and any(row["logits"] is not None for row in rows)
         print(json.dumps({"rows": rows, "holds": holds, "settings": settings, "versions": versions()}, ensure_ascii=False))
     else:
         show(rows)
-    if wide:
-        raise SystemExit(f"logits of transformers differ by more than {EQUAL:g}: {', '.join(wide)}")
+    if different:
+        raise SystemExit(f"logits of transformers differ by more than {MAX_DIFFERENCE:g}: {', '.join(different)}")
 
 
 if __name__ == "__main__":

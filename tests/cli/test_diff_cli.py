@@ -1,4 +1,4 @@
-"""dovetail diff: the fates as JSON and as folded rows."""
+"""dovetail diff: statuses as JSON and as folded rows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, err) == (0, "")
     assert set(data) == {"tensors", "summary", "change"}
     assert data["summary"] == {
-        "kept": 161,
-        "kept_reader_changed": 128,
+        "kept": 225,
+        "reinterpreted": 64,
         "transformed": 2,
         "new": 0,
         "dropped": 0,
@@ -32,8 +32,8 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["tensors"][0] == {
         "a": "embed.table",
         "b": "embed.table",
-        "fate": "transformed",
-        "how": "vocab: 96256 rows more",
+        "status": "transformed",
+        "how": "vocab: 96256 rows added",
         "shapes": {"a": [32000, 4096], "b": [128256, 4096]},
     }
     assert data["change"][0] == {"path": "vocab", "a": 32000, "b": 128256}
@@ -54,8 +54,8 @@ def test_b_may_be_changed_first(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "llama-tiny", "llama-tiny", "--swap", "position=alibi", "--set", "layers.2.mixer.kv_heads=1")
     assert code == 0
     assert "layers.2.mixer.k.weight" in out
-    assert "kv_heads 2 → 1: the mean of every 2; read differently: mixer.position: rope → alibi" in " ".join(out.split())
-    assert "2 transformed   22 kept, read differently   32 kept" in out
+    assert "kv_heads 2 → 1: the mean of every 2; reinterpreted: mixer.position: rope → alibi" in " ".join(out.split())
+    assert "2 transformed   11 reinterpreted   43 kept" in out
 
 
 @pytest.mark.parametrize(

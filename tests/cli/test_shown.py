@@ -31,7 +31,7 @@ def test_diff_writes_a_page_beside_json(tmp_path: Path, capsys: pytest.CaptureFi
     page = tmp_path / "page.html"
     assert answers("diff", "llama-tiny", "llama-tiny", "--swap", "position=alibi", "--json", "--html", str(page)) == 0
     assert capsys.readouterr().out.startswith("{")
-    assert "kept, read differently" in page.read_text(encoding="utf-8")
+    assert "reinterpreted" in page.read_text(encoding="utf-8")
 
 
 def test_names_cannot_break_a_page(tmp_path: Path) -> None:

@@ -86,9 +86,9 @@ def test_a_layer_is_the_layer_it_was_taken_from(of: str, picks: tuple[int, ...])
             assert torch.equal(tensor, before[path])
         elif "position" not in path:
             assert torch.equal(tensor, before[".".join(["layers", str(picks[int(number)]), *rest[:-1]])])
-    gone = {int(row.a.split(".")[1]) for row in found.tensors if row.fate == "dropped" and row.a}
+    gone = {int(row.a.split(".")[1]) for row in found.tensors if row.status == "dropped" and row.a}
     assert gone == set(range(4)) - set(picks)
-    assert not {"new", "impossible"} & {row.fate for row in found.tensors}
+    assert not {"new", "impossible"} & {row.status for row in found.tensors}
     layers, tokens = [model.layers[i] for i in picks], torch.arange(20).reshape(2, 10)
     with torch.no_grad():
         ctx = Ctx(layout=TokenLayout.whole(2, 10))
@@ -112,7 +112,7 @@ def test_picked_layers_may_change_too() -> None:
     model, picks = random_model(), (0, 1, 2, 3, 3)
     made, found = graft(model, changed(picked(model.part, picks), ["layers.4.mixer.kv_heads=2"]), picks=picks)
     row = next(row for row in found.tensors if row.b == "layers.4.mixer.k.weight")
-    assert (row.a, row.fate) == ("layers.3.mixer.k.weight", "transformed")
+    assert (row.a, row.status) == ("layers.3.mixer.k.weight", "transformed")
     assert row.how == "taken from another layer; kv_heads 6 → 2: the mean of every 3"
     old = model.layers[3].mixer.k.weight.reshape(2, 3, 12, 28).mean(1)
     torch.testing.assert_close(made.layers[4].mixer.k.weight, old.reshape(24, 28))
@@ -120,7 +120,7 @@ def test_picked_layers_may_change_too() -> None:
 
 def test_as_many_layers_are_picked_as_there_are() -> None:
     spec = from_yaml(SMALL)
-    with pytest.raises(SpecError, match=r"layers: 3 layers are picked for the 4 there are"):
+    with pytest.raises(SpecError, match=r"layers: 3 layers are picked, but the spec has 4"):
         diff(spec, spec, (0, 1, 2))
     assert [c.path for c in diff(spec, picked(spec, (0, 2)), (0, 2)).change] == ["layers"]
     assert diff(spec, spec, (0, 1, 2, 3)).summary["kept"] == len(diff(spec, spec).tensors)
@@ -136,7 +136,7 @@ def test_what_only_reads_otherwise_changes_no_weight(change: str) -> None:
     before, after = stored(model), stored(made)
     assert before.keys() == after.keys()
     assert all(torch.equal(after[path], before[path]) for path in before)
-    assert {row.fate for row in found.tensors} == {"kept", "kept_reader_changed"}
+    assert {row.status for row in found.tensors} == {"kept", "reinterpreted"}
     assert not torch.equal(logits(made), logits(model))
 
 
@@ -182,7 +182,7 @@ def test_what_is_new_is_as_a_new_model_has_it() -> None:
     model = random_model()
     made, found = graft(model, changed(model.part, ["layers.1.mixer.qk_norm=rmsnorm", "layers.*.mixer.bias=true"]), seed=3)
     fresh = stored(build(made.part, seed=3))
-    new = [row.b for row in found.tensors if row.fate == "new"]
+    new = [row.b for row in found.tensors if row.status == "new"]
     assert len(new) == 2 + 4 * 3
     assert all(torch.equal(tensor_at(made, path), fresh[path]) for path in new if path)
 
@@ -193,7 +193,7 @@ def test_what_no_map_is_known_for_is_refused_with_its_path() -> None:
     with pytest.raises(SpecError, match=r"layers\.2\.ffn\.\w+\.weight: cannot be carried over: ffn 44 → 48.*--redraw"):
         graft(model, spec)
     made, found = graft(model, spec, redraw=True, seed=4)
-    lost = [row.b for row in found.tensors if row.fate == "impossible"]
+    lost = [row.b for row in found.tensors if row.status == "impossible"]
     assert len(lost) == 3
     fresh, before = stored(build(spec, seed=4)), stored(model)
     for path, tensor in stored(made).items():

@@ -1,6 +1,6 @@
-"""Say what becomes of each tensor between two specs: kept, read differently, transformed, new, dropped, or impossible.
+"""Show the status of each tensor between two specs: kept, reinterpreted, transformed, new, dropped or impossible.
 
-Weights are compared by path, layers by their number. `dovetail.surgery.apply` carries a checkpoint over as it is said here.
+Weights are compared by path, layers by their number. `dovetail graft` applies the result to a checkpoint.
 
     dovetail diff mistral-7b llama-3-8b
     dovetail diff llama-tiny llama-tiny --set 'layers.*.mixer.kv_heads=1' --swap position=alibi
@@ -23,97 +23,95 @@ from dovetail.cli.output import print_json
 from dovetail.cli.shown import shown, write_page
 
 if TYPE_CHECKING:
-    from dovetail.surgery import Diff, Fate, Row
+    from dovetail.surgery import Diff, Row, Status
 
-# the order of the view: what is lost first, what stays as it is last
-STYLES: dict[Fate, tuple[str, str]] = {
-    "impossible": ("impossible", "red"),
-    "dropped": ("dropped", "magenta"),
-    "new": ("new", "blue"),
-    "transformed": ("transformed", "cyan"),
-    "kept_reader_changed": ("kept, read differently", "yellow"),
-    "kept": ("kept", "green"),
+# in the order of the view: lost tensors first, kept ones last
+STYLES: dict[Status, str] = {
+    "impossible": "red",
+    "dropped": "magenta",
+    "new": "blue",
+    "transformed": "cyan",
+    "reinterpreted": "yellow",
+    "kept": "green",
 }
-NUMBER = re.compile(r"(?<=layers\.)\d+")
+LAYER_NUMBER = re.compile(r"(?<=layers\.)\d+")
 
 
 @dc.dataclass
 class Command:
-    """Which two models."""
+    """The two models to compare."""
 
     a: tyro.conf.Positional[str]
     """A preset's name, a .yaml file or a model directory."""
     b: tyro.conf.Positional[str]
-    """Another."""
+    """Another one."""
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Change a field of B first: --set layers.*.mixer.kv_heads=1; may be given many times."""
+    """Change a field of B: --set layers.*.mixer.kv_heads=1; may be given many times."""
     swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Change a part of B wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
+    """Change a part of B in every layer: --swap position=alibi; may be given many times, applied before --set."""
     json: bool = False
-    """One JSON object on stdout."""
+    """Print one JSON object."""
     html: Path | None = None
-    """Write what is shown as a page, too."""
+    """Also write the view as an HTML page."""
 
     def run(self) -> int:
-        """Print the fates."""
+        """Compare the specs and print the result."""
         from dovetail.io.spec import changed
         from dovetail.port.load import find_spec
         from dovetail.surgery import diff
 
-        found = diff(find_spec(self.a), changed(find_spec(self.b), self.set, self.swap))
+        result = diff(find_spec(self.a), changed(find_spec(self.b), self.set, self.swap))
         if self.html is not None:
-            write_page(self.html, f"dovetail diff {self.a} {self.b}", lambda _: view(self.a, self.b, found))
+            write_page(self.html, f"dovetail diff {self.a} {self.b}", lambda _: view(self.a, self.b, result))
         if self.json:
-            print_json(found.to_data())
+            print_json(result.to_data())
         else:
-            shown(lambda _: view(self.a, self.b, found))
+            shown(lambda _: view(self.a, self.b, result))
         return 0
 
 
-def view(a: str, b: str, found: Diff) -> Group:
-    """The fates for people: a summary, what differs, then rows with equal layers folded."""
+def view(a: str, b: str, result: Diff) -> Group:
+    """Return the view: a summary, the fields that differ, then the tensors of each status, equal layers folded."""
     title = Text.assemble((a, "bold"), " → ", (b, "bold"), "   ")
-    title.append_text(
-        Text("   ").join(
-            Text.assemble((str(found.summary[fate]), f"bold {style}"), f" {name}") for fate, (name, style) in STYLES.items()
-        )
-    )
-    shown: list[Text | Table] = [title]
-    if found.change:
-        shown += [Text(), differing(found)]
-    for fate, (name, style) in STYLES.items():
-        rows = [row for row in found.tensors if row.fate == fate]
+    counts = [Text.assemble((str(result.summary[status]), f"bold {style}"), f" {status}") for status, style in STYLES.items()]
+    title.append_text(Text("   ").join(counts))
+    lines: list[Text | Table] = [title]
+    if result.change:
+        lines += [Text(), field_table(result)]
+    for status, style in STYLES.items():
+        rows = [row for row in result.tensors if row.status == status]
         if rows:
-            shown += [Text(), Text.assemble((name, f"bold {style}"), (f"  {len(rows)}", "dim")), fates(rows, found)]
-    return Group(*shown)
+            heading = Text.assemble((status, f"bold {style}"), (f"  {len(rows)}", "dim"))
+            lines += [Text(), heading, tensor_table(rows, result)]
+    return Group(*lines)
 
 
-def differing(found: Diff) -> Table:
-    """The fields that differ."""
+def field_table(result: Diff) -> Table:
+    """The fields that differ; equal changes of several layers share a line."""
     from dovetail.account import say
 
-    said: dict[tuple[str, str, str], list[str]] = {}
-    for change in found.change:
-        said.setdefault((NUMBER.sub("*", change.path), say(change.a), say(change.b)), []).append(change.path)
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for change in result.change:
+        groups.setdefault((LAYER_NUMBER.sub("*", change.path), say(change.a), say(change.b)), []).append(change.path)
     table = _columns(3)
-    for (_, old, new), paths in said.items():
-        table.add_row(Text(_folded(paths, found)), Text(old, "dim"), Text(f"→ {new}"))
+    for (_, old, new), paths in groups.items():
+        table.add_row(Text(_folded(paths, result)), Text(old, "dim"), Text(f"→ {new}"))
     return table
 
 
-def fates(rows: list[Row], found: Diff) -> Table:
-    """Rows of one fate, those alike in all layers as one."""
-    alike: dict[tuple[str, ...], list[Row]] = {}
+def tensor_table(rows: list[Row], result: Diff) -> Table:
+    """Rows of one status; equal rows of several layers share a line."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        key = tuple(NUMBER.sub("*", text or "") for text in (row.a, row.b, row.how))
-        alike.setdefault((*key, str(row.shapes)), []).append(row)
+        key = tuple(LAYER_NUMBER.sub("*", text or "") for text in (row.a, row.b, row.how))
+        groups.setdefault((*key, str(row.shapes)), []).append(row)
     table = _columns(4)
-    for (_, _, folded, _), same in alike.items():
-        how = folded if len(same) > 1 else same[0].how
-        before, after = (_folded([p for row in same if (p := getattr(row, side))], found) for side in ("a", "b"))
+    for (_, _, folded, _), group in groups.items():
+        how = folded if len(group) > 1 else group[0].how
+        before, after = (_folded([p for row in group if (p := getattr(row, side))], result) for side in ("a", "b"))
         names = before if before == after or not after else after if not before else f"{before} → {after}"
-        shapes = list(dict.fromkeys(str(shape).replace(",)", ")") for shape in same[0].shapes.values()))
-        count = f"×{len(same)}" if len(same) > 1 else ""
+        shapes = list(dict.fromkeys(str(shape).replace(",)", ")") for shape in group[0].shapes.values()))
+        count = f"×{len(group)}" if len(group) > 1 else ""
         table.add_row(Text(f"  {names}"), Text(count, "dim"), Text(" → ".join(shapes), "dim"), Text(how))
     return table
 
@@ -125,17 +123,15 @@ def _columns(count: int) -> Table:
     return table
 
 
-def _folded(paths: Iterable[str], found: Diff) -> str:
-    """One name for paths that differ by the number of their layer: layers.* for all of them, layers.4–5 for some."""
+def _folded(paths: Iterable[str], result: Diff) -> str:
+    """One name for paths that differ in their layer number alone: layers.* for all layers, layers.4–5 for some."""
     paths = list(dict.fromkeys(paths))
     if len(paths) < 2:
         return "".join(paths)
-    numbers = sorted({int(number.group()) for path in paths if (number := NUMBER.search(path))})
-    stack = NUMBER.split(paths[0])[0]
-    every = {
-        int(m.group()) for row in found.tensors for p in (row.a, row.b) if p and p.startswith(stack) and (m := NUMBER.search(p))
-    }
-    if set(numbers) == every:
-        return NUMBER.sub("*", paths[0])
-    unbroken = numbers == list(range(numbers[0], numbers[-1] + 1))
-    return NUMBER.sub(f"{numbers[0]}–{numbers[-1]}" if unbroken else ",".join(map(str, numbers)), paths[0])
+    numbers = sorted({int(number.group()) for path in paths if (number := LAYER_NUMBER.search(path))})
+    stack = LAYER_NUMBER.split(paths[0])[0]
+    of_stack = [path for row in result.tensors for path in (row.a, row.b) if path and path.startswith(stack)]
+    if set(numbers) == {int(number.group()) for path in of_stack if (number := LAYER_NUMBER.search(path))}:
+        return LAYER_NUMBER.sub("*", paths[0])
+    contiguous = numbers == list(range(numbers[0], numbers[-1] + 1))
+    return LAYER_NUMBER.sub(f"{numbers[0]}–{numbers[-1]}" if contiguous else ",".join(map(str, numbers)), paths[0])

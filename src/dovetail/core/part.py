@@ -66,6 +66,7 @@ class Part:
     kind: ClassVar[str] = ""
     group: ClassVar[str] = ""
     TAPS: ClassVar[tuple[str, ...]] = ()
+    training_only: ClassVar[frozenset[str]] = frozenset({"dropout"})  # fields that change nothing outside training
 
     @functools.cached_property
     def key(self) -> str:
@@ -125,6 +126,11 @@ class Part:
     def taps(self) -> tuple[str, ...]:
         """Names of the activations it lets others see and replace."""
         return self.TAPS
+
+    def acts_on(self, field: str) -> tuple[str, ...] | None:
+        """Names of the weights (`q` for `q.weight`) and children whose outputs this field acts on: another value reinterprets
+        those and no others. None: every weight of this part."""
+        return None
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:

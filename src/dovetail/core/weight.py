@@ -38,6 +38,7 @@ class Weight:
     # reduce: cut along what it sums over, though what comes out is needed whole: the part calls ctx.total on it
     tp: Literal["auto", "replicate", "once", "reduce"] = "auto"
     same_as: str | None = None  # path of the weight this one is: stored and counted there
+    packs: tuple[str, ...] = ()  # the weights it packs along its axis `slots`: queries, keys and values, in this order
     used: Fraction = Fraction(1)  # the share of `batch` that one token touches
 
     @property

@@ -1,10 +1,10 @@
-"""Carry tensors from one spec to another: every row of a diff really done.
+"""Carry tensors from one spec to another: apply every row of a diff.
 
-    kept                  the tensor itself
-    transformed           unpacked, heads repeated and averaged, shifted, written over b's first value, packed
-    new, impossible       b's own first value
+    kept, reinterpreted   the tensor itself
+    transformed           unpacked, KV heads repeated and averaged, offset, written over b's initial value, packed
+    new, impossible       b's own initial value
 
-Shapes: while it is worked on, a tensor has one dimension for each named axis: (kv_heads, head, embed). A packed one is
+Shapes: while it is transformed, a tensor has one dimension for each named axis: (kv_heads, head, embed). A packed one is
 (kv_heads, slots, head, …): the queries of a group, then its key, then its value.
 """
 
@@ -17,57 +17,58 @@ from torch import Tensor
 
 from dovetail.core.errors import FileError
 from dovetail.core.module import at_least_fp32
-from dovetail.surgery.change import PACKED_AXIS, sizes
-from dovetail.surgery.fate import Diff, Move, Row
-from dovetail.surgery.fate import Tensor as Declared
-from dovetail.surgery.fate import tensors as declared_tensors
+from dovetail.surgery.change import sizes
+from dovetail.surgery.status import Diff, Move, Row
+from dovetail.surgery.tensors import PACKED_AXIS
+from dovetail.surgery.tensors import Tensor as Declared
+from dovetail.surgery.tensors import tensors as declared_tensors
 
 
 def apply(diff: Diff, tensors_of_a: Mapping[str, Tensor], init_b: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of b, under the names `init_b` has: those of a carried over, the rest as `init_b` gives them.
+    """Return the tensors of b, under the names of `init_b`: those of a carried over, the rest as in `init_b`.
 
-    Both mappings are like a `state_dict`: path -> tensor; a tied one may be there under each of its names. The result has
-    the dtype and device of `init_b`; what is kept without a change is the very tensor where these agree.
+    Both mappings are like a `state_dict`: path -> tensor; a tied one may appear under each of its names. The result has the
+    dtype and device of `init_b`; a tensor that is kept is not copied where these agree.
     """
-    here = declared_tensors(diff.b)
+    of_b = declared_tensors(diff.b)
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in diff.tensors:
         if row.b is not None and row.moves:
             rows[row.b].append(row)
-    made: dict[str, Tensor] = {}
-    for path, tensor in here.items():
+    results: dict[str, Tensor] = {}
+    for path, tensor in of_b.items():
         if tensor.weight.same_as is None:
-            init = _given(init_b, path, tensor.shape, "the first tensors of b")
-            made[path] = _carried(tensor, rows[path], tensors_of_a, init)
-    return {path: made[here[path].owner] if path in here else init_b[path] for path in init_b}
+            init = _get(init_b, path, tensor.shape, "the initial tensors of b")
+            results[path] = _carried(tensor, rows[path], tensors_of_a, init)
+    return {path: results[of_b[path].owner] if path in of_b else init_b[path] for path in init_b}
 
 
-def _carried(tensor: Declared, rows: list[Row], given: Mapping[str, Tensor], init: Tensor) -> Tensor:
+def _carried(tensor: Declared, rows: list[Row], tensors_of_a: Mapping[str, Tensor], init: Tensor) -> Tensor:
     """One tensor of b from the rows that lead to it."""
     if not rows:
         return init
-    if all(row.fate != "transformed" for row in rows):
-        return _given(given, rows[0].a or "", tensor.shape, "the tensors of a").to(init)
+    if all(row.status != "transformed" for row in rows):
+        return _get(tensors_of_a, rows[0].a or "", tensor.shape, "the tensors of a").to(init)
     axes = sizes(tensor.weight, tensor.scope)
     out = init.reshape(tuple(axes.values())).clone()
     for row in rows:
-        x = _given(given, row.a or "", row.shapes["a"], "the tensors of a").to(init)
+        x = _get(tensors_of_a, row.a or "", row.shapes["a"], "the tensors of a").to(init)
         for move in row.moves:
-            place = out if move.to_piece is None else _piece(out, list(axes), move.to_piece)
-            _put(place, _moved(_taken(x, move), move))
+            target = out if move.to_piece is None else _piece(out, list(axes), move.to_piece)
+            _write(target, _stepped(_source_piece(x, move), move))
     return out.reshape(tensor.shape)
 
 
-def _given(tensors: Mapping[str, Tensor], path: str, shape: tuple[int, ...], where: str) -> Tensor:
+def _get(tensors: Mapping[str, Tensor], path: str, shape: tuple[int, ...], where: str) -> Tensor:
     if path not in tensors:
-        raise FileError(f"{where} hold no {path!r}")
+        raise FileError(f"{path}: missing from {where}")
     if tuple(tensors[path].shape) != tuple(shape):
-        raise FileError(f"{path}: is of shape {tuple(tensors[path].shape)} in {where}, but the spec says {tuple(shape)}")
+        raise FileError(f"{path}: shape {tuple(tensors[path].shape)} in {where}; the spec declares {tuple(shape)}")
     return tensors[path].detach()
 
 
-def _taken(x: Tensor, move: Move) -> Tensor:
-    """The piece of a's tensor that moves, one dimension an axis."""
+def _source_piece(x: Tensor, move: Move) -> Tensor:
+    """The piece of a's tensor that is carried over, one dimension per axis."""
     whole = x.reshape(tuple(move.stored.values()))
     piece = whole if move.from_piece is None else _piece(whole, list(move.stored), move.from_piece)
     return piece.reshape(tuple(move.axes.values()))
@@ -80,7 +81,7 @@ def _piece(packed: Tensor, axes: list[str], which: int) -> Tensor:
     return packed.narrow(dim, 0, queries) if which == 0 else packed.narrow(dim, queries + which - 1, 1)
 
 
-def _moved(x: Tensor, move: Move) -> Tensor:
+def _stepped(x: Tensor, move: Move) -> Tensor:
     """The piece after its steps."""
     for step in move.steps:
         if step.axis:
@@ -92,14 +93,14 @@ def _moved(x: Tensor, move: Move) -> Tensor:
 
 
 def _mean(x: Tensor, dim: int, every: int) -> Tensor:
-    """(…, m · every, …) -> (…, m, …), added up in float32 at least."""
+    """(…, m · every, …) -> (…, m, …), summed in at least float32."""
     return x.unflatten(dim, (-1, every)).to(at_least_fp32(x.dtype)).mean(dim + 1).to(x.dtype)
 
 
-def _put(place: Tensor, x: Tensor) -> None:
-    """Write x where it belongs: into a piece whole, else over as many rows as both have."""
-    if place.numel() == x.numel():
-        place.copy_(x.reshape(place.shape))
+def _write(target: Tensor, x: Tensor) -> None:
+    """Write x over the target: all of a piece, or as many rows as both have."""
+    if target.numel() == x.numel():
+        target.copy_(x.reshape(target.shape))
         return
-    both = tuple(slice(0, min(pair)) for pair in zip(place.shape, x.shape, strict=True))
-    place[both] = x[both]
+    both = tuple(slice(0, min(pair)) for pair in zip(target.shape, x.shape, strict=True))
+    target[both] = x[both]

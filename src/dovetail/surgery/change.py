@@ -1,8 +1,9 @@
-"""Which fields differ between two specs, and which of them change how the tensors below are read.
+"""Which fields differ between two specs, and which of these changes reinterpret the tensors of their part.
 
-A change is **seen in the shapes** if another value of the field changes nothing but shapes, ties, first values or biases of the
-tensors a part declares (heads, hidden, tied, packed): their own rows tell of it. Any other change of a part (its kind, its mask
-or position, a scale, a tensor that comes or goes) is a **reader** change: equal numbers are read another way than before.
+A change **shows in the shapes** if another value of the field changes nothing but shapes, ties, initial values or biases of the
+tensors that a part declares (heads, hidden, tied, packed): the rows of those tensors report it. Any other change of a part (its
+kind, its mask or position, a scale, a tensor that is added or removed) **reinterprets**: the same numbers are used in another
+way. Fields that a part declares in `training_only` do neither.
 """
 
 from __future__ import annotations
@@ -15,22 +16,18 @@ from dovetail.core.part import Part, join, plain, walk
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
-TRAINING_ONLY = frozenset({"dropout"})  # fields that leave what a tensor means alone
-PACKED_AXIS = "slots"  # within a group of heads: its queries, then its key, then its value
-PACKS = {"qkv": ("q", "k", "v")}  # a weight with that axis, and those it stands for
-
 
 class Change(NamedTuple):
-    """One field that differs: its path in the spec, both values as plain data, and whether it is a reader change."""
+    """One field that differs: its path in the spec, both values as plain data, and whether it reinterprets tensors."""
 
     path: str
     a: Any
     b: Any
-    reader: bool
+    reinterprets: bool
 
 
-class Differs(NamedTuple):
-    """A plain field that differs in two parts of one kind at one path."""
+class FieldChange(NamedTuple):
+    """A plain field that differs between two parts of one kind at one path."""
 
     path: str
     a: Part
@@ -38,33 +35,33 @@ class Differs(NamedTuple):
     field: str
 
     @property
-    def what(self) -> tuple[type[Part], str]:
-        """The field, wherever it stands."""
+    def key(self) -> tuple[type[Part], str]:
+        """The field, at whatever path."""
         return type(self.b), self.field
 
-    def judged(self, shapes_only: bool, shown: bool) -> Change:
-        """The change. A field that shapes tensors is silent, but for two values that give one shape (62 rows and 2 more,
-        for 64); and a default only written out (`hidden: 2048` for the usual 2048) is none."""
+    def change(self, shapes_only: bool, shape_differs: bool) -> Change:
+        """Return the change. A field that shapes tensors does not reinterpret them, except where both values give the same
+        shape (62 rows and 2 more, for 64); a default written out (`hidden: 2048` for a default of 2048) does not either."""
         old, new = getattr(self.a, self.field), getattr(self.b, self.field)
-        silent = shapes_only and (shown or old is None or new is None)
-        reader = not silent and self.field not in TRAINING_ONLY
-        return Change(join(self.path, self.field), plain(old), plain(new), reader)
+        in_rows = shapes_only and (shape_differs or old is None or new is None)
+        reinterprets = not in_rows and self.field not in type(self.b).training_only
+        return Change(join(self.path, self.field), plain(old), plain(new), reinterprets)
 
 
 def changes(a: Part, b: Part) -> list[Change]:
-    """Every field that differs, layers compared by their number."""
-    envs = {place: scope for _, _, scope, place in places(b)}
-    found = list(_differing("", a, b))
-    plain_ones = [d for d in found if isinstance(d, Differs)]
+    """Return every field that differs; layers are compared by their number."""
+    scopes = {place: scope for _, _, scope, place in places(b)}
+    differing = list(_differing("", a, b))
+    fields = [d for d in differing if isinstance(d, FieldChange)]
     # a field is judged by all its places: only the second layer shows that a table is shared
-    shaping = {d.what for d in plain_ones if _shapes_only(d, envs.get(d.path, Scope()))}
-    shown = {
-        d.what for d in plain_ones if _signature(d.a, envs.get(d.path, Scope())) != _signature(d.b, envs.get(d.path, Scope()))
+    shapes_only = {d.key for d in fields if _shapes_only(d, scopes.get(d.path, Scope()))}
+    shape_differs = {
+        d.key for d in fields if _signature(d.a, scopes.get(d.path, Scope())) != _signature(d.b, scopes.get(d.path, Scope()))
     }
-    return [d if isinstance(d, Change) else d.judged(d.what in shaping, d.what in shown) for d in found]
+    return [d if isinstance(d, Change) else d.change(d.key in shapes_only, d.key in shape_differs) for d in differing]
 
 
-def _differing(path: str, a: Part, b: Part) -> Iterator[Change | Differs]:
+def _differing(path: str, a: Part, b: Part) -> Iterator[Change | FieldChange]:
     if type(a) is not type(b):
         yield Change(path, a.to_data(), b.to_data(), True)
         return
@@ -79,10 +76,10 @@ def _differing(path: str, a: Part, b: Part) -> Iterator[Change | Differs]:
         elif _holds_parts(old) or _holds_parts(new):
             yield from _differing_items(here, old, new)
         else:
-            yield Differs(path, a, b, field.name)
+            yield FieldChange(path, a, b, field.name)
 
 
-def _differing_items(path: str, old: tuple[Part, ...], new: tuple[Part, ...]) -> Iterator[Change | Differs]:
+def _differing_items(path: str, old: tuple[Part, ...], new: tuple[Part, ...]) -> Iterator[Change | FieldChange]:
     for i in range(max(len(old), len(new))):
         here = join(path, str(i))
         if i >= len(old) or i >= len(new):
@@ -95,22 +92,23 @@ def _holds_parts(value: Any) -> bool:
     return isinstance(value, tuple) and any(isinstance(item, Part) for item in value)
 
 
-# -- seen in the shapes, or not -------------------------------------------------------------------------------------
+# -- whether a change shows in the shapes ---------------------------------------------------------------------------
 
-Signature = dict[str, tuple[Any, ...]]  # tensor name -> shape by axis, tie, first value
+Signature = dict[str, tuple[Any, ...]]  # tensor name -> shape by axis, tie, initial value
 
 
-def _shapes_only(d: Differs, scope: Scope) -> bool:
-    """Whether values of the field (those at hand, a size twice as large, the part's samples) change shapes and no more."""
+def _shapes_only(d: FieldChange, scope: Scope) -> bool:
+    """Whether values of the field (both given ones, a size twice as large, the part's samples) change shapes and nothing
+    else."""
     values = [getattr(d.a, d.field), getattr(d.b, d.field)]
     values += [2 * value for value in values if type(value) is int] + type(d.b).samples().get(d.field, [])
-    made = [_signature(dc.replace(d.b, **{d.field: value}), scope) for value in values]
-    same_tensors = made[0][0] == made[1][0]
-    return same_tensors and any(signature != made[0] for signature in made)
+    signatures = [_signature(dc.replace(d.b, **{d.field: value}), scope) for value in values]
+    same_tensors = signatures[0][0] == signatures[1][0]
+    return same_tensors and any(signature != signatures[0] for signature in signatures)
 
 
 def _signature(part: Part, scope: Scope) -> tuple[frozenset[str], Signature]:
-    """(names of the tensors but for biases, a packed one by its pieces; and how each is shaped) of a part and all below it."""
+    """(names of the tensors except biases, a packed one as its pieces; how each is shaped) of a part and all parts below it."""
     names: set[str] = set()
     shapes: Signature = {}
     for path, below, inside in walk(part, scope, scope.path):
@@ -120,49 +118,43 @@ def _signature(part: Part, scope: Scope) -> tuple[frozenset[str], Signature]:
             name = join(path, weight.name)
             shapes[name] = (sizes(weight, inside), weight.same_as, weight.init)
             if weight.role != "bias":
-                names.update(join(path, piece) for piece in pieces(weight) or (weight.name,))
+                names.update(join(path, piece) for piece in weight.packs or (weight.name,))
     return frozenset(names), shapes
 
 
 def sizes(weight: Weight, scope: Scope) -> dict[str, int]:
-    """Axis name -> size, major first; an axis that comes twice is numbered."""
-    made: dict[str, int] = {}
+    """Axis name -> size, major first; an axis that comes twice is marked as the input's."""
+    by_axis: dict[str, int] = {}
     for axis in scope.names((*weight.batch, *weight.out, *weight.inp)):
-        made[f"{axis} (in)" if axis in made else axis] = scope.sizes[axis]
-    return made
-
-
-def pieces(weight: Weight) -> tuple[str, ...]:
-    """Names of the weights that a packed one stands for: q.weight, k.weight and v.weight for qkv.weight; none otherwise."""
-    stem, dot, leaf = weight.name.partition(".")
-    return tuple(f"{name}{dot}{leaf}" for name in PACKS.get(stem, ())) if PACKED_AXIS in weight.out else ()
+        by_axis[f"{axis} (in)" if axis in by_axis else axis] = scope.sizes[axis]
+    return by_axis
 
 
 # -- module tree and spec tree --------------------------------------------------------------------------------------
 
 
 def places(spec: Part) -> Iterator[tuple[str, Part, Scope, str]]:
-    """(path in the module tree, part, its scope, path in the spec tree). One written norm may be several modules."""
-    written: dict[str, tuple[str, Part]] = {}
+    """(path in the module tree, part, its scope, path in the spec tree). One norm of a spec may be several modules."""
+    visited: dict[str, tuple[str, Part]] = {}
     for path, part, scope in walk(spec):
-        above, name = _parent(path, written)
-        place = "" if above is None else join(above[0], _field(above[1], name, part))
-        written[path] = (place, part)
+        parent, name = _parent(path, visited)
+        place = "" if parent is None else join(parent[0], _field(parent[1], name, part))
+        visited[path] = (place, part)
         yield path, part, scope, place
 
 
-def _parent(path: str, written: dict[str, tuple[str, Part]]) -> tuple[tuple[str, Part] | None, str]:
+def _parent(path: str, visited: dict[str, tuple[str, Part]]) -> tuple[tuple[str, Part] | None, str]:
     above = path
     while above:
         above = above.rpartition(".")[0]
-        if above in written:
-            return written[above], path.removeprefix(above).lstrip(".")
+        if above in visited:
+            return visited[above], path.removeprefix(above).lstrip(".")
     return None, ""
 
 
-def _field(above: Part, name: str, part: Part) -> str:
-    """The field of `above` that holds this part: of its own name, or else the one with this very part."""
-    held = above.parts()
-    if held.get(name) is part:
+def _field(parent: Part, name: str, part: Part) -> str:
+    """The field of `parent` that holds this part: the one of its own name, else the one with this same part."""
+    children = parent.parts()
+    if children.get(name) is part:
         return name
-    return next((field for field, item in held.items() if item is part), name)
+    return next((field for field, item in children.items() if item is part), name)

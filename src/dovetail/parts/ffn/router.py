@@ -44,6 +44,8 @@ class TopK(Router):
 
     TAPS = ("logits", "chosen", "weights")
 
+    training_only = frozenset({"noise", "balance_loss", "z_loss", "capacity"})
+
     top_k: int = 2
     normalize: bool = True  # weights of the chosen sum to `scale`
     scale: float = 1.0

@@ -50,6 +50,9 @@ class Early(Mixer):
             Weight(name="head_number", out=("heads",), role="const"),
         ]
 
+    def acts_on(self, field: str) -> tuple[str, ...] | None:
+        return ("q", "k", "u") if field in ("mask", "scale") else None
+
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.heads)
 

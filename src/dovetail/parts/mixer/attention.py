@@ -29,6 +29,9 @@ from dovetail.core.weight import State, Weight
 from dovetail.ops.attend import Scoring, attend
 from dovetail.ops.mask import pairs
 
+# fields that decide how queries and keys make scores
+SCORING = frozenset({"mask", "position", "scale", "softcap", "sink", "qk_norm", "qk_norm_whole"})
+
 
 @register("attention")
 class Attention(Mixer):
@@ -87,9 +90,12 @@ class Attention(Mixer):
             made = [("qkv", ("kv_heads", "slots", "head"), x)]
         else:
             made = [("q", q, x), ("k", kv, y), ("v", kv, y)]
-        declared = [Weight(name=f"{name}.weight", out=out, inp=inp) for name, out, inp in made]
+        declared = [Weight(name=f"{name}.weight", out=out, inp=inp, packs=self.packs("weight")) for name, out, inp in made]
         if self.bias:
-            declared += [Weight(name=f"{name}.bias", out=out, init="zeros", role="bias") for name, out, _ in made]
+            biases = [(f"{name}.bias", out) for name, out, _ in made]
+            declared += [
+                Weight(name=name, out=out, init="zeros", role="bias", packs=self.packs("bias")) for name, out in biases
+            ]
         declared += [Weight(name="o.weight", out=x, inp=q)]
         if self.out_bias:
             declared += [Weight(name="o.bias", out=x, init="zeros", role="bias", tp="once")]
@@ -98,6 +104,15 @@ class Attention(Mixer):
         if self.sink:
             declared += [Weight(name="sink", out=("heads",), init="zeros", role="gate")]
         return [*declared, Weight(name="head_number", out=("heads",), role="const")]
+
+    def packs(self, leaf: str) -> tuple[str, ...]:
+        """The names of the tensors that a packed one replaces."""
+        return tuple(f"{name}.{leaf}" for name in "qkv") if self.packed else ()
+
+    def acts_on(self, field: str) -> tuple[str, ...] | None:
+        if field in SCORING:
+            return ("q", "k", "q_norm", "k_norm")
+        return ("v", "o") if field == "gate" else None
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.heads)

@@ -55,6 +55,9 @@ class LinearAttention(Recurrent):
             declared += [Weight(name="o.bias", out=stream, init="zeros", role="bias", tp="once")]
         return declared
 
+    def acts_on(self, field: str) -> tuple[str, ...] | None:
+        return ("q", "k") if field == "feature" else None
+
     def state(self, scope: Scope) -> list[State]:
         memory = State(name="memory", axes=("heads", "features", "columns"), per="sequence", at_least_fp32=True)
         return [memory] if scope.decodes else []

@@ -90,6 +90,11 @@ class MLA(Mixer):
             Weight(name="head_number", out=("heads",), role="const"),
         ]
 
+    def acts_on(self, field: str) -> tuple[str, ...] | None:
+        if field == "position":
+            return ("q", "turned")
+        return ("q", "k_up", "turned") if field in ("mask", "scale") else None
+
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.heads)
 

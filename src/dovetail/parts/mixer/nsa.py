@@ -90,6 +90,9 @@ class NSA(Mixer):
             ]
         return [*declared, Weight(name="head_number", out=("heads",), role="const")]
 
+    def acts_on(self, field: str) -> tuple[str, ...] | None:
+        return ("q", "k", "k_place", "k_in", "k_out") if field == "position" else None
+
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.heads)
 
