@@ -3,7 +3,7 @@
     python benchmarks/envelope.py [--json]
 
 Each row is the largest gap of any tap, divided by one more than the layers before it, over tiny random models of all families
-of planted.py. A stored number holds where it is at least what is measured here; ROOM comes on top of it.
+of seeded_bugs.py. A stored number holds where it is at least what is measured here; ROOM comes on top of it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 from measure import Goal, Row, arguments, progress, tell
-from planted import FAMILIES
+from seeded_bugs import FAMILIES
 from verify import Planted, Remembered, written
 
+from dovetail.verification.comparison import compare_sides, layers_before
 from dovetail.verification.envelope import EXACT, PER_LAYER
-from dovetail.verification.prompt import drawn
-from dovetail.verification.walk import layers_before, walk
+from dovetail.verification.prompt import random_prompt
 
 SEEDS = 8  # from 0: benchmarks/verify.py takes others
 
@@ -39,7 +39,7 @@ def main() -> None:
                 a, b = Remembered(there), Planted(there)
                 assert a.spec is not None
                 for dtype in dtypes:
-                    for tap in walk(a, b, drawn(a.spec, seed=seed), dtype=dtype).taps:
+                    for tap in compare_sides(a, b, random_prompt(a.spec, seed=seed), dtype=dtype).taps:
                         depth = 1 + layers_before(tap.address, len(a.spec.layers))
                         largest[dtype], exact = max(largest[dtype], tap.gap / depth), max(exact, tap.exact / depth)
                 tick()

@@ -31,7 +31,7 @@ from measure import Row, arguments, progress, tell
 
 from dovetail.lawbook.foreign.laws import FOREIGN, laws_on, told_names
 from dovetail.lawbook.foreign.model import Foreign
-from dovetail.verification.sides import transformers
+from dovetail.verification.transformers_side import transformers
 
 SECONDS, BYTES = 90, 6 * 2**30  # processor time and memory of one class, at most
 WAIT = 20 * SECONDS  # by the clock: a machine may have other work

@@ -3,7 +3,7 @@
     python benchmarks/verify.py [--json] [--quick] [--table FILE]
 
 Tiny random models of eleven families are made by transformers and run by us and by it. Clean pairs in float32 and bfloat16 must
-be equal. Then one bug is planted in transformers' side (planted.py), in one layer, and verify is asked where and why. Rows:
+be equal. Then one bug is planted in transformers' side (seeded_bugs.py), in one layer, and verify is asked where and why. Rows:
 
     first bad layer named right    of the corrupted models, the share whose layer (or embedding, or head) is right
     misses                         of the corrupted models, the share that was called equal
@@ -23,14 +23,15 @@ from typing import Any
 
 import torch
 from measure import Goal, Row, arguments, progress, tell
-from planted import BUGS, FAMILIES, Bug
 from rich.console import Console
 from rich.table import Table
+from seeded_bugs import BUGS, FAMILIES, Bug
 from torch import nn
 
 from dovetail.verification.check import Verdict, verify
-from dovetail.verification.prompt import drawn
-from dovetail.verification.sides import Ours, Theirs, transformers
+from dovetail.verification.prompt import random_prompt
+from dovetail.verification.sides import NativeSide
+from dovetail.verification.transformers_side import TransformersSide, transformers
 
 SEED = 20_000  # other seeds than those the envelopes were calibrated with
 CORRUPTED, CLEAN = 240, 200
@@ -53,30 +54,30 @@ def written(name: str, seed: int, place: Path) -> Path:
     return there
 
 
-class Remembered(Ours):
-    """Ours, made once for each dtype."""
+class Remembered(NativeSide):
+    """NativeSide, made once for each dtype."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.kept: dict[torch.dtype, Any] = {}
 
-    def made(self, dtype: torch.dtype) -> Any:
+    def module(self, dtype: torch.dtype) -> Any:
         if dtype not in self.kept:
-            self.kept[dtype] = super().made(dtype)
+            self.kept[dtype] = super().module(dtype)
         return self.kept[dtype]
 
 
-class Planted(Theirs):
-    """Theirs, loaded once for each dtype and copied for each bug."""
+class Planted(TransformersSide):
+    """TransformersSide, loaded once for each dtype and copied for each bug."""
 
     def __init__(self, directory: Path) -> None:
         self.kept: dict[torch.dtype | str, nn.Module] = {}
         self.bug: tuple[Bug, int, int] | None = None
         super().__init__(directory)
 
-    def made(self, dtype: torch.dtype) -> nn.Module:
+    def module(self, dtype: torch.dtype) -> nn.Module:
         if dtype not in self.kept:
-            self.kept[dtype] = super().made(dtype)
+            self.kept[dtype] = super().module(dtype)
         model = copy.deepcopy(self.kept[dtype])
         if self.bug is not None:
             bug, layer, seed = self.bug
@@ -128,30 +129,35 @@ def run(corrupted: int, clean: int) -> tuple[list[Row], list[dict[str, Any]]]:
             a, b = models.pair(names[i % len(names)], SEED + i // len(names) % 10)
             assert a.spec is not None
             b.bug = None
-            verdict = verify(a, b, drawn(a.spec, seed=i), dtype=DTYPES[i % 2], why=False)
-            alarms += verdict.word != "equal"
-            if verdict.word != "equal":
+            verdict = verify(a, b, random_prompt(a.spec, seed=i), dtype=DTYPES[i % 2], why=False)
+            alarms += verdict.status != "equal"
+            if verdict.status != "equal":
                 told.append(
-                    {"kind": "clean", "family": a.label, "said": verdict.word, "first": verdict.first and verdict.first.address}
+                    {
+                        "kind": "clean",
+                        "family": a.label,
+                        "said": verdict.status,
+                        "first": verdict.first and verdict.first.address,
+                    }
                 )
             tick()
         for i, (bug, family, layer, seed) in enumerate(cases(corrupted)):
             a, b = models.pair(family, seed)
             assert a.spec is not None
             b.bug = (bug, layer, i)
-            verdict = verify(a, b, drawn(a.spec, seed=i))
+            verdict = verify(a, b, random_prompt(a.spec, seed=i))
             where = f"layers.{layer}" if bug.shows == "layer" else bug.shows
-            cause = named(verdict) if verdict.word == "structural" else "–"
+            cause = named(verdict) if verdict.status == "structural" else "–"
             told.append(
                 {
                     "kind": bug.kind,
                     "family": family,
                     "where": where,
-                    "said": verdict.word,
+                    "said": verdict.status,
                     "layer": verdict.layer,
                     "cause": cause,
-                    "missed": verdict.word != "structural",
-                    "layer_right": verdict.word == "structural" and verdict.layer == where,
+                    "missed": verdict.status != "structural",
+                    "layer_right": verdict.status == "structural" and verdict.layer == where,
                     "cause_right": cause in bug.causes,
                 }
             )

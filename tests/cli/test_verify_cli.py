@@ -40,7 +40,7 @@ def test_two_functions_are_told_apart(two: tuple[str, str], tmp_path: Path, caps
     told = json.loads(capsys.readouterr().out)
     assert (told["verdict"], told["layer"], told["first"]) == ("structural", "layers.1", "layers.1.mixer.o.in")
     assert told["cause"]["name"] == "rope base"
-    assert "500" in told["cause"]["says"]
+    assert "500" in told["cause"]["description"]
     assert [tap["state"] for tap in told["taps"] if tap["address"].startswith("layers.0")] == ["equal"] * 14
     text = page.read_text()
     assert text.startswith("<!doctype html>")

@@ -12,8 +12,9 @@ from dovetail.codegen.file import emit
 from dovetail.core.errors import FileError
 from dovetail.io.spec import from_yaml
 from dovetail.verification.check import verify
-from dovetail.verification.prompt import drawn
-from dovetail.verification.sides import Theirs, local, pair
+from dovetail.verification.opening import local, pair
+from dovetail.verification.prompt import random_prompt
+from dovetail.verification.transformers_side import TransformersSide
 
 # an implementation with names of its own: a llama without rotary positions, of two layers
 MINE = """
@@ -111,17 +112,22 @@ def mine(tmp_path: Path) -> Path:
 def test_a_module_with_names_of_its_own(mine: Path) -> None:
     a, b = pair(str(mine / "ours"), f"py:{mine / 'mine.py'}:load")
     assert a.spec is not None
-    verdict = verify(a, b, drawn(a.spec))
-    assert verdict.word == "equal"
-    assert [tap.address for tap in verdict.walked.taps] == ["layers.0.in", "layers.0", "layers.1", "answer"]  # by their number
-    assert max(tap.exact for tap in verdict.walked.taps) < 1e-12
+    verdict = verify(a, b, random_prompt(a.spec))
+    assert verdict.status == "equal"
+    assert [tap.address for tap in verdict.comparison.taps] == [
+        "layers.0.in",
+        "layers.0",
+        "layers.1",
+        "answer",
+    ]  # by their number
+    assert max(tap.exact for tap in verdict.comparison.taps) < 1e-12
 
 
 def test_told_which_modules_belong_together_the_first_bad_one_is_named(mine: Path) -> None:
     told = {"blocks.{}.proj": "layers.{}.mixer.o", "blocks.{}.wq": "layers.{}.mixer.q"}
     a, b = pair(str(mine / "ours"), f"py:{mine / 'mine.py'}:unscaled", told)
     assert a.spec is not None
-    verdict = verify(a, b, drawn(a.spec))
+    verdict = verify(a, b, random_prompt(a.spec))
     assert verdict.first is not None
     assert verdict.first.address == "layers.0.mixer.o.in"
     assert verdict.cause is not None
@@ -147,14 +153,14 @@ def test_what_is_no_side_is_refused(mine: Path, text: str, told: dict[str, str],
     ("told", "problem"),
     [
         ({"blocks.{}.none": "layers.{}.mixer.o"}, r"has no blocks\.0\.none"),
-        ({"blocks.{}.proj": "layers.{}.mixer.none"}, r"layers\.0\.mixer\.none is no map, norm or layer"),
+        ({"blocks.{}.proj": "layers.{}.mixer.none"}, r"layers\.0\.mixer\.none is not a linear map, norm or layer"),
     ],
 )
 def test_a_map_that_names_nothing_is_refused(mine: Path, told: dict[str, str], problem: str) -> None:
     a, b = pair(str(mine / "ours"), f"py:{mine / 'mine.py'}:load", told)
     assert a.spec is not None
     with pytest.raises(FileError, match=problem):
-        verify(a, b, drawn(a.spec))
+        verify(a, b, random_prompt(a.spec))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -164,10 +170,10 @@ def test_an_emitted_file_is_the_model_it_was_written_from(tmp_path: Path, tied: 
     (tmp_path / "alone.py").write_text(emit(spec, "alone"))
     a, b = pair(str(ours), f"emit:{tmp_path / 'alone.py'}")
     assert a.spec is not None
-    verdict = verify(a, b, drawn(a.spec))
-    assert verdict.word == "equal"
-    assert len(verdict.walked.taps) > 10
-    assert max(tap.exact for tap in verdict.walked.taps) < 1e-12
+    verdict = verify(a, b, random_prompt(a.spec))
+    assert verdict.status == "equal"
+    assert len(verdict.comparison.taps) > 10
+    assert max(tap.exact for tap in verdict.comparison.taps) < 1e-12
 
 
 def test_an_emitted_file_of_another_spec_is_refused(tmp_path: Path) -> None:
@@ -186,4 +192,4 @@ def test_without_transformers_the_extra_is_named(tmp_path: Path, monkeypatch: py
     _, theirs = llama(tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
     with pytest.raises(FileError, match=r"dovetail\[hf\]"):
-        Theirs(theirs)
+        TransformersSide(theirs)

@@ -13,8 +13,9 @@ from torch import nn
 
 from dovetail.core.errors import FileError
 from dovetail.verification.check import Verdict, verify
-from dovetail.verification.prompt import drawn
-from dovetail.verification.sides import Ours, Theirs
+from dovetail.verification.prompt import random_prompt
+from dovetail.verification.sides import NativeSide
+from dovetail.verification.transformers_side import TransformersSide
 
 
 @pytest.fixture(scope="module")
@@ -22,35 +23,35 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return llama(tmp_path_factory.mktemp("llama"))
 
 
-class Planted(Theirs):
+class Planted(TransformersSide):
     """Theirs with one bug."""
 
     def __init__(self, directory: Path, plant: Callable[[Any], None]) -> None:
         self.plant = plant
         super().__init__(directory)
 
-    def loaded(self, dtype: torch.dtype | str) -> nn.Module:
-        model = super().loaded(dtype)
+    def load_module(self, dtype: torch.dtype | str) -> nn.Module:
+        model = super().load_module(dtype)
         with torch.no_grad():
             self.plant(model)
         return model
 
 
 def found(places: tuple[Path, Path], plant: Callable[[Any], None]) -> Verdict:
-    a, b = Ours(places[0]), Planted(places[1], plant)
+    a, b = NativeSide(places[0]), Planted(places[1], plant)
     assert a.spec is not None
-    return verify(a, b, drawn(a.spec))
+    return verify(a, b, random_prompt(a.spec))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_clean_pairs_are_equal(places: tuple[Path, Path], dtype: torch.dtype) -> None:
-    a, b = Ours(places[0]), Theirs(places[1])
+    a, b = NativeSide(places[0]), TransformersSide(places[1])
     assert a.spec is not None
-    verdict = verify(a, b, drawn(a.spec), dtype=dtype)
-    assert verdict.word == "equal"
-    assert len(verdict.walked.taps) == 42  # 13 in each of three layers, before and behind them
-    assert not verdict.walked.missing
-    assert max(tap.exact for tap in verdict.walked.taps) < 1e-12  # no float32 is left in their float64 run
+    verdict = verify(a, b, random_prompt(a.spec), dtype=dtype)
+    assert verdict.status == "equal"
+    assert len(verdict.comparison.taps) == 42  # 13 in each of three layers, before and behind them
+    assert not verdict.comparison.missing
+    assert max(tap.exact for tap in verdict.comparison.taps) < 1e-12  # no float32 is left in their float64 run
 
 
 def unscaled(model: Any) -> None:
@@ -113,7 +114,7 @@ def test_a_planted_bug_is_found_and_named(
     places: tuple[Path, Path], plant: Callable[[Any], None], first: str, layer: str, cause: str
 ) -> None:
     verdict = found(places, plant)
-    assert verdict.word == "structural"
+    assert verdict.status == "structural"
     assert verdict.first is not None
     assert (verdict.first.address, verdict.layer) == (first, layer)
     assert verdict.cause is not None
@@ -131,4 +132,4 @@ def test_a_directory_that_names_code_is_refused(places: tuple[Path, Path], tmp_p
     text = (places[1] / "config.json").read_text().replace("{", '{"auto_map": {"AutoModel": "evil.Model"},', 1)
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(FileError, match="auto_map"):
-        Theirs(tmp_path)
+        TransformersSide(tmp_path)

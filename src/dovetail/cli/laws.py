@@ -106,8 +106,8 @@ class Command:
                 rows += laws_on(case, [law])
         failed = [row for row in rows if row.state == "failed"]
         how = {"dtype": str(case.dtype).removeprefix("torch."), "tolerance": case.tolerance}
-        data = {"model": name, "failed": len(failed), **how, "laws": [dc.asdict(row) for row in rows]}
-        title = f"{name}  ({how['dtype']}, equal to {case.tolerance:g} of their scale)"
+        data = {"model": case.label, "failed": len(failed), **how, "laws": [dc.asdict(row) for row in rows]}
+        title = f"{case.label}  ({how['dtype']}, equal to {case.tolerance:g} of their scale)"
         self.show(data, lambda: one(title, rows, {law.name: law.says for law in FOREIGN.values()}))
         return 1 if failed else 0
 

@@ -1,14 +1,14 @@
-"""Say where two implementations of a model part, whether that is rounding or a bug, and what kind of bug.
+"""Compare two implementations of a model: where they diverge, whether that is rounding or a bug, and which bug.
 
 A side is a model directory (ours or in Hugging Face layout, run by us), hf:DIR (run by transformers), py:FILE.py:FACTORY (an
-nn.Module that a function of yours returns; the file is run), emit:FILE.py (written by `dovetail emit`) or http://… (a server's
-completions with log-probs). Both run the same prompts in their own dtype and in float64, and are compared tap by tap.
+nn.Module that a function of yours returns; the file is executed), emit:FILE.py (written by `dovetail emit`) or http://… (a
+server's completions with log-probs). Both run the same prompts in their own dtype and in float64, and are compared tap by tap.
 
     dovetail verify my-model hf:my-model
     dovetail verify hf:original py:mine.py:load --map 'blocks.{}.attn.proj=layers.{}.mixer.o' --html report.html
     dovetail verify my-model http://localhost:8080/v1
 
-Exit code 0: the same function. 1: two functions. Else an error.
+Exit code 0: the same function. 1: two functions, or NaN or infinity. Other codes are errors, and there is no verdict.
 """
 
 from __future__ import annotations
@@ -29,44 +29,45 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail.text.tokenizer import Tokenizer
+    from dovetail.verification.comparison import Progress
     from dovetail.verification.prompt import Prompt
-    from dovetail.verification.sides import Local
-    from dovetail.verification.walk import Told
+    from dovetail.verification.sides import Side
 
 
 @dc.dataclass
 class Command:
-    """Which two sides, and what they read."""
+    """The two sides and their input."""
 
     a: tyro.conf.Positional[str]
     """A side: DIR, hf:DIR, py:FILE.py:FACTORY or emit:FILE.py."""
     b: tyro.conf.Positional[str]
     """Another, or http://HOST:PORT/v1."""
     prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A text both sides read, by the tokenizer of the first directory that has one; may be given many times."""
+    """A text that both sides read, by the tokenizer of the first directory that has one; may be given many times."""
     rows: int = 2
     """Rows of random tokens, where no prompt is given."""
     length: int | None = None
-    """Tokens a row; by default enough to pass the edge of a short window."""
+    """Tokens per row; by default enough to pass the edge of a short window."""
     dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
     """Run both sides in this dtype; by default each in that of its weights."""
     map: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A module of a py: side that computes what one of ours does: 'blocks.{}.attn.proj=layers.{}.mixer.o'; {} is the layer."""
+    """A module of a py: side that computes the output of one of ours: 'blocks.{}.attn.proj=layers.{}.mixer.o'; {} is the
+    number of the layer."""
     model: str | None = None
     """The name by which a server knows its model, where it has several."""
     seed: int = 0
-    """Draws other prompts."""
+    """Selects the random prompts."""
     why: bool = True
-    """Look for the cause of a difference."""
+    """Search for the cause of a difference."""
     every: bool = False
-    """A line for each tap, also where nothing is wrong."""
+    """A line per tap in every layer."""
     json: bool = False
     """One JSON object on stdout."""
     html: Path | None = None
-    """Write the whole report as a page, too."""
+    """Write the whole report as an HTML page, too."""
 
     def run(self) -> int:
-        """Compare, and say what was found."""
+        """Compare, and print the verdict."""
         from dovetail.core.errors import FileError
 
         if self.a.startswith(("http://", "https://")):
@@ -74,62 +75,65 @@ class Command:
         if self.b.startswith(("http://", "https://")):
             return self._served()
         from dovetail.verification.check import verify
+        from dovetail.verification.opening import pair
         from dovetail.verification.report import page, view
-        from dovetail.verification.sides import pair
 
-        with shown_progress() as told:
-            told(f"reads {self.a} and {self.b}")
-            a, b = pair(self.a, self.b, self._told())
-            verdict = verify(a, b, self._prompt(a, b), dtype=self._dtype(), why=self.why, told=told)
+        with shown_progress() as progress:
+            progress(f"reading {self.a} and {self.b}")
+            a, b = pair(self.a, self.b, self._map())
+            verdict = verify(a, b, self._prompt(a, b), dtype=self._dtype(), why=self.why, progress=progress)
         if self.html is not None:
             write_text(self.html, page(verdict))
         if self.json:
             print_json(verdict.data())
         else:
             shown(lambda _: view(verdict, every=self.every))
-        return 1 if verdict.word == "structural" else 0
+        return 1 if verdict.failed else 0
 
     def _served(self) -> int:
         """A server as the second side."""
-        from dovetail.verification.served import compare, view
-        from dovetail.verification.sides import local
+        from dovetail.verification.opening import local
+        from dovetail.verification.server import compare_server, view
 
-        with shown_progress() as told:
-            told(f"reads {self.a}")
-            a = local(self.a, self._told())
-            found = compare(a, self.b, self._prompt(a, None), model=self.model, tokenizer=self._tokenizer(), told=told)
+        with shown_progress() as progress:
+            progress(f"reading {self.a}")
+            a = local(self.a, self._map())
+            prompt, tokenizer = self._prompt(a, None), self._tokenizer()
+            verdict = compare_server(a, self.b, prompt, model=self.model, tokenizer=tokenizer, progress=progress)
         if self.json:
-            print_json(found.data())
+            print_json(verdict.data())
         else:
-            shown(lambda _: view(found))
-        return 1 if found.word == "structural" else 0
+            shown(lambda _: view(verdict))
+        return 1 if verdict.failed else 0
 
-    def _told(self) -> dict[str, str]:
-        """Which modules belong together, as the user says."""
+    def _map(self) -> dict[str, str]:
+        """The modules that --map pairs."""
         from dovetail.core.errors import FileError
 
-        told = {}
+        mapped = {}
         for pair in self.map:
             theirs, equals, ours = pair.partition("=")
             if not equals or not theirs or not ours:
                 raise FileError(f"--map takes THEIRS=OURS, not {pair!r}")
-            told[theirs] = ours
-        return told
+            mapped[theirs] = ours
+        return mapped
 
     def _dtype(self) -> torch.dtype | None:
         import torch
 
         return None if self.dtype is None else getattr(torch, self.dtype)
 
-    def _prompt(self, a: Local, b: Local | None) -> Prompt:
+    def _prompt(self, a: Side, b: Side | None) -> Prompt:
         from dovetail.core.errors import SpecError
-        from dovetail.verification.prompt import drawn, of_ids
+        from dovetail.verification.prompt import prompt_of_ids, random_prompt
 
         spec = a.spec or (b.spec if b is not None else None)
         if not self.prompt:
             if spec is None:
-                raise SpecError("prompt", "neither side says what it reads", "give --prompt ids, e.g. --prompt '3 14 15'")
-            return drawn(spec, rows=self.rows, length=self.length, seed=self.seed, avoid=self._padding())
+                raise SpecError(
+                    "prompt", "neither side has a spec to draw a prompt from", "give --prompt ids, e.g. --prompt '3 14 15'"
+                )
+            return random_prompt(spec, rows=self.rows, length=self.length, seed=self.seed, avoid=self._padding())
         vocab = None if spec is None else spec.vocab
         tokenizer = self._tokenizer()
         if tokenizer is None:
@@ -138,8 +142,8 @@ class Command:
             rows = [[int(word) for word in text.split()] for text in self.prompt]
         else:
             rows = [tokenizer.prompt(text) for text in self.prompt]
-        shortest = min(map(len, rows))  # both sides read rows of one length: what is longer is cut
-        return of_ids([row[:shortest] for row in rows], vocab)
+        shortest = min(map(len, rows))  # both sides read rows of one length
+        return prompt_of_ids([row[:shortest] for row in rows], vocab)
 
     def _directories(self) -> Iterator[Path]:
         for text in (self.a, self.b):
@@ -156,26 +160,26 @@ class Command:
         return None
 
     def _padding(self) -> int | None:
-        """A token that a side takes for padding, which random prompts leave out."""
+        """The padding token of a side, which random prompts leave out."""
         from dovetail.io.untrusted import Directory
         from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG
 
         for place in self._directories():
             where = Directory(place)
             if where.has(CONFIG_FILE):
-                said = where.json(CONFIG_FILE, LARGEST_CONFIG).get("pad_token_id")
-                if isinstance(said, int):
-                    return said
+                token = where.json(CONFIG_FILE, LARGEST_CONFIG).get("pad_token_id")
+                if isinstance(token, int):
+                    return token
         return None
 
 
 @contextmanager
-def shown_progress() -> Iterator[Told]:
-    """What is being done and for how long, on stderr."""
+def shown_progress() -> Iterator[Progress]:
+    """The current step and the time it takes, on stderr."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("verify {task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda note: bar.update(task, description=note)
+        yield lambda line: bar.update(task, description=line)

@@ -1,1 +1,1 @@
-"""verify: where two implementations of a model part, whether that is rounding or a bug, and what kind of bug."""
+"""Verify: where two implementations of a model diverge, whether that is rounding or a bug, and which bug."""

@@ -1,11 +1,11 @@
-"""Cause: why two implementations part, found by trying. The model of the side that is known is altered in one way after the
-other (alter.py) at the first place where the two differ, given the input that both still agree on; the alteration with which it
-gives the other side's output is the cause.
+"""Find why two implementations diverge, by trial: change the known model in one way after the other (candidates.py) at the
+first place where the two differ, on the input on which both still agree. The change with which it gives the other side's
+output is the cause.
 
-    x (both agree) ── layer, altered ── y        |y − theirs| vanishes        =>        theirs is ours, altered so
+    x (both agree) ── layer, changed ── y        |y − theirs| vanishes        =>        theirs is ours with this change
 
-Only the layer is run, so a trial costs what a layer costs, whatever the depth. First the unaltered layer must give what it gave
-in the whole model; where it does not, nothing is claimed.
+Only one layer runs, so the cost of a trial does not depend on the depth. First the unchanged layer must give its output in the
+whole model; where it does not, no cause is claimed.
 """
 
 from __future__ import annotations
@@ -17,93 +17,97 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import DovetailError
-from dovetail.verification.alter import Alteration
+from dovetail.verification.candidates import Candidate
+from dovetail.verification.comparison import EXACT, relative_gap, row_scale
 from dovetail.verification.match import layer_of
-from dovetail.verification.piece import Back, Front, Layer, Piece, Scene
-from dovetail.verification.walk import EXACT, gap, scale
+from dovetail.verification.piece import EmbeddingPiece, HeadPiece, LayerPiece, Piece, Search
 
-SURE = 1e-7  # what is left of a gap that an alteration explains, at most; and at most this share of it:
-SHARE = 1e-3
+REMAINING = 1e-7  # the largest gap that may remain with the right change,
+FRACTION = 1e-3  # and the largest fraction of the gap before it
 FLOOR = 1e-11
 
 
 @dc.dataclass(frozen=True)
 class Cause:
-    """What explains a gap."""
+    """An explanation of a gap."""
 
     name: str
-    says: str
-    left: float  # of the gap, with the alteration
+    description: str
+    remaining: float  # of the gap, with the change
     tried: int
-    side: str = "a"  # the side whose model was altered
+    side: str = "a"  # the side whose model was changed
 
 
-def find(scene: Scene, address: str, tables: Callable[[], Mapping[str, Tensor]] = dict) -> Cause | None:
-    """The alteration that explains why the other side differs at an address; None where none does. `tables` gives the other
-    side's own tensors."""
+def find_cause(search: Search, address: str, tables: Callable[[], Mapping[str, Tensor]] = dict) -> Cause | None:
+    """The change that explains why the other side differs at an address; None where no candidate does. `tables` gives the
+    tensors of the other side."""
     where = layer_of(address)
     if where == "embed" or address == "layers.0.in":
-        return _tried(Front(scene), address)
+        return _try_candidates(EmbeddingPiece(search), address)
     if where == "head":
-        return _tried(Back(scene, tables()), address)
-    return None if where.startswith("encoder.") else _tried(Layer(scene, where), address.removeprefix(where).lstrip("."))
+        return _try_candidates(HeadPiece(search, tables()), address)
+    if where.startswith("encoder."):
+        return None
+    return _try_candidates(LayerPiece(search, where), address.removeprefix(where).lstrip("."))
 
 
-def _tried(piece: Piece, tap: str) -> Cause | None:
+def _try_candidates(piece: Piece, tap: str) -> Cause | None:
     target = piece.target()
     if target is None or piece.source() is None:
         return None
-    before = _gap_with(piece, Alteration("", "", piece.part), piece.own())
-    if before is None or before > SURE:
-        return None  # the piece alone does not give what it gave in the model
-    whole = _gap_with(piece, Alteration("", "", piece.part), target)
-    enough = SURE if whole is None else max(FLOOR, min(SURE, SHARE * whole))
+    unchanged = Candidate("", "", "", piece.part)
+    before = _gap_with(piece, unchanged, piece.own())
+    if before is None or before > REMAINING:
+        return None  # the piece alone does not give its output in the whole model
+    gap = _gap_with(piece, unchanged, target)
+    allowed = REMAINING if gap is None else max(FLOOR, min(REMAINING, FRACTION * gap))
     tried = 0
-    for alteration in sorted(piece.alterations(), key=lambda one: _far(one, tap)):
-        left = _gap_with(piece, alteration, target)
-        tried += left is not None
-        if left is not None and left <= enough:
-            return Cause(alteration.cause, alteration.says, left, tried)
-    return _fitted(piece, enough, tried)
+    for candidate in sorted(piece.candidates(), key=lambda one: _distance(one, tap)):
+        remaining = _gap_with(piece, candidate, target)
+        tried += remaining is not None
+        if remaining is not None and remaining <= allowed:
+            return Cause(candidate.cause, candidate.description, remaining, tried)
+    return _fit_factor(piece, allowed, tried)
 
 
-def _far(alteration: Alteration, tap: str) -> int:
-    """How far an alteration acts from the tap at which the sides part: on that very module, in the same branch, elsewhere."""
-    place = alteration.says.partition(" ")[0].rstrip(":")
+def _distance(candidate: Candidate, tap: str) -> int:
+    """0 for a candidate that acts on the module at the tap, 1 for one in the same branch, 2 for others."""
     branch, module = tap.partition(".")[0], tap.removesuffix(".in")
-    if place.startswith(module) and module:
+    if candidate.place.startswith(module) and module:
         return 0
     nearby = {branch, "norm"} if branch.endswith("norm") else {branch}
-    return 1 if place.partition(".")[0] in nearby else 2
+    return 1 if candidate.place.partition(".")[0] in nearby else 2
 
 
 @torch.no_grad()
-def _gap_with(piece: Piece, alteration: Alteration, target: Tensor | None) -> float | None:
-    """How far an altered piece is from the target; None where it cannot be made or run."""
+def _gap_with(piece: Piece, candidate: Candidate, target: Tensor | None) -> float | None:
+    """The gap between a changed piece and the target; None where the piece cannot be built or run."""
     if target is None:
         return None
     try:
-        made = piece.made(alteration)
-        if made is None:
+        model = piece.build(candidate)
+        if model is None:
             return None
-        y = piece.run(made)
+        y = piece.run(model)
     except (DovetailError, RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError, AssertionError, KeyError):
-        return None  # what cannot be built or run is no candidate
-    target = target.to(EXACT).reshape(y.shape) if target.numel() == y.numel() else None
-    return None if target is None else gap(y, target, scale(target))
+        return None  # a change that cannot be built or run is not the cause
+    if target.numel() != y.numel():
+        return None
+    target = target.to(EXACT).reshape(y.shape)
+    return relative_gap(y, target, row_scale(target))
 
 
-def _fitted(piece: Piece, enough: float, tried: int) -> Cause | None:
-    """A cause that no list holds: a factor."""
+def _fit_factor(piece: Piece, allowed: float, tried: int) -> Cause | None:
+    """A cause that no candidate covers: the output times a constant."""
     source, target = piece.own(), piece.target()
     if source is None or target is None or source.numel() != target.numel():
         return None
     x, y = source.to(EXACT).flatten(), target.to(EXACT).flatten()
     factor = (x @ y / (x @ x)).item()
-    left = ((y - factor * x).norm() / y.norm()).item()
-    if not left <= max(enough, FLOOR):
+    remaining = ((y - factor * x).norm() / y.norm()).item()
+    if not remaining <= max(allowed, FLOOR):
         return None
-    return Cause(piece.factor_name, f"times {factor:.6g}{_as_root(factor, piece.scene.spec.width)}", left, tried)
+    return Cause(piece.factor_name, f"times {factor:.6g}{_as_root(factor, piece.search.spec.width)}", remaining, tried)
 
 
 def _as_root(factor: float, width: int) -> str:

@@ -1,8 +1,9 @@
-"""Which of another implementation's modules compute what ours do, read off the table that says where the weights lie.
+"""Match the modules of another implementation with ours, by the table that maps the weights.
 
-A linear map or a norm is told by its weights: where our `layers.3.mixer.o.weight` lies in their
-`model.layers.3.self_attn.o_proj.weight`, the two modules take the same input and give the same output. A packed matrix gives
-the outputs of several of ours, one under the other as its rows lie. A layer is the innermost module that holds all its weights.
+A linear map or a norm is matched by its weights: where our `layers.3.mixer.o.weight` is their
+`model.layers.3.self_attn.o_proj.weight`, the two modules have the same input and the same output. A packed matrix gives the
+outputs of several of our modules, in the order of its rows. A layer is the innermost module that holds all weights of the
+layer.
 """
 
 from __future__ import annotations
@@ -16,60 +17,60 @@ from torch import Tensor, nn
 
 from dovetail.construction import on_meta
 from dovetail.core.errors import FileError, SpecError
+from dovetail.core.group import Norm
 from dovetail.core.module import Linear, Module
 from dovetail.model import BlockModule, Model
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.hf import to_hf
 from dovetail.port.tensors import Move
 
-TOKENS = 7919  # stands for the rows of an activation where its layout is asked for: no matrix has so many
+TOKENS = 7919  # a number of tokens that is no size of a matrix, to find out which dimension of a converted tensor is tokens
 
 
 @dc.dataclass(frozen=True)
 class Place:
-    """A module of theirs that gives some of our outputs, and how they lie in its own."""
+    """A module of theirs that computes outputs of ours, and how its output maps to them."""
 
     theirs: str
     ours: tuple[str, ...]
-    move: Move | None = None  # None: its output is ours
+    move: Move | None = None  # None: the outputs are the same
     layer: bool = False
 
     def outputs(self, y: Tensor, sizes: Mapping[str, int]) -> list[Tensor]:
-        """Ours (tokens, sizeᵢ) from theirs (tokens, Σ sizeᵢ); nothing where they do not fit."""
+        """Our outputs (tokens, sizeᵢ) from theirs (tokens, Σ sizeᵢ); an empty list where the shapes do not fit."""
         if self.move is None:
             return [y]
         shapes = [(sizes[path], TOKENS) for path in self.ours]
-        (wanted,) = self.move.convert.between(shapes)
-        rows_first = wanted[-1] == TOKENS
-        like_weight = y.T if rows_first else y
+        (shape,) = self.move.convert.between(shapes)
+        like_weight = y.T if shape[-1] == TOKENS else y
         if like_weight.numel() != y.shape[0] * sum(size for size, _ in shapes):
             return []
-        found = self.move.convert.back([like_weight], [(size, y.shape[0]) for size, _ in shapes])
-        return [one.T for one in found] if len(found) == len(self.ours) else []
+        outputs = self.move.convert.back([like_weight], [(size, y.shape[0]) for size, _ in shapes])
+        return [output.T for output in outputs] if len(outputs) == len(self.ours) else []
 
 
 @functools.lru_cache(maxsize=16)
 def comparable(spec: Model) -> Mapping[str, int]:
-    """Paths of our modules whose outputs another implementation has too, and the size of each: maps, norms and layers."""
-    found: dict[str, int] = {}
+    """Paths and output sizes of our modules that other implementations have too: linear maps, norms and layers."""
+    sizes: dict[str, int] = {}
     for path, module in on_meta(spec).named_modules():
         if isinstance(module, Linear):
-            found[path] = module.out_features
+            sizes[path] = module.out_features
         elif isinstance(module, BlockModule):
-            found[path] = module.scope.size("embed")
-        elif isinstance(module, Module) and module.part.group == "norm":
-            found[path] = module.scope.size("dim")
-    return found
+            sizes[path] = module.scope.size("embed")
+        elif isinstance(module, Module) and isinstance(module.part, Norm):
+            sizes[path] = module.scope.size("dim")
+    return sizes
 
 
 def ours(spec: Model) -> list[Place]:
-    """The places of a module whose names are ours."""
+    """The places of a module with our names."""
     return [Place(path, (path,), layer=_layer_of(path)[0] == path) for path in comparable(spec)]
 
 
 @functools.lru_cache(maxsize=16)
 def theirs(spec: Model, family: str) -> tuple[Place, ...]:
-    """The places in a family's own implementation."""
+    """The places in the implementation of a family in transformers."""
     sizes, places = comparable(spec), []
     moves = to_hf(spec, family).moves
     for move in moves:
@@ -85,42 +86,42 @@ def theirs(spec: Model, family: str) -> tuple[Place, ...]:
 
 
 def _by_rows(move: Move) -> bool:
-    """Whether their matrix has a row or a column for each of our outputs, so that what it gives can be told apart."""
+    """Whether each of our outputs is one row or column of their matrix, so that its output can be split."""
     try:
         (shape,) = move.convert.between([(2, TOKENS)] * len(move.ours))
-    except RuntimeError:  # squares of an image, say
+    except RuntimeError:  # patches of an image, for one
         return False
     return len(shape) == 2 and TOKENS in shape
 
 
 def _layers(spec: Model, moves: Iterable[Move]) -> Iterable[Place]:
     """The innermost module of theirs that holds every weight of a layer, and none of another."""
-    held: dict[str, list[str]] = {}
+    by_layer: dict[str, list[str]] = {}
     for move in moves:
         for path in move.ours:
             layer, _, _ = _layer_of(path)
-            held.setdefault(layer, []).extend(move.theirs)
-    for layer, names in held.items():
-        prefix = _numbered(_shared([name.split(".")[:-1] for name in names]))
-        others = (name for other, more in held.items() if other != layer for name in more)
+            by_layer.setdefault(layer, []).extend(move.theirs)
+    for layer, names in by_layer.items():
+        prefix = _up_to_number(_common_prefix([name.split(".")[:-1] for name in names]))
+        others = (name for other, more in by_layer.items() if other != layer for name in more)
         if layer and prefix and not any(name.split(".")[: len(prefix)] == prefix for name in others):
             yield Place(".".join(prefix), (layer,), layer=True)
 
 
-def _shared(paths: list[list[str]]) -> list[str]:
-    """The names that all paths begin with."""
+def _common_prefix(paths: list[list[str]]) -> list[str]:
+    """The names with which all paths begin."""
     end = next((i for i, names in enumerate(zip(*paths, strict=False)) if len(set(names)) > 1), min(map(len, paths)))
     return paths[0][:end]
 
 
-def _numbered(names: list[str]) -> list[str]:
-    """As far as the last number: `encoder.block.0` of `encoder.block.0.layer`, which is a list and never called."""
+def _up_to_number(names: list[str]) -> list[str]:
+    """Names up to the last number: `encoder.block.0` of `encoder.block.0.layer`, which is a list and is never called."""
     last = max((i for i, name in enumerate(names) if name.isdigit()), default=-1)
     return names[: last + 1]
 
 
 def _layer_of(path: str) -> tuple[str, int, str]:
-    """(`layers.3` or `encoder.layers.3`, its number, what follows); an empty name for what is no layer's."""
+    """(`layers.3` or `encoder.layers.3`, its number, the rest of the path); an empty name outside of layers."""
     names = path.removesuffix(".in").split(".")
     for i, name in enumerate(names[:-1]):
         if name == "layers" and names[i + 1].isdigit():
@@ -129,63 +130,63 @@ def _layer_of(path: str) -> tuple[str, int, str]:
 
 
 def layer_of(path: str) -> str:
-    """The layer that an address is of, `embed` before the first, `head` behind the last."""
+    """The layer of an address; `embed` before the first layer, `head` after the last."""
     return _layer_of(path)[0] or ("embed" if path.startswith("embed") else "head")
 
 
-def found_in(module: nn.Module, spec: Model, told: Mapping[str, str]) -> list[Place]:
-    """The places of a module of which nothing is known but its names: ours, those of a family that can say the spec, what the
-    user told (their pattern -> ours, `{}` being the number of the layer), and a list of as many modules as there are layers."""
-    have = {name for name, _ in module.named_modules()}
+def places_by_name(module: nn.Module, spec: Model, user_map: Mapping[str, str]) -> list[Place]:
+    """The places of a module of which only the names are known: pairs of the user's map (their pattern -> ours, `{}` is the
+    number of the layer), our names or those of a family that can express the spec, and a list with one module per layer."""
+    names = {name for name, _ in module.named_modules()}
     candidates: list[Sequence[Place]] = [ours(spec)]
     for family in DIALECTS:
         try:
             candidates.append(theirs(spec, family))
         except SpecError:
             continue
-    fitting = [[place for place in places if place.theirs in have] for places in candidates]
-    said = _told(told, spec, have)
-    seen = {path for place in said for path in place.ours}
-    best = [place for place in max(fitting, key=len) if not seen.intersection(place.ours)]
-    return with_layers([*said, *best], module, spec)
+    present = [[place for place in places if place.theirs in names] for places in candidates]
+    mapped = _user_places(user_map, spec, names)
+    covered = {path for place in mapped for path in place.ours}
+    best = [place for place in max(present, key=len) if not covered.intersection(place.ours)]
+    return with_layers([*mapped, *best], module, spec)
 
 
 def with_layers(places: list[Place], module: nn.Module, spec: Model) -> list[Place]:
-    """The places, and the layers that are not among them, where the module has one list of just as many."""
-    seen = {path for place in places for path in place.ours}
-    return [*places, *(place for place in _list_of_layers(module, spec) if not seen.intersection(place.ours))]
+    """The places, and the layers that are not among them, where the module has one list with one module per layer."""
+    covered = {path for place in places for path in place.ours}
+    return [*places, *(place for place in _list_of_layers(module, spec) if not covered.intersection(place.ours))]
 
 
-def _told(told: Mapping[str, str], spec: Model, have: set[str]) -> list[Place]:
+def _user_places(user_map: Mapping[str, str], spec: Model, names: set[str]) -> list[Place]:
     known, places = comparable(spec), []
-    for pattern, path in told.items():
+    for pattern, path in user_map.items():
         count = len(spec.layers) if "{}" in pattern else 1
         for i in range(count):
-            there, here = pattern.replace("{}", str(i)), path.replace("{}", str(i))
-            if there not in have:
-                raise FileError(f"--map {pattern}={path}: the module has no {there}")
-            if here not in known:
-                raise FileError(f"--map {pattern}={path}: {here} is no map, norm or layer of the spec")
-            places.append(Place(there, (here,)))
+            theirs, ours = pattern.replace("{}", str(i)), path.replace("{}", str(i))
+            if theirs not in names:
+                raise FileError(f"--map {pattern}={path}: the module has no {theirs}")
+            if ours not in known:
+                raise FileError(f"--map {pattern}={path}: {ours} is not a linear map, norm or layer of the spec")
+            places.append(Place(theirs, (ours,)))
     return places
 
 
 def _list_of_layers(module: nn.Module, spec: Model) -> list[Place]:
     lists = [(name, one) for name, one in module.named_modules() if isinstance(one, nn.ModuleList)]
-    fitting = [name for name, one in lists if len(one) == len(spec.layers)]
-    if len(fitting) != 1:
+    names = [name for name, one in lists if len(one) == len(spec.layers)]
+    if len(names) != 1:
         return []
-    return [Place(f"{fitting[0]}.{i}", (f"layers.{i}",), layer=True) for i in range(len(spec.layers))]
+    return [Place(f"{names[0]}.{i}", (f"layers.{i}",), layer=True) for i in range(len(spec.layers))]
 
 
 def same_named(a: nn.Module, b: nn.Module) -> list[Place]:
-    """Where no spec is known: every module that both have."""
-    have = {name for name, _ in b.named_modules()}
-    return [Place(name, (name,)) for name, _ in a.named_modules() if name and name in have]
+    """Where no spec is known: every module whose name both sides have."""
+    names = {name for name, _ in b.named_modules()}
+    return [Place(name, (name,)) for name, _ in a.named_modules() if name in names and name]
 
 
 def rows_of(x: Tensor, batch: int, n: int) -> Tensor:
-    """An activation with one row a token, where it can be seen as that; else as it is."""
+    """An activation with one row per token, where its shape allows that; else unchanged."""
     if tuple(x.shape[:2]) == (batch, n) or x.shape[:1] == torch.Size((batch * n,)):
         return x.reshape(batch * n, -1)
     return x

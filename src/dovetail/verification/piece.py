@@ -1,6 +1,6 @@
-"""Pieces of a known model that can be altered and run alone: one layer, what stands before the layers, what stands behind.
+"""Pieces of a known model that can be changed and run alone: one layer, the embedding, or the last norm with the head.
 
-A piece is given what it was given in the whole model, on which both sides still agree; weights of other pieces stay on meta.
+A piece runs on the input that it had in the whole model, on which both sides still agree. Weights of other pieces stay on meta.
 """
 
 from __future__ import annotations
@@ -14,319 +14,331 @@ from torch import Tensor, nn
 
 from dovetail.construction import on_meta, set_constants
 from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.fold import declared
+from dovetail.core.fold import Declared, declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import holder, tensor_at
 from dovetail.core.part import Part
 from dovetail.model import NO_VIEWS, Block, Model, ModelModule
 from dovetail.port.explicit import differences
-from dovetail.verification import alter
-from dovetail.verification.alter import Alteration, Tensors
+from dovetail.verification import candidates
+from dovetail.verification.candidates import Candidate, Tensors
+from dovetail.verification.comparison import EXACT, Comparison
+from dovetail.verification.field_candidates import field_candidates, rope_stretches, score_scales, show
 from dovetail.verification.prompt import Prompt
 from dovetail.verification.record import ANSWER
-from dovetail.verification.walk import EXACT, Walked
 from dovetail.verification.words import word_of
 
+OTHER_WEIGHTS = "other numbers in the weights"
+MOST_ROWS = 0.5  # of a table: where fewer rows differ it is the same table with some values changed
 
-class Heard(Exception):
-    """The activation that was waited for."""
+
+class Embedded(Exception):
+    """Stops a forward pass after the embedding, with the residual stream."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
 
 
-class Scene:
-    """A known model in float64, what it was asked, and what the other side gave."""
+class Search:
+    """The input of a search for a cause: a known model in float64, its prompt, and the recordings of both sides."""
 
     def __init__(
-        self, model: ModelModule, prompt: Prompt, walked: Walked, *, known: int = 0, other: Model | None = None
+        self, model: ModelModule, prompt: Prompt, comparison: Comparison, *, known: int = 0, other: Model | None = None
     ) -> None:
-        """`known`: which side the model is; `other`: the other side's spec, where it has one."""
+        """`known`: the index of the model's side; `other`: the spec of the other side, where it has one."""
         self.model, self.spec, self.prompt, self.other = model, model.part, prompt, other
-        self.own, self.theirs = walked.exact[known], walked.exact[1 - known]
+        self.own, self.theirs = comparison.exact[known], comparison.exact[1 - known]
 
     def layout(self) -> TokenLayout:
-        """Where the tokens stand; new each time, as what was computed once is remembered in it."""
+        """A new layout of the prompt's tokens: values computed once per step are cached in it."""
         return TokenLayout.whole(self.prompt.batch, self.prompt.n)
 
-    def shaped(self, rows: Tensor) -> Tensor:
-        """(batch, n, …) again, from one row a token."""
+    def unflatten(self, rows: Tensor) -> Tensor:
+        """(batch · n, …) -> (batch, n, …) in float64."""
         return rows.to(EXACT).reshape(self.prompt.batch, self.prompt.n, -1)
 
 
 class Piece:
-    """A part of the model that can be altered and run alone."""
+    """A part of the model that can be changed and run alone."""
 
     factor_name = "scale"
 
-    def __init__(self, scene: Scene, part: Part) -> None:
-        self.scene, self.part = scene, part
+    def __init__(self, search: Search, part: Part) -> None:
+        self.search, self.part = search, part
 
     def source(self) -> Tensor | None:
-        """What the piece is given."""
+        """The input of the piece."""
         raise NotImplementedError
 
     def own(self) -> Tensor | None:
-        """What it gave in the model."""
+        """The output of the piece in the known model."""
         raise NotImplementedError
 
     def target(self) -> Tensor | None:
-        """What the other side gave."""
+        """The output of the other side."""
         raise NotImplementedError
 
-    def made(self, alteration: Alteration) -> ModelModule | None:
-        """The altered piece in a model of its own; None where it needs weights that are not there."""
+    def build(self, candidate: Candidate) -> ModelModule | None:
+        """A model that holds the changed piece; None where it needs weights that do not exist."""
         raise NotImplementedError
 
     def run(self, model: ModelModule) -> Tensor:
-        """What the altered piece gives."""
+        """The output of the changed piece."""
         raise NotImplementedError
 
-    def alterations(self) -> Iterator[Alteration]:
-        """The candidates, most likely first."""
+    def candidates(self) -> Iterator[Candidate]:
+        """The candidates, likeliest first."""
         raise NotImplementedError
 
 
-class Layer(Piece):
-    """One layer of the stack."""
+class LayerPiece(Piece):
+    """One layer."""
 
     factor_name = "layer's scale"
 
-    def __init__(self, scene: Scene, address: str) -> None:
+    def __init__(self, search: Search, address: str) -> None:
         self.address, self.number = address, int(address.rpartition(".")[2])
-        super().__init__(scene, scene.spec.layers[self.number])
-        self.tensors = self._of(self.number)
-        self.base: ModelModule | None = None
-        self.memory = None
-        if scene.prompt.source is not None:
-            there = TokenLayout.whole(scene.prompt.batch, scene.prompt.source.shape[1])
+        super().__init__(search, search.spec.layers[self.number])
+        self.weights = self._weights_of(self.number)
+        self.tensors = self._tensors_of(self.number)
+        self.unchanged: ModelModule | None = None
+        self.encoder = None
+        if search.prompt.source is not None:
+            layout = TokenLayout.whole(search.prompt.batch, search.prompt.source.shape[1])
             with torch.no_grad():
-                self.memory = scene.model.encode(scene.prompt.source, Ctx(layout=there))
+                self.encoder = search.model.encode(search.prompt.source, Ctx(layout=layout))
 
-    def _of(self, number: int) -> dict[str, Tensor]:
-        """The tensors of a layer by their path in it."""
+    def _weights_of(self, number: int) -> dict[str, Declared]:
+        """The declared weights of a layer by their path in it."""
         start = f"layers.{number}."
-        return {
-            d.path.removeprefix(start): tensor_at(self.scene.model, d.path).detach()
-            for d in declared(self.scene.spec)
-            if d.path.startswith(start) and d.weight.role != "const"
-        }
+        found = (d for d in declared(self.search.spec) if d.path.startswith(start) and d.weight.role != "const")
+        return {d.path.removeprefix(start): d for d in found}
+
+    def _tensors_of(self, number: int) -> dict[str, Tensor]:
+        """The tensors of a layer by their path in it."""
+        model = self.search.model
+        return {path: tensor_at(model, d.path).detach() for path, d in self._weights_of(number).items()}
 
     def source(self) -> Tensor | None:
-        found = self.scene.own.taps.get(f"{self.address}.in")
-        return None if found is None else self.scene.shaped(found)
+        x = self.search.own.taps.get(f"{self.address}.in")
+        return None if x is None else self.search.unflatten(x)
 
     def own(self) -> Tensor | None:
-        return self.scene.own.taps.get(self.address)
+        return self.search.own.taps.get(self.address)
 
     def target(self) -> Tensor | None:
-        return self.scene.theirs.taps.get(self.address)
+        return self.search.theirs.taps.get(self.address)
 
-    def made(self, alteration: Alteration) -> ModelModule | None:
-        assert isinstance(alteration.part, Block)
-        plain = alteration.part is self.part and alteration.edit is None
-        spec = dc.replace(self.scene.spec, layers=(alteration.part,))
-        model = self.base if plain and self.base is not None else on_meta(spec)
-        given = {**self.tensors, **alteration.tensors}
-        if not _filled(model, spec, {f"layers.0.{path}": tensor for path, tensor in given.items()}, "layers.0."):
+    def build(self, candidate: Candidate) -> ModelModule | None:
+        assert isinstance(candidate.part, Block)
+        reusable = candidate.part is self.part and candidate.edit is None
+        spec = dc.replace(self.search.spec, layers=(candidate.part,))
+        model = self.unchanged if reusable and self.unchanged is not None else on_meta(spec)
+        tensors = {f"layers.0.{path}": tensor for path, tensor in {**self.tensors, **candidate.tensors}.items()}
+        if not _fill(model, spec, tensors, "layers.0."):
             return None
-        if plain:
-            self.base = model  # other tensors can be laid into it
-        if alteration.edit is not None:
-            alteration.edit(model.layers[0])
+        if reusable:
+            self.unchanged = model  # the next candidate may put other tensors into it
+        if candidate.edit is not None:
+            candidate.edit(model.layers[0])
         return model
 
     def run(self, model: ModelModule) -> Tensor:
         x = self.source()
         assert x is not None
-        ctx = Ctx(layout=self.scene.layout())
-        if self.memory is not None:
-            ctx.encoder_output, ctx.encoder_layout = self.memory
+        ctx = Ctx(layout=self.search.layout())
+        if self.encoder is not None:
+            ctx.encoder_output, ctx.encoder_layout = self.encoder
         return model.layers[0](x, ctx, NO_VIEWS)
 
-    def alterations(self) -> Iterator[Alteration]:
-        part, tensors, depth = self.part, self.tensors, len(self.scene.spec.layers)
-        others = {f"layers.{i}": self._of(i) for i in range(depth) if i != self.number}
-        made = self.made(Alteration("", "", part))
-        assert made is not None
-        if self.scene.other is not None and len(self.scene.other.layers) > self.number:
-            yield from _toward(part, self.scene.other.layers[self.number])
-        first, last = self._likely(chain(alter.fields(part), alter.stretched(part), self._scales(made)))
-        yield from first
-        yield from alter.heads_in_order(part, tensors)
-        yield from alter.exchanged(part, tensors)
-        yield from alter.on_their_side(part, tensors)
-        yield from alter.left_out(part, tensors)
-        yield from alter.edits(part, made.layers[0])
-        yield Alteration("layer skipped", f"{self.address} gives what it is given", part, edit=_skip)
-        yield from alter.other_layers(part, tensors, others)
-        yield from last
+    def candidates(self) -> Iterator[Candidate]:
+        part, tensors, depth = self.part, self.tensors, len(self.search.spec.layers)
+        others = {f"layers.{i}": self._tensors_of(i) for i in range(depth) if i != self.number}
+        model = self.build(Candidate("", "", "", part))
+        assert model is not None
+        block = model.layers[0]
+        if self.search.other is not None and len(self.search.other.layers) > self.number:
+            yield from _toward(part, self.search.other.layers[self.number])
+        fields = chain(field_candidates(part), rope_stretches(part), score_scales(part, block.mixer.scope))
+        named, unnamed = _by_name(fields)
+        yield from named
+        yield from candidates.head_orders(part, tensors, self.weights)
+        yield from candidates.swapped(part, tensors, self.weights)
+        yield from candidates.transposed(part, tensors)
+        yield from candidates.unused(part, tensors, self.weights)
+        yield from candidates.edits(part, block, field_candidates)
+        yield Candidate("layer skipped", "", f"{self.address} returns its input", part, edit=_skip)
+        yield from candidates.other_layers(part, tensors, others)
+        yield from unnamed
 
-    def _scales(self, made: ModelModule) -> Iterator[Alteration]:
-        mixer = made.layers[0].mixer
-        sizes = mixer.scope.sizes
-        if "head" in sizes:
-            yield from alter.score_scales(self.part, sizes["head"], sizes["embed"])
 
-    def _likely(self, found: Iterator[Alteration]) -> tuple[list[Alteration], list[Alteration]]:
-        """Those with a name of their own before those called by their path."""
-        every = list(found)
-        named = [one for one in every if not one.says.startswith(f"{one.cause}:")]
-        return named, [one for one in every if one.says.startswith(f"{one.cause}:")]
+def _by_name(every: Iterator[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
+    """Candidates with a name of their own, and those that are called by their path."""
+    found = list(every)
+    return [one for one in found if one.cause != one.place], [one for one in found if one.cause == one.place]
 
 
 def _skip(block: nn.Module) -> None:
     block.forward = lambda x, *_: x  # type: ignore[method-assign]
 
 
-def _toward(ours: Part, theirs: Part) -> Iterator[Alteration]:
-    """Our part with one field as the other side's own config has it."""
+def _toward(ours: Part, theirs: Part) -> Iterator[Candidate]:
+    """Our part with one field as the config of the other side has it."""
     for where, mine, other in differences(ours, theirs):
         owner, _, field = where.rpartition(".")
-        holding = ours
+        part = ours
         for name in owner.split(".") if owner else ():
-            holding = holding.parts().get(name, holding)
-        cause = word_of(holding.kind, holding.group, field, where).cause
-        says = f"{where}: {alter.say(other)} instead of {alter.say(mine)}, as its config says"
-        yield Alteration(cause, says, ours.replace(where, other))
+            part = part.parts().get(name, part)
+        cause = word_of(part.kind, part.group, field, where).cause
+        description = f"{where}: {show(other)} instead of {show(mine)}, as its config says"
+        yield Candidate(cause, where, description, ours.replace(where, other))
 
 
-def _filled(model: ModelModule, spec: Model, tensors: Tensors, prefix: str) -> bool:
-    """Give the model these tensors; False where one is missing or of another shape. Others may be left on meta."""
-    wanted = {d.path: d for d in declared(spec) if d.weight.role != "const" and d.path.startswith(prefix)}
-    for path, d in wanted.items():
-        if path not in tensors or tuple(tensors[path].shape) != d.weight.shape(d.scope):
+def _fill(model: ModelModule, spec: Model, tensors: Tensors, prefix: str) -> bool:
+    """Put tensors into the model below a prefix; False where one is missing or has another shape."""
+    for d in declared(spec):
+        if d.weight.role == "const" or not d.path.startswith(prefix):
+            continue
+        if d.path not in tensors or tuple(tensors[d.path].shape) != d.weight.shape(d.scope):
             return False
-        module, leaf = holder(model, path)
+        module, leaf = holder(model, d.path)
         if d.weight.buffer:
-            module.register_buffer(leaf, tensors[path])
+            module.register_buffer(leaf, tensors[d.path])
         else:
-            module.register_parameter(leaf, nn.Parameter(tensors[path], requires_grad=False))
+            module.register_parameter(leaf, nn.Parameter(tensors[d.path], requires_grad=False))
     set_constants(model, spec, EXACT, "cpu")
     return True
 
 
-class Around(Piece):
-    """What is no layer: its spec is the whole model's, with one layer that is never run."""
+class OuterPiece(Piece):
+    """The embedding or the head: its spec is the whole model's, with one layer that never runs."""
 
     skip = frozenset({"layers", "encoder", "init", "width", "vocab", "dropout"})
+    fields: frozenset[str]  # of the model, whose parts this piece runs
 
-    def __init__(self, scene: Scene) -> None:
-        self.model_part = dc.replace(scene.spec, layers=scene.spec.layers[:1])
-        super().__init__(scene, self.model_part)
-        self.tensors = {
-            d.path: tensor_at(scene.model, d.path).detach()
-            for d in declared(scene.spec)
-            if d.weight.role != "const" and not d.path.startswith(("layers.", "encoder."))
-        }
+    def __init__(self, search: Search) -> None:
+        self.model_part = dc.replace(search.spec, layers=search.spec.layers[:1])
+        super().__init__(search, self.model_part)
+        outer = [d for d in declared(search.spec) if d.weight.role != "const" and not d.scope.stack]
+        self.tensors = {d.path: tensor_at(search.model, d.path).detach() for d in outer}
+        self.weights = {d.path: d for d in outer if self.runs(d.path)}
 
-    def made(self, alteration: Alteration) -> ModelModule | None:
-        assert isinstance(alteration.part, Model)
-        spec, model = alteration.part, on_meta(alteration.part)
-        given = {**self.tensors, **alteration.tensors}
+    def runs(self, path: str) -> bool:
+        """Whether a tensor or a module belongs to this piece."""
+        return path.partition(".")[0] in self.fields
+
+    def build(self, candidate: Candidate) -> ModelModule | None:
+        assert isinstance(candidate.part, Model)
+        spec, model = candidate.part, on_meta(candidate.part)
+        tensors = {**self.tensors, **candidate.tensors}
         for d in declared(spec):
-            if d.weight.role == "const" or d.path.startswith(("layers.", "encoder.")) or not self.concerns(d.path):
+            if d.weight.role == "const" or not self.runs(d.path):
                 continue
-            source = d.path if d.path in given else d.weight.same_as or d.path
-            if source not in given or tuple(given[source].shape) != d.weight.shape(d.scope):
+            source = d.path if d.path in tensors else d.weight.same_as or d.path
+            if source not in tensors or tuple(tensors[source].shape) != d.weight.shape(d.scope):
                 return None
             module, leaf = holder(model, d.path)
-            module.register_parameter(leaf, nn.Parameter(given[source], requires_grad=False))
+            module.register_parameter(leaf, nn.Parameter(tensors[source], requires_grad=False))
         set_constants(model, spec, EXACT, "cpu")
-        if alteration.edit is not None:
-            alteration.edit(model)
+        if candidate.edit is not None:
+            candidate.edit(model)
         return model
 
-    def concerns(self, path: str) -> bool:
-        """Whether a tensor belongs to this piece."""
-        raise NotImplementedError
-
-    def changed(self) -> Iterator[Alteration]:
-        """All alterations of fields and of the piece's own tensors."""
-        mine = {path: tensor for path, tensor in self.tensors.items() if self.concerns(path)}
-        part = self.model_part
-        if self.scene.other is not None:
-            told = dc.replace(self.scene.other, layers=part.layers, encoder=part.encoder, init=part.init)
-            yield from _toward(part, told)
-        yield from alter.fields(part, self.skip)
-        yield from alter.left_out(part, mine)
-        yield from alter.on_their_side(part, mine)
-        model = on_meta(part)
-        for one in alter.edits(part, model):
-            if self.concerns(one.says.split(" ")[0]):
-                yield one
+    def candidates(self) -> Iterator[Candidate]:
+        """Candidates from fields, from the tensors of the piece and from its modules."""
+        tensors = {path: self.tensors[path] for path in self.weights}
+        part, other = self.model_part, self.search.other
+        if other is not None:
+            yield from _toward(part, dc.replace(other, layers=part.layers, encoder=part.encoder, init=part.init))
+        yield from field_candidates(part, self.skip)
+        yield from candidates.unused(part, tensors, self.weights)
+        yield from candidates.transposed(part, tensors)
+        yield from (one for one in candidates.edits(part, on_meta(part), field_candidates) if self.runs(one.place))
 
 
-class Front(Around):
-    """Embedding and positions, up to the first layer."""
+class EmbeddingPiece(OuterPiece):
+    """The embedding and positions, up to the first layer."""
 
     factor_name = "embedding scale"
-
-    def concerns(self, path: str) -> bool:
-        return path.startswith(("embed", "position"))
+    fields = frozenset({"embed", "embed_norm", "position"})
 
     def source(self) -> Tensor | None:
-        return self.scene.prompt.inputs
+        return self.search.prompt.inputs
 
     def own(self) -> Tensor | None:
-        return self.scene.own.taps.get("layers.0.in")
+        return self.search.own.taps.get("layers.0.in")
 
     def target(self) -> Tensor | None:
-        return self.scene.theirs.taps.get("layers.0.in")
+        return self.search.theirs.taps.get("layers.0.in")
 
     def run(self, model: ModelModule) -> Tensor:
         def stop(address: str, x: Tensor) -> None:
-            raise Heard(x)
+            raise Embedded(x)
 
-        ctx = Ctx(layout=self.scene.layout(), types=self.scene.prompt.types, listen=Listener({"embedded": stop}))
+        ctx = Ctx(layout=self.search.layout(), types=self.search.prompt.types, listen=Listener({"embedded": stop}))
         try:
-            model(self.scene.prompt.inputs, ctx)
-        except Heard as heard:
-            return heard.x
-        raise AssertionError("the embedding was never heard")
+            model(self.search.prompt.inputs, ctx)
+        except Embedded as stopped:
+            return stopped.x
+        raise AssertionError("the model has no tap `embedded`")
 
-    def alterations(self) -> Iterator[Alteration]:
-        yield from self.changed()
-        table = self.tensors.get("position.table")
-        if table is not None:
+    def candidates(self) -> Iterator[Candidate]:
+        yield from super().candidates()
+        tables = [path for path, d in self.weights.items() if "position" in d.weight.out]
+        for path in tables:
             for shift in (1, -1, 2, -2):
-                read = {"position.table": table.roll(-shift, 0)}
-                yield Alteration("position offset", f"position.table is read {shift:+d} rows off", self.part, read)
+                rolled = {path: self.tensors[path].roll(-shift, 0)}
+                yield Candidate("position offset", path, f"{path} is read {shift:+d} rows off", self.part, rolled)
 
 
-class Back(Around):
+class HeadPiece(OuterPiece):
     """The last norm and the head."""
 
     factor_name = "logit scale"
+    fields = frozenset({"norm", "head"})
 
-    def __init__(self, scene: Scene, tables: Mapping[str, Tensor]) -> None:
-        super().__init__(scene)
-        self.tables, self.last = tables, f"layers.{len(scene.spec.layers) - 1}"
-
-    def concerns(self, path: str) -> bool:
-        return path.startswith(("norm", "head"))
+    def __init__(self, search: Search, tables: Mapping[str, Tensor]) -> None:
+        """`tables`: the tensors of the other side by its own names."""
+        super().__init__(search)
+        self.tables, self.last = tables, f"layers.{len(search.spec.layers) - 1}"
 
     def source(self) -> Tensor | None:
-        found = self.scene.own.taps.get(self.last)
-        return None if found is None else self.scene.shaped(found)
+        x = self.search.own.taps.get(self.last)
+        return None if x is None else self.search.unflatten(x)
 
     def own(self) -> Tensor | None:
-        return self.scene.own.taps.get(ANSWER)
+        return self.search.own.taps.get(ANSWER)
 
     def target(self) -> Tensor | None:
-        return self.scene.theirs.taps.get(ANSWER)
+        return self.search.theirs.taps.get(ANSWER)
 
     def run(self, model: ModelModule) -> Tensor:
-        x, ctx = self.source(), Ctx(layout=self.scene.layout())
+        x, ctx = self.source(), Ctx(layout=self.search.layout())
         assert x is not None
         x = x if model.part.norm is None else model.norm(x, ctx)
         return x if model.part.head is None else model.head(x, ctx)
 
-    def alterations(self) -> Iterator[Alteration]:
-        yield from self.changed()
-        part, shape = self.part, (self.scene.spec.vocab, self.scene.spec.width)
-        yield Alteration("tied head", "the head reads the embedding's table", part, {"head.table": self.tensors["embed.table"]})
+    def candidates(self) -> Iterator[Candidate]:
+        yield from super().candidates()
+        tables = (d for d in declared(self.search.spec) if d.weight.role == "embed" and "vocab" in d.weight.out)
+        embedding = next((self.tensors.get(d.path) for d in tables), None)
+        for path, d in self.weights.items():
+            if "vocab" not in d.weight.out or not d.weight.inp:
+                continue
+            if d.weight.same_as is None and embedding is not None and embedding.shape == self.tensors[path].shape:
+                yield Candidate("tied head", path, "the head reads the embedding's table", self.part, {path: embedding})
+            yield from self._other_tables(path, tied=d.weight.same_as is not None)
+
+    def _other_tables(self, path: str, *, tied: bool) -> Iterator[Candidate]:
+        """The head with a table of the other side: a table of its own, or ours with some rows changed."""
+        own = self.tensors[path]
         for name, tensor in self.tables.items():
-            if tuple(tensor.shape) == shape:
-                own = {"head.table": tensor.to(EXACT)}
-                yield Alteration("untied head", f"the head reads a table of its own, {name}", part, own)
+            if tensor.shape != own.shape:
+                continue
+            table = tensor.to(EXACT)
+            changed = int((table != own).any(-1).sum())
+            if changed <= MOST_ROWS * len(own):
+                description = f"{changed} of {len(own)} rows of {name} changed"
+                yield Candidate(OTHER_WEIGHTS, path, description, self.part, {path: table})
+            elif tied:
+                yield Candidate("untied head", path, f"the head reads a table of its own, {name}", self.part, {path: table})

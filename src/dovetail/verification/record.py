@@ -1,9 +1,9 @@
-"""Record: what flows into and out of the modules of one forward pass, in the order in which they are called.
+"""Record the inputs and outputs of modules during one forward pass, in the order in which the modules are called.
 
-    layers.3.mixer.o        what the module gives            layers.3.mixer.o.in      what it is given
+    layers.3.mixer.o        the output of the module            layers.3.mixer.o.in      its input
 
-An input that is the very tensor another module gave is remembered as that one's alias: two implementations that hand it on
-alike need not be compared twice.
+An input that is the same tensor object as the output of another module is stored with that module's address as its alias: where
+both implementations pass the tensor on, it is compared once.
 """
 
 from __future__ import annotations
@@ -17,33 +17,32 @@ from torch import Tensor, nn
 
 from dovetail.verification.match import Place, rows_of
 
-ANSWER = "answer"  # what the whole model gives
+ANSWER = "answer"  # the address of the output of the whole model
 
 
 @dc.dataclass
 class Recording:
-    """Activations by address, in order; for some inputs the address of the tensor that they are."""
+    """Activations by address, in order; for some inputs the address of the output that they are."""
 
     taps: dict[str, Tensor] = dc.field(default_factory=dict)
     alias: dict[str, str] = dc.field(default_factory=dict)
-    several: set[str] = dc.field(default_factory=set)  # modules that were called more than once
+    repeated: set[str] = dc.field(default_factory=set)  # modules that were called more than once
 
     def put(self, address: str, x: Tensor) -> None:
-        """Remember an activation; of a module called again, nothing."""
+        """Store an activation. A second call of the same module is not stored."""
         if address in self.taps:
-            self.several.add(address)
+            self.repeated.add(address)
         else:
             self.taps[address] = x
 
-    def settled(self) -> Recording:
-        """Without what was called several times: which call is which is not known."""
-        for address in self.several:
+    def drop_repeated(self) -> None:
+        """Remove modules that were called more than once: their calls cannot be paired with the other side's."""
+        for address in self.repeated:
             self.taps.pop(address)
-        return self
 
 
 def first_tensor(values: Iterable[Any]) -> Tensor | None:
-    """The first floating-point tensor among arguments or results, looked for in tuples too."""
+    """The first floating-point tensor among arguments or results, tuples and mappings included."""
     for value in values:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value
@@ -54,69 +53,69 @@ def first_tensor(values: Iterable[Any]) -> Tensor | None:
     return None
 
 
-Given = dict[int, tuple[Tensor, str]]  # what modules gave, by identity; kept, so that no other tensor takes its place
+# tensors by id, with the address that gave them; keeping the tensor keeps its id from being reused
+Sources = dict[int, tuple[Tensor, str]]
 
 
 @contextmanager
-def listening(
-    module: nn.Module, places: Sequence[Place], sizes: Mapping[str, int], shape: tuple[int, int]
-) -> Iterator[Recording]:
-    """While this lasts, every forward of the module is recorded at these places; shape is (batch, n)."""
-    heard, handles = Recording(), []
-    given: Given = {}
-    known = dict(module.named_modules())
+def record(module: nn.Module, places: Sequence[Place], sizes: Mapping[str, int], shape: tuple[int, int]) -> Iterator[Recording]:
+    """Record every forward of the module at these places inside the context; shape is (batch, n)."""
+    recording, handles = Recording(), []
+    sources: Sources = {}
+    modules = dict(module.named_modules())
     for place in places:
-        handles.append(known[place.theirs].register_forward_pre_hook(_before(place, heard, given, shape), with_kwargs=True))
-        handles.append(known[place.theirs].register_forward_hook(_after(place, heard, given, sizes, shape), with_kwargs=True))
+        before, after = _input_hook(place, recording, sources, shape), _output_hook(place, recording, sources, sizes, shape)
+        handles.append(modules[place.theirs].register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(modules[place.theirs].register_forward_hook(after, with_kwargs=True))
     try:
-        yield heard
+        yield recording
     finally:
         for handle in handles:
             handle.remove()
-        heard.settled()
+        recording.drop_repeated()
 
 
-def _before(place: Place, heard: Recording, given: Given, shape: tuple[int, int]) -> Callable[..., None]:
+def _input_hook(place: Place, recording: Recording, sources: Sources, shape: tuple[int, int]) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         values = (*args, *kwargs.values())
         x = first_tensor(values)
         several = sum(isinstance(value, Tensor) and value.is_floating_point() for value in values) > 1
-        if x is None or (several and not place.layer):  # a norm that is given a gate too takes another input than ours
+        if x is None or (several and not place.layer):  # a norm with a gate as a second input differs from ours
             return
         for path in place.ours:
-            heard.put(f"{path}.in", rows_of(x.detach(), *shape).clone())  # some add to it in its place, later
-            if id(x) in given:
-                heard.alias[f"{path}.in"] = given[id(x)][1]
-        given.setdefault(id(x), (x, f"{place.ours[0]}.in"))
+            recording.put(f"{path}.in", rows_of(x.detach(), *shape).clone())  # a copy: some modules add to it in place
+            if id(x) in sources:
+                recording.alias[f"{path}.in"] = sources[id(x)][1]
+        sources.setdefault(id(x), (x, f"{place.ours[0]}.in"))
 
     return hook
 
 
-def _after(
-    place: Place, heard: Recording, given: Given, sizes: Mapping[str, int], shape: tuple[int, int]
+def _output_hook(
+    place: Place, recording: Recording, sources: Sources, sizes: Mapping[str, int], shape: tuple[int, int]
 ) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         y = first_tensor((out,))
         if y is None:
             return
         if len(place.ours) == 1:
-            if id(y) in given:  # a module that hands on what it was given: a layer and its last part
-                heard.alias[place.ours[0]] = given[id(y)][1]
-            given[id(y)] = (y, place.ours[0])
+            if id(y) in sources:  # the module returns a tensor that it was given, as a layer returns its last branch
+                recording.alias[place.ours[0]] = sources[id(y)][1]
+            sources[id(y)] = (y, place.ours[0])
         rows = rows_of(y.detach(), *shape)
-        pieces = place.outputs(rows, sizes) if place.move is not None and rows.dim() == 2 else [rows]
-        if len(pieces) == len(place.ours):
-            for path, piece in zip(place.ours, pieces, strict=True):
-                heard.put(path, piece.clone())
+        outputs = place.outputs(rows, sizes) if place.move is not None and rows.dim() == 2 else [rows]
+        if len(outputs) == len(place.ours):
+            for path, output in zip(place.ours, outputs, strict=True):
+                recording.put(path, output.clone())
 
     return hook
 
 
 def answer_of(out: Any) -> Tensor:
-    """The logits (or whatever else is the first tensor) of what a model gives."""
+    """The logits, or else the first floating-point tensor, of a model's output."""
     if isinstance(out, Mapping) and isinstance(out.get("logits"), Tensor):
         return out["logits"]
-    found = first_tensor((out,))
-    if found is None:
-        raise TypeError(f"the model gave {type(out).__name__}, in which no floating-point tensor was found")
-    return found
+    tensor = first_tensor((out,))
+    if tensor is None:
+        raise TypeError(f"the model returned {type(out).__name__} without a floating-point tensor")
+    return tensor

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from dovetail.core.errors import FileError
-from dovetail.io.untrusted import Directory
 from dovetail.lawbook.foreign.model import Foreign
-from dovetail.verification.sides import config_of, factory_of, transformers
+from dovetail.verification.transformers_side import CAREFUL, check_directory, transformers
+from dovetail.verification.user_code import factory_of
 
 
 def opened(text: str, *, seed: int = 0, as_is: bool = False) -> Foreign:
@@ -18,7 +18,8 @@ def opened(text: str, *, seed: int = 0, as_is: bool = False) -> Foreign:
     kind, _, rest = text.partition(":")
     if kind == "hf":
         make, stored = _of_directory(rest)
-        return Foreign(make, text, seed=seed, move=not (stored or as_is))
+        label = text if stored else f"{text} (the directory holds no weights: they are random)"
+        return Foreign(make, label, seed=seed, move=not (stored or as_is))
     usage = f"{text}: write hf:DIR or py:file.py:factory, the factory being a function that returns an nn.Module"
     if kind != "py":
         raise FileError(usage)
@@ -26,15 +27,14 @@ def opened(text: str, *, seed: int = 0, as_is: bool = False) -> Foreign:
 
 
 def _of_directory(place: str) -> tuple[Callable[[], nn.Module], bool]:
-    """What makes the model of a directory in Hugging Face layout, and whether its weights lie there too."""
-    where, library = Directory(place), transformers()
-    config_of(where)
-    stored = any(name.endswith(".safetensors") for name in where.names())
+    """A factory for the model of a directory in Hugging Face layout, and whether the directory holds its weights."""
+    checked, library = check_directory(place), transformers()
     auto = library.AutoModelForCausalLM
 
     def make() -> nn.Module:
-        if not stored:
-            return auto.from_config(library.AutoConfig.from_pretrained(place, local_files_only=True))
-        return auto.from_pretrained(place, local_files_only=True, use_safetensors=True, dtype=torch.get_default_dtype())
+        if not checked.weights:
+            config = library.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+            return auto.from_config(config, trust_remote_code=False)
+        return auto.from_pretrained(place, dtype=torch.get_default_dtype(), **CAREFUL)
 
-    return make, stored
+    return make, checked.weights

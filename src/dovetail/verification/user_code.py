@@ -1,0 +1,79 @@
+"""Run Python files that the user names: `file.py:factory`, or a file written by `dovetail emit`.
+
+The file runs in this process, as the user asked by naming it. An exception in it, and a call of `sys.exit`, become errors that
+name the side: no exit code of the file's own can pass for a verdict. `os._exit` and a crash of the interpreter end this process
+with no verdict printed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dovetail.core.errors import DovetailError, FileError
+
+
+@contextmanager
+def exits_refused(label: str) -> Iterator[None]:
+    """Turn `sys.exit` in the code inside into an error of this side."""
+    try:
+        yield
+    except SystemExit as stop:
+        raise FileError(f"{label}: its code called sys.exit({stop.code!r}); there is no verdict") from stop
+
+
+@contextmanager
+def errors_named(label: str) -> Iterator[None]:
+    """Turn every exception of the code inside, and `sys.exit`, into an error of this side."""
+    with exits_refused(label):
+        try:
+            yield
+        except DovetailError:
+            raise
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            raise FileError(f"{label}: {type(error).__name__}: {lines[0][:300]} ({_place(error)})") from error
+
+
+def _place(error: Exception) -> str:
+    """`file.py, line 7`: the innermost frame of an exception."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return "" if frame is None else f"{frame.tb_frame.f_code.co_filename}, line {frame.tb_lineno}"
+
+
+def factory_of(text: str, usage: str) -> Callable[[], Any]:
+    """The function that `file.py:factory` names; `usage` is the error where the string has another form."""
+    name, _, function = text.rpartition(":")
+    if not name or not function.isidentifier():
+        raise FileError(usage)
+    factory = vars(import_file(Path(name))).get(function)
+    if not callable(factory):
+        raise FileError(f"{name}: has no function called {function}")
+
+    @functools.wraps(factory)
+    def guarded() -> Any:
+        with exits_refused(text):
+            return factory()
+
+    return guarded
+
+
+def import_file(file: Path) -> Any:
+    """Import a Python file as a module."""
+    if not file.is_file():
+        raise FileError(f"{file}: no such file")
+    spec = importlib.util.spec_from_file_location(f"verified_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise FileError(f"{file}: is not a Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look up their own module
+    with errors_named(str(file)):
+        spec.loader.exec_module(module)
+    return module
