@@ -88,7 +88,7 @@ def test_what_cannot_be_opened_says_why(text: str, says: str) -> None:
 
 def test_code_of_a_directory_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "auto_map": {"AutoModel": "evil.Model"}}))
-    with pytest.raises(FileError, match="nothing in a model directory is run"):
+    with pytest.raises(FileError, match="no code in a model directory is executed"):
         opened(f"hf:{tmp_path}")
 
 
