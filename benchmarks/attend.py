@@ -28,8 +28,9 @@ from dovetail import TokenLayout
 from dovetail import parts as _registered  # noqa: F401
 from dovetail.core.group import Mask
 from dovetail.core.part import from_data
+from dovetail.core.softmax import Scoring
 from dovetail.ops import attend_tiled
-from dovetail.ops.attend import Scoring, attend, chosen, using
+from dovetail.ops.attend import attend, chosen, using
 
 LAYERS = 8
 WINDOW = ["causal", {"kind": "window", "size": 256}]

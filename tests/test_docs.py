@@ -76,6 +76,8 @@ def test_there_are_no_other_exceptions() -> None:
         "mla",
         "additive_attention",
         "multiplicative_attention",
+        "linformer",
+        "nsa",
         "rope",
         "softmax_router",
         "sigmoid_router",

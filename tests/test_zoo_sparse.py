@@ -15,10 +15,11 @@ from dovetail.core.fold import attention_flops, state_values
 from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
+from dovetail.core.softmax import Scoring
 from dovetail.io.spec import load_spec
 from dovetail.lawbook.case import perturbed
 from dovetail.ops import attend_tiled
-from dovetail.ops.attend import Scoring, attend, using
+from dovetail.ops.attend import attend, using
 from dovetail.ops.mask import allowed, plan
 from dovetail.ops.tiles import Tiling
 from dovetail.parts.mask.near import Causal

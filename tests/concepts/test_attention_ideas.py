@@ -15,9 +15,10 @@ from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, from_data
 from dovetail.core.scope import Scope
+from dovetail.core.softmax import Scoring
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.oracle.stand import alone, eye
-from dovetail.ops.attend import Scoring, attend, offering, using
+from dovetail.ops.attend import attend, offering, using
 
 WIDTH, HEADS, GROUPS, HEAD = 28, 6, 2, 12
 SIZES = {"q": HEADS, "k": GROUPS, "v": GROUPS}

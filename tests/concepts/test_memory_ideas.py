@@ -17,8 +17,9 @@ from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, from_data
 from dovetail.core.scope import Scope
+from dovetail.core.softmax import Scoring
 from dovetail.io.spec import from_yaml
-from dovetail.ops.attend import Scoring, attend, using
+from dovetail.ops.attend import attend, using
 from dovetail.state.pool import Pool
 from dovetail.state.slots import Paged
 

@@ -31,7 +31,7 @@ def model(**mixer: object) -> Model:
     [
         (model(kv_heads=4), "layers.0.mixer.kv_heads", "4 does not divide 6 heads"),
         (model(head=None), "layers.0.mixer.heads", "6 does not divide the width, 28"),
-        (model(position="learned"), "layers.0.mixer.position", "learned acts on the stream"),
+        (model(position="learned"), "layers.0.mixer.position", "learned acts on the residual stream"),
         (model(softcap=0.0), "layers.0.mixer.softcap", "0.0 is not above 0"),
         (model(dropout=1.0), "layers.0.mixer.dropout", "1.0 is not in [0, 1)"),
         (model(qk_norm_whole=True), "layers.0.mixer.qk_norm_whole", "there is no qk_norm"),
@@ -40,10 +40,10 @@ def model(**mixer: object) -> Model:
         (model().set("position", "rope"), "position", "rope acts inside attention"),
         (model().replace("layers", ()), "layers", "there are none"),
         (model().set("layers.1.cross", "attention"), "layers.1.cross", "attention does not look at a memory"),
-        (model().set("layers.1.cross", "cross_attention"), "layers.1.cross", "there is no encoder to look at"),
+        (model().set("layers.1.cross", "cross_attention"), "layers.1.cross", "there is no encoder"),
         (from_yaml(SEQ2SEQ).replace("layers.0.cross", None), "encoder", "no layer looks at it"),
         (from_yaml(SEQ2SEQ).set("encoder.head", "lm"), "encoder.head", "an encoder that feeds a decoder has no head"),
-        (from_yaml(SEQ2SEQ).set("layers.0.cross.packed", True), "layers.0.cross.packed", "q comes from the stream"),
+        (from_yaml(SEQ2SEQ).set("layers.0.cross.packed", True), "layers.0.cross.packed", "q is projected from x"),
         (from_yaml(SEQ2SEQ).set("layers.0.cross.position", "rope"), "layers.0.cross.position", "share no order"),
     ],
 )

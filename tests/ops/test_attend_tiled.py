@@ -15,8 +15,9 @@ from dovetail import parts as _registered  # noqa: F401
 from dovetail.core.group import Fill, Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
+from dovetail.core.softmax import Scoring
 from dovetail.ops import attend_tiled
-from dovetail.ops.attend import Scoring, attend, using
+from dovetail.ops.attend import attend, using
 from dovetail.ops.mask import _fill, plan, spans
 
 HEADS, KV, HEAD, VALUE = 6, 2, 12, 10

@@ -103,7 +103,7 @@ def test_a_listener_sees_the_whole_pattern_once() -> None:
 @pytest.mark.parametrize("layout", [TokenLayout.whole(1, 46), TokenLayout.packed([(46,)], 46)])
 def test_a_text_longer_than_its_tables_is_refused(layout: TokenLayout) -> None:
     model = perturbed(spec("linformer"))
-    with pytest.raises(StateError, match="position 45, but the tables end at 44"):
+    with pytest.raises(StateError, match="position 45 is past the last row of the tables, 44"):
         model(torch.zeros(1, 46, dtype=torch.long), Ctx(layout=layout))
 
 

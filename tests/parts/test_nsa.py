@@ -140,7 +140,7 @@ def test_what_cannot_be_built_is_said_with_its_path(mixer: dict[str, Any], path:
 
 
 def test_an_image_has_no_blocks_of_tokens() -> None:
-    with pytest.raises(SpecError, match="not from an image"):
+    with pytest.raises(SpecError, match="not of patches"):
         check(
             spec().set("embed", {"kind": "patches", "image": 12, "patch": 6}).set("head", {"kind": "classifier", "classes": 5})
         )

@@ -1,17 +1,14 @@
-"""attend: of the backends whose offers contain the needs, the cheapest for this shape.
+"""attend: softmax attention by the cheapest backend that offers what the call needs.
 
     z = softmax(cap(q kᵀ · scale) + bias, where allowed) v        q (…, n, heads, head)   k, v (…, m, kv_heads, head)
 
-A backend is a name, a set of offers, a cost and a function. What is needed is plain data: the part's own needs, and what
-this call adds (a listener that edits the pattern, a compiler that cannot follow Python, a learned sink).
+A backend is a name, a set of offers, a cost and a function. Needs are plain data: those of the part (soft-cap, sink, bias),
+and those of the call (a listener that edits the probs, a compiled graph).
 """
 
 from __future__ import annotations
 
-import dataclasses as dc
-from collections.abc import Callable
 from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,48 +16,13 @@ from torch import Tensor
 from dovetail.core.errors import BackendError
 from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
+from dovetail.core.softmax import Scoring
 from dovetail.ops import attend_ref, attend_tiled, attend_torch
+from dovetail.ops.backend import Backend, Shape
 from dovetail.ops.form import FORCED, using
 from dovetail.ops.mask import dense
 
-__all__ = ["BACKENDS", "Backend", "Scoring", "Shape", "attend", "choose", "chosen", "is_plain", "offering", "using"]
-
-
-@dc.dataclass(slots=True)
-class Scoring:
-    """How scores become weights."""
-
-    mask: Mask
-    scale: float
-    heads: Tensor  # (heads,) the head numbers this rank holds
-    softcap: float | None = None
-    bias: Callable[..., Tensor] | None = None  # (q at, k at, *tables) -> (…, heads, n, m)
-    tables: tuple[Tensor, ...] = ()
-    sink: Tensor | None = None  # (heads,) a learned logit that takes weight and gives nothing
-    edit: Callable[[Tensor], Tensor] | None = None  # sees the weights (…, heads, n, m), may answer with others
-
-
-class Shape(NamedTuple):
-    """What a cost depends on."""
-
-    rows: int
-    queries: int
-    keys: int
-    heads: int
-    head: int
-    plain: bool  # the kernel's own causal flag, or no mask at all, says it all
-    touched: int  # scores of one head and row in the tiles that the mask touches
-
-
-class Backend(NamedTuple):
-    """One way to compute attention."""
-
-    name: str
-    offers: frozenset[str]
-    cost: Callable[[Shape, frozenset[str]], float]
-    run: Callable[..., Tensor]
-    dense: bool  # wants the allowed pairs as one tensor …
-    flags: bool = False  # … but not where a causal flag says it all
+__all__ = ["BACKENDS", "attend", "choose", "chosen", "is_plain", "offering", "using"]
 
 
 BACKENDS: list[Backend] = [
@@ -76,16 +38,22 @@ def offering(needs: frozenset[str]) -> list[Backend]:
 
 
 def choose(needs: frozenset[str], shape: Shape) -> Backend:
-    """The cheapest that offers all of the needs."""
-    able = offering(needs)
-    if not able:
-        only = f" (only {FORCED[-1]!r} was allowed)" if FORCED else ""
-        raise BackendError(f"no attention kernel offers all of {sorted(needs)}{only}")
+    """The cheapest backend that offers all of the needs."""
+    able = able_for(needs)
     return able[0] if len(able) == 1 else min(able, key=lambda backend: backend.cost(shape, needs))
 
 
+def able_for(needs: frozenset[str]) -> list[Backend]:
+    """The backends that offer all of the needs; at least one."""
+    able = offering(needs)
+    if not able:
+        only = f"; only {FORCED[-1]!r} is allowed here" if FORCED else ""
+        raise BackendError(f"no attention backend offers all of {sorted(needs)}{only}")
+    return able
+
+
 def is_plain(mask: Mask, q: TokenLayout, k: TokenLayout) -> bool:
-    """Whether the mask over these tokens is 'all', or top-left causal, and nothing else: known without looking."""
+    """Whether the mask over these tokens is exactly 'all' or top-left causal; decided without reading a tensor."""
     if q.start is None or k.start != 0:
         return False
     if mask.flag() == "causal":  # one query at the end sees every key
@@ -101,19 +69,20 @@ def attend(
     Shapes: q (…, n, heads, head), k and v (…, m, kv_heads, head); `…` is batch, or nothing for a flat batch.
     """
     backend, plain = chosen(q, scoring, q_layout, k_layout, needs)
-    seen = None
+    visible = None
     if backend.dense:
-        seen = scoring.mask.flag() if plain and backend.flags else dense(scoring.mask, q_layout, k_layout, scoring.heads)
-    out = backend.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), scoring, q_layout, k_layout, seen)
+        visible = scoring.mask.flag() if plain and backend.flags else dense(scoring.mask, q_layout, k_layout, scoring.heads)
+    out = backend.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), scoring, q_layout, k_layout, visible)
     return out.transpose(-3, -2)
 
 
 def chosen(
     q: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, needs: frozenset[str]
 ) -> tuple[Backend, bool]:
-    """The backend, and whether the mask is plain: asked by every layer, answered once a step for those that ask alike."""
-    if torch.compiler.is_compiling():
-        return _look(q, scoring, q_layout, k_layout, needs | {"compile"})
+    """The backend, and whether the mask is plain: computed once per step for all layers with equal needs and shapes."""
+    if torch.compiler.is_compiling():  # the first that offers all: a cost would compare symbolic sizes, and break the graph
+        plain = scoring.bias is None and is_plain(scoring.mask, q_layout, k_layout)
+        return able_for(needs | {"compile"})[0], plain
     key = ("backend", scoring.mask.key, scoring.bias is None, needs, q.shape, FORCED[-1] if FORCED else None)
     return k_layout.once_for(q_layout, key, _look, q, scoring, q_layout, k_layout, needs)
 
@@ -123,7 +92,7 @@ def _look(
 ) -> tuple[Backend, bool]:
     plain = scoring.bias is None and is_plain(scoring.mask, q_layout, k_layout)
     *rows, n, heads, head = q.shape
-    # the tiles are looked for only where skipping some could pay; if so, the kernel finds them ready
-    worth = not plain and n >= 4 * attend_tiled.TILE and "compile" not in needs
+    # tiles are planned only where skipping some could pay; the kernel then reuses the plan
+    worth = not plain and n >= 4 * attend_tiled.TILE
     touched = attend_tiled.touched(scoring, q_layout, k_layout) if worth else n * k_layout.n
     return choose(needs, Shape(prod(rows), n, k_layout.n, heads, head, plain, touched)), plain

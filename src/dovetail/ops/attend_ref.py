@@ -8,16 +8,13 @@ Shapes: q (…, heads, n, head)   k, v (…, kv_heads, m, head)   s, a (…, hea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
-
-if TYPE_CHECKING:
-    from dovetail.ops.attend import Scoring, Shape
+from dovetail.core.softmax import Scoring
+from dovetail.ops.backend import Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "edit", "compile"})
 

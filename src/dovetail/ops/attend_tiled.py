@@ -20,7 +20,7 @@ import dataclasses as dc
 from collections.abc import Callable
 from functools import partial
 from math import log
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +29,10 @@ from torch.autograd.function import once_differentiable
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
+from dovetail.core.softmax import Scoring
+from dovetail.ops.backend import Shape
 from dovetail.ops.mask import Run, allowed
 from dovetail.ops.tiles import Piece, Tile, Tiling, add, put, take
-
-if TYPE_CHECKING:
-    from dovetail.ops.attend import Scoring, Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink"})
 TILE = 64  # tokens a tile, of queries and of keys

@@ -6,16 +6,13 @@ query at the end needs no mask at all. It gives 0 for a row that sees nothing (a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
-
-if TYPE_CHECKING:
-    from dovetail.ops.attend import Scoring, Shape
+from dovetail.core.softmax import Scoring
+from dovetail.ops.backend import Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "compile"})
 

@@ -91,5 +91,5 @@ def accounts() -> Iterator[Comparison]:
     # 9 tokens, 4 whole blocks
     yield Comparison("remembered", sum(state.values(scope, 9) for state in mixer.state(scope)), 2 * 9 + 2 * 4, near=0)
     yield Comparison(
-        "tokens of a window", int(mixer.near().visible(row(9), row(9), torch.arange(1))[0, 0, -1].sum()), 3, near=0
+        "tokens of a window", int(mixer.visibility().visible(row(9), row(9), torch.arange(1))[0, 0, -1].sum()), 3, near=0
     )

@@ -77,7 +77,7 @@ def switches_turned() -> AbstractContextManager[Any]:
 def not_sharpened(self: MLAModule) -> None:
     """1/√(nope + rope) whatever the spec says."""
     _setup(self)
-    self.scale = self.asked**-0.5
+    self.scale = self.qk_head**-0.5
 
 
 def what_is_learned_alone(spec: Model) -> dict[str, tuple[int, ...]]:

@@ -27,7 +27,7 @@ _state = MLA.state
 
 
 def scale_of_the_latent(self: MLAModule, q: Tensor, *rest: Any) -> Tensor:
-    return _absorbed(self, q * (self.asked / (self.part.kv_rank + self.part.rope)) ** 0.5, *rest)
+    return _absorbed(self, q * (self.qk_head / (self.part.kv_rank + self.part.rope)) ** 0.5, *rest)
 
 
 def place_forgotten(self: MLAModule, q: Tensor, latent: Tensor, turned: Tensor, *rest: Any) -> Tensor:
@@ -46,7 +46,7 @@ def turned_again(
 
 
 def query_latent_not_normed(self: MLAModule, x: Tensor, ctx: Ctx) -> Tensor:
-    still, turning = self.q(self.q_down(x)).unflatten(-1, (-1, self.asked)).split([self.part.nope, self.part.rope], -1)
+    still, turning = self.q(self.q_down(x)).unflatten(-1, (-1, self.qk_head)).split([self.part.nope, self.part.rope], -1)
     return torch.cat([still, self.position.rotate(turning, ctx.layout)], -1)
 
 

@@ -1,18 +1,17 @@
-"""Attention: each token asks (q), every token it may see answers (k) with what it holds (v).
+"""Attention: multi-head (MHA), multi-query (MQA) and grouped-query (GQA) softmax attention, and cross attention.
 
     q, k, v = x W_q, x W_k, x W_v          z = softmax(q kᵀ·scale, where the mask allows) v          out = z W_o
 
-heads queries share kv_heads keys and values (equal: multi-head; 1: multi-query; between: grouped). Optional: QK-norm, soft-cap,
-a learned sink, an output gate σ(x W_g)∘z, biases. Cross attention takes k and v from an encoder's memory instead of x.
+`heads` query heads share `kv_heads` KV heads: as many is MHA, 1 is MQA, any divisor between is GQA. Optional: QK-norm, a
+soft-cap on the scores, a learned sink logit, an output gate σ(x W_g) ∘ z, biases. Cross attention takes k and v from the
+encoder output instead of x.
 
-Shapes: x (…, n, embed)   q, z (…, n, heads, head)   k, v (…, m, kv_heads, head)   pattern (…, heads, n, m).
-Vaswani et al. 2017; Shazeer 2019; Ainslie et al. 2023 (grouped); Dehghani et al. 2023 (QK-norm); Qiu et al. 2025 (gate).
+Shapes: x (…, n, embed)   q, z (…, n, heads, head)   k, v (…, m, kv_heads, head)   probs (…, heads, n, m).
+Vaswani et al. 2017; Shazeer 2019 (MQA); Ainslie et al. 2023 (GQA); Dehghani et al. 2023 (QK-norm); Qiu et al. 2025 (gate).
 """
 
 from __future__ import annotations
 
-import dataclasses as dc
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,13 +19,14 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import StateError
-from dovetail.core.group import Mask, Mixer, Norm, Order, Position, PositionModule
+from dovetail.core.group import Mask, Norm, Order, Position
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
+from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_dropout, check_heads, check_position, head_size
 from dovetail.core.weight import State, Weight
-from dovetail.ops.attend import Scoring, attend
+from dovetail.ops.attend import attend
 from dovetail.ops.mask import pairs
 
 # fields that decide how queries and keys make scores
@@ -34,8 +34,8 @@ SCORING = frozenset({"mask", "position", "scale", "softcap", "sink", "qk_norm", 
 
 
 @register("attention")
-class Attention(Mixer):
-    """Scaled dot-product attention with every common variation."""
+class Attention(SoftmaxMixer):
+    """Scaled dot-product attention (MHA, MQA, GQA) with QK-norm, soft-cap, sink, gate and biases."""
 
     TAPS = ("q", "k", "v", "pattern", "z", "out")
 
@@ -55,17 +55,17 @@ class Attention(Mixer):
     gate: bool = False
     dropout: float = 0.0
 
-    source = "embed"  # the axis keys and values are made from
+    source = "embed"  # the axis that keys and values are projected from
 
     def module(self) -> type[Module]:
         return AttentionModule
 
     def groups(self) -> int:
-        """Key/value heads."""
+        """The number of KV heads."""
         return self.kv_heads or self.heads
 
     def axes(self, scope: Scope) -> Scope:
-        head = self.head or scope.size("embed") // max(self.heads, 1)
+        head = head_size(self.heads, self.head, scope)
         slots = self.heads // max(self.groups(), 1) + 2  # queries of one group, its key and its value
         return scope.add(heads=self.heads, kv_heads=self.groups(), head=head, slots=slots)
 
@@ -74,11 +74,7 @@ class Attention(Mixer):
         return {"position": self.position, **norms}
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
-        remembered = self.state(scope)
-        scope = dc.replace(scope, decodes=bool(remembered))
-        for state in remembered:
-            if state.window is not None:  # a position may count inside a memory that does not grow
-                scope = scope.add(cache=state.keep + state.window, kept=state.keep)
+        scope = self.position_scope(scope)
         if not self.qk_norm_whole:
             return scope.bind(dim="head")
         return scope.bind(dim=("heads", "head") if child == "q_norm" else ("kv_heads", "head"))
@@ -87,12 +83,14 @@ class Attention(Mixer):
         x, y = ("embed",), (self.source,)
         q, kv = ("heads", "head"), ("kv_heads", "head")
         if self.packed:
-            made = [("qkv", ("kv_heads", "slots", "head"), x)]
+            projections = [("qkv", ("kv_heads", "slots", "head"), x)]
         else:
-            made = [("q", q, x), ("k", kv, y), ("v", kv, y)]
-        declared = [Weight(name=f"{name}.weight", out=out, inp=inp, packs=self.packs("weight")) for name, out, inp in made]
+            projections = [("q", q, x), ("k", kv, y), ("v", kv, y)]
+        declared = [
+            Weight(name=f"{name}.weight", out=out, inp=inp, packs=self.packs("weight")) for name, out, inp in projections
+        ]
         if self.bias:
-            biases = [(f"{name}.bias", out) for name, out, _ in made]
+            biases = [(f"{name}.bias", out) for name, out, _ in projections]
             declared += [
                 Weight(name=name, out=out, init="zeros", role="bias", packs=self.packs("bias")) for name, out in biases
             ]
@@ -103,7 +101,7 @@ class Attention(Mixer):
             declared += [Weight(name="gate.weight", out=q, inp=x)]
         if self.sink:
             declared += [Weight(name="sink", out=("heads",), init="zeros", role="gate")]
-        return [*declared, Weight(name="head_number", out=("heads",), role="const")]
+        return [*declared, self.head_number()]
 
     def packs(self, leaf: str) -> tuple[str, ...]:
         """The names of the tensors that a packed one replaces."""
@@ -114,61 +112,37 @@ class Attention(Mixer):
             return ("q", "k", "q_norm", "k_norm")
         return ("v", "o") if field == "gate" else None
 
-    def constant(self, name: str, scope: Scope) -> Tensor:
-        return torch.arange(self.heads)
-
     def state(self, scope: Scope) -> list[State]:
-        if self.order() == "both" or not scope.decodes:
-            return []
-        return [State(name="kv", axes=("kv_heads", "head"), copies=2, window=self.mask.reach(), keep=self.mask.kept())]
-
-    def order(self) -> Order:
-        return self.mask.order()
+        return self.cached(scope, State(name="kv", axes=("kv_heads", "head"), copies=2))
 
     def needs(self) -> frozenset[str]:
         own = {"softcap": self.softcap is not None, "sink": self.sink}
-        return self.position.needs() | {name for name, asked in own.items() if asked}
+        return self.position.needs() | {name for name, needed in own.items() if needed}
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         each = 4 * scope.size("heads", "head")
         return each * n * n, each * pairs(self.mask, n)
 
     def check(self, scope: Scope) -> list[Problem]:
-        if self.heads < 1 or self.groups() < 1 or self.heads % self.groups():
-            return [
-                Problem("kv_heads", f"{self.groups()} does not divide {self.heads} heads", "make heads a multiple of kv_heads")
-            ]
-        if self.head is None and scope.size("embed") % self.heads:
-            return [
-                Problem(
-                    "heads", f"{self.heads} does not divide the width, {scope.size('embed')}", "or set `head`, the size of one"
-                )
-            ]
-        if self.position.site == "stream":
-            what = f"{self.position.kind} acts on the stream, not in a mixer"
-            return [Problem("position", what, "put it in the model's `position`, or use swap")]
-        found: list[Problem] = []
+        if broken := check_heads(self.heads, self.groups(), self.head, scope) or check_position(self.position):
+            return broken
+        problems: list[Problem] = []
         if self.qk_norm_whole and self.qk_norm is None:
-            found.append(Problem("qk_norm_whole", "there is no qk_norm to be whole"))
+            problems.append(Problem("qk_norm_whole", "there is no qk_norm", "set qk_norm, or leave this false"))
         if self.softcap is not None and self.softcap <= 0:
-            found.append(Problem("softcap", f"{self.softcap} is not above 0", "use null for none"))
-        if not 0 <= self.dropout < 1:
-            found.append(Problem("dropout", f"{self.dropout} is not in [0, 1)"))
-        return found + [Problem(f"mask.{p.field}", p.problem, p.remedy) for p in self.mask.check(scope)]
+            problems.append(Problem("softcap", f"{self.softcap} is not above 0", "use null for none"))
+        return problems + check_dropout(self.dropout) + self.check_mask(scope)
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         head = scope.size("head")
-        found: list[Problem] = []
+        problems: list[Problem] = []
         if not 32 <= head <= 128:
-            found.append(Problem("head", f"a head of {head} is outside the usual 32 to 128", "change heads or head"))
+            problems.append(Problem("head", f"a head of {head} is outside the usual 32 to 128", "change heads or head"))
         reach = self.mask.reach()
         if reach is not None and self.order() == "causal" and not self.mask.kept() and length is not None and length > reach:
-            what = f"a window of {reach} without `keep` loses the first tokens, which many heads lean on when streaming"
-            found.append(Problem("mask", what, "keep a few: {kind: window, size: …, keep: 4}"))
-        return found
-
-    def tp_region(self) -> bool:
-        return True
+            what = f"a window of {reach} without `keep` drops the first tokens, which many heads attend to when streaming"
+            problems.append(Problem("mask", what, "keep a few: {kind: window, size: …, keep: 4}"))
+        return problems
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -188,23 +162,19 @@ class Attention(Mixer):
         }
 
     def shifts_keys(self, scope: Scope) -> bool:
-        """Whether a weight is added to every key just before the scores."""
+        """Whether a learned vector is added to every key just before the scores."""
         if self.qk_norm is None:
             return self.bias and not self.packed
         return any(weight.role == "bias" for weight in self.qk_norm.weights(self.child_scope(scope, "k_norm")))
 
     def excepts(self, scope: Scope) -> dict[str, str]:
-        found: dict[str, str] = {}
-        if self.order() == "ahead":
-            found["chunked"] = found["rollback"] = f"{self.mask.kind}: an early query sees later keys"
+        reasons = super().excepts(scope)
         if not self.position.rotates and not self.softcap and not self.sink and self.shifts_keys(scope):
-            found["every_weight"] = (
-                "what is added to every key alike moves all scores of a query alike, which softmax does not feel"
-            )
-        return found
+            reasons["every_weight"] = "a vector added to every key shifts all scores of a query alike, and softmax ignores it"
+        return reasons
 
 
-class AttentionModule(Module):
+class AttentionModule(SoftmaxModule):
     """x (…, n, embed) -> like x."""
 
     part: Attention
@@ -212,18 +182,14 @@ class AttentionModule(Module):
     k: Linear
     v: Linear
     qkv: Linear
-    o: Linear
     gate: Linear
     sink: Tensor
-    head_number: Tensor
-    position: PositionModule
 
     def setup(self) -> None:
+        super().setup()
         self.size, self.slots = self.scope.size("head"), self.scope.size("slots")
         self.scale = self.size**-0.5 if self.part.scale is None else self.part.scale
-        self.needs = self.part.needs()
-        self.biased = "bias" in self.needs
-        self.part.mask.key  # noqa: B018  computed here, outside any compiled graph
+        self.dropout = self.part.dropout
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
         q, k, v = self.project(x)
@@ -250,7 +216,7 @@ class AttentionModule(Module):
         return torch.unflatten(x, -1, (-1, self.size))
 
     def normed(self, x: Tensor, name: str, ctx: Ctx) -> Tensor:
-        """QK-norm on q or k (…, n, heads, head): each head alone, or all at once."""
+        """QK-norm on q or k (…, n, heads, head): per head, or over all heads together."""
         if self.part.qk_norm is None:
             return x
         norm = self.modules_named(name)
@@ -259,35 +225,18 @@ class AttentionModule(Module):
     def read(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx
     ) -> Tensor:
-        """Attend, gate, project back to the stream."""
-        edit = self.edit(ctx)
-        scoring = Scoring(
-            mask=self.part.mask,
-            scale=self.scale,
-            heads=self.head_number,
-            softcap=self.part.softcap,
-            bias=self.position.score if self.biased else None,
-            tables=self.position.tables() if self.biased else (),
-            sink=self.sink if self.part.sink else None,
-            edit=edit,
-        )
-        z = attend(q, k, v, scoring, layout, key_layout, self.needs if edit is None else self.needs | {"edit"})
+        """Attend, gate, project back to the residual stream."""
+        scoring, needs = self.scoring(ctx, self.part.softcap, self.sink if self.part.sink else None)
+        z = attend(q, k, v, scoring, layout, key_layout, needs)
         z = ctx.tap(self, "z", z).flatten(-2)
         if self.part.gate:
             z = z * torch.sigmoid(self.gate(x))
         return ctx.tap(self, "out", self.o(z))
 
-    def edit(self, ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
-        """What happens to the pattern itself: a listener, dropout in training, or nothing."""
-        heard, dropped = ctx.wants(self, "pattern"), ctx.training and self.part.dropout > 0
-        if not heard and not dropped:
-            return None
-        return lambda pattern: ctx.dropout(ctx.tap(self, "pattern", pattern), self.part.dropout, self, "pattern")
-
 
 @register("cross_attention")
 class CrossAttention(Attention):
-    """Queries from the stream, keys and values from an encoder's memory."""
+    """Queries from the residual stream, keys and values from the encoder output."""
 
     mask: Mask = child("full")
     position: Position = child("none")
@@ -308,38 +257,39 @@ class CrossAttention(Attention):
 
     def check(self, scope: Scope) -> list[Problem]:
         if "encoder" not in scope.sizes:
-            return [Problem("", "there is no encoder to look at", "give the model an `encoder:`")]
-        found: list[Problem] = []
+            return [Problem("", "there is no encoder", "give the model an `encoder:`")]
+        problems: list[Problem] = []
         if self.packed:
-            found.append(Problem("packed", "q comes from the stream and k, v from the memory", "set it to false"))
+            problems.append(Problem("packed", "q is projected from x, k and v from the encoder output", "set it to false"))
         if self.position.site != "any" or self.mask.flag() != "all":
-            found.append(Problem("position", "a target and its source share no order", "leave position and mask as they are"))
-        return found + super().check(scope)
+            what = "a target and its source share no order"
+            problems.append(Problem("position", what, "use position: none and mask: full"))
+        return problems + super().check(scope)
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         return [p for p in super().advise(scope, length) if p.field == "head"]
 
 
 class CrossAttentionModule(AttentionModule):
-    """x (…, n, embed), memory (…, m, memory) -> like x."""
+    """x (…, n, embed), encoder output (…, m, encoder) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
         if view is not None:
             (k, v), encoder_layout = view.get()
         else:
             if ctx.encoder_output is None or ctx.encoder_layout is None:
-                raise StateError(f"{self.path}: no memory was given (encode a source first, and put it in the ctx)")
+                raise StateError(f"{self.path}: the ctx has no encoder output; call model.encode and put it in the ctx")
             k, v = self.keys(ctx.encoder_output, ctx)
             encoder_layout = ctx.encoder_layout
         k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         q = ctx.tap(self, "q", self.normed(self.split(self.q(x)), "q_norm", ctx))
         return self.read(x, q, k, v, ctx.layout, encoder_layout, ctx)
 
-    def keys(self, memory: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
-        """k, v (…, m, kv_heads, head) of the memory."""
-        return self.normed(self.split(self.k(memory)), "k_norm", ctx), self.split(self.v(memory))
+    def keys(self, encoded: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+        """k, v (…, m, kv_heads, head) of the encoder output."""
+        return self.normed(self.split(self.k(encoded)), "k_norm", ctx), self.split(self.v(encoded))
 
     def fill(self, ctx: Ctx, view: Any) -> None:
-        """At admission: remember the memory's keys and values once."""
+        """At admission: write the keys and values of the encoder output to the cache, once."""
         assert ctx.encoder_output is not None
         view.put(ctx.encoder_layout, *self.keys(ctx.encoder_output, ctx))

@@ -1,9 +1,9 @@
-"""Linformer: keys and values of a whole text are mixed down to `rank` of them, so that attention costs n·rank.
+"""Linformer: keys and values of a document are projected along the sequence to `rank` of them, so attention costs n·rank.
 
     k̃_r = Σ_j E_jr k_j          ṽ_r = Σ_j F_jr v_j          z = softmax(q k̃ᵀ/√head) ṽ          E, F (length, rank)
 
-j is a token's place in its document. Every output depends on every token, later ones too: this is for encoders. Each document
-of a pack is mixed down by itself. A text may be as long as the tables.
+j is a token's position in its document. Every output depends on every token of the document, later ones too: for encoders.
+Each document of a packed row is projected by itself. A document has at most `length` tokens.
 
 Shapes: x (…, n, embed)   q, z (…, n, heads, head)   k̃, ṽ (…, documents · rank, heads, head).            Wang et al. 2020
 """
@@ -18,31 +18,32 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import StateError
-from dovetail.core.group import Mask, Mixer, Order
+from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import KINDS, Part, Problem, register
 from dovetail.core.scope import Scope
+from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size
 from dovetail.core.weight import Weight
-from dovetail.ops.attend import Scoring, attend
+from dovetail.ops.attend import attend
 
 
 @register("linformer")
-class Linformer(Mixer):
-    """Attention of low rank, in both directions."""
+class Linformer(SoftmaxMixer):
+    """Bidirectional attention of low rank."""
 
     TAPS = ("q", "k", "v", "z", "out")
 
     heads: int = 8
     head: int | None = None  # None: width / heads
     rank: int = 256
-    length: int = 4096  # tokens a text may have
+    length: int = 4096  # the most tokens of a document
 
     def module(self) -> type[Module]:
         return LinformerModule
 
     def axes(self, scope: Scope) -> Scope:
-        head = self.head or scope.size("embed") // max(self.heads, 1)
+        head = head_size(self.heads, self.head, scope)
         return scope.add(heads=self.heads, head=head, rank=self.rank, position=self.length)
 
     def children(self) -> dict[str, Part]:
@@ -51,67 +52,57 @@ class Linformer(Mixer):
     def weights(self, scope: Scope) -> list[Weight]:
         x, inner = ("embed",), ("heads", "head")
         declared = [Weight(name=f"{name}.weight", out=inner, inp=x) for name in ("q", "k", "v")]
-        # tables, a row for each place: every head is mixed down alike
+        # one row per position, the same for all heads
         tables = [
             Weight(name=name, out=("position",), inp=("rank",), role="embed", tp="replicate") for name in ("k_map", "v_map")
         ]
         declared += [*tables, Weight(name="o.weight", out=x, inp=inner)]
-        return [*declared, Weight(name="head_number", out=("heads",), role="const")]
+        return [*declared, self.head_number()]
 
-    def constant(self, name: str, scope: Scope) -> Tensor:
-        return torch.arange(self.heads)
-
-    def order(self) -> Order:
-        return "both"
+    def visibility(self) -> Mask:
+        full: Any = KINDS["full"]
+        return full()
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
-        flops = 8 * n * self.rank * scope.size("heads", "head")  # mixing down two, scoring, summing up
+        flops = 8 * n * self.rank * scope.size("heads", "head")  # project k and v, score, sum
         return flops, flops
 
     def check(self, scope: Scope) -> list[Problem]:
         for name, value in (("heads", self.heads), ("rank", self.rank), ("length", self.length)):
             if value < 1:
                 return [Problem(name, f"{value} is not above 0")]
-        if self.head is None and scope.size("embed") % self.heads:
-            return [Problem("heads", f"{self.heads} does not divide the width, {scope.size('embed')}", "or set `head`")]
-        return []
+        return check_heads(self.heads, self.heads, self.head, scope)
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         if length is None:
             return []
         if length > self.length:
-            what = f"a text of {length} tokens is longer than the tables of {self.length}"
+            what = f"{length} tokens are more than the {self.length} rows of the tables"
             return [Problem("length", what, "raise it, or use attention")]
         if length <= self.rank:
-            what = f"{length} tokens are mixed to {self.rank}, which is no fewer"
+            what = f"{length} tokens are projected to {self.rank}, which is no fewer"
             return [Problem("rank", what, "lower it, or use attention")]
         return []
-
-    def tp_region(self) -> bool:
-        return True
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {"heads": [6, 4], "head": [12], "rank": [3, 5], "length": [45, 50]}
 
 
-class LinformerModule(Module):
+class LinformerModule(SoftmaxModule):
     """x (…, n, embed) -> like x."""
 
     part: Linformer
     q: Linear
     k: Linear
     v: Linear
-    o: Linear
     k_map: Tensor
     v_map: Tensor
-    head_number: Tensor
 
     def setup(self) -> None:
-        full: Any = KINDS["full"]
-        self.size, self.mask = self.scope.size("head"), full()
-        assert isinstance(self.mask, Mask)
-        self.mask.key  # noqa: B018  computed here, outside any compiled graph
+        super().setup()
+        self.size = self.scope.size("head")
+        self.scale = self.size**-0.5
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
         layout, key_layout = ctx.layout, ctx.layout
@@ -121,23 +112,22 @@ class LinformerModule(Module):
             (k, v), key_layout = view.extend(layout, k, v)
         key_layout.once(f"fits {self.part.length}", lambda: self.refuse_beyond(key_layout))
         documents = key_layout.once("documents", lambda: documents_of(key_layout))
-        mixed_at = key_layout.once(("mixed", self.part.rank), lambda: self.places(key_layout, documents))
+        mixed_layout = key_layout.once(("mixed", self.part.rank), lambda: self.places(key_layout, documents))
         k, v = self.mixed(k, self.k_map, key_layout, documents), self.mixed(v, self.v_map, key_layout, documents)
-        scoring = Scoring(mask=self.mask, scale=self.size**-0.5, heads=self.head_number)
-        z = attend(q, k, v, scoring, layout, mixed_at, frozenset())
-        return ctx.tap(self, "out", self.o(ctx.tap(self, "z", z).flatten(-2)))
+        scoring, needs = self.scoring(ctx)
+        return self.project_out(attend(q, k, v, scoring, layout, mixed_layout, needs), ctx)
 
     def mixed(self, x: Tensor, table: Tensor, layout: TokenLayout, documents: int) -> Tensor:
         """(…, documents · rank, heads, head) from (…, m, heads, head)."""
-        share = F.embedding(layout.order, table)  # (…, m, rank)
-        if layout.start is None:  # to its own document alone, and none of padding
-            which = layout.seg if layout.row is None else layout.row
-            own = (which[..., None] == torch.arange(documents, device=x.device)) & layout.real[..., None]
-            share = (own[..., None] * share.unsqueeze(-2)).flatten(-2)
-        return (share.transpose(-1, -2) @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
+        coefficients = F.embedding(layout.order, table)  # (…, m, rank)
+        if layout.start is None:  # zero for other documents and for padding
+            document = layout.seg if layout.row is None else layout.row
+            own = (document[..., None] == torch.arange(documents, device=x.device)) & layout.real[..., None]
+            coefficients = (own[..., None] * coefficients.unsqueeze(-2)).flatten(-2)
+        return (coefficients.transpose(-1, -2) @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
 
     def places(self, layout: TokenLayout, documents: int) -> TokenLayout:
-        """Where the mixed keys stand: `rank` of them in each document."""
+        """The layout of the projected keys: `rank` of them per document."""
         device, rank = layout.order.device, self.part.rank
         if layout.start is not None:
             return TokenLayout.whole(layout.order.shape[0], rank, device)
@@ -148,20 +138,20 @@ class LinformerModule(Module):
         return TokenLayout.of(order.expand(*layout.order.shape[:-1], -1), document.expand(*layout.order.shape[:-1], -1))
 
     def refuse_beyond(self, layout: TokenLayout) -> bool:
-        """An error where a token stands past the tables; not looked at inside a compiled graph."""
+        """Raise where a token's position is past the tables; not checked inside a compiled graph."""
         if torch.compiler.is_compiling() and layout.start is None:
             return True
         longest = int(layout.order.max()) + 1 if layout.start is None else layout.start + layout.n
         if longest > self.part.length:
             raise StateError(
-                f"{self.path}: a token stands at position {longest - 1}, but the tables end at {self.part.length - 1}"
-                " (shorten the text, or give `linformer` a larger length)"
+                f"{self.path}: position {longest - 1} is past the last row of the tables, {self.part.length - 1};"
+                " shorten the text, or give `linformer` a larger length"
             )
         return True
 
 
 def documents_of(layout: TokenLayout) -> int:
-    """How many documents a row has at most; in a flat batch, how many rows there are."""
+    """The most documents of a row; in a flat batch, the number of rows."""
     if layout.start is not None:
         return 1
     return int((layout.seg if layout.row is None else layout.row).max()) + 1

@@ -1,0 +1,154 @@
+"""Softmax mixers: what every mixer that takes a softmax over scored keys declares, and the scoring it hands to a kernel.
+
+    z = softmax(cap(q kᵀ · scale) + bias, where the mask allows) v
+
+A part derives from `SoftmaxMixer` (heads, mask, KV cache, checks), its module from `SoftmaxModule` (the scoring of a call).
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.group import Mask, Mixer, Order, Position, PositionModule
+from dovetail.core.module import Linear, Module
+from dovetail.core.part import Problem
+from dovetail.core.scope import Scope
+from dovetail.core.weight import State, Weight
+
+
+@dc.dataclass(slots=True)
+class Scoring:
+    """How a kernel turns products of queries and keys into probs."""
+
+    mask: Mask
+    scale: float
+    heads: Tensor  # (heads,) the numbers of the heads on this rank, for masks and biases that differ by head
+    softcap: float | None = None
+    bias: Callable[..., Tensor] | None = None  # (q layout, k layout, *tables) -> (…, heads, n, m)
+    tables: tuple[Tensor, ...] = ()
+    sink: Tensor | None = None  # (heads,) a learned logit: one more column of the softmax, without a value
+    edit: Callable[[Tensor], Tensor] | None = None  # takes the probs (…, heads, n, m) and returns those to use
+
+
+class SoftmaxMixer(Mixer):
+    """A mixer with `heads` softmax heads that see by one mask."""
+
+    heads: int
+    mask: Mask
+
+    def visibility(self) -> Mask:
+        """The mask over the keys: the field `mask`, unless the part fixes it."""
+        return self.mask
+
+    def head_number(self) -> Weight:
+        """The constant that tells a rank which heads it holds."""
+        return Weight(name="head_number", out=("heads",), role="const")
+
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        return torch.arange(self.heads)
+
+    def order(self) -> Order:
+        return self.visibility().order()
+
+    def tp_region(self) -> bool:
+        return True
+
+    def cached(self, scope: Scope, *states: State) -> list[State]:
+        """States with one entry per token, as far back as the mask reaches; none where the mixer does not decode."""
+        if self.order() == "both" or not scope.decodes:
+            return []
+        return [dc.replace(state, window=self.mask.reach(), keep=self.mask.kept()) for state in states]
+
+    def position_scope(self, scope: Scope) -> Scope:
+        """The scope of a position: whether the mixer decodes, and the size of a KV cache that does not grow."""
+        states = self.state(scope)
+        scope = dc.replace(scope, decodes=bool(states))
+        for state in states:
+            if state.window is not None:
+                scope = scope.add(cache=state.keep + state.window, kept=state.keep)
+        return scope
+
+    def excepts(self, scope: Scope) -> dict[str, str]:
+        if self.order() != "ahead":
+            return {}
+        return dict.fromkeys(("chunked", "rollback"), f"{self.visibility().kind}: an early query sees later keys")
+
+    def check_mask(self, scope: Scope) -> list[Problem]:
+        """The problems of the field `mask`, with their path."""
+        return [Problem(f"mask.{p.field}", p.problem, p.remedy) for p in self.mask.check(scope)]
+
+
+def head_size(heads: int, head: int | None, scope: Scope) -> int:
+    """The size of one head: `head`, or width / heads."""
+    return head or scope.size("embed") // max(heads, 1)
+
+
+def check_heads(heads: int, kv_heads: int, head: int | None, scope: Scope) -> list[Problem]:
+    """The problems of the fields `heads`, `kv_heads` and `head`."""
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        return [Problem("kv_heads", f"{kv_heads} does not divide {heads} heads", "make heads a multiple of kv_heads")]
+    if head is None and scope.size("embed") % heads:
+        what = f"{heads} does not divide the width, {scope.size('embed')}"
+        return [Problem("heads", what, "or set `head`, the size of one")]
+    return []
+
+
+def check_position(position: Position) -> list[Problem]:
+    """The problem of a position that belongs to the model, not to a mixer."""
+    if position.site != "stream":
+        return []
+    what = f"{position.kind} acts on the residual stream, not in a mixer"
+    return [Problem("position", what, "put it in the model's `position`, or use swap")]
+
+
+def check_dropout(dropout: float) -> list[Problem]:
+    """The problem of the field `dropout`."""
+    return [] if 0 <= dropout < 1 else [Problem("dropout", f"{dropout} is not in [0, 1)")]
+
+
+class SoftmaxModule(Module):
+    """The scoring of a softmax mixer's calls. A subclass sets `scale` in its setup, and `dropout` where it has one."""
+
+    part: Any
+    o: Linear
+    head_number: Tensor
+    position: PositionModule
+    scale: float
+    dropout: float = 0.0
+
+    def setup(self) -> None:
+        self.mask: Mask = self.part.visibility()
+        self.mask.key  # noqa: B018  cached here, outside any compiled graph
+        self.needs = self.part.needs()
+        self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.taps()
+
+    def scoring(self, ctx: Ctx, softcap: float | None = None, sink: Tensor | None = None) -> tuple[Scoring, frozenset[str]]:
+        """The scoring of this call, and what a kernel must offer for it."""
+        edit = self.edit(ctx)
+        scoring = Scoring(
+            mask=self.mask,
+            scale=self.scale,
+            heads=self.head_number,
+            softcap=softcap,
+            bias=self.position.score if self.biased else None,
+            tables=self.position.tables() if self.biased else (),
+            sink=sink,
+            edit=edit,
+        )
+        return scoring, self.needs if edit is None else self.needs | {"edit"}
+
+    def edit(self, ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
+        """What changes the probs between softmax and values: a listener, or dropout in training; None: nothing."""
+        if not (self.tapped and ctx.wants(self, "pattern")) and not (ctx.training and self.dropout > 0):
+            return None
+        return lambda probs: ctx.dropout(ctx.tap(self, "pattern", probs), self.dropout, self, "pattern")
+
+    def project_out(self, z: Tensor, ctx: Ctx) -> Tensor:
+        """z (…, n, heads, head) back to the residual stream (…, n, embed)."""
+        return ctx.tap(self, "out", self.o(ctx.tap(self, "z", z).flatten(-2)))
