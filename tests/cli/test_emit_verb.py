@@ -31,7 +31,7 @@ def test_a_file_that_is_there_is_kept_unless_told(tmp_path: Path, capsys: pytest
     file.write_text("mine")
     assert run("llama-tiny", "-o", str(file)) == 4
     assert file.read_text() == "mine"
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert run("llama-tiny", "-o", str(file), "--force") == 0
     assert "class Model" in file.read_text()
 

@@ -49,7 +49,7 @@ def test_out_and_in_again(home: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_is_there_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("export", "mine", "-o", "theirs") == 0
     assert run("export", "mine", "-o", "theirs") == 4
-    assert "theirs: is there already; name another with -o, or replace it with --force" in capsys.readouterr().err
+    assert "theirs: exists already; choose another path with -o, or replace it with --force" in capsys.readouterr().err
     assert run("export", "mine", "-o", "theirs", "--force") == 0
     (home / "thesis").mkdir()
     (home / "thesis" / "text").write_text("ten years")

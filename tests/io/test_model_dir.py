@@ -165,15 +165,16 @@ def test_a_missing_directory_is_named(tmp_path):
         load(tmp_path / "nowhere")
 
 
-def test_saving_again_replaces_the_model_and_keeps_what_stands_beside_it(saved):
-    (saved / "notes").mkdir()
-    (saved / "notes" / "one.txt").write_text("mine")
+def test_saving_again_replaces_the_model_with_all_its_files(saved):
+    """A chat template or generation config of the old model would silently apply to the new one."""
+    stale = ("chat_template.jinja", "generation_config.json", "imported_config.json", "tokenizer.json", "config.json")
+    for name in stale:
+        (saved / name).write_text("{}")
     model = build(SPEC, seed=4)
-    save(model, SPEC, saved, beside={"tokenizer.json": "{}"})
-    save(model, SPEC, saved)
+    save(model, SPEC, saved, beside={"tokenizer.json": "new"})
     assert torch.equal(tensor_at(load(saved), "embed.table"), tensor_at(model, "embed.table"))
-    assert (saved / "notes" / "one.txt").read_text() == "mine"
-    assert (saved / "tokenizer.json").read_text() == "{}"
+    assert {path.name for path in saved.iterdir()} == {SPEC_FILE, WEIGHTS_FILE, "tokenizer.json"}
+    assert (saved / "tokenizer.json").read_text() == "new"
     assert {path.name for path in saved.parent.iterdir()} == {"model"}
 
 
@@ -182,7 +183,7 @@ def test_a_directory_that_is_no_model_is_never_replaced(tmp_path):
     (tmp_path / "thesis" / "chapter.txt").write_text("ten years")
     (tmp_path / "file").write_text("also mine")
     for name in ("thesis", "file"):
-        with pytest.raises(FileError, match=f"{name}: is there and is no model directory"):
+        with pytest.raises(FileError, match=f"{name}: exists and is not a model directory"):
             save(build(SPEC), SPEC, tmp_path / name)
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "ten years"
     assert (tmp_path / "file").read_text() == "also mine"
@@ -198,24 +199,28 @@ def test_a_failed_save_leaves_the_old_model_whole(saved, monkeypatch):
         with pytest.raises(FileError, match="No space left"):
             save(build(SPEC, seed=9), SPEC, saved)
     assert (saved / WEIGHTS_FILE).read_bytes() == old
-    save(build(SPEC, seed=9), SPEC, saved)  # what was left behind is in nobody's way
+    assert {path.name for path in saved.parent.iterdir()} == {"model"}
+    save(build(SPEC, seed=9), SPEC, saved)
     assert (saved / WEIGHTS_FILE).read_bytes() != old
     assert {path.name for path in saved.parent.iterdir()} == {"model"}
 
 
-@pytest.mark.parametrize("renamed", [1, 2])
-def test_a_save_that_is_cut_off_between_renames_loses_nothing(saved, renamed):
-    """The process dies after the old model stepped aside, before or after the new one is in place."""
-    (saved / "mine.txt").write_text("mine")
-    old = saved.with_name("model.old")
-    saved.rename(old)
-    if renamed == 1:
-        with pytest.raises(FileError, match=r"a whole older one is at .*model\.old"):
-            load(saved)
-    else:
-        save(build(SPEC, seed=7), SPEC, saved.with_name("new"))
-        saved.with_name("new").rename(saved)
-    save(build(SPEC, seed=8), SPEC, saved)
-    assert (saved / "mine.txt").read_text() == "mine"
+def test_a_link_to_a_model_directory_is_followed(saved):
+    link = saved.with_name("link")
+    link.symlink_to("model")
+    save(build(SPEC, seed=8), SPEC, link)
+    assert link.is_symlink()
     assert torch.equal(tensor_at(load(saved), "embed.table"), tensor_at(build(SPEC, seed=8), "embed.table"))
+    assert {path.name for path in saved.parent.iterdir()} == {"model", "link"}
+
+
+def test_a_model_that_was_set_aside_is_named_and_then_replaced(saved):
+    """The process dies between the two renames of a file system that cannot exchange directories."""
+    aside = saved.with_name(".model.999999999-0123abcd.old")
+    saved.rename(aside)
+    with pytest.raises(FileError, match=r"a replacement was interrupted; rename .*0123abcd\.old to restore it"):
+        load(saved)
+    save(build(SPEC, seed=8), SPEC, saved)
+    assert aside.is_dir()  # deleted once there is a model again
+    save(build(SPEC, seed=8), SPEC, saved)
     assert {path.name for path in saved.parent.iterdir()} == {"model"}

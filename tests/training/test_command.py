@@ -92,8 +92,8 @@ def test_a_bidirectional_spec_fills_in_and_writes_nothing(home, capsys):
         (["llama-tiny", "--text", "tale.txt", "--set=head=classifier"], 3, "head: a plain text asks"),
         (["llama-tiny", "--text", "tale.txt", "--set=head=token_classifier"], 3, "head: a plain text asks"),
         (["llama-tiny", "--text", "mine/rows.jsonl"], 4, "mine/rows.jsonl: is JSON, not plain text; extract the text first"),
-        (["llama-tiny", "--text", "tale.txt", "-o", "mine"], 4, "mine: is there already; name another"),
-        (["llama-tiny", "--text", "tale.txt", "-o", "mine", "--force"], 4, "mine: is there already; name another"),
+        (["llama-tiny", "--text", "tale.txt", "-o", "mine"], 4, "mine: exists already; choose another path"),
+        (["llama-tiny", "--text", "tale.txt", "-o", "mine", "--force"], 4, "mine: exists already; choose another path"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_leave_nothing(home, capsys, args, code, says):

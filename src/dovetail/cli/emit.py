@@ -47,7 +47,9 @@ class Command:
             print(text, end="")
             return 0
         if self.out.exists() and not (self.force and self.out.is_file()):
-            raise FileError(f"{self.out}: is there already; name another with -o" + ("" if self.force else ", or use --force"))
+            raise FileError(
+                f"{self.out}: exists already; choose another path with -o" + ("" if self.force else ", or use --force")
+            )
         write_text(self.out, text)
         print(f"{self.out}: {len(text.splitlines())} lines; python {self.out} runs it")
         return 0

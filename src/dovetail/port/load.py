@@ -27,7 +27,8 @@ from dovetail.construction import on_meta, set_constants, tie
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
 from dovetail.core.module import holder
-from dovetail.io.model_dir import INDEX_FILE, WEIGHTS_FILE, may_replace
+from dovetail.io.model_dir import INDEX_FILE, WEIGHTS_FILE
+from dovetail.io.replace import set_aside
 from dovetail.io.spec import SPEC_FILE, from_yaml, load_spec
 from dovetail.io.tensors import TensorFile
 from dovetail.io.untrusted import PICKLES, Directory, pickle_refusal
@@ -98,9 +99,8 @@ def find_spec(name: str | Path) -> Model:
 
 def _directory(directory: str | Path) -> Directory:
     place = Path(directory)
-    kept = place.with_name(f"{place.name}.old")
-    if not place.exists() and may_replace(kept):
-        raise FileError(f"{place.absolute()}: no such directory; a whole older one is at {kept}")
+    if aside := set_aside(place):
+        raise FileError(f"{place.absolute()}: no such directory; a replacement was interrupted; rename {aside} to restore it")
     return Directory(place)
 
 
