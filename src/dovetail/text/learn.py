@@ -12,19 +12,19 @@ Ids 0 and 1 are special: the end of a text, and the mask of masked-token trainin
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
 from dovetail.core.errors import SpecError
-from dovetail.text.tokenizer import END, MASK, Tokenizer, pieces_of
+from dovetail.text.cut import ANY_CHARACTER, WORD_PUNCTUATION_OR_SPACE
+from dovetail.text.tokenizer import END, MASK, Tokenizer
 
 UNKNOWN = "<|unknown|>"
 SPECIAL = (END, MASK)
 LEAST = 256 + len(SPECIAL)  # the bytes and the special tokens
-ANY_CHARACTER = r"[\s\S]"
-WORD_SIGN_OR_GAP = r"\w+|\s+|[^\w\s]"
+SAMPLE = 1 << 16  # characters that a trainer reads as one
 
 
 def learn(text: str, vocab: int, kind: str = "byte_pair") -> Tokenizer:
@@ -34,6 +34,17 @@ def learn(text: str, vocab: int, kind: str = "byte_pair") -> Tokenizer:
     if vocab < len(SPECIAL) + 2:
         raise SpecError("vocab", f"{vocab} is too small for any tokenizer", f"--set vocab={LEAST}")
     return Tokenizer(KINDS[kind](text, vocab))
+
+
+def _samples(text: str) -> Iterator[str]:
+    """Yield the text in parts of about SAMPLE characters, cut behind a line end where there is one."""
+    start = 0
+    while start < len(text):
+        stop = min(start + SAMPLE, len(text))
+        line = text.rfind("\n", start, stop) + 1
+        stop = line if stop < len(text) and line > start else stop
+        yield text[start:stop]
+        start = stop
 
 
 def _bytes(model: models.Model, vocab: int) -> tuple[Engine, list[str]]:
@@ -51,7 +62,7 @@ def _byte_pair(text: str, vocab: int) -> Engine:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
     )
-    engine.train_from_iterator(pieces_of(text), trainer)
+    engine.train_from_iterator(_samples(text), trainer)
     return engine
 
 
@@ -60,7 +71,7 @@ def _unigram(text: str, vocab: int) -> Engine:
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
     )
-    engine.train_from_iterator(pieces_of(text), trainer)
+    engine.train_from_iterator(_samples(text), trainer)
     return _rounded(engine)
 
 
@@ -77,7 +88,7 @@ def _wordpiece(text: str, vocab: int) -> Engine:
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     engine.decoder = decoders.WordPiece(cleanup=False)
     trainer = trainers.WordPieceTrainer(vocab_size=vocab, special_tokens=[*SPECIAL, UNKNOWN], show_progress=False)
-    engine.train_from_iterator(pieces_of(text), trainer)
+    engine.train_from_iterator(_samples(text), trainer)
     return engine
 
 
@@ -89,7 +100,7 @@ def _cut_by(pattern: str) -> Callable[[str, int], Engine]:
         engine.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
         engine.decoder = decoders.Fuse()
         trainer = trainers.WordLevelTrainer(vocab_size=vocab, special_tokens=[*SPECIAL, UNKNOWN], show_progress=False)
-        engine.train_from_iterator(pieces_of(text), trainer)
+        engine.train_from_iterator(_samples(text), trainer)
         return engine
 
     return train
@@ -100,5 +111,5 @@ KINDS: dict[str, Callable[[str, int], Engine]] = {
     "wordpiece": _wordpiece,
     "unigram": _unigram,
     "characters": _cut_by(ANY_CHARACTER),
-    "words": _cut_by(WORD_SIGN_OR_GAP),
+    "words": _cut_by(WORD_PUNCTUATION_OR_SPACE),
 }
