@@ -1,4 +1,4 @@
-"""First weights are drawn from (seed, path): a swapped part leaves every other weight bit-equal."""
+"""Initial weights are a function of (seed, path, index): a swapped part leaves every other weight bit-equal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.construction import build, generator, on_meta
+from dovetail import construction
+from dovetail.construction import build, generator, initial, initial_slice, on_meta
 from dovetail.core.fold import declared
+from dovetail.core.module import tensor_at
 from dovetail.core.part import KINDS
 from dovetail.io.spec import from_yaml
 from dovetail.model import Model, ModelModule
@@ -37,7 +39,7 @@ def weights(model: ModelModule) -> dict[str, torch.Tensor]:
         (SPEC.set("vocab", 70), {"embed.table"}),
     ],
 )
-def test_a_swap_leaves_the_first_values_of_all_else(spec: Model, others: set[str]) -> None:
+def test_a_swap_leaves_all_other_initial_weights(spec: Model, others: set[str]) -> None:
     before, after = weights(build(SPEC, seed=3)), weights(build(spec, seed=3))
     shared = before.keys() & after.keys()
     assert len(shared) >= 3 * 7 + 2  # all but the norms a wire adds
@@ -66,6 +68,37 @@ def test_the_draw_does_not_depend_on_the_dtype_or_on_global_state() -> None:
     for name, p in plain.items():
         assert torch.equal(precise[name].float(), p)
         assert torch.equal(half[name], p.bfloat16())
+
+
+MOE = from_yaml(
+    "width: 28\nvocab: 62\nlayers: [{repeat: 2, mixer: {heads: 2, bias: true}, ffn: {kind: moe, experts: 6, hidden: 21}}]\n"
+)
+
+
+@pytest.mark.parametrize("chunk", [None, 5, 64])
+@pytest.mark.parametrize("spec", [SPEC, MOE])
+def test_a_slice_is_that_of_the_whole(spec: Model, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(spec, seed=3)
+    if chunk is not None:  # however the work is divided, too
+        monkeypatch.setattr(construction, "CHUNK", chunk)
+    for d in declared(spec):
+        if not d.weight.learned:
+            continue
+        value = tensor_at(model, d.path)
+        assert torch.equal(initial(d, 3), value), d.path
+        for begin, share in ((0, 2), (1, 3), (5, 1)):
+            slices = [slice(begin % size, begin % size + max(1, size // share)) for size in value.shape]
+            for depth in range(1, len(slices) + 1):
+                assert torch.equal(initial_slice(d, 3, slices[:depth]), value[tuple(slices[:depth])]), d.path
+
+
+def test_a_large_slice_needs_no_whole() -> None:
+    """The whole table is 4 EB."""
+    table = next(declared(from_yaml(f"width: {2**28}\nvocab: {2**32}\nlayers: [{{}}]\n")))
+    corner = initial_slice(table, 0, (slice(2**32 - 3, None), slice(2**28 - 7, None)))
+    again = initial_slice(table, 0, (slice(2**32 - 1, None), slice(2**28 - 6, 2**28 - 2)))
+    assert corner.shape == (3, 7)
+    assert torch.equal(corner[2:, 1:5], again)
 
 
 def test_a_stream_belongs_to_seed_and_path() -> None:

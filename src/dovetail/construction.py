@@ -1,9 +1,16 @@
-"""spec -> check -> modules on meta -> bytes. Each weight is drawn from (seed, path): swapping one part leaves every other
-weight's first value bit-equal, and a model made in pieces equals one made whole."""
+"""Build a model: spec -> check -> modules on the meta device -> initial weights.
+
+    weight[i₀, …, j] = std · z(seed, path, (i₀, …), j)          z standard normal, by counter (core/random.py)
+
+Each initial value is a function of (seed, path, index). Swapping one part leaves all other initial weights bit-equal, and
+`initial_slice` computes a slice of a tensor without the rest, so that each rank can initialize its own shard.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +18,15 @@ from torch import Tensor, nn
 from dovetail.core.check import check
 from dovetail.core.fold import Declared, declared
 from dovetail.core.module import at_least_fp32, holder, make
+from dovetail.core.random import Block, normal_block, normal_blocks, streams
 from dovetail.core.scope import Scope
 from dovetail.model import Model, ModelModule
 
+CHUNK = 2**14  # pairs of numbers per pass: temporaries stay in the processor's cache
+
 
 def build(spec: Model, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0) -> ModelModule:
-    """A model with initial weights. `device="meta"` gives the structure alone, of any size, in seconds."""
+    """Build a model with initial weights. `device="meta"` gives the structure without memory, for any size."""
     model = on_meta(spec, dtype)
     if torch.device(device).type != "meta":
         materialize(model, spec, dtype, device, seed)
@@ -24,7 +34,7 @@ def build(spec: Model, *, dtype: torch.dtype = torch.float32, device: str | torc
 
 
 def on_meta(spec: Model, dtype: torch.dtype = torch.float32) -> ModelModule:
-    """The checked spec as modules without bytes, tied weights being one parameter."""
+    """Check the spec and build its modules on the meta device; tied weights are one parameter."""
     check(spec)
     model = make(spec, Scope())
     assert isinstance(model, ModelModule)
@@ -34,7 +44,7 @@ def on_meta(spec: Model, dtype: torch.dtype = torch.float32) -> ModelModule:
 
 
 def tie(model: nn.Module, spec: Model) -> None:
-    """Let every weight that is declared the same as another be that other's parameter."""
+    """Make every weight declared `same_as` another that weight's parameter."""
     for d in declared(spec):
         if d.weight.same_as is not None:
             module, leaf = holder(model, d.path)
@@ -43,19 +53,19 @@ def tie(model: nn.Module, spec: Model) -> None:
 
 
 def materialize(model: nn.Module, spec: Model, dtype: torch.dtype, device: str | torch.device, seed: int) -> None:
-    """Give every weight and constant its bytes and first values."""
+    """Allocate every weight and constant, and set its initial value."""
     set_constants(model, spec, dtype, device)
-    for d in declared(spec):
+    for d, value in initials((d for d in declared(spec) if d.weight.stored), seed):
         module, leaf = holder(model, d.path)
-        if d.weight.role == "updated":
-            module.register_buffer(leaf, initial(d, seed).to(device, at_least_fp32(dtype)))
-        elif d.weight.learned:
-            module.register_parameter(leaf, nn.Parameter(initial(d, seed).to(device, dtype)))
+        if d.weight.buffer:
+            module.register_buffer(leaf, value.to(device, at_least_fp32(dtype)))
+        else:
+            module.register_parameter(leaf, nn.Parameter(value.to(device, dtype)))
     tie(model, spec)
 
 
 def set_constants(model: nn.Module, spec: Model, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Give the constants their values, which follow from the spec alone."""
+    """Set the constants, which follow from the spec."""
     for d in declared(spec):
         if d.weight.role == "const":
             module, leaf = holder(model, d.path)
@@ -66,18 +76,78 @@ def set_constants(model: nn.Module, spec: Model, dtype: torch.dtype, device: str
 
 
 def initial(d: Declared, seed: int) -> Tensor:
-    """The first value of one weight."""
-    shape = d.weight.shape(d.scope)
-    if d.weight.init == "ones":
-        return torch.ones(shape)
-    if d.weight.init == "zeros":
-        return torch.zeros(shape)
+    """Return the initial value of one weight, in float32 (a constant in its own dtype)."""
+    return initial_slice(d, seed, ())
+
+
+def initial_slice(d: Declared, seed: int, slices: Sequence[slice]) -> Tensor:
+    """Return initial(d, seed)[slices], bit-equal, without computing the rest. One slice per dimension, of step 1; dimensions
+    without one are whole."""
+    ranges = _ranges(d.weight.shape(d.scope), slices)
+    if d.weight.init != "normal":
+        return _fill(d)[tuple(slice(r.start, r.stop) for r in ranges)]
+    *leading, columns = [range(1), *ranges]  # a scalar is one row of one column
+    rows = torch.zeros(1, dtype=torch.int64)
+    for size, r in zip((1, *d.weight.shape(d.scope)), leading, strict=False):
+        rows = (rows[:, None] * size + torch.arange(r.start, r.stop)).flatten()
+    out = torch.empty(len(rows), len(columns))
+    stream = _streams([d], seed)[0]
+    tile = max(1, CHUNK // max(1, len(columns) // 2))
+    for top in range(0, len(rows), tile):
+        for left in range(columns.start, columns.stop, 2 * CHUNK):
+            right = min(left + 2 * CHUNK, columns.stop)
+            block = Block(stream, rows[top : top + tile], left, right, _std(d))
+            out[top : top + tile, left - columns.start : right - columns.start] = normal_block(block)
+    return out.view([len(r) for r in ranges])
+
+
+def initials(weights: Iterable[Declared], seed: int) -> Iterator[tuple[Declared, Tensor]]:
+    """Yield (weight, initial(weight, seed)) for each, small ones together: the laws build thousands of small models."""
+    small: list[Declared] = []
+    for d in weights:
+        if d.weight.init != "normal" or d.size > CHUNK:
+            yield d, initial(d, seed)
+            continue
+        small.append(d)
+        if sum(one.size for one in small) > CHUNK:
+            yield from _together(small, seed)
+            small = []
+    yield from _together(small, seed)
+
+
+def _together(small: Sequence[Declared], seed: int) -> Iterator[tuple[Declared, Tensor]]:
+    if not small:
+        return
+    shapes = [(1, *d.weight.shape(d.scope)) for d in small]
+    blocks = [
+        Block(stream, torch.arange(prod(shape[:-1])), 0, shape[-1], _std(d))
+        for d, stream, shape in zip(small, _streams(small, seed), shapes, strict=True)
+    ]
+    for d, shape, numbers in zip(small, shapes, normal_blocks(blocks), strict=True):
+        yield d, numbers.reshape(shape[1:])
+
+
+def _fill(d: Declared) -> Tensor:
+    """The initial value of a weight that is not random."""
     if d.weight.init == "const":
         return d.part.constant(d.weight.name, d.scope)
-    return torch.randn(shape, generator=generator(seed, d.path)) * d.scope.init.std(d.weight, d.scope)
+    return torch.full(d.weight.shape(d.scope), 1.0 if d.weight.init == "ones" else 0.0)
+
+
+def _std(d: Declared) -> float:
+    return d.scope.init.std(d.weight, d.scope)
+
+
+def _streams(weights: Sequence[Declared], seed: int) -> Tensor:
+    return streams(torch.tensor(seed), [f"initial {d.path}" for d in weights])
+
+
+def _ranges(shape: Sequence[int], slices: Sequence[slice]) -> list[range]:
+    whole = [slice(None)] * (len(shape) - len(slices))
+    return [range(size)[one] for size, one in zip(shape, [*slices, *whole], strict=True)]
 
 
 def generator(seed: int, path: str) -> torch.Generator:
-    """A stream of random numbers that belongs to (seed, path) alone."""
+    """Return a torch generator seeded by (seed, path), for inputs of tests and laws."""
     digest = hashlib.blake2b(f"{seed}:{path}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
