@@ -376,3 +376,14 @@ def test_a_row_without_a_token_in_a_flat_step_keeps_its_recurrent_state(mixer: s
         model(TOKENS[30:34], Ctx(layout=step.layout, views=step.views))
         want = model(torch.cat([prompts[empty], TOKENS[:1]])[None], Ctx(layout=TokenLayout.whole(1, 6)))[0, -1]
     torch.testing.assert_close(feed(model, pool, empty, TOKENS[:1]), want)
+
+
+def test_a_flat_step_may_have_fewer_tokens_than_rows() -> None:
+    """Angles that depend on the length are computed per row, though most rows have no token here."""
+    spec = FULL.set("layers.*.mixer.position", {"kind": "rope", "scaling": {"kind": "dynamic_ntk", "original": 4}})
+    model, pool = build(spec, dtype=torch.float64), pool_of(spec)
+    step = pool.step([0, 1, 2], [0, 0, 1], flat=True)
+    with torch.no_grad():
+        got = model(TOKENS[:1], Ctx(layout=step.layout, views=step.views))
+        want = model(TOKENS[None, :1], Ctx(layout=TokenLayout.whole(1, 1)))[0]
+    torch.testing.assert_close(got, want)

@@ -159,6 +159,7 @@ class Law:
     says: str
     check: Callable[[Case], None]
     slow: bool = False  # tried on a covering subset only
+    excepted_with: tuple[str, ...] = ()  # laws whose declared exceptions are exceptions from this one, too
 
 
 LAWS: dict[str, Law] = {}
@@ -172,11 +173,13 @@ def chosen(laws: Mapping[str, Any], only: Sequence[str] = ()) -> list[str]:
     return [name for name in names if not only or name in only]
 
 
-def law(number: int, name: str, says: str, slow: bool = False) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
+def law(
+    number: int, name: str, says: str, slow: bool = False, excepted_with: tuple[str, ...] = ()
+) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
     """Register a law."""
 
     def decorate(check: Callable[[Case], None]) -> Callable[[Case], None]:
-        LAWS[name] = Law(name, number, says, check, slow)
+        LAWS[name] = Law(name, number, says, check, slow, excepted_with)
         return check
 
     return decorate

@@ -20,13 +20,13 @@ import torch
 
 from dovetail.core.part import walk, walk_spec
 from dovetail.io.spec import from_yaml, load_spec, to_yaml, zoo
-from dovetail.lawbook import kernel, ported, sequence, sharded, structure
+from dovetail.lawbook import kernel, ported, programs, sequence, sharded, structure
 from dovetail.lawbook.case import LAWS, Broken, Case, NotApplicable
 from dovetail.lawbook.cover import PairCover, quick_specs
 from dovetail.lawbook.oracle import ask_kinds, check_oracles
 from dovetail.model import Model
 
-__all__ = ["Report", "kernel", "ported", "run_suite", "sequence", "sharded", "structure", "try_spec"]
+__all__ = ["Report", "kernel", "ported", "programs", "run_suite", "sequence", "sharded", "structure", "try_spec"]
 
 OWN_NUMBER = "own_number"  # law 14 is about kinds, not about specs
 WORKERS = 2
@@ -115,9 +115,10 @@ def exceptions(spec: Model) -> dict[str, list[tuple[str, str]]]:
     """law -> (part, reason) for everything this spec's parts declare cannot hold."""
     found: dict[str, list[tuple[str, str]]] = {}
     for _, part, scope in walk(spec):
-        for law, reason in part.excepts(scope).items():
-            if (part.kind, reason) not in found.setdefault(law, []):
-                found[law].append((part.kind, reason))
+        for name, reason in part.excepts(scope).items():
+            for law in (name, *(other.name for other in LAWS.values() if name in other.excepted_with)):
+                if (part.kind, reason) not in found.setdefault(law, []):
+                    found[law].append((part.kind, reason))
     return found
 
 

@@ -158,5 +158,6 @@ def lengths(layout: TokenLayout) -> Tensor:
     """(…, n) how long the document of each token is now; in a flat batch a row is one document."""
     last = torch.where(layout.real, layout.order, 0)
     document = layout.seg.clamp_min(0) if layout.row is None else layout.row
-    longest = torch.zeros_like(last).scatter_reduce(-1, document, last, "amax")
+    documents = layout.n if layout.row is None else layout.rows  # a flat step can have fewer tokens than rows
+    longest = last.new_zeros(*last.shape[:-1], documents).scatter_reduce(-1, document, last, "amax")
     return longest.gather(-1, document) + 1
