@@ -42,7 +42,7 @@ def test_out_and_in_again(home: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert {**json.loads(capsys.readouterr().out), "spec": "theirs"} == shown
     (home / "theirs" / "dovetail.yaml").unlink()
     assert run("import", "theirs", "-o", "again", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"directory": "again", "parameters": 17_160, "layers": 2}
+    assert json.loads(capsys.readouterr().out) == {"directory": "again", "parameters": 17_160, "layers": 2, "dropped": []}
     assert (home / "again" / "model.safetensors").read_bytes() == (home / "mine" / "model.safetensors").read_bytes()
 
 

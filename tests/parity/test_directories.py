@@ -55,7 +55,7 @@ def test_there_and_back_by_directories(family: str, tmp_path: Path) -> None:
     ours = dovetail.load(tmp_path / "theirs")
     assert not any(tensor.is_meta for tensor in (*ours.parameters(), *ours.buffers()))
     assert answers(ours, tokens).equal(answers(pair.ours, tokens))
-    assert import_directory(tmp_path / "theirs", tmp_path / "ours") == pair.spec
+    assert import_directory(tmp_path / "theirs", tmp_path / "ours") == (pair.spec, [])
     assert answers(dovetail.load(tmp_path / "ours"), tokens).equal(answers(pair.ours, tokens))
     assert export_directory(tmp_path / "ours", tmp_path / "back").dialect == family
     wanted, got = tensors_of(tmp_path / "theirs"), tensors_of(tmp_path / "back")
@@ -73,6 +73,7 @@ def test_there_and_back_by_directories(family: str, tmp_path: Path) -> None:
 FORMS = [(family, auto) for family, (_, autos) in OTHERS.items() for auto in autos]
 
 
+@pytest.mark.filterwarnings("ignore:embeddings.mask_token:dovetail.port.tensors.DroppedTensors")  # of pretraining alone
 @pytest.mark.parametrize(("family", "auto"), FORMS)
 def test_other_families_there_and_back_by_directories(family: str, auto: str, tmp_path: Path) -> None:
     pair = FormPair(family, auto, OTHERS[family][0](random.Random(f"{family} {auto}")), 0)

@@ -63,6 +63,15 @@ def layer_types(draw: Draw, count: int) -> list[str]:
     return [draw.choice(["sliding_attention", "full_attention"]) for _ in range(count)]
 
 
+def llama(draw: Draw) -> dict[str, Any]:
+    return llama_like(draw, attention_bias=some(draw), mlp_bias=some(draw))
+
+
+def gpt2(draw: Draw) -> dict[str, Any]:
+    made = older(draw, n_inner=draw.choice([None, 44]), n_positions=96, scale_attn_weights=some(draw))
+    return {**called(made, **SHORT), "activation_function": draw.choice(["gelu_new", "gelu", "relu"])}
+
+
 def mistral(draw: Draw) -> dict[str, Any]:
     return llama_like(draw, sliding_window=draw.choice([None, 5, 7]))
 
@@ -267,6 +276,8 @@ def jamba(draw: Draw) -> dict[str, Any]:
 FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     maker.__name__: maker
     for maker in (
+        llama,
+        gpt2,
         mistral,
         qwen2,
         qwen3,

@@ -40,10 +40,13 @@ class Command:
 
         must_be_free(self.out, self.force)
         with shown_loading(self.directory.name) as watch:
-            spec = import_directory(self.directory, self.out, watch=watch)
+            spec, dropped = import_directory(self.directory, self.out, watch=watch)
         count = parameters(spec)
         if self.json:
-            print_json({"directory": str(self.out), "parameters": count, "layers": len(spec.layers)})
+            report = {"directory": str(self.out), "parameters": count, "layers": len(spec.layers)}
+            print_json({**report, "dropped": [dc.asdict(one) for one in dropped]})
         else:
             print(f"{self.directory}: {count:,} parameters in {len(spec.layers)} layers, written to {self.out}")
+            for one in dropped:
+                print(f"  {one}")
         return 0

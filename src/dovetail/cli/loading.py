@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,8 +30,14 @@ def shown_loading(name: str) -> Iterator[Watch]:
             bar.start()
         bar.update(task, completed=done, total=total)
 
-    try:
-        yield watch
-    finally:
-        if bar.live.is_started:
-            bar.stop()
+    from dovetail.port.tensors import DroppedTensors
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default", DroppedTensors)
+        try:
+            yield watch
+        finally:
+            if bar.live.is_started:
+                bar.stop()
+    for warning in caught:
+        print(f"dovetail: {name}: {warning.message}", file=sys.stderr)

@@ -14,6 +14,8 @@ from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.table import Config, Same, Settings, look
 
+MAX_CLASSES = 100_000  # a config has a name for each
+
 
 class Classes:
     """How many classes a head has; as many as the family usually has where a config does not say."""
@@ -25,7 +27,7 @@ class Classes:
 
     def give(self, spec: Model) -> dict[str, Any]:
         count = look(spec, "head.classes")
-        if not isinstance(count, int):
+        if not isinstance(count, int) or count > MAX_CLASSES:
             return {}
         labels = [f"LABEL_{i}" for i in range(count)]
         return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
@@ -34,6 +36,8 @@ class Classes:
         labels, count = config.get("id2label"), config.get("num_labels")
         if labels is not None and not isinstance(labels, Mapping):
             raise SpecError("config.id2label", f"{labels!r} is not a mapping")
+        if labels is None and isinstance(count, int) and count > MAX_CLASSES:
+            raise SpecError("config.num_labels", f"{count} is more than {MAX_CLASSES:,}, the largest number of classes")
         return {"head.classes": len(labels) if labels is not None else self.usual if count is None else count}
 
 

@@ -116,11 +116,11 @@ class Periodic:
 
     def give(self, spec: Model) -> dict[str, Any]:
         there = [is_kind(look(block, self.ours), self.data["kind"]) for block in spec.layers]
-        for period in range(1, len(there) + 2):  # the last period is longer than the model: nowhere
-            for offset in range(period):
-                if there == [i % period == offset for i in range(len(there))]:
-                    return {self.period: period, self.offset: offset}
-        return {}
+        layers = [i for i, found in enumerate(there) if found]
+        offset = layers[0] if layers else len(there)  # a period longer than the model: no layer has the part
+        period = layers[1] - offset if len(layers) > 1 else max(offset + 1, len(there) - offset)
+        fits = offset < period and layers == list(range(offset, len(there), period))
+        return {self.period: period, self.offset: offset} if fits else {}
 
     def take(self, config: Config) -> Settings:
         period = whole(config, self.period, self.usual[0], 1)

@@ -53,9 +53,11 @@ class Widths:
         ffn, hidden = look(spec, "layers.*.ffn"), look(spec, "layers.*.ffn.hidden")
         if not isinstance(hidden, int):
             return {}
-        gated, most = is_kind(ffn, "glu"), 2 * hidden // spec.width + 2
-        sizes = {gated_hidden(spec.width * n) if gated else spec.width * n: n for n in range(most, 0, -1)}
-        return {RATIO: sizes[hidden], GATED: gated} if hidden in sizes else {GATED: gated}
+        width, gated = spec.width, is_kind(ffn, "glu")
+        least, most = (3 * (hidden - 8) // (2 * width), 3 * hidden // (2 * width) + 2) if gated else (hidden // width,) * 2
+        sizes = {n: gated_hidden(width * n) if gated else width * n for n in range(max(1, least), most + 1)}
+        ratios = [n for n, size in sizes.items() if size == hidden]
+        return {RATIO: ratios[0], GATED: gated} if ratios else {GATED: gated}
 
     def take(self, config: Config) -> Settings:
         ratio, width, gated = config.get(RATIO), config.get("hidden_size"), config.get(GATED, False)

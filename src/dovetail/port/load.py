@@ -38,7 +38,7 @@ from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import differences, explicit
 from dovetail.port.hf import form_of, from_hf
 from dovetail.port.quantized import opened
-from dovetail.port.tensors import imported
+from dovetail.port.tensors import Dropped, ImportPlan, warn_dropped
 
 CONFIG_FILE = "config.json"
 LARGEST_CONFIG = 4 * 2**20  # bytes: one with the names of 20,000 classes takes two
@@ -55,9 +55,24 @@ class Origin(NamedTuple):
     config: Mapping[str, Any] | None
 
 
+class Loaded(NamedTuple):
+    """The model of a directory, and the tensors of the directory that it does not hold."""
+
+    model: ModelModule
+    dropped: list[Dropped]
+
+
 def load(directory: str | Path, *, watch: Watch | None = None) -> ModelModule:
-    """The model of a directory, every weight bit for bit and in the dtype it was saved in; `model.part` is its spec. Nothing
-    in the directory is run. `watch` is told how far the reading is."""
+    """The model of a directory, every weight bit for bit and in the dtype it was saved in; `model.part` is its spec. No code in
+    the directory is executed. `watch` is called with the bytes read so far. Tensors that are not imported, such as layers for
+    multi-token prediction, are reported by a DroppedTensors warning per name pattern."""
+    loaded = load_reporting(directory, watch=watch)
+    warn_dropped(loaded.dropped)
+    return loaded.model
+
+
+def load_reporting(directory: str | Path, *, watch: Watch | None = None) -> Loaded:
+    """As `load`, with the dropped tensors in the result instead of a warning."""
     where = _directory(directory)
     spec, config = origin(where)
     with contextlib.ExitStack() as stack:
@@ -66,11 +81,11 @@ def load(directory: str | Path, *, watch: Watch | None = None) -> ModelModule:
         reading = _Reading(files, watch or (lambda done, total: None))
         model = on_meta(spec)
         with _said_of(where):
-            tensors = _own(spec, reading) if config is None else _theirs(spec, config, reading)
+            tensors, dropped = (_own(spec, reading), []) if config is None else _theirs(spec, config, reading)
             dtype = _put(model, spec, tensors)
     set_constants(model, spec, dtype, "cpu")
     tie(model, spec)
-    return model
+    return Loaded(model, dropped)
 
 
 def origin(where: Directory) -> Origin:
@@ -179,10 +194,12 @@ class _Reading:
 # -- tensors --------------------------------------------------------------------------------------------------------
 
 
-def _theirs(spec: Model, config: Mapping[str, Any], reading: _Reading) -> Iterator[tuple[str, Tensor]]:
+def _theirs(spec: Model, config: Mapping[str, Any], reading: _Reading) -> tuple[Iterator[tuple[str, Tensor]], list[Dropped]]:
+    """The tensors of a directory in Hugging Face layout under our paths, and those that are not imported."""
     dialect, (plain, form) = DIALECTS[config["model_type"]], opened(config)
     names, read = (reading.files, reading) if form is None else form.tensors(reading.files, reading)
-    return imported(spec, dialect, form_of(plain, dialect), names, read)
+    plan = ImportPlan(spec, dialect, form_of(plain, dialect), names)
+    return plan.read(read), plan.dropped({name: file.entries[name].size for name, file in reading.files.items()})
 
 
 def _own(spec: Model, reading: _Reading) -> Iterator[tuple[str, Tensor]]:

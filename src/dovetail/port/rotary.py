@@ -20,6 +20,7 @@ LENGTH = "max_position_embeddings"
 SHARE = "partial_rotary_factor"
 ORIGINAL = "original_max_position_embeddings"
 USUAL_LENGTH = 2048
+MAX_LENGTH = 2**31  # the greatest that is written
 
 
 @dc.dataclass(frozen=True)
@@ -99,6 +100,8 @@ class Rotary:
         theta = params.pop("rope_theta", None)
         found: Settings = {} if theta is None else {f"{self.ours}.base": theta}
         share = params.pop(SHARE, config.get(SHARE))
+        if share is not None and (isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1):
+            raise SpecError(f"config.{SHARE}", f"{share!r} is not a number above 0 and at most 1")
         if share is not None and (self.partial or share != 1.0):
             found[f"{self.ours}.fraction"] = share
         word = params.pop("rope_type", params.pop("type", "default"))
@@ -143,4 +146,4 @@ def _length(scaling: Part, stretch: Stretch) -> int:
     if stretch.original is not None:
         return values[stretch.original]
     original = values.get("original", USUAL_LENGTH)
-    return max(original + 1, int(original * values["factor"]))
+    return max(original + 1, int(min(original * values["factor"], MAX_LENGTH)))

@@ -38,7 +38,7 @@ class Expand:
             raise SpecError(f"config.{WIDTH}", f"{width!r} is not a whole number")
         inner, said = int(times * width), None if self.also is None else config.get(self.also)
         if said not in (None, inner):
-            raise SpecError(f"config.{self.also}", f"{said!r} is not read", f"by `{self.theirs}` it is {inner}")
+            raise SpecError(f"config.{self.also}", f"{said!r} is unsupported", f"`{self.theirs}` implies {inner}")
         return {self.ours: inner}
 
 

@@ -38,46 +38,30 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "linear": "identity",
 }
-# fields every config may have that say nothing about what is computed: how it was made, named, trained, how text is sampled
+# fields of any config that do not change what the model computes: provenance, tokens, training, generation, output format
 HOUSEKEEPING = frozenset(
     {
-        "_name_or_path",
-        "_num_labels",
-        "architectures",
-        "attn_implementation",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "cls_token_id",
-        "decoder_start_token_id",
-        "dtype",
-        "early_stopping",
-        "eos_token_id",
-        "finetuning_task",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "gradient_checkpointing",
-        "id2label",
-        "label2id",
-        "length_penalty",
-        "max_length",
-        "min_length",
-        "model_type",
-        "no_repeat_ngram_size",
-        "num_beams",
-        "output_attentions",
-        "output_hidden_states",
-        "output_past",
-        "pad_token_id",
-        "prefix",
-        "problem_type",
-        "return_dict",
-        "sep_token_id",
-        "task_specific_params",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
+        *("_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels"),
+        *("architectures", "attn_implementation", "bad_words_ids", "begin_suppress_tokens", "bos_token_id"),
+        *("chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype"),
+        *("early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty"),
+        *("finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label", "label2id"),
+        *("length_penalty", "max_length", "min_length", "model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams"),
+        *("num_labels", "num_return_sequences", "output_attentions", "output_hidden_states", "output_past", "output_scores"),
+        *("pad_token_id", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict"),
+        *("return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature"),
+        *("tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config"),
+        *("transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache", "xla_device"),
     }
 )
+# fields of any config that older versions wrote with the one value that changes nothing
+UNUSED: Mapping[str, Any] = {
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "is_decoder": False,
+    "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}
 
 
 LAYERNORM = (("weight", "scale"), ("bias", "shift"))  # their leaves of a LayerNorm, and ours
@@ -217,16 +201,18 @@ class Nullable(Same):
 
 
 class Follows(Same):
-    """A number that others of their config fix: written, and an error where it says something else."""
+    """A value that other config fields imply: it is written, and any other value is an error."""
 
-    def __init__(self, theirs: str, ours: str, *, said: Callable[[Config], Any]) -> None:
+    def __init__(self, theirs: str, ours: str, *, said: Callable[[Config], Any], unsupported: str = "") -> None:
+        """`unsupported` says what a different value would ask for."""
         super().__init__(theirs, ours)
-        self.said = said
+        self.said, self.unsupported = said, unsupported
 
     def take(self, config: Config) -> Settings:
-        value, fixed = config.get(self.names[0]), self.said(config)
-        if value is not None and value != fixed:
-            raise SpecError(f"config.{self.names[0]}", f"{value!r} is not read", f"by its other fields it is {fixed!r}")
+        value, implied = config.get(self.names[0]), self.said(config)
+        if value is not None and value != implied:
+            problem = f"{value!r} is unsupported" + (f": {self.unsupported}" if self.unsupported else "")
+            raise SpecError(f"config.{self.names[0]}", problem, f"the other fields imply {implied!r}")
         return {}
 
 
@@ -240,9 +226,9 @@ class Only:
         return {}
 
     def take(self, config: Config) -> Settings:
-        said = config.get(self.names[0])
-        if said not in (None, self.value):
-            raise SpecError(f"config.{self.names[0]}", f"{said!r} is not read", f"only {self.value!r} is")
+        value = config.get(self.names[0])
+        if value not in (None, self.value):
+            raise SpecError(f"config.{self.names[0]}", f"{value!r} is unsupported", f"supported: {self.value!r}")
         return {}
 
 
@@ -262,7 +248,8 @@ class Row:
         unless: str | None = None,
     ) -> None:
         self.theirs, self.ours, self.woven, self.where, self.unless = theirs, ours, woven, where, unless
-        self.convert = convert or (SPREAD if any(mark in theirs for mark in NUMBERED) else KEEP)
+        self.numbered = any(mark in theirs for mark in NUMBERED)
+        self.convert = convert or (SPREAD if self.numbered else KEEP)
 
     def stands(self, spec: Model, layer: int) -> bool:
         """Whether a layer has what the row is about."""
@@ -313,6 +300,18 @@ class Form:
     fields: tuple[Field, ...] = ()
 
 
+@dc.dataclass(frozen=True)
+class Skip:
+    """Tensors of a checkpoint that are not imported; a load reports them."""
+
+    pattern: str  # of their names; `{layers}` is the number of layers
+    reason: str
+    marker: str | None = None  # a tensor that must be in the checkpoint for the skip to apply
+
+
+INV_FREQ = Skip("*.rotary_emb.inv_freq", "rotary frequencies, computed from the config")
+
+
 @dc.dataclass(frozen=True, kw_only=True, eq=False)
 class Dialect:
     """One family; see the head of the file."""
@@ -327,10 +326,14 @@ class Dialect:
     defaults: Mapping[str, Any] = dc.field(default_factory=dict)  # what a config means that leaves a field out
     encoder: str | None = None  # their field that counts the encoder's layers
     like: Mapping[str, str] = dc.field(default_factory=dict)  # fields that, left out, are as another of theirs
+    aliases: Mapping[str, str] = dc.field(default_factory=dict)  # older names of config fields -> their present names
     fixed: Mapping[str, Any] = dc.field(default_factory=dict)  # fields that can have one value only
     ignored: frozenset[str] = HOUSEKEEPING  # fields that change nothing the model computes
-    stale: tuple[str, ...] = ()  # patterns of tensors in old files that are no weights
+    skips: tuple[Skip, ...] = ()  # tensors of a checkpoint that are not imported
+    copies: Mapping[str, str] = dc.field(default_factory=dict)  # patterns of second copies -> our path that they must equal
+    reset: Mapping[str, Any] = dc.field(default_factory=dict)  # fields about skipped tensors, with the value that is written
     older: Mapping[str, str] = dc.field(default_factory=dict)  # endings of names in old files, and those of now
+    infinite: frozenset[str] = frozenset()  # fields whose numbers may be infinite
     limits: tuple[Limit, ...] = ()
 
     def but(
@@ -349,6 +352,9 @@ class Dialect:
     ) -> Dialect:
         """A family that differs from this one in a few words: `spec` and `layer` are laid over its spec and its layer,
         `without` names fields and tensors it does not have, `fields` and `tensors` those it has instead or besides."""
+        for absent in set(without) - {n for field in self.fields for n in field.names} - {row.theirs for row in self.tensors}:
+            if absent not in self.fixed:
+                raise SpecError(name, f"`without` names {absent!r}, which is no field or tensor of {self.name}")
         own = {**self.spec, **(spec or {})}
         if layer is not None:
             own["layers"] = [_laid_over(self.spec["layers"][0], layer)]

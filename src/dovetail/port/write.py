@@ -14,7 +14,7 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +28,9 @@ from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import explicit
 from dovetail.port.hf import Ported, form_of, from_hf, to_hf
-from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG, Watch, load
+from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG, Watch, load, load_reporting
 from dovetail.port.rotary import LENGTH
-from dovetail.port.tensors import Move
+from dovetail.port.tensors import Dropped, Move
 
 KEPT_CONFIG = "imported_config.json"
 GENERATION_FILE = "generation_config.json"
@@ -55,11 +55,18 @@ LARGEST_BESIDE = 64 * 2**20  # bytes of one such file
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
-def import_directory(source: str | Path, out: str | Path, *, watch: Watch | None = None) -> Model:
-    """Write the model of a directory in Hugging Face layout as one of ours; its spec."""
-    model = load(source, watch=watch)
+class Imported(NamedTuple):
+    """The spec of an imported model, and the tensors of its checkpoint that were not imported."""
+
+    spec: Model
+    dropped: list[Dropped]
+
+
+def import_directory(source: str | Path, out: str | Path, *, watch: Watch | None = None) -> Imported:
+    """Write the model of a directory in Hugging Face layout as one of ours."""
+    model, dropped = load_reporting(source, watch=watch)
     write_own(model, Directory(source), out)
-    return model.part
+    return Imported(model.part, dropped)
 
 
 def write_own(model: ModelModule, source: Directory, out: str | Path, beside: Mapping[str, bytes] | None = None) -> None:
@@ -140,7 +147,7 @@ def _as_it_was(spec: Model, ported: Ported, kept: Mapping[str, Any]) -> dict[str
     if kept.get("model_type") != dialect.name:
         return ported.config
     if form_of(kept, dialect) == ported.form and _says(kept, spec):
-        return dict(kept)
+        return {**kept, **{name: value for name, value in dialect.reset.items() if name in kept}}
     made = {**{name: value for name, value in kept.items() if name in dialect.ignored}, **ported.config}
     longer = {**made, LENGTH: kept.get(LENGTH)}
     return longer if LENGTH in made and _says(longer, spec) else made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.port.convert import Unsqueezed
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, rows
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, Skip, rows
 
 MIXER = {"kind": "attention", "position": "none", "bias": True, "out_bias": True}
 ENCODER_LAYER = {
@@ -97,5 +97,6 @@ BART = Dialect(
         *attention("decoder.layers.{}.encoder_attn", "layers.{}.cross"),
         *rows("decoder.layers.{}.encoder_attn_layer_norm", "layers.{}.cross_norm", *LAYERNORM),
     ),
-    stale=("*decoder.embed_tokens.weight", "*coder.version"),
+    copies={"*decoder.embed_tokens.weight": "embed.table"},
+    skips=(Skip("*coder.version", "the number of an older file format"),),
 )

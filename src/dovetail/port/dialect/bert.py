@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.model import Model
 from dovetail.port.classes import Classes, Otherwise
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Row, Same, look, rows
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Row, Same, Skip, look, rows
 
 NORM = {"kind": "layernorm", "eps": 1e-12}
 MIXER = {"kind": "attention", "mask": "full", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
@@ -22,6 +22,9 @@ TIED = Follows("tie_word_embeddings", "head.tied", said=lambda config: True)
 def _types(spec: Model) -> tuple[str, Any, str] | None:
     """Theirs reads a type for every token."""
     return ("embed.types", 0, "there is at least 1") if look(spec, "embed.types") == 0 else None
+
+
+POSITION_IDS = Skip("*embeddings.position_ids", "the numbers 0, 1, 2 …")
 
 
 BERT = Dialect(
@@ -110,5 +113,10 @@ BERT = Dialect(
     ),
     limits=(_types,),
     older={".gamma": ".weight", ".beta": ".bias"},
-    stale=("*embeddings.position_ids", "cls.predictions.decoder.bias", "bert.pooler.*", "cls.seq_relationship.*"),
+    copies={"cls.predictions.decoder.bias": "head.bias"},
+    skips=(
+        POSITION_IDS,
+        Skip("bert.pooler.*", "a pooler that this model class does not use"),
+        Skip("cls.seq_relationship.*", "the head for next-sentence prediction"),
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail.port import mla
 from dovetail.port.dialect.llama import LLAMA, NORM
 from dovetail.port.expert import FirstDense, Groups, Shared, bank, glu
-from dovetail.port.table import ACTIVATIONS, Named, Only, Row, Same
+from dovetail.port.table import ACTIVATIONS, INV_FREQ, Named, Only, Row, Same, Skip
 
 EXPERTS, PLAIN, LAYER = "layers.*.ffn:moe", "layers.*.ffn:glu", "layers.{}"
 ROUTER = f"{EXPERTS}.router"
@@ -45,10 +45,23 @@ DEEPSEEK_V3 = LLAMA.but(
         *glu(f"{LAYER}.mlp.shared_experts", f"{LAYER}.ffn.shared"),
     ),
     fixed={"attention_bias": False},
-    # what is predicted beyond the next token lies in a layer after the last, which is not read
-    ignored=("num_nextn_predict_layers", "ep_size", "seq_aux", "aux_loss_alpha", "output_router_logits", "qk_head_dim"),
-    stale=("*.rotary_emb.inv_freq", "model.layers.61.*"),
+    ignored=("ep_size", "seq_aux", "aux_loss_alpha", "output_router_logits", "qk_head_dim"),
+    skips=(
+        INV_FREQ,
+        Skip("model.layers.{layers}.*", "a layer for multi-token prediction", marker="model.layers.{layers}.eh_proj.weight"),
+    ),
+    reset={"num_nextn_predict_layers": 0},
     required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
-    defaults={"intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8},
+    defaults={
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    },
     limits=(),
 )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dovetail.model import Model
 from dovetail.port.convert import STACK
 from dovetail.port.dialect.vit import MIXER
 from dovetail.port.gated import Activation, Widths
@@ -13,29 +10,16 @@ from dovetail.port.table import (
     ACTIVATIONS,
     HOUSEKEEPING,
     LAYERNORM,
-    Config,
     Dialect,
     Form,
     Row,
     Same,
-    Settings,
+    Skip,
     rows,
 )
 
 NORM = {"kind": "layernorm", "eps": 1e-6}
 IN = "encoder.layer.{}.mlp.weights_in"
-
-
-class MaskToken:
-    """A square that its pretraining put in place of others. No image has it, so it is neither read nor written."""
-
-    names = ("use_mask_token",)
-
-    def give(self, spec: Model) -> dict[str, Any]:
-        return {"use_mask_token": False}
-
-    def take(self, config: Config) -> Settings:
-        return {}
 
 
 DINOV2 = Dialect(
@@ -64,7 +48,6 @@ DINOV2 = Dialect(
         Same("attention_probs_dropout_prob", "layers.*.mixer.dropout"),
         Same("initializer_range", "init.spread"),
         Activation("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
-        MaskToken(),
     ),
     fixed={"drop_path_rate": 0.0},
     ignored=HOUSEKEEPING
@@ -90,5 +73,6 @@ DINOV2 = Dialect(
         *rows("encoder.layer.{}.mlp.weights_out", "layers.{}.ffn.down", "weight", "bias", where="layers.{}.ffn:glu"),
         *rows("layernorm", "norm", *LAYERNORM),
     ),
-    stale=("embeddings.mask_token",),
+    skips=(Skip("embeddings.mask_token", "the patch embedding that pretraining masks with"),),
+    reset={"use_mask_token": False},
 )

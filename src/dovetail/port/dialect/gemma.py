@@ -14,6 +14,6 @@ GEMMA = LLAMA.but(
     without=("mlp_bias", "pretraining_tp"),
     fixed={"use_bidirectional_attention": None},
     ignored=("hidden_activation",),  # in old files beside hidden_act, which decides
-    defaults={"head_dim": 256},
+    defaults={"num_key_value_heads": 16, "head_dim": 256},
     limits=(),
 )

@@ -55,6 +55,7 @@ GEMMA2 = GEMMA.but(
     ),
     ignored=("cache_implementation", "hidden_act"),
     defaults={
+        "num_key_value_heads": 4,
         "head_dim": 256,
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dovetail.port.dialect.gemma import NORM
 from dovetail.port.dialect.gemma2 import GEMMA2
+from dovetail.port.expert import whole
 from dovetail.port.layer import FULL, SLIDING, LayerTypes, RotaryByType
 from dovetail.port.table import Config, Nullable, Row, Same
 
@@ -12,7 +13,7 @@ PERIOD = "_sliding_window_pattern"
 
 def usual(config: Config, layer: int) -> str:
     """Every sixth layer is full."""
-    every = config.get("sliding_window_pattern") or config.get(PERIOD) or 6
+    every = whole(config, "sliding_window_pattern", whole(config, PERIOD, 6, 1), 1)
     return SLIDING if (layer + 1) % every else FULL
 
 
@@ -38,5 +39,5 @@ GEMMA3 = GEMMA2.but(
     ),
     # their attention knows the name of a soft-cap and does not apply it
     fixed={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
-    defaults={"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
+    defaults={"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
 )

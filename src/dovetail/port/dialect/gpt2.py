@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.port.convert import STACK, TRANSPOSE
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, Switch, rows
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, Skip, Switch, rows
 
 MIXER = {"kind": "attention", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
 LAYER = {
@@ -67,5 +67,5 @@ GPT2 = Dialect(
         *rows("h.{}.mlp.c_proj", "layers.{}.ffn.down", "weight", "bias", convert=TRANSPOSE),
         *rows("ln_f", "norm", *LAYERNORM),
     ),
-    stale=("*.attn.bias", "*.attn.masked_bias"),
+    skips=(Skip("*.attn.bias", "the causal mask"), Skip("*.attn.masked_bias", "the score of masked keys")),
 )

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from dovetail.port.rotary import Rotary
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, Switch, rows
+from dovetail.port.rotary import SHARE, Rotary
+from dovetail.port.table import (
+    ACTIVATIONS,
+    HOUSEKEEPING,
+    INV_FREQ,
+    LAYERNORM,
+    Dialect,
+    Form,
+    Named,
+    Row,
+    Same,
+    Skip,
+    Switch,
+    rows,
+)
 
 PARALLEL = {"kind": "parallel", "one_norm": False}
 MIXER = {"kind": "attention", "packed": True, "bias": True, "out_bias": True, "position": {"kind": "rope", "fraction": 0.25}}
@@ -32,10 +45,9 @@ GPT_NEOX = Dialect(
         Same("tie_word_embeddings", "head.tied"),
         Same("initializer_range", "init.spread"),
         Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
-        Same("rotary_pct", "layers.*.mixer.position.fraction"),  # in older files
-        Same("rotary_emb_base", "layers.*.mixer.position.base"),
         Rotary("layers.*.mixer.position", partial=True),
     ),
+    aliases={"rotary_pct": SHARE, "rotary_emb_base": "rope_theta"},
     fixed={"is_decoder": False},
     tensors=(
         Row("embed_in.weight", "embed.table"),
@@ -47,6 +59,10 @@ GPT_NEOX = Dialect(
         *rows("layers.{}.mlp.dense_4h_to_h", "layers.{}.ffn.down", "weight", "bias"),
         *rows("final_layer_norm", "norm", *LAYERNORM),
     ),
-    stale=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
+    skips=(
+        Skip("*.attention.bias", "the causal mask"),
+        Skip("*.attention.masked_bias", "the score of masked keys"),
+        INV_FREQ,
+    ),
     ignored=HOUSEKEEPING | {"classifier_dropout"},
 )

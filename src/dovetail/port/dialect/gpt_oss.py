@@ -72,6 +72,7 @@ GPT_OSS = LLAMA.but(
     ignored=("initial_context_length",),  # the rope carries it
     defaults={
         "rope_theta": 150000.0,
+        "num_key_value_heads": 8,
         "head_dim": 64,
         "sliding_window": 128,
         "num_local_experts": 128,

@@ -17,6 +17,7 @@ from dovetail.port.table import (
     Row,
     Same,
     Settings,
+    Skip,
     look,
     rows,
 )
@@ -91,7 +92,11 @@ GPTJ = Dialect(
         *rows("h.{}.mlp.fc_out", "layers.{}.ffn.down", "weight", "bias"),
         *rows("ln_f", "norm", *LAYERNORM),
     ),
-    stale=("*.attn.bias", "*.attn.masked_bias", "*.attn.embed_positions"),
+    skips=(
+        Skip("*.attn.bias", "the causal mask"),
+        Skip("*.attn.masked_bias", "the score of masked keys"),
+        Skip("*.attn.embed_positions", "rotary angles, computed from the config"),
+    ),
     defaults={"rotary_dim": 64},
     ignored=HOUSEKEEPING
     | {

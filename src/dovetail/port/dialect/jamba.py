@@ -78,5 +78,7 @@ JAMBA = LLAMA.but(
         *("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep", "calc_logits_for_entire_prompt"),
         *("max_position_embeddings", "n_ctx"),
     ),
+    required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),  # there may be no attention
+    defaults={"num_attention_heads": 32, "num_key_value_heads": 8},
     limits=(),
 )

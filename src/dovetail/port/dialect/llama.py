@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.model import Model
 from dovetail.port.rotary import Rotary
-from dovetail.port.table import ACTIVATIONS, Dialect, Form, Named, Row, Same, look, rows
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, INV_FREQ, Dialect, Form, Named, Only, Row, Same, look, rows
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6}
 
@@ -44,8 +44,10 @@ LLAMA = Dialect(
         Same("initializer_range", "init.spread"),
         Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
         Rotary("layers.*.mixer.position"),
+        Only("rope_interleaved", False),
     ),
     fixed={"pretraining_tp": 1},
+    ignored=HOUSEKEEPING | {"is_llama_config"},
     tensors=(
         Row("embed_tokens.weight", "embed.table"),
         Row("layers.{}.input_layernorm.weight", "layers.{}.mixer_norm.scale"),
@@ -59,6 +61,6 @@ LLAMA = Dialect(
         *rows("layers.{}.mlp.down_proj", "layers.{}.ffn.down", "weight", "bias"),
         Row("norm.weight", "norm.scale"),
     ),
-    stale=("*.rotary_emb.inv_freq",),
+    skips=(INV_FREQ,),
     limits=(_heads_divide_width,),
 )

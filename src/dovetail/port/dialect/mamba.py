@@ -31,6 +31,7 @@ MAMBA = Dialect(
         Expand("expand", "layers.*.mixer.inner", also="intermediate_size"),
         Rank("time_step_rank", "layers.*.mixer.rank"),
     ),
+    defaults={"initializer_range": 0.1},
     fixed={"hidden_act": "silu"},
     tensors=(
         Row("embeddings.weight", "embed.table"),

@@ -47,7 +47,7 @@ class NoLimit:
         low, high = said if isinstance(said, (list, tuple)) and len(said) == 2 else (said, None)
         high = high.get("__float__") if isinstance(high, dict) else high
         if low != 0 or high not in (float("inf"), "Infinity"):
-            raise SpecError(f"config.{LIMIT}", f"{said!r} is not read", "only [0, Infinity] is")
+            raise SpecError(f"config.{LIMIT}", f"{said!r} is unsupported", "supported: [0, Infinity]")
         return {}
 
 
@@ -75,6 +75,7 @@ MAMBA2 = MAMBA.but(
         Row(f"{MIXER}.out_proj.weight", f"{MIXER}.o.weight"),
     ),
     fixed={"use_bias": False},  # theirs has two biases on Δ, of which only the sum counts
+    infinite=frozenset({LIMIT}),
     ignored=("chunk_size", "time_step_rank"),
-    defaults={"head_dim": 64, "n_groups": 8, "state_size": 128, "tie_word_embeddings": False},
+    defaults={"initializer_range": 0.1, "head_dim": 64, "n_groups": 8, "state_size": 128, "tie_word_embeddings": False},
 )

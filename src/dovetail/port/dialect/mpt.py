@@ -37,9 +37,9 @@ class AttnConfig:
             raise SpecError("config.attn_config", f"{said!r} is not a mapping")
         for name, value in said.items():
             if name in ONLY and value != ONLY[name]:
-                raise SpecError(f"config.attn_config.{name}", f"{value!r} is not read", f"only {ONLY[name]!r} is")
+                raise SpecError(f"config.attn_config.{name}", f"{value!r} is unsupported", f"supported: {ONLY[name]!r}")
             if name not in ONLY and name not in SILENT:
-                raise SpecError(f"config.attn_config.{name}", "is a field that mpt does not have here")
+                raise SpecError(f"config.attn_config.{name}", "is not a known field of mpt")
         found = {"layers.*.mixer.scale": said.get("softmax_scale"), "layers.*.mixer.dropout": said.get("attn_pdrop")}
         return {path: value for path, value in found.items() if value is not None}
 

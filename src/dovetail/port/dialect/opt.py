@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, rows
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Row, Same, rows
 
 MIXER = {"kind": "attention", "position": "none", "bias": True, "out_bias": True}
 BIASES = ("layers.*.mixer.bias", "layers.*.mixer.out_bias", "layers.*.ffn.bias")
@@ -22,7 +22,12 @@ OPT = Dialect(
     fields=(
         Same("vocab_size", "vocab"),
         Same("hidden_size", "width"),
-        Same("word_embed_proj_dim", "width"),
+        Follows(
+            "word_embed_proj_dim",
+            "width",
+            said=lambda config: config.get("hidden_size"),
+            unsupported="an embedding with another width than the model",
+        ),
         Same("ffn_dim", "layers.*.ffn.hidden"),
         Same("num_attention_heads", "layers.*.mixer.heads"),
         Same("max_position_embeddings", "position.length"),

@@ -29,5 +29,6 @@ PHI3 = LLAMA.but(
         Row("layers.{}.mlp.down_proj.weight", "layers.{}.ffn.down.weight"),
     ),
     ignored=("original_max_position_embeddings",),  # the rope carries it
+    defaults={"rms_norm_eps": 1e-5},
     limits=(),
 )

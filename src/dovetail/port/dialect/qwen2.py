@@ -19,5 +19,6 @@ QWEN2 = LLAMA.but(
     layer={"mixer": {"bias": True}},
     without=("attention_bias", "mlp_bias", "pretraining_tp", "head_dim"),
     fields=(LayerTypes("num_hidden_layers", usual, switch="use_sliding_window", also=("max_window_layers",)),),
+    defaults={"num_key_value_heads": 32},
     limits=(),
 )

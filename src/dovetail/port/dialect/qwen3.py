@@ -19,5 +19,5 @@ QWEN3 = QWEN2.but(
         Row("layers.{}.self_attn.q_norm.weight", "layers.{}.mixer.q_norm.scale"),
         Row("layers.{}.self_attn.k_norm.weight", "layers.{}.mixer.k_norm.scale"),
     ),
-    defaults={"head_dim": 128},
+    defaults={"num_key_value_heads": 32, "head_dim": 128},
 )

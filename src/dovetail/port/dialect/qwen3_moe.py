@@ -18,23 +18,25 @@ QWEN3_MOE = QWEN3.but(
         Window(switch="use_sliding_window"),
         SparseLayers("num_hidden_layers"),
         Same("num_experts", f"{EXPERTS}.experts"),
-        Same("num_local_experts", f"{EXPERTS}.experts"),  # the same in newer files
         Same("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
         Same("norm_topk_prob", f"{EXPERTS}.router.normalize"),
         Same("moe_intermediate_size", f"{EXPERTS}.hidden"),
         Same("intermediate_size", f"{PLAIN}.hidden"),
         Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
-        BalanceLoss(f"{EXPERTS}.router.balance_loss", "num_experts", "num_local_experts"),
+        BalanceLoss(f"{EXPERTS}.router.balance_loss", "num_experts"),
     ),
     tensors=(
         Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.weight"),
         *bank("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
     ),
+    aliases={"num_local_experts": "num_experts"},
     ignored=("max_window_layers",),  # of Qwen 3 without experts
     required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     defaults={
         "intermediate_size": 6144,
         "moe_intermediate_size": 768,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "sliding_window": 4096,

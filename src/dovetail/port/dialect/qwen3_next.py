@@ -11,7 +11,7 @@ from dovetail.port.dialect.llama import LLAMA
 from dovetail.port.expert import BalanceLoss, SparseLayers, bank, counted, glu, whole
 from dovetail.port.layer import FULL, LAYER_TYPES
 from dovetail.port.rotary import Rotary
-from dovetail.port.table import Config, Row, Same, Settings, is_kind, look
+from dovetail.port.table import INV_FREQ, Config, Row, Same, Settings, Skip, is_kind, look
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6, "plus_one": True}
 FFN = {
@@ -95,7 +95,7 @@ QWEN3_NEXT = LLAMA.but(
         Row("layers.{}.mlp.shared_expert_gate.weight", "layers.{}.ffn.shared_gate.weight"),
     ),
     fixed={"attention_bias": False, "hidden_act": "silu"},  # the convolutions of delta layers have it too
-    stale=("*.rotary_emb.inv_freq", "mtp.*"),  # what is predicted beyond the next token is not read
+    skips=(INV_FREQ, Skip("mtp.*", "layers for multi-token prediction")),
     required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     defaults={
         "partial_rotary_factor": 0.25,

@@ -6,8 +6,8 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.dialect.bert import BERT, CLASSIFIER, NORM, POOLER, TIED
-from dovetail.port.table import LAYERNORM, Config, Form, Row, Same, Settings, look, rows
+from dovetail.port.dialect.bert import BERT, CLASSIFIER, NORM, POOLER, POSITION_IDS, TIED
+from dovetail.port.table import LAYERNORM, Config, Form, Row, Same, Settings, Skip, look, rows
 
 PAD, LENGTH = "pad_token_id", "max_position_embeddings"
 
@@ -82,5 +82,6 @@ ROBERTA = BERT.but(
     spec={"position": {"kind": "learned", "length": 512, "offset": 2}},
     fields=(Places(),),
     defaults={"pad_token_id": 1, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1},
-    stale=("*embeddings.position_ids", "lm_head.decoder.bias", "roberta.pooler.*"),
+    copies={"lm_head.decoder.bias": "head.bias"},
+    skips=(POSITION_IDS, Skip("roberta.pooler.*", "a pooler that this model class does not use")),
 )

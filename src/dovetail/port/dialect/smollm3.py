@@ -7,6 +7,7 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.dialect.llama import LLAMA
+from dovetail.port.expert import whole
 from dovetail.port.layer import FULL, SLIDING, WINDOW, LayerTypes
 from dovetail.port.table import Config, Settings, look
 
@@ -33,7 +34,7 @@ def turning(config: Config) -> list[int]:
     """Which layers turn."""
     said, count = config.get("no_rope_layers"), config.get("num_hidden_layers")
     if said is None and isinstance(count, int):
-        every = config.get("no_rope_layer_interval", 4)
+        every = whole(config, "no_rope_layer_interval", 4, 1)
         return [int((i + 1) % every != 0) for i in range(min(count, 10_000))]
     if not isinstance(said, (list, tuple)) or len(said) != count:
         raise SpecError("config.no_rope_layers", f"is not a list of {count} numbers, one for each layer")
@@ -53,6 +54,6 @@ SMOLLM3 = LLAMA.but(
     without=("pretraining_tp", "head_dim"),
     fields=(LayerTypes("num_hidden_layers", usual, switch="use_sliding_window"), NoRope()),
     ignored=("max_window_layers",),
-    defaults={"num_key_value_heads": 4},
+    defaults={"num_key_value_heads": 4, "rope_theta": 2e6},
     limits=(),
 )

@@ -26,5 +26,6 @@ STABLELM = LLAMA.but(
         *rows("norm", "norm", *LAYERNORM),
     ),
     fixed={"qk_layernorm": False},  # a norm for every head by itself, which no other family has
+    defaults={"num_key_value_heads": 32},
     limits=(),
 )

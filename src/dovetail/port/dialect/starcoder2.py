@@ -31,6 +31,6 @@ STARCODER2 = LLAMA.but(
         *rows("layers.{}.mlp.c_proj", "layers.{}.ffn.down", "weight", "bias"),
         *rows("norm", "norm", *LAYERNORM),
     ),
-    defaults={"use_bias": True, "num_key_value_heads": 2},
+    defaults={"use_bias": True, "num_key_value_heads": 2, "initializer_range": 0.018042},
     limits=(),
 )

@@ -8,7 +8,7 @@ from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.convert import TRANSPOSE
 from dovetail.port.gated import GatedWord
-from dovetail.port.table import HOUSEKEEPING, Config, Dialect, Form, Row, Same, Settings, look
+from dovetail.port.table import HOUSEKEEPING, Config, Dialect, Form, Row, Same, Settings, Skip, look
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6}
 WIRE = {"kind": "pre_norm", "dropout": 0.1}
@@ -130,5 +130,11 @@ T5 = Dialect(
         Row("decoder.block.{}.layer.1.layer_norm.weight", "layers.{}.cross_norm.scale"),
         *attention("decoder.block.{}.layer.1.EncDecAttention", "layers.{}.cross"),
     ),
-    stale=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", "decoder.embed_tokens.weight"),
+    copies={"decoder.embed_tokens.weight": "embed.table"},
+    skips=(
+        Skip(
+            "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+            "a relative bias of cross-attention, which T5 does not use",
+        ),
+    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.port.classes import Classes
 from dovetail.port.image import ATTENTION, EMBEDDINGS, Image
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Same, rows
+from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Same, Skip, rows
 
 NORM = {"kind": "layernorm", "eps": 1e-12}
 MIXER = {"kind": "attention", "mask": "full", "position": "none", "bias": True, "out_bias": True}
@@ -64,5 +64,5 @@ VIT = Dialect(
         *rows("encoder.layer.{}.output.dense", "layers.{}.ffn.down", "weight", "bias"),
         *rows("layernorm", "norm", *LAYERNORM),
     ),
-    stale=("vit.pooler.*", "pooler.*"),
+    skips=tuple(Skip(f"{prefix}pooler.*", "a pooler that this model class does not use") for prefix in ("vit.", "")),
 )
