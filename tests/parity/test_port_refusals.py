@@ -127,7 +127,7 @@ def test_each_dialect_is_found() -> None:
         (LLAMA, ["layers.*.mixer.sink=true"], "layers.0.mixer.sink", "True cannot"),
         (LLAMA, ["layers.0.ffn=mlp"], "layers.0.ffn", "mlp cannot be written as llama"),
         (LLAMA, ["layers.*.ffn=null"], "layers.0.ffn", "nothing cannot be written as llama"),
-        (LLAMA, ["layers.*.wire=sandwich_norm"], "layers.0.wire", "sandwich cannot"),
+        (LLAMA, ["layers.*.wire=sandwich_norm"], "layers.0.wire", "sandwich_norm cannot"),
         (LLAMA, ["layers.*.mixer.bias=true"], "layers.0.mixer.out_bias", "False cannot"),
         (LLAMA, ["layers.*.mixer.position.scaling=ntk"], "layers.0.mixer.position.scaling", "ntk cannot"),
         (LLAMA, ["layers.*.mixer.position.pairs=adjacent"], "layers.0.mixer.position.pairs", "adjacent cannot"),
