@@ -69,7 +69,7 @@ def test_layers_that_are_none(text: str) -> None:
 
 
 def test_no_text_asks_for_a_million_layers() -> None:
-    with pytest.raises(SpecError, match="more than 4096"):
+    with pytest.raises(SpecError, match="more than 2048"):
         parse_picks(",".join(["0-999"] * 5), 1000)
 
 

@@ -14,12 +14,16 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.core.part import Part
 
+MAX_LAYERS = 2048  # of one stack: twice the deepest published model (DeepNet), and read within seconds
+MAX_FIELDS = 200_000  # of all layers of a stack, written out: a bound on untrusted specs
+
 
 def expand(layers: Any) -> list[Any]:
     """`repeat` and `pattern` written out: one mapping a layer."""
     if not isinstance(layers, list):
         raise SpecError("layers", f"a list of layers was expected, not {layers!r}")
     out: list[Any] = []
+    fields = 0
     for i, entry in enumerate(layers):
         if not isinstance(entry, Mapping):
             raise SpecError(f"layers.{i}", f"a mapping was expected, not {entry!r}")
@@ -27,8 +31,13 @@ def expand(layers: Any) -> list[Any]:
         if not isinstance(pattern, list) or not all(isinstance(name, str) for name in pattern if name is not None):
             raise SpecError(f"layers.{i}.pattern", f"a list of names was expected, not {pattern!r}")
         repeat = entry.get("repeat", len(pattern))
-        if type(repeat) is not int or not 1 <= repeat <= 10_000:
-            raise SpecError(f"layers.{i}.repeat", f"{repeat!r} is not a whole number from 1 to 10000")
+        if type(repeat) is not int or repeat < 1:
+            raise SpecError(f"layers.{i}.repeat", f"{repeat!r} is not a whole number above 0")
+        if len(out) + repeat > MAX_LAYERS:
+            raise SpecError(f"layers.{i}.repeat", f"{len(out) + repeat:,} layers", f"the limit is {MAX_LAYERS:,}")
+        fields += repeat * _count(entry)
+        if fields > MAX_FIELDS:
+            raise SpecError(f"layers.{i}", f"{fields:,} fields in all layers written out", f"the limit is {MAX_FIELDS:,}")
         names = {name for name in pattern if name is not None}
         if missing := sorted(names - set(entry)):
             raise SpecError(
@@ -42,6 +51,13 @@ def expand(layers: Any) -> list[Any]:
             own = entry.get(pattern[layer % len(pattern)], {}) if names else {}
             out.append({"kind": "block", **common, **own})
     return out
+
+
+def _count(data: Any) -> int:
+    """How many values plain data holds, at any depth."""
+    if isinstance(data, Mapping):
+        return 1 + sum(map(_count, data.values()))
+    return 1 + sum(map(_count, data)) if isinstance(data, (list, tuple)) else 1
 
 
 def fold(layers: Sequence[Part]) -> list[Any]:

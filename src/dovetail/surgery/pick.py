@@ -12,9 +12,9 @@ import re
 from collections.abc import Sequence
 
 from dovetail.core.errors import SpecError
+from dovetail.core.layers import MAX_LAYERS
 from dovetail.model import Model
 
-MAX_LAYERS = 4096  # more than any real model has: a bound on untrusted text
 RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 OWN_LAYER = re.compile(r"layers\.(\d+)(?=\.)")
 

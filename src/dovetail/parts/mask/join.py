@@ -13,6 +13,8 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
 
+MAX_MASKS = 256  # joined in one: each is computed for every tile of scores
+
 
 @register("full")
 class Full(Mask):
@@ -52,6 +54,8 @@ class Joined(Mask):
     def check(self, scope: Scope) -> list[Problem]:
         if not self.masks:
             return [Problem("masks", "holds no mask", "name at least one, or use `full`")]
+        if len(self.masks) > MAX_MASKS:
+            return [Problem("masks", f"{len(self.masks):,} masks", f"the limit is {MAX_MASKS}")]
         return [
             Problem(f"masks.{i}.{p.field}", p.problem, p.remedy) for i, mask in enumerate(self.masks) for p in mask.check(scope)
         ]
