@@ -16,7 +16,7 @@ CHEAP = [law.name for law in LAWS.values() if not law.slow]
 
 
 def test_every_law_of_this_release_is_registered():
-    assert {law.number for law in LAWS.values()} | {14} == {1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 19}
+    assert {law.number for law in LAWS.values()} | {14} >= {*range(1, 9), *range(10, 18), 19}
 
 
 def test_cheap_laws_hold_for_a_small_llama():

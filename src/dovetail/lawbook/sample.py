@@ -77,7 +77,8 @@ def _text(cls: type[Part], kind: str, name: str, value: Any) -> str:
 
 def candidates(group: type[Part], owner: str, name: str, empty: bool) -> dict[str, Any]:
     """The kinds a slot may hold; which of them make sense is the parts' own answer."""
-    found: dict[str, Any] = {kind: kind for kind, cls in KINDS.items() if issubclass(cls, group)}
+    # sorted: the same seed gives the same specs whatever was imported first
+    found: dict[str, Any] = {kind: kind for kind in sorted(KINDS) if issubclass(KINDS[kind], group)}
     if issubclass(group, Position):
         site = "stream" if owner == "model" else "mixer"
         found = {k: k for k in found if getattr(KINDS[k], "site", None) in (site, "any")}

@@ -101,7 +101,8 @@ def dense(
     for i in range(picked.shape[-1]):
         chosen = chosen | (picked[..., i, None] == block)
     seen = (chosen & earlier[..., None, :, :]).unsqueeze(-3)
-    weights = softmax_where(q @ k.unsqueeze(-3).transpose(-1, -2) * scale, seen)
+    score_dtype = at_least_fp32(q.dtype)
+    weights = softmax_where(q.to(score_dtype) @ k.to(score_dtype).unsqueeze(-3).transpose(-1, -2) * scale, seen)
     return weights.to(v.dtype) @ v.unsqueeze(-3)
 
 
@@ -122,7 +123,8 @@ def gathered(
         keys, values = (
             x.gather(-2, flat.expand(*flat.shape[:-1], x.shape[-1])).unflatten(-2, index.shape[-2:]) for x in (k, v)
         )
-        scores = torch.einsum("...gsnd,...gnkd->...gsnk", q[..., some, :], keys) * scale
+        score_dtype = at_least_fp32(q.dtype)
+        scores = torch.einsum("...gsnd,...gnkd->...gsnk", q[..., some, :].to(score_dtype), keys.to(score_dtype)) * scale
         weights = softmax_where(scores, seen.unsqueeze(-3))
         found.append(torch.einsum("...gsnk,...gnkd->...gsnd", weights.to(v.dtype), values))
     return torch.cat(found, -2)

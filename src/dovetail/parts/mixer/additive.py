@@ -133,9 +133,9 @@ class AdditiveAttentionModule(SoftmaxModule):
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """(…, heads, n, m)."""
-        hidden = torch.tanh(q + k)
-        scores = hidden.flatten(-3, -2) @ self.u.unsqueeze(-1).to(hidden.dtype)
-        return scores.to(at_least_fp32(hidden.dtype)).view(hidden.shape[:-1])
+        score_dtype = at_least_fp32(q.dtype)
+        hidden = torch.tanh(q.to(score_dtype) + k.to(score_dtype))
+        return (hidden.flatten(-3, -2) @ self.u.unsqueeze(-1).to(score_dtype)).view(hidden.shape[:-1])
 
 
 @register("multiplicative_attention")

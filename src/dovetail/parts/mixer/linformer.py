@@ -32,7 +32,7 @@ from dovetail.ops.attend import attend
 class Linformer(SoftmaxMixer):
     """Bidirectional attention of low rank."""
 
-    TAPS = ("q", "k", "v", "z", "out")
+    TAPS = ("q", "k", "v", "mixed_k", "mixed_v", "z", "out")
 
     heads: int = 8
     head: int | None = None  # None: width / heads
@@ -113,7 +113,8 @@ class LinformerModule(SoftmaxModule):
         key_layout.once(f"fits {self.part.length}", lambda: self.refuse_beyond(key_layout))
         documents = key_layout.once("documents", lambda: documents_of(key_layout))
         mixed_layout = key_layout.once(("mixed", self.part.rank), lambda: self.places(key_layout, documents))
-        k, v = self.mixed(k, self.k_map, key_layout, documents), self.mixed(v, self.v_map, key_layout, documents)
+        k = ctx.tap(self, "mixed_k", self.mixed(k, self.k_map, key_layout, documents))
+        v = ctx.tap(self, "mixed_v", self.mixed(v, self.v_map, key_layout, documents))
         scoring, needs = self.scoring(ctx)
         return self.project_out(attend(q, k, v, scoring, layout, mixed_layout, needs), ctx)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.group import Mask, Position
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Linear, Module
+from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import KINDS, Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size
@@ -44,7 +44,7 @@ FINE, LOWEST, MOST_BLOCKS, NEVER = 2.0**16, 2.0**20, 2**24, -(2**62)
 class NSA(SoftmaxMixer):
     """Native sparse attention: compressed blocks, blocks selected by content, and a sliding window."""
 
-    TAPS = ("q", "k", "v", "summary", "picked", "gate", "z", "out")
+    TAPS = ("q", "k", "v", "block_k", "block_v", "summary", "picked", "gate", "z", "out")
 
     heads: int = 8
     kv_heads: int | None = 2  # None: as many as heads
@@ -167,7 +167,8 @@ class NSAModule(SoftmaxModule):
         k = self.position.on_read(k, key_layout)
         q = ctx.tap(self, "q", self.position.rotate(q, layout))
         blocks = ended(layout, key_layout, self.block)
-        block_k, block_v, block_layout = self.mapped("k", k, blocks.tokens), self.mapped("v", v, blocks.tokens), blocks.layout
+        block_k = ctx.tap(self, "block_k", self.mapped("k", k, blocks.tokens))
+        block_v, block_layout = ctx.tap(self, "block_v", self.mapped("v", v, blocks.tokens)), blocks.layout
         if view is not None:
             (block_k, block_v), block_layout = view.extend_blocks(block_layout, block_k, block_v)
         summary, logs = self.summary(q, block_k, block_v, layout, block_layout)
@@ -191,7 +192,9 @@ class NSAModule(SoftmaxModule):
         whole = same_document(layout, blocks) & (blocks.order[..., None, :] < ((layout.order + 1) // self.block)[..., :, None])
         grouped = q.unflatten(-2, (k.shape[-2], -1)).movedim(-4, -2)  # (…, kv_heads, shared, n, head)
         keys, values = (x.transpose(-3, -2).unsqueeze(-3) for x in (k, v))
-        logs = log_softmax_where(grouped @ keys.transpose(-1, -2) * self.scale, whole[..., None, None, :, :])
+        score_dtype = at_least_fp32(q.dtype)
+        scores = grouped.to(score_dtype) @ keys.to(score_dtype).transpose(-1, -2) * self.scale
+        logs = log_softmax_where(scores, whole[..., None, None, :, :])
         z = (logs.exp().to(v.dtype) @ values).movedim(-2, -4).flatten(-3, -2)
         return z, logs.detach()
 

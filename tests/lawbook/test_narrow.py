@@ -1,0 +1,53 @@
+"""Law 17: what it compares, what it bounds, and what it lets pass."""
+
+import pytest
+import torch
+
+from dovetail.io.spec import load_spec
+from dovetail.lawbook import narrow
+from dovetail.lawbook.case import Broken, Case
+from dovetail.lawbook.seeded.bug import spec
+from dovetail.lawbook.seeded.narrow import mutants
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "t5-tiny", "vit-tiny", "mixtral-tiny", "mamba2-tiny", "nsa-tiny"])
+def test_it_holds_for_presets(name: str):
+    case = Case(load_spec(name))
+    narrow.narrow(case)
+    assert case.compared > 100
+
+
+@pytest.mark.parametrize("bug", mutants(), ids=lambda bug: bug.name)
+def test_an_interior_in_bfloat16_fails(bug):
+    with bug.seed(), pytest.raises(Broken, match="bfloat16: "):
+        narrow.narrow(Case(bug.spec))
+
+
+def test_rounding_alone_is_a_fifth_of_the_bound():
+    x = torch.randn(100_000, dtype=torch.float64)
+    for dtype in narrow.NARROW:
+        error = narrow.rms(x.to(dtype).double() - x) / (torch.finfo(dtype).eps * narrow.rms(x))
+        assert error == pytest.approx(narrow.BOUND / 5, rel=0.1)
+
+
+def test_a_step_starts_from_the_narrow_value():
+    recorded = narrow.Recorded()
+    recorded.keep("a", torch.tensor([1.0], dtype=torch.bfloat16))
+    assert recorded.compare("a", torch.tensor([1.001], dtype=torch.float64)).item() == 1.0
+    assert recorded.complete
+    with pytest.raises(IndexError):
+        recorded.compare("b", torch.zeros(1))
+
+
+def test_a_value_beyond_float16_ends_the_comparison():
+    case, pair = Case(spec()), narrow.Pair(spec(), torch.float16, 0)
+    recorded = narrow.Recorded()
+    recorded.keep("large", torch.tensor([1e6]).half())
+    recorded.compare("large", torch.tensor([1e6], dtype=torch.float64))
+    assert pair.compare(case, recorded, "") is False
+
+
+def test_routers_are_nearly_tied():
+    model = spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20})
+    weight = narrow.Pair(model, torch.bfloat16, 0).exact.layers[0].ffn.router.weight
+    assert (weight - weight.mean(0)).std() < weight.mean(0).std() / 8
