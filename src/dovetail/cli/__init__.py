@@ -42,7 +42,9 @@ def main(argv: list[str] | None = None) -> None:
         code = _answer(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except DovetailError as error:
-        print(f"dovetail: {error}", file=sys.stderr)
+        from dovetail.cli.output import print_error
+
+        print_error(error)
         code = error.exit_code
     except BrokenPipeError:  # `| head` has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,6 +17,7 @@ from typing import Annotated
 
 import tyro
 
+from dovetail.cli.output import print_line
 from dovetail.cli.shown import write_text
 
 
@@ -51,5 +52,5 @@ class Command:
                 f"{self.out}: exists already; choose another path with -o" + ("" if self.force else ", or use --force")
             )
         write_text(self.out, text)
-        print(f"{self.out}: {len(text.splitlines())} lines; python {self.out} runs it")
+        print_line(f"{self.out}: {len(text.splitlines())} lines; python {self.out} runs it")
         return 0

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import tyro
 
-from dovetail.cli.output import print_json
+from dovetail.cli.output import print_json, print_line
 
 
 @dc.dataclass
@@ -47,5 +47,5 @@ class Command:
             report = {"directory": str(self.out), "model_type": ported.dialect, "architecture": architecture, "tensors": names}
             print_json(report)
         else:
-            print(f"{self.directory}: written to {self.out} as {ported.dialect} ({architecture}), {names} tensors")
+            print_line(f"{self.directory}: written to {self.out} as {ported.dialect} ({architecture}), {names} tensors")
         return 0

@@ -10,14 +10,13 @@ The likeliest token is taken unless --temperature is given. It ends at the model
 from __future__ import annotations
 
 import dataclasses as dc
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from dovetail.cli.output import print_json
+from dovetail.cli.output import print_json, print_note, print_text
 
 if TYPE_CHECKING:
     from dovetail.io.untrusted import Directory
@@ -90,7 +89,7 @@ class Command:
             print_json({**report, "tokens_per_second": round(len(tokens) / seconds, 2)})
         else:
             print()
-            print(f"{len(tokens)} tokens, {len(tokens) / seconds:.1f} a second ({ended})", file=sys.stderr)
+            print_note(f"{len(tokens)} tokens, {len(tokens) / seconds:.1f} tokens/s ({ended})")
         return 0
 
     def _prompt(self, spec: Model, tokenizer: Tokenizer) -> tuple[list[int], bool]:
@@ -105,8 +104,7 @@ class Command:
 
     def _show(self, text: str) -> str:
         if text and not self.json:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            print_text(text)
         return text
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses as dc
 import math
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.cli.diff import view
-from dovetail.cli.output import print_json, to_json
+from dovetail.cli.output import print_error, print_json, print_note, to_json
 from dovetail.cli.shown import shown
 from dovetail.look.bar import bar as blocks
 
@@ -88,7 +87,7 @@ class Command:
         from dovetail.surgery.graft import graft
 
         if problem := self._problem():
-            print(f"dovetail: {problem}", file=sys.stderr)
+            print_error(problem)
             return 2
         out = self.out or Path(os.path.relpath(f"{os.path.abspath(self.directory)}-grafted"))
         must_be_free(out, self.force)
@@ -109,7 +108,7 @@ class Command:
             try:
                 points = trial.heal(grafted, self.heal, self.learning_rate)
             except KeyboardInterrupt:
-                print("interrupted while training; nothing was written", file=sys.stderr)
+                print_note("interrupted while training; nothing was written")
                 return 130
             losses["healed"] = _last(points)
         self._write(grafted, source, out, family, points)

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import tyro
 
-from dovetail.cli.output import print_json
+from dovetail.cli.output import print_json, print_line
 
 
 @dc.dataclass
@@ -46,7 +46,7 @@ class Command:
             report = {"directory": str(self.out), "parameters": count, "layers": len(spec.layers)}
             print_json({**report, "dropped": [dc.asdict(one) for one in dropped]})
         else:
-            print(f"{self.directory}: {count:,} parameters in {len(spec.layers)} layers, written to {self.out}")
+            print_line(f"{self.directory}: {count:,} parameters in {len(spec.layers)} layers, written to {self.out}")
             for one in dropped:
-                print(f"  {one}")
+                print_line(f"  {one}")
         return 0

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from dovetail.cli.output import print_json
+from dovetail.cli.output import SafeConsole, print_json
 from dovetail.core.errors import SpecError
 
 
@@ -133,7 +133,6 @@ def progress(what: str) -> Any:
     """A context that gives told(done, known, note): a bar on stderr with the time left."""
     import contextlib
 
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     @contextlib.contextmanager
@@ -146,7 +145,7 @@ def progress(what: str) -> Any:
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        with Progress(*columns, console=Console(file=sys.stderr), transient=True) as shown:
+        with Progress(*columns, console=SafeConsole(file=sys.stderr), transient=True) as shown:
             task = shown.add_task(what, total=None, note="")
             yield lambda done, known, note: shown.update(task, completed=done, total=known, note=note)
 
@@ -155,10 +154,9 @@ def progress(what: str) -> Any:
 
 def table(data: dict[str, Any]) -> None:
     """The whole suite on a terminal."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = SafeConsole()
     shown = Table(title=f"{data['cells']} cells: {data['specs']} specs × {data['laws']} laws, {data['parts']} parts")
     for column in ("law", "held", "excepted", "failed", "not applicable", "seconds"):
         shown.add_column(column, justify="left" if column == "law" else "right")
@@ -179,11 +177,10 @@ def table(data: dict[str, Any]) -> None:
 
 def one(name: str, rows: list[Any], says: dict[str, str]) -> None:
     """One spec on a terminal."""
-    from rich.console import Console
     from rich.markup import escape
 
     marks = {"held": "[green]✓[/]", "failed": "[red]✗[/]", "not applicable": "[dim]–[/]"}
-    console = Console()
+    console = SafeConsole()
     console.print(f"[bold]{escape(name)}[/]")
     for row in rows:
         console.print(f" {marks.get(row.state, '[yellow]~[/]')} {row.law:13} {escape(says[row.law])}", highlight=False)
@@ -193,10 +190,9 @@ def one(name: str, rows: list[Any], says: dict[str, str]) -> None:
 
 def bugs(data: dict[str, Any]) -> None:
     """Planted bugs on a terminal."""
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console()
+    console = SafeConsole()
     for row in data["rows"]:
         mark = "[green]caught[/]" if row["caught"] else "[red]LIVES[/] "
         console.print(f" {mark}  {escape(row['name'])}  [dim]{escape(row.get('by', ''))}[/]", highlight=False)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from dovetail.cli.output import SafeConsole
 
 if TYPE_CHECKING:
     from dovetail.port.load import Watch
@@ -21,8 +22,8 @@ PATIENCE = 1.0  # seconds before anything is shown
 @contextmanager
 def shown_loading(name: str) -> Iterator[Watch]:
     """Gives the function that is told how far the reading is."""
-    columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    columns = (TextColumn("reading {task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=SafeConsole(stderr=True), transient=True)
     task, begin = bar.add_task(name, total=None), time.monotonic()
 
     def watch(done: int, total: int) -> None:

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import tyro
 
+from dovetail.cli.output import print_line
+
 
 @dc.dataclass
 class Command:
@@ -47,5 +49,5 @@ class Command:
         title = f"{self.model.name}, layer {layer}: what each token (row) looks at (column)"
         labels = [tokenizer.label(int(token)) for token in tokens]
         draw_map(pattern, labels, self.heads or range(len(pattern)), self.out, title)
-        print(f"layer {layer} of {len(spec.layers)}, {len(pattern)} heads, {len(tokens)} tokens: {self.out}")
+        print_line(f"layer {layer} of {len(spec.layers)}, {len(pattern)} heads, {len(tokens)} tokens: {self.out}")
         return 0

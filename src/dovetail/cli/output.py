@@ -1,10 +1,53 @@
-"""Output of the verbs: JSON that every parser reads."""
+"""Output of the verbs: text without control characters, and JSON that every parser reads.
+
+Names and messages come from files, servers and models. A control sequence in one could move the cursor or print a line in the
+name of Dovetail, so each is shown as an escape (`\\x1b`): in lines (`print_line`, `print_error`), in what rich renders
+(`SafeConsole`), and in generated text (`print_text`). JSON escapes them itself.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
+from collections.abc import Iterable
 from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from dovetail.core.printable import LINES, PROSE, printable
+
+LONGEST_ERROR = 4000  # characters
+
+
+class SafeConsole(Console):
+    """A rich console that shows control characters of what it renders as escapes; its own (colors, cursor) are not affected."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text, None, LINES))
+
+
+def print_line(text: str) -> None:
+    """Print a result on stdout, of one or several lines."""
+    print(printable(text, None, LINES))
+
+
+def print_note(text: str) -> None:
+    """Print a note for people on stderr."""
+    print(printable(text, None, LINES), file=sys.stderr)
+
+
+def print_error(problem: object) -> None:
+    """Print an error as one line on stderr."""
+    print(f"dovetail: {printable(str(problem), LONGEST_ERROR)}", file=sys.stderr)
+
+
+def print_text(text: str) -> None:
+    """Print generated text on stdout at once, without a line end."""
+    sys.stdout.write(printable(text, None, PROSE))
+    sys.stdout.flush()
 
 
 def to_json(data: Any, indent: int | None = None) -> str:

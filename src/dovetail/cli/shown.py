@@ -8,9 +8,10 @@ from io import StringIO
 from pathlib import Path
 
 from rich.color import parse_rgb_hex
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.terminal_theme import TerminalTheme
 
+from dovetail.cli.output import SafeConsole
 from dovetail.core.errors import FileError
 
 WIDE = 150  # columns where there is no terminal to ask, and of a page
@@ -27,15 +28,15 @@ PAPER = TerminalTheme(parse_rgb_hex("ffffff"), COLOURS[0], COLOURS)  # type: ign
 
 def shown(view: Callable[[int], RenderableType]) -> None:
     """Print a view, which is told how many columns it has."""
-    console = Console()
+    console = SafeConsole()
     if not console.is_terminal:
-        console = Console(width=WIDE)
+        console = SafeConsole(width=WIDE)
     console.print(view(console.width), highlight=False)
 
 
 def write_page(path: Path, title: str, view: Callable[[int], RenderableType]) -> None:
     """The same view as one HTML page that needs nothing beside it."""
-    console = Console(record=True, width=WIDE, file=StringIO(), force_terminal=True, color_system="truecolor")
+    console = SafeConsole(record=True, width=WIDE, file=StringIO(), force_terminal=True, color_system="truecolor")
     console.print(view(WIDE), highlight=False)
     named = PAGE % escape(title).replace("{", "&#123;").replace("}", "&#125;")  # a brace would be a place to fill
     write_text(path, console.export_html(theme=PAPER, code_format=named))

@@ -11,13 +11,12 @@ from __future__ import annotations
 import dataclasses as dc
 import math
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from dovetail.cli.output import to_json
+from dovetail.cli.output import print_error, print_json, print_line, print_note, to_json
 from dovetail.training.plan import Plan
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class Command:
         from dovetail.training.objective import check_learns_text, text_objective
 
         if wrong := self._wrong():
-            print(f"dovetail: {wrong}", file=sys.stderr)
+            print_error(wrong)
             return 2
         self._refuse_weights()
         out = self.out or Path(f"{Path(os.path.abspath(self.spec)).stem}-trained")
@@ -89,12 +88,12 @@ class Command:
         check_learns_text(spec)
         model = build(spec, seed=self.seed)
         text = read_corpus(self.text)
-        _say(f"{self.text}: {len(text):,} characters; training a tokenizer of {spec.vocab} tokens on them")
+        print_note(f"{self.text}: {len(text):,} characters; training a tokenizer of {spec.vocab} tokens on them")
         tokenizer = learn(text, spec.vocab, self.tokenizer)
         corpus = Corpus.cut(tokenizer.encode(text), self.length, name=str(self.text))
         objective, does = text_objective(spec, tokenizer)
         count = len(corpus.train) + len(corpus.held_out)
-        _say(f"{self.spec}: {parameters(spec):,} parameters, {does}; {count:,} tokens, {len(corpus.held_out):,} held out")
+        print_note(f"{self.spec}: {parameters(spec):,} parameters, {does}; {count:,} tokens, {len(corpus.held_out):,} held out")
         beside = {TOKENIZER_FILE: tokenizer.to_json()}
         plan = Plan(
             steps=self.steps,
@@ -110,7 +109,7 @@ class Command:
                 model, lambda step: corpus.batch(self.seed, step, self.batch, self.length), objective, plan, held_out
             )
         except KeyboardInterrupt:
-            _say(f"stopped; what was saved last is in {out}" if out.exists() else "stopped before anything was saved")
+            print_note(f"stopped; what was saved last is in {out}" if out.exists() else "stopped before anything was saved")
             return 130
         beside["loss.jsonl"] = "".join(f"{to_json(dc.asdict(point))}\n" for point in points)
         save(model, spec, out, beside)
@@ -119,7 +118,10 @@ class Command:
         if spec.order() == "causal":
             report["held_out_bits_per_byte"] = _bits_per_byte(report["held_out_loss"], corpus, tokenizer)
             report["sample"] = self._sample(model, tokenizer)
-        print(to_json(report) if self.json else _text(report, self.prompt))
+        if self.json:
+            print_json(report)
+        else:
+            print_line(_text(report, self.prompt))
         return 0
 
     def _wrong(self) -> str | None:
@@ -161,7 +163,7 @@ class Command:
             sampling = Sampling(temperature=self.temperature, seed=self.seed)
             ids = list(write(model, tokenizer.encode(self.prompt), self.sample, sampling))
         except DovetailError as error:  # no more positions, say; the training is done and written all the same
-            _say(f"no sample: {error}")
+            print_note(f"no sample: {error}")
             return ""
         return tokenizer.decode(ids)
 
@@ -202,12 +204,8 @@ def _picture(points: list[Point], out: Path, title: str) -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        _say('no picture of the losses without matplotlib: pip install "dovetail[look]"')
+        print_note('no picture of the losses without matplotlib: pip install "dovetail[look]"')
         return
     from dovetail.look.curve import draw_losses
 
     draw_losses(points, out / "loss.png", title)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from dovetail.cli.output import print_json
+from dovetail.cli.output import SafeConsole, print_json
 from dovetail.cli.shown import shown, write_text
 
 if TYPE_CHECKING:
@@ -176,10 +176,9 @@ class Command:
 @contextmanager
 def shown_progress() -> Iterator[Progress]:
     """The current step and the time it takes, on stderr."""
-    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("verify {task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+    with Progress(*columns, console=SafeConsole(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda line: bar.update(task, description=line)
