@@ -138,6 +138,13 @@ def test_every_step_draws_anew_and_evaluation_drops_nothing(tiny):
     assert evaluate(model, held, next_token, seed=1) == evaluate(model, held, next_token, seed=2)
 
 
+def test_held_out_batches_keep_no_masks_alive(tiny):
+    layout = TokenLayout.padded([9, 4], 9)
+    batch = Batch(torch.ones(2, 9).long(), torch.ones(2, 9).long(), layout)
+    evaluate(build(tiny), [batch], next_token)
+    assert not layout.memo
+
+
 def test_every_learned_weight_is_in_one_group_and_norms_do_not_decay(tiny):
     spec = tiny.replace("layers.*.mixer.bias", True)
     model = build(spec)

@@ -17,6 +17,11 @@ from dovetail.core.weight import Weight
 Linear = nn.Linear
 
 
+def plain(*leaves: nn.Module) -> bool:
+    """Whether all leaves are exactly `Linear`, so that their matrix is all they compute; an adapter around one is not."""
+    return all(type(leaf) is Linear for leaf in leaves)
+
+
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which norms, softmax and angles are computed: float32 at least."""
     return torch.promote_types(dtype, torch.float32)

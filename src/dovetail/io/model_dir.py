@@ -23,6 +23,7 @@ from dovetail.core.errors import FileError
 from dovetail.core.finite import nonfinite
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
+from dovetail.core.undeclared import check_declared
 from dovetail.io.replace import replacing
 from dovetail.io.spec import SPEC_FILE, to_yaml
 from dovetail.io.tensors import write_tensors
@@ -44,6 +45,7 @@ class Piece(NamedTuple):
 def save(model: nn.Module, spec: Model, directory: str | Path, beside: Mapping[str, str] | None = None) -> None:
     """Write the model as a directory, whole or not at all; an existing model directory is replaced with all its files. `beside`
     are further text files, by name."""
+    check_declared(model, spec)
     stored = [d.path for d in declared(spec) if d.weight.stored]
     write_directory(directory, own_pieces({path: tensor_at(model, path) for path in stored}), spec_and(spec, beside or {}))
 

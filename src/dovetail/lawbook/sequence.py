@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,7 +140,7 @@ def padded(case: Case) -> None:
             if case.spec.head is not None and case.spec.head.pools():
                 case.same(answer[r], answers[r], f"the answer for row {r} padded on the {side} and alone")
         case.true(bool(out.isfinite().all()), f"padding on the {side} makes numbers that are not finite")
-    _packed(case, alone)
+    _packed(case, alone, answers)
 
 
 def _lay(tokens: Tensor, left: bool) -> Tensor:
@@ -149,7 +150,7 @@ def _lay(tokens: Tensor, left: bool) -> Tensor:
     return laid
 
 
-def _packed(case: Case, alone: list[Tensor]) -> None:
+def _packed(case: Case, alone: list[Tensor], answers: list[Tensor]) -> None:
     """All documents in one row, and as one flat batch."""
     tokens, source = case.inputs, case.source
     row = torch.cat(rows_of(tokens, LENGTHS))
@@ -164,10 +165,22 @@ def _packed(case: Case, alone: list[Tensor]) -> None:
     out = case.stream(row[None], case.ctx(**how))[0]
     for r, document in enumerate(out.split(LENGTHS)):
         case.same(document, alone[r], f"document {r} packed and alone")
+    _pooled(case, row[None], how, answers, "packed")
     how = {"layout": TokenLayout.flat(LENGTHS), "source_layout": TokenLayout.flat(LENGTHS), "source": sources}
     out = case.stream(row, case.ctx(**how))
     for r, document in enumerate(out.split(LENGTHS)):
         case.same(document, alone[r], f"row {r} in a flat batch and alone")
+    _pooled(case, row, how, answers, "in a flat batch")
+
+
+def _pooled(case: Case, inputs: Tensor, how: dict[str, Any], answers: list[Tensor], where: str) -> None:
+    """A head that pools gives one answer per document."""
+    if case.spec.head is None or not case.spec.head.pools():
+        return
+    pooled = case.run(inputs, **how)
+    case.true(len(pooled) == len(answers), f"{len(answers)} documents {where} give {len(pooled)} answers")
+    for r, answer in enumerate(answers):
+        case.same(pooled[r], answer, f"the answer for document {r} {where} and alone")
 
 
 @law(7, "rollback", "rolling back and replaying equals never having seen the tokens; of a fork both twins go on rightly")

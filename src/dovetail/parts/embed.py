@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.errors import InputError
 from dovetail.core.group import Embed, EmbedModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
@@ -71,13 +72,25 @@ class TokensModule(EmbedModule):
         self.scale = self.part.scale * (sqrt(self.scope.size("embed")) if self.part.scale_by_width else 1.0)
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
+        self.check_ids(inputs, self.scope.size("vocab"), "token id", "vocabulary")
         x = F.embedding(inputs, self.table)
         if self.scale != 1.0:
             x = x * self.scale
         if self.part.types:
-            kinds = torch.zeros_like(inputs) if ctx.types is None else ctx.types
-            x = x + F.embedding(kinds, self.type_table)
+            types = torch.zeros_like(inputs) if ctx.types is None else ctx.types
+            self.check_ids(types, self.part.types, "token type", "table")
+            x = x + F.embedding(types, self.type_table)
         return ctx.tap(self, "out", x), ctx.layout
+
+    def check_ids(self, ids: Tensor, rows: int, what: str, table: str) -> None:
+        """Raise InputError where an id has no row in its table. On CPU and outside compiled graphs alone: reading the ids
+        would wait for a GPU, and break a graph."""
+        if torch.compiler.is_compiling() or ids.device.type != "cpu" or not ids.numel():
+            return
+        low, high = (int(bound) for bound in torch.aminmax(ids))
+        if low < 0 or high >= rows:
+            bad = low if low < 0 else high
+            raise InputError(f"{self.path}: {what} {bad} is outside the {table} of {rows}; ids are 0 to {rows - 1}")
 
 
 @register("patches")
@@ -141,7 +154,8 @@ class PatchesModule(EmbedModule):
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         size, side = self.part.patch, self.part.side()
-        squares = F.unfold(inputs.to(self.project.weight.dtype), size, stride=size).transpose(-1, -2)
+        dtype = next(self.project.parameters()).dtype
+        squares = F.unfold(inputs.to(dtype), size, stride=size).transpose(-1, -2)
         x = self.project(squares)
         rows = torch.arange(side, device=x.device)
         coords = torch.stack(torch.meshgrid(rows, rows, indexing="ij"), -1).flatten(0, 1)

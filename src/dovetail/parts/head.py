@@ -1,13 +1,17 @@
-"""Heads: the stream to what a model is for.
+"""Heads: from the residual stream (…, n, embed) to the model's output.
 
-    lm                logits over the vocabulary for every token, tied to the embedding or not
+    lm                logits over the vocabulary per token, tied to the embedding or not
     masked_lm         the same behind a dense layer, activation and norm (BERT)
-    classifier        one of `classes` for a row, from its pooled vector, also behind a layer of its own
-    token_classifier  one of `classes` for every token, likewise
-    pooled_embedding  a vector for a row: first, last or mean token; also through tanh(W·) (BERT), also to unit length
-    reward            one number for a row: a reward
+    classifier        logits over `classes` per document, from its pooled vector; optionally behind a dense layer
+    token_classifier  logits over `classes` per token, likewise
+    pooled_embedding  one vector per document: the first, last or mean token; optionally tanh(W·) (BERT), unit length
+    reward            one number per document (reward model)
 
-Pooling looks at real tokens only: first is the first real one, mean leaves padding out.
+Per token: (…, n, embed) -> (…, n, answers). Pooled: one answer per document, of its real tokens alone:
+
+    batch, one document per row at most    (batch, n, embed) -> (batch, answers); zeros for `mean` of an empty row
+    packed, several documents in a row     (batch, n, embed) -> (documents, answers), those of the first row first
+    flat                                   (n, embed)        -> (rows, answers)
 """
 
 from __future__ import annotations
@@ -32,7 +36,10 @@ Pool = Literal["first", "last", "mean"]
 
 
 def pool(x: Tensor, layout: TokenLayout, pooling: Pool) -> Tensor:
-    """(…, n, embed) -> (…, embed) over the real tokens of each row."""
+    """(…, n, embed) -> (documents, embed) over the real tokens of each document; (batch, embed) where a row has one."""
+    documents = layout.once("documents", lambda: documents_of(layout))
+    if documents is not None:
+        return _pool_each(x, *documents, pooling)
     real = layout.real
     if pooling == "mean":
         weight = real.to(x.dtype)[..., None]
@@ -43,6 +50,30 @@ def pool(x: Tensor, layout: TokenLayout, pooling: Pool) -> Tensor:
     return x.gather(-2, index[..., None, None].expand(*index.shape, 1, x.shape[-1])).squeeze(-2)
 
 
+def documents_of(layout: TokenLayout) -> tuple[Tensor, int] | None:
+    """The document of each token, counted over the whole batch, −1 at padding; and how many there are. None: at most one per
+    row of a batch."""
+    if layout.row is not None:
+        return torch.where(layout.real, layout.row, -1), layout.rows
+    if layout.start is not None or int(layout.seg.amax()) < 1:
+        return None
+    counts = layout.seg.amax(-1) + 1
+    first = counts.cumsum(0) - counts
+    return torch.where(layout.real, layout.seg + first[:, None], -1).flatten(), int(counts.sum())
+
+
+def _pool_each(x: Tensor, document: Tensor, documents: int, pooling: Pool) -> Tensor:
+    """(documents, embed) from x (…, n, embed) and the document of each token (tokens,), −1 for none."""
+    x, slot = x.reshape(-1, x.shape[-1]), document % (documents + 1)  # padding goes to one slot more, which is dropped
+    if pooling == "mean":
+        total = x.new_zeros(documents + 1, x.shape[-1]).index_add(0, slot, x)[:documents]
+        return total / torch.bincount(slot, minlength=documents + 1)[:documents, None].clamp_min(1).to(x.dtype)
+    place, none = torch.arange(len(slot), device=x.device), len(slot) if pooling == "first" else -1
+    index = torch.full((documents + 1,), none, device=x.device)
+    index = index.scatter_reduce(0, slot, place, "amin" if pooling == "first" else "amax")[:documents]
+    return x[index.clamp(0, len(slot) - 1)]
+
+
 def _vocabulary(scope: Scope, tied: bool, bias: bool) -> list[Weight]:
     same = "embed.table" if tied else None
     declared = [Weight(name="table", out=("vocab",), inp=("embed",), same_as=same)]
@@ -50,14 +81,32 @@ def _vocabulary(scope: Scope, tied: bool, bias: bool) -> list[Weight]:
 
 
 def _dense(bias: bool) -> list[Weight]:
-    """A layer of the head's own."""
+    """The dense layer of a head."""
     weight = Weight(name="dense.weight", out=("embed",), inp=("embed",))
     return [weight, Weight(name="dense.bias", out=("embed",), init="zeros", role="bias")] if bias else [weight]
 
 
+class TokenLogitsModule(HeadModule):
+    """A head with logits per token. Forward and loss take the same two steps, so that they cannot differ."""
+
+    def features(self, x: Tensor, ctx: Ctx) -> Tensor:
+        """(…, n, embed) -> like x, over all tokens at once: dropout depends on the index of a token."""
+        return x
+
+    def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
+        """(…, embed) -> (…, answers), chunk by chunk in the loss."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
+        return ctx.tap(self, "logits", self.logits(self.features(x, ctx), ctx))
+
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+        return chunked_cross_entropy(lambda part: self.logits(part, ctx), self.features(x, ctx), labels)
+
+
 @register("lm")
 class Lm(Head):
-    """A score for every token of the vocabulary."""
+    """Language modeling: logits over the vocabulary per token."""
 
     TAPS = ("logits",)
 
@@ -84,18 +133,14 @@ class Lm(Head):
         return {"tied": [True, False], "bias": [False, True], "scale": [1.0, 0.5], "softcap": [None, 3.0]}
 
 
-class LmModule(HeadModule):
+class LmModule(TokenLogitsModule):
     """x (…, embed) -> logits (…, vocab)."""
 
     part: Lm
     table: Tensor
     bias: Tensor
 
-    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", self.logits(x))
-
-    def logits(self, x: Tensor) -> Tensor:
-        """(…, embed) -> (…, vocab)."""
+    def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
         out = F.linear(x, self.table, self.bias if self.part.bias else None)
         if self.part.scale != 1.0:
             out = out * self.part.scale
@@ -103,13 +148,10 @@ class LmModule(HeadModule):
             out = self.part.softcap * torch.tanh(out / self.part.softcap)
         return out
 
-    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-        return chunked_cross_entropy(self.logits, x, labels)
-
 
 @register("masked_lm")
 class MaskedLm(Head):
-    """A score for every token of the vocabulary, behind a layer of its own."""
+    """Masked language modeling (BERT): logits over the vocabulary per token, behind a dense layer."""
 
     TAPS = ("logits",)
 
@@ -136,7 +178,7 @@ class MaskedLm(Head):
         return {"tied": [True, False], "bias": [True, False], "dense_bias": [True, False]}
 
 
-class MaskedLmModule(HeadModule):
+class MaskedLmModule(TokenLogitsModule):
     """x (…, embed) -> logits (…, vocab)."""
 
     part: MaskedLm
@@ -148,37 +190,30 @@ class MaskedLmModule(HeadModule):
     def setup(self) -> None:
         self.act = self.part.act.function()
 
-    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", self.logits(x, ctx))
-
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
-        """(…, embed) -> (…, vocab)."""
         hidden = self.norm(self.act(self.dense(x)), ctx)
         return F.linear(hidden, self.table, self.bias if self.part.bias else None)
-
-    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-        return chunked_cross_entropy(lambda part: self.logits(part, ctx), x, labels)
 
 
 @dc.dataclass(frozen=True, kw_only=True)
 class ByClass(Head):
-    """A score for each class, from the stream itself or from norm(act(W x + b))."""
+    """Logits over `classes`, from x or from norm(act(W x + b))."""
 
     TAPS = ("logits",)
 
     classes: int = 2
-    act: Act | None = None  # None: no layer of its own (RoBERTa has tanh, DistilBERT relu)
-    norm: Norm | None = None  # behind the activation (ModernBERT)
+    act: Act | None = None  # None: no dense layer (RoBERTa has tanh, DistilBERT relu)
+    norm: Norm | None = None  # after the activation (ModernBERT)
     dense_bias: bool = True
-    dropout: float = 0.0  # of what the last matrix reads
+    dropout: float = 0.0  # before the last matrix
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(classes=self.classes)
 
     def weights(self, scope: Scope) -> list[Weight]:
         out = Weight(name="out.weight", out=("classes",), inp=("embed",))
-        scores = [out, Weight(name="out.bias", out=("classes",), init="zeros", role="bias")]
-        return scores if self.act is None else [*_dense(self.dense_bias), *scores]
+        last = [out, Weight(name="out.bias", out=("classes",), init="zeros", role="bias")]
+        return last if self.act is None else [*_dense(self.dense_bias), *last]
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
         return scope.bind(dim="embed")
@@ -187,7 +222,7 @@ class ByClass(Head):
         if self.classes < 1:
             return [Problem("classes", f"{self.classes} is not above 0")]
         if self.norm is not None and self.act is None:
-            return [Problem("norm", "there is no layer for it to stand behind", "give an `act`, or norm: null")]
+            return [Problem("norm", "needs a dense layer before it", "give an `act`, or norm: null")]
         return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
 
     def idle(self, scope: Scope) -> frozenset[str]:
@@ -201,7 +236,7 @@ class ByClass(Head):
         return {"classes": [3, 5], "dense_bias": [True, False], "dropout": [0.0, 0.2]}
 
 
-class ByClassModule(HeadModule):
+class ByClassModule(TokenLogitsModule):
     """x (…, embed) -> logits (…, classes)."""
 
     part: ByClass
@@ -212,18 +247,24 @@ class ByClassModule(HeadModule):
     def setup(self) -> None:
         self.act = None if self.part.act is None else self.part.act.function()
 
-    def behind(self, x: Tensor, ctx: Ctx) -> Tensor:
-        """What the last matrix reads, like x."""
+    def features(self, x: Tensor, ctx: Ctx) -> Tensor:
+        return self.hidden(x, ctx)
+
+    def hidden(self, x: Tensor, ctx: Ctx) -> Tensor:
+        """(…, embed) -> like x: the dense layer, its norm and dropout."""
         if self.act is not None:
             x = self.act(self.dense(x))
         if self.part.norm is not None:
             x = self.norm(x, ctx)
         return ctx.dropout(x, self.part.dropout, self)
 
+    def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
+        return self.out(x)
+
 
 @register("classifier")
 class Classifier(ByClass):
-    """One class for a row."""
+    """Sequence classification: logits over `classes` per document."""
 
     pooling: Pool = "first"
 
@@ -239,15 +280,15 @@ class Classifier(ByClass):
 
 
 class ClassifierModule(ByClassModule):
-    """x (…, n, embed) -> logits (…, classes)."""
+    """x (…, n, embed) -> logits (documents, classes)."""
 
     def setup(self) -> None:
         super().setup()
         assert isinstance(self.part, Classifier)
         self.pooling: Pool = self.part.pooling
 
-    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", self.out(self.behind(pool(x, ctx.layout, self.pooling), ctx)))
+    def features(self, x: Tensor, ctx: Ctx) -> Tensor:
+        return self.hidden(pool(x, ctx.layout, self.pooling), ctx)
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
         return F.cross_entropy(self.forward(x, ctx), labels)
@@ -255,25 +296,15 @@ class ClassifierModule(ByClassModule):
 
 @register("token_classifier")
 class TokenClassifier(ByClass):
-    """One class for every token."""
+    """Token classification: logits over `classes` per token."""
 
     def module(self) -> type[Module]:
-        return TokenClassifierModule
-
-
-class TokenClassifierModule(ByClassModule):
-    """x (…, embed) -> logits (…, classes)."""
-
-    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", self.out(self.behind(x, ctx)))
-
-    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-        return chunked_cross_entropy(self.out, self.behind(x, ctx), labels)
+        return ByClassModule
 
 
 @register("pooled_embedding")
 class PooledEmbedding(Head):
-    """A vector for a row."""
+    """One vector per document (sentence embedding)."""
 
     TAPS = ("vector",)
 
@@ -302,7 +333,7 @@ class PooledEmbedding(Head):
 
 
 class PooledEmbeddingModule(HeadModule):
-    """x (…, n, embed) -> vector (…, embed)."""
+    """x (…, n, embed) -> vector (documents, embed)."""
 
     part: PooledEmbedding
     out: Linear
@@ -314,13 +345,13 @@ class PooledEmbeddingModule(HeadModule):
         return ctx.tap(self, "vector", F.normalize(vector, dim=-1) if self.part.unit else vector)
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-        """How far the vector points away from the wanted one."""
+        """1 − cosine similarity to the label vectors."""
         return (1 - F.cosine_similarity(self.forward(x, ctx), labels.to(x.dtype), dim=-1)).mean()
 
 
 @register("reward")
 class Reward(Head):
-    """One number for a row: a reward."""
+    """One number per document: a reward model."""
 
     TAPS = ("value",)
 
@@ -347,7 +378,7 @@ class Reward(Head):
 
 
 class RewardModule(HeadModule):
-    """x (…, n, embed) -> value (…, 1)."""
+    """x (…, n, embed) -> value (documents, 1)."""
 
     part: Reward
     out: Linear

@@ -21,6 +21,7 @@ from dovetail.core.finite import nonfinite_weight
 from dovetail.core.fold import optimizer_groups
 from dovetail.core.group import RouterModule
 from dovetail.core.module import tensor_at
+from dovetail.core.undeclared import check_declared
 from dovetail.datasets.corpus import Batch
 from dovetail.io.model_dir import save
 from dovetail.model import ModelModule
@@ -53,6 +54,7 @@ def train(
     Raises Diverged where a loss or a gradient norm is not finite (no weight changes in that step), and at each eval where a
     weight or the held-out loss is not finite: no such model is saved or returned.
     """
+    check_declared(model, model.part)
     optimizer = adamw(model, plan)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     points: list[Point] = []
@@ -113,7 +115,12 @@ def rebalance(model: ModelModule) -> None:
 @torch.no_grad()
 def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0) -> float:
     """The mean loss over batches, without dropout."""
-    losses = [objective(model, batch, _seed(seed, i), False).item() for i, batch in enumerate(batches)]
+    losses: list[float] = []
+    for i, batch in enumerate(batches):
+        losses.append(objective(model, batch, _seed(seed, i), False).item())
+        for layout in (batch.layout, batch.source_layout):
+            if layout is not None:  # the masks and rotary tables of held-out batches would stay alive until the next eval
+                layout.memo.clear()
     return sum(losses) / len(losses)
 
 

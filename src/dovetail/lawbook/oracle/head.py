@@ -112,9 +112,9 @@ def classifier() -> Iterator[Comparison]:
     yield Comparison("behind norm(relu(W x))", logits, [[1.49998000, -1.49996000, 4.49994000]])
     for name in ("classifier", "token_classifier"):
         dropping = alone(part(name, classes=3, dropout=0.5), OUT, embed=2)
-        kept = dropping.behind(numbers([[1.0] * 64]), Ctx(layout=TokenLayout.whole(1, 1), seed=3))
+        kept = dropping.hidden(numbers([[1.0] * 64]), Ctx(layout=TokenLayout.whole(1, 1), seed=3))
         yield Comparison(f"{name}: dropout ½ leaves 0 or 2", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
-        whole = dropping.behind(numbers([[2.0, 4.0]]), Ctx(layout=TokenLayout.whole(1, 1)))
+        whole = dropping.hidden(numbers([[2.0, 4.0]]), Ctx(layout=TokenLayout.whole(1, 1)))
         yield Comparison(f"{name}: dropout only in training", whole, [[2.0, 4.0]])
 
 

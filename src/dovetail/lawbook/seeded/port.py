@@ -46,8 +46,8 @@ def scores_scaled(self: AttentionModule) -> None:
     self.scale = self.size**-0.5
 
 
-def logits_not_scaled(self: LmModule, x: Tensor) -> Tensor:
-    return _logits(self, x) / self.part.scale
+def logits_not_scaled(self: LmModule, x: Tensor, ctx: Ctx) -> Tensor:
+    return _logits(self, x, ctx) / self.part.scale
 
 
 def later_is_earlier(self: T5BiasModule, distance: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def mutants() -> list[Mutant]:
         ("the pooler has no tanh", instead(PooledEmbeddingModule, "forward", pooled_without_tanh), vit, ""),
         (
             "a classifier skips its own layer",
-            instead(ByClassModule, "behind", classes_without_layer),
+            instead(ByClassModule, "hidden", classes_without_layer),
             in_family("distilbert", "DistilBertForSequenceClassification"),
             "",
         ),

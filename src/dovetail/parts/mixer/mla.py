@@ -25,7 +25,7 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.group import Mask, Norm, Position
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Linear, Module
+from dovetail.core.module import Linear, Module, plain
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_dropout, check_position
@@ -169,9 +169,10 @@ class MLAModule(SoftmaxModule):
         return ctx.tap(self, "q", torch.cat([still, self.position.rotate(turning, ctx.layout)], -1))
 
     def absorbing(self, n: int, m: int) -> bool:
-        """Whether n queries over m tokens cost fewer products in the absorbed form."""
+        """Whether n queries over m tokens cost fewer products in the absorbed form. It reads the matrices of k_up and v_up, so
+        it is never used where these are wrapped: an adapter would be left out."""
         rank, up = self.part.kv_rank, self.part.nope + self.part.value
-        return not readable() and n * (up * rank + m * 2 * rank) < m * (up * rank + n * up)
+        return plain(self.k_up, self.v_up) and not readable() and n * (up * rank + m * 2 * rank) < m * (up * rank + n * up)
 
     def expanded(
         self, q: Tensor, latent: Tensor, turned: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx

@@ -121,9 +121,10 @@ class RopeModule(PositionModule):
 
     def turn(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """x (…, n, heads, head), each token by its own angle."""
-        tables = layout.memo.get(self.key)
+        key = (self.key, x.dtype, x.device)
+        tables = layout.memo.get(key)
         if tables is None:
-            tables = layout.memo[self.key] = self.angles(layout, x.dtype)
+            tables = layout.memo[key] = self.angles(layout, x.dtype)
         cos, sin = tables
         still = None
         if self.turning < x.shape[-1]:

@@ -1,0 +1,32 @@
+"""Undeclared parameters: a model that computes with more than its spec declares is refused before it is trained or saved.
+
+Training and saving read the declared weights alone. An adapter wrapped around a linear leaf would neither be trained nor
+written, so both raise instead.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dovetail.core.errors import SpecError
+from dovetail.core.fold import declared
+from dovetail.core.module import holder, plain
+from dovetail.core.part import Part
+
+REMEDY = "merge it into the declared weight, or remove it"
+
+
+def check_declared(model: nn.Module, spec: Part) -> None:
+    """Raise SpecError where a linear leaf is wrapped or replaced, or where the model has a parameter of its own."""
+    known: set[int] = set()
+    for d in declared(spec):
+        if not d.weight.stored and d.weight.same_as is None:
+            continue
+        module, leaf = holder(model, d.path)
+        if "." in d.weight.name and not plain(module):
+            path = d.path.rpartition(".")[0]
+            raise SpecError(path, f"is a {type(module).__name__}, where the spec declares a plain linear leaf", REMEDY)
+        known.add(id(getattr(module, leaf)))
+    for path, parameter in model.named_parameters():
+        if id(parameter) not in known:
+            raise SpecError(path, f"is a parameter of shape {tuple(parameter.shape)} that the spec does not declare", REMEDY)
