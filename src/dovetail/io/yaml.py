@@ -53,7 +53,7 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         problem = f"not YAML: {getattr(error, 'problem', error)}"
         raise SpecError(_at(where, mark), problem, "check quotes, colons and indentation") from error
-    except UnicodeError as error:
+    except UnicodeEncodeError as error:
         raise SpecError(where, f"not YAML: not valid Unicode ({error.reason})") from error
 
 
