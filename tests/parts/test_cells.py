@@ -99,5 +99,5 @@ def test_one_head_cannot_be_shared_out(kind: str) -> None:
 
 
 def test_a_memory_that_heads_do_not_divide_is_an_error() -> None:
-    with pytest.raises(SpecError, match=r"layers.0.mixer.heads: 3 does not divide the 28 numbers of memory"):
+    with pytest.raises(SpecError, match=r"layers.0.mixer.heads: 3 does not divide the state of size 28"):
         build(from_yaml("{width: 28, vocab: 62, layers: [{mixer: {kind: lstm, heads: 3}}]}"))

@@ -16,7 +16,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.dist.place import cut_of, tp_regions
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.oracle import alone, part
-from dovetail.parts.mixer.s4 import first_turns, hippo_legs
+from dovetail.parts.mixer.s4 import hippo_legs, initial_frequencies
 
 MAMBA = "{width: 28, vocab: 62, layers: [{mixer: {kind: mamba, inner: 36, state_size: 5, rank: 3, norm: rmsnorm}, ffn: null}]}"
 
@@ -65,7 +65,7 @@ def test_s4_is_the_system_of_scipy(discretization: str, n: int) -> None:
     normal = hippo_legs(size).numpy() + p[:, None] * p
     values, vectors = np.linalg.eig(normal)
     upper = np.argsort(values.imag)[size // 2 :]
-    assert np.allclose(values[upper].imag, first_turns("legs", size // 2), atol=1e-9)
+    assert np.allclose(values[upper].imag, initial_frequencies("legs", size // 2), atol=1e-9)
     assert np.allclose(values.real, -0.5, atol=1e-9)
     rng = np.random.default_rng(0)
     column, row = rng.normal(size=(size, 1)), rng.normal(size=(1, size))
@@ -78,7 +78,7 @@ def test_s4_is_the_system_of_scipy(discretization: str, n: int) -> None:
         "x.weight": [[1.0]],
         "o.weight": [[1.0]],
         "decay_log": [[float(np.log(0.5))] * 3],
-        "turn": [first_turns("legs", 3).tolist()],
+        "turn": [initial_frequencies("legs", 3).tolist()],
         "c": [np.stack([c.real, c.imag], -1).flatten().tolist()],
         "step_log": [float(np.log(step))],
         "skip": [0.0],

@@ -40,7 +40,7 @@ LEFT_ALONE = {
     "parts": frozenset({"samples", "check", "advise", "excepts", "shifts_keys", "idle", "refuse_beyond", "example", "labels"}),
     "ops": frozenset({"cost"}),
 }
-CHOOSING = frozenset({"readable", "chunk"})  # calls by which an expression chooses how something is computed, not what
+CHOOSING = frozenset({"reference", "chunk"})  # calls by which an expression chooses how something is computed, not what
 SECONDS = 120  # of the processor, several times what all questions take: a mutant that hangs is as good as caught
 PATIENCE = 10  # times that by the clock; who has not answered then counts as alive: nobody complained, the machine was busy
 MEMORY = 6 * 2**30  # bytes of address space; the code as it is runs within them too

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
-from dovetail.ops.form import chunk, readable
+from dovetail.ops.form import chunk, reference
 from dovetail.ops.mask import same_document
 
 LONGEST = 2**32  # tokens a document may have
@@ -87,7 +87,7 @@ def attend_picked(
     groups = k.shape[-2]
     q = q.unflatten(-2, (groups, -1)).movedim(-4, -2)  # (…, kv_heads, shared, n, head)
     k, v = k.transpose(-3, -2), v.transpose(-3, -2)
-    form = dense if readable() or picked.shape[-1] * size >= key_layout.n else gathered
+    form = dense if reference() or picked.shape[-1] * size >= key_layout.n else gathered
     return form(q, k, v, picked, size, scale, layout, key_layout).movedim(-2, -4).flatten(-3, -2)
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.ops.form import readable
+from dovetail.ops.form import reference
 
 LANE = 16  # bytes that torch's kernel reads at once: a row must be a multiple
 
@@ -63,7 +63,7 @@ def combine(y: Tensor, rows: Rows, weights: Tensor) -> Tensor:
 
 def product(x: Tensor, weights: Tensor, rows: Rows) -> Tensor:
     """Each row by the matrix of its expert, in the form that fits; zero for rows of experts that are not held here."""
-    if not readable() and able(x, weights):
+    if not reference() and able(x, weights):
         if rows.held is None:
             return grouped(x, weights, rows.ends)
         # the kernel leaves rows past the last run as the memory was, forward and backward

@@ -1,12 +1,12 @@
-"""Which form of a computation runs: the readable one, or the fastest that fits. Settings of a run, never of a spec.
+"""Which form of a computation runs: the reference implementation, or the fastest that fits. A setting of a run, not of a spec.
 
-with using("reference"): …      only the backend of this name; recurrences take their readable form, token by token
+with using("reference"): …      only this backend; recurrences run token by token
 """
 
 from __future__ import annotations
 
-FORCED: list[str] = []  # the names that may run, the last one now; empty: any
-CHUNK = 64  # tokens that a recurrence in chunks works on at once
+FORCED: list[str] = []  # the names given to `using`, innermost last; empty: any backend
+CHUNK = 64  # tokens per chunk of a chunked recurrence
 
 
 class using:
@@ -23,15 +23,15 @@ class using:
 
 
 def forced() -> str | None:
-    """The one name that may run now; None: any."""
+    """The only backend that may run; None: any."""
     return FORCED[-1] if FORCED else None
 
 
-def readable() -> bool:
-    """Whether recurrences should run token by token."""
+def reference() -> bool:
+    """Whether the reference implementation runs; recurrences then go token by token."""
     return forced() == "reference"
 
 
 def chunk() -> int:
-    """Tokens at once, where a recurrence runs in chunks."""
+    """Tokens per chunk of a chunked recurrence."""
     return CHUNK

@@ -7,8 +7,8 @@ from dovetail.codegen.registry import Here, Mixed, writes
 from dovetail.codegen.writer.mamba2 import define_conv
 from dovetail.codegen.writer.precision import define_at_least_fp32
 from dovetail.ops.form import CHUNK
-from dovetail.ops.scan.fade import LEAST
-from dovetail.parts.mixer.gated_deltanet import TINY
+from dovetail.ops.scan.underflow import LEAST
+from dovetail.parts.mixer.gated_deltanet import EPS
 
 FADED = '''
 def $name(log: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def gated_deltanet(here: Here) -> Mixed:
     define_at_least_fp32(file)
     define_conv(file)
     file.define("faded", fill(FADED, least=LEAST))
-    file.define("of_length_one", fill(UNIT, tiny=TINY))
+    file.define("of_length_one", fill(UNIT, tiny=EPS))
     file.define("delta_scan", fill(SCAN, chunk=CHUNK))
     file.letter(H="heads", K="size of a head", S="size of a key", C="channels")
     sizes = {"width": here.size("embed"), "heads": part.heads, "key_heads": part.groups()}

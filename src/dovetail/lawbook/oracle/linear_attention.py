@@ -13,7 +13,7 @@ from dovetail.core.scope import Scope
 from dovetail.lawbook.oracle.registry import Comparison, oracle
 from dovetail.lawbook.oracle.stand import alone, ctx, eye, numbers, part
 from dovetail.ops.scan import delta, gated
-from dovetail.parts.mixer.gated_deltanet import _of_length_one
+from dovetail.parts.mixer.gated_deltanet import _unit
 
 ONE = 1.2784645427610738  # silu of this is 1
 LOG_A = -2.2503673273124454  # ln(−ln 0.9): e^{−e^{this}} = 0.9
@@ -150,7 +150,7 @@ def half_believed() -> Iterator[Comparison]:
     late = {**weights, "conv_v": [[1.0, 0.0]]}
     y = alone(spec, late, embed=2)(numbers(FOUR), ctx(4))[0, :3, 0]
     yield Comparison("a convolution that takes the token before", y, [0.0, 0.36552929, 0.16448818])
-    yield Comparison("each key of length 1", _of_length_one(numbers([[3.0, 4.0], [6e3, 8e3]])), [[0.6, 0.8], [0.6, 0.8]], 1e-6)
+    yield Comparison("each key of length 1", _unit(numbers([[3.0, 4.0], [6e3, 8e3]])), [[0.6, 0.8], [0.6, 0.8]], 1e-6)
     first = part("gated_deltanet", heads=3, key_size=1, value_size=1)
     decays = first.constant("a_log", alone(spec, weights, embed=2).scope.add(heads=3)).exp()
     yield Comparison("first decays", decays, [1.0, 8.5, 16.0])

@@ -12,7 +12,7 @@ from dovetail.lawbook.oracle.stand import alone, ctx, numbers, part, row
 from dovetail.ops.form import using
 from dovetail.ops.scan import decay, selective, space
 from dovetail.ops.scan.conv import causal_conv
-from dovetail.parts.mixer.s4 import first_turns, hippo_legs
+from dovetail.parts.mixer.s4 import hippo_legs, initial_frequencies
 
 IMPULSE = [0.5, 0.45, 0.405, 0.3645, 0.32805, 0.295245]
 ONE = 1.2784645427610738  # silu of this is 1
@@ -214,9 +214,9 @@ def hippo() -> Iterator[Comparison]:
         [-2.6457513111, -4.5825756950, -5.9160797831, -4.0],
     ]
     yield Comparison("HiPPO-LegS", hippo_legs(4), want)
-    yield Comparison("legs: 6 eigenvalues", first_turns("legs", 3), [0.471477337479, 2.468241051345, 10.951506527994])
-    yield Comparison("lin: πn", first_turns("lin", 3), [0.0, 3.1415926536, 6.2831853072])
-    yield Comparison("inv: (6/π)(6/(2n+1) − 1)", first_turns("inv", 3), [9.5492965855, 1.9098593171, 0.3819718634])
+    yield Comparison("legs: 6 eigenvalues", initial_frequencies("legs", 3), [0.471477337479, 2.468241051345, 10.951506527994])
+    yield Comparison("lin: πn", initial_frequencies("lin", 3), [0.0, 3.1415926536, 6.2831853072])
+    yield Comparison("inv: (6/π)(6/(2n+1) − 1)", initial_frequencies("inv", 3), [9.5492965855, 1.9098593171, 0.3819718634])
     spec = part("s4", inner=3, state_size=2)
     scope = spec.axes(alone(part("rmsnorm"), {"scale": [1.0]}, embed=1).scope)
     yield Comparison("first steps", spec.constant("step_log", scope).exp(), [0.001, 0.01, 0.1])

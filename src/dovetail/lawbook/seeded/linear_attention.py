@@ -127,7 +127,7 @@ def mutants() -> list[Mutant]:
         Mutant(
             "keys of the delta rule are of any length",
             OWN_NUMBER,
-            instead(gated_deltanet, "_of_length_one", of_any_length),
+            instead(gated_deltanet, "_unit", of_any_length),
             corrected,
         ),
         Mutant("RWKV's bonus is lost", OWN_NUMBER, instead(rwkv6, "gated_scan", bonus_lost), mixed),

@@ -1,1 +1,1 @@
-"""Recurrences, each in its forms side by side: naive (token by token, to be read), chunked (matmuls), and a single step."""
+"""Recurrences, each in several forms: naive (the reference, token by token), chunked (matmuls), and a single decode step."""

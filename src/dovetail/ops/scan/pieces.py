@@ -1,9 +1,9 @@
-"""A text cut in chunks, and what a document's end inside or between them lets through: said once for every recurrence.
+"""Sequences cut into chunks, and which tokens of a chunk may exchange information where documents end inside or between chunks.
 
-    chunk 0        chunk 1        a carry stands for all that came before a chunk
-    a a a b   │    b b c c        `b` of chunk 1 reads it, `c` does not; only `c` is left at the end, so the carry ends there
+    chunk 0        chunk 1        the carried state summarizes everything before a chunk
+    a a a b   │    b b c c        `b` of chunk 1 reads it, `c` does not; chunk 1 ends with `c`, so it goes no further
 
-Shapes: x (rows, n, …)   document (rows, n), numbered from 0 in each row; a chunk is `size` tokens, the last one padded behind.
+Shapes: x (rows, n, …)   document (rows, n), numbered from 0 in each row; a chunk is `size` tokens, the last one padded.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 
 
 class Edges(NamedTuple):
-    """What the tokens of each chunk share with each other and with what came before."""
+    """Which tokens of each chunk are of one document with each other, with the carried state and with the chunk's end."""
 
     same: Tensor  # (rows, chunks, size, size) whether two tokens are of one document
-    reads: Tensor  # (rows, chunks, size) whether a token is still of the document that the chunk before ended with
+    reads: Tensor  # (rows, chunks, size) whether a token is of the document that the previous chunk ended with
     keeps: Tensor  # (rows, chunks, size) whether a token is of the document that its chunk ends with
-    passes: Tensor  # (rows, chunks, 1) whether the carry survives the chunk
+    passes: Tensor  # (rows, chunks, 1) whether the carried state passes through the chunk
 
 
 def cut(x: Tensor, size: int) -> Tensor:
-    """(rows, n, …) -> (rows, chunks, size, …), with zeros behind the end."""
+    """(rows, n, …) -> (rows, chunks, size, …), with zeros at the end."""
     rest = -x.shape[1] % size
     if rest:  # a pad by nothing would copy
         x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, rest))
@@ -33,7 +33,7 @@ def cut(x: Tensor, size: int) -> Tensor:
 
 
 def edges(document: Tensor, size: int) -> Edges:
-    """What documents (rows, n) let through; what is padded belongs to the last one."""
+    """The edges of documents (rows, n); padding belongs to the last document."""
     rest = -document.shape[1] % size
     document = torch.cat([document, document[:, -1:].expand(-1, rest)], 1).unflatten(1, (-1, size))
     before = torch.cat([torch.zeros_like(document[:, :1, -1]), document[:, :-1, -1]], 1)[..., None]

@@ -1,16 +1,16 @@
-"""A memory of many numbers a channel, each fading at its own pace: the selective scan of Mamba.
+"""The selective scan of Mamba: a state of several values per channel, each with its own data-dependent decay.
 
-    h_t = e^{Δ_t A} ∘ h_{t−1} + (Δ_t x_t) B_tᵀ          y_t = h_t C_t          A < 0: a memory fades, never grows
+    h_t = e^{Δ_t A} ∘ h_{t−1} + (Δ_t x_t) B_tᵀ          y_t = h_t C_t          A < 0: the state decays, and never grows
 
-Every channel and every number of its memory fades differently, so pairs of tokens cannot be weighed by one matmul, as where a
-whole head fades at one pace. The chunked form lets many runs of tokens go forward together instead:
+Every channel and state dimension decays differently, so pairs of tokens have no common weight and no matmul over pairs exists
+(as there is for one decay per head). The chunked form advances many runs of tokens side by side instead:
 
-    a piece of the text    run 0: t = 0 … 63    run 1: t = 64 … 127    …     all at their first token, all at their second, …
-    first                  what each run would leave behind if nothing came before it; and from run to run, what really came
-    then                   each run once more, from what really came before it, read at every token
+    a piece of the sequence   run 0: t = 0 … 63    run 1: t = 64 … 127    …     all at their first token, all at their second, …
+    first pass                the state each run leaves from a zero state; then, from run to run, the true state before each run
+    second pass               each run again from its true state, with an output per token
 
-Decays are powers e^{Δ A} ≤ 1 and only multiplied: nothing overflows. Work is linear in n. What is held at once is one piece; in
-training a piece is computed again when its gradient is asked for.
+Decays are powers e^{Δ A} ≤ 1 and only multiplied: nothing overflows. Work is linear in n. Only one piece is in memory at
+a time; in training a piece is recomputed in backward.
 
 Shapes: x, Δ, y (rows, n, channels)   A (channels, state)   B, C (rows, n, state)   h (rows, channels, state).   Gu & Dao 2023.
 """
@@ -24,28 +24,28 @@ from torch.utils.checkpoint import checkpoint
 
 from dovetail.core.module import at_least_fp32
 from dovetail.core.rows import SequenceRows
-from dovetail.ops.form import chunk, readable
+from dovetail.ops.form import chunk, reference
 
-SLAB = 65536  # numbers of memory that runs advance at once: enough to be worth a call, few enough to stay in cache
-FEW = 4  # with fewer runs side by side it costs more to go over them twice than is saved
+SLAB = 65536  # values of state that are advanced at once: enough to amortize a call, few enough to stay in cache
+FEW = 4  # with fewer runs side by side, the second pass costs more than it saves
 
 
 def selective_scan(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, seq: SequenceRows, carry: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """y (rows, n, channels) and the memory afterwards; padding neither adds to it nor lets it fade."""
-    dtype, kept = x.dtype, at_least_fp32(x.dtype)
-    dt, a, b, c = seq.only_real(dt.to(kept)), a.to(kept), b.to(kept), c.to(kept)
-    added = dt * x.to(kept)
+    """y (rows, n, channels) and the state afterwards; padding neither adds to the state nor decays it."""
+    dtype, wide = x.dtype, at_least_fp32(x.dtype)
+    dt, a, b, c = seq.only_real(dt.to(wide)), a.to(wide), b.to(wide), c.to(wide)
+    added = dt * x.to(wide)
     if carry is None:
         carry = dt.new_zeros(x.shape[0], *a.shape)
-    form = naive if readable() or x.shape[1] == 1 else chunked
-    y, carry = form(added, dt, a, b, c, goes_on(seq.document, kept), carry.to(kept))
+    form = naive if reference() or x.shape[1] == 1 else chunked
+    y, carry = form(added, dt, a, b, c, goes_on(seq.document, wide), carry.to(wide))
     return y.to(dtype), carry
 
 
 def goes_on(document: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """(rows, n) 1 where a token goes on with what came before, 0 where it begins a document; None: all go on."""
+    """(rows, n) 1 where a token continues a document, 0 where it begins one; None: all continue."""
     if document is None:
         return None
     return (document == F.pad(document, (1, 0))[:, :-1]).to(dtype)
@@ -71,7 +71,7 @@ def chunked(
     fit = SLAB // carry.numel()
     piece = run * (min(run, fit) if fit >= FEW else 1)
     again = torch.is_grad_enabled() and piece < n
-    # split, not slices: the gradient of a slice is as long as the whole text
+    # split, not slices: the gradient of a slice is as long as the whole sequence
     pieces = zip(*(t.split(piece, 1) for t in (x, dt, b, c)), strict=True)
     keeps = [None] * -(-n // piece) if keep is None else keep.split(piece, 1)
     out: list[Tensor] = []
@@ -87,36 +87,36 @@ def in_runs(
 ) -> tuple[Tensor, Tensor]:
     """One piece, its runs of `run` tokens side by side."""
     n, rows = x.shape[1], x.shape[0]
-    rest = -n % run  # padded behind with tokens that add nothing and fade nothing
+    rest = -n % run  # padded at the end with tokens that add nothing and decay nothing
     x, dt, b, c = (F.pad(t, (0, 0, 0, rest)).reshape(-1, run, t.shape[-1]) for t in (x, dt, b, c))  # (rows·runs, run, …)
-    # of each token of a run (rows·runs, channels or 1, state or 1)
+    # per token of a run (rows·runs, channels or 1, state or 1)
     xs, steps, cs = (t[..., None].unbind(1) for t in (x, dt, c))
     bs = b[..., None, :].unbind(1)
-    fades = [(step * a).exp() for step in steps]
+    decays = [(step * a).exp() for step in steps]
     through = (dt.sum(1)[..., None] * a).exp()
     if keep is not None:
         keep = F.pad(keep, (0, rest), value=1.0).reshape(-1, run, 1, 1)
-        fades = [fade * kept for fade, kept in zip(fades, keep.unbind(1), strict=True)]
+        decays = [decay * same for decay, same in zip(decays, keep.unbind(1), strict=True)]
         through = through * keep.prod(1)
-    memory, runs = carry, x.shape[0] // rows
+    h, runs = carry, x.shape[0] // rows
     if runs > 1:
         left = xs[0] @ bs[0]
         for i in range(1, run):
-            left = torch.baddbmm(fades[i] * left, xs[i], bs[i])
+            left = torch.baddbmm(decays[i] * left, xs[i], bs[i])
         left, through = (t.unflatten(0, (rows, runs)) for t in (left, through))
         came = [carry]
-        # unbound at once: the gradient of an index into all runs would be as large as they are, for each of them
-        for new, kept in zip(left.unbind(1)[:-1], through.unbind(1)[:-1], strict=True):
-            came.append(torch.addcmul(new, kept, came[-1]))
-        memory = torch.stack(came, 1).flatten(0, 1)
+        # unbind, not an index per run: the gradient of an index is as large as all runs
+        for new, decay in zip(left.unbind(1)[:-1], through.unbind(1)[:-1], strict=True):
+            came.append(torch.addcmul(new, decay, came[-1]))
+        h = torch.stack(came, 1).flatten(0, 1)
     out: list[Tensor] = []
     for i in range(run):
-        memory = torch.baddbmm(fades[i] * memory, xs[i], bs[i])
-        out.append((memory @ cs[i])[..., 0])
+        h = torch.baddbmm(decays[i] * h, xs[i], bs[i])
+        out.append((h @ cs[i])[..., 0])
     y = torch.stack(out, 1).unflatten(0, (rows, runs)).flatten(1, 2)
-    return y[:, :n], memory.unflatten(0, (rows, runs))[:, -1]
+    return y[:, :n], h.unflatten(0, (rows, runs))[:, -1]
 
 
 def selective_flops(n: int, channels: int, state: int) -> int:
-    """What the readable form multiplies over n tokens: an outer product into the memory, and C through it."""
+    """FLOPs of the reference implementation over n tokens: an outer product into the state, and C through it."""
     return 4 * n * channels * state

@@ -24,7 +24,7 @@ from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule
 from dovetail.core.weight import State, Weight
 from dovetail.ops.attend import attend
-from dovetail.ops.form import chunk, readable
+from dovetail.ops.form import chunk, reference
 from dovetail.ops.mask import dense, pairs
 
 
@@ -121,7 +121,7 @@ class AdditiveAttentionModule(SoftmaxModule):
         visible, empty = dense(self.mask, layout, key_layout, self.head_number)
         edit = self.edit(ctx)
         # the hidden layer of all pairs is (…, heads, n, m, hidden): a chunk of queries at a time, unless a listener wants all
-        size = layout.n if readable() or edit is not None else chunk()
+        size = layout.n if reference() or edit is not None else chunk()
         z: list[Tensor] = []
         for begin in range(0, layout.n, size):
             queries = slice(begin, begin + size)

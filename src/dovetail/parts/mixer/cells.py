@@ -1,12 +1,12 @@
-"""Recurrent cells as mixers: RNN, LSTM and GRU in the place of attention.
+"""Recurrent cells as mixers: RNN, LSTM and GRU.
 
     x = u W + b          h_t = cell(x_t, U h_{t−1})          out = h W_o
 
-`heads` cuts the memory in parts that know nothing of each other: U is block-diagonal. With one head, the default, the cell is
-that of the textbooks and of torch.nn. Only heads can be shared out over tensor-parallel ranks: within one, every number of the
-memory meets every other at every token.
+`heads` splits the recurrent state into independent parts: U is block-diagonal. One head, the default, is the cell of torch.nn.
+Tensor parallel shards heads only: within a head, every channel of the state depends on every other at each token.
 
 Shapes: u (rows, n, embed)   x (rows, n, heads, gates·head)   h, c (rows, heads, head)   U (heads, gates·head, head).
+Elman 1990; Hochreiter & Schmidhuber 1997; Cho et al. 2014.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from dovetail.ops.scan.cell import Step, gru_step, lstm_step, rnn_step, unroll
 
 @dc.dataclass(frozen=True, kw_only=True)
 class Cell(Recurrent):
-    """What the three have in common."""
+    """A recurrent cell between an input and an output projection."""
 
     TAPS = ("x", "h", "out")
 
-    gates: ClassVar[int] = 1  # how many numbers a token gives each number of memory
-    memories: ClassVar[tuple[str, ...]] = ("h",)
+    gates: ClassVar[int] = 1  # values that the input projection gives per channel of the state
+    states: ClassVar[tuple[str, ...]] = ("h",)
     step: ClassVar[Step] = staticmethod(rnn_step)
 
-    inner: int | None = None  # numbers of memory in all; None: the width
+    inner: int | None = None  # size of the state, over all heads; None: the width
     heads: int = 1
     bias: bool = True
     out_bias: bool = False
@@ -51,12 +51,12 @@ class Cell(Recurrent):
         return scope.add(heads=self.heads, head=inner // max(self.heads, 1), gates=self.gates)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        stream, inner, made = ("embed",), ("heads", "head"), ("heads", "gates", "head")
-        declared = [Weight(name="x.weight", out=made, inp=stream), Weight(name="o.weight", out=stream, inp=inner)]
+        embed, inner, gates = ("embed",), ("heads", "head"), ("heads", "gates", "head")
+        declared = [Weight(name="x.weight", out=gates, inp=embed), Weight(name="o.weight", out=embed, inp=inner)]
         if self.bias:
-            declared += [Weight(name="x.bias", out=made, init="const", role="bias")]
+            declared += [Weight(name="x.bias", out=gates, init="const", role="bias")]
         if self.out_bias:
-            declared += [Weight(name="o.bias", out=stream, init="zeros", role="bias", tp="once")]
+            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
         return [*declared, Weight(name="u", batch=("heads",), out=("gates", "head"), inp=("head",))]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
@@ -65,7 +65,7 @@ class Cell(Recurrent):
     def state(self, scope: Scope) -> list[State]:
         if not scope.decodes:
             return []
-        return [State(name=name, axes=("heads", "head"), per="sequence", at_least_fp32=True) for name in self.memories]
+        return [State(name=name, axes=("heads", "head"), per="sequence", at_least_fp32=True) for name in self.states]
 
     def check(self, scope: Scope) -> list[Problem]:
         inner = self.inner or scope.size("embed")
@@ -73,7 +73,7 @@ class Cell(Recurrent):
             if value < 1:
                 return [Problem(name, f"{value} is not above 0")]
         if inner % self.heads:
-            return [Problem("heads", f"{self.heads} does not divide the {inner} numbers of memory", "or set `inner`")]
+            return [Problem("heads", f"{self.heads} does not divide the state of size {inner}", "or set `inner`")]
         return []
 
     def tp_region(self) -> bool:
@@ -98,27 +98,27 @@ class CellModule(RecurrentModule):
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         x = ctx.tap(self, "x", self.x(x).unflatten(-1, (-1, self.part.gates * self.head)))
         if carry is None:
-            carry = (x.new_zeros(x.shape[0], x.shape[2], self.head),) * len(self.part.memories)
-        h, carry = unroll(self.part.step, x, self.u, self.on_held(), seq, carry)
+            carry = (x.new_zeros(x.shape[0], x.shape[2], self.head),) * len(self.part.states)
+        h, carry = unroll(self.part.step, x, self.u, self.recurrent_bias(), seq, carry)
         h = ctx.tap(self, "h", h)
         return ctx.tap(self, "out", self.o(h.flatten(-2))), carry
 
-    def on_held(self) -> Tensor | None:
+    def recurrent_bias(self) -> Tensor | None:
         """(heads, gates·head) added to U h; None: nothing."""
         return None
 
 
 @register("rnn")
 class Rnn(Cell):
-    """A plain recurrent cell: h = tanh(x + U h) (Elman 1990)."""
+    """Elman RNN: h = tanh(x + U h) (Elman 1990)."""
 
 
 @register("lstm")
 class Lstm(Cell):
-    """A cell with a second memory, only added to and scaled: gradients reach far back (Hochreiter & Schmidhuber 1997)."""
+    """LSTM: a second state c that gates scale and add to, so gradients reach far back (Hochreiter & Schmidhuber 1997)."""
 
     gates: ClassVar[int] = 4
-    memories: ClassVar[tuple[str, ...]] = ("h", "c")
+    states: ClassVar[tuple[str, ...]] = ("h", "c")
     step: ClassVar[Step] = staticmethod(lstm_step)
 
     def constant(self, name: str, scope: Scope) -> Tensor:
@@ -129,7 +129,7 @@ class Lstm(Cell):
 
 @register("gru")
 class Gru(Cell):
-    """A cell that mixes what it holds with something new by one gate (Cho et al. 2014; as in torch, reset comes behind U)."""
+    """GRU: one gate mixes the state with a candidate (Cho et al. 2014; the reset gate acts after U, as in torch)."""
 
     gates: ClassVar[int] = 3
     step: ClassVar[Step] = staticmethod(gru_step)
@@ -138,14 +138,14 @@ class Gru(Cell):
         return GruModule
 
     def weights(self, scope: Scope) -> list[Weight]:
-        held = [Weight(name="held_bias", out=("heads", "head"), init="zeros", role="bias")]
-        return super().weights(scope) + (held if self.bias else [])
+        bias = [Weight(name="held_bias", out=("heads", "head"), init="zeros", role="bias")]
+        return super().weights(scope) + (bias if self.bias else [])
 
 
 class GruModule(CellModule):
-    """With the one bias that the reset gate scales; all others are in x."""
+    """The GRU has one bias of its own, which the reset gate scales; all others are in x."""
 
     held_bias: Tensor
 
-    def on_held(self) -> Tensor | None:
+    def recurrent_bias(self) -> Tensor | None:
         return F.pad(self.held_bias.unflatten(0, (-1, self.head)), (2 * self.head, 0)) if self.part.bias else None

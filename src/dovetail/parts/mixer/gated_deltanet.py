@@ -1,11 +1,10 @@
-"""Gated DeltaNet: a matrix memory a head that fades, and that a token corrects where its key recalls something else.
+"""Gated DeltaNet: linear attention whose recurrent state decays and is corrected by the delta rule.
 
-    q, k, v = conv(x W_q), conv(x W_k), conv(x W_v)      conv short and causal, then silu; q and k then made of length 1
+    q, k, v = conv(x W_q), conv(x W_k), conv(x W_v)      conv: short, causal, depthwise, then silu; q and k then normalized to 1
     β = σ(x W_b)          a = e^{−A softplus(x W_a + b)}          S_t = a_t (1 − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ
     y_t = S_tᵀ q_t / √key                                out = (norm(y) ∘ silu(x W_z)) W_o
 
-A is one positive number a head, kept as its logarithm. Heads share q and k in groups, as queries share keys in attention. The
-norm is over each head alone.
+A is positive, one per head, stored as log A. Value heads share q and k in groups, as in GQA. The norm is per head.
 
 Shapes: x (rows, n, embed)   q, k (rows, n, key_heads, key)   v, z, y (rows, n, heads, value)   β, a (rows, n, heads)
         S (rows, heads, key, value).
@@ -31,28 +30,28 @@ from dovetail.core.weight import State, Weight
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.delta import delta_flops, delta_scan
 
-MOST_FADING = 16.0  # the first A, from 1 to this
-TINY = 1e-6  # added to a squared length, so that a zero vector has one
+LARGEST_A = 16.0  # A is initialized from 1 to this
+EPS = 1e-6  # added to a squared norm
 
 
 @register("gated_deltanet")
 class GatedDeltaNet(Recurrent):
-    """A memory that fades and is corrected, token by token (Gated DeltaNet)."""
+    """Gated DeltaNet: linear attention with decay and the delta rule."""
 
-    TAPS = ("q", "k", "v", "beta", "fade", "y", "out")
+    TAPS = ("q", "k", "v", "beta", "decay", "y", "out")
 
     heads: int = 8
     key_heads: int | None = None  # None: as many as heads
     key_size: int | None = None  # None: width / heads
     value_size: int | None = None  # None: width / heads
-    conv_size: int = 4  # tokens the convolution sees
+    conv_size: int = 4  # kernel size of the convolution, in tokens
     norm: Norm = child("rmsnorm")
 
     def module(self) -> type[Module]:
         return GatedDeltaNetModule
 
     def groups(self) -> int:
-        """Heads of queries and keys."""
+        """The number of query and key heads."""
         return self.key_heads or self.heads
 
     def axes(self, scope: Scope) -> Scope:
@@ -63,29 +62,29 @@ class GatedDeltaNet(Recurrent):
             "key": self.key_size or each,
             "value": self.value_size or each,
         }
-        return scope.add(**sizes, taps=self.conv_size, tail=self.conv_size - 1)
+        return scope.add(**sizes, taps=self.conv_size, conv_state=self.conv_size - 1)
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
         return scope.bind(dim="value")
 
     def weights(self, scope: Scope) -> list[Weight]:
-        stream, keys, values = ("embed",), ("key_heads", "key"), ("heads", "value")
-        made = {"q": keys, "k": keys, "v": values, "z": values, "b": ("heads",), "a": ("heads",)}
-        declared = [Weight(name=f"{name}.weight", out=out, inp=stream) for name, out in made.items()]
-        declared += [Weight(name=f"conv_{name}", out=made[name], inp=("taps",), role="conv") for name in "qkv"]
+        embed, keys, values = ("embed",), ("key_heads", "key"), ("heads", "value")
+        projections = {"q": keys, "k": keys, "v": values, "z": values, "b": ("heads",), "a": ("heads",)}
+        declared = [Weight(name=f"{name}.weight", out=out, inp=embed) for name, out in projections.items()]
+        declared += [Weight(name=f"conv_{name}", out=projections[name], inp=("taps",), role="conv") for name in "qkv"]
         declared += [Weight(name="fade_bias", out=("heads",), init="ones", role="bias")]
         declared += [Weight(name="a_log", out=("heads",), init="const", role="gate")]
-        return [*declared, Weight(name="o.weight", out=stream, inp=values)]
+        return [*declared, Weight(name="o.weight", out=embed, inp=values)]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
-        return torch.linspace(1.0, MOST_FADING, scope.size("heads"), dtype=torch.float64).log()
+        return torch.linspace(1.0, LARGEST_A, scope.size("heads"), dtype=torch.float64).log()
 
     def state(self, scope: Scope) -> list[State]:
         if not scope.decodes:
             return []
-        made = {"q": ("key_heads", "key"), "k": ("key_heads", "key"), "v": ("heads", "value")}
-        tails = [State(name=f"tail_{name}", axes=(*axes, "tail"), per="sequence") for name, axes in made.items()]
-        return [*tails, State(name="memory", axes=("heads", "key", "value"), per="sequence", at_least_fp32=True)]
+        convolved = [("q", ("key_heads", "key")), ("k", ("key_heads", "key")), ("v", ("heads", "value"))]
+        conv_states = [State(name=f"conv_{name}", axes=(*axes, "conv_state"), per="sequence") for name, axes in convolved]
+        return [*conv_states, State(name="state", axes=("heads", "key", "value"), per="sequence", at_least_fp32=True)]
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = delta_flops(n, scope.size("heads"), scope.size("key"), scope.size("value"))
@@ -145,29 +144,29 @@ class GatedDeltaNetModule(RecurrentModule):
         self.scale = self.key**-0.5
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
-        kept, (tail_q, tail_k, tail_v, memory) = at_least_fp32(x.dtype), carry or (None,) * 4
-        q, tail_q = self.convolved("q", x, self.key, seq, ctx, tail_q)
-        k, tail_k = self.convolved("k", x, self.key, seq, ctx, tail_k)
-        v, tail_v = self.convolved("v", x, self.value, seq, ctx, tail_v)
-        q, k = _of_length_one(q.to(kept)) * self.scale, _of_length_one(k.to(kept))
-        share = v.shape[2] // k.shape[2]  # heads that share one q and k
-        if share > 1:
-            q, k = q.repeat_interleave(share, 2), k.repeat_interleave(share, 2)
-        beta = ctx.tap(self, "beta", self.b(x).to(kept).sigmoid())
+        dtype, (conv_q, conv_k, conv_v, state) = at_least_fp32(x.dtype), carry or (None,) * 4
+        q, conv_q = self.convolved("q", x, self.key, seq, ctx, conv_q)
+        k, conv_k = self.convolved("k", x, self.key, seq, ctx, conv_k)
+        v, conv_v = self.convolved("v", x, self.value, seq, ctx, conv_v)
+        q, k = _unit(q.to(dtype)) * self.scale, _unit(k.to(dtype))
+        shared = v.shape[2] // k.shape[2]  # value heads per query and key head
+        if shared > 1:
+            q, k = q.repeat_interleave(shared, 2), k.repeat_interleave(shared, 2)
+        beta = ctx.tap(self, "beta", self.b(x).to(dtype).sigmoid())
         # log a, at most 0
-        fade = ctx.tap(self, "fade", -self.a_log.to(kept).exp() * F.softplus(self.a(x).to(kept) + self.fade_bias))
-        y, memory = delta_scan(q, k, v, fade, beta, seq, memory)
+        log_decay = ctx.tap(self, "decay", -self.a_log.to(dtype).exp() * F.softplus(self.a(x).to(dtype) + self.fade_bias))
+        y, state = delta_scan(q, k, v, log_decay, beta, seq, state)
         y = self.norm(ctx.tap(self, "y", y.to(x.dtype)), ctx).flatten(-2) * F.silu(self.z(x))
-        return ctx.tap(self, "out", self.o(y)), (tail_q, tail_k, tail_v, memory)
+        return ctx.tap(self, "out", self.o(y)), (conv_q, conv_k, conv_v, state)
 
     def convolved(
-        self, name: str, x: Tensor, size: int, seq: SequenceRows, ctx: Ctx, tail: Tensor | None
+        self, name: str, x: Tensor, size: int, seq: SequenceRows, ctx: Ctx, conv_state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """x projected, after its convolution (rows, n, count, size), and its tail (rows, count, size, taps − 1)."""
+        """x projected and convolved (rows, n, count, size), and the new conv state (rows, count, size, taps − 1)."""
         x, weight = getattr(self, name)(x), getattr(self, f"conv_{name}")
-        y, tail = causal_conv(x, weight, None, seq, None if tail is None else tail.flatten(1, 2))
-        return ctx.tap(self, name, F.silu(y).unflatten(-1, (-1, size))), tail.unflatten(1, (-1, size))
+        y, conv_state = causal_conv(x, weight, None, seq, None if conv_state is None else conv_state.flatten(1, 2))
+        return ctx.tap(self, name, F.silu(y).unflatten(-1, (-1, size))), conv_state.unflatten(1, (-1, size))
 
 
-def _of_length_one(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + TINY)
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)

@@ -1,9 +1,9 @@
-"""Gated linear attention: a matrix memory a head, in which every key channel fades by as much as the token says.
+"""Gated linear attention (GLA): a matrix-valued recurrent state per head, with a data-dependent decay per key channel.
 
     q, k, v = x W_q, x W_k, x W_v          a = σ(x W_d W_u + b)^{1/τ}          S_t = diag(a_t) S_{t−1} + k_t v_tᵀ
     y_t = S_tᵀ q_t / √key                  out = (norm(y) ∘ silu(x W_g)) W_o
 
-W_d W_u is of low rank. The root of degree τ keeps a close to 1, so that a memory lasts. The norm is over each head alone.
+W_d W_u is of low rank. The exponent 1/τ keeps a close to 1, so the state decays slowly. The norm is per head.
 
 Shapes: x (rows, n, embed)   q, k, a (rows, n, heads, key)   v, y (rows, n, heads, value)   S (rows, heads, key, value).
 Yang et al. 2024.
@@ -29,15 +29,15 @@ from dovetail.ops.scan.gated import gated_flops, gated_scan
 
 @register("gla")
 class GLA(Recurrent):
-    """Linear attention whose memory fades channel by channel."""
+    """Gated linear attention: a data-dependent decay per key channel."""
 
-    TAPS = ("q", "k", "v", "fade", "y", "out")
+    TAPS = ("q", "k", "v", "decay", "y", "out")
 
     heads: int = 4
     key_size: int | None = None  # None: width / heads / 2
     value_size: int | None = None  # None: width / heads
-    rank: int = 16  # of the gate that says what fades
-    gate_normalizer: float = 16.0  # τ: the larger, the longer a memory lasts
+    rank: int = 16  # of the decay's projection
+    gate_normalizer: float = 16.0  # τ: the larger, the slower the decay
     norm: Norm = child("rmsnorm")
 
     def module(self) -> type[Module]:
@@ -51,17 +51,17 @@ class GLA(Recurrent):
         return scope.bind(dim="value")
 
     def weights(self, scope: Scope) -> list[Weight]:
-        stream, keys, values = ("embed",), ("heads", "key"), ("heads", "value")
-        made = {"q": keys, "k": keys, "v": values, "gate": values}
-        declared = [Weight(name=f"{name}.weight", out=out, inp=stream) for name, out in made.items()]
-        declared += [Weight(name="fade_down.weight", out=("rank",), inp=stream, tp="replicate")]  # all heads fade by all of it
+        embed, keys, values = ("embed",), ("heads", "key"), ("heads", "value")
+        projections = {"q": keys, "k": keys, "v": values, "gate": values}
+        declared = [Weight(name=f"{name}.weight", out=out, inp=embed) for name, out in projections.items()]
+        declared += [Weight(name="fade_down.weight", out=("rank",), inp=embed, tp="replicate")]  # every head reads all of it
         declared += [Weight(name="fade_up.weight", out=keys, inp=("rank",))]
         declared += [Weight(name="fade_up.bias", out=keys, init="zeros", role="bias")]
-        return [*declared, Weight(name="o.weight", out=stream, inp=values)]
+        return [*declared, Weight(name="o.weight", out=embed, inp=values)]
 
     def state(self, scope: Scope) -> list[State]:
-        memory = State(name="memory", axes=("heads", "key", "value"), per="sequence", at_least_fp32=True)
-        return [memory] if scope.decodes else []
+        state = State(name="state", axes=("heads", "key", "value"), per="sequence", at_least_fp32=True)
+        return [state] if scope.decodes else []
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = gated_flops(n, scope.size("heads"), scope.size("key"), scope.size("value"))
@@ -76,14 +76,14 @@ class GLA(Recurrent):
         ):
             if value is not None and value < 1:
                 return [Problem(name, f"{value} is not above 0")]
-        found: list[Problem] = []
+        problems: list[Problem] = []
         if self.gate_normalizer <= 0:
-            found.append(Problem("gate_normalizer", f"{self.gate_normalizer} is not above 0", "use 1 for a gate as it is"))
+            problems.append(Problem("gate_normalizer", f"{self.gate_normalizer} is not above 0", "use 1 for no root"))
         width = scope.size("embed")
         for name, value, parts in (("key_size", self.key_size, 2 * self.heads), ("value_size", self.value_size, self.heads)):
             if value is None and width % parts:
-                found.append(Problem("heads", f"the width, {width}, cannot be cut in {parts} for `{name}`", f"set `{name}`"))
-        return found
+                problems.append(Problem("heads", f"{parts} does not divide the width, {width}, for `{name}`", f"set `{name}`"))
+        return problems
 
     def tp_region(self) -> bool:
         return True
@@ -114,8 +114,8 @@ class GLAModule(RecurrentModule):
         q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, self.key)))
         k = ctx.tap(self, "k", self.k(x).unflatten(-1, (-1, self.key)))
         v = ctx.tap(self, "v", self.v(x).unflatten(-1, (-1, self.value)))
-        fade = self.fade_up(self.fade_down(x)).to(at_least_fp32(x.dtype)).unflatten(-1, (-1, self.key))
-        fade = ctx.tap(self, "fade", F.logsigmoid(fade) / self.part.gate_normalizer)  # log a, at most 0
-        y, memory = gated_scan(q * self.scale, k, v, fade, seq, None if carry is None else carry[0])
+        log_decay = self.fade_up(self.fade_down(x)).to(at_least_fp32(x.dtype)).unflatten(-1, (-1, self.key))
+        log_decay = ctx.tap(self, "decay", F.logsigmoid(log_decay) / self.part.gate_normalizer)  # log a, at most 0
+        y, state = gated_scan(q * self.scale, k, v, log_decay, seq, None if carry is None else carry[0])
         y = self.norm(ctx.tap(self, "y", y), ctx).flatten(-2) * F.silu(self.gate(x))
-        return ctx.tap(self, "out", self.o(y)), (memory,)
+        return ctx.tap(self, "out", self.o(y)), (state,)

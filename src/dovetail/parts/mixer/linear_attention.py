@@ -1,12 +1,12 @@
-"""Linear attention: weights φ(q)·φ(k) in place of softmax, so that what was seen fits in one matrix a head.
+"""Linear attention: similarities φ(q)·φ(k) in place of softmax, so that the past fits into one matrix-valued state per head.
 
     S_t = S_{t−1} + φ(k_t) v_tᵀ          z_t = z_{t−1} + φ(k_t)          y_t = S_tᵀ φ(q_t) / (z_t·φ(q_t))          out = y W_o
 
-The sum z that a query's weights are divided by is carried as one more column of S, for a value that is always 1.
+The normalizer z is carried as one more column of S, whose value is always 1.
 
 Shapes: x (rows, n, embed)   q, k, v, y (rows, n, heads, head)   φ (rows, n, heads, features)
         S with z (rows, heads, features, head + 1).
-Katharopoulos et al. 2020; Choromanski et al. 2021.
+Katharopoulos et al. 2020; Choromanski et al. 2021 (Performer).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dovetail.ops.scan.decay import decay_flops, decay_scan
 
 @register("linear_attention")
 class LinearAttention(Recurrent):
-    """Attention whose weights are products of features, in time that grows as n."""
+    """Linear attention: products of feature maps in place of softmax, in time linear in n."""
 
     TAPS = ("q", "k", "v", "y", "out")
 
@@ -47,20 +47,20 @@ class LinearAttention(Recurrent):
         return scope.add(heads=self.heads, head=head, features=self.feature.count(head), columns=head + 1)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        stream, inner = ("embed",), ("heads", "head")
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=stream) for name in "qkv"]
-        declared += [Weight(name="o.weight", out=stream, inp=inner)]
+        embed, inner = ("embed",), ("heads", "head")
+        declared = [Weight(name=f"{name}.weight", out=inner, inp=embed) for name in "qkv"]
+        declared += [Weight(name="o.weight", out=embed, inp=inner)]
         if self.bias:
             declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in "qkv"]
-            declared += [Weight(name="o.bias", out=stream, init="zeros", role="bias", tp="once")]
+            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
         return declared
 
     def acts_on(self, field: str) -> tuple[str, ...] | None:
         return ("q", "k") if field == "feature" else None
 
     def state(self, scope: Scope) -> list[State]:
-        memory = State(name="memory", axes=("heads", "features", "columns"), per="sequence", at_least_fp32=True)
-        return [memory] if scope.decodes else []
+        state = State(name="state", axes=("heads", "features", "columns"), per="sequence", at_least_fp32=True)
+        return [state] if scope.decodes else []
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = decay_flops(n, scope.size("heads"), scope.size("features"), scope.size("columns"))
@@ -97,13 +97,13 @@ class LinearAttentionModule(RecurrentModule):
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         q, k, v = self.project("q", x, ctx), self.project("k", x, ctx), self.project("v", x, ctx)
-        kept = at_least_fp32(x.dtype)  # a sum of many weights, and a quotient of two such
-        q, k = self.feature.query(q.to(kept)), self.feature.key(k.to(kept))
-        v, still = F.pad(v.to(kept), (0, 1), value=1.0), q.new_zeros(q.shape[:3])  # nothing fades
-        y, memory = decay_scan(q, k, v, still, seq, None if carry is None else carry[0])
-        y, weight = y[..., :-1], y[..., -1:]
-        y = (y / torch.where(weight > 0, weight, 1.0)).to(x.dtype)  # padding may have seen nothing
-        return ctx.tap(self, "out", self.o(ctx.tap(self, "y", y).flatten(-2))), (memory,)
+        dtype = at_least_fp32(x.dtype)  # a sum over all tokens, and a quotient of two such sums
+        q, k = self.feature.query(q.to(dtype)), self.feature.key(k.to(dtype))
+        v, log_decay = F.pad(v.to(dtype), (0, 1), value=1.0), q.new_zeros(q.shape[:3])  # no decay
+        y, state = decay_scan(q, k, v, log_decay, seq, None if carry is None else carry[0])
+        y, total = y[..., :-1], y[..., -1:]
+        y = (y / torch.where(total > 0, total, 1.0)).to(x.dtype)  # padding before the first token has a total of 0
+        return ctx.tap(self, "out", self.o(ctx.tap(self, "y", y).flatten(-2))), (state,)
 
     def project(self, name: str, x: Tensor, ctx: Ctx) -> Tensor:
         """(rows, n, heads, head)."""

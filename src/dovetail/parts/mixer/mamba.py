@@ -1,12 +1,12 @@
-"""Mamba: a state space for every channel, whose step width, input and output each token chooses.
+"""Mamba: a selective state space (S6) per channel; step size, input and output matrices depend on the token.
 
     z, x = u W_z, silu(conv(u W_x))          r, B, C = x W_r, x W_B, x W_C          Δ = softplus(r W_Δ + b)
     h_t = e^{Δ_t A} ∘ h_{t−1} + (Δ_t x_t) B_tᵀ          y_t = h_t C_t + D x_t          out = (y ∘ silu(z)) W_o
 
-A is one negative number for each channel and each number of its memory, kept as log(−A). Jamba normalizes r, B and C.
+A is negative, one value per channel and state dimension, stored as log(−A). Jamba normalizes r, B and C.
 
 Shapes: u (rows, n, embed)   x, z, Δ, y (rows, n, inner)   r (rows, n, rank)   B, C (rows, n, state)   h (rows, inner, state).
-Gu & Dao 2023. Ranks share out the channels; r, B and C are sums over all of them, so they are totals over ranks.
+Gu & Dao 2023. Tensor parallel shards the channels; r, B and C sum over all channels, so they are all-reduced.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from dovetail.core.weight import State, Weight
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.selective import selective_flops, selective_scan
 
-FASTEST, SLOWEST = 0.1, 0.001  # the first step widths Δ, spread evenly in their logarithm
-CHOSEN = {"low": "rank", "b": "state", "c": "state"}  # what a token chooses by, and how many numbers each is
+LARGEST_STEP, SMALLEST_STEP = 0.1, 0.001  # Δ is initialized between these, evenly in its logarithm
+SELECTED = {"low": "rank", "b": "state", "c": "state"}  # r, B and C: the projections of x, with their axes
 
 
 @register("mamba")
 class Mamba(Recurrent):
-    """A selective state space with a decay of its own for every number of memory."""
+    """Mamba: a selective state space with one decay per channel and state dimension."""
 
     TAPS = ("x", "b", "c", "dt", "y", "out")
 
     inner: int | None = None  # None: twice the width
     state_size: int = 16
-    rank: int | None = None  # of the step width's projection; None: a sixteenth of the width, rounded up
-    conv_size: int = 4  # tokens the convolution sees
+    rank: int | None = None  # of the projection to Δ; None: width / 16, rounded up
+    conv_size: int = 4  # kernel size of the convolution, in tokens
     bias: bool = False
     conv_bias: bool = True
     norm: Norm | None = None  # of r, B and C
@@ -52,22 +52,22 @@ class Mamba(Recurrent):
     def axes(self, scope: Scope) -> Scope:
         width = scope.size("embed")
         sizes = {"inner": self.inner or 2 * width, "state": self.state_size, "rank": self.rank or -(-width // 16)}
-        return scope.add(**sizes, taps=self.conv_size, tail=self.conv_size - 1)
+        return scope.add(**sizes, taps=self.conv_size, conv_state=self.conv_size - 1)
 
     def children(self) -> dict[str, Part]:
-        return {} if self.norm is None else {f"{name}_norm": self.norm for name in CHOSEN}
+        return {} if self.norm is None else {f"{name}_norm": self.norm for name in SELECTED}
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
-        return scope.bind(dim=CHOSEN[child.removesuffix("_norm")])
+        return scope.bind(dim=SELECTED[child.removesuffix("_norm")])
 
     def weights(self, scope: Scope) -> list[Weight]:
-        stream, inner = ("embed",), ("inner",)
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=stream) for name in ("z", "x")]
-        declared += [Weight(name=f"{name}.weight", out=(axis,), inp=inner, tp="reduce") for name, axis in CHOSEN.items()]
-        declared += [Weight(name="dt.weight", out=inner, inp=("rank",)), Weight(name="o.weight", out=stream, inp=inner)]
+        embed, inner = ("embed",), ("inner",)
+        declared = [Weight(name=f"{name}.weight", out=inner, inp=embed) for name in ("z", "x")]
+        declared += [Weight(name=f"{name}.weight", out=(axis,), inp=inner, tp="reduce") for name, axis in SELECTED.items()]
+        declared += [Weight(name="dt.weight", out=inner, inp=("rank",)), Weight(name="o.weight", out=embed, inp=inner)]
         if self.bias:
             declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in ("z", "x")]
-            declared += [Weight(name="o.bias", out=stream, init="zeros", role="bias", tp="once")]
+            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
         declared += [Weight(name="conv", out=inner, inp=("taps",), role="conv")]
         if self.conv_bias:
             declared += [Weight(name="conv_bias", out=inner, init="zeros", role="bias")]
@@ -79,14 +79,15 @@ class Mamba(Recurrent):
         inner = scope.size("inner")
         if name == "a_log":
             return torch.arange(1, self.state_size + 1, dtype=torch.float64).log().repeat(inner, 1)
-        widths = torch.logspace(torch.tensor(SLOWEST).log10(), torch.tensor(FASTEST).log10(), inner, dtype=torch.float64)
-        return widths + torch.log(-torch.expm1(-widths))  # softplus undone
+        low, high = (torch.tensor(step).log10() for step in (SMALLEST_STEP, LARGEST_STEP))
+        steps = torch.logspace(low, high, inner, dtype=torch.float64)
+        return steps + torch.log(-torch.expm1(-steps))  # the inverse of softplus
 
     def state(self, scope: Scope) -> list[State]:
         if not scope.decodes:
             return []
-        tail = State(name="tail", axes=("inner", "tail"), per="sequence")
-        return [tail, State(name="memory", axes=("inner", "state"), per="sequence", at_least_fp32=True)]
+        conv_state = State(name="conv", axes=("inner", "conv_state"), per="sequence")
+        return [conv_state, State(name="state", axes=("inner", "state"), per="sequence", at_least_fp32=True)]
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = selective_flops(n, scope.size("inner"), scope.size("state"))
@@ -134,25 +135,25 @@ class MambaModule(RecurrentModule):
     skip: Tensor
 
     def setup(self) -> None:
-        self.sizes = [self.scope.size(axis) for axis in CHOSEN.values()]
+        self.sizes = [self.scope.size(axis) for axis in SELECTED.values()]
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
-        u, (tail, memory) = x, carry or (None, None)
+        u, (conv_state, state) = x, carry or (None, None)
         bias = self.conv_bias if self.part.conv_bias else None
-        x, tail = causal_conv(self.x(u), self.conv, bias, seq, tail)
+        x, conv_state = causal_conv(self.x(u), self.conv, bias, seq, conv_state)
         x = ctx.tap(self, "x", F.silu(x))
-        low, b, c = self.chosen(x, ctx)
+        low, b, c = self.selected(x, ctx)
         b, c = ctx.tap(self, "b", b), ctx.tap(self, "c", c)
-        kept = at_least_fp32(u.dtype)
-        dt = ctx.tap(self, "dt", F.softplus(self.dt(low).to(kept) + self.dt_bias))
-        y, memory = selective_scan(x, dt, -self.a_log.to(kept).exp(), b, c, seq, memory)
+        dtype = at_least_fp32(u.dtype)
+        dt = ctx.tap(self, "dt", F.softplus(self.dt(low).to(dtype) + self.dt_bias))
+        y, state = selective_scan(x, dt, -self.a_log.to(dtype).exp(), b, c, seq, state)
         y = ctx.tap(self, "y", y + self.skip * x)
-        return ctx.tap(self, "out", self.o(y * F.silu(self.z(u)))), (tail, memory)
+        return ctx.tap(self, "out", self.o(y * F.silu(self.z(u)))), (conv_state, state)
 
-    def chosen(self, x: Tensor, ctx: Ctx) -> list[Tensor]:
-        """x (rows, n, inner) to r, B and C (rows, n, rank or state), each a sum over all channels."""
-        made = torch.cat([self.low(x), self.b(x), self.c(x)], -1)
-        found = list(ctx.all_reduce(made, ("inner",)).split(self.sizes, -1))
+    def selected(self, x: Tensor, ctx: Ctx) -> list[Tensor]:
+        """r, B and C (rows, n, rank or state) of x (rows, n, inner), each a sum over all channels."""
+        projected = torch.cat([self.low(x), self.b(x), self.c(x)], -1)
+        each = list(ctx.all_reduce(projected, ("inner",)).split(self.sizes, -1))
         if self.part.norm is not None:
-            found = [self.modules_named(f"{name}_norm")(y, ctx) for name, y in zip(CHOSEN, found, strict=True)]
-        return found
+            each = [self.modules_named(f"{name}_norm")(y, ctx) for name, y in zip(SELECTED, each, strict=True)]
+        return each

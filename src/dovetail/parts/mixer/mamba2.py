@@ -1,12 +1,12 @@
-"""Mamba-2: a state space whose memory each token writes to, lets fade and reads by its own choice.
+"""Mamba-2 (SSD): a selective state space with one decay per head, computed by matmuls over chunks.
 
-    z, x, B, C, Δ = u W_z, conv(u W_x), conv(u W_B), conv(u W_C), softplus(u W_Δ + b)           conv short and causal, then silu
+    z, x, B, C, Δ = u W_z, conv(u W_x), conv(u W_B), conv(u W_C), softplus(u W_Δ + b)      conv: short, causal, then silu
     S_t = e^{−Δ_t A} S_{t−1} + B_t (Δ_t x_t)ᵀ          y_t = S_tᵀ C_t + D x_t          out = norm(y ∘ silu(z)) W_o
 
-A is one positive number a head, kept as its logarithm. Heads share B and C within a group, as queries share keys.
+A is positive, one per head, stored as log A. Heads share B and C within a group, as in GQA.
 
 Shapes: u (rows, n, embed)   x, z, y (rows, n, heads, head)   B, C (rows, n, groups, state)   S (rows, heads, state, head).
-Dao & Gu 2024. The norm spans all heads, so under tensor parallel its statistics are totals over ranks.
+Dao & Gu 2024. The norm spans all heads, so under tensor parallel its statistics are all-reduced.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from dovetail.core.weight import State, Weight
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.decay import decay_flops, decay_scan
 
-FASTEST, SLOWEST = 0.1, 0.001  # the first step widths Δ, spread evenly in their logarithm
-MOST_FADING = 16.0  # the first A, from 1 to this
+LARGEST_STEP, SMALLEST_STEP = 0.1, 0.001  # Δ is initialized between these, evenly in its logarithm
+LARGEST_A = 16.0  # A is initialized from 1 to this
 
 
 @register("mamba2")
 class Mamba2(Recurrent):
-    """A selective state space with one decay a head, computed by matmuls."""
+    """Mamba-2: a selective state space with one decay per head, computed by matmuls."""
 
     TAPS = ("x", "b", "c", "dt", "y", "out")
 
@@ -42,7 +42,7 @@ class Mamba2(Recurrent):
     head: int = 64
     state_size: int = 128
     groups: int = 1
-    conv_size: int = 4  # tokens the convolution sees
+    conv_size: int = 4  # kernel size of the convolution, in tokens
     bias: bool = False
     conv_bias: bool = True
     norm: Norm = child("rmsnorm")
@@ -53,7 +53,7 @@ class Mamba2(Recurrent):
     def axes(self, scope: Scope) -> Scope:
         inner = self.inner or 2 * scope.size("embed")
         sizes = {"heads": inner // max(self.head, 1), "head": self.head, "groups": self.groups, "state": self.state_size}
-        return scope.add(**sizes, taps=self.conv_size, tail=self.conv_size - 1)
+        return scope.add(**sizes, taps=self.conv_size, conv_state=self.conv_size - 1)
 
     def children(self) -> dict[str, Part]:
         return {"norm": self.norm}
@@ -62,14 +62,14 @@ class Mamba2(Recurrent):
         return scope.bind(dim=("heads", "head"))
 
     def weights(self, scope: Scope) -> list[Weight]:
-        stream, inner, shared = ("embed",), ("heads", "head"), ("groups", "state")
-        made = {"z": inner, "x": inner, "b": shared, "c": shared, "dt": ("heads",)}
-        declared = [Weight(name=f"{name}.weight", out=out, inp=stream) for name, out in made.items()]
-        declared += [Weight(name="o.weight", out=stream, inp=inner)]
+        embed, inner, shared = ("embed",), ("heads", "head"), ("groups", "state")
+        projections = {"z": inner, "x": inner, "b": shared, "c": shared, "dt": ("heads",)}
+        declared = [Weight(name=f"{name}.weight", out=out, inp=embed) for name, out in projections.items()]
+        declared += [Weight(name="o.weight", out=embed, inp=inner)]
         if self.bias:
-            inside = {name: out for name, out in made.items() if name != "dt"}  # Δ has a bias of its own in any case
+            inside = {name: out for name, out in projections.items() if name != "dt"}  # Δ always has its own bias
             declared += [Weight(name=f"{name}.bias", out=out, init="zeros", role="bias") for name, out in inside.items()]
-            declared += [Weight(name="o.bias", out=stream, init="zeros", role="bias", tp="once")]
+            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
         for name, out in (("x", inner), ("b", shared), ("c", shared)):
             declared += [Weight(name=f"conv_{name}", out=out, inp=("taps",), role="conv")]
             if self.conv_bias:
@@ -81,16 +81,17 @@ class Mamba2(Recurrent):
     def constant(self, name: str, scope: Scope) -> Tensor:
         heads = scope.size("heads")
         if name == "a_log":
-            return torch.linspace(1.0, MOST_FADING, heads, dtype=torch.float64).log()
-        widths = torch.logspace(torch.tensor(SLOWEST).log10(), torch.tensor(FASTEST).log10(), heads, dtype=torch.float64)
-        return widths + torch.log(-torch.expm1(-widths))  # softplus undone
+            return torch.linspace(1.0, LARGEST_A, heads, dtype=torch.float64).log()
+        low, high = (torch.tensor(step).log10() for step in (SMALLEST_STEP, LARGEST_STEP))
+        steps = torch.logspace(low, high, heads, dtype=torch.float64)
+        return steps + torch.log(-torch.expm1(-steps))  # the inverse of softplus
 
     def state(self, scope: Scope) -> list[State]:
         if not scope.decodes:
             return []
-        tails = [("x", ("heads", "head")), ("b", ("groups", "state")), ("c", ("groups", "state"))]
-        found = [State(name=f"tail_{name}", axes=(*axes, "tail"), per="sequence") for name, axes in tails]
-        return [*found, State(name="memory", axes=("heads", "state", "head"), per="sequence", at_least_fp32=True)]
+        convolved = [("x", ("heads", "head")), ("b", ("groups", "state")), ("c", ("groups", "state"))]
+        conv_states = [State(name=f"conv_{name}", axes=(*axes, "conv_state"), per="sequence") for name, axes in convolved]
+        return [*conv_states, State(name="state", axes=("heads", "state", "head"), per="sequence", at_least_fp32=True)]
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = decay_flops(n, scope.size("heads"), scope.size("state"), scope.size("head"))
@@ -144,22 +145,23 @@ class Mamba2Module(RecurrentModule):
         self.head, self.state_size = self.part.head, self.part.state_size
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
-        u, (tail_x, tail_b, tail_c, memory) = x, carry or (None,) * 4
-        x, tail_x = self.convolved("x", self.x(u), self.head, seq, ctx, tail_x)
-        b, tail_b = self.convolved("b", self.b(u), self.state_size, seq, ctx, tail_b)
-        c, tail_c = self.convolved("c", self.c(u), self.state_size, seq, ctx, tail_c)
-        kept = at_least_fp32(u.dtype)
-        dt = ctx.tap(self, "dt", F.softplus(self.dt(u).to(kept) + self.dt_bias))
-        fading = -self.a_log.to(kept).exp() * dt
-        y, memory = decay_scan(c, b, x * dt[..., None].to(x.dtype), fading, seq, memory)
+        u, (conv_x, conv_b, conv_c, state) = x, carry or (None,) * 4
+        x, conv_x = self.convolved("x", self.x(u), self.head, seq, ctx, conv_x)
+        b, conv_b = self.convolved("b", self.b(u), self.state_size, seq, ctx, conv_b)
+        c, conv_c = self.convolved("c", self.c(u), self.state_size, seq, ctx, conv_c)
+        dtype = at_least_fp32(u.dtype)
+        dt = ctx.tap(self, "dt", F.softplus(self.dt(u).to(dtype) + self.dt_bias))
+        log_decay = -self.a_log.to(dtype).exp() * dt
+        y, state = decay_scan(c, b, x * dt[..., None].to(x.dtype), log_decay, seq, state)
         y = ctx.tap(self, "y", y + self.skip[:, None] * x)
         gated = y.flatten(-2) * F.silu(self.z(u))
-        return ctx.tap(self, "out", self.o(self.norm(gated, ctx))), (tail_x, tail_b, tail_c, memory)
+        return ctx.tap(self, "out", self.o(self.norm(gated, ctx))), (conv_x, conv_b, conv_c, state)
 
     def convolved(
-        self, name: str, x: Tensor, size: int, seq: SequenceRows, ctx: Ctx, tail: Tensor | None
+        self, name: str, x: Tensor, size: int, seq: SequenceRows, ctx: Ctx, conv_state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """x (rows, n, count·size) after its convolution (rows, n, count, size), and its tail (rows, count, size, taps − 1)."""
+        """x (rows, n, count·size) convolved (rows, n, count, size), and the new conv state (rows, count, size, taps − 1)."""
         bias = getattr(self, f"conv_{name}_bias") if self.part.conv_bias else None
-        y, tail = causal_conv(x, getattr(self, f"conv_{name}"), bias, seq, None if tail is None else tail.flatten(1, 2))
-        return ctx.tap(self, name, F.silu(y).unflatten(-1, (-1, size))), tail.unflatten(1, (-1, size))
+        before = None if conv_state is None else conv_state.flatten(1, 2)
+        y, conv_state = causal_conv(x, getattr(self, f"conv_{name}"), bias, seq, before)
+        return ctx.tap(self, name, F.silu(y).unflatten(-1, (-1, size))), conv_state.unflatten(1, (-1, size))

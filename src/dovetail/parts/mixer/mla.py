@@ -31,7 +31,7 @@ from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_dropout, check_position
 from dovetail.core.weight import State, Weight
 from dovetail.ops.attend import attend
-from dovetail.ops.form import readable
+from dovetail.ops.form import reference
 from dovetail.ops.mask import pairs
 
 
@@ -172,7 +172,7 @@ class MLAModule(SoftmaxModule):
         """Whether n queries over m tokens cost fewer products in the absorbed form. It reads the matrices of k_up and v_up, so
         it is never used where these are wrapped: an adapter would be left out."""
         rank, up = self.part.kv_rank, self.part.nope + self.part.value
-        return plain(self.k_up, self.v_up) and not readable() and n * (up * rank + m * 2 * rank) < m * (up * rank + n * up)
+        return plain(self.k_up, self.v_up) and not reference() and n * (up * rank + m * 2 * rank) < m * (up * rank + n * up)
 
     def expanded(
         self, q: Tensor, latent: Tensor, turned: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx

@@ -1,16 +1,17 @@
-"""RWKV's time mix: a memory whose key channels fade by as much as the token says, with a bonus for the token itself.
+"""RWKV-6 ("Finch") time mix: a matrix-valued recurrent state per head, with data-dependent decay and token shift.
 
-    x̂ = x_{t−1} − x_t                                    the step back to the token before (0 before the first)
+    x̂ = x_{t−1} − x_t                                    token shift: the difference to the previous token (0 before the first)
     m = tanh((x + x̂ ∘ μ) M)                              five pieces, one for each of r, k, v, w, g
-    x_r = x + x̂ ∘ (μ_r + m_r M_r)                        how much of the token before is mixed in; k, v, w, g alike
+    x_r = x + x̂ ∘ (μ_r + m_r M_r)                        data-dependent interpolation with the previous token; k, v, w, g alike
     r, k, v, g = x_r W_r, x_k W_k, x_v W_v, x_g W_g      a = e^{−e^{λ + tanh(x_w D) D'}}
     S_t = diag(a_t) S_{t−1} + k_t v_tᵀ                   y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t
-    out = (norm(y) ∘ silu(g)) W_o                        the norm over each head alone, with a scale and shift a channel
+    out = (norm(y) ∘ silu(g)) W_o                        norm: a LayerNorm per head, with scale and shift per channel
 
-M, M_r … and D, D' are of low rank. The first λ and μ go from slow to fast over the channels, and differ by layer.
+M, M_r … and D, D' are of low rank; u is the bonus of the current token. λ and μ are initialized from slow to fast over the
+channels, differently in each layer.
 
 Shapes: x (rows, n, embed)   r, k, v, a, y (rows, n, heads, head)   u (heads, head)   S (rows, heads, head, head).
-Peng et al. 2024 (RWKV-6, "Finch").
+Peng et al. 2024.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.gated import gated_flops, gated_scan
 
 MIXED = ("r", "k", "v", "w", "g")
-SLOWEST, SPAN = -6.0, 5.0  # the first λ: from e^{−e^{−6}} = 0.9975 a token, to e^{−e^{−1}} = 0.69
+SLOWEST, SPAN = -6.0, 5.0  # λ is initialized for a decay of e^{−e^{−6}} = 0.9975 per token to e^{−e^{−1}} = 0.69
 
 
 @register("rwkv6")
 class Rwkv6(Recurrent):
-    """The time mix of RWKV-6: what fades and what is mixed in is the token's own choice."""
+    """RWKV-6 time mix: data-dependent decay and token shift."""
 
-    TAPS = ("r", "k", "v", "fade", "y", "out")
+    TAPS = ("r", "k", "v", "decay", "y", "out")
 
     heads: int = 4
     head: int | None = None  # None: width / heads
@@ -56,19 +57,19 @@ class Rwkv6(Recurrent):
         return scope.add(heads=self.heads, head=head, mixed=len(MIXED), **ranks)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        stream, inner = ("embed",), ("heads", "head")
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=stream) for name in "rkvg"]
-        # what is mixed concerns all heads, so every rank mixes all of it
-        declared += [Weight(name="mix_down.weight", out=("mixed", "mix_rank"), inp=stream, tp="replicate")]
-        declared += [Weight(name=f"mix_{name}.weight", out=stream, inp=("mix_rank",), tp="replicate") for name in MIXED]
-        declared += [Weight(name=f"mu_{name}", out=stream, init="const", role="gate") for name in ("x", *MIXED)]
-        declared += [Weight(name="fade_down.weight", out=("decay_rank",), inp=stream, tp="replicate")]
+        embed, inner = ("embed",), ("heads", "head")
+        declared = [Weight(name=f"{name}.weight", out=inner, inp=embed) for name in "rkvg"]
+        # every head reads the whole interpolation, so it is replicated across ranks
+        declared += [Weight(name="mix_down.weight", out=("mixed", "mix_rank"), inp=embed, tp="replicate")]
+        declared += [Weight(name=f"mix_{name}.weight", out=embed, inp=("mix_rank",), tp="replicate") for name in MIXED]
+        declared += [Weight(name=f"mu_{name}", out=embed, init="const", role="gate") for name in ("x", *MIXED)]
+        declared += [Weight(name="fade_down.weight", out=("decay_rank",), inp=embed, tp="replicate")]
         declared += [Weight(name="fade_up.weight", out=inner, inp=("decay_rank",))]
         declared += [Weight(name="fade", out=inner, init="const", role="gate")]
         declared += [Weight(name="bonus", out=inner, init="ones", role="gate")]
         declared += [Weight(name="scale", out=inner, init="ones", role="norm")]
         declared += [Weight(name="shift", out=inner, init="zeros", role="bias")]
-        return [*declared, Weight(name="o.weight", out=stream, inp=inner)]
+        return [*declared, Weight(name="o.weight", out=embed, inp=inner)]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         count = scope.size("heads", "head") if name == "fade" else scope.size("embed")
@@ -81,8 +82,8 @@ class Rwkv6(Recurrent):
     def state(self, scope: Scope) -> list[State]:
         if not scope.decodes:
             return []
-        memory = State(name="memory", axes=("heads", "head", "head"), per="sequence", at_least_fp32=True)
-        return [State(name="last", axes=("embed",), per="sequence"), memory]
+        state = State(name="state", axes=("heads", "head", "head"), per="sequence", at_least_fp32=True)
+        return [State(name="last", axes=("embed",), per="sequence"), state]
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = gated_flops(n, scope.size("heads"), scope.size("head"), scope.size("head"))
@@ -127,7 +128,7 @@ class Rwkv6Module(RecurrentModule):
         self.head = self.scope.size("head")
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
-        last, memory = (None, None) if carry is None else (carry[0][..., None], carry[1])
+        last, state = (None, None) if carry is None else (carry[0][..., None], carry[1])
         only_before = x.new_tensor([1.0, 0.0]).expand(x.shape[-1], 2)
         before, last = causal_conv(x, only_before, None, seq, last)
         back = before - x
@@ -136,13 +137,13 @@ class Rwkv6Module(RecurrentModule):
         r = ctx.tap(self, "r", self.r(r).unflatten(-1, (-1, self.head)))
         k = ctx.tap(self, "k", self.k(k).unflatten(-1, (-1, self.head)))
         v = ctx.tap(self, "v", self.v(v).unflatten(-1, (-1, self.head)))
-        kept = at_least_fp32(x.dtype)
-        fade = self.fade.to(kept) + self.fade_up(torch.tanh(self.fade_down(w))).to(kept)
-        fade = ctx.tap(self, "fade", -fade.exp().unflatten(-1, (-1, self.head)))  # log a, below 0
-        y, memory = gated_scan(r, k, v, fade, seq, memory, self.bonus.unflatten(0, (-1, self.head)))
+        dtype = at_least_fp32(x.dtype)
+        log_decay = self.fade.to(dtype) + self.fade_up(torch.tanh(self.fade_down(w))).to(dtype)
+        log_decay = ctx.tap(self, "decay", -log_decay.exp().unflatten(-1, (-1, self.head)))  # log a, below 0
+        y, state = gated_scan(r, k, v, log_decay, seq, state, self.bonus.unflatten(0, (-1, self.head)))
         y = F.layer_norm(ctx.tap(self, "y", y), (self.head,), eps=self.part.eps).flatten(-2) * self.scale + self.shift
-        return ctx.tap(self, "out", self.o(y * F.silu(self.g(g)))), (last[..., 0], memory)
+        return ctx.tap(self, "out", self.o(y * F.silu(self.g(g)))), (last[..., 0], state)
 
     def mixed(self, name: str, x: Tensor, back: Tensor, mix: Tensor) -> Tensor:
-        """x with as much of the token before as this projection wants: (rows, n, embed)."""
+        """x interpolated with the previous token, for one projection: (rows, n, embed)."""
         return x + back * (getattr(self, f"mu_{name}") + getattr(self, f"mix_{name}")(mix))

@@ -1,20 +1,20 @@
-"""S4, in its diagonal form: a linear state space a channel that remembers a long past, the same for every token.
+"""S4 in its diagonal form (S4D): a linear time-invariant state space per channel, with a long memory.
 
     x = u W_x          h' = A h + B x,   y = 2 Re(C h) + D x          out = act(y) W_o
 
-A is diagonal and complex; numbers that come in conjugate pairs are kept once, hence 2 Re. Only the product B C counts, so
-B is 1. Time is cut in steps Δ of each channel's own:
+A is diagonal and complex; of each conjugate pair one value is stored, hence 2 Re. Only the product B C matters, so B is 1.
+Each channel has its own step size Δ:
 
     zoh        ā = e^{ΔA},  b̄ = (ā − 1)/A                  bilinear   ā = (1 + ΔA/2)/(1 − ΔA/2),  b̄ = Δ/(1 − ΔA/2)
 
-Where A starts decides what is remembered. HiPPO-LegS keeps the whole past, as coefficients of Legendre polynomials over it:
+The initial A decides what the state stores. HiPPO-LegS stores the whole past, as coefficients of Legendre polynomials over it:
 
     A[n, k] = −√((2n+1)(2k+1)) for n > k, −(n+1) for n = k, 0 above          A + P Pᵀ = −½ + S,  Sᵀ = −S,  P = √(n + ½)
 
-`legs` starts with the eigenvalues of that normal part, −½ + S; `lin` and `inv` with formulas near them.
+`legs` starts from the eigenvalues of that normal part, −½ + S; `lin` and `inv` from formulas close to them.
 
 Shapes: u (rows, n, embed)   x, y (rows, n, inner)   A, C (inner, state) complex, as real pairs   h (rows, inner, state, pair).
-Gu, Goel & Ré 2022 (S4); Gupta et al. 2022; Gu et al. 2022 (S4D: on the parameterisation).
+Gu, Goel & Ré 2022 (S4); Gupta et al. 2022 (DSS); Gu et al. 2022 (S4D).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
 from dovetail.ops.scan.space import space_flops, space_scan
 
-FASTEST, SLOWEST = 0.1, 0.001  # the first steps Δ, spread evenly in their logarithm
+LARGEST_STEP, SMALLEST_STEP = 0.1, 0.001  # Δ is initialized between these, evenly in its logarithm
 
 
 def hippo_legs(size: int) -> Tensor:
@@ -45,27 +45,27 @@ def hippo_legs(size: int) -> Tensor:
     return -outer.tril(-1) - torch.diag(n + 1)
 
 
-def first_turns(start: Literal["legs", "lin", "inv"], count: int) -> Tensor:
-    """(count,) imaginary parts of the first A, above 0; the real parts are all −½."""
+def initial_frequencies(start: Literal["legs", "lin", "inv"], count: int) -> Tensor:
+    """(count,) imaginary parts of the initial A, at least 0; the real parts are all −½."""
     n = torch.arange(count, dtype=torch.float64)
     if start == "lin":
         return pi * n
     size = 2 * count
     if start == "inv":
         return size / pi * (size / (2 * n + 1) - 1)
-    legs = hippo_legs(size)  # −½ and a skew part, once P Pᵀ is added; that is symmetric, so the skew part is its own already
+    legs = hippo_legs(size)  # A + P Pᵀ = −½ + S; P Pᵀ is symmetric, so S is the skew part of A
     skew = (legs - legs.T) / 2
     return torch.linalg.eigvalsh(skew * -1j)[count:]
 
 
 @register("s4")
 class S4(Recurrent):
-    """A linear state space a channel: a convolution with a kernel as long as the text."""
+    """S4D: a linear state space per channel, a convolution with a kernel as long as the sequence."""
 
     TAPS = ("x", "y", "out")
 
     inner: int | None = None  # None: the width
-    state_size: int = 32  # complex numbers a channel
+    state_size: int = 32  # complex values per channel
     start: Literal["legs", "lin", "inv"] = "legs"
     discretization: Literal["zoh", "bilinear"] = "zoh"
     bias: bool = False
@@ -78,11 +78,11 @@ class S4(Recurrent):
         return scope.add(inner=self.inner or scope.size("embed"), state=self.state_size, pair=2)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        stream, inner, state = ("embed",), ("inner",), ("state",)
-        declared = [Weight(name="x.weight", out=inner, inp=stream), Weight(name="o.weight", out=stream, inp=inner)]
+        embed, inner, state = ("embed",), ("inner",), ("state",)
+        declared = [Weight(name="x.weight", out=inner, inp=embed), Weight(name="o.weight", out=embed, inp=inner)]
         if self.bias:
             declared += [Weight(name="x.bias", out=inner, init="zeros", role="bias")]
-            declared += [Weight(name="o.bias", out=stream, init="zeros", role="bias", tp="once")]
+            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
         declared += [Weight(name=name, out=inner, inp=state, init="const", role="gate") for name in ("decay_log", "turn")]
         declared += [Weight(name="c", out=inner, inp=("state", "pair"), role="gate")]
         declared += [Weight(name="step_log", out=inner, init="const", role="gate")]
@@ -91,15 +91,15 @@ class S4(Recurrent):
     def constant(self, name: str, scope: Scope) -> Tensor:
         inner = scope.size("inner")
         if name == "step_log":
-            return torch.linspace(log(SLOWEST), log(FASTEST), inner, dtype=torch.float64)
+            return torch.linspace(log(SMALLEST_STEP), log(LARGEST_STEP), inner, dtype=torch.float64)
         if name == "decay_log":
             return torch.full((inner, self.state_size), log(0.5), dtype=torch.float64)
-        return first_turns(self.start, self.state_size).repeat(inner, 1)
+        return initial_frequencies(self.start, self.state_size).repeat(inner, 1)
 
     def state(self, scope: Scope) -> list[State]:
         if not scope.decodes:
             return []
-        return [State(name="memory", axes=("inner", "state", "pair"), per="sequence", at_least_fp32=True)]
+        return [State(name="state", axes=("inner", "state", "pair"), per="sequence", at_least_fp32=True)]
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = space_flops(n, scope.size("inner"), scope.size("state"))
@@ -143,13 +143,13 @@ class S4Module(RecurrentModule):
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         x = ctx.tap(self, "x", self.x(x))
-        memory = None if carry is None else torch.view_as_complex(carry[0].contiguous())
-        y, memory = space_scan(x, *self.discrete(), seq, memory)
+        state = None if carry is None else torch.view_as_complex(carry[0].contiguous())
+        y, state = space_scan(x, *self.discrete(), seq, state)
         y = ctx.tap(self, "y", y + self.skip * x)
-        return ctx.tap(self, "out", self.o(self.act(y))), (torch.view_as_real(memory),)
+        return ctx.tap(self, "out", self.o(self.act(y))), (torch.view_as_real(state),)
 
     def discrete(self) -> tuple[Tensor, Tensor, Tensor]:
-        """log ā, b̄ and 2 C (inner, state), in complex128: rounding here would be raised to the n-th power."""
+        """log ā, b̄ and 2 C (inner, state), in complex128: a rounding error here is raised to the n-th power."""
         a = torch.complex(-self.decay_log.double().exp(), self.turn.double())
         step = self.step_log.double().exp()[:, None]
         c = 2 * torch.view_as_complex(self.c.double().unflatten(-1, (-1, 2)))
