@@ -84,7 +84,7 @@ def recall(size: Size, tick: Tick) -> dict[str, Any]:
             )
             for seed in range(size.seeds):
                 batches = lambda step, seed=seed, draw=draw: draw(seed * 1_000_003 + step, 64)  # noqa: E731
-                model = learned(spec, batches, seed, size.recall_steps, 6e-3, decay=0.01)
+                model = learned(spec, batches, seed, size.recall_steps, 6e-3, weight_decay=0.01)
                 shares[task][mixer].append(right(model, draw(2**40 + seed, size.tried)))
                 tick()
     return {"steps": size.recall_steps, "shares": shares}

@@ -1,9 +1,9 @@
-"""Writing with a model: token by token, each read from the memory of those before it.
+"""Generation: tokens one by one, with a decode state (KV cache, recurrent state).
 
-    p = softmax(logits / temperature); of these the `top_k` likeliest, then the fewest whose shares add up to `top_p`;
-    temperature 0 takes the likeliest                                                       Holtzman et al. 2020 (top-p)
+    probs = softmax(logits / temperature) of the `top_k` most probable tokens, of these the fewest whose probs sum to `top_p`;
+    temperature 0 takes the most probable token                                             Holtzman et al. 2020 (top-p)
 
-A decoder goes on from the prompt. An encoder–decoder reads it as its source, once, and begins with `start`.
+A decoder continues the prompt. An encoder–decoder encodes the prompt once, as its source, and decodes from the tokens `start`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dovetail.state.pool import Pool
 
 @dc.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How one of the likely tokens is taken."""
+    """How the next token is sampled from the probs."""
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -45,65 +45,66 @@ GREEDY = Sampling()
 
 
 def check_generates(spec: Model) -> None:
-    """Raise unless the model can write: it must say the next token, and never see it before."""
+    """Raise SpecError unless the model predicts the next token and sees no later one."""
     if spec.head is None or not any(d.path.startswith("head.") and "vocab" in d.weight.out for d in declared(spec)):
-        raise SpecError("head", "this model says no next token", "it needs head: lm")
+        raise SpecError("head", "the model has no logits over the vocabulary, so it cannot generate", "set head: lm")
     if spec.order() != "causal":
-        raise SpecError("layers", "this model sees later tokens, so it cannot write one after the other")
+        raise SpecError("layers", "the model is not causal, so it cannot generate token by token", "use a causal mask")
 
 
 @torch.inference_mode()
-def write(
+def generate_tokens(
     model: ModelModule,
     prompt: Tensor | Sequence[int],
-    count: int,
+    max_tokens: int,
     sampling: Sampling = GREEDY,
     *,
     stop: Collection[int] = (),
     start: Sequence[int] = (),
 ) -> Iterator[int]:
-    """At most `count` tokens that follow the prompt (n,), one by one; one of `stop` is given and is the last."""
+    """Yield up to `max_tokens` token ids that continue the prompt (n,). A token of `stop` ends it, and is yielded, too."""
     check_generates(model.part)
-    read = torch.as_tensor(prompt, dtype=torch.long)
-    if not len(read):
-        raise SpecError("prompt", "it is empty", "give at least one token")
-    pool = Pool(model.part, 1, len(read) + len(start) + count, dtype=next(model.parameters()).dtype, source=len(read))
+    inputs = torch.as_tensor(prompt, dtype=torch.long)
+    if not len(inputs):
+        raise SpecError("prompt", "is empty", "give at least one token")
+    capacity = len(inputs) + len(start) + max_tokens
+    pool = Pool(model.part, 1, capacity, dtype=next(model.parameters()).dtype, source=len(inputs))
     if model.part.encoder is not None:
-        _admit(model, pool, read)
-        read = torch.tensor(list(start), dtype=torch.long)
-        if not len(read):
-            raise SpecError("start", "an encoder–decoder begins with a token of its own", "see decoder_start_token_id")
-    draw = torch.Generator().manual_seed(sampling.seed)
-    for number in range(count):
-        step = pool.step([0], [len(read)])
-        x, ctx = model.hidden(read[None], Ctx(layout=step.layout, views=step.views))
+        _encode_source(model, pool, inputs)
+        inputs = torch.tensor(list(start), dtype=torch.long)
+        if not len(inputs):
+            raise SpecError("start", "an encoder–decoder needs a first decoder token", "give decoder_start_token_id")
+    generator = torch.Generator().manual_seed(sampling.seed)
+    for number in range(max_tokens):
+        step = pool.step([0], [len(inputs)])
+        x, ctx = model.hidden(inputs[None], Ctx(layout=step.layout, views=step.views))
         logits = model.head(x[:, -1:], ctx)[0, -1].float()
         check_result(logits, f"logits of token {number + 1}")
-        token = pick(logits, sampling, draw)
+        token = sample_token(logits, sampling, generator)
         yield int(token)
         if int(token) in stop:
             return
-        read = token.view(1)
+        inputs = token.view(1)
 
 
-def _admit(model: ModelModule, pool: Pool, source: Tensor) -> None:
-    """Let the encoder read the source, and every cross attention remember it."""
+def _encode_source(model: ModelModule, pool: Pool, source: Tensor) -> None:
+    """Run the encoder on the source (m,) and store its keys and values for every cross-attention."""
     encoder_output, layout = model.encode(source[None], Ctx(layout=TokenLayout.whole(1, len(source))))
     model.fill(
         Ctx(layout=layout, encoder_output=encoder_output, encoder_layout=layout), pool.admit([0], [encoder_output.shape[1]])
     )
 
 
-def pick(logits: Tensor, sampling: Sampling, draw: torch.Generator) -> Tensor:
-    """One token id from logits (vocab,)."""
+def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """Return one token id, a scalar tensor, sampled from logits (vocab,)."""
     if sampling.temperature == 0:
         return logits.argmax()
-    shares = torch.softmax(logits / sampling.temperature, -1)
-    if sampling.top_k is not None and sampling.top_k < len(shares):
-        shares = shares.masked_fill(shares < shares.topk(sampling.top_k).values[-1], 0.0)
-        shares = shares / shares.sum()
+    probs = torch.softmax(logits / sampling.temperature, -1)
+    if sampling.top_k is not None and sampling.top_k < len(probs):
+        probs = probs.masked_fill(probs < probs.topk(sampling.top_k).values[-1], 0.0)
+        probs = probs / probs.sum()
     if sampling.top_p < 1:
-        sorted_shares, order = shares.sort(descending=True, stable=True)
-        before = sorted_shares.cumsum(-1) - sorted_shares  # the first is always kept
-        shares = shares.index_fill(0, order[before >= sampling.top_p], 0.0)
-    return torch.multinomial(shares, 1, generator=draw)[0]
+        sorted_probs, order = probs.sort(descending=True, stable=True)
+        before = sorted_probs.cumsum(-1) - sorted_probs  # the most probable token stays in any case
+        probs = probs.index_fill(0, order[before >= sampling.top_p], 0.0)
+    return torch.multinomial(probs, 1, generator=generator)[0]

@@ -95,9 +95,9 @@ def test_a_chat_goes_through_the_template(trained: Path, tmp_path: Path, capsys:
         (None, ["--temperature=-1"], 3, "temperature: -1.0 is not 0 or more"),
         (None, ["--top-p=2"], 3, "top_p: 2.0 is not above 0"),
         (None, ["--chat"], 4, "holds no chat template"),
-        ("mask: causal -> full", [], 3, "layers: this model sees later tokens"),
+        ("mask: causal -> full", [], 3, "layers: the model is not causal"),
         ("no tokenizer", [], 4, "tokenizer.json: no such file"),
-        ("larger tokenizer", [], 3, "the model knows 290 tokens"),
+        ("larger tokenizer", [], 3, "vocab: 290 is too small for token id"),
     ],
 )
 def test_errors_are_one_line(

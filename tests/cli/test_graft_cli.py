@@ -48,7 +48,7 @@ def graft(home: Path, out: Path, *args: str, text: bool = True) -> int | str | N
 
 
 def last_loss(home: Path) -> float:
-    return json.loads((home / "model" / "loss.jsonl").read_text().splitlines()[-1])["validation"]
+    return json.loads((home / "model" / "loss.jsonl").read_text().splitlines()[-1])["val_loss"]
 
 
 def test_losses_before_after_and_healed(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

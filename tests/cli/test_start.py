@@ -107,7 +107,7 @@ def test_version() -> None:
     ("args", "code", "said"),
     [
         ([], 2, ["usage: dovetail VERB"]),
-        (["nonsense"], 2, ["no verb is called 'nonsense'", ", ".join(VERBS)]),
+        (["nonsense"], 2, ["unknown verb 'nonsense'", ", ".join(VERBS)]),
         (["show"], 2, ["dovetail show --help"]),
         (["show", "llama-tiny", "--lenght", "3"], 2, ["--lenght"]),
         (

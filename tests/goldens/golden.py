@@ -20,7 +20,7 @@ import torch
 from dovetail.account import account
 from dovetail.construction import generator
 from dovetail.core.errors import SpecError
-from dovetail.generation import check_generates, write
+from dovetail.generation import check_generates, generate_tokens
 from dovetail.io.spec import from_yaml, load_spec, zoo
 from dovetail.io.yaml import dump_yaml
 from dovetail.lawbook.case import DTYPE, Case
@@ -61,7 +61,7 @@ def compute(spec: Model) -> dict[str, Any]:
     try:
         check_generates(spec)
         prompt = case.inputs[0, :7] if spec.encoder is None else case.source[0, :7]
-        found["greedy"] = list(write(case.model, prompt, 16, start=() if spec.encoder is None else (3,)))
+        found["greedy"] = list(generate_tokens(case.model, prompt, 16, start=() if spec.encoder is None else (3,)))
     except SpecError:
         pass
     pool = Pool(spec, 2, 24, dtype=DTYPE, source=7)

@@ -31,7 +31,7 @@ def test_a_pattern_that_is_not_finite_is_refused():
 
 @pytest.mark.parametrize("count", [0, 97])
 def test_a_text_that_no_picture_can_hold_is_refused_before_it_is_read(count):
-    with pytest.raises(DovetailError, match=f"{count} tokens cannot be read in a picture; give a text of 1 to 96"):
+    with pytest.raises(DovetailError, match=f"{count} tokens do not fit a map; give a text of 1 to 96 tokens"):
         attention_of(build(SPEC), torch.zeros(count, dtype=torch.long), 0)
 
 

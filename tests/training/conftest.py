@@ -29,7 +29,7 @@ def tiny():
 
 @pytest.fixture
 def lively():
-    """Makes a model whose first weights are large enough for every part to matter."""
+    """Makes a model whose initial weights are large enough for every part to matter."""
 
     def enlarge(model, factor=8.0):
         with torch.no_grad():

@@ -42,8 +42,10 @@ def test_a_run_says_what_it_did_and_leaves_a_model_that_map_can_draw(home, capsy
     assert run("train", "llama-tiny", "--text", "tale.txt", "--steps", "25", "--learning-rate", "1e-2", *SMALL) == 0
     shown = capsys.readouterr()
     assert "25 steps, 1,600 tokens" in shown.out
-    assert "after 'The ' it writes:" in shown.out
-    assert "learning the next token" in shown.err
+    assert "train loss (mean of the last 25 steps): " in shown.out
+    assert f"llama-tiny --set {SMALL[0].removeprefix('--set=')} --set vocab=270" in shown.err
+    assert "a sample after 'The ':" in shown.out
+    assert "predicting the next token" in shown.err
     made = home / "llama-tiny-trained"
     names = {"dovetail.yaml", "model.safetensors", "tokenizer.json", "loss.jsonl", "loss.png"}
     assert {path.name for path in made.iterdir()} == names
@@ -65,11 +67,17 @@ def test_json_is_one_object_and_a_seed_gives_the_same_again(home, capsys):
     for name, seed in (("a", "5"), ("b", "5"), ("c", "6")):
         assert run("train", "llama-tiny", "--text", "tale.txt", "--steps=3", "--json", "-o", name, "--seed", seed, *SMALL) == 0
         reports.append(json.loads(capsys.readouterr().out))
+    assert [report["train_loss_steps"] for report in reports] == [3, 3, 3]
     for field in ("first_loss", "train_loss", "held_out_loss", "held_out_bits_per_byte", "sample"):
         assert reports[0][field] == reports[1][field]
     assert reports[0]["train_loss"] != reports[2]["train_loss"]
     assert reports[0]["tokens"] == 3 * 4 * 16
     assert (home / "a" / "model.safetensors").read_bytes() == (home / "b" / "model.safetensors").read_bytes()
+
+
+def test_the_run_is_named_after_the_changed_spec(home, capsys):
+    assert run("train", "llama-tiny", "--text", "tale.txt", "--steps=1", "--swap", "position=alibi", *SMALL) == 0
+    assert "\nllama-tiny --swap position=alibi --set width=28 " in capsys.readouterr().err
 
 
 def test_a_bidirectional_spec_fills_in_and_writes_nothing(home, capsys):
@@ -89,8 +97,8 @@ def test_a_bidirectional_spec_fills_in_and_writes_nothing(home, capsys):
         (["llama-tiny", "--text", "tale.txt", "--learning-rate", "nan"], 2, "--learning-rate: nan is not above 0"),
         (["llama-tiny", "--text", "tale.txt", "--length", "9000", "--set=vocab=270"], 4, "too few for windows of 9000"),
         (["llama-tiny", "--text", "tale.txt", "--set=vocab=100"], 3, "vocab: 100 is too small"),
-        (["llama-tiny", "--text", "tale.txt", "--set=head=classifier"], 3, "head: a plain text asks"),
-        (["llama-tiny", "--text", "tale.txt", "--set=head=token_classifier"], 3, "head: a plain text asks"),
+        (["llama-tiny", "--text", "tale.txt", "--set=head=classifier"], 3, "head: training on text needs logits"),
+        (["llama-tiny", "--text", "tale.txt", "--set=head=token_classifier"], 3, "head: training on text needs logits"),
         (["llama-tiny", "--text", "mine/rows.jsonl"], 4, "mine/rows.jsonl: is JSON, not plain text; extract the text first"),
         (["llama-tiny", "--text", "tale.txt", "-o", "mine"], 4, "mine: exists already; choose another path"),
         (["llama-tiny", "--text", "tale.txt", "-o", "mine", "--force"], 4, "mine: exists already; choose another path"),

@@ -10,7 +10,7 @@ from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.datasets.corpus import Batch, Corpus
-from dovetail.generation import write
+from dovetail.generation import generate_tokens
 from dovetail.port.load import load
 from dovetail.text.learn import learn
 from dovetail.training.loop import adamw, evaluate, train
@@ -45,12 +45,12 @@ def test_a_tiny_model_learns_a_rhyme_and_says_it(tiny):
     corpus = Corpus.cut(tokenizer.encode(RHYME * 30), 24)
     model = build(spec)
     plan = Plan(steps=120, learning_rate=1e-2, warmup=10, quiet=True)
-    points = train(model, lambda step: corpus.batch(0, step, 8, 24), next_token, plan, list(corpus.validation(8, 24)))
-    assert points[0].loss > 0.9 * math.log(270)  # it knows nothing
-    assert points[-1].validation is not None
-    assert points[-1].validation < 0.3
+    history = train(model, lambda step: corpus.batch(0, step, 8, 24), next_token, plan, list(corpus.validation(8, 24)))
+    assert history[0].loss > 0.9 * math.log(270)  # it knows nothing
+    assert history[-1].val_loss is not None
+    assert history[-1].val_loss < 0.3
     start = "How much wood would"
-    said = tokenizer.decode(list(write(model, tokenizer.encode(start), len(tokenizer.encode(RHYME)))))
+    said = tokenizer.decode(list(generate_tokens(model, tokenizer.encode(start), len(tokenizer.encode(RHYME)))))
     assert (start + said).startswith(RHYME)
 
 
@@ -59,8 +59,8 @@ def test_two_runs_of_a_seed_are_equal_bit_for_bit(tiny):
     runs = []
     for seed in (3, 3, 4):
         model = build(spec, seed=1)
-        points = train(model, draws(), next_token, Plan(steps=6, seed=seed, quiet=True))
-        runs.append(([point.loss for point in points], bits(model)))
+        history = train(model, draws(), next_token, Plan(steps=6, seed=seed, quiet=True))
+        runs.append(([metrics.loss for metrics in history], bits(model)))
     assert runs[0][0] == runs[1][0]
     assert same(runs[0][1], runs[1][1])
     assert runs[0][0] != runs[2][0]  # another seed drops other values
@@ -68,15 +68,15 @@ def test_two_runs_of_a_seed_are_equal_bit_for_bit(tiny):
 
 
 def test_a_run_ends_by_steps_or_by_minutes(tiny):
-    assert [point.step for point in train(build(tiny), draws(), next_token, Plan(steps=4, minutes=5, quiet=True))] == [
+    assert [metrics.step for metrics in train(build(tiny), draws(), next_token, Plan(steps=4, minutes=5, quiet=True))] == [
         1,
         2,
         3,
         4,
     ]
-    points = train(build(tiny), draws(), next_token, Plan(steps=10**9, minutes=0.01, quiet=True))
-    assert 0.6 <= points[-1].seconds < 5.0
-    assert 1 < len(points) < 10**4
+    history = train(build(tiny), draws(), next_token, Plan(steps=10**9, minutes=0.01, quiet=True))
+    assert 0.6 <= history[-1].seconds < 5.0
+    assert 1 < len(history) < 10**4
 
 
 def test_a_loss_that_is_no_number_changes_no_weight(tiny):
@@ -112,16 +112,16 @@ def test_a_held_out_loss_that_is_not_finite_is_divergence(tiny):
         return next_token(model, batch, seed, training) * (1.0 if training else torch.inf)
 
     with pytest.raises(Diverged, match="step 2: the held-out loss is inf; lower"):
-        train(build(tiny), draws(), overflows, Plan(steps=4, looks=2, quiet=True), [draws(9)(0)])
+        train(build(tiny), draws(), overflows, Plan(steps=4, evals=2, quiet=True), [draws(9)(0)])
 
 
 def test_a_step_goes_as_far_as_its_rate_says(tiny):
     """AdamW's first step moves every weight that has a gradient by the rate itself."""
     model = build(tiny)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    points = train(model, draws(), next_token, Plan(steps=1, learning_rate=1e-2, warmup=5, decay=0.0, quiet=True))
+    history = train(model, draws(), next_token, Plan(steps=1, learning_rate=1e-2, warmup=5, weight_decay=0.0, quiet=True))
     moved = max((weight - before[name]).abs().max().item() for name, weight in model.named_parameters())
-    assert points[0].rate == pytest.approx(2e-3)
+    assert history[0].lr == pytest.approx(2e-3)
     assert moved == pytest.approx(2e-3, rel=1e-3)
 
 
@@ -149,7 +149,9 @@ def test_every_learned_weight_is_in_one_group_and_norms_do_not_decay(tiny):
     spec = tiny.replace("layers.*.mixer.bias", True)
     model = build(spec)
     decays = {
-        id(w): group["weight_decay"] for group in adamw(model, Plan(steps=1, decay=0.3)).param_groups for w in group["params"]
+        id(w): group["weight_decay"]
+        for group in adamw(model, Plan(steps=1, weight_decay=0.3)).param_groups
+        for w in group["params"]
     }
     learned = [d for d in declared(spec) if d.weight.learned]
     assert len(decays) == len(learned) == len(list(model.parameters()))
@@ -166,29 +168,29 @@ def test_the_gradient_is_clipped(tiny):
         assert length == pytest.approx(expected, rel=1e-3) if expected else length > 0.1
 
 
-def test_looks_are_spread_over_a_run_and_each_leaves_a_whole_checkpoint(tiny, tmp_path):
+def test_evals_are_spread_over_a_run_and_each_leaves_a_whole_checkpoint(tiny, tmp_path):
     held = [draws(seed=9)(step) for step in range(2)]
-    plan = Plan(steps=12, looks=4, out=tmp_path / "model", beside={"note.txt": "kept"}, quiet=True)
+    plan = Plan(steps=12, evals=4, out=tmp_path / "model", beside={"note.txt": "kept"}, quiet=True)
     model = build(tiny)
-    points = train(model, draws(), next_token, plan, held)
-    assert [point.step for point in points if point.validation is not None] == [3, 6, 9, 12]
+    history = train(model, draws(), next_token, plan, held)
+    assert [metrics.step for metrics in history if metrics.val_loss is not None] == [3, 6, 9, 12]
     loaded = load(tmp_path / "model")
     spec = loaded.part
     assert spec == tiny
     assert same(bits(model), bits(loaded))
-    assert evaluate(loaded, held, next_token) == points[-1].validation
+    assert evaluate(loaded, held, next_token) == history[-1].val_loss
     assert (tmp_path / "model" / "note.txt").read_text() == "kept"
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
 
 
 def test_a_point_is_plain_data(tiny):
-    points = train(build(tiny), draws(), next_token, Plan(steps=2, quiet=True))
-    assert all(type(value) in (int, float, type(None)) for point in points for value in dc.asdict(point).values())
-    assert [point.tokens for point in points] == [45, 90]
+    history = train(build(tiny), draws(), next_token, Plan(steps=2, quiet=True))
+    assert all(type(value) in (int, float, type(None)) for metrics in history for value in dc.asdict(metrics).values())
+    assert [metrics.tokens for metrics in history] == [45, 90]
 
 
 def test_progress_goes_to_stderr(tiny, capsys):
-    train(build(tiny), draws(), next_token, Plan(steps=4, looks=2), [draws(7)(0)])
+    train(build(tiny), draws(), next_token, Plan(steps=4, evals=2), [draws(7)(0)])
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "step      2  loss" in shown.err

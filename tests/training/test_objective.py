@@ -39,7 +39,7 @@ def test_masked_tokens_have_their_shares():
     real = torch.ones_like(tokens, dtype=torch.bool)
     hidden = replaced = kept = chosen = untouched = 0
     for seed in range(100):
-        seen, labels = objective.hide(tokens, real, seed)
+        seen, labels = objective.corrupt(tokens, real, seed)
         asked = labels >= 0
         assert torch.equal(labels[asked], tokens[asked])
         assert torch.equal(seen[~asked], tokens[~asked])
@@ -58,7 +58,7 @@ def test_masked_tokens_have_their_shares():
 def test_the_same_seed_hides_the_same_tokens_and_padding_is_left_alone():
     objective = MaskedTokens(mask=3, vocab=62)
     tokens, real = draw((9, 31), 62, 1), TokenLayout.padded([31, 7, 2, 19, 31, 30, 1, 5, 8], 31).real
-    first, again, other = (objective.hide(tokens, real, seed) for seed in (5, 5, 6))
+    first, again, other = (objective.corrupt(tokens, real, seed) for seed in (5, 5, 6))
     assert torch.equal(first[0], again[0])
     assert not torch.equal(first[0], other[0])
     assert torch.equal(first[0][~real], tokens[~real])

@@ -13,10 +13,10 @@ def test_a_plan_without_sense_is_refused(fields):
 
 def test_the_rate_warms_up_and_falls_along_a_cosine():
     plan = Plan(steps=100, learning_rate=2.0, warmup=10, floor=0.1)
-    assert plan.rate(0, 0.0) == pytest.approx(0.2)
-    assert plan.rate(4, 0.0) == pytest.approx(1.0)
-    assert plan.rate(50, 0.5) == pytest.approx(2 * (0.1 + 0.9 * 0.5))
-    assert plan.rate(75, 0.75) == pytest.approx(2 * (0.1 + 0.9 * (1 - 1 / math.sqrt(2)) / 2))
-    assert plan.rate(100, 1.0) == pytest.approx(0.2)
-    assert Plan(steps=8, minutes=1.0).done(2, 30.0) == 0.5
-    assert Plan(steps=8, minutes=1.0).done(6, 30.0) == 0.75
+    assert plan.lr(0, 0.0) == pytest.approx(0.2)
+    assert plan.lr(4, 0.0) == pytest.approx(1.0)
+    assert plan.lr(50, 0.5) == pytest.approx(2 * (0.1 + 0.9 * 0.5))
+    assert plan.lr(75, 0.75) == pytest.approx(2 * (0.1 + 0.9 * (1 - 1 / math.sqrt(2)) / 2))
+    assert plan.lr(100, 1.0) == pytest.approx(0.2)
+    assert Plan(steps=8, minutes=1.0).fraction_done(2, 30.0) == 0.5
+    assert Plan(steps=8, minutes=1.0).fraction_done(6, 30.0) == 0.75

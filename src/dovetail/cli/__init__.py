@@ -1,5 +1,8 @@
-"""The command line: `dovetail VERB …`. A verb is a file of this folder with a dataclass of flags and a `run`; it is imported
-only when called, and imports torch only when it runs: `--help`, `--version` and a YAML error answer at once."""
+"""The command line: `dovetail VERB …`.
+
+A verb is a module of this folder with a dataclass `Command` of flags and a method `run`. It is imported when it is called, and
+imports torch when it runs: `--help`, `--version` and an error in a YAML file need no torch.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from dovetail import __version__
 from dovetail.core.errors import DovetailError
 
 VERBS = {
-    "show": "what a model is and what it costs",
-    "parts": "every part there is",
-    "diff": "what becomes of each tensor between two specs",
-    "graft": "change a trained model, keeping what can be kept",
-    "laws": "hold every part to its laws",
-    "verify": "where two implementations of a model part, and why",
-    "train": "train a small model on a text",
-    "generate": "let a model go on from a text",
-    "map": "draw what the heads of a layer look at",
-    "import": "turn a directory in Hugging Face layout into one of ours",
-    "export": "write a model in Hugging Face layout",
-    "port": "the families that can be read and written",
-    "emit": "write a model as one plain PyTorch file",
+    "show": "print the parts, shapes and costs of a model",
+    "parts": "list the parts",
+    "diff": "compare two specs tensor by tensor",
+    "graft": "change the spec of a trained model and carry its weights over",
+    "laws": "check the laws on parts, a spec or a model of another library",
+    "verify": "find where two implementations of a model diverge, and why",
+    "train": "train a small model from scratch on a text file",
+    "generate": "generate text from a prompt",
+    "map": "draw the attention maps of a layer",
+    "import": "convert a model directory from Hugging Face layout to ours",
+    "export": "convert a model directory to Hugging Face layout",
+    "port": "list the Hugging Face model types that can be imported and exported",
+    "emit": "write a model as one PyTorch file without imports of dovetail",
 }
 HELP = """usage: dovetail VERB …
 
@@ -32,28 +35,28 @@ Change one part of a transformer. Everything else fits, and proves it.
 
 {verbs}
 
-  dovetail VERB --help tells more. SPEC is a preset's name, a .yaml file or a model directory.
+  dovetail VERB --help lists the flags of a verb. SPEC is a preset's name, a .yaml file or a model directory.
   Exit codes: 1 a law fails, 2 usage, 3 spec, 4 data or file, 5 diverged."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one verb; every error a user can cause is one line on stderr and its own exit code."""
+    """Run one verb. An error that a user can cause is printed as one line on stderr, and its class sets the exit code."""
     try:
-        code = _answer(sys.argv[1:] if argv is None else argv)
+        code = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except DovetailError as error:
         from dovetail.cli.output import print_error
 
         print_error(error)
         code = error.exit_code
-    except BrokenPipeError:  # `| head` has had enough
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
 
 
-def _answer(args: list[str]) -> int:
-    """The help, the version, or what a verb does; the exit code."""
+def _run(args: list[str]) -> int:
+    """Print the help or the version, or run a verb; return the exit code."""
     if not args or args[0] in ("-h", "--help"):
         width = max(len(verb) for verb in VERBS)
         print(HELP.format(verbs="\n".join(f"  {name:{width}}   {text}" for name, text in VERBS.items())))
@@ -62,7 +65,7 @@ def _answer(args: list[str]) -> int:
         print(f"dovetail {__version__}")
         return 0
     if args[0] not in VERBS:
-        print(f"dovetail: no verb is called {args[0]!r}; verbs: {', '.join(VERBS)}", file=sys.stderr)
+        print(f"dovetail: unknown verb {args[0]!r}; verbs: {', '.join(VERBS)}", file=sys.stderr)
         return 2
     import tyro
 
@@ -73,7 +76,7 @@ def _answer(args: list[str]) -> int:
 
 
 def _read_specs_first(args: list[str]) -> None:
-    """A YAML file with a syntax error is answered before torch is imported."""
+    """Raise the syntax error of a YAML file before torch is imported."""
     from dovetail.io.yaml import parse_yaml, read_text
 
     for arg in args:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dovetail.model import Model, ModelModule
     from dovetail.surgery import Diff
     from dovetail.text.tokenizer import Tokenizer
-    from dovetail.training.loop import Point
+    from dovetail.training.metrics import StepMetrics
 
 BAR = 32  # characters of the longest bar
 LEVELS = "▁▂▃▄▅▆▇█"
@@ -101,22 +101,22 @@ class Command:
         losses = {} if trial is None else {"before": trial.loss(model)}
         grafted, result = graft(model, spec, picks=picks, redraw=self.redraw, seed=self.seed)
         del model
-        points: list[Point] = []
+        history: list[StepMetrics] = []
         if trial is not None:
             losses["after"] = trial.loss(grafted)
         if trial is not None and self.heal is not None:
             try:
-                points = trial.heal(grafted, self.heal, self.learning_rate)
+                history = trial.heal(grafted, self.heal, self.learning_rate)
             except KeyboardInterrupt:
                 print_note("interrupted while training; nothing was written")
                 return 130
-            losses["healed"] = _last(points)
-        self._write(grafted, source, out, family, points)
+            losses["healed"] = _last(history)
+        self._write(grafted, source, out, family, history)
         if self.json:
-            print_json(_report(out, family, result, losses, points))
+            print_json(_report(out, family, result, losses, history))
         else:
             written = Text(f"\nwritten to {out}" + (f" in Hugging Face layout, as {family}" if family else ""))
-            shown(lambda _: Group(view_result(self.directory.name, out.name, result, losses, points), written))
+            shown(lambda _: Group(view_result(self.directory.name, out.name, result, losses, history), written))
         return 0
 
     def _problem(self) -> str | None:
@@ -163,10 +163,10 @@ class Command:
         corpus = Corpus.cut(ids, self.length, name=str(self.text))
         return Trial(corpus, list(corpus.validation(self.batch, self.length)), tokenizer, self.batch, self.length, self.seed)
 
-    def _write(self, model: ModelModule, source: Directory, out: Path, family: str | None, points: list[Point]) -> None:
+    def _write(self, model: ModelModule, source: Directory, out: Path, family: str | None, history: list[StepMetrics]) -> None:
         from dovetail.port.write import write_own, write_theirs
 
-        beside = {"loss.jsonl": "".join(f"{to_json(dc.asdict(point))}\n" for point in points).encode()} if points else {}
+        beside = {"loss.jsonl": "".join(f"{to_json(dc.asdict(metrics))}\n" for metrics in history).encode()} if history else {}
         if family is None:
             write_own(model, source, out, beside)
         else:
@@ -191,7 +191,7 @@ class Trial:
 
         return evaluate(model, self.held_out, text_objective(model.part, self.tokenizer)[0], self.seed)
 
-    def heal(self, model: ModelModule, minutes: float, rate: float) -> list[Point]:
+    def heal(self, model: ModelModule, minutes: float, rate: float) -> list[StepMetrics]:
         """Train for some minutes on the text that is not held out."""
         from dovetail.training.loop import train
         from dovetail.training.objective import text_objective
@@ -204,25 +204,27 @@ class Trial:
         return train(model, batches, text_objective(model.part, self.tokenizer)[0], plan, self.held_out)
 
 
-def _last(points: list[Point]) -> float:
+def _last(history: list[StepMetrics]) -> float:
     """Return the held-out loss at the end of a run, which is always evaluated."""
-    last = points[-1].validation
+    last = history[-1].val_loss
     assert last is not None
     return last
 
 
-def _report(out: Path, family: str | None, result: Diff, losses: dict[str, float], points: list[Point]) -> dict[str, Any]:
+def _report(
+    out: Path, family: str | None, result: Diff, losses: dict[str, float], history: list[StepMetrics]
+) -> dict[str, Any]:
     from dovetail.core.fold import parameters
 
     report: dict[str, Any] = {"directory": str(out), "family": family}
     report["parameters"] = {"before": parameters(result.a), "after": parameters(result.b)}
     report["loss"] = losses
-    if points:
+    if history:
         report["healing"] = {
-            "steps": points[-1].step,
-            "tokens": points[-1].tokens,
-            "seconds": round(points[-1].seconds, 1),
-            "held_out": [point.validation for point in points if point.validation is not None],
+            "steps": history[-1].step,
+            "tokens": history[-1].tokens,
+            "seconds": round(history[-1].seconds, 1),
+            "held_out": [metrics.val_loss for metrics in history if metrics.val_loss is not None],
         }
     return {**report, **result.to_data()}
 
@@ -230,7 +232,7 @@ def _report(out: Path, family: str | None, result: Diff, losses: dict[str, float
 # -- the printed view -----------------------------------------------------------------------------------------------------
 
 
-def view_result(before: str, after: str, result: Diff, losses: dict[str, float], points: list[Point]) -> Group:
+def view_result(before: str, after: str, result: Diff, losses: dict[str, float], history: list[StepMetrics]) -> Group:
     """Return the view: the status of the tensors, then the losses."""
     from dovetail.core.fold import parameters
 
@@ -238,11 +240,11 @@ def view_result(before: str, after: str, result: Diff, losses: dict[str, float],
     sizes = Text(f"{counts[0]:,} → {counts[1]:,} parameters" if counts[0] != counts[1] else f"{counts[0]:,} parameters", "dim")
     lines: list[Text | Table | Group] = [view(before, after, result), Text(), sizes]
     if losses:
-        lines += [Text(), Text("loss on the held-out text, nats per token", "bold"), loss_table(losses, points)]
+        lines += [Text(), Text("loss on the held-out text, nats per token", "bold"), loss_table(losses, history)]
     return Group(*lines)
 
 
-def loss_table(losses: dict[str, float], points: list[Point]) -> Table:
+def loss_table(losses: dict[str, float], history: list[StepMetrics]) -> Table:
     """A bar for each loss, its difference from the first, and the losses during training."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     styles = {"before": "green", "after": "red", "healed": "cyan"}
@@ -251,8 +253,8 @@ def loss_table(losses: dict[str, float], points: list[Point]) -> Table:
         gap = loss - losses["before"]
         note = f"{gap:+.3f}" if name != "before" else ""
         if name == "healed":
-            note += f"   {points[-1].step:,} steps in {points[-1].seconds:.0f} s  " + sparkline(
-                [losses["after"], *(p.validation for p in points if p.validation is not None)]
+            note += f"   {history[-1].step:,} steps in {history[-1].seconds:.0f} s  " + sparkline(
+                [losses["after"], *(p.val_loss for p in history if p.val_loss is not None)]
             )
         table.add_row(Text(f"  {name}"), Text(f"{loss:.3f}", "bold"), Text(bar(loss / most), styles[name]), Text(note, "dim"))
     return table

@@ -1,8 +1,7 @@
-"""How far a long load is, on stderr; a short one says nothing."""
+"""Progress of a load on stderr; a short load prints nothing."""
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -11,23 +10,23 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from dovetail.cli.output import SafeConsole
+from dovetail.cli.output import SafeConsole, print_error
 
 if TYPE_CHECKING:
     from dovetail.port.load import Watch
 
-PATIENCE = 1.0  # seconds before anything is shown
+DELAY = 1.0  # seconds before the progress bar appears
 
 
 @contextmanager
 def shown_loading(name: str) -> Iterator[Watch]:
-    """Gives the function that is told how far the reading is."""
+    """Yield a function watch(bytes read, bytes in total) that moves a progress bar; print the warnings of the load."""
     columns = (TextColumn("reading {task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=SafeConsole(stderr=True), transient=True)
     task, begin = bar.add_task(name, total=None), time.monotonic()
 
     def watch(done: int, total: int) -> None:
-        if not bar.live.is_started and time.monotonic() - begin > PATIENCE:
+        if not bar.live.is_started and time.monotonic() - begin > DELAY:
             bar.start()
         bar.update(task, completed=done, total=total)
 
@@ -41,4 +40,4 @@ def shown_loading(name: str) -> Iterator[Watch]:
             if bar.live.is_started:
                 bar.stop()
     for warning in caught:
-        print(f"dovetail: {name}: {warning.message}", file=sys.stderr)
+        print_error(f"{name}: {warning.message}")

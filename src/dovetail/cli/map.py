@@ -1,4 +1,4 @@
-"""Draw what the heads of a layer look at in a text.
+"""Draw the attention maps of a layer: the attention probs of each head, from each token (row) to each other (column).
 
 dovetail map llama-tiny-trained "To be, or not to be, that is the question" -o map.png --layer 3
 """
@@ -16,21 +16,21 @@ from dovetail.cli.output import print_line
 
 @dc.dataclass
 class Command:
-    """Which model, which text, where to."""
+    """The model, the text, and the picture."""
 
     model: tyro.conf.Positional[Path]
-    """A model directory with a tokenizer, as `dovetail train` writes it."""
+    """A model directory with a tokenizer.json: ours, or in Hugging Face layout."""
     text: tyro.conf.Positional[str]
-    """What the model reads: a sentence or two."""
+    """The input of the model: a sentence or two."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("map.png")
     """The picture to write: .png, .svg or .pdf."""
     layer: int | None = None
-    """Layers count from 0, and −1 is the last; the middle one by default."""
+    """The layer, counted from 0; −1 is the last (default: the middle one)."""
     heads: tuple[int, ...] = ()
-    """The heads to draw, from 0; all by default."""
+    """The heads to draw, counted from 0 (default: all)."""
 
     def run(self) -> int | None:
-        """Trace the layer's pattern and draw it."""
+        """Trace the attention probs of the layer and draw them."""
         import torch
 
         from dovetail.core.finite import check_weights
@@ -46,7 +46,7 @@ class Command:
         layer = len(spec.layers) // 2 if self.layer is None else self.layer
         pattern = attention_of(model, tokens, layer)
         layer %= len(spec.layers)
-        title = f"{self.model.name}, layer {layer}: what each token (row) looks at (column)"
+        title = f"{self.model.name}, layer {layer}: attention from each token (row) to each other (column)"
         labels = [tokenizer.label(int(token)) for token in tokens]
         draw_map(pattern, labels, self.heads or range(len(pattern)), self.out, title)
         print_line(f"layer {layer} of {len(spec.layers)}, {len(pattern)} heads, {len(tokens)} tokens: {self.out}")

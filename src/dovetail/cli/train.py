@@ -1,7 +1,7 @@
-"""Train a small model on a text, and let it write.
+"""Train a small model from scratch on a text file, then generate a sample.
 
-A tokenizer of the spec's vocabulary is trained on the text; the last twentieth of the text is held out. The directory that
-comes out holds the spec, the weights, the tokenizer, every loss (loss.jsonl) and, with matplotlib, their picture.
+A tokenizer of the spec's vocabulary size is trained on the text. The last 5 % of the tokens are held out. The model directory
+holds the spec, the weights, the tokenizer, the metrics of each step (loss.jsonl) and, with matplotlib, a plot of the losses.
 
     dovetail train llama-tiny --text plays.txt --minutes 5
 """
@@ -23,50 +23,52 @@ if TYPE_CHECKING:
     from dovetail.datasets.corpus import Corpus
     from dovetail.model import ModelModule
     from dovetail.text.tokenizer import Tokenizer
-    from dovetail.training.loop import Point
+    from dovetail.training.metrics import StepMetrics
+
+LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is noisy
 
 
 @dc.dataclass
 class Command:
-    """What to train, on what, how long."""
+    """The spec, the text, and the length of the run."""
 
     spec: tyro.conf.Positional[str]
     """A preset's name or a .yaml file. A directory with trained weights is refused: training starts from random weights."""
     text: Path
-    """A UTF-8 text to learn from; some megabytes do well."""
+    """A UTF-8 text file to train on, best of some megabytes."""
     minutes: float | None = None
-    """Stop after this many minutes (5, where no steps are given)."""
+    """Stop after this many minutes (default: 5, if --steps is not given)."""
     steps: int | None = None
-    """Stop after this many steps; two such runs of one seed are equal bit for bit."""
+    """Stop after this many steps; two such runs with one seed are bit-equal."""
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """The model directory to write; SPEC-trained by default."""
+    """The model directory to write (default: SPEC-trained)."""
     force: bool = False
-    """Replace the model directory where there is one."""
+    """Replace an existing model directory."""
     seed: int = 0
-    """First weights, batches, dropout and the sample follow from it."""
+    """The seed of initial weights, batches, dropout and the sample."""
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
     swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Change a part wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
     tokenizer: Literal["byte_pair", "wordpiece", "unigram", "characters", "words"] = "byte_pair"
-    """How the text is cut into tokens: merged bytes lose nothing and know everything."""
+    """The kind of tokenizer; byte_pair encodes any text without loss."""
     batch: int = 8
-    """Windows a step."""
+    """Sequences per step."""
     length: int = 128
-    """Tokens a window."""
+    """Tokens per sequence."""
     learning_rate: float = Plan.learning_rate
-    """The peak, after a short warm-up; it then falls along a cosine."""
+    """The peak learning rate, after 40 steps of warm-up; then it decays along a cosine."""
     prompt: str = "The "
-    """What the sample at the end goes on from."""
+    """The prompt of the sample at the end."""
     sample: int = 160
-    """Tokens to write at the end."""
+    """Tokens to generate at the end."""
     temperature: float = 0.8
-    """0 always writes the likeliest token."""
+    """The temperature of the sample; 0 takes the most probable token."""
     json: bool = False
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout."""
 
     def run(self) -> int | None:
-        """Train, write the directory, print the end and a sample."""
+        """Train, write the model directory, and print the losses and a sample."""
         from dovetail.construction import build
         from dovetail.core.fold import parameters
         from dovetail.datasets.corpus import Corpus, read_corpus
@@ -78,8 +80,8 @@ class Command:
         from dovetail.training.loop import train
         from dovetail.training.objective import check_learns_text, text_objective
 
-        if wrong := self._wrong():
-            print_error(wrong)
+        if problem := self._wrong_flag():
+            print_error(problem)
             return 2
         self._refuse_weights()
         out = self.out or Path(f"{Path(os.path.abspath(self.spec)).stem}-trained")
@@ -88,12 +90,13 @@ class Command:
         check_learns_text(spec)
         model = build(spec, seed=self.seed)
         text = read_corpus(self.text)
-        print_note(f"{self.text}: {len(text):,} characters; training a tokenizer of {spec.vocab} tokens on them")
+        print_note(f"{self.text}: {len(text):,} characters; training a tokenizer of {spec.vocab} tokens")
         tokenizer = learn(text, spec.vocab, self.tokenizer)
         corpus = Corpus.cut(tokenizer.encode(text), self.length, name=str(self.text))
-        objective, does = text_objective(spec, tokenizer)
-        count = len(corpus.train) + len(corpus.held_out)
-        print_note(f"{self.spec}: {parameters(spec):,} parameters, {does}; {count:,} tokens, {len(corpus.held_out):,} held out")
+        objective, task = text_objective(spec, tokenizer)
+        num_tokens = len(corpus.train) + len(corpus.held_out)
+        name = " ".join([self.spec, *(f"--swap {swap}" for swap in self.swap), *(f"--set {value}" for value in self.set)])
+        print_note(f"{name}: {parameters(spec):,} parameters, {task}; {num_tokens:,} tokens, {len(corpus.held_out):,} held out")
         beside = {TOKENIZER_FILE: tokenizer.to_json()}
         plan = Plan(
             steps=self.steps,
@@ -105,16 +108,16 @@ class Command:
         )
         held_out = list(corpus.validation(self.batch, self.length))
         try:
-            points = train(
+            history = train(
                 model, lambda step: corpus.batch(self.seed, step, self.batch, self.length), objective, plan, held_out
             )
         except KeyboardInterrupt:
-            print_note(f"stopped; what was saved last is in {out}" if out.exists() else "stopped before anything was saved")
+            print_note(f"interrupted; the last save is in {out}" if out.exists() else "interrupted before the first save")
             return 130
-        beside["loss.jsonl"] = "".join(f"{to_json(dc.asdict(point))}\n" for point in points)
+        beside["loss.jsonl"] = "".join(f"{to_json(dc.asdict(metrics))}\n" for metrics in history)
         save(model, spec, out, beside)
-        _picture(points, out, f"{self.spec} on {self.text.name}")
-        report = {"directory": str(out), "parameters": parameters(spec), **_report(points)}
+        _plot(history, out, f"{name} on {self.text.name}")
+        report = {"directory": str(out), "parameters": parameters(spec), **_report(history)}
         if spec.order() == "causal":
             report["held_out_bits_per_byte"] = _bits_per_byte(report["held_out_loss"], corpus, tokenizer)
             report["sample"] = self._sample(model, tokenizer)
@@ -124,8 +127,8 @@ class Command:
             print_line(_text(report, self.prompt))
         return 0
 
-    def _wrong(self) -> str | None:
-        """The first flag that makes no sense."""
+    def _wrong_flag(self) -> str | None:
+        """Return the problem of the first flag with an impossible value."""
         for name in ("minutes", "steps", "batch", "length", "learning_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -155,35 +158,36 @@ class Command:
             )
 
     def _sample(self, model: ModelModule, tokenizer: Tokenizer) -> str:
-        """What the model writes after the prompt."""
+        """Return the text that the model generates after the prompt."""
         from dovetail.core.errors import DovetailError
-        from dovetail.generation import Sampling, write
+        from dovetail.generation import Sampling, generate_tokens
 
         try:
             sampling = Sampling(temperature=self.temperature, seed=self.seed)
-            ids = list(write(model, tokenizer.encode(self.prompt), self.sample, sampling))
-        except DovetailError as error:  # no more positions, say; the training is done and written all the same
+            ids = list(generate_tokens(model, tokenizer.encode(self.prompt), self.sample, sampling))
+        except DovetailError as error:  # e.g. a table of positions that is too short; the trained model is written already
             print_note(f"no sample: {error}")
             return ""
         return tokenizer.decode(ids)
 
 
-def _report(points: list[Point]) -> dict[str, Any]:
-    """The figures of a run; losses in nats a token."""
-    last, tail = points[-1], points[-50:]
+def _report(history: list[StepMetrics]) -> dict[str, Any]:
+    """Return the figures of a run, losses in nats per token; `train_loss` is the mean of the last `train_loss_steps` steps."""
+    last, tail = history[-1], history[-LAST_STEPS:]
     return {
         "steps": last.step,
         "tokens": last.tokens,
         "seconds": round(last.seconds, 1),
         "tokens_per_second": round(last.tokens / last.seconds),
-        "first_loss": points[0].loss,
-        "train_loss": sum(point.loss for point in tail) / len(tail),
-        "held_out_loss": last.validation,
+        "first_loss": history[0].loss,
+        "train_loss": sum(metrics.loss for metrics in tail) / len(tail),
+        "train_loss_steps": len(tail),
+        "held_out_loss": last.val_loss,
     }
 
 
 def _bits_per_byte(loss: float, corpus: Corpus, tokenizer: Tokenizer) -> float:
-    """The same loss for each byte of the held-out text, which can be compared between vocabularies."""
+    """Return the loss per byte of the held-out text, which is comparable between vocabularies."""
     return loss / math.log(2) * len(corpus.held_out) / len(tokenizer.decode(corpus.held_out).encode())
 
 
@@ -192,20 +196,21 @@ def _text(report: dict[str, Any], prompt: str) -> str:
     lines = [
         f"{report['steps']:,} steps, {report['tokens']:,} tokens in {report['seconds']:.0f} s: "
         f"{report['tokens_per_second']:,} tokens/s",
-        f"loss {report['first_loss']:.3f} -> {report['train_loss']:.3f} (mean of the last steps), "
-        f"held-out {report['held_out_loss']:.3f}" + (f" or {bits:.3f} bits a byte" if bits is not None else ""),
+        f"loss of step 1: {report['first_loss']:.3f}; train loss (mean of the last {report['train_loss_steps']} steps): "
+        f"{report['train_loss']:.3f}; held-out loss: {report['held_out_loss']:.3f}"
+        + (f", {bits:.3f} bits per byte" if bits is not None else ""),
     ]
     if report.get("sample"):
-        lines += ["", f"after {prompt!r} it writes:", "", prompt + report["sample"], ""]
+        lines += ["", f"a sample after {prompt!r}:", "", prompt + report["sample"], ""]
     return "\n".join([*lines, f"written to {report['directory']}"])
 
 
-def _picture(points: list[Point], out: Path, title: str) -> None:
+def _plot(history: list[StepMetrics], out: Path, title: str) -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        print_note('no picture of the losses without matplotlib: pip install "dovetail[look]"')
+        print_note('the losses are not plotted without matplotlib: pip install "dovetail[look]"')
         return
     from dovetail.look.curve import draw_losses
 
-    draw_losses(points, out / "loss.png", title)
+    draw_losses(history, out / "loss.png", title)

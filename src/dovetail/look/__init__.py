@@ -1,1 +1,1 @@
-"""Looking into a model: activations by address, and pictures of them."""
+"""Interpretability: activations by address, attention maps and plots."""

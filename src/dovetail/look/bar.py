@@ -1,11 +1,11 @@
-"""A bar of text, to an eighth of a character."""
+"""A bar of block characters, with a resolution of an eighth of a character."""
 
 from __future__ import annotations
 
 EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 
-def bar(share: float, cells: int) -> str:
-    """As much of so many characters as the share says."""
-    full, rest = divmod(round(share * cells * 8), 8)
+def bar(fraction: float, cells: int) -> str:
+    """Return a bar that fills this fraction of `cells` characters."""
+    full, rest = divmod(round(fraction * cells * 8), 8)
     return "█" * full + EIGHTHS[rest]

@@ -1,4 +1,4 @@
-"""What all pictures share: matplotlib without a screen, quiet axes, one blue."""
+"""What all plots share: a matplotlib figure without a window, plain axes, colors."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ INK, GREY, BLUE, ORANGE = "#1f2430", "#8a90a0", "#2f5fb3", "#d9822b"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches, bound to no window."""
+    """Return an empty figure of this size in inches, without a window."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise DovetailError('pictures need matplotlib: pip install "dovetail[look]"') from error
+        raise DovetailError('plots need matplotlib: pip install "dovetail[look]"') from error
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def quiet(axes: Axes) -> None:
-    """No frame on top and right, ticks in grey."""
+    """Remove the frame at the top and the right, and color the ticks."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=INK, labelsize=9)
 
 
 def write_figure(figure: Figure, path: str | Path) -> None:
-    """The figure as a file, in the format its name ends in."""
+    """Write the figure to a file, in the format of its suffix."""
     try:
-        with warnings.catch_warnings():  # a sign the font lacks is drawn as a box; that is no reason to talk
+        with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             figure.savefig(path, dpi=160)
     except (OSError, ValueError) as error:

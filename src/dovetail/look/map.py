@@ -1,6 +1,6 @@
-"""A map of attention: for every head of a layer, how much each token (a row) looks at each other (a column).
+"""Attention maps: the attention probs of each head of a layer, one panel per head; rows are queries, columns are keys.
 
-Color follows √weight, so that faint looks are seen beside strong ones; what the mask forbids stays blank.
+Color follows √prob, so that small probs stay visible beside large ones; masked pairs stay blank.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dovetail.look.figure import GREY, INK, new_figure, write_figure
 from dovetail.look.trace import trace
 from dovetail.model import ModelModule
 
-MOST_TOKENS = 96  # beyond this no label can be read
+MOST_TOKENS = 96  # labels of more tokens are too small to read
 SHADES = ("#f4f6fb", "#c6d4ee", "#7fa3dc", "#2f5fb3", "#142a5c")
 BLANK = "#ffffff"
 
 
 def attention_of(model: ModelModule, tokens: Tensor, layer: int) -> Tensor:
-    """(heads, n, n) what every head of one layer looks at, for a text of tokens (n,)."""
+    """Return the attention probs (heads, n, n) of one layer for tokens (n,)."""
     if not 0 < len(tokens) <= MOST_TOKENS:
-        raise DovetailError(f"{len(tokens)} tokens cannot be read in a picture; give a text of 1 to {MOST_TOKENS}")
+        raise DovetailError(f"{len(tokens)} tokens do not fit a map; give a text of 1 to {MOST_TOKENS} tokens")
     depth = len(model.part.layers)
     if not -depth <= layer < depth:
         raise SpecError(f"layers.{layer}", "there is no such layer", f"layers are 0 to {depth - 1}")
@@ -37,32 +37,34 @@ def attention_of(model: ModelModule, tokens: Tensor, layer: int) -> Tensor:
 
 
 def draw_map(pattern: Tensor, labels: Sequence[str], heads: Sequence[int], path: str | Path, title: str) -> None:
-    """Draw one panel for each of `heads` of a pattern (all heads, n, n), with the tokens as labels."""
+    """Draw one panel per head of `heads` from attention probs (all heads, n, n), with the tokens as labels."""
     for head in heads:
         if not 0 <= head < len(pattern):
             raise SpecError(f"heads.{head}", "there is no such head", f"heads are 0 to {len(pattern) - 1}")
     figure = new_figure(1, 1)
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-    colors = LinearSegmentedColormap.from_list("looks", SHADES).with_extremes(bad=BLANK)
+    colors = LinearSegmentedColormap.from_list("probs", SHADES).with_extremes(bad=BLANK)
     across = min(len(heads), math.ceil(math.sqrt(len(heads) * 1.6)))
     down = math.ceil(len(heads) / across)
     side, size = _panel(len(labels))
     figure.set_size_inches(across * side + 1.4, down * side + 1.2)
     grid = figure.subplots(down, across, squeeze=False)
-    places = range(len(labels))
+    positions = range(len(labels))
     image = None
     for i, axes in enumerate(grid.flat):
         if i >= len(heads):
             axes.set_visible(False)
             continue
-        weights = pattern[heads[i]].float().cpu()
-        shown = torch.where(weights > 0, weights, torch.nan).numpy()
-        image = axes.imshow(shown, cmap=colors, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+        probs = pattern[heads[i]].float().cpu()
+        visible = torch.where(probs > 0, probs, torch.nan).numpy()
+        image = axes.imshow(visible, cmap=colors, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
         axes.set_title(f"head {heads[i]}", fontsize=10, color=INK, loc="left", pad=4)
         first_in_row, last_in_column = i % across == 0, i + across >= len(heads)
-        axes.set_yticks(places, labels if first_in_row else [""] * len(labels), fontsize=size, parse_math=False)
-        axes.set_xticks(places, labels if last_in_column else [""] * len(labels), fontsize=size, rotation=90, parse_math=False)
+        axes.set_yticks(positions, labels if first_in_row else [""] * len(labels), fontsize=size, parse_math=False)
+        axes.set_xticks(
+            positions, labels if last_in_column else [""] * len(labels), fontsize=size, rotation=90, parse_math=False
+        )
         axes.tick_params(length=0, pad=2, colors=INK)
         axes.spines[:].set_visible(False)
         axes.set_xticks([p - 0.5 for p in range(len(labels) + 1)], minor=True)
@@ -71,7 +73,7 @@ def draw_map(pattern: Tensor, labels: Sequence[str], heads: Sequence[int], path:
         axes.tick_params(which="minor", length=0)
     assert image is not None
     bar = figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.5, aspect=28, pad=0.02, ticks=[0, 0.05, 0.2, 0.5, 1])
-    bar.set_label("share of a token's attention", fontsize=9, color=INK)
+    bar.set_label("attention prob", fontsize=9, color=INK)
     bar.outline.set_visible(False)  # type: ignore[union-attr]
     bar.ax.tick_params(labelsize=8, colors=INK, color=GREY)
     figure.suptitle(title, fontsize=12, color=INK, x=0.01, ha="left", parse_math=False)
@@ -79,6 +81,6 @@ def draw_map(pattern: Tensor, labels: Sequence[str], heads: Sequence[int], path:
 
 
 def _panel(tokens: int) -> tuple[float, float]:
-    """Inches of a panel's side, and points of a label, so that labels do not touch."""
+    """Return the side of a panel in inches and the size of a label in points, so that labels do not overlap."""
     side = min(6.0, max(2.3, 0.125 * tokens))
     return side, max(3.5, min(8.5, 0.78 * 72 * side / tokens))

@@ -1,1 +1,1 @@
-"""One training loop, with what is to be learned passed in."""
+"""The training loop, its plan and its objectives."""

@@ -1,14 +1,13 @@
-"""The one training loop. What is learned is passed in: an objective turns a batch into a loss.
+"""The training loop. The objective is an argument: it turns a batch into a loss.
 
-    for step: batch(step) → objective → loss → backward → clip → AdamW(rate(step)) → routers rebalance
+    for step: batch(step) → objective → loss → backward → clip → AdamW(lr(step)) → routers rebalance
 
-Weights that decay are those the spec says do. Everything random is drawn from (seed, step), so a run stopped by steps is the
-same bit for bit every time.                                   Loshchilov & Hutter 2019 (AdamW); Pascanu et al. 2013 (clipping)
+Weight decay follows the groups that the spec declares. Every random number is drawn from (seed, step), so a run that is limited
+by steps is bit-equal every time.                       Loshchilov & Hutter 2019 (AdamW); Pascanu et al. 2013 (clipping)
 """
 
 from __future__ import annotations
 
-import dataclasses as dc
 import itertools
 import math
 import time
@@ -25,21 +24,10 @@ from dovetail.core.undeclared import check_declared
 from dovetail.datasets.corpus import Batch
 from dovetail.io.model_dir import save
 from dovetail.model import ModelModule
+from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
 from dovetail.training.progress import Progress
-
-
-@dc.dataclass(frozen=True)
-class Point:
-    """What is known after one step; plain data."""
-
-    step: int  # counted from 1
-    loss: float
-    rate: float
-    tokens: int  # seen so far
-    seconds: float
-    validation: float | None = None
 
 
 def train(
@@ -48,8 +36,8 @@ def train(
     objective: Objective,
     plan: Plan,
     validation: Sequence[Batch] = (),
-) -> list[Point]:
-    """Train the model in place and return one point per step.
+) -> list[StepMetrics]:
+    """Train the model in place and return the metrics of each step.
 
     Raises Diverged where a loss or a gradient norm is not finite (no weight changes in that step), and at each eval where a
     weight or the held-out loss is not finite: no such model is saved or returned.
@@ -57,12 +45,12 @@ def train(
     check_declared(model, model.part)
     optimizer = adamw(model, plan)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    points: list[Point] = []
+    history: list[StepMetrics] = []
     tokens, start = 0, time.monotonic()
     with Progress(plan.quiet) as show:
         for step in itertools.count():
-            done = plan.done(step, time.monotonic() - start)
-            rate = plan.rate(step, done)
+            done = plan.fraction_done(step, time.monotonic() - start)
+            lr = plan.lr(step, done)
             batch = batches(step)
             optimizer.zero_grad()
             loss = objective(model, batch, _seed(plan.seed, step), True)
@@ -71,21 +59,23 @@ def train(
             if not (loss.isfinite() and grad_norm.isfinite()):
                 raise _diverged(model, step, f"the loss is {loss.item()}, the gradient norm {grad_norm.item()}")
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = lr
             optimizer.step()
             rebalance(model)
             tokens += batch.count
-            behind = plan.done(step + 1, time.monotonic() - start)
-            looks = int(behind * plan.looks) > int(done * plan.looks) or behind >= 1
-            held = evaluate(model, validation, objective, plan.seed) if looks and validation else None
-            if looks and (nonfinite_weight(model, model.part) or not math.isfinite(held or 0.0)):
-                raise _diverged(model, step, "the update overflowed" if held is None else f"the held-out loss is {held}")
-            points.append(Point(step + 1, loss.item(), rate, tokens, time.monotonic() - start, held))
-            show(points[-1], min(behind, 1.0))
-            if looks and plan.out is not None:
+            done_after = plan.fraction_done(step + 1, time.monotonic() - start)
+            is_eval = int(done_after * plan.evals) > int(done * plan.evals) or done_after >= 1
+            val_loss = evaluate(model, validation, objective, plan.seed) if is_eval and validation else None
+            if is_eval and (nonfinite_weight(model, model.part) or not math.isfinite(val_loss or 0.0)):
+                raise _diverged(
+                    model, step, "the update overflowed" if val_loss is None else f"the held-out loss is {val_loss}"
+                )
+            history.append(StepMetrics(step + 1, loss.item(), lr, tokens, time.monotonic() - start, val_loss))
+            show(history[-1], min(done_after, 1.0))
+            if is_eval and plan.out is not None:
                 save(model, model.part, plan.out, plan.beside)
-            if behind >= 1:
-                return points
+            if done_after >= 1:
+                return history
     raise AssertionError("a plan always ends")
 
 
@@ -96,8 +86,8 @@ def _diverged(model: ModelModule, step: int, problem: str) -> Diverged:
 
 
 def adamw(model: ModelModule, plan: Plan) -> torch.optim.AdamW:
-    """AdamW over every learned weight, each once; norms, biases and gates do not decay."""
-    decays = {"decay": plan.decay, "no_decay": 0.0}
+    """Return AdamW over every learned weight, each once; norms, biases and gates do not decay."""
+    decays = {"decay": plan.weight_decay, "no_decay": 0.0}
     groups = [
         {"params": [tensor_at(model, path) for path in paths], "weight_decay": decays[name]}
         for name, paths in optimizer_groups(model.part).items()
@@ -106,7 +96,7 @@ def adamw(model: ModelModule, plan: Plan) -> torch.optim.AdamW:
 
 
 def rebalance(model: ModelModule) -> None:
-    """Let every router that balances its experts by itself do so."""
+    """Update the balancing bias of every router that has one."""
     for module in model.modules():
         if isinstance(module, RouterModule):
             module.rebalance()
@@ -114,7 +104,7 @@ def rebalance(model: ModelModule) -> None:
 
 @torch.no_grad()
 def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0) -> float:
-    """The mean loss over batches, without dropout."""
+    """Return the mean loss over batches, without dropout."""
     losses: list[float] = []
     for i, batch in enumerate(batches):
         losses.append(objective(model, batch, _seed(seed, i), False).item())
@@ -125,5 +115,5 @@ def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective,
 
 
 def _seed(seed: int, step: int) -> int:
-    """One seed a step, small enough for every draw there is."""
+    """Return the seed of a step; below 2³¹, which every generator takes."""
     return (seed * 1_000_003 + step) % 2**31

@@ -1,11 +1,11 @@
-"""Objectives: what a batch asks of a model. Each is passed into the one loop and turns a batch into a loss.
+"""Objectives: functions from a model and a batch to a loss, passed to the training loop.
 
     next_token     −log p(xᵢ₊₁ | x₁ … xᵢ)                                    causal models
-    MaskedTokens   −log p(xᵢ | the text with a share of its tokens hidden)   bidirectional models (Devlin et al. 2018)
+    MaskedTokens   −log p(xᵢ | the text with some tokens masked)             bidirectional models (Devlin et al. 2018)
     seq2seq        −log p(yᵢ₊₁ | y₁ … yᵢ, source)                            encoder–decoders
-    classify       −log p(class | x)                                         heads that answer once a row
+    classify       −log p(class | x)                                         heads with one output per row
 
-Shapes: tokens, labels (batch, n); source (batch, m); classes (batch,). Padding (at.seg < 0) is never asked for.
+Shapes: tokens, labels (batch, n); source (batch, m); classes (batch,). Padding never counts in a loss.
 """
 
 from __future__ import annotations
@@ -27,86 +27,85 @@ from dovetail.text.tokenizer import MASK, Tokenizer
 
 
 class Objective(Protocol):
-    """(model, batch, seed, training) -> loss: all draws come from `seed`; dropout is drawn in training alone."""
+    """(model, batch, seed, training) -> loss. Every random number comes from `seed`; dropout is applied in training only."""
 
     def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
-        """The mean loss of the batch, a scalar."""
+        """Return the mean loss of the batch, a scalar."""
         ...
 
 
 def _ctx(batch: Batch, seed: int, training: bool) -> Ctx:
-    # what parts add (a balance of experts) shapes training; what is held out is judged by the objective alone
+    # auxiliary losses (balance of experts) are part of training; held-out data is measured by the objective alone
     return Ctx(layout=batch.layout, seed=seed if training else None, losses={} if training else None)
 
 
-def _real(labels: Tensor, batch: Batch) -> Tensor:
+def _without_padding(labels: Tensor, batch: Batch) -> Tensor:
     return labels.masked_fill(~batch.layout.real, IGNORED)
 
 
 def next_token(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
-    """The batch's labels are its tokens, one further."""
-    return model.loss(batch.tokens, _real(batch.labels, batch), _ctx(batch, seed, training))
+    """Return the loss of predicting labels (batch, n): the tokens shifted by one."""
+    return model.loss(batch.tokens, _without_padding(batch.labels, batch), _ctx(batch, seed, training))
 
 
 def classify(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
-    """The batch's labels are classes (batch,), one a row."""
+    """Return the loss of predicting labels (batch,): one class per row."""
     return model.loss(batch.tokens, batch.labels, _ctx(batch, seed, training))
 
 
 def seq2seq(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
-    """The batch's tokens are the target from its start token on, its labels the target; the source is encoded first."""
+    """Return the loss of predicting the target. Tokens are the target behind its start token; the source is encoded first."""
     assert batch.source is not None, "a seq2seq batch has a source"
-    assert batch.source_layout is not None, "a seq2seq batch says where its source stands"
+    assert batch.source_layout is not None, "a seq2seq batch has the layout of its source"
     ctx = _ctx(batch, seed, training)
     encoder_output, encoder_layout = model.encode(batch.source, dc.replace(ctx, layout=batch.source_layout))
     ctx = dc.replace(ctx, encoder_output=encoder_output, encoder_layout=encoder_layout)
-    return model.loss(batch.tokens, _real(batch.labels, batch), ctx)
+    return model.loss(batch.tokens, _without_padding(batch.labels, batch), ctx)
 
 
 @dc.dataclass(frozen=True)
 class MaskedTokens:
-    """A share of the tokens is chosen; of those most are hidden, some replaced, some kept, and all are asked for. The kept
-    and replaced ones make the model look at tokens it can see, too."""
+    """Masked language modeling. A fraction of the tokens is predicted; of these most are replaced by the mask, some by random
+    tokens, and some stay, so that the model learns from tokens that it sees, too."""
 
-    mask: int  # the id that hides a token
-    vocab: int  # replacements are drawn from 0 … vocab − 1
-    share: float = 0.15
-    hidden: float = 0.8
-    replaced: float = 0.1
+    mask: int  # the id of the mask token
+    vocab: int  # random tokens are drawn from 0 … vocab − 1
+    fraction: float = 0.15  # of all tokens that are predicted
+    masked: float = 0.8  # of those: replaced by the mask
+    replaced: float = 0.1  # of those: replaced by a random token
 
     def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
-        """The loss on the chosen tokens; labels of the batch are not looked at."""
-        tokens, labels = self.hide(batch.tokens, batch.layout.real, seed)
+        """Return the loss on the chosen tokens; the labels of the batch are not used."""
+        tokens, labels = self.corrupt(batch.tokens, batch.layout.real, seed)
         return model.loss(tokens, labels, _ctx(batch, seed, training))
 
-    def hide(self, tokens: Tensor, real: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """What the model sees (batch, n), and what it is asked for (batch, n): −100 where nothing."""
+    def corrupt(self, tokens: Tensor, real: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Return the input of the model (batch, n) and its labels (batch, n): −100 where a token is not predicted."""
         draw = generator(seed, "masked tokens")
-        chosen = (torch.rand(tokens.shape, generator=draw) < self.share) & real
-        fate = torch.rand(tokens.shape, generator=draw)
-        others = torch.randint(0, self.vocab, tokens.shape, generator=draw)
-        seen = torch.where(chosen & (fate < self.hidden), self.mask, tokens)
-        seen = torch.where(chosen & (fate >= self.hidden) & (fate < self.hidden + self.replaced), others, seen)
-        return seen, tokens.masked_fill(~chosen, IGNORED)
+        chosen = (torch.rand(tokens.shape, generator=draw) < self.fraction) & real
+        choice = torch.rand(tokens.shape, generator=draw)
+        random = torch.randint(0, self.vocab, tokens.shape, generator=draw)
+        inputs = torch.where(chosen & (choice < self.masked), self.mask, tokens)
+        replaced = chosen & (choice >= self.masked) & (choice < self.masked + self.replaced)
+        inputs = torch.where(replaced, random, inputs)
+        return inputs, tokens.masked_fill(~chosen, IGNORED)
 
 
 def check_learns_text(spec: Model) -> None:
-    """Raise unless a plain text can teach this spec anything."""
+    """Raise SpecError unless the spec can be trained on plain text."""
     over_vocab = {d.path.partition(".")[0] for d in declared(spec) if "vocab" in d.weight.out}
     if spec.encoder is not None:
-        raise SpecError(
-            "encoder", "a plain text has no sources and targets", "use dovetail.training.objective.seq2seq in Python"
-        )
+        raise SpecError("encoder", "plain text has no sources and targets", "use dovetail.training.objective.seq2seq in Python")
     if "embed" not in over_vocab:
         raise SpecError("embed", f"{spec.embed.kind} does not read tokens", "--set embed=tokens")
     if "head" not in over_vocab:
-        raise SpecError("head", "a plain text asks for a token at every place", "--set head=lm")
+        raise SpecError("head", "training on text needs logits over the vocabulary at every position", "--set head=lm")
     if spec.order() == "ahead":
-        raise SpecError("layers", "a prefix that sees ahead would be asked for what it sees", "use a causal mask")
+        raise SpecError("layers", "a prefix mask shows later tokens, which are the labels", "use a causal mask")
 
 
 def text_objective(spec: Model, tokenizer: Tokenizer) -> tuple[Objective, str]:
-    """What a plain text asks of a spec: one that sees both ways fills in, any other goes on; and a word on it."""
+    """Return the objective of a spec on plain text and its name: masked tokens if it is bidirectional, else the next token."""
     if spec.order() == "both":
-        return MaskedTokens(mask=tokenizer.id_of(MASK), vocab=tokenizer.size), "learning to fill in masked tokens"
-    return next_token, "learning the next token"
+        return MaskedTokens(mask=tokenizer.id_of(MASK), vocab=tokenizer.size), "predicting masked tokens"
+    return next_token, "predicting the next token"

@@ -1,8 +1,8 @@
-"""Plan: how long a run is, how fast it goes, and where to. Plain data, no torch.
+"""Plan: the length of a run, its learning rate, and where it is saved. Plain data, no torch.
 
-    rate = peak · min(1, (step + 1)/warmup) · (floor + (1 − floor)·½(1 + cos π·done))
+    lr = peak · min(1, (step + 1)/warmup) · (floor + (1 − floor)·½(1 + cos π·done))
 
-`done` is the share of the run that is behind: of its steps, or of its minutes.            Loshchilov & Hutter 2017 (cosine)
+`done` is the fraction of the run that is over: of its steps, or of its minutes.          Loshchilov & Hutter 2017 (cosine)
 """
 
 from __future__ import annotations
@@ -15,39 +15,37 @@ from pathlib import Path
 
 @dc.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long, how fast, and where to."""
+    """The settings of a run. `steps` or `minutes` ends it, whichever comes first."""
 
     steps: int | None = None
-    minutes: float | None = None  # whichever ends first
-    learning_rate: float = 2.5e-3
+    minutes: float | None = None
+    learning_rate: float = 2.5e-3  # the peak
     warmup: int = 40  # steps
-    floor: float = 0.05  # of the peak rate, at the end
+    floor: float = 0.05  # the last learning rate as a fraction of the peak
     betas: tuple[float, float] = (0.9, 0.95)
-    decay: float = 0.1
-    clip: float = 1.0  # the longest gradient
+    weight_decay: float = 0.1
+    clip: float = 1.0  # the largest gradient norm; a larger gradient is scaled down to it
     seed: int = 0
-    looks: int = 10  # how often a run is tried on held-out data and saved
-    out: Path | None = None  # a model directory
-    beside: Mapping[str, str] = dc.field(default_factory=dict)  # text files saved with it
-    quiet: bool = False
+    evals: int = 10  # times per run that the held-out loss is measured and the model is saved
+    out: Path | None = None  # the model directory to save to
+    beside: Mapping[str, str] = dc.field(default_factory=dict)  # text files saved with the model, by name
+    quiet: bool = False  # no progress on stderr
 
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
             raise ValueError("a run needs an end: give steps or minutes")
-        for name in ("steps", "minutes", "learning_rate", "clip", "looks"):
+        for name in ("steps", "minutes", "learning_rate", "clip", "evals"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name.replace('_', '-')}: {value} is not above 0")
 
-    def done(self, step: int, seconds: float) -> float:
-        """The share of the run that is behind; 1 and more is the end."""
-        shares = (
-            0.0 if self.steps is None else step / self.steps,
-            0.0 if self.minutes is None else seconds / (60 * self.minutes),
-        )
-        return max(shares)
+    def fraction_done(self, step: int, seconds: float) -> float:
+        """Return the fraction of the run that is over before a step; 1 or more ends it."""
+        of_steps = 0.0 if self.steps is None else step / self.steps
+        of_minutes = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
+        return max(of_steps, of_minutes)
 
-    def rate(self, step: int, done: float) -> float:
-        """The learning rate of a step."""
+    def lr(self, step: int, done: float) -> float:
+        """Return the learning rate of a step, counted from 0."""
         cosine = self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
         return self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup)) * cosine

@@ -1,0 +1,17 @@
+"""StepMetrics: the figures of one training step, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+
+
+@dc.dataclass(frozen=True)
+class StepMetrics:
+    """The figures of one step; losses in nats per token."""
+
+    step: int  # counted from 1
+    loss: float  # of this step's batch
+    lr: float
+    tokens: int  # trained on so far
+    seconds: float  # since the start of the run
+    val_loss: float | None = None  # on held-out data, at evals only
