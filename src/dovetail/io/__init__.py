@@ -1,1 +1,1 @@
-"""Files: specs and YAML, model directories, tensors; every file is read as untrusted input."""
+"""Specs and YAML, model directories, tensors. Every file is read as untrusted input."""

@@ -1,4 +1,4 @@
-"""A spec in and out of YAML, by zoo name, file or model directory; and changes given on a command line."""
+"""Read a spec by preset name, YAML file or model directory; write it as YAML; apply the changes of a command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dovetail import parts as _registered  # noqa: F401  every kind must be known before a spec is read
+from dovetail import parts as _registered  # noqa: F401  registers every kind
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.group import GROUPS
 from dovetail.core.part import from_data
@@ -18,22 +18,22 @@ SPEC_FILE = "dovetail.yaml"
 
 
 def to_yaml(spec: Model) -> str:
-    """The spec as text; reading it back gives an equal spec."""
+    """Return the spec as YAML; reading it back gives an equal spec."""
     return dump_yaml(spec.to_data())
 
 
 def from_yaml(text: str, where: str = "spec") -> Model:
-    """A spec from text."""
+    """Return the spec in YAML text; `where` names the text in errors."""
     return from_data(parse_yaml(text, where), Model)
 
 
 def zoo() -> list[str]:
-    """Names of the presets."""
+    """Return the names of the presets."""
     return sorted(f.name.removesuffix(".yaml") for f in resources.files("dovetail.zoo").iterdir() if f.name.endswith(".yaml"))
 
 
 def load_spec(name: str | Path) -> Model:
-    """A spec by zoo name, .yaml file or model directory; a path wins over a name."""
+    """Return a spec by preset name, .yaml file or model directory; a path takes precedence over a name."""
     path = Path(name)
     if path.is_dir():
         path = path / SPEC_FILE
@@ -48,7 +48,7 @@ def load_spec(name: str | Path) -> Model:
 
 
 def changed(spec: Model, sets: Iterable[str] = (), swaps: Iterable[str] = ()) -> Model:
-    """The spec after `path=value` settings and `group=part` swaps, as the command line writes them; values are YAML."""
+    """Return the spec after `group=part` swaps and `path=value` settings, as on the command line; values are YAML."""
     for text in swaps:
         where, value = _assignment(text, "--swap")
         spec = spec.swap(where, from_data(value, _group_of(where)))

@@ -1,11 +1,15 @@
-"""safetensors: tensors in a file, mapped into memory one at a time, and written one at a time.
+"""Read and write safetensors files, one tensor at a time; a tensor that is read is mapped, not copied.
 
-    8 bytes: n, little-endian · n bytes: {name: {"dtype", "shape", "data_offsets"}} as JSON · the numbers, without gaps
+    8 bytes: n, little-endian · n bytes: {name: {"dtype", "shape", "data_offsets"}} as JSON · the data, without gaps
 
-The header is believed only after it was checked against the file: every dtype known, every size the product of its shape, every
-tensor where the one before it ends, the last at the end of the file. So nothing larger than the file is ever asked for.
+`safetensors.safe_open` does not read untrusted files here: it takes the last of two tensors with one name, follows links,
+parses headers of 100 MB, and the process dies of SIGBUS where a file is truncated before a tensor is read
+(tests/io/test_tensors.py).
 
-A mapped file must not be changed in place while its tensors are in use; to put another file under its name is no change to it.
+The header is checked against the file before it is used: every dtype is known, every size is the product of its shape, every
+tensor begins where the one before it ends, and the last ends with the file. So no allocation is larger than the file.
+
+A mapped file must not be changed in place while its tensors are in use; replacing it by another file of its name is safe.
 """
 
 from __future__ import annotations
@@ -41,15 +45,15 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-WORDS = {dtype: word for word, dtype in DTYPES.items()}
-MOST_DIMS = 16
-ALIGNED = 64  # bytes: where the numbers of a file that we write begin
-AT_ONCE = 2**30  # bytes asked of the system in one call
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MAX_DIMS = 16
+ALIGNMENT = 64  # bytes: the data of a file that we write begins at a multiple
+CHUNK = 2**30  # bytes per system call
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 class Entry(NamedTuple):
-    """One tensor of a file: what it is and where it lies."""
+    """One tensor of a file: its dtype, shape and byte range."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -58,12 +62,12 @@ class Entry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Its size in bytes."""
         return self.stop - self.start
 
 
 class TensorFile:
-    """A file whose header was read and checked. `shown` is the name that errors give it."""
+    """An open file with a checked header. `shown` is its name in errors."""
 
     def __init__(self, path: Path, shown: Path | None = None) -> None:
         self.shown = shown or path
@@ -82,11 +86,11 @@ class TensorFile:
         os.close(self.handle)
 
     def read(self, name: str) -> Tensor:
-        """One tensor, mapped: its pages come from the file when they are first used, and are copied when first written to."""
+        """Return one tensor, mapped: its pages are read from the file on first use, and copied on the first write."""
         entry = self.entries[name]
         if not entry.size:
             return torch.empty(entry.shape, dtype=entry.dtype)
-        if entry.start % entry.dtype.itemsize:  # numbers that do not lie where their kind may: moved to where they may
+        if entry.start % entry.dtype.itemsize:  # torch needs aligned memory
             bytes_ = torch.frombuffer(self._mapped, dtype=torch.uint8, count=entry.size, offset=entry.start)
             return bytes_.clone().view(entry.dtype).reshape(entry.shape)
         count = entry.size // entry.dtype.itemsize
@@ -94,9 +98,9 @@ class TensorFile:
 
     @functools.cached_property
     def _mapped(self) -> mmap.mmap:
-        """The whole file, for this process alone: what is written to it is never in the file."""
+        """The whole file, mapped privately: writes do not reach the file."""
         if os.fstat(self.handle).st_size != self.size:
-            raise FileError(f"{self.shown}: became shorter or longer while it was read")
+            raise FileError(f"{self.shown}: its size changed while it was read; try again")
         try:
             return mmap.mmap(self.handle, self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         except (OSError, ValueError) as error:
@@ -117,34 +121,34 @@ class TensorFile:
         header = parse_object(os.pread(self.handle, length, 8), str(self.shown))
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise self._damaged("its metadata are not texts")
-        found = {name: self._entry(name, said, 8 + length) for name, said in header.items()}
+            raise self._damaged("its metadata are not strings")
+        entries = {name: self._entry(name, described, 8 + length) for name, described in header.items()}
         end = 8 + length
-        for name, entry in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
+        for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
             if entry.start != end:
                 raise self._damaged(f"{name} does not begin where the tensor before it ends")
             end = entry.stop
         if end != size:
-            raise self._damaged(f"its header speaks of {end:,} bytes; there are {size:,}")
-        return found
+            raise self._damaged(f"its header describes {end:,} bytes; the file has {size:,}")
+        return entries
 
-    def _entry(self, name: str, said: Any, begin: int) -> Entry:
-        if not isinstance(said, dict) or set(said) != {"dtype", "shape", "data_offsets"}:
+    def _entry(self, name: str, described: Any, begin: int) -> Entry:
+        if not isinstance(described, dict) or set(described) != {"dtype", "shape", "data_offsets"}:
             raise self._damaged(f"{name} is not described by dtype, shape and data_offsets")
-        word, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
-        if not isinstance(word, str) or word not in DTYPES:
-            raise FileError(f"{self.shown}: {name} is of dtype {word!r}; known are {', '.join(DTYPES)}")
-        if not _counts(shape) or len(shape) > MOST_DIMS:
+        dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise FileError(f"{self.shown}: {name} has dtype {dtype!r}; the known ones are {', '.join(DTYPES)}")
+        if not _counts(shape) or len(shape) > MAX_DIMS:
             raise self._damaged(f"{name} has no shape")
         if not _counts(offsets) or len(offsets) != 2:
             raise self._damaged(f"{name} has no two offsets")
-        wanted = prod(shape) * DTYPES[word].itemsize
-        if offsets[1] - offsets[0] != wanted:
-            raise self._damaged(f"{name} takes {offsets[1] - offsets[0]:,} bytes; its shape asks for {wanted:,}")
-        return Entry(DTYPES[word], tuple(shape), begin + offsets[0], begin + offsets[1])
+        size = prod(shape) * DTYPES[dtype].itemsize
+        if offsets[1] - offsets[0] != size:
+            raise self._damaged(f"{name} takes {offsets[1] - offsets[0]:,} bytes; its shape needs {size:,}")
+        return Entry(DTYPES[dtype], tuple(shape), begin + offsets[0], begin + offsets[1])
 
     def _damaged(self, why: str) -> FileError:
-        return FileError(f"{self.shown}: is damaged or no safetensors file ({why})")
+        return FileError(f"{self.shown}: is damaged or not a safetensors file ({why})")
 
 
 def _counts(value: Any) -> bool:
@@ -152,32 +156,34 @@ def _counts(value: Any) -> bool:
 
 
 def write_tensors(path: Path, layout: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write a new file. `layout` says what each tensor will be (on meta, if need be); `tensors` then come one by one, in any
-    order, so that no more than one need be in memory."""
+    """Write a new file. `layout` gives the shape and dtype of each tensor (on meta, if need be); `tensors` then come one by
+    one, in any order, so that only one has to be in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end, starts = 0, {}
-    for name, tensor in sorted(layout.items(), key=lambda item: -item[1].dtype.itemsize):  # wide numbers first: all aligned
+    for name, tensor in sorted(
+        layout.items(), key=lambda item: -item[1].dtype.itemsize
+    ):  # the largest items first, so that all are aligned
         starts[name], end = end, end + tensor.nbytes
-        header[name] = {"dtype": WORDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [starts[name], end]}
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [starts[name], end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNED)  # so that numbers lie in memory, once mapped, as kernels like them
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)  # so that mapped tensors are aligned as kernels prefer
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        _put(handle, memoryview(struct.pack("<Q", len(text)) + text), 0)
+        _write_at(handle, memoryview(struct.pack("<Q", len(text)) + text), 0)
         for name, tensor in tensors:
             assert tensor.shape == layout[name].shape
             assert tensor.dtype == layout[name].dtype
             if tensor.numel():
                 flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                _put(handle, flat.numpy().data, 8 + len(text) + starts.pop(name))
+                _write_at(handle, flat.numpy().data, 8 + len(text) + starts.pop(name))
             else:
                 starts.pop(name)
-        assert not starts, f"{sorted(starts)[0]} was never given"
+        assert not starts, f"{sorted(starts)[0]} was not given"
     finally:
         os.close(handle)
 
 
-def _put(handle: int, data: memoryview, start: int) -> None:
+def _write_at(handle: int, data: memoryview, start: int) -> None:
     done = 0
     while done < len(data):
-        done += os.pwrite(handle, data[done : done + AT_ONCE], start + done)
+        done += os.pwrite(handle, data[done : done + CHUNK], start + done)

@@ -1,12 +1,12 @@
-"""Directory: the files of a model directory, opened with care. Nothing in one is trusted, and nothing in one is run.
+"""Files of a model directory, read as untrusted input. No code in the directory is executed.
 
-A name is one plain name, never a path. A link is followed only where it stays inside the directory, or where the directory is
-a snapshot of Hugging Face's cache and the link goes to that cache's own files:
+A name is one plain name, never a path. A link is followed only if it stays inside the directory, or if the directory is a
+snapshot of Hugging Face's cache and the link leads to the files of that cache:
 
     models--owner--name/snapshots/REVISION/config.json -> ../../blobs/HASH
 
-What is opened is a regular file (no pipe that waits for ever) of bounded size; JSON in it is bounded in depth and in the number
-of its items before it is parsed, and a key may stand there once.
+Only regular files of bounded size are opened (a pipe would block). JSON is bounded in depth and in the number of its items
+before it is parsed; duplicate keys and NaN are errors.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from typing import Any
 from dovetail.core.errors import FileError
 
 LARGEST_JSON = 16 * 2**20  # bytes: the index of the largest models holds 100,000 names
-MOST_ITEMS = 500_000  # of a JSON file: its brackets, commas and colons; each costs some forty bytes of memory
+MAX_ITEMS = 500_000  # of a JSON file: brackets, commas and colons; each takes about forty bytes of memory
 DEEPEST = 40  # collections inside each other
-GREATEST = 2**53  # whole numbers beyond it are no size, no count and no id
+GREATEST = 2**53  # no size, count or id is larger
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 class Directory:
-    """A directory and the rule by which its files are opened."""
+    """A directory whose files are opened safely."""
 
     def __init__(self, place: str | Path) -> None:
         self.place = Path(os.path.abspath(place))
         if self.place.suffix in PICKLES and self.place.is_file():
             raise FileError(pickle_refusal(self.place))
         if not self.place.is_dir():
-            raise FileError(f"{self.place}: {'is no directory' if self.place.exists() else 'no such directory'}")
+            raise FileError(f"{self.place}: {'is not a directory' if self.place.exists() else 'no such directory'}")
         self.root = self.place.resolve()
 
     def names(self) -> list[str]:
-        """The names of what lies in it, in order."""
+        """Return the names of its entries, sorted."""
         try:
             return sorted(os.listdir(self.root))
         except OSError as error:
             raise FileError(f"{self.place}: cannot be read ({error.strerror})") from error
 
     def has(self, name: str) -> bool:
-        """Whether a file of this name is there; a link counts, wherever it goes."""
+        """Whether an entry of this name exists; a link counts, wherever it leads."""
         return os.path.lexists(self.root / name)
 
     def path(self, name: str) -> Path:
-        """The real file behind a name, or an error that names it."""
+        """Return the path of the real file, or raise FileError."""
         shown = self.place / name
         if name != os.path.basename(name) or name in ("", ".", "..") or "\\" in name or "\0" in name:
             raise FileError(f"{self.place}: {name!r} is a path, not the name of a file in this directory")
         try:
             real = shown.resolve(strict=True)
         except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-            what = "a link to nowhere" if shown.is_symlink() else "no such file"
+            what = "a dangling link" if shown.is_symlink() else "no such file"
             raise FileError(f"{shown}: {what}") from error
         cache = self.root.parent.name == "snapshots" and real.parent == self.root.parent.parent / "blobs"
         if not (real.is_relative_to(self.root) or cache):
@@ -67,7 +67,7 @@ class Directory:
         return real
 
     def read(self, name: str, largest: int) -> bytes:
-        """All of a small file."""
+        """Return the bytes of a small file."""
         shown, handle = self.place / name, open_regular(self.path(name), self.place / name)
         with os.fdopen(handle, "rb") as file:
             size = os.fstat(handle).st_size
@@ -76,26 +76,26 @@ class Directory:
             return file.read(largest)
 
     def text(self, name: str, largest: int) -> str:
-        """All of a small UTF-8 text."""
+        """Return the text of a small UTF-8 file."""
         try:
             return self.read(name, largest).decode("utf-8")
         except UnicodeDecodeError as error:
             raise FileError(f"{self.place / name}: is not UTF-8 ({error.reason} at byte {error.start})") from error
 
     def json(self, name: str, largest: int = LARGEST_JSON) -> dict[str, Any]:
-        """A JSON object from a file."""
+        """Return the JSON object in a file."""
         return parse_object(self.read(name, largest), str(self.place / name))
 
 
 def open_regular(path: Path, shown: Path) -> int:
-    """A handle on a regular file, not waiting for anything and not following a link; `shown` is its name in errors."""
+    """Return a descriptor of a regular file, without blocking or following a link; `shown` is its name in errors."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise FileError(f"{shown}: cannot be read ({error.strerror})") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise FileError(f"{shown}: is no regular file")
+        raise FileError(f"{shown}: is not a regular file")
     return handle
 
 
@@ -120,53 +120,53 @@ def pickle_refusal(path: Path) -> str:
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object whose size was looked at before it was parsed. Infinity is read (some configs hold it), NaN is not."""
+    """Parse a JSON object of bounded size. Infinity is read, since some configs have it; NaN is refused."""
     items = sum(data.count(sign) for sign in b"[{,:")
-    if items > MOST_ITEMS:
-        raise FileError(f"{where}: holds more than {MOST_ITEMS:,} items")
+    if items > MAX_ITEMS:
+        raise FileError(f"{where}: holds more than {MAX_ITEMS:,} items")
     try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_constant)
+        parsed = json.loads(data.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_constant)
     except RecursionError as error:
         raise FileError(f"{where}: is nested deeper than {DEEPEST} levels") from error
     except ValueError as error:  # what is no JSON, no UTF-8, or a number of thousands of digits
         raise FileError(f"{where}: is not JSON ({_short(str(error))})") from error
-    if not isinstance(found, dict):
-        raise FileError(f"{where}: holds no JSON object")
-    _bounded(found, where)
-    return found
+    if not isinstance(parsed, dict):
+        raise FileError(f"{where}: is not a JSON object")
+    _check_bounds(parsed, where)
+    return parsed
 
 
-def _bounded(found: dict[str, Any], where: str) -> None:
-    """Look at every value once, holding no more than the way down to it."""
-    way: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", iter(found.items()))]
-    while way:
-        key, value = next(way[-1][1], (None, None))
+def _check_bounds(parsed: dict[str, Any], where: str) -> None:
+    """Raise for a value nested too deeply or a number too large; keeps only the path to the current value."""
+    stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", iter(parsed.items()))]
+    while stack:
+        key, value = next(stack[-1][1], (None, None))
         if key is None:
-            way.pop()
+            stack.pop()
         elif isinstance(value, (dict, list)):
-            if len(way) == DEEPEST:
-                raise FileError(f"{where}: {_short(_path(way, key))} is nested deeper than {DEEPEST} levels")
-            way.append((str(key), iter(value.items() if isinstance(value, dict) else enumerate(value))))
+            if len(stack) == DEEPEST:
+                raise FileError(f"{where}: {_short(_path(stack, key))} is nested deeper than {DEEPEST} levels")
+            stack.append((str(key), iter(value.items() if isinstance(value, dict) else enumerate(value))))
         elif isinstance(value, int) and abs(value) > GREATEST:
-            raise FileError(f"{where}: {_short(_path(way, key))} is {_short(str(value))}; no size or count is beyond 2⁵³")
+            raise FileError(f"{where}: {_short(_path(stack, key))} is {_short(str(value))}; no size or count is beyond 2⁵³")
 
 
-def _path(way: list[tuple[str, Any]], key: Any) -> str:
-    return ".".join([*(name for name, _ in way[1:]), str(key)])
+def _path(stack: list[tuple[str, Any]], key: Any) -> str:
+    return ".".join([*(name for name, _ in stack[1:]), str(key)])
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"{_short(twice)!r} stands there twice")
-    return made
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        names: set[str] = set()
+        duplicate = next(key for key, _ in pairs if key in names or names.add(key))
+        raise ValueError(f"the key {_short(duplicate)!r} is given twice")
+    return data
 
 
 def _constant(word: str) -> float:
     if word == "NaN":
-        raise ValueError("NaN is no number")
+        raise ValueError("NaN is not a number")
     return math.inf if word == "Infinity" else -math.inf
 
 
