@@ -26,7 +26,8 @@ CHUNK = 2**14  # pairs of numbers per pass: temporaries stay in the processor's 
 
 
 def build(spec: Model, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0) -> ModelModule:
-    """Build a model with initial weights. `device="meta"` gives the structure without memory, for any size."""
+    """Build a model with initial weights, in evaluation mode; `model.train()` turns dropout and router noise on.
+    `device="meta"` gives the structure without memory, for any size."""
     model = on_meta(spec, dtype)
     if torch.device(device).type != "meta":
         materialize(model, spec, dtype, device, seed)
@@ -40,7 +41,7 @@ def on_meta(spec: Model, dtype: torch.dtype = torch.float32) -> ModelModule:
     assert isinstance(model, ModelModule)
     model.to(dtype)
     tie(model, spec)
-    return model
+    return model.eval()
 
 
 def tie(model: nn.Module, spec: Model) -> None:

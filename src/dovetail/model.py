@@ -282,12 +282,15 @@ class ModelModule(Module):
         return x if self.part.head is None else self.head(x, ctx)
 
     def loss(self, inputs: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-        """The head's loss, and whatever the parts added."""
+        """The head's loss plus those that parts add (router losses), which are collected in ctx.losses."""
+        if ctx.losses is None:
+            ctx = dc.replace(ctx, losses={})
         x, ctx = self.hidden(inputs, ctx)
         return ctx.with_added(self.head.loss(x, labels, ctx))
 
     def hidden(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Ctx]:
         """The stream after the last layer and norm (…, n, embed), and the ctx with where its tokens stand."""
+        ctx = ctx.for_mode(self)
         x, layout = self.embed(inputs, ctx)
         layout.expect(x, "inputs")
         if ctx.encoder_output is not None and ctx.encoder_layout is not None:

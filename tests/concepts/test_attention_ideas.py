@@ -62,9 +62,8 @@ def test_weights_are_shares_and_the_output_lies_among_the_values() -> None:
     seen: list[Tensor] = []
     q, k, v = randn(1, 5, 1, 4), randn(1, 7, 1, 4, seed=1), randn(1, 7, 1, 4, seed=2)
     needs = frozenset({"edit"})
-    z = attend(
-        q, k, v, plain(scale=0.5, edit=lambda a: seen.append(a) or a), TokenLayout.whole(1, 5), TokenLayout.whole(1, 7), needs
-    )
+    scoring = plain(scale=0.5, edit=lambda a, *_: seen.append(a) or a)
+    z = attend(q, k, v, scoring, TokenLayout.whole(1, 5), TokenLayout.whole(1, 7), needs)
     assert (seen[0] > 0).all()
     torch.testing.assert_close(seen[0].sum(-1), torch.ones(1, 1, 5, dtype=torch.float64))
     assert (z <= v.amax(1, keepdim=True) + 1e-12).all()
@@ -75,7 +74,7 @@ def test_queries_and_keys_that_are_the_identity_are_not_near_uniform() -> None:
     """Q = K = I of size 3: 0.471, 0.264, 0.264, whatever some texts say."""
     seen: list[Tensor] = []
     one, layout = torch.eye(3, dtype=torch.float64)[None, :, None], TokenLayout.whole(1, 3)
-    attend(one, one, one, plain(scale=3**-0.5, edit=lambda a: seen.append(a) or a), layout, layout, frozenset({"edit"}))
+    attend(one, one, one, plain(scale=3**-0.5, edit=lambda a, *_: seen.append(a) or a), layout, layout, frozenset({"edit"}))
     assert [round(a, 3) for a in seen[0][0, 0, 0].tolist()] == [0.471, 0.264, 0.264]
 
 
@@ -106,7 +105,7 @@ def _softmax_of(scores: Tensor) -> Tensor:
     seen: list[Tensor] = []
     n = scores.shape[0]
     k = torch.eye(n, dtype=torch.float64)[None, :, None]
-    scoring = plain(edit=lambda a: seen.append(a) or a)
+    scoring = plain(edit=lambda a, *_: seen.append(a) or a)
     attend(scores[None, None, None], k, k, scoring, TokenLayout.whole(1, 1), TokenLayout.whole(1, n), frozenset({"edit"}))
     return seen[0][0, 0, 0]
 

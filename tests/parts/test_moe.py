@@ -192,7 +192,9 @@ def test_the_balance_loss_is_that_of_the_reference_and_padding_has_no_say() -> N
 def test_losses_are_added_where_they_are_asked_for() -> None:
     spec = small("kind: softmax_router, balance_loss: 0.5, z_loss: 0.25", layers=2)
     model, tokens = build(spec), torch.arange(24).view(2, 12)
-    plain, losses = model.loss(tokens, tokens, Ctx(layout=TokenLayout.whole(2, 12))), {}
+    losses: dict[str, Tensor] = {}
+    x, ctx = model.hidden(tokens, Ctx(layout=TokenLayout.whole(2, 12)))
+    plain = model.head.loss(x, tokens, ctx)
     whole = model.loss(tokens, tokens, Ctx(layout=TokenLayout.whole(2, 12), losses=losses))
     assert sorted(losses) == [f"layers.{i}.ffn.router.{name}" for i in (0, 1) for name in ("balance", "z")]
     assert torch.allclose(whole, plain + sum(losses.values()))
@@ -235,13 +237,13 @@ def test_noise_is_drawn_from_the_seed_in_training_alone() -> None:
 
 def test_noise_is_normal() -> None:
     model = build(small("kind: softmax_router"))
-    drawn = Ctx(layout=TokenLayout.whole(1, 1), seed=4).noise(
-        torch.zeros(200, 500, dtype=torch.float64), 2.0, model.layers[0], "noise"
+    drawn = Ctx(layout=TokenLayout.whole(50, 70), seed=4).noise(
+        torch.zeros(50, 70, WIDTH, dtype=torch.float64), 2.0, model.layers[0], "noise"
     )
     assert abs(float(drawn.mean())) < 0.03
     assert abs(float(drawn.std()) - 2.0) < 0.02
     assert abs(float((drawn.abs() < 2.0).double().mean()) - 0.6827) < 0.005
-    assert abs(float((drawn[:, 1:] * drawn[:, :-1]).mean())) < 0.05
+    assert abs(float((drawn[..., 1:] * drawn[..., :-1]).mean())) < 0.05
 
 
 def test_capacity_drops_late_tokens_in_training_and_padding_takes_no_room() -> None:

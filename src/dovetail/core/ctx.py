@@ -1,63 +1,91 @@
-"""Ctx: all that a forward carries beside the stream. Training, serving and looking differ only here.
+"""Ctx: everything a forward pass carries besides the residual stream. Training, serving and inspection differ only here.
 
-Taps: `ctx.tap(module, "q", x)` is a plain return when nobody listens. A listener sees the value at its address
-(`layers.3.mixer.q`) and may answer with another in its place.
+Taps: `ctx.tap(module, "q", x)` returns x when there is no listener. A listener receives the value and its address
+(`layers.3.mixer.q`) and may return another in its place.
+
+Draws: in training, dropout and router noise are functions of (seed, path, sample, position, channel), see core/random.py.
+Sample and position come from the layout, the global channel from the declared axes and this rank's place among them. So
+padded, packed and flat batches, tensor-parallel ranks and pieces of a split sequence all draw the same masks.
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from math import pi
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
+from dovetail.core.random import draw, normals, streams, words
 
 if TYPE_CHECKING:
     from dovetail.core.module import Module
 
-Views = Sequence[Mapping[str, Any]]  # one mapping a layer: branch name -> view of its memory
+Views = Sequence[Mapping[str, Any]]  # per layer: branch name -> view of its decode state
 
 
 class Ranks(Protocol):
-    """Which logical axes are cut over ranks, and how to sum over them."""
+    """The ranks that share some logical axes (tensor parallel)."""
 
     def sharded(self, axes: Sequence[str]) -> bool:
-        """Whether any of the axes is cut."""
+        """Whether any of the axes is sharded across ranks."""
         ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of x over the ranks, with its gradient."""
+        """Return the sum of x over the ranks, with its gradient."""
+        ...
+
+    def piece(self, pieces: int) -> int:
+        """Return the number of the piece that this rank has of an axis in `pieces` equal ones."""
+        ...
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Return the first rank's x."""
+        ...
+
+
+class BatchRanks(Protocol):
+    """The ranks that hold the other tokens of the batch (data parallel, a split sequence)."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum of x over the ranks, with its gradient."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return x (batch, n, …) of the whole batch, without a gradient."""
+        ...
+
+    def own(self, x: Tensor) -> Tensor:
+        """Return this rank's tokens of x (batch, n, …)."""
         ...
 
 
 class Listener:
-    """Address patterns (`*.mixer.pattern`) to functions (address, value) -> None or a value to go on with."""
+    """Address patterns (`*.mixer.pattern`) to functions (address, value) -> None, or a value to use instead."""
 
     def __init__(self, table: Mapping[str, Callable[[str, Tensor], Tensor | None]]) -> None:
         self.table = table
 
     def wants(self, address: str) -> bool:
-        """Whether anyone listens at this address."""
+        """Whether any pattern matches this address."""
         return any(fnmatchcase(address, pattern) for pattern in self.table)
 
     def hear(self, address: str, x: Tensor) -> Tensor:
-        """Show x to each listener in turn; the last answer goes on."""
+        """Call each function whose pattern matches, in order, and return the last value."""
         for pattern, listen in self.table.items():
             if fnmatchcase(address, pattern):
-                answer = listen(address, x)
-                x = x if answer is None else answer
+                replacement = listen(address, x)
+                x = x if replacement is None else replacement
         return x
 
 
 @dc.dataclass(slots=True)
 class Ctx:
-    """What a forward carries."""
+    """What a forward pass carries."""
 
     layout: TokenLayout
     views: Views | None = None
@@ -66,75 +94,125 @@ class Ctx:
     types: Tensor | None = None  # (…, n) token types, where the embedding has them
     listen: Listener | None = None
     losses: dict[str, Tensor] | None = None  # extra losses, by the path that added them
-    seed: int | None = None  # set in training: dropout and noise draw from (seed, path)
+    seed: int | Tensor | None = None  # set in training; kept as a tensor (), see core/random.py
     ranks: Ranks | None = None
+    batch: BatchRanks | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and not isinstance(self.seed, Tensor):
+            self.seed = torch.tensor(self.seed)
 
     @property
     def training(self) -> bool:
-        """Whether dropout is drawn."""
+        """Whether dropout and noise are drawn."""
         return self.seed is not None
+
+    def for_mode(self, module: nn.Module) -> Ctx:
+        """Return the ctx for a module's mode: in training mode it has a seed, drawn from torch's default generator (so
+        torch.manual_seed reproduces it) where the caller gave none."""
+        if self.seed is not None or not module.training:
+            return self
+        seed = torch.randint(2**62, ())
+        return dc.replace(self, seed=seed if self.ranks is None else self.ranks.broadcast(seed))
 
     def wants(self, module: Module, name: str) -> bool:
         """Whether anyone listens to this tap."""
         return self.listen is not None and self.listen.wants(f"{module.path}.{name}".lstrip("."))
 
     def tap(self, module: Module, name: str, x: Tensor) -> Tensor:
-        """Show x at its address; a plain return when nobody listens."""
+        """Pass x to the listeners at its address; return x when there are none."""
         if self.listen is None:
             return x
         return self.listen.hear(f"{module.path}.{name}".lstrip("."), x)
 
     def sharded(self, axes: Sequence[str]) -> bool:
-        """Whether a logical axis is cut over ranks."""
+        """Whether a logical axis is sharded across ranks."""
         return self.ranks is not None and self.ranks.sharded(axes)
 
     def all_reduce(self, x: Tensor, axes: Sequence[str]) -> Tensor:
-        """x summed over the ranks that share these axes; x itself where they are whole."""
+        """Return x summed over the ranks that share these axes; x itself where they are whole."""
         if self.ranks is None or not self.ranks.sharded(axes):
             return x
         return self.ranks.all_reduce(x)
 
-    def dropout(self, x: Tensor, p: float, module: Module, name: str = "") -> Tensor:
-        """x with a share p of its values dropped and the rest scaled up; in training only."""
+    # -- draws
+
+    def dropout(self, x: Tensor, p: float, module: Module, name: str = "", axes: Sequence[str] = ("embed",)) -> Tensor:
+        """Set values of x to 0 with probability p and scale the others by 1/(1 − p); in training only.
+
+        x is (…, n, channels), or (answers, channels) with one answer per sample; `axes` are the logical axes of the channels.
+        """
         if self.seed is None or p == 0.0:
             return x
-        return drop(x, p, self.seed, f"{module.path}.{name}")
+        return _drop(x, torch.stack(words(self._bits(x, module, name, axes)), -1), p, self._first(module, axes, x.shape[-1]))
 
-    def noise(self, x: Tensor, spread: float, module: Module, name: str = "") -> Tensor:
-        """x with a normal draw of this spread added to each of its values; in training only."""
-        if self.seed is None or spread == 0.0:
+    def dropout_probs(
+        self, probs: Tensor, p: float, module: Module, name: str, q_layout: TokenLayout, k_layout: TokenLayout
+    ) -> Tensor:
+        """The same for attention probs (…, heads, n, m), by (sample, query position, key position, head)."""
+        if self.seed is None or p == 0.0:
+            return probs
+        heads = probs.shape[-3]
+        first = self._first(module, ("heads",), heads)
+        sample, q = (per_query[..., None, :, None] for per_query in (q_layout.sample, q_layout.order))
+        keys, pairs = k_layout.order[..., None, None, :], _pairs(first, heads, probs.device)[:, None, None]
+        bits = draw(self._stream(module, name), sample, q, keys, pairs)
+        return _drop(probs.movedim(-3, -1), torch.stack(words(bits), -1).movedim(-4, -2), p, first).movedim(-1, -3)
+
+    def noise(self, x: Tensor, std: float, module: Module, name: str = "", axes: Sequence[str] = ("embed",)) -> Tensor:
+        """Add normal noise to x (…, n, channels); in training only."""
+        if self.seed is None or std == 0.0:
             return x
-        # Box and Muller 1958: a length and an angle, each from a draw of its own
-        length, angle = ((drawn(x, self.seed, f"{module.path}.{name}.{which}") + 0.5) / 2**32 for which in ("length", "angle"))
-        return x + (spread * torch.sqrt(-2.0 * length.log()) * torch.cos(2.0 * pi * angle)).to(x.dtype)
+        both = torch.stack(normals(self._bits(x, module, name, axes)), -1)
+        return x + (std * _slice(both, self._first(module, axes, x.shape[-1]), x.shape[-1])).to(x.dtype)
+
+    def _stream(self, module: Module, name: str) -> Tensor:
+        assert isinstance(self.seed, Tensor)
+        return streams(self.seed, [f"{module.path}.{name}"])[0]
+
+    def _bits(self, x: Tensor, module: Module, name: str, axes: Sequence[str]) -> Tensor:
+        """64 random bits (…, n, pairs) for each pair of channels of x."""
+        sample, position = self.layout.sample, self.layout.order
+        if x.shape[:-1] != position.shape:  # one answer per sample
+            sample = self.layout.sample.amin() + torch.arange(x.shape[0], device=x.device)
+            position = torch.zeros_like(sample)
+        pairs = _pairs(self._first(module, axes, x.shape[-1]), x.shape[-1], x.device)
+        return draw(self._stream(module, name), sample[..., None], position[..., None], pairs)
+
+    def _first(self, module: Module, axes: Sequence[str], size: int) -> int:
+        """The global index of this rank's first channel, of `size` channels along the axes."""
+        total = 1
+        for axis in module.scope.names(axes):  # not scope.size, which a compiler cannot trace
+            total *= module.scope.sizes[axis]
+        if size == total:
+            return 0
+        if self.ranks is None or total % size:
+            raise InputError(f"{module.path}: {size} channels of {' × '.join(axes)} = {total}; without ranks they must be all")
+        return self.ranks.piece(total // size) * size
+
+    # -- losses
 
     def add_loss(self, module: Module, name: str, loss: Tensor) -> None:
-        """Let this part's own loss be counted, where losses are asked for; told twice (recomputed), it counts once."""
+        """Add a loss of this part, where losses are collected; a recomputed one counts once."""
         if self.losses is not None:
             self.losses[f"{module.path}.{name}"] = loss
 
     def with_added(self, loss: Tensor) -> Tensor:
-        """A loss and whatever the parts added."""
+        """Return the loss plus those that parts added."""
         return loss if not self.losses else loss + torch.stack(list(self.losses.values())).sum()
 
 
-def drop(x: Tensor, p: float, seed: int, path: str) -> Tensor:
-    """x with a share p of its values dropped."""
-    keep = drawn(x, seed, path) >= int(p * 2**32)
+def _pairs(first: int, size: int, device: torch.device) -> Tensor:
+    """The numbers of the pairs that cover channels first … first + size − 1."""
+    return torch.arange(first // 2, (first + size + 1) // 2, device=device)
+
+
+def _slice(both: Tensor, first: int, size: int) -> Tensor:
+    """(…, pairs, 2) -> (…, size): the channels from `first` on."""
+    return both.flatten(-2)[..., first % 2 : first % 2 + size]
+
+
+def _drop(x: Tensor, both: Tensor, p: float, first: int) -> Tensor:
+    """x (…, channels) with values dropped where the random 32-bit word (…, pairs, 2) is below p."""
+    keep = _slice(both, first, x.shape[-1]) >= int(p * 2**32)
     return x * keep.to(x.dtype) / (1.0 - p)
-
-
-def drawn(like: Tensor, seed: int, path: str) -> Tensor:
-    """A whole number from 0 to 2³² − 1 for each value of `like`: a pure function of (seed, path, index), so the same when
-    recomputed, on any rank, compiled."""
-    index = torch.arange(like.numel(), device=like.device, dtype=torch.int64)
-    mixed = (index + seed * 0x9E3779B1 + _number(path)) & 0xFFFFFFFF
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
-    return (mixed ^ (mixed >> 16)).view(like.shape)
-
-
-@torch.compiler.assume_constant_result
-def _number(path: str) -> int:
-    """A number of the path's own, which a compiler takes as it is."""
-    return zlib.crc32(path.encode())

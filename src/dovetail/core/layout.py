@@ -4,6 +4,7 @@
     order  (…, n)     the index of a token in its document: decides causality and distance; 0 at the first real token
     seg    (…, n)     the document a token belongs to within its row; −1 is padding
     row    (n,)       flat batches only: the sequence a token belongs to
+    sample (…, n)     the number of a token's document in the whole batch; dropout differs by it
     start             set where it is known without looking at the tensors: every row holds the tokens start, start + 1, … of
                       one document, without padding; else None
 
@@ -26,7 +27,7 @@ T = TypeVar("T")
 class TokenLayout:
     """Position, order, document and row of each token; the head of the file lists the fields."""
 
-    __slots__ = ("_coords", "_rows", "_seg", "memo", "order", "row", "start")
+    __slots__ = ("_coords", "_rows", "_sample", "_seg", "memo", "order", "row", "start")
 
     def __init__(
         self,
@@ -36,7 +37,9 @@ class TokenLayout:
         row: Tensor | None = None,
         start: int | None = None,
         rows: int | None = None,  # flat batches: how many sequences there are, those without a token included
+        sample: Tensor | None = None,  # None: the row, and 2²⁰ more per document before it in the row
     ) -> None:
+        self._sample = sample
         self._coords, self.order, self._seg, self.row, self.start, self._rows = coords, order, seg, row, start, rows
         self.memo: dict[Hashable, Any] = {}
 
@@ -62,6 +65,20 @@ class TokenLayout:
     def seg(self) -> Tensor:
         """(…, n) the document of each token, −1 for padding."""
         return torch.zeros_like(self.order) if self._seg is None else self._seg
+
+    @property
+    def sample(self) -> Tensor:
+        """(…, n) the number of the document of each token in the whole batch, all ranks included."""
+        if self._sample is not None:
+            return self._sample
+        row = self.row
+        if row is None:
+            row = torch.arange(self.order.shape[:-1].numel(), device=self.order.device).view(*self.order.shape[:-1], 1)
+        return (row if self._seg is None else row + (self._seg.clamp_min(0) << 20)).expand(self.order.shape)
+
+    def numbered(self, first: int) -> TokenLayout:
+        """The same tokens with samples counted from `first`: the rows of one data-parallel rank, or a row by itself."""
+        return TokenLayout(self._coords, self.order, self._seg, self.row, self.start, self._rows, self.sample + first)
 
     @property
     def n(self) -> int:
@@ -110,7 +127,8 @@ class TokenLayout:
         row = None if self.row is None else self.row[index]
         coords = None if self._coords is None else self._coords[..., index, :]
         seg = None if self._seg is None else self._seg[..., index]
-        return TokenLayout(coords, self.order[..., index], seg, row, rows=self._rows)
+        sample = None if self._sample is None else self._sample[..., index]
+        return TokenLayout(coords, self.order[..., index], seg, row, rows=self._rows, sample=sample)
 
     def cut(self, parts: int, which: int) -> TokenLayout:
         """One of `parts` equal pieces of the sequence."""
@@ -141,15 +159,18 @@ class TokenLayout:
 
     @staticmethod
     def packed(rows: Sequence[Sequence[int]], n: int) -> TokenLayout:
-        """Several documents per row, one behind the other, then padding."""
+        """Several documents per row, one behind the other, then padding. Samples are numbered as in a padded batch."""
         order, seg = torch.zeros(len(rows), n, dtype=torch.long), torch.full((len(rows), n), -1)
+        sample, documents = torch.zeros_like(order), 0
         for row, lengths in enumerate(rows):
-            begin = 0
+            begin, sample[row] = 0, documents
             for document, length in enumerate(lengths):
                 order[row, begin : begin + length] = torch.arange(length)
                 seg[row, begin : begin + length] = document
+                sample[row, begin:] = documents + document
                 begin += length
-        return TokenLayout.of(order, seg)
+            documents += len(lengths)
+        return TokenLayout(None, order, seg, sample=sample)
 
     @staticmethod
     def flat(lengths: Sequence[int], starts: Sequence[int] | None = None) -> TokenLayout:

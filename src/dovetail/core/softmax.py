@@ -16,10 +16,14 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.group import Mask, Mixer, Order, Position, PositionModule
+from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Problem
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
+
+# (probs (…, heads, n, m), layout of the queries, layout of the keys) -> the probs to use
+Edit = Callable[[Tensor, TokenLayout, TokenLayout], Tensor]
 
 
 @dc.dataclass(slots=True)
@@ -33,7 +37,7 @@ class Scoring:
     bias: Callable[..., Tensor] | None = None  # (q layout, k layout, *tables) -> (…, heads, n, m)
     tables: tuple[Tensor, ...] = ()
     sink: Tensor | None = None  # (heads,) a learned logit: one more column of the softmax, without a value
-    edit: Callable[[Tensor], Tensor] | None = None  # takes the probs (…, heads, n, m) and returns those to use
+    edit: Edit | None = None
 
 
 class SoftmaxMixer(Mixer):
@@ -143,11 +147,13 @@ class SoftmaxModule(Module):
         )
         return scoring, self.needs if edit is None else self.needs | {"edit"}
 
-    def edit(self, ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
+    def edit(self, ctx: Ctx) -> Edit | None:
         """What changes the probs between softmax and values: a listener, or dropout in training; None: nothing."""
         if not (self.tapped and ctx.wants(self, "pattern")) and not (ctx.training and self.dropout > 0):
             return None
-        return lambda probs: ctx.dropout(ctx.tap(self, "pattern", probs), self.dropout, self, "pattern")
+        return lambda probs, *layouts: ctx.dropout_probs(
+            ctx.tap(self, "pattern", probs), self.dropout, self, "pattern", *layouts
+        )
 
     def project_out(self, z: Tensor, ctx: Ctx) -> Tensor:
         """z (…, n, heads, head) back to the residual stream (…, n, embed)."""

@@ -60,6 +60,16 @@ class TensorRanks:
         """Axis -> over how many ranks it is shared out; what a Pool must know of them."""
         return dict.fromkeys(self.axes, self.count)
 
+    def piece(self, pieces: int) -> int:
+        """Return the number of the piece that this rank has of an axis in `pieces` equal ones."""
+        return self.rank * pieces // self.count
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Return the first rank's x."""
+        out = x.clone()
+        dist.broadcast(out, group=self.group, group_src=0)
+        return out
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of x over the ranks, with its gradient."""
         return total(x, self.group)

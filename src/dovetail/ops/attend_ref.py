@@ -44,5 +44,5 @@ def run(
         scores = torch.cat([scores, column], -1)
     weights = torch.softmax(scores, -1)[..., : k.shape[-2]].masked_fill(empty, 0.0)
     if scoring.edit is not None:
-        weights = scoring.edit(weights)
+        weights = scoring.edit(weights, q_layout, k_layout)
     return weights.to(v.dtype) @ v

@@ -163,5 +163,6 @@ class PatchesModule(EmbedModule):
             x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], -2)
             coords = torch.cat([torch.zeros_like(coords[:1]), coords])
         order = torch.arange(x.shape[-2], device=x.device).expand(x.shape[:-1])
-        layout = TokenLayout(coords.expand(x.shape[0], -1, -1), order, torch.zeros_like(order), start=0)
+        sample = ctx.layout.sample.amin() + torch.arange(x.shape[0], device=x.device)[:, None].expand(order.shape)
+        layout = TokenLayout(coords.expand(x.shape[0], -1, -1), order, torch.zeros_like(order), start=0, sample=sample)
         return ctx.tap(self, "out", x), layout

@@ -105,12 +105,15 @@ def rebalance(model: ModelModule) -> None:
 @torch.no_grad()
 def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0) -> float:
     """Return the mean loss over batches, without dropout."""
+    mode = model.training
+    model.eval()
     losses: list[float] = []
     for i, batch in enumerate(batches):
         losses.append(objective(model, batch, _seed(seed, i), False).item())
         for layout in (batch.layout, batch.source_layout):
             if layout is not None:  # the masks and rotary tables of held-out batches would stay alive until the next eval
                 layout.memo.clear()
+    model.train(mode)
     return sum(losses) / len(losses)
 
 

@@ -39,18 +39,25 @@ def _ctx(batch: Batch, seed: int, training: bool) -> Ctx:
     return Ctx(layout=batch.layout, seed=seed if training else None, losses={} if training else None)
 
 
+def _loss(model: ModelModule, inputs: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+    if ctx.training:
+        return model.loss(inputs, labels, ctx)
+    x, ctx = model.hidden(inputs, ctx)
+    return model.head.loss(x, labels, ctx)
+
+
 def _without_padding(labels: Tensor, batch: Batch) -> Tensor:
     return labels.masked_fill(~batch.layout.real, IGNORED)
 
 
 def next_token(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
     """Return the loss of predicting labels (batch, n): the tokens shifted by one."""
-    return model.loss(batch.tokens, _without_padding(batch.labels, batch), _ctx(batch, seed, training))
+    return _loss(model, batch.tokens, _without_padding(batch.labels, batch), _ctx(batch, seed, training))
 
 
 def classify(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
     """Return the loss of predicting labels (batch,): one class per row."""
-    return model.loss(batch.tokens, batch.labels, _ctx(batch, seed, training))
+    return _loss(model, batch.tokens, batch.labels, _ctx(batch, seed, training))
 
 
 def seq2seq(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
@@ -60,7 +67,7 @@ def seq2seq(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tens
     ctx = _ctx(batch, seed, training)
     encoder_output, encoder_layout = model.encode(batch.source, dc.replace(ctx, layout=batch.source_layout))
     ctx = dc.replace(ctx, encoder_output=encoder_output, encoder_layout=encoder_layout)
-    return model.loss(batch.tokens, _without_padding(batch.labels, batch), ctx)
+    return _loss(model, batch.tokens, _without_padding(batch.labels, batch), ctx)
 
 
 @dc.dataclass(frozen=True)
@@ -77,7 +84,7 @@ class MaskedTokens:
     def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
         """Return the loss on the chosen tokens; the labels of the batch are not used."""
         tokens, labels = self.corrupt(batch.tokens, batch.layout.real, seed)
-        return model.loss(tokens, labels, _ctx(batch, seed, training))
+        return _loss(model, tokens, labels, _ctx(batch, seed, training))
 
     def corrupt(self, tokens: Tensor, real: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Return the input of the model (batch, n) and its labels (batch, n): −100 where a token is not predicted."""

@@ -12,7 +12,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.lawbook.oracle.registry import Comparison, oracle
-from dovetail.lawbook.oracle.stand import alone, numbers, part
+from dovetail.lawbook.oracle.stand import alone, numbers, part, row
 from dovetail.ops.loss import chunked_cross_entropy
 
 ROW = [[[90.0, -70.0], [1.0, 2.0], [3.0, 6.0]]]  # padding, then two tokens
@@ -112,7 +112,7 @@ def classifier() -> Iterator[Comparison]:
     yield Comparison("behind norm(relu(W x))", logits, [[1.49998000, -1.49996000, 4.49994000]])
     for name in ("classifier", "token_classifier"):
         dropping = alone(part(name, classes=3, dropout=0.5), OUT, embed=2)
-        kept = dropping.hidden(numbers([[1.0] * 64]), Ctx(layout=TokenLayout.whole(1, 1), seed=3))
+        kept = dropping.hidden(numbers([[[1.0] * 2] * 32]), Ctx(layout=row(32), seed=3))
         yield Comparison(f"{name}: dropout ½ leaves 0 or 2", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
         whole = dropping.hidden(numbers([[2.0, 4.0]]), Ctx(layout=TokenLayout.whole(1, 1)))
         yield Comparison(f"{name}: dropout only in training", whole, [[2.0, 4.0]])

@@ -24,6 +24,14 @@ class Halved:
         """The normed axis is cut."""
         return True
 
+    def piece(self, pieces: int) -> int:
+        """The first piece."""
+        return 0
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """The first rank's x is this one's."""
+        return x
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """This rank's sum and the other's."""
         return x + next(self.others)

@@ -57,7 +57,7 @@ def _added(kind: str, norms: tuple[str, ...]) -> Iterator[Comparison]:
         yield Comparison(f"added by {branch}, scaled", scaled.wire.added(x, scaled, branch, ctx), values)
         yield Comparison(f"added by {branch}", plain.wire.added(x, plain, branch, ctx), [[[2.0, 4.0]]])
     dropping = _block(part(kind, dropout=0.5), norms)
-    kept = dropping.wire.added(numbers([[[1.0] * 64]]), dropping, "ffn", Ctx(layout=row(1), seed=3))
+    kept = dropping.wire.added(numbers([[[1.0] * 2] * 32]), dropping, "ffn", Ctx(layout=row(32), seed=3))
     yield Comparison("dropout ½ leaves 0 or 2", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
     yield Comparison("dropout only in training", dropping.wire.added(x, dropping, "ffn", ctx), [[[2.0, 4.0]]])
 

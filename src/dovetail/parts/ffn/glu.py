@@ -82,4 +82,4 @@ class GluModule(Module):
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
         hidden = ctx.tap(self, "hidden", self.act(self.gate(x)) * self.up(x))
-        return ctx.tap(self, "out", self.down(ctx.dropout(hidden, self.part.dropout, self)))
+        return ctx.tap(self, "out", self.down(ctx.dropout(hidden, self.part.dropout, self, axes=("ffn",))))

@@ -71,5 +71,5 @@ class MlpModule(Module):
         self.act = self.part.act.function()
 
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
-        hidden = ctx.dropout(ctx.tap(self, "hidden", self.act(self.up(x))), self.part.dropout, self)
+        hidden = ctx.dropout(ctx.tap(self, "hidden", self.act(self.up(x))), self.part.dropout, self, axes=("ffn",))
         return ctx.tap(self, "out", self.down(hidden))

@@ -156,7 +156,7 @@ class TopKModule(RouterModule):
     def forward(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
         part, kept = self.part, at_least_fp32(x.dtype)
         logits = F.linear(x.to(kept), self.weight.to(kept), self.bias.to(kept) if part.bias else None)
-        logits = ctx.tap(self, "logits", ctx.noise(logits, part.noise, self))
+        logits = ctx.tap(self, "logits", ctx.noise(logits, part.noise, self, axes=("experts",)))
         scores = self.scores(logits)
         chosen = ctx.tap(self, "chosen", self.choose(scores))
         weights = scores.gather(-1, chosen)

@@ -128,7 +128,7 @@ class AdditiveAttentionModule(SoftmaxModule):
             scores = self.scores(q[..., queries, :, :], k).masked_fill(~visible[..., queries, :], -torch.inf)
             blind = empty[..., queries, :]
             probs = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
-            z.append((probs if edit is None else edit(probs)).to(x.dtype) @ x.unsqueeze(-3))
+            z.append((probs if edit is None else edit(probs, layout, key_layout)).to(x.dtype) @ x.unsqueeze(-3))
         return self.project_out(torch.cat(z, -2).transpose(-3, -2), ctx)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
