@@ -1,16 +1,20 @@
-"""Small model directories for the tests: ours and the same in Hugging Face layout, with weights far from any first values."""
+"""Small model directories for the tests: ours and the same in Hugging Face layout, with weights far from initial ones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from dovetail.construction import build, generator
 from dovetail.io.model_dir import save
 from dovetail.io.spec import from_yaml
 from dovetail.model import Model
 from dovetail.port.write import export_directory
+from dovetail.verification.transformers_side import TransformersSide
 
 LLAMA = """
 width: 48
@@ -47,3 +51,17 @@ def written(place: Path, spec: Model, *, seed: int = 0, dtype: torch.dtype = tor
 
 def llama(place: Path, **more: object) -> tuple[Path, Path]:
     return written(place, from_yaml(LLAMA), **more)  # type: ignore[arg-type]
+
+
+class Seeded(TransformersSide):
+    """A model of transformers with one seeded bug."""
+
+    def __init__(self, directory: Path, plant: Callable[[Any], None]) -> None:
+        self.plant = plant
+        super().__init__(directory)
+
+    def load_module(self, dtype: torch.dtype | str) -> nn.Module:
+        model = super().load_module(dtype)
+        with torch.no_grad():
+            self.plant(model)
+        return model

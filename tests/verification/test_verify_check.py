@@ -1,4 +1,4 @@
-"""Where two implementations part: a planted bug is found in its layer and named; clean pairs are equal in every dtype."""
+"""Where two implementations diverge: a seeded bug is found in its layer and named; clean pairs are equal in every dtype."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import llama
+from models import Seeded, llama
 from torch import nn
 
 from dovetail.core.errors import FileError
@@ -23,22 +23,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return llama(tmp_path_factory.mktemp("llama"))
 
 
-class Planted(TransformersSide):
-    """Theirs with one bug."""
-
-    def __init__(self, directory: Path, plant: Callable[[Any], None]) -> None:
-        self.plant = plant
-        super().__init__(directory)
-
-    def load_module(self, dtype: torch.dtype | str) -> nn.Module:
-        model = super().load_module(dtype)
-        with torch.no_grad():
-            self.plant(model)
-        return model
-
-
 def found(places: tuple[Path, Path], plant: Callable[[Any], None]) -> Verdict:
-    a, b = NativeSide(places[0]), Planted(places[1], plant)
+    a, b = NativeSide(places[0]), Seeded(places[1], plant)
     assert a.spec is not None
     return verify(a, b, random_prompt(a.spec))
 
@@ -110,7 +96,7 @@ def noise(model: Any) -> None:
         pytest.param(no_last_norm, "norm", "head", "norm missing", marks=pytest.mark.slow),
     ],
 )
-def test_a_planted_bug_is_found_and_named(
+def test_a_seeded_bug_is_found_and_named(
     places: tuple[Path, Path], plant: Callable[[Any], None], first: str, layer: str, cause: str
 ) -> None:
     verdict = found(places, plant)

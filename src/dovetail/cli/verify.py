@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from dovetail.verification.comparison import Progress
     from dovetail.verification.prompt import Prompt
     from dovetail.verification.sides import Side
+    from dovetail.verification.verdict import Verdict
+
+MOST_ROWS, MOST_TOKENS = 256, 65_536  # of a random prompt
 
 
 @dc.dataclass
@@ -48,6 +51,10 @@ class Command:
     """Rows of random tokens, where no prompt is given."""
     length: int | None = None
     """Tokens per row; by default enough to pass the edge of a short window."""
+    longest: int = 4096
+    """The most tokens of the long prompt, which passes every window and length that a spec or config names; 0: none."""
+    decode: bool = True
+    """Decode with a cache, too."""
     dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
     """Run both sides in this dtype; by default each in that of its weights."""
     map: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
@@ -74,14 +81,13 @@ class Command:
             raise FileError(f"{self.a}: a server can be the second side only; the first must be run here")
         if self.b.startswith(("http://", "https://")):
             return self._served()
-        from dovetail.verification.check import verify
         from dovetail.verification.opening import pair
         from dovetail.verification.report import page, view
 
         with shown_progress() as progress:
             progress(f"reading {self.a} and {self.b}")
             a, b = pair(self.a, self.b, self._map())
-            verdict = verify(a, b, self._prompt(a, b), dtype=self._dtype(), why=self.why, progress=progress)
+            verdict = self._verify(a, b, progress)
         if self.html is not None:
             write_text(self.html, page(verdict))
         if self.json:
@@ -89,6 +95,12 @@ class Command:
         else:
             shown(lambda _: view(verdict, every=self.every))
         return 1 if verdict.failed else 0
+
+    def _verify(self, a: Side, b: Side, progress: Progress) -> Verdict:
+        from dovetail.verification.check import verify
+
+        how = {"dtype": self._dtype(), "why": self.why, "decode": self.decode, "longest": self.longest}
+        return verify(a, b, self._prompt(a, b), **how, progress=progress)
 
     def _served(self) -> int:
         """A server as the second side."""
@@ -125,15 +137,21 @@ class Command:
 
     def _prompt(self, a: Side, b: Side | None) -> Prompt:
         from dovetail.core.errors import SpecError
+        from dovetail.verification.check import padding_token
         from dovetail.verification.prompt import prompt_of_ids, random_prompt
 
-        spec = a.spec or (b.spec if b is not None else None)
+        for name, value, most in (("rows", self.rows, MOST_ROWS), ("length", self.length, MOST_TOKENS)):
+            if value is not None and not 1 <= value <= most:
+                raise SpecError(f"--{name}", f"{value} is not from 1 to {most:,}")
+
+        sides = [side for side in (a, b) if side is not None]
+        spec = next((side.spec for side in sides if side.spec is not None), None)
         if not self.prompt:
             if spec is None:
                 raise SpecError(
                     "prompt", "neither side has a spec to draw a prompt from", "give --prompt ids, e.g. --prompt '3 14 15'"
                 )
-            return random_prompt(spec, rows=self.rows, length=self.length, seed=self.seed, avoid=self._padding())
+            return random_prompt(spec, rows=self.rows, length=self.length, seed=self.seed, avoid=padding_token(*sides))
         vocab = None if spec is None else spec.vocab
         tokenizer = self._tokenizer()
         if tokenizer is None:
@@ -157,19 +175,6 @@ class Command:
         for place in self._directories():
             if (place / "tokenizer.json").is_file():
                 return Tokenizer.load(place)
-        return None
-
-    def _padding(self) -> int | None:
-        """The padding token of a side, which random prompts leave out."""
-        from dovetail.io.untrusted import Directory
-        from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG
-
-        for place in self._directories():
-            where = Directory(place)
-            if where.has(CONFIG_FILE):
-                token = where.json(CONFIG_FILE, LARGEST_CONFIG).get("pad_token_id")
-                if isinstance(token, int):
-                    return token
         return None
 
 

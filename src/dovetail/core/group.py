@@ -162,6 +162,10 @@ class Scaling(Part):
         """(…, pairs) frequencies for tokens of sequences that are `length` (…) long now; asked only where it varies."""
         raise NotImplementedError
 
+    def limit(self) -> int | None:
+        """The length in tokens that the frequencies are stretched from; None where the scaling names none."""
+        return None
+
     def amplitude(self) -> float:
         """What cos and sin are multiplied by (YaRN's and LongRoPE's attention factor)."""
         return 1.0

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from dovetail.construction import on_meta
 from dovetail.core.errors import FileError, SpecError
-from dovetail.core.group import Norm
+from dovetail.core.fold import declared
+from dovetail.core.group import Norm, Router
 from dovetail.core.module import Linear, Module
+from dovetail.core.part import walk
 from dovetail.model import BlockModule, Model
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.hf import to_hf
@@ -35,6 +37,7 @@ class Place:
     ours: tuple[str, ...]
     move: Move | None = None  # None: the outputs are the same
     layer: bool = False
+    choices: int = 0  # of a router: the number of experts per token; its choices are recorded, not its output
 
     def outputs(self, y: Tensor, sizes: Mapping[str, int]) -> list[Tensor]:
         """Our outputs (tokens, sizeᵢ) from theirs (tokens, Σ sizeᵢ); an empty list where the shapes do not fit."""
@@ -63,26 +66,36 @@ def comparable(spec: Model) -> Mapping[str, int]:
     return sizes
 
 
+@functools.lru_cache(maxsize=16)
+def routers(spec: Model) -> Mapping[str, int]:
+    """Paths of our routers, and the number of experts per token of each."""
+    return {path: part.choices() for path, part, _ in walk(spec) if isinstance(part, Router)}
+
+
 def ours(spec: Model) -> list[Place]:
     """The places of a module with our names."""
-    return [Place(path, (path,), layer=_layer_of(path)[0] == path) for path in comparable(spec)]
+    places = [Place(path, (path,), layer=_layer_of(path)[0] == path) for path in comparable(spec)]
+    return places + [Place(path, (path,), choices=choices) for path, choices in routers(spec).items()]
 
 
 @functools.lru_cache(maxsize=16)
 def theirs(spec: Model, family: str) -> tuple[Place, ...]:
     """The places in the implementation of a family in transformers."""
-    sizes, places = comparable(spec), []
+    sizes, chosen = comparable(spec), routers(spec)
+    places: dict[tuple[str, tuple[str, ...]], Place] = {}
     moves = to_hf(spec, family).moves
     for move in moves:
         owners = tuple(path.rpartition(".")[0] for path in move.ours)
         leaf = move.ours[0].rpartition(".")[2]
+        module = move.theirs[0].rpartition(".")[0]
+        if owners[0] in chosen and len(owners) == len(move.theirs) == 1:
+            places[module, owners] = Place(module, owners, choices=chosen[owners[0]])
         if len(move.theirs) != 1 or not all(owner in sizes for owner in owners) or leaf not in ("weight", "scale"):
             continue
         if leaf == "weight" and not _by_rows(move):
             continue
-        module = move.theirs[0].rpartition(".")[0]
-        places.append(Place(module, owners, move if leaf == "weight" else None))
-    return (*places, *_layers(spec, moves))
+        places[module, owners] = Place(module, owners, move if leaf == "weight" else None)
+    return (*places.values(), *_layers(spec, moves))
 
 
 def _by_rows(move: Move) -> bool:
@@ -144,11 +157,28 @@ def places_by_name(module: nn.Module, spec: Model, user_map: Mapping[str, str]) 
             candidates.append(theirs(spec, family))
         except SpecError:
             continue
-    present = [[place for place in places if place.theirs in names] for places in candidates]
+    present = [with_routers(places, module, spec) for places in candidates]
     mapped = _user_places(user_map, spec, names)
     covered = {path for place in mapped for path in place.ours}
     best = [place for place in max(present, key=len) if not covered.intersection(place.ours)]
     return with_layers([*mapped, *best], module, spec)
+
+
+def with_routers(places: Sequence[Place], module: nn.Module, spec: Model) -> list[Place]:
+    """The places that a module has. A router whose module has another name than its weight in a file is found in its layer by
+    the shape of its weight, where only one module has that shape."""
+    modules = dict(module.named_modules())
+    layers = {place.ours[0]: place.theirs for place in places if place.layer}
+    shapes = {d.path.rpartition(".")[0]: d.weight.shape(d.scope) for d in declared(spec) if d.weight.out == ("experts",)}
+    found = [place for place in places if place.theirs in modules]
+    for place in places:
+        layer, _, _ = _layer_of(place.ours[0])
+        if place.choices and place.theirs not in modules and layer in layers:
+            below = [name for name in modules if name.startswith(f"{layers[layer]}.")]
+            wanted = (shapes.get(place.ours[0]),)
+            names = [n for n in below if wanted == tuple(tuple(w.shape) for w in modules[n].parameters(recurse=False))]
+            found += [dc.replace(place, theirs=names[0])] if len(names) == 1 else []
+    return found
 
 
 def with_layers(places: list[Place], module: nn.Module, spec: Model) -> list[Place]:

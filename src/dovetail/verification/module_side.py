@@ -31,6 +31,7 @@ class ModuleSide:
     """A module that a factory returns: built once per dtype, with the weights of the first one."""
 
     spec: Model | None = None
+    config: Mapping[str, Any] = {}
 
     def __init__(self, label: str, factory: Callable[[], nn.Module], user_map: Mapping[str, str] | None = None) -> None:
         self.label, self.factory, self.user_map = label, factory, dict(user_map or {})
@@ -67,13 +68,20 @@ class ModuleSide:
         with contextlib.suppress(Exception), errors_named(self.label):
             out = module(start, **({"use_cache": True} if "use_cache" in arguments else {}))
             if cache_name(out, arguments) is not None:
-                return cached_decoder(module, arguments, answer_of)
+                return self._guarded(cached_decoder(module, arguments, answer_of))
             if isinstance(out, tuple) and len(out) == 2:
                 for name in (name for name, parameter in parameters.items() if parameter.default is None):
                     with contextlib.suppress(Exception):
                         if not answer_of(module(following, **{name: out[1]})).equal(answer_of(module(following))):
-                            return _tuple_decoder(module, name)
+                            return self._guarded(_tuple_decoder(module, name))
         return NO_CACHE
+
+    def _guarded(self, decoder: Decoder) -> Decoder:
+        def step(ids: Tensor) -> Tensor:
+            with errors_named(self.label):
+                return decoder(ids)
+
+        return step
 
     def places(self, module: nn.Module, spec: Model) -> list[Place]:
         return places_by_name(module, spec, self.user_map)

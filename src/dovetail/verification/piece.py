@@ -133,7 +133,7 @@ class LayerPiece(Piece):
         assert isinstance(candidate.part, Block)
         reusable = candidate.part is self.part and candidate.edit is None
         spec = dc.replace(self.search.spec, layers=(candidate.part,))
-        model = self.unchanged if reusable and self.unchanged is not None else on_meta(spec)
+        model = self.unchanged if reusable and self.unchanged is not None else on_meta(spec).eval()
         tensors = {f"layers.0.{path}": tensor for path, tensor in {**self.tensors, **candidate.tensors}.items()}
         if not _fill(model, spec, tensors, "layers.0."):
             return None
@@ -229,7 +229,7 @@ class OuterPiece(Piece):
 
     def build(self, candidate: Candidate) -> ModelModule | None:
         assert isinstance(candidate.part, Model)
-        spec, model = candidate.part, on_meta(candidate.part)
+        spec, model = candidate.part, on_meta(candidate.part).eval()
         tensors = {**self.tensors, **candidate.tensors}
         for d in declared(spec):
             if d.weight.role == "const" or not self.runs(d.path):

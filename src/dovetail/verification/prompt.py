@@ -10,10 +10,10 @@ from torch import Tensor
 from dovetail.account import longest_length
 from dovetail.construction import generator
 from dovetail.core.errors import SpecError
-from dovetail.core.part import walk
+from dovetail.core.group import Mask
+from dovetail.core.part import walk_spec
 from dovetail.core.scope import Scope
 from dovetail.model import Model
-from dovetail.parts.mixer.attention import Attention
 from dovetail.port.table import look
 
 ROWS, LENGTH, LONGEST = 2, 37, 512  # 37 is no other size of a model; windows extend it up to 512
@@ -37,8 +37,14 @@ class Prompt:
 
 def windows(spec: Model) -> list[int]:
     """The sizes of attention windows, in tokens."""
-    reach = [part.mask.reach() for _, part, _ in walk(spec) if isinstance(part, Attention)]
+    reach = [part.reach() for _, part in walk_spec(spec) if isinstance(part, Mask)]
     return sorted({size for size in reach if size is not None})
+
+
+def table_length(spec: Model) -> int | None:
+    """The most tokens that a model takes; None where there is no end."""
+    longest, offset = longest_length(spec), look(spec, "position.offset")
+    return longest - offset if longest is not None and isinstance(offset, int) else longest  # unused rows of the table
 
 
 def random_prompt(
@@ -47,8 +53,7 @@ def random_prompt(
     """Random inputs for a spec, long enough to pass the edges of its shorter windows; `avoid` is the padding token of a
     side."""
     edges = [size + BEYOND for size in windows(spec) if size + BEYOND <= LONGEST]
-    longest, offset = longest_length(spec), look(spec, "position.offset")
-    longest = longest - offset if longest is not None and isinstance(offset, int) else longest  # unused rows of the table
+    longest = table_length(spec)
     n = length or min(max([LENGTH, *edges]), longest or LONGEST)
     inputs = spec.embed.example(spec.axes(Scope()), rows, n, generator(seed, "prompt"))
     source = None

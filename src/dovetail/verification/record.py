@@ -26,7 +26,9 @@ class Recording:
 
     taps: dict[str, Tensor] = dc.field(default_factory=dict)
     alias: dict[str, str] = dc.field(default_factory=dict)
+    choices: dict[str, Tensor] = dc.field(default_factory=dict)  # (batch · n, k) experts per token, sorted, by router
     repeated: set[str] = dc.field(default_factory=set)  # modules that were called more than once
+    seconds: float = 0.0  # of the forward pass
 
     def put(self, address: str, x: Tensor) -> None:
         """Store an activation. A second call of the same module is not stored."""
@@ -64,6 +66,9 @@ def record(module: nn.Module, places: Sequence[Place], sizes: Mapping[str, int],
     sources: Sources = {}
     modules = dict(module.named_modules())
     for place in places:
+        if place.choices:
+            handles.append(modules[place.theirs].register_forward_hook(_choice_hook(place, recording)))
+            continue
         before, after = _input_hook(place, recording, sources, shape), _output_hook(place, recording, sources, sizes, shape)
         handles.append(modules[place.theirs].register_forward_pre_hook(before, with_kwargs=True))
         handles.append(modules[place.theirs].register_forward_hook(after, with_kwargs=True))
@@ -107,6 +112,21 @@ def _output_hook(
         if len(outputs) == len(place.ours):
             for path, output in zip(place.ours, outputs, strict=True):
                 recording.put(path, output.clone())
+
+    return hook
+
+
+def _choice_hook(place: Place, recording: Recording) -> Callable[..., None]:
+    """Record which experts a router chooses: the integers it returns, or else the largest of the logits it returns."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        values = out if isinstance(out, (tuple, list)) else (out,)
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        chosen = next((x for x in tensors if not x.is_floating_point() and x.shape[-1] == place.choices), None)
+        if chosen is None and tensors and tensors[0].shape[-1] >= place.choices:
+            chosen = tensors[0].topk(place.choices, -1).indices
+        if chosen is not None:
+            recording.choices[place.ours[0]] = chosen.detach().reshape(-1, place.choices).sort(-1).values
 
     return hook
 

@@ -16,11 +16,11 @@ from rich.text import Text
 
 from dovetail.core.printable import printable
 from dovetail.look.bar import bar as blocks
-from dovetail.verification.check import Verdict
 from dovetail.verification.comparison import Tap, short
 from dovetail.verification.match import layer_of
 from dovetail.verification.piece import OTHER_WEIGHTS
 from dovetail.verification.record import ANSWER
+from dovetail.verification.verdict import Verdict
 
 DECADES, CELLS = 16, 16
 COLORS = {"equal": "green", "rounding": "yellow", "structural": "red", "non-finite": "red"}
@@ -82,7 +82,7 @@ def view(verdict: Verdict, *, every: bool = False) -> Group:
     head = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for letter, side, dtype in (("A", verdict.a, dtypes[0]), ("B", verdict.b, dtypes[1])):
         head.add_row(Text(letter, "bold"), Text(side), Text(dtype, "dim"))
-    count = f"{verdict.prompt.batch} × {verdict.prompt.n} tokens, {len(verdict.comparison.taps)} taps compared"
+    count = _shown_pass(verdict)
     shown: list[Text | Table] = [head, Text(count, "dim"), Text(), _table(verdict, dtypes, every), Text()]
     shown += sentences(verdict)
     return Group(*shown)
@@ -124,8 +124,16 @@ def sentences(verdict: Verdict) -> list[Text]:
     """The verdict in sentences."""
     status = verdict.status
     lines = [Text.assemble((status, f"bold {COLORS[status]}"), f": {_sentence(verdict)}")]
-    lines += _cause(verdict) if status == "structural" else []
-    return lines + [Text(f"note: {note}", "dim") for note in verdict.notes]
+    lines += _cause(verdict) if status == "structural" and verdict.deciding.across else []
+    tested, not_tested = verdict.coverage()
+    lines += [Text(f"note: {note}", "yellow") for note in verdict.notes]
+    return [*lines, Text(f"tested: {tested}", "dim"), Text(f"not tested: {not_tested}", "dim")]
+
+
+def _shown_pass(verdict: Verdict) -> str:
+    """The pass that the table shows."""
+    shown = verdict.deciding
+    return f"{shown.name}: {shown.prompt.batch} × {shown.prompt.n} tokens, {len(shown.comparison.taps)} taps compared"
 
 
 def _sentence(verdict: Verdict) -> str:
@@ -140,14 +148,19 @@ def _sentence(verdict: Verdict) -> str:
             f". Weights that are not finite: {', '.join(map(printable, verdict.nonfinite))}" if verdict.nonfinite else ""
         )
     if first is None:
-        largest = max((tap.exact for tap in verdict.comparison.taps), default=0.0)
+        largest = max((tap.exact for one in verdict.passes for tap in one.comparison.taps), default=0.0)
         return f"the same function; the largest gap in float64 is {number(largest)}"
+    during = "" if verdict.deciding.name == "forward" else f" in {verdict.deciding.name}"
     if verdict.status == "rounding":
-        bound = f"the gap is {number(first.gap)}, where clean pairs have at most {number(first.allowed)}, from {where} on"
-        own = f"A is {number(first.own_a)} from its own float64 run there, B {number(first.own_b)}"
-        return f"the same function in float64, but {bound}. {own}"
+        worst = first.gap > first.allowed
+        gap, allowed = (first.gap, first.allowed) if worst else (first.typical, first.allowed_typical)
+        bound = f"the {'largest' if worst else 'median'} gap{during} is {number(gap)}, where {number(allowed)} is allowed"
+        own = f"A is up to {number(first.own_a)} from its own float64 run there, B {number(first.own_b)}"
+        return f"the same function in float64, but {bound}, from {where} on. {own}"
     gap = f"the gap in float64 is {number(first.exact)}, where rounding allows {number(first.allowed_exact)}"
-    return f"two different functions from {where} on; {gap}"
+    if not verdict.deciding.across:
+        return f"decoding with a cache is another function than the whole pass{during}, from {where} on; {gap}"
+    return f"two different functions{during} from {where} on; {gap}"
 
 
 def _cause(verdict: Verdict) -> list[Text]:
@@ -184,7 +197,7 @@ def page(verdict: Verdict) -> str:
         rows.append(f'<tr class="layer"><td colspan="6">{escape(name)}</td></tr>')
         rows += [_html_row(tap, tap is verdict.first) for tap in taps]
     text = "".join(f"<p>{escape(line.plain)}</p>" for line in sentences(verdict))
-    count = f"{verdict.prompt.batch} × {verdict.prompt.n} tokens, {len(verdict.comparison.taps)} taps compared"
+    count = _shown_pass(verdict)
     titles = (f"gap in {dtypes[0]}", "gap in float64", "A from its float64", "B from its float64", "float64, 1e-16 to 1")
     header = "".join(f"<th>{escape(text)}</th>" for text in ("", *titles))
     return (

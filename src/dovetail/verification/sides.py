@@ -11,9 +11,10 @@ A side builds its module once per dtype. In a float64 run, operations that ask f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,13 @@ from dovetail.construction import set_constants
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
+from dovetail.io.untrusted import Directory
 from dovetail.model import Model, ModelModule
-from dovetail.port.load import Watch, load
+from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG, Watch, load
 from dovetail.state.pool import Pool
 from dovetail.verification.decoding import Decoder, decode_refusal
 from dovetail.verification.float64 import float32_islands_widened
-from dovetail.verification.match import Place, comparable, ours
+from dovetail.verification.match import Place, comparable, ours, routers
 from dovetail.verification.prompt import Prompt
 from dovetail.verification.record import ANSWER, Recording, record
 
@@ -38,6 +40,7 @@ class Side(Protocol):
     label: str
     spec: Model | None  # of the model it implements, where that is known
     dtype: torch.dtype  # of its weights
+    config: Mapping[str, Any]  # in Hugging Face layout; empty where the side has none
 
     def module(self, dtype: torch.dtype) -> nn.Module:
         """The module with its weights in this dtype."""
@@ -68,7 +71,9 @@ def run(side: Side, prompt: Prompt, dtype: torch.dtype, places: Places, sizes: M
     """Run a side on a prompt in a dtype and record every place; the output of the whole model comes last."""
     module = side.module(dtype).eval()
     with float32_islands_widened(dtype), record(module, places(module), sizes, (prompt.batch, prompt.n)) as recording:
+        begin = time.monotonic()
         answer = side.forward(module, prompt)
+        recording.seconds = time.monotonic() - begin
     recording.taps.pop(ANSWER, None)
     recording.put(ANSWER, answer.detach())
     return recording
@@ -87,9 +92,11 @@ class NativeSide:
 
     def __init__(self, directory: str | Path, *, watch: Watch | None = None) -> None:
         self.label, self.directory, self.watch = str(directory), directory, watch
-        self.model: ModelModule = load(directory, watch=watch)
+        self.model: ModelModule = load(directory, watch=watch).eval()
         self.spec: Model | None = self.model.part
         self.dtype = dtype_of(self.model)
+        where = Directory(directory)
+        self.config: Mapping[str, Any] = where.json(CONFIG_FILE, LARGEST_CONFIG) if where.has(CONFIG_FILE) else {}
 
     def module(self, dtype: torch.dtype) -> ModelModule:
         if dtype == self.dtype:
@@ -124,7 +131,7 @@ class NativeSide:
 
     def places(self, module: nn.Module, spec: Model) -> list[Place]:
         assert self.spec is not None
-        paths = comparable(self.spec)
+        paths = {**comparable(self.spec), **routers(self.spec)}
         return [place for place in ours(spec) if place.theirs in paths]
 
     def reference(self) -> ModelModule | None:
@@ -144,4 +151,4 @@ def in_dtype(model: ModelModule, dtype: torch.dtype) -> ModelModule:
             if buffer.is_floating_point():
                 module.register_buffer(name, buffer.to(at_least_fp32(dtype)), name not in module._non_persistent_buffers_set)
     set_constants(model, model.part, dtype, "cpu")
-    return model
+    return model.eval()

@@ -22,7 +22,7 @@ from dovetail.port.hf import form_of, from_hf
 from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG, load
 from dovetail.verification.decoding import Decoder, cached_decoder, decode_refusal
 from dovetail.verification.float64 import float32_islands_widened
-from dovetail.verification.match import Place, places_by_name, theirs, with_layers
+from dovetail.verification.match import Place, places_by_name, theirs, with_layers, with_routers
 from dovetail.verification.prompt import Prompt
 from dovetail.verification.record import answer_of
 from dovetail.verification.sides import dtype_of, in_dtype
@@ -146,8 +146,7 @@ class TransformersSide:
     def places(self, module: nn.Module, spec: Model) -> list[Place]:
         if self.spec is None:
             return places_by_name(module, spec, {})
-        names = {name for name, _ in module.named_modules()}
-        places = [place for place in theirs(self.spec, self.config["model_type"]) if place.theirs in names]
+        places = with_routers(theirs(self.spec, self.config["model_type"]), module, self.spec)
         return with_layers(places, module, self.spec)
 
     def reference(self) -> ModelModule | None:

@@ -86,6 +86,9 @@ class DynamicNtk(Scaling):
     factor: float = 2.0
     original: int = 2048
 
+    def limit(self) -> int:
+        return self.original
+
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         return plain
 
@@ -112,6 +115,9 @@ class Yarn(Scaling):
     beta_slow: float = 1.0
     attention: float | None = None  # cos and sin are multiplied by it; by default 0.1·ln(factor) + 1
     truncate: bool = True
+
+    def limit(self) -> int:
+        return self.original
 
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         dim = 2 * plain.shape[-1]
@@ -152,6 +158,9 @@ class Llama3(Scaling):
     low: float = 1.0  # wavelengths longer than original/low are divided
     high: float = 4.0  # those shorter than original/high are kept
 
+    def limit(self) -> int:
+        return self.original
+
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         turns = self.original * plain / (2 * pi)  # how often a pair turns within the original length
         smooth = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
@@ -177,6 +186,9 @@ class LongRope(Scaling):
     original: int = 4096
     factor: float = 1.0  # how much longer than the original
     attention: float | None = None
+
+    def limit(self) -> int:
+        return self.original
 
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         return plain / self._list(self.short, plain)
