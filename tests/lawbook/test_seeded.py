@@ -62,3 +62,9 @@ def test_a_mechanical_mutant_is_caught_in_a_process_of_its_own():
     site = next(s for s in mutate.sites() if s.file == "parts/position/alibi.py" and "sign dropped" in s.what)
     _, said = mutate._try(site, 0)
     assert "own_number" in said
+
+
+def test_every_seeded_bug_replaces_code_that_exists():
+    for bug in seeded_bugs().values():
+        with bug.seed():
+            pass

@@ -113,5 +113,7 @@ def mutants() -> list[Mutant]:
             sparse(1),
         ),
         Mutant("the worst block is picked", OWN_NUMBER, instead(NSAModule, "pick", worst_first), model),
-        Mutant("the window beside the blocks is one too wide", OWN_NUMBER, instead(NSA, "near", window_of_one_more), model),
+        Mutant(
+            "the window beside the blocks is one too wide", OWN_NUMBER, instead(NSA, "visibility", window_of_one_more), model
+        ),
     ]

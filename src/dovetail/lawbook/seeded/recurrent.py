@@ -166,7 +166,7 @@ def mutants() -> list[Mutant]:
         Mutant(
             "what a token chooses by is not summed over ranks",
             "sharded",
-            instead(mamba.MambaModule, "chosen", of_own_channels_alone),
+            instead(mamba.MambaModule, "selected", of_own_channels_alone),
             selects,
         ),
         Mutant("Mamba writes without its step width", OWN_NUMBER, instead(mamba, "selective_scan", step_not_written), selects),
