@@ -284,10 +284,14 @@ class EmbedModule(Module):
         raise NotImplementedError
 
 
+Criterion = Literal["cross_entropy", "cosine", "mse"]
+
+
 class Head(Part):
     """The stream to what the model is for. Module: forward(x, ctx) -> logits; loss(x, labels, ctx) -> scalar."""
 
     group: ClassVar[str] = "head"
+    criterion: ClassVar[Criterion] = "cross_entropy"  # how its loss compares outputs with labels
 
     def pools(self) -> bool:
         """Whether it gives one answer a row, rather than one a token."""

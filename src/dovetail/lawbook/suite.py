@@ -20,13 +20,25 @@ import torch
 
 from dovetail.core.part import walk, walk_spec
 from dovetail.io.spec import from_yaml, load_spec, to_yaml, zoo
-from dovetail.lawbook import kernel, narrow, ported, programs, sequence, sharded, structure
+from dovetail.lawbook import kernel, loss, narrow, ported, programs, sequence, sharded, structure
 from dovetail.lawbook.case import LAWS, Broken, Case, NotApplicable
 from dovetail.lawbook.cover import PairCover, quick_specs
 from dovetail.lawbook.oracle import ask_kinds, check_oracles
 from dovetail.model import Model
 
-__all__ = ["Report", "kernel", "narrow", "ported", "programs", "run_suite", "sequence", "sharded", "structure", "try_spec"]
+__all__ = [
+    "Report",
+    "kernel",
+    "loss",
+    "narrow",
+    "ported",
+    "programs",
+    "run_suite",
+    "sequence",
+    "sharded",
+    "structure",
+    "try_spec",
+]
 
 OWN_NUMBER = "own_number"  # law 14 is about kinds, not about specs
 WORKERS = 2

@@ -307,6 +307,7 @@ class PooledEmbedding(Head):
     """One vector per document (sentence embedding)."""
 
     TAPS = ("vector",)
+    criterion = "cosine"
 
     pooling: Pool = "mean"
     dense: bool = False  # through tanh(W · + b), BERT's pooler
@@ -354,6 +355,7 @@ class Reward(Head):
     """One number per document: a reward model."""
 
     TAPS = ("value",)
+    criterion = "mse"
 
     pooling: Pool = "last"
 

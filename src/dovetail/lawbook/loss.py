@@ -1,0 +1,64 @@
+"""Law 18, loss: `model.loss` is the head's criterion on the outputs of `model()`, plus the losses that parts add.
+
+    cross_entropy   mean over labels ≠ −100 of  log Σ_c e^(y_c) − y_label
+    cosine          mean of  1 − y·t / (|y| |t|)
+    mse             mean of  (y − t)²
+
+A training loss may be computed by other code than the outputs (the logits of a large vocabulary never exist as a whole): a
+soft-cap, a scale or a bias can be in one and not in the other. The criteria are written out here. Some labels are
+−100 where labels are classes of tokens, and routers are in evaluation: the losses they add come from a run of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dovetail.construction import generator
+from dovetail.core.group import Criterion
+from dovetail.lawbook.case import Case, NotApplicable, law
+
+IGNORED = -100
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The mean of −log softmax(outputs)[label] over the labels that are not ignored."""
+    outputs, labels = outputs.flatten(0, -2), labels.flatten()
+    outputs, labels = outputs[labels != IGNORED], labels[labels != IGNORED]
+    highest = outputs.amax(-1, keepdim=True)
+    log_total = (outputs - highest).exp().sum(-1).log() + highest[:, 0]
+    return (log_total - outputs[torch.arange(len(labels)), labels]).mean()
+
+
+def cosine(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The mean of one minus the cosine of each output and its label."""
+    lengths = outputs.square().sum(-1).sqrt() * labels.square().sum(-1).sqrt()
+    return (1 - (outputs * labels).sum(-1) / lengths).mean()
+
+
+def mse(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The mean squared difference."""
+    return (outputs - labels).square().mean()
+
+
+CRITERIA: dict[Criterion, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": cross_entropy, "cosine": cosine, "mse": mse}
+
+
+@law(18, "loss", "`model.loss` is the head's criterion on the outputs of `model()`, plus the losses that parts add")
+@torch.no_grad()
+def loss(case: Case) -> None:
+    """The loss against the criterion on the outputs; then labels that are ignored against labels that are not there."""
+    head = case.spec.head
+    if head is None:
+        raise NotApplicable("no head")
+    added: dict[str, Tensor] = {}
+    outputs = case.run(losses=added)
+    labels = head.labels(case.scope, tuple(outputs.shape[:-1]), generator(case.seed, "labels")).clone()
+    if not head.pools() and not labels.is_floating_point():
+        labels[:, ::3] = IGNORED
+        labels[0] = IGNORED  # a row without any label
+    want = CRITERIA[head.criterion](outputs, labels) + sum(added.values(), torch.zeros(()))
+    got = case.model.loss(case.inputs, labels, case.ctx(losses={}))
+    case.same(got, want, f"model.loss and {head.criterion} of model() with {len(added)} added losses")
