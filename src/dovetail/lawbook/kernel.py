@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 
 import torch
 from torch import Tensor
 
-from dovetail.construction import generator
+from dovetail.construction import build, generator
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import walk
 from dovetail.lawbook.case import BATCH, DERIVATIVE, DTYPE, Broken, Case, N, NotApplicable, law
+from dovetail.model import ModelModule
 from dovetail.ops import attend, attend_tiled, form
 
 DRAWS = 6  # of weights and inputs, before a weight is called silent
@@ -57,6 +59,38 @@ def fast(case: Case) -> None:
                 case.same(got.detach(), want.detach(), f"{name} and reference")
                 for path, grad in case.gradients(got).items():
                     case.same(grad, wanted[path], f"{name} and reference: gradient of {path}")
+    _in_float32(case, able)
+
+
+@torch.no_grad()
+def _in_float32(case: Case, able: list[str]) -> None:
+    """|fast in float32 − reference in float64| ≤ 4 · |reference in float32 − reference in float64| + 4 ulp."""
+    single = build(case.spec, seed=case.seed)
+    for (_, narrow), (_, exact) in zip(single.named_parameters(), case.model.named_parameters(), strict=True):
+        narrow.copy_(exact)
+    for (_, narrow), (_, exact) in zip(single.named_buffers(), case.model.named_buffers(), strict=True):
+        narrow.copy_(exact)
+    rounded = Case(case.spec, case.seed, deepcopy(single).double())
+    ctx = rounded.ctx()
+    with attend.using("reference"):
+        want = rounded.stream(of_dtype(rounded.inputs, DTYPE), ctx)
+        ulp = torch.finfo(torch.float32).eps * float(want.abs().max())
+        error = _error(case, single, want)
+    for name in able:
+        with attend.using(name), small_tiles():
+            off = _error(case, single, want)
+        case.true(off <= 4 * error + 4 * ulp, f"{name} in float32 is off by {off:.3g}, the reference by {error:.3g}")
+
+
+def _error(case: Case, single: ModelModule, want: Tensor) -> float:
+    inside = Case(case.spec, case.seed, single)
+    inside.source = None if case.source is None else of_dtype(case.source, torch.float32)
+    return float((inside.stream(of_dtype(case.inputs, torch.float32), inside.ctx()).double() - want).abs().max())
+
+
+def of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floating point numbers in this dtype; integers as they are."""
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 @law(12, "gradient", "directional derivatives agree with finite differences")

@@ -39,6 +39,7 @@ from dovetail.core.module import tensor_at
 from dovetail.core.recur import RecurrentModule
 from dovetail.core.scope import Scope
 from dovetail.lawbook.case import BATCH, DTYPE, Broken, Case, law, perturbed
+from dovetail.lawbook.kernel import of_dtype
 from dovetail.model import Model, ModelModule
 from dovetail.ops import attend
 from dovetail.state.pool import Pool
@@ -236,11 +237,6 @@ def boundaries(root: nn.Module, at: At, path: str = "") -> Iterator[None]:
                 plain = getattr(module, site)
                 undo.enter_context(patch.object(module, site, lambda *a, f=plain, w=f"{where} {site}": at(w, f(*a))))
         yield
-
-
-def of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Floating point numbers in this dtype; integers as they are."""
-    return x.to(dtype) if x.is_floating_point() else x
 
 
 def rms(x: Tensor) -> float:

@@ -6,8 +6,10 @@ import contextlib
 import dataclasses as dc
 import itertools
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,20 +18,23 @@ from safetensors.torch import save as save_bytes
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from dovetail.account import Account
 from dovetail.construction import build
 from dovetail.core.check import check
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.errors import DovetailError, StateError
 from dovetail.core.fold import attention_flops, declared, matmul_flops, parameters, state_values, states, taps
 from dovetail.core.group import Mask, PositionModule, Scaling
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.part import KINDS, join, walk, walk_spec
+from dovetail.io.model_dir import save
 from dovetail.io.spec import from_yaml, to_yaml
-from dovetail.lawbook.case import BATCH, DTYPE, Case, N, NotApplicable, law
+from dovetail.lawbook.case import BATCH, DTYPE, IDENTITY, Case, N, NotApplicable, law
 from dovetail.lawbook.kernel import loss_of
 from dovetail.model import BlockModule, Model
 from dovetail.ops import attend
+from dovetail.port.load import load
 from dovetail.state.frame import SourceView
 from dovetail.state.pool import Pool
 
@@ -50,6 +55,9 @@ def declared_is_real(case: Case) -> None:
         pool = Pool(spec, 1, N, dtype=DTYPE, source=N)
         whole = state_values(_unbounded(spec), N) * DTYPE.itemsize
         case.true(pool.bytes() == whole, f"{whole} bytes of state declared, {pool.bytes()} allocated")
+        narrow = Pool(spec, 1, N, dtype=torch.bfloat16, source=N).bytes()  # some states stay in float32
+        forecast = Account(_unbounded(spec), N, "bf16").state_bytes(N)
+        case.true(forecast == narrow, f"{forecast} bytes of state forecast in bfloat16, {narrow} allocated")
         written = _remembered(case).values()
         case.true(all(bool((store[:-1] != 0).all()) for store in written), "state is declared that nothing is written to")
         if spec.encoder is None and all(state.window is not None for _, state, _ in states(spec)):
@@ -85,9 +93,9 @@ def matmul_flops_outside(spec: Model) -> int:
     return int(sum(2 * d.size * d.weight.used for d in declared(spec) if d.weight.matmul and not d.path.startswith("layers.")))
 
 
-@law(2, "round_trip", "spec ↔ yaml ↔ spec; weights save and load bit for bit")
+@law(2, "round_trip", "spec ↔ yaml ↔ spec; weights and model directories save and load bit for bit")
 def round_trip(case: Case) -> None:
-    """Text and bytes."""
+    """YAML; then the stored tensors; then a model directory, written and loaded."""
     text = to_yaml(case.spec)
     back = from_yaml(text)
     case.true(back == case.spec, f"the spec changed on its way through YAML:\n{text}")
@@ -98,7 +106,15 @@ def round_trip(case: Case) -> None:
         for path, value in load_bytes(save_bytes({k: v.contiguous() for k, v in stored.items()})).items():
             tensor_at(fresh, path).copy_(value)
         got = Case(case.spec, case.seed, fresh).run()
-        case.same(got, case.run(), "answers with loaded weights", 0.0)
+        case.same(got, case.run(), "answers with loaded weights", IDENTITY)
+    with tempfile.TemporaryDirectory() as place:
+        save(case.model, case.spec, Path(place) / "model")
+        loaded = load(Path(place) / "model")
+    case.true(loaded.part == case.spec, "the spec of a model directory is another")
+    tensors = loaded.state_dict()
+    case.true(tensors.keys() == case.model.state_dict().keys(), "a model directory holds other tensors")
+    for name, value in case.model.state_dict().items():
+        case.same(tensors[name], value, f"{name} of a model directory", IDENTITY)
 
 
 @law(10, "tapped", "every tap fires once at its address; patching a tap with itself changes nothing")
@@ -130,6 +146,46 @@ def tapped(case: Case) -> None:
                 heard[f"layers.{i}.after_{name}"], stream, f"layers.{i}: the stream after {name} and what was added to it"
             )
         _pattern_rows(case, heard, f"layers.{i}.mixer.pattern")
+    _tapped_elsewhere(case, heard)
+
+
+def _tapped_elsewhere(case: Case, heard: dict[str, Tensor]) -> None:
+    """The same values at the same addresses with the kernel that is chosen without a listener on patterns, in the encoder, and
+    while decoding from a pool."""
+    values: dict[str, Tensor] = {}
+
+    def listen(address: str, x: Tensor) -> None:
+        values[address] = x
+
+    listener = Unedited({"*": listen})
+    case.run(listen=listener)
+    shared = [address for address in heard if address in values and heard[address].is_floating_point()]
+    case.true(len(shared) > 0, "no tap fires with the chosen kernel")
+    for address in shared:
+        case.same(values[address], heard[address], f"{address} by the reference kernel and by the chosen one")
+    if case.spec.encoder is not None and case.source is not None:
+        values.clear()
+        case.model.encode(
+            case.source, Ctx(layout=TokenLayout.whole(case.source.shape[0], case.source.shape[1]), listen=listener)
+        )
+        fires = {address for address in taps(case.spec) if address.startswith("encoder.")}
+        missing = {address for address in fires - values.keys() if not address.endswith(".pattern")}
+        case.true(not missing, f"taps of the encoder that do not fire: {sorted(missing)[:4]}")
+    if case.spec.order() == "causal" and case.spec.encoder is None:
+        values.clear()
+        pool = Pool(case.spec, BATCH, N, dtype=DTYPE)
+        step = pool.step(range(BATCH), [N] * BATCH)
+        case.stream(case.inputs, Ctx(layout=step.layout, views=step.views, listen=listener))
+        for address in ("embedded", *(f"layers.{i}.after_{b.branches()[-1]}" for i, b in enumerate(case.spec.layers))):
+            case.true(address in values, f"{address} does not fire while decoding")
+            case.same(values[address], heard[address], f"{address} while decoding and in a whole pass")
+
+
+class Unedited(Listener):
+    """Listens to every tap that a fused kernel can show, so that any kernel may run."""
+
+    def wants(self, address: str) -> bool:
+        return False
 
 
 def _pattern_rows(case: Case, heard: dict[str, Tensor], address: str) -> None:

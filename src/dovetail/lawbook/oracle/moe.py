@@ -110,6 +110,9 @@ def balance() -> Iterator[Comparison]:
     both = alone(part("softmax_router", top_k=2, capacity=0.5), {"weight": TENTHS}, embed=2, experts=4)
     weights = both(numbers([ONE[0] * 2 + OTHER[0]]), Ctx(layout=TokenLayout.whole(1, 3), seed=1))[1]  # room for one
     yield Comparison("first choices come first", weights, [[[4 / 7, 3 / 7], [0.0, 0.0], [5 / 8, 0.0]]])
+    # token (1, 1) has 4, 2, 5, 9 twentieths: its first choice, expert 3, comes before the second choice of the token before it
+    weights = both(numbers([[[1.0, 0.0], [1.0, 1.0]]]), Ctx(layout=TokenLayout.whole(1, 2), seed=1))[1]
+    yield Comparison("also those of later tokens", weights, [[[4 / 7, 0.0], [9 / 14, 5 / 14]]])
 
 
 # -- experts -----------------------------------------------------------------------------------------------------------

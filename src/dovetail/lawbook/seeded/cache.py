@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.account import BYTES, Account
 from dovetail.core.layout import TokenLayout
 from dovetail.core.weight import State
 from dovetail.lawbook.seeded.bug import Mutant, instead, spec
@@ -26,6 +27,10 @@ def windows_ignored(self: State, n: int) -> int:
 
 def one_kv_head_per_query_head(self: Attention, scope: Any) -> list[State]:
     return [dc.replace(s, axes=("heads", "head")) for s in _state(self, scope)]
+
+
+def all_state_narrow(self: Account, n: int) -> int:
+    return self.state_values(n) * BYTES[self.dtype]
 
 
 def decoded_keys_not_written(self: frame.TokenView, layout: TokenLayout, *new: Tensor) -> Any:
@@ -82,6 +87,12 @@ def mutants() -> list[Mutant]:
             "declared",
             instead(Attention, "state", one_kv_head_per_query_head),
             report="hf-mem#61",
+        ),
+        Mutant(
+            "the forecast counts float32 state as bfloat16",
+            "declared",
+            instead(Account, "state_bytes", all_state_narrow),
+            spec().set("layers.0.mixer", {"kind": "mamba2", "inner": 36, "head": 6, "state_size": 5}),
         ),
         Mutant(
             "a decoded key is never written",

@@ -22,6 +22,7 @@ from dovetail.parts.ffn.router import SigmoidRouter, SoftmaxRouterModule, TopKMo
 
 _add_loss, _choose, _weights, _looped = Ctx.add_loss, TopKModule.choose, Bank.weights, expert.looped
 _dispatch, _combine, _forward, _count = moe.dispatch, moe.combine, TopKModule.forward, TopKModule.count
+_in_time = TopKModule.in_time
 _bank, _grouped, _looped_op, _enter = BankModule.forward, expert.grouped, expert._looped_op, shard.enter
 
 
@@ -119,6 +120,11 @@ def groups_ignored(self: TopKModule, scores: Tensor) -> Tensor:
         self.part = held
 
 
+def room_token_by_token(self: TopKModule, chosen: Tensor, real: Tensor, capacity: float) -> Tensor:
+    one = _in_time(self, chosen.reshape(1, -1, 1), real.reshape(1, -1, 1).repeat(1, 1, chosen.shape[-1]).view(1, -1), capacity)
+    return one.view(chosen.shape)
+
+
 def experts(kind: str = "softmax_router", **fields: Any) -> Model:
     """A small Mixtral."""
     router = {"kind": kind, **fields}
@@ -168,5 +174,11 @@ def mutants() -> list[Mutant]:
             plain,
         ),
         Mutant("a compiled loop is one expert late", "compiled", instead(expert, "_looped_op", one_run_late), plain),
+        Mutant(
+            "the room of an expert is filled token by token",
+            OWN_NUMBER,
+            instead(TopKModule, "in_time", room_token_by_token),
+            experts(capacity=0.5),
+        ),
         Mutant("torch's kernel is one expert late", OWN_NUMBER, instead(expert, "grouped", kernel_one_run_late), plain),
     ]

@@ -205,7 +205,7 @@ class TopKModule(RouterModule):
         """(…, n, top_k) 1 for choices that find room at their expert, 0 for those that come too late."""
         k = chosen.shape[-1]
         queue = chosen.reshape(-1, k).T.reshape(-1, 1)  # every first choice, then every second …
-        waits = real.reshape(1, -1, 1).expand(k, -1, 1).reshape(-1, 1).to(self.weight.dtype)
+        waits = real.reshape(1, -1, 1).expand(k, -1, 1).reshape(-1, 1).long()  # bfloat16 counts to 256
         asked = waits.new_zeros(queue.shape[0], self.experts).scatter(1, queue, waits)
         place = (asked.cumsum(0) * asked).sum(1)
         room = torch.ceil(real.sum() * (capacity * k / self.experts))
