@@ -390,6 +390,6 @@ def test_usage_stays_balanced_in_training(router: str, even: bool) -> None:
 def test_the_room_of_an_expert_is_counted_exactly_in_bfloat16() -> None:
     model = build(small("kind: softmax_router, top_k: 1, capacity: 0.5"), dtype=torch.bfloat16)
     router = model.layers[0].ffn.router
-    chosen, real = torch.zeros(1, 3000, 1, dtype=torch.long), torch.ones(1, 3000, dtype=torch.bool)
-    room = -(-3000 * 0.5 // router.experts)  # more than the 256 that bfloat16 counts to
+    chosen, real = torch.zeros(1, 9000, 1, dtype=torch.long), torch.ones(1, 9000, dtype=torch.bool)
+    room = -(-9000 * 0.5 // router.experts)  # more than the 256 that bfloat16 counts to
     assert router.in_time(chosen, real, 0.5).sum() == room > 256

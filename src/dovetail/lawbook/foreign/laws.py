@@ -82,7 +82,7 @@ def causal(case: Foreign) -> None:
     case.true(not read, f"changing token {read[0] if read else 0} changes no answer at all")
 
 
-@law(4, "chunked", "one pass, a prefill with steps, and any chunks with the model's own memory agree")
+@law(4, "chunked", "one pass, a prefill with steps, and any chunks with the model's own cache agree")
 @torch.no_grad()
 def chunked(case: Foreign) -> str | None:
     """The same tokens in several rhythms; then a batch padded on the left, prefilled and decoded."""
