@@ -59,7 +59,7 @@ QUICK = Size(seeds=2, few=2, characters=120_000, recall_steps=3, length_steps=3,
 def corpus(characters: int, length: int) -> Corpus:
     """What Python says of itself, as tokens."""
     text = python_text(most=characters)
-    return Corpus.cut(learn(text, VOCAB).encode(text), length, share=0.1)
+    return Corpus.cut(learn(text, VOCAB).encode(text), length, fraction=0.1)
 
 
 def learned(spec: Model, batches: Callable[[int], Batch], seed: int, steps: int, rate: float, **plan: Any) -> ModelModule:
@@ -183,11 +183,11 @@ def wires(size: Size, tick: Tick) -> dict[str, Any]:
     """Losses along a run of many layers, pre and post, with warm-up and without, for every seed; null where it diverged."""
     text = corpus(size.characters, SHORT)
     curves: dict[str, list[list[float | None]]] = {}
-    for wire in ("pre_norm", "post_norm"):
+    for label, wire in (("pre", "pre_norm"), ("post", "post_norm")):
         layer = f"{{repeat: {size.depth}, norm: layernorm, wire: {wire}, mixer: {{heads: 4}}, ffn: {{kind: mlp, hidden: 128}}}}"
         spec = from_yaml(f"{{width: 32, vocab: {VOCAB}, norm: layernorm, init: fan_in, layers: [{layer}], {UNTIED}}}")
         for warmup in (0, size.wire_steps // 3):
-            name = f"{wire}, {f'{warmup} steps of' if warmup else 'no'} warm-up"
+            name = f"{label}, {f'{warmup} steps of' if warmup else 'no'} warm-up"
             curves[name] = [wired(spec, text, seed, size.wire_steps, warmup) for seed in range(size.few)]
             tick()
     return {"steps": size.wire_steps, "depth": size.depth, "alone": unigram(text), "curves": curves}

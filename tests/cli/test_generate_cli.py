@@ -94,7 +94,7 @@ def test_a_chat_goes_through_the_template(trained: Path, tmp_path: Path, capsys:
         (None, ["--max-tokens=0"], 3, "--max-tokens: 0 is not 1 or more"),
         (None, ["--temperature=-1"], 3, "temperature: -1.0 is not 0 or more"),
         (None, ["--top-p=2"], 3, "top_p: 2.0 is not above 0"),
-        (None, ["--chat"], 4, "holds no chat template"),
+        (None, ["--chat"], 4, "has no chat template"),
         ("mask: causal -> full", [], 3, "layers: the model is not causal"),
         ("no tokenizer", [], 4, "tokenizer.json: no such file"),
         ("larger tokenizer", [], 3, "vocab: 290 is too small for token id"),

@@ -23,7 +23,7 @@ def test_labels_are_the_tokens_one_further():
 
 
 def test_what_is_held_out_is_never_trained_on_and_all_the_rest_is():
-    corpus = Corpus.cut(torch.arange(400), 12, share=0.1)
+    corpus = Corpus.cut(torch.arange(400), 12, fraction=0.1)
     assert len(corpus.held_out) == 40
     seen = torch.cat([corpus.batch(0, step, 8, 12).labels.flatten() for step in range(300)]).unique()
     first = torch.cat([corpus.batch(0, step, 8, 12).tokens.flatten() for step in range(300)]).min()
@@ -39,7 +39,7 @@ def test_what_is_held_out_is_never_trained_on_and_all_the_rest_is():
 def test_the_shortest_text_that_will_do():
     assert len(Corpus.cut(torch.arange(26), 12).train) == 13
     assert Corpus.cut(torch.arange(26), 12).batch(0, 0, 2, 12).tokens.tolist() == [list(range(12))] * 2
-    with pytest.raises(FileError, match=r"rhyme\.txt: 25 tokens are too few for windows of 12; give 26"):
+    with pytest.raises(FileError, match=r"rhyme\.txt: 25 tokens are too few for sequences of 12; give 26"):
         Corpus.cut(torch.arange(25), 12, name="rhyme.txt")
 
 
@@ -82,5 +82,5 @@ def test_files_that_cannot_be_learned_from_are_named(tmp_path, monkeypatch):
         read_corpus(tmp_path)
     assert read_corpus(tmp_path / "text.txt") == "naïve\n"
     monkeypatch.setattr(room, "LARGEST_TEXT", 3)
-    with pytest.raises(FileError, match="7 bytes are more than the 3"):
+    with pytest.raises(FileError, match="has 7 bytes; the limit is 3"):
         read_corpus(tmp_path / "text.txt")

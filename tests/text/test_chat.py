@@ -101,7 +101,7 @@ def test_a_template_that_hurts_is_stopped(name: str) -> None:
 
 
 def test_it_is_found_in_either_file(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="holds no chat template"):
+    with pytest.raises(FileError, match="has no chat template"):
         ChatTemplate.load(tmp_path)
     config = {"chat_template": "config {{ bos_token }}{{ eos_token }}", "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))

@@ -95,7 +95,7 @@ def test_a_bidirectional_spec_fills_in_and_writes_nothing(home, capsys):
         (["lama-tiny", "--text", "tale.txt"], 4, "lama-tiny: no such file, directory or preset"),
         (["llama-tiny", "--text", "tale.txt", "--minutes", "0"], 2, "--minutes: 0.0 is not above 0"),
         (["llama-tiny", "--text", "tale.txt", "--learning-rate", "nan"], 2, "--learning-rate: nan is not above 0"),
-        (["llama-tiny", "--text", "tale.txt", "--length", "9000", "--set=vocab=270"], 4, "too few for windows of 9000"),
+        (["llama-tiny", "--text", "tale.txt", "--length", "9000", "--set=vocab=270"], 4, "too few for sequences of 9000"),
         (["llama-tiny", "--text", "tale.txt", "--set=vocab=100"], 3, "vocab: 100 is too small"),
         (["llama-tiny", "--text", "tale.txt", "--set=head=classifier"], 3, "head: training on text needs logits"),
         (["llama-tiny", "--text", "tale.txt", "--set=head=token_classifier"], 3, "head: training on text needs logits"),

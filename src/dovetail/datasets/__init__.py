@@ -1,1 +1,1 @@
-"""Data to batches, each a pure function of (seed, step)."""
+"""Batches from data, each a pure function of (seed, step)."""

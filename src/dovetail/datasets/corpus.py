@@ -1,9 +1,9 @@
-"""A text as token ids, and batches drawn from it.
+"""Corpus: the token ids of a text, and batches sampled from them.
 
-    ids      e0 e1 e2 e3 e4 e5 …                    the last share is held out for validation
-    tokens   e3 e4 e5 e6      labels  e4 e5 e6 e7   `length` tokens from a random place, and the same one further
+    ids      e0 e1 e2 e3 e4 e5 …                    the last fraction is held out for validation
+    tokens   e3 e4 e5 e6      labels  e4 e5 e6 e7   `length` tokens from a random offset, and the same shifted by one
 
-A batch is a pure function of (seed, step): no state to save, and a run that stopped goes on with what it would have seen.
+A batch is a pure function of (seed, step): a data loader has no state to save.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from torch import Tensor
 from dovetail.core.errors import FileError
 from dovetail.core.layout import TokenLayout
 
-LARGEST_TEXT = 256 << 20  # bytes read into memory: a larger text asks for shards
+LARGEST_TEXT = 256 << 20  # bytes: the whole text is read into memory
 JSON_LINES = 8  # lines that are parsed to recognize JSON Lines
 
 
 @dc.dataclass(frozen=True)
 class Batch:
-    """What one step learns from."""
+    """The inputs and labels of one step."""
 
     tokens: Tensor  # (batch, n) ids
-    labels: Tensor  # (batch, n) the wanted ids, −100 where none is; (batch,) for a head that answers once a row
-    layout: TokenLayout  # where the tokens stand
-    source: Tensor | None = None  # (batch, m) what an encoder reads
+    labels: Tensor  # (batch, n) ids, −100 where a token is not predicted; (batch,) for a head with one output per row
+    layout: TokenLayout  # positions, documents and padding of the tokens
+    source: Tensor | None = None  # (batch, m) the input of an encoder
     source_layout: TokenLayout | None = None
 
     @property
     def count(self) -> int:
-        """Tokens in it, padding left out."""
+        """The number of tokens without padding."""
         real = int(self.layout.real.sum())
         return real if self.source_layout is None else real + int(self.source_layout.real.sum())
 
 
 def read_corpus(path: str | Path) -> str:
-    """A UTF-8 text of bounded size."""
+    """Return the text of a UTF-8 file of at most LARGEST_TEXT bytes; JSON is refused."""
     path = Path(path)
     try:
         size = path.stat().st_size
         if size > LARGEST_TEXT:
-            raise FileError(f"{path}: {size} bytes are more than the {LARGEST_TEXT} that are read; cut the text")
+            raise FileError(f"{path}: has {size} bytes; the limit is {LARGEST_TEXT}; split the file")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -82,31 +82,31 @@ def _parsed(text: str) -> Any:
 
 @dc.dataclass(frozen=True)
 class Corpus:
-    """Token ids to learn from, and others to be tried on."""
+    """Token ids to train on, and held-out ones."""
 
     train: Tensor  # (n,)
     held_out: Tensor  # (m,)
 
     @staticmethod
-    def cut(ids: Tensor, length: int, share: float = 0.05, name: str = "the text") -> Corpus:
-        """The last `share` of the ids held out, one window of `length` tokens at least."""
-        held = max(int(len(ids) * share), length + 1)
-        if len(ids) < 2 * held:
+    def cut(ids: Tensor, length: int, fraction: float = 0.05, name: str = "the text") -> Corpus:
+        """Hold out the last `fraction` of the ids, at least one sequence of `length` tokens."""
+        held_out = max(int(len(ids) * fraction), length + 1)
+        if len(ids) < 2 * held_out:
             need = 2 * (length + 1)
-            raise FileError(f"{name}: {len(ids)} tokens are too few for windows of {length}; give {need} or shorten --length")
-        return Corpus(ids[:-held], ids[-held:])
+            raise FileError(f"{name}: {len(ids)} tokens are too few for sequences of {length}; give {need} or shorten --length")
+        return Corpus(ids[:-held_out], ids[-held_out:])
 
     def batch(self, seed: int, step: int, batch: int, length: int) -> Batch:
-        """`batch` windows of `length` tokens from random places, drawn from (seed, step)."""
+        """Return `batch` sequences of `length` tokens from random offsets, sampled from (seed, step)."""
         generator = torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**63)
         starts = torch.randint(0, len(self.train) - length, (batch,), generator=generator)
         return _windows(self.train, starts, length)
 
     def validation(self, batch: int, length: int, most: int = 8) -> Iterator[Batch]:
-        """Up to `most` batches of windows spread evenly over the held-out ids: always the same."""
-        room = len(self.held_out) - length
-        count = min(most * batch, max(1, room // length))
-        starts = torch.linspace(0, room - 1, count, dtype=torch.float64).long()
+        """Yield up to `most` batches of sequences at even offsets of the held-out ids; the same at every call."""
+        offsets = len(self.held_out) - length
+        count = min(most * batch, max(1, offsets // length))
+        starts = torch.linspace(0, offsets - 1, count, dtype=torch.float64).long()
         for some in starts.split(batch):
             yield _windows(self.held_out, some, length)
 

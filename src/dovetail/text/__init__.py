@@ -1,1 +1,1 @@
-"""Text to token ids and back."""
+"""Tokenizers, chat templates and streamed text."""

@@ -1,7 +1,7 @@
-"""Chat templates: messages to the one text that a model was taught to read, as its directory says.
+"""Chat templates: messages to a prompt, by the Jinja template of a model directory.
 
-The template is `chat_template.jinja`, or `chat_template` inside tokenizer_config.json. It is rendered by a child process that
-is limited in time, memory and output (render.py).
+The template is `chat_template.jinja`, or `chat_template` in tokenizer_config.json. It is rendered in a child process with
+limits on time, memory and output (render.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Message = Mapping[str, Any]  # role and content
 
 @dc.dataclass(frozen=True)
 class ChatTemplate:
-    """A template, where it comes from, and the special tokens it may speak of (`bos_token` …)."""
+    """A template, the file it comes from, and the special tokens it may use (`bos_token` …)."""
 
     text: str
     origin: str
@@ -35,51 +35,50 @@ class ChatTemplate:
 
     @staticmethod
     def load(directory: str | Path) -> ChatTemplate:
-        """The template of a model directory."""
+        """Return the template of a model directory."""
         where = Directory(directory)
         config = where.json(CONFIG_FILE, LARGEST_CONFIG) if where.has(CONFIG_FILE) else {}
-        tokens = {name: text for name, said in config.items() if name.endswith("_token") and (text := _token(said))}
+        tokens = {name: text for name, value in config.items() if name.endswith("_token") and (text := _token(value))}
         if where.has(TEMPLATE_FILE):
             return ChatTemplate(where.text(TEMPLATE_FILE, LARGEST), str(where.place / TEMPLATE_FILE), tokens)
         text = _template(config.get("chat_template"))
         if text is None or len(text) > LARGEST:
-            raise FileError(f"{where.place}: holds no chat template ({TEMPLATE_FILE}, or in {CONFIG_FILE})")
+            raise FileError(f"{where.place}: has no chat template ({TEMPLATE_FILE}, or in {CONFIG_FILE})")
         return ChatTemplate(text, str(where.place / CONFIG_FILE), tokens)
 
     def render(self, messages: Sequence[Message], *, prompt: bool = True, **given: Any) -> str:
-        """The text of a conversation; `prompt` adds the words that let the model answer. `given` are further names that a
-        template may ask for (`tools`, `documents`, settings of its own)."""
-        told = {"tools": None, "documents": None, **self.tokens, **given}
-        told |= {"messages": list(messages), "add_generation_prompt": prompt}
-        answer = self._ask(json.dumps({"template": self.text, "given": told, "longest": LONGEST}))
-        if "text" not in answer:
-            raise FileError(f"{self.origin}: the chat template cannot be rendered ({answer['error']})")
-        return answer["text"]
+        """Return the prompt of a conversation. `prompt` is the template's `add_generation_prompt`; `given` are more variables
+        of the template (`tools`, `documents`, settings of its own)."""
+        variables = {"tools": None, "documents": None, **self.tokens, **given}
+        variables |= {"messages": list(messages), "add_generation_prompt": prompt}
+        result = self._render(json.dumps({"template": self.text, "given": variables, "longest": LONGEST}))
+        if "text" not in result:
+            raise FileError(f"{self.origin}: the chat template cannot be rendered ({result['error']})")
+        return result["text"]
 
-    def _ask(self, asked: str) -> dict[str, str]:
+    def _render(self, request: str) -> dict[str, str]:
         child = Path(__file__).with_name("render.py")
         command = [sys.executable, "-I", str(child), str(SECONDS), str(MEMORY)]
         try:
             done = subprocess.run(
-                command, input=asked, capture_output=True, text=True, timeout=2 * SECONDS, env={}, check=False
+                command, input=request, capture_output=True, text=True, timeout=2 * SECONDS, env={}, check=False
             )
         except subprocess.TimeoutExpired:
             return {"error": f"it took more than {SECONDS} seconds"}
         try:
-            answer = json.loads(done.stdout)
-        except ValueError:  # it was stopped by the system
+            return json.loads(done.stdout)
+        except ValueError:  # the system killed it
             return {"error": f"it took more than {SECONDS} seconds or {MEMORY >> 20} MB"}
-        return answer
 
 
-def _token(said: Any) -> str | None:
-    """A special token, written as a text or as an object with one."""
-    said = said.get("content") if isinstance(said, dict) else said
-    return said if isinstance(said, str) else None
+def _token(value: Any) -> str | None:
+    """Return a special token, written as a string or as an object with `content`."""
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None
 
 
-def _template(said: Any) -> str | None:
-    """A text, or of several the one called default."""
-    if isinstance(said, list):
-        said = next((one.get("template") for one in said if isinstance(one, dict) and one.get("name") == "default"), None)
-    return said if isinstance(said, str) else None
+def _template(value: Any) -> str | None:
+    """Return the template, of several the one named default."""
+    if isinstance(value, list):
+        value = next((one.get("template") for one in value if isinstance(one, dict) and one.get("name") == "default"), None)
+    return value if isinstance(value, str) else None

@@ -1,12 +1,13 @@
-"""Tokenizers trained on a text: five ways of cutting it, all kept as tokenizer.json.
+"""Training of tokenizers on a text, of five kinds; each is saved as tokenizer.json.
 
-    byte_pair    bytes, of which pairs that occur often are merged; nothing is unknown       Sennrich et al. 2016; Radford 2019
-    unigram      pieces of bytes, the likeliest cut of each word; nothing is unknown         Kudo 2018
-    wordpiece    words and signs, cut into a beginning and ##continuations; spaces are lost  Schuster & Nakajima 2012
-    characters   one token a character of the text
-    words        one token a word, a sign or a gap of the text
+    byte_pair    bytes, merged in pairs by frequency; no unknown token                    Sennrich et al. 2016; Radford 2019
+    unigram      pieces of bytes, the most probable segmentation; no unknown token        Kudo 2018
+    wordpiece    words and punctuation, as a first piece and ##continuations; drops spaces  Schuster & Nakajima 2012
+    characters   one token per character
+    words        one token per word, punctuation mark or run of spaces
 
-Ids 0 and 1 are special: the end of a text, and the mask of masked-token training. The last three know an unknown, id 2.
+Ids 0 and 1 are special tokens: end of text, and the mask of masked language modeling. The last three have an unknown
+token, id 2.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from dovetail.text.tokenizer import END, MASK, Tokenizer
 
 UNKNOWN = "<|unknown|>"
 SPECIAL = (END, MASK)
-LEAST = 256 + len(SPECIAL)  # the bytes and the special tokens
+LEAST = 256 + len(SPECIAL)  # 256 bytes and the special tokens
 SAMPLE = 1 << 16  # characters that a trainer reads as one
 
 
 def learn(text: str, vocab: int, kind: str = "byte_pair") -> Tokenizer:
-    """A tokenizer of at most `vocab` tokens (fewer where the text has no more to learn) from a text."""
+    """Train a tokenizer of at most `vocab` tokens on a text; of fewer where the text is too short for more."""
     if kind not in KINDS:
-        raise SpecError("tokenizer", f"no tokenizer is called {kind!r}", f"kinds: {', '.join(KINDS)}")
+        raise SpecError("tokenizer", f"unknown kind {kind!r}", f"kinds: {', '.join(KINDS)}")
     if vocab < len(SPECIAL) + 2:
         raise SpecError("vocab", f"{vocab} is too small for any tokenizer", f"--set vocab={LEAST}")
     return Tokenizer(KINDS[kind](text, vocab))
@@ -48,7 +49,7 @@ def _samples(text: str) -> Iterator[str]:
 
 
 def _bytes(model: models.Model, vocab: int) -> tuple[Engine, list[str]]:
-    """An engine that reads any text as bytes, and the signs it writes them with."""
+    """Return an engine on bytes, and the characters that stand for them."""
     if vocab < LEAST:
         raise SpecError("vocab", f"{vocab} is too small: bytes and special tokens alone are {LEAST}", f"--set vocab={LEAST}")
     engine = Engine(model)
@@ -76,8 +77,7 @@ def _unigram(text: str, vocab: int) -> Engine:
 
 
 def _rounded(engine: Engine) -> Engine:
-    """The same pieces with scores of nine decimals: the last digits depend on how threads took turns, and the engine's reader
-    of JSON does not keep them all."""
+    """Round the scores to nine decimals: further digits depend on the order of threads, and JSON does not preserve them."""
     data = json.loads(engine.to_str())
     data["model"]["vocab"] = [[piece, round(score, 9)] for piece, score in data["model"]["vocab"]]
     return Engine.from_str(json.dumps(data))
@@ -93,7 +93,7 @@ def _wordpiece(text: str, vocab: int) -> Engine:
 
 
 def _cut_by(pattern: str) -> Callable[[str, int], Engine]:
-    """One token for each match of a pattern that leaves nothing out, so that the joined tokens are the text."""
+    """Return the trainer of one token per match of a pattern that leaves no character out: joined tokens are the text."""
 
     def train(text: str, vocab: int) -> Engine:
         engine = Engine(models.WordLevel({}, unk_token=UNKNOWN))

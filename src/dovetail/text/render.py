@@ -1,10 +1,10 @@
-"""The child that renders one chat template: JSON on stdin, JSON on stdout, and nothing else at hand.
+"""The child process that renders one chat template: JSON on stdin, JSON on stdout.
 
-A template is a stranger's program. The immutable sandbox keeps it from attributes it has no business with and from changing
-what it was given; it does not keep it from loops without end or from texts without end. So it runs in a process of its own,
-which limits its time, memory and output before it reads a byte, and which the parent kills when it has waited too long.
+A template is untrusted code. Jinja's immutable sandbox blocks internal attributes and changes to the variables, but not endless
+loops or endless output. So the template runs in a process of its own, which limits its CPU time, memory and output before it
+reads a byte; the parent kills it after a timeout.
 
-This file is run by its path, with none of our modules and no environment: it imports jinja2 and the standard library alone.
+This file is run by its path with an empty environment. It imports jinja2 and the standard library, and no module of ours.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class Generation(Extension):
-    """`{% generation %} … {% endgeneration %}` marks what the model wrote: for us its body alone."""
+    """`{% generation %} … {% endgeneration %}` marks the turns of the assistant; it renders as its body."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The statements in between."""
+        """Return the statements of the body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def render(template: str, given: dict[str, Any], longest: int) -> str:
-    """The text of a template; more than `longest` characters are an error."""
+    """Return the rendered template; more than `longest` characters are an error."""
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     sandbox.filters["tojson"] = _to_json
     sandbox.globals["raise_exception"] = _refuse
@@ -50,7 +50,7 @@ def render(template: str, given: dict[str, Any], longest: int) -> str:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Plain JSON: jinja's own writes < and & as HTML wants them."""
+    """Return plain JSON: Jinja's own filter escapes < and & for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -59,22 +59,22 @@ def _refuse(message: str) -> NoReturn:
 
 
 def main() -> None:
-    """Limit, read, render, answer."""
+    """Set the limits, read the request, render, write the result."""
     seconds, memory = (int(text) for text in sys.argv[1:3])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     try:
-        answer = {"text": render(asked["template"], asked["given"], asked["longest"])}
+        result = {"text": render(request["template"], request["given"], request["longest"])}
     except MemoryError:
-        answer = {"error": f"it takes more than {memory >> 20} MB of memory"}
+        result = {"error": f"it takes more than {memory >> 20} MB of memory"}
     except RecursionError:
-        answer = {"error": "it calls itself without end"}
-    except Exception as error:  # a template may raise anything at all
-        answer = {"error": f"{type(error).__name__}: {str(error)[:400]}"}
-    sys.stdout.write(json.dumps(answer))
+        result = {"error": "it calls itself without end"}
+    except Exception as error:  # a template may raise anything
+        result = {"error": f"{type(error).__name__}: {str(error)[:400]}"}
+    sys.stdout.write(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Text as it is written: tokens come one by one, and what is certain of the text is given at once.
+"""Streaming detokenization: tokens come one by one, and text that later tokens cannot change is returned at once.
 
-A token may be part of a character (three bytes of four), or change how the one before it is written (WordPiece's ##), so a
-token's text is what it adds to the text of a few before it; what ends in half a character waits for the rest.
+A token may be part of a character (three bytes of four), or change the text of the token before it (WordPiece's ##). So the
+text of a token is what it adds to the text of the tokens just before it, and an incomplete character waits for its last byte.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ from collections.abc import Sequence
 
 from dovetail.text.tokenizer import Tokenizer
 
-HALF = "\N{REPLACEMENT CHARACTER}"  # what the engine writes for bytes that form no character
+HALF = "\N{REPLACEMENT CHARACTER}"  # the engine decodes an incomplete character to this
 
 
 class TextStream:
-    """push(id) -> the text that is certain now; end() -> the rest. Joined they are the text of all ids behind the prompt's."""
+    """push(id) -> the text that is final now; end() -> the rest. Joined they are the text of all ids behind the prompt."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
-        self.ids = list(prompt)  # from the last place where the text was certain
-        self.said = tokenizer.decode(self.ids)  # of these, what was given
-        self.last = len(self.ids)  # ids up to which it was given
+        self.ids = list(prompt)  # the ids whose text is decoded together
+        self.emitted = tokenizer.decode(self.ids)  # the part of that text that was returned
+        self.last = len(self.ids)  # the number of ids whose text was returned
 
     def push(self, token: int) -> str:
-        """One more token."""
+        """Add a token and return the text that is final now."""
         self.ids.append(token)
         text = self.tokenizer.decode(self.ids)
-        if len(text) <= len(self.said) or text.endswith(HALF) or not text.startswith(self.said):
+        if len(text) <= len(self.emitted) or text.endswith(HALF) or not text.startswith(self.emitted):
             return ""
-        new = text[len(self.said) :]
-        self.ids = self.ids[self.last :]  # the ids given last stay, as what comes may depend on them
+        new = text[len(self.emitted) :]
+        self.ids = self.ids[self.last :]  # the last ids stay: the text of the next may depend on them
         self.last = len(self.ids)
-        self.said = self.tokenizer.decode(self.ids)
+        self.emitted = self.tokenizer.decode(self.ids)
         return new
 
     def end(self) -> str:
-        """What was held back, half a character as �."""
+        """Return the text that was held back; an incomplete character becomes �."""
         text = self.tokenizer.decode(self.ids)
         shared = 0
-        while shared < min(len(text), len(self.said)) and text[shared] == self.said[shared]:
+        while shared < min(len(text), len(self.emitted)) and text[shared] == self.emitted[shared]:
             shared += 1
-        self.said = text
+        self.emitted = text
         return text[shared:]

@@ -1,7 +1,7 @@
-"""Text to ids and back by a tokenizer.json, whatever kind of tokenizer it describes; the engine is Hugging Face's own.
+"""Tokenizer: text to token ids and back, by a tokenizer.json of any kind; the engine is Hugging Face's tokenizers.
 
-A text that is learned from is read as it stands: what looks like a special token in it is plain text, and none is added. A
-prompt is read as the reference reads it: with the special tokens that its author wrote, and those the tokenizer adds.
+Training text is plain text (`encode`): special tokens are neither recognized in it nor added. A prompt is encoded as by
+transformers (`prompt`): special tokens in it are recognized, and those of the tokenizer's template are added.
 """
 
 from __future__ import annotations
@@ -19,49 +19,52 @@ from dovetail.io.untrusted import Directory
 from dovetail.text.cut import cuts_are_exact, pieces
 
 TOKENIZER_FILE = "tokenizer.json"
-END, MASK = "<|end|>", "<|mask|>"  # ids 0 and 1 of those trained here: the end of a text, and the mask of masked training
-LARGEST_FILE = 64 * 2**20  # bytes of a tokenizer.json: the largest known vocabularies stay below
+END, MASK = (
+    "<|end|>",
+    "<|mask|>",
+)  # ids 0 and 1 of tokenizers trained here: end of text, and the mask of masked language modeling
+LARGEST_FILE = 64 * 2**20  # bytes of a tokenizer.json; the largest known ones are smaller
 PIECE = 1 << 16  # characters encoded as one where the text can be cut
 AT_ONCE = 16  # pieces encoded together
 
 
 class Tokenizer:
-    """Text to ids and back."""
+    """Text to token ids and back."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.engine.encode_special_tokens = True  # a text that speaks of <|end|> does not end there
+        self.engine.encode_special_tokens = True  # "<|end|>" in training text is plain text
 
     @staticmethod
     def load(directory: str | Path) -> Tokenizer:
-        """The tokenizer of a model directory."""
+        """Return the tokenizer of a model directory."""
         where = Directory(directory)
         path, text = where.place / TOKENIZER_FILE, where.text(TOKENIZER_FILE, LARGEST_FILE)
         try:
             engine = Engine.from_str(text)
-            engine.no_padding()  # a file may ask for rows of one length: that is for who makes a batch
+            engine.no_padding()  # padding and truncation of the file are for batches
             engine.no_truncation()
             return Tokenizer(engine)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the engine raises bare Exception for a file it cannot read, or panics
+        except BaseException as error:  # the engine raises bare Exception, or panics
             raise FileError(f"{path}: cannot be read as a tokenizer ({str(error)[:300]})") from error
 
     def to_json(self) -> str:
-        """What tokenizer.json holds."""
+        """Return the content of tokenizer.json."""
         return self.engine.to_str(pretty=True)
 
     @property
     def size(self) -> int:
-        """How many ids there are."""
+        """The number of token ids."""
         return self.engine.get_vocab_size(with_added_tokens=True)
 
     def id_of(self, token: str) -> int:
-        """The id of one token as it is written in the vocabulary."""
-        found = self.engine.token_to_id(token)
-        if found is None:
+        """Return the id of a token of the vocabulary."""
+        token_id = self.engine.token_to_id(token)
+        if token_id is None:
             raise FileError(f"{TOKENIZER_FILE}: has no token {token!r}")
-        return found
+        return token_id
 
     def encode(self, text: str) -> Tensor:
         """Return the ids (n,) of plain text: special tokens are neither added nor recognized in it.
@@ -78,7 +81,7 @@ class Tokenizer:
         return torch.cat(ids)
 
     def prompt(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Ids of a prompt as the reference reads it; `add_special` where no template has written the special tokens."""
+        """Return the ids of a prompt; `add_special` adds special tokens, which a chat template writes itself."""
         self.engine.encode_special_tokens = False
         try:
             return self.engine.encode(text, add_special_tokens=add_special).ids
@@ -86,11 +89,11 @@ class Tokenizer:
             self.engine.encode_special_tokens = True
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
-        """The text of ids; special tokens are left out, bytes that form no character become �."""
+        """Return the text of ids without special tokens; bytes that form no character become �."""
         return self.engine.decode(ids.tolist() if isinstance(ids, Tensor) else list(ids), skip_special_tokens=True)
 
     def label(self, token: int) -> str:
-        """One token as a reader wants to see it: a space as ·, the end of a line as ↵, what cannot be shown by its code."""
+        """Return a token for display: a space as ·, a line end as ↵, a tab as ⇥, unprintable characters as escapes."""
         shown = self.engine.decode([token], skip_special_tokens=False)
         shown = shown.replace(" ", "·").replace("\n", "↵").replace("\t", "⇥")
         return shown if shown.isprintable() else shown.encode("unicode_escape").decode()
