@@ -1,9 +1,9 @@
-"""What small models learn on the spot, and what they do not: figures, and a picture of each experiment.
+"""What small models learn, and what they do not: figures, and a plot of each experiment.
 
     python benchmarks/learn.py [--json] [--only recall lengths] [--out docs/figures/learn] [--draw]
 
-The experiments are those of `trials.py`: recall, lengths, reach and wires. Each leaves NAME.json and NAME.png in the directory;
-`--draw` trains nothing and takes what is there. Every seed is fixed; a full run trains some eighty models and
+The experiments are those of `trials.py`: recall, lengths, reach and wires. Each writes NAME.json and NAME.png to the directory;
+`--draw` trains nothing and plots the stored data. Every seed is fixed; a full run trains some eighty models and
 takes an hour or two.
 """
 
@@ -31,7 +31,7 @@ LAST = 30  # steps whose mean loss ends a run
 
 @dc.dataclass(frozen=True)
 class Trial:
-    """One experiment: what it does, how many models it trains (or sets of them), what its figures are."""
+    """One experiment: its function, the number of progress steps, and the rows of its figures."""
 
     run: Callable[[Size, Tick], dict[str, Any]]
     models: Callable[[Size], int]
@@ -50,7 +50,7 @@ def interval(values: list[float]) -> float:
 
 
 def recall_rows(data: dict[str, Any]) -> list[Row]:
-    """Mean accuracies, and the lowest of those that should be high."""
+    """Mean accuracies, and that of the worst seed."""
     goals = {"attention": Goal(low=0.95), "mamba": Goal(low=0.95), "s4": Goal(high=0.6)}
     rows: list[Row] = []
     for task, by_mixer in data["shares"].items():
@@ -61,7 +61,7 @@ def recall_rows(data: dict[str, Any]) -> list[Row]:
 
 
 def length_rows(data: dict[str, Any]) -> list[Row]:
-    """Perplexity at home and beyond, best first."""
+    """Perplexity within and beyond the training length, best first."""
     rows: list[Row] = []
     beyond = {name: [math.exp(statistics.fmean(seed[BEYOND])) for seed in seeds] for name, seeds in data["losses"].items()}
     for rank, name in enumerate(sorted(beyond, key=lambda name: statistics.fmean(beyond[name])), 1):
@@ -74,7 +74,7 @@ def length_rows(data: dict[str, Any]) -> list[Row]:
 
 
 def reach_rows(data: dict[str, Any]) -> list[Row]:
-    """What is left of a gradient at 64 tokens of what there was at 4, as a power of ten; attention > LSTM > RNN."""
+    """log₁₀ of the gradient norm at 64 tokens ÷ that at 4; attention > LSTM > RNN."""
     rows: list[Row] = []
     for when in ("fresh", "trained"):
         left = {
@@ -90,14 +90,14 @@ def reach_rows(data: dict[str, Any]) -> list[Row]:
 
 
 def wire_rows(data: dict[str, Any]) -> list[Row]:
-    """The loss at the end of each way, and how much post loses to pre without warm-up."""
+    """The final loss of each run, and the gap between post-norm and pre-norm without warm-up."""
     ends = {
         name: [math.inf if run[-1] is None else statistics.fmean(run[-LAST:]) for run in runs]
         for name, runs in data["curves"].items()
     }
     rows = [mean_row(f"{name}: loss at the end", losses) for name, losses in ends.items()]
     gap = statistics.fmean(ends["post, no warm-up"]) - statistics.fmean(ends["pre, no warm-up"])
-    rows += [Row("who knows frequencies alone: loss", data["alone"])]
+    rows += [Row("token frequencies only: loss", data["alone"])]
     return [*rows, Row(f"{data['depth']} layers, no warm-up: post − pre, nats", gap, Goal(low=0.5))]
 
 
@@ -113,13 +113,13 @@ def asked() -> argparse.Namespace:
     parser = arguments(__doc__ or "")
     parser.set_defaults(threads=1)
     parser.add_argument("--only", nargs="+", choices=TRIALS, default=list(TRIALS), help="some of the experiments")
-    parser.add_argument("--out", type=Path, default=Path("learn"), help="where figures and pictures go")
-    parser.add_argument("--draw", action="store_true", help="train nothing: tell and draw what is there")
+    parser.add_argument("--out", type=Path, default=Path("learn"), help="the directory of data and plots")
+    parser.add_argument("--draw", action="store_true", help="train nothing: plot the stored data")
     return parser.parse_args()
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Figures of an earlier run."""
+    """The data of an earlier run."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

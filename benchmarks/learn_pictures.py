@@ -1,4 +1,4 @@
-"""The pictures of `learn.py`, each from the plain data of one experiment."""
+"""The plots of `learn.py`, each from the data of one experiment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE)
 
 
 def mean_of(runs: Sequence[Sequence[float]]) -> list[float]:
-    """The mean over seeds at every place."""
+    """The mean over seeds at each position."""
     return [statistics.fmean(values) for values in zip(*runs, strict=True)]
 
 
@@ -37,13 +37,15 @@ def draw_recall(data: dict[str, Any], path: Path) -> None:
             axes.axhline(goal, color=GREY, linewidth=0.8, linestyle=":")
         axes.set_ylim(0, 1.02)
         quiet(axes)
-    panels[0].set_ylabel("share of right answers", color=INK)
-    figure.suptitle("Length 32, vocabulary 16, two layers of width 32; a dot a seed", fontsize=11, color=INK, x=0.01, ha="left")
+    panels[0].set_ylabel("accuracy", color=INK)
+    figure.suptitle(
+        "Length 32, vocabulary 16, two layers of width 32; one dot per seed", fontsize=11, color=INK, x=0.01, ha="left"
+    )
     write_figure(figure, path)
 
 
 def draw_lengths(data: dict[str, Any], path: Path) -> None:
-    """Perplexity along a text four times as long as those trained on; a thin line a seed."""
+    """Perplexity over four times the training length; one thin line per seed."""
     figure = new_figure(7.6, 4.4)
     axes = figure.add_subplot()
     for (name, seeds), color in zip(data["losses"].items(), COLOURS, strict=True):
@@ -54,9 +56,9 @@ def draw_lengths(data: dict[str, Any], path: Path) -> None:
     axes.annotate(f" trained up to {SHORT}", (SHORT, 1), xycoords=("data", "axes fraction"), va="top", fontsize=8, color=GREY)
     axes.set_yscale("log")
     axes.set_xlim(0, LONG)
-    axes.set_xlabel("place in the text", color=INK)
+    axes.set_xlabel("position", color=INK)
     axes.set_ylabel("perplexity", color=INK)
-    axes.set_title(f"Trained at {SHORT} tokens, read at {LONG}", color=INK, fontsize=11, loc="left")
+    axes.set_title(f"Trained on {SHORT} tokens, evaluated on {LONG}", color=INK, fontsize=11, loc="left")
     axes.legend(frameon=False, fontsize=9)
     quiet(axes)
     write_figure(figure, path)
@@ -66,7 +68,7 @@ def draw_reach(data: dict[str, Any], path: Path) -> None:
     """Gradient norms against distance, before and after training."""
     figure = new_figure(8.4, 3.8)
     panels = figure.subplots(1, 2, sharey=True)
-    titles = {"fresh": "first weights", "trained": f"after {data['steps']} steps on text"}
+    titles = {"fresh": "initial weights", "trained": f"after {data['steps']} steps on text"}
     for axes, (when, title) in zip(panels, titles.items(), strict=True):
         for (name, norms), color in zip(data["norms"].items(), COLOURS, strict=False):
             for seed in norms[when]:
@@ -78,15 +80,15 @@ def draw_reach(data: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("distance in tokens", color=INK)
         axes.set_title(title, color=INK, fontsize=10, loc="left")
         quiet(axes)
-    panels[0].set_ylabel("norm of the gradient", color=INK)
+    panels[0].set_ylabel("gradient norm", color=INK)
     panels[1].legend(frameon=False, fontsize=9)
-    title = "How far the last token's loss reaches back; one layer of width 32"
+    title = "Gradient of the last token's loss at earlier tokens; one layer of width 32"
     figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
     write_figure(figure, path)
 
 
 def draw_wires(data: dict[str, Any], path: Path) -> None:
-    """Losses along each run; a thin line a seed, ended where it gave no number."""
+    """The losses of each run; one thin line per seed, up to where it diverged."""
     figure = new_figure(7.6, 4.2)
     axes = figure.add_subplot()
     styles = ((BLUE, "-"), (BLUE, "--"), (ORANGE, "-"), (ORANGE, "--"))
@@ -98,12 +100,12 @@ def draw_wires(data: dict[str, Any], path: Path) -> None:
         axes.plot(smoothed(mean_of([run[:shortest] for run in steady]), 5), style, color=color, linewidth=1.8, label=name)
     axes.axhline(data["alone"], color=GREY, linestyle=":", linewidth=1)
     axes.annotate(
-        "frequencies alone ", (1, data["alone"]), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
+        "token frequencies only ", (1, data["alone"]), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
     )
     axes.set_xlim(0, data["steps"])
     axes.set_xlabel("step", color=INK)
-    axes.set_ylabel("loss, nats a token", color=INK)
-    axes.set_title(f"{data['depth']} layers: norms before the branch or behind it", color=INK, fontsize=11, loc="left")
+    axes.set_ylabel("loss, nats per token", color=INK)
+    axes.set_title(f"{data['depth']} layers: pre-norm and post-norm", color=INK, fontsize=11, loc="left")
     axes.legend(frameon=False, fontsize=9)
     quiet(axes)
     write_figure(figure, path)

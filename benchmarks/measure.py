@@ -1,4 +1,4 @@
-"""How a figure is taken and told: rows with a goal, pairs timed in turn, one output for people and one for machines.
+"""Measurement and report of a benchmark: rows with a goal, paired timing, a table or JSON.
 
 A benchmark is `python benchmarks/NAME.py [--json]`. One run holds both sides; their outputs are compared before anything is
 timed; A and B take turns, and the turn that comes first changes from round to round. Only ratios are kept: on a shared machine
@@ -75,7 +75,7 @@ def middle(values: Sequence[float]) -> tuple[float, float]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long one call takes."""
+    """The seconds of one call."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin

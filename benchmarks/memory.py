@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive: every storage that an operation makes or touches is counted until it is freed."""
+"""Live bytes of tensors: every storage that an operation allocates or returns is counted until it is freed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Alive(TorchDispatchMode):
-    """Within this context `peak` is the most bytes alive at once among tensors made here; what was made before is free."""
+    """Within this context `peak` is the largest number of live bytes of tensors allocated in it; `before` is not counted."""
 
     def __init__(self, *before: Tensor) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""Small tasks that show what a mixer can do: batches drawn from (seed, step), with labels only where something is asked.
+"""Synthetic tasks for mixers: batches sampled from a seed, with labels only where a token is predicted.
 
-    selective copying   a . . b . c . .   ? ? ?        the symbols among noise, in order, when asked for     (Gu & Dao 2023)
+    selective copying   a . . b . c . .   ? ? ?        predict the symbols among noise, in order            (Gu & Dao 2023)
                                           a b c
-    induction           d a ! b c a d …   !            what stood behind the mark, when it comes again (Olsson et al. 2022)
+    induction           d a ! b c a d …   !            predict the token that followed the mark  (Olsson et al. 2022)
                                           b
 
-Noise, question and mark are tokens of the vocabulary like any other. Where each symbol lies is drawn anew for each row: a mixer
-that treats all tokens alike, by distance only, cannot tell what to hold.
+Noise, question and mark are tokens of the vocabulary. The positions of the symbols are sampled per row, so a mixer whose
+recurrence does not depend on its input cannot select them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOISE, ASK, MARK = 0, 1, 0
 
 
 def selective_copying(seed: int, rows: int, length: int = 32, vocab: int = 16, symbols: int = 4) -> Batch:
-    """`symbols` of them lie at random places of the first length − symbols; the rest of the row asks for them in order."""
+    """`symbols` tokens at random positions of the first length − symbols; the rest of the row predicts them in order."""
     draw = torch.Generator().manual_seed(seed)
     room = length - symbols
     values = torch.randint(2, vocab, (rows, symbols), generator=draw)
@@ -37,7 +37,7 @@ def selective_copying(seed: int, rows: int, length: int = 32, vocab: int = 16, s
 
 
 def induction(seed: int, rows: int, length: int = 32, vocab: int = 16) -> Batch:
-    """The mark stands once at a random place and once at the end, which asks for what stood behind the first."""
+    """The mark is at a random position and at the end, which predicts the token behind the first mark."""
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1, vocab, (rows, length), generator=draw)
     place = torch.randint(0, length - 2, (rows, 1), generator=draw)

@@ -1,9 +1,9 @@
-"""Four experiments that train small models from nothing; each gives plain data. `learn.py` runs them, tells and draws them.
+"""Four experiments that train small models from scratch; each returns plain data. `learn.py` runs, reports and plots them.
 
-recall     selective copying and induction: who can hold a thing because of what it is
-lengths    text learned at 64 tokens and read at 256: which position goes on
-reach      how far back a gradient reaches: recurrences and attention
-wires      many layers and the full learning rate from the first step: norms before or behind the branch
+recall     selective copying and induction: content-based recall
+lengths    trained on 64 tokens of text, evaluated on 256: length extrapolation of position encodings
+reach      gradient norm against distance: recurrences and attention
+wires      many layers and the full learning rate from the first step: pre-norm and post-norm
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNTIED = "head: {kind: lm, tied: false}"
 
 @dc.dataclass(frozen=True)
 class Size:
-    """How much of everything; the lengths and vocabularies are the experiments' own."""
+    """Seeds, steps and text of the experiments."""
 
     seeds: int = 5
     few: int = 3  # seeds where the effect is many times the spread
@@ -49,7 +49,7 @@ class Size:
     reach_steps: int = 200
     wire_steps: int = 600
     depth: int = 12
-    tried: int = 1024  # rows a model is tried on
+    tried: int = 1024  # rows of an evaluation
 
 
 QUICK = Size(seeds=2, few=2, characters=120_000, recall_steps=3, length_steps=3, reach_steps=2, wire_steps=6, depth=3, tried=16)
@@ -57,13 +57,13 @@ QUICK = Size(seeds=2, few=2, characters=120_000, recall_steps=3, length_steps=3,
 
 @cache
 def corpus(characters: int, length: int) -> Corpus:
-    """What Python says of itself, as tokens."""
+    """The help text of Python, as tokens."""
     text = python_text(most=characters)
     return Corpus.cut(learn(text, VOCAB).encode(text), length, fraction=0.1)
 
 
 def learned(spec: Model, batches: Callable[[int], Batch], seed: int, steps: int, rate: float, **plan: Any) -> ModelModule:
-    """A model trained from nothing."""
+    """A model trained from scratch."""
     model = build(spec, seed=seed)
     train(model, batches, next_token, Plan(steps=steps, learning_rate=rate, seed=seed, quiet=True, **plan))
     return model
@@ -75,7 +75,7 @@ MIXERS = {"attention": "{kind: attention, heads: 4}", "mamba": "mamba", "s4": "s
 
 
 def recall(size: Size, tick: Tick) -> dict[str, Any]:
-    """The share of right answers of each mixer on each task, for every seed; length 32, vocabulary 16."""
+    """The accuracy of each mixer on each task, for every seed; length 32, vocabulary 16."""
     shares: dict[str, dict[str, list[float]]] = {task: {mixer: [] for mixer in MIXERS} for task in TASKS}
     for task, draw in TASKS.items():
         for mixer, text in MIXERS.items():
@@ -92,7 +92,7 @@ def recall(size: Size, tick: Tick) -> dict[str, Any]:
 
 @torch.no_grad()
 def right(model: ModelModule, batch: Batch) -> float:
-    """The share of the labels that are the likeliest answer."""
+    """The accuracy of the most probable token."""
     asked = batch.labels >= 0
     answers = model(batch.tokens, Ctx(layout=batch.layout)).argmax(-1)
     return (answers[asked] == batch.labels[asked]).double().mean().item()
@@ -112,7 +112,7 @@ AT_HOME, BEYOND = slice(SHORT * 3 // 4, SHORT), slice(LONG * 3 // 4, LONG)
 
 
 def lengths(size: Size, tick: Tick) -> dict[str, Any]:
-    """Loss at every place of 256 for each position, for every seed, after training at 64."""
+    """The loss at each of 256 positions for each position encoding and seed, after training on 64."""
     text = corpus(size.characters, LONG)
     # tokens as large as a sinusoid is, which would drown them otherwise
     layers = "[{repeat: 2, mixer: {heads: 4}, ffn: {hidden: 168}}]"
@@ -131,7 +131,7 @@ def lengths(size: Size, tick: Tick) -> dict[str, Any]:
 
 @torch.no_grad()
 def by_place(model: ModelModule, batches: Sequence[Batch]) -> list[float]:
-    """(n,) the mean loss at each place of a text."""
+    """(n,) the mean loss at each position."""
     each = [
         F.cross_entropy(model(b.tokens, Ctx(layout=b.layout)).transpose(1, 2), b.labels, reduction="none") for b in batches
     ]  # (batch, n)
@@ -163,7 +163,7 @@ def reach(size: Size, tick: Tick) -> dict[str, Any]:
 
 
 def by_distance(model: ModelModule, batch: Batch) -> list[float]:
-    """(n,) the mean norm of the gradient at distance 0, 1, 2 …"""
+    """(n,) the mean gradient norm at distance 0, 1, 2 …"""
     stream: list[Tensor] = []
 
     def listen(_: str, x: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def by_distance(model: ModelModule, batch: Batch) -> list[float]:
 
 
 def wires(size: Size, tick: Tick) -> dict[str, Any]:
-    """Losses along a run of many layers, pre and post, with warm-up and without, for every seed; null where it diverged."""
+    """The losses of deep models, pre-norm and post-norm, with and without warm-up, for every seed; null after divergence."""
     text = corpus(size.characters, SHORT)
     curves: dict[str, list[list[float | None]]] = {}
     for label, wire in (("pre", "pre_norm"), ("post", "post_norm")):
@@ -194,7 +194,7 @@ def wires(size: Size, tick: Tick) -> dict[str, Any]:
 
 
 def wired(spec: Model, text: Corpus, seed: int, steps: int, warmup: int) -> list[float | None]:
-    """The loss of each step; a run that ended in no number is filled up with None."""
+    """The loss of each step, padded with None after divergence."""
     model, losses = build(spec, seed=seed), []
 
     def objective(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
@@ -211,7 +211,7 @@ def wired(spec: Model, text: Corpus, seed: int, steps: int, warmup: int) -> list
 
 
 def unigram(text: Corpus) -> float:
-    """The loss of one who knows how often each token comes, and nothing else."""
+    """The loss of a model of token frequencies only: the entropy of the unigram distribution."""
     counts = torch.bincount(text.train, minlength=VOCAB).double()
-    share = counts[counts > 0] / counts.sum()
-    return -(share * share.log()).sum().item()
+    probs = counts[counts > 0] / counts.sum()
+    return -(probs * probs.log()).sum().item()
