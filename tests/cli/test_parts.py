@@ -40,7 +40,7 @@ def test_all_parts_are_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_fields_have_type_and_default(capsys: pytest.CaptureFixture[str]) -> None:
     rope = next(part for part in listed(capsys, "--group", "position") if part["kind"] == "rope")
-    assert rope["summary"] == "Queries and keys turn with their position."
+    assert rope["summary"] == "Rotary position embedding of queries and keys."
     assert rope["fields"] == [
         {"name": "base", "type": "float", "default": 10000.0},
         {"name": "fraction", "type": "float", "default": 1.0},

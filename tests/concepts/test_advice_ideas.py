@@ -27,13 +27,13 @@ GIVEN = {
     "deep post-norm": (HEALTHY, ["layers.*.wire=post_norm"], None, "layers.0.wire", "of post-norm train badly without warm-up"),
     "plain ffn not 4d": (ENCODER, ["layers.*.ffn.hidden=1000"], None, "layers.0.ffn.hidden", "is not the usual 4·width = 2048"),
     "gated ffn not 8d/3": (HEALTHY, ["layers.*.ffn.hidden=512"], None, "layers.0.ffn.hidden", "far from the usual 8·width/3"),
-    "too few learned positions": (LEARNED, [], 2048, "position.length", "1024 learned positions are fewer than the 2048"),
+    "too few learned positions": (LEARNED, [], 2048, "position.length", "1024 learned positions are fewer than 2048"),
     "no sinks when streaming": (
         HEALTHY,
         [WINDOW.format(size=600, keep=0)],
         2000,
         "layers.0.mixer.mask",
-        "without `keep` loses",
+        "without `keep` drops",
     ),
 }
 

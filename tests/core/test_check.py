@@ -88,5 +88,5 @@ def test_advice_depends_on_the_length() -> None:
     assert not advice(spec, length=64)
     ((path, problem),) = advice(spec, length=65)
     assert path == "position.length"
-    assert "fewer than the 65 tokens" in problem.problem
+    assert "fewer than 65 tokens" in problem.problem
     assert "rope" in problem.remedy

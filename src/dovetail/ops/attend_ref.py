@@ -1,4 +1,4 @@
-"""The readable truth: attention as it is written on paper. Offers everything; every other backend is held to it.
+"""The reference implementation of attention, as on paper. It offers everything; every other backend is compared with it.
 
     s = q kᵀ · scale          s ← cap · tanh(s / cap)          s ← s + bias
     a = softmax(s where allowed, with the sink as one more column)          z = a v
@@ -27,7 +27,7 @@ def cost(shape: Shape, needs: frozenset[str]) -> float:
 def run(
     q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, seen: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Attention with every score in memory: (…, heads, n, head)."""
+    """(…, heads, n, head), with all scores in memory."""
     allowed, empty = seen
     shared = q.shape[-3] // k.shape[-3]
     k, v = k.repeat_interleave(shared, -3), v.repeat_interleave(shared, -3)
@@ -37,7 +37,7 @@ def run(
         scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
     if scoring.bias is not None:
         scores = scores + scoring.bias(q_layout, k_layout, *scoring.tables)
-    # a row that sees nothing is padding: give it anything finite here, and zero at the end
+    # a query that sees no key is padding: finite scores here, zero probs below
     scores = scores.masked_fill(~allowed, -torch.inf).masked_fill(empty, 0.0)
     if scoring.sink is not None:
         column = scoring.sink[:, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)

@@ -1,7 +1,7 @@
 """torch's scaled_dot_product_attention: flash on its own causal flag, otherwise with the mask as one tensor.
 
-Its `is_causal` is aligned to the top left, so it says the truth only where queries and keys begin together; a single
-query at the end needs no mask at all. It gives 0 for a row that sees nothing (a test keeps watch on that).
+Its `is_causal` is aligned to the top left, so it is right only where queries and keys begin together; a single query at the
+end needs no mask at all. It returns 0 for a query that sees no key (tests/ops/test_sdpa_facts.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OFFERS = frozenset({"bias", "bias_grad", "compile"})
 
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:
-    """Nanoseconds, roughly: cheap with the flag, dearer with a dense mask, more with a dense bias."""
+    """Nanoseconds, roughly: least with the flag, more with a dense mask, most with a dense bias."""
     each = 4.6 if shape.plain else 6.7 + 12.0 * ("bias" in needs) + 7.0 * ("bias_grad" in needs)
     return 15_000.0 + each * shape.rows * shape.heads * shape.queries * shape.keys
 

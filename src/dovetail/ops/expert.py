@@ -1,15 +1,15 @@
-"""Experts: tokens sorted by the expert they were sent to, one matmul a run of tokens, and the results back in their places.
+"""Experts of an MoE: tokens sorted by expert, one matmul per expert, and the results back in token order.
 
     chosen (tokens, k)   ──dispatch──   rows (tokens·k) sorted by expert; those of experts on other ranks at the end
     y[rows of expert e] = x[rows of expert e] W_eᵀ                     `looped`: expert by expert; `grouped`: one fused kernel
     out = Σ over the k choices of a token of  weight · y               ──combine──
 
-`looped` is the readable form, for every dtype. `grouped` is torch's kernel: float32, bfloat16 and float16, where a row of each
-operand fills whole lanes of 16 bytes. A compiler cannot know where a run ends, so in a compiled graph the loop is one opaque
-operation with its gradient written beside it, and the kernel is taken for bfloat16 alone.
+`looped` is the reference implementation, for every dtype. `grouped` is torch's grouped_mm: float32, bfloat16 and float16, where
+the rows of both operands are multiples of 16 bytes. A compiler cannot know where a run ends, so in a compiled graph the loop is
+one custom operation with its own backward, and grouped_mm is used for bfloat16 alone.
 
 Shapes: x (rows, inp)   weights (experts, out, inp)   ends (experts,): where each expert's rows end   y (rows, out).
-Shazeer et al. 2017; Gale et al. 2022 (no token is dropped, nothing is padded).
+Shazeer et al. 2017; Gale et al. 2022 (dropless).
 """
 
 from __future__ import annotations

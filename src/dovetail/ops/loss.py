@@ -1,8 +1,8 @@
-"""Losses over a large vocabulary without ever holding all logits.
+"""Cross-entropy over a large vocabulary without all logits in memory.
 
     loss = mean over labels ≠ −100 of  log Σ_v e^(logit_v) − logit_label
 
-The tokens are cut into chunks; each chunk's logits live only while it is being read, and are made again in backward.
+Tokens are processed in chunks; the logits of a chunk are freed after use and recomputed in backward.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 IGNORED = -100
-CHUNK = 1024  # tokens whose logits exist at one time
+CHUNK = 1024  # tokens whose logits are in memory at one time
 
 
 def _summed(logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def _summed(logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor) -> Te
 
 
 def chunked_cross_entropy(logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor, chunk: int = CHUNK) -> Tensor:
-    """The mean cross-entropy of logits(x) against labels; x (…, n, embed), labels (…, n) with −100 where none is asked."""
+    """The mean cross-entropy of logits(x) against labels; x (…, n, embed), labels (…, n) with −100 where there is no label."""
     x, labels = x.flatten(0, -2), labels.flatten()
     count = (labels != IGNORED).sum().clamp_min(1)
     if x.shape[0] <= chunk:

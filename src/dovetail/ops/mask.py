@@ -1,9 +1,9 @@
-"""What a query may see: the spec's mask, and always its own document and no padding.
+"""Which keys a query sees: those of the spec's mask, in its own document, and never padding.
 
     allowed(q, k) = mask(q, k)  ∧  seg_q = seg_k ≥ 0  ∧  row_q = row_k
 
-A kernel asks either for the dense answer, made once a step and shared by all layers with an equal mask, or tile by tile:
-`plan` says for each tile of scores whether it is empty, full or partial, from the extremes of its tokens alone.
+A kernel takes the dense mask, computed once per step and shared by all layers with an equal mask, or goes tile by tile: `plan`
+says for each tile of scores whether it is empty, full or partial, from the extremes of its tokens alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def allowed(mask: Mask, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor
 
 
 def dense(mask: Mask, q: TokenLayout, k: TokenLayout, heads: Tensor) -> tuple[Tensor, Tensor]:
-    """(allowed, rows that see nothing at all), made once a step for all layers with an equal mask."""
+    """(allowed, rows that see nothing at all), computed once per step for all layers with an equal mask."""
     return _shared("allowed", mask, q, k, heads.shape[0], lambda: _look(mask, q, k, heads))
 
 

@@ -1,8 +1,8 @@
-"""Embeddings: inputs to the stream.
+"""Embeddings: from inputs to the residual stream.
 
 tokens    x_i = table[token_i] · scale (+ types[type_i])                   token ids (…, n) -> x (…, n, embed)
-patches   an image cut into squares, each a linear map of its values, behind a class token (Dosovitskiy et al. 2020)
-          images (batch, channels, height, width) -> x (batch, 1 + patches, embed); 224² in squares of 16²: 196 patches
+patches   a linear projection of each patch of an image, after a class token (Dosovitskiy et al. 2020)
+          images (batch, channels, height, width) -> x (batch, 1 + patches, embed); 224² in patches of 16²: 196 patches
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dovetail.core.weight import Weight
 
 @register("tokens")
 class Tokens(Embed):
-    """A row of the table for each token."""
+    """Token embedding: one row of the table per token id."""
 
     TAPS = ("out",)
 
     scale: float = 1.0
-    scale_by_width: bool = False  # times √width (2017, Gemma)
-    types: int = 0  # rows of a second table, for sentence A and B (BERT)
-    shared: bool = False  # an encoder that reads its decoder's table
+    scale_by_width: bool = False  # multiplies by √width (Vaswani et al. 2017, Gemma)
+    types: int = 0  # rows of the token type table (BERT's segments)
+    shared: bool = False  # an encoder that uses its decoder's table
 
     def module(self) -> type[Module]:
         return TokensModule
@@ -50,7 +50,7 @@ class Tokens(Embed):
 
     def check(self, scope: Scope) -> list[Problem]:
         if self.shared and scope.path == "embed":
-            return [Problem("shared", "this is the table itself", "only an encoder's embedding can share its decoder's")]
+            return [Problem("shared", "a decoder's embedding has no other table to share", "set it on the encoder's embedding")]
         return [Problem("types", f"{self.types} is below 0")] if self.types < 0 else []
 
     def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
@@ -95,7 +95,7 @@ class TokensModule(EmbedModule):
 
 @register("patches")
 class Patches(Embed):
-    """Squares of an image, and a class token before them."""
+    """Patch embedding of images (ViT), with a class token."""
 
     TAPS = ("out",)
     coords: ClassVar[int] = 2
@@ -110,11 +110,11 @@ class Patches(Embed):
         return PatchesModule
 
     def side(self) -> int:
-        """Squares a side."""
+        """Patches per side."""
         return self.image // self.patch
 
     def tokens(self) -> int:
-        """Tokens an image gives."""
+        """Tokens per image."""
         return self.side() ** 2 + self.class_token
 
     def axes(self, scope: Scope) -> Scope:
@@ -130,7 +130,7 @@ class Patches(Embed):
 
     def check(self, scope: Scope) -> list[Problem]:
         if self.patch < 1 or self.channels < 1 or self.image < 1 or self.image % self.patch:
-            return [Problem("patch", f"squares of {self.patch} do not tile an image of {self.image}")]
+            return [Problem("patch", f"patches of {self.patch} do not tile an image of {self.image}")]
         return []
 
     def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
@@ -155,11 +155,11 @@ class PatchesModule(EmbedModule):
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         size, side = self.part.patch, self.part.side()
         dtype = next(self.project.parameters()).dtype
-        squares = F.unfold(inputs.to(dtype), size, stride=size).transpose(-1, -2)
-        x = self.project(squares)
+        patches = F.unfold(inputs.to(dtype), size, stride=size).transpose(-1, -2)
+        x = self.project(patches)
         rows = torch.arange(side, device=x.device)
         coords = torch.stack(torch.meshgrid(rows, rows, indexing="ij"), -1).flatten(0, 1)
-        if self.part.class_token:  # it stands at the corner; only its order is its own
+        if self.part.class_token:  # at coordinates (0, 0), as the first patch; its order differs
             x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], -2)
             coords = torch.cat([torch.zeros_like(coords[:1]), coords])
         order = torch.arange(x.shape[-2], device=x.device).expand(x.shape[:-1])

@@ -1,13 +1,13 @@
-"""Feature maps of linear attention: a query and a key, each made positive alone, whose product is then a weight.
+"""Feature maps of linear attention: φ(q)·φ(k) ≥ 0 takes the place of e^{q·k}.
 
     elu_features       elu(x) + 1                                                       Katharopoulos et al. 2020
     relu_features      max(x, 0) + floor                                                Choromanski et al. 2021
     random_features    e^{ωᵢ·x − |x|²/2} / √m for directions ω₁ … ω_m, x scaled by head^{−1/4}; the mean over directions of
-                       φ(q)·φ(k) is e^{q·k/√head}, what softmax weighs by               Choromanski et al. 2021 (Performer)
+                       φ(q)·φ(k) is e^{q·k/√head}, as in softmax                        Choromanski et al. 2021 (Performer)
 
-The directions are a constant of the spec. Each by itself is a normal draw, but every `head` of them are orthogonal, which
-spreads them better than chance does. Features of all keys, and those of any one query, are multiplied by a number that cancels
-where weights are divided by their sum; it keeps them from overflowing.
+The directions are a constant of the spec. Each is normally distributed, and every `head` of them are orthogonal, which lowers
+the variance. The features of all keys, and those of any one query, are multiplied by a factor that the normalizer cancels; it
+keeps them from overflowing.
 
 Shapes: x (…, head)   φ(x) (…, features)   directions (features, head).
 """
@@ -29,7 +29,7 @@ from dovetail.core.weight import Weight
 
 @register("elu_features")
 class EluFeatures(Feature):
-    """x + 1 above 0 and e^x below: smooth, and never 0."""
+    """elu(x) + 1: smooth, and never 0."""
 
     def module(self) -> type[Module]:
         return EluFeaturesModule
@@ -44,7 +44,7 @@ class EluFeaturesModule(FeatureModule):
 
 @register("relu_features")
 class ReluFeatures(Feature):
-    """max(x, 0), and a little so that no token is without weight."""
+    """max(x, 0) + floor, so that every token has a weight above 0."""
 
     floor: float = 1e-3
 
@@ -70,10 +70,10 @@ class ReluFeaturesModule(FeatureModule):
 
 @register("random_features")
 class RandomFeatures(Feature):
-    """Positive random features, whose products are the weights of softmax on average (Performer)."""
+    """Positive random features (Performer): their products approximate softmax."""
 
     features: int | None = None  # None: twice the head
-    draw: int = 0  # which directions
+    draw: int = 0  # seed of the directions
 
     def module(self) -> type[Module]:
         return RandomFeaturesModule
@@ -88,7 +88,7 @@ class RandomFeatures(Feature):
         count, head = scope.size("features"), scope.size("head")
         chance = torch.Generator().manual_seed(self.draw)
         q, r = torch.linalg.qr(torch.randn(-(-count // head), head, head, generator=chance, dtype=torch.float64))
-        # a diagonal of R made positive makes Q a fair draw among all rotations, and the same with every library
+        # with a positive diagonal of R, Q is uniform over all rotations, and the same in every LAPACK
         turned = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT.flatten(0, 1)[:count]
         return turned * torch.randn(count, head, generator=chance, dtype=torch.float64).norm(dim=1, keepdim=True)
 

@@ -1,9 +1,9 @@
 """Norms over the last dimension, the generic axis `dim`.
 
     layernorm   (x − mean x) / √(var x + eps) · scale + shift        Ba et al. 2016
-    rms         x / √(mean x² + eps) · scale                          Zhang & Sennrich 2019
+    rmsnorm     x / √(mean x² + eps) · scale                          Zhang & Sennrich 2019
 
-Statistics lie within a token, so no token depends on its batch. Where `dim` is cut over ranks the sums are totals.
+Statistics are per token. Where `dim` is sharded across ranks, the sums are all-reduced.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dovetail.core.weight import Weight
 
 
 def _positive(eps: float) -> list[Problem]:
-    return [] if eps > 0 else [Problem("eps", f"{eps} is not above 0", "it keeps a zero vector from dividing by zero")]
+    return [] if eps > 0 else [Problem("eps", f"{eps} is not above 0", "use a small positive number, such as 1e-5")]
 
 
 @register("layernorm")
 class LayerNorm(Norm):
-    """Centre and scale each token to unit variance."""
+    """LayerNorm: zero mean and unit variance per token, then a learned scale and shift."""
 
     eps: float = 1e-5
     shift: bool = True
@@ -72,10 +72,10 @@ class LayerNormModule(Module):
 
 @register("rmsnorm")
 class RMSNorm(Norm):
-    """Scale each token to unit mean square; no mean, no shift."""
+    """RMSNorm: unit mean square per token, then a learned scale."""
 
     eps: float = 1e-5
-    plus_one: bool = False  # the weight is the distance from 1 (Gemma)
+    plus_one: bool = False  # the factor is 1 + scale (Gemma)
 
     def module(self) -> type[Module]:
         return RMSNormModule

@@ -24,7 +24,7 @@ from dovetail.core.wire import Branching, Scaled, WireModule
 
 @register("post_norm")
 class PostNorm(Scaled):
-    """norm(x + f x), the wire of 2017."""
+    """Post-norm: norm(x + f x) (Vaswani et al. 2017)."""
 
     sums: ClassVar[bool] = False
 
@@ -52,7 +52,7 @@ class PostNormModule(WireModule):
 
 @register("sandwich_norm")
 class SandwichNorm(Scaled):
-    """x + norm(f(norm x)) (Gemma 2)."""
+    """Sandwich norm: x + norm(f(norm x)) (Gemma 2)."""
 
     def module(self) -> type[Module]:
         return SandwichNormModule
@@ -74,7 +74,7 @@ class SandwichNormModule(WireModule):
 
 @register("res_post_norm")
 class ResPostNorm(Scaled):
-    """x + norm(f x) (OLMo 2)."""
+    """Res-post-norm: x + norm(f x) (Swin v2, OLMo 2)."""
 
     def module(self) -> type[Module]:
         return ResPostNormModule
@@ -95,7 +95,7 @@ class ResPostNormModule(WireModule):
 
 @register("parallel")
 class Parallel(Scaled):
-    """x + f(norm x) + g(norm x): all branches read the same stream (GPT-J, PaLM; NeoX with a norm for each)."""
+    """Parallel branches: x + f(norm x) + g(norm x) (GPT-J, PaLM; GPT-NeoX with one norm per branch)."""
 
     one_norm: bool = True
 

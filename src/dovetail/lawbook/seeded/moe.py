@@ -143,7 +143,7 @@ def mutants() -> list[Mutant]:
         Mutant(
             "a balance loss is the same whatever is chosen",
             OWN_NUMBER,
-            instead(SoftmaxRouterModule, "shares", loss_of_what_is_even),
+            instead(SoftmaxRouterModule, "probs", loss_of_what_is_even),
             balanced,
         ),
         Mutant("a balance loss is never added", "every_field", instead(TopKModule, "count", loss_never_added), balanced),

@@ -1,1 +1,1 @@
-"""Feed-forwards: work on each token alone."""
+"""Feed-forward networks: MLP, GLU, MoE and its routers. Each token is processed by itself."""

@@ -1,8 +1,9 @@
-"""The gated feed-forward: one matrix opens or shuts what another lets through, on each token alone.
+"""Gated feed-forward (GLU, SwiGLU, GeGLU).
 
-    out = (act(x W_gate) ∘ x W_up) W_down         hidden is 8·width/3, rounded up to a multiple of 256, unless told otherwise
+    out = (act(x W_gate) ∘ x W_up) W_down         `hidden` defaults to 8·width/3, rounded up to a multiple of 256
 
-silu: SwiGLU; gelu: GeGLU; sigmoid: GLU; identity: bilinear.                 Dauphin et al. 2016; Shazeer 2020
+act: silu is SwiGLU, gelu GeGLU, sigmoid GLU, identity bilinear.      Shapes: x, out (…, embed)
+Dauphin et al. 2016; Shazeer 2020.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def usual_hidden(width: int) -> int:
 
 @register("glu")
 class Glu(Ffn):
-    """Gate, multiply, narrow."""
+    """Gated feed-forward: SwiGLU with silu, GeGLU with gelu."""
 
     TAPS = ("hidden", "out")
 
@@ -57,7 +58,7 @@ class Glu(Ffn):
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         hidden, usual = scope.size("ffn"), 8 * scope.size("embed") / 3
-        if 0.8 * usual <= hidden <= 1.6 * usual + 256:  # rounding, and the wider ones of today's models
+        if 0.8 * usual <= hidden <= 1.6 * usual + 256:  # rounding, and models with a wider ffn
             return []
         return [Problem("hidden", f"{hidden} is far from the usual 8·width/3 ≈ {usual:.0f} of a gated ffn")]
 

@@ -1,6 +1,8 @@
-"""The plain feed-forward: two matrices with an activation between, on each token alone.
+"""Feed-forward network: two matrices with an activation between.
 
-out = act(x W_up + b) W_down + b            hidden is 4·width unless told otherwise            Vaswani et al. 2017
+    out = act(x W_up + b) W_down + b          `hidden` defaults to 4·width          Shapes: x, out (…, embed)
+
+Vaswani et al. 2017.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dovetail.core.weight import Weight
 
 @register("mlp")
 class Mlp(Ffn):
-    """Widen, activate, narrow."""
+    """Feed-forward network of two matrices."""
 
     TAPS = ("hidden", "out")
 

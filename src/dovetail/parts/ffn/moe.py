@@ -1,4 +1,4 @@
-"""Experts: many feed-forwards of which each token meets a few, chosen and weighted by a router; perhaps one that all meet.
+"""Mixture of experts (MoE): a router sends each token to a few feed-forwards; a shared expert may process every token.
 
     out = Σ_{e chosen} weight_e · ffn_e(x)  (+ shared(x), perhaps · σ(x w))           ffn_e(x) = (act(x W_gate) ∘ x W_up) W_down
 
@@ -6,11 +6,11 @@
             ├── bank of experts ────────────┴── Σ ──┐
             └── shared ── (· σ) ────────────────────+── out
 
-`limit` clamps gate (from above) and up (both ways) before they meet, and `plus_one` adds 1 to up: with act quick_gelu this is
-the clamped GLU of gpt-oss. Of the bank's numbers a token meets top_k of experts: `show` counts both.
+`limit` clamps gate (from above) and up (both ways) before they are multiplied, and `plus_one` adds 1 to up: with act quick_gelu
+this is the clamped GLU of gpt-oss. `show` counts all parameters and the active ones, top_k of `experts`.
 
-Under tensor parallel each rank holds whole experts and computes the tokens sent to them; the sum over ranks is the output. The
-router stands outside, the same on every rank.
+Under tensor parallel each rank holds whole experts (expert parallel) and computes the tokens sent to them; the output is
+all-reduced. The router is replicated.
 
 Shapes: x (…, n, embed)   chosen, weights (…, n, k)   gate, up (experts, ffn, embed)   down (experts, embed, ffn).
 Jacobs et al. 1991; Shazeer et al. 2017; Jiang et al. 2024 (Mixtral); Dai et al. 2024 (shared experts).
@@ -36,7 +36,7 @@ from dovetail.ops.expert import combine, dispatch, gather, product
 
 @register("moe")
 class MoE(Ffn):
-    """A router, a bank of experts, perhaps a shared one."""
+    """Mixture of experts: a router, experts, optionally a shared expert."""
 
     TAPS = ("out",)
 
@@ -70,7 +70,7 @@ class MoE(Ffn):
 
     def check(self, scope: Scope) -> list[Problem]:
         if self.experts < 2:
-            return [Problem("experts", f"{self.experts} leaves nothing to choose", "use 2 or more, or a plain ffn")]
+            return [Problem("experts", f"{self.experts} is fewer than 2 experts", "use 2 or more, or a plain ffn")]
         if self.hidden is not None and self.hidden < 1:
             return [Problem("hidden", f"{self.hidden} is not above 0")]
         found: list[Problem] = []
@@ -78,11 +78,11 @@ class MoE(Ffn):
             found.append(Problem("limit", f"{self.limit} is not above 0", "use null for none"))
         if not self.gated and (self.limit is not None or self.plus_one):
             field = "plus_one" if self.limit is None else "limit"
-            found.append(Problem(field, "there is no gate for it to act beside", "set gated: true"))
+            found.append(Problem(field, "needs a gated expert", "set gated: true"))
         if self.shared_gate and self.shared is None:
             found.append(Problem("shared_gate", "there is no shared expert to gate", "set `shared`"))
         if isinstance(self.shared, MoE):
-            found.append(Problem("shared", "an expert that every token meets needs no router", "use glu or mlp"))
+            found.append(Problem("shared", "a shared expert has no router", "use glu or mlp"))
         return found
 
     @classmethod
@@ -119,7 +119,7 @@ class MoEModule(Module):
 
 @dc.dataclass(frozen=True, kw_only=True)
 class Bank(Part):
-    """The experts themselves: what ranks share out, apart from the router that all of them need whole."""
+    """The experts, without the router: ranks shard these and replicate the router."""
 
     kind: ClassVar[str] = "bank"
     group: ClassVar[str] = "bank"
@@ -134,7 +134,7 @@ class Bank(Part):
         return {}
 
     def axes(self, scope: Scope) -> Scope:
-        return scope.add(experts=self.of.experts, ffn=scope.size("ffn"))  # its own to share out, the experts' or the units'
+        return scope.add(experts=self.of.experts, ffn=scope.size("ffn"))  # its own axes, for sharding
 
     def weights(self, scope: Scope) -> list[Weight]:
         experts, inner, outer = ("experts",), ("ffn",), ("embed",)

@@ -58,7 +58,7 @@ class TopK(Router):
     balance_bias: bool = False
     capacity: float | None = None
 
-    best: ClassVar[int]  # of a group, how many of its best experts say how good it is
+    best: ClassVar[int]  # how many of a group's best experts make its score
 
     def choices(self) -> int:
         return self.top_k
@@ -79,7 +79,7 @@ class TopK(Router):
     def check(self, scope: Scope) -> list[Problem]:
         experts, none = scope.size("experts"), "use 0 for none"
         if not 1 <= self.top_k <= experts:
-            return [Problem("top_k", f"{self.top_k} is not from 1 to {experts}, the number of experts")]
+            return [Problem("top_k", f"{self.top_k} is not between 1 and {experts}, the number of experts")]
         found = [
             Problem(name, f"{value} is below 0", none)
             for name, value in (("noise", self.noise), ("balance_loss", self.balance_loss), ("z_loss", self.z_loss))
@@ -92,7 +92,7 @@ class TopK(Router):
         return found + self.check_groups(experts)
 
     def check_groups(self, experts: int) -> list[Problem]:
-        """Whether the groups are there and really limit the choice."""
+        """The problems of `groups` and `top_groups`: they must divide the experts and limit the choice."""
         if self.groups < 1 or experts % self.groups:
             return [Problem("groups", f"{self.groups} does not divide {experts} experts")]
         if self.groups == 1:
@@ -130,7 +130,7 @@ class TopK(Router):
     def excepts(self, scope: Scope) -> dict[str, str]:
         if self.top_k > 1 or not self.normalize or self.balance_loss or self.z_loss:
             return {}
-        return {"every_weight": "the one expert chosen counts 1 whatever the router says, so no gradient reaches the router"}
+        return {"every_weight": "a single normalized expert has weight 1 whatever its score, so no gradient reaches the router"}
 
 
 class TopKModule(RouterModule):
@@ -146,11 +146,11 @@ class TopKModule(RouterModule):
         self.experts = self.scope.size("experts")
 
     def scores(self, logits: Tensor) -> Tensor:
-        """(…, experts) -> how good each expert is, above 0."""
+        """Logits (…, experts) -> scores above 0."""
         raise NotImplementedError
 
-    def shares(self, scores: Tensor) -> Tensor:
-        """(…, experts) -> scores that sum to 1."""
+    def probs(self, scores: Tensor) -> Tensor:
+        """Scores (…, experts) -> probs, which sum to 1."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
@@ -183,7 +183,7 @@ class TopKModule(RouterModule):
         return ranked.topk(part.top_k, -1).indices
 
     def count(self, logits: Tensor, scores: Tensor, chosen: Tensor, ctx: Ctx) -> None:
-        """Losses of its own, and the work each expert was given; padding has no say in either."""
+        """Add the router's losses and count the load of each expert; padding counts in neither."""
         part = self.part
         loads = part.balance_bias and ctx.training
         if not loads and (ctx.losses is None or not (part.balance_loss or part.z_loss)):
@@ -195,14 +195,14 @@ class TopKModule(RouterModule):
             with torch.no_grad():
                 self.load.add_(given)
         if part.balance_loss:
-            share = (self.shares(scores) * real[..., None]).flatten(0, -2).sum(0) / tokens
+            share = (self.probs(scores) * real[..., None]).flatten(0, -2).sum(0) / tokens
             ctx.add_loss(self, "balance", part.balance_loss * self.experts * (given / tokens * share).sum())
         if part.z_loss:
             height = (logits.logsumexp(-1).square() * real).sum() / tokens
             ctx.add_loss(self, "z", part.z_loss * height)
 
     def in_time(self, chosen: Tensor, real: Tensor, capacity: float) -> Tensor:
-        """(…, n, top_k) 1 for choices that find room at their expert, 0 for those that come too late."""
+        """(…, n, top_k) 1 for choices within the capacity of their expert, 0 for dropped ones."""
         k = chosen.shape[-1]
         queue = chosen.reshape(-1, k).T.reshape(-1, 1)  # every first choice, then every second …
         waits = real.reshape(1, -1, 1).expand(k, -1, 1).reshape(-1, 1).long()  # bfloat16 counts to 256
@@ -222,7 +222,7 @@ class TopKModule(RouterModule):
 
 @register("softmax_router")
 class SoftmaxRouter(TopK):
-    """Experts compete for each token: scores are shares of 1."""
+    """Softmax router: scores of all experts sum to 1 (Mixtral, Qwen-MoE)."""
 
     best = 1
 
@@ -239,13 +239,13 @@ class SoftmaxRouterModule(TopKModule):
     def scores(self, logits: Tensor) -> Tensor:
         return logits.softmax(-1)
 
-    def shares(self, scores: Tensor) -> Tensor:
+    def probs(self, scores: Tensor) -> Tensor:
         return scores
 
 
 @register("sigmoid_router")
 class SigmoidRouter(TopK):
-    """Each expert is judged by itself, from 0 to 1 (DeepSeek-V3)."""
+    """Sigmoid router: each expert has a score of its own, from 0 to 1 (DeepSeek-V3)."""
 
     best = 2
 
@@ -259,5 +259,5 @@ class SigmoidRouterModule(TopKModule):
     def scores(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
 
-    def shares(self, scores: Tensor) -> Tensor:
+    def probs(self, scores: Tensor) -> Tensor:
         return scores / scores.sum(-1, keepdim=True)

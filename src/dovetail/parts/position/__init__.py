@@ -1,1 +1,1 @@
-"""Positions: how tokens know where they stand."""
+"""Positions: RoPE and its scalings, ALiBi, T5 bias, learned, sinusoidal, none, streaming."""

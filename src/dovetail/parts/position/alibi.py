@@ -1,4 +1,4 @@
-"""ALiBi: a penalty on the scaled scores that grows with distance, each head by its own slope; no weights, any length.
+"""ALiBi: a bias on the scaled scores, linear in the distance, with one slope per head; no weights, any length.
 
 score(i, j) −= slope_h · |i − j|      slopes 2^(−8/h), 2^(−16/h), … for h a power of two; otherwise those of the power
 below, then every second one of the power above.                                              Press et al. 2022
@@ -21,7 +21,7 @@ from dovetail.core.weight import Weight
 
 @register("alibi")
 class Alibi(Position):
-    """Scores fall linearly with distance."""
+    """ALiBi: scores fall linearly with distance."""
 
     def module(self) -> type[Module]:
         return AlibiModule

@@ -1,4 +1,4 @@
-"""Learned positions: a trainable row for each, added to the stream; capped at the table's length.
+"""Learned absolute positions: one row of a table per position, added to the residual stream; at most `length` tokens.
 
 x ← x + table[order + offset]            table (length + offset, embed)            Gehring et al. 2017, GPT-2, OPT (offset 2)
 """
@@ -22,7 +22,7 @@ from dovetail.core.weight import Weight
 
 @register("learned")
 class Learned(Position):
-    """A trainable row for each position."""
+    """Learned absolute positions: one row of a table per position."""
 
     site: ClassVar[Literal["stream", "mixer", "any"]] = "stream"
     length: int = 1024
@@ -47,7 +47,7 @@ class Learned(Position):
         return [
             Problem(
                 "length",
-                f"{self.length} learned positions are fewer than the {length} tokens asked for",
+                f"{self.length} learned positions are fewer than {length} tokens",
                 "raise it, or use rope",
             )
         ]
@@ -68,7 +68,7 @@ class LearnedModule(PositionModule):
         return x + F.embedding(layout.order + self.part.offset, self.table)
 
     def refuse_beyond(self, layout: TokenLayout) -> bool:
-        """An error where a token stands past the table; not looked at inside a compiled graph."""
+        """Raise where a token's position is past the table; not checked inside a compiled graph."""
         if layout.start is not None:
             longest = layout.start + layout.n
         elif torch.compiler.is_compiling():

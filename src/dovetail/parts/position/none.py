@@ -11,7 +11,7 @@ from dovetail.core.part import register
 
 @register("none")
 class NoPosition(Position):
-    """Adds nothing anywhere."""
+    """No positions (NoPE)."""
 
     site: ClassVar[Literal["stream", "mixer", "any"]] = "any"
 

@@ -1,10 +1,10 @@
-"""Rotary positions: each pair of channels of q and k turns by an angle proportional to the position.
+"""RoPE: each pair of channels of q and k is rotated by an angle proportional to the position.
 
     (a, b) ← (a cos θ − b sin θ, b cos θ + a sin θ)        θ = p · base^(−i/pairs) for pair i
 
 so that a score depends on the distance alone. Pairs are `half` (channel i with i + d/2: Llama, NeoX) or `adjacent` (2i with
-2i + 1: the paper, GPT-J). With 2 or 3 coordinates each gets an equal share of the pairs. Keys turn when written, or when read
-(then what is remembered knows no position: streaming, and scalings that change with length).       Su et al. 2021
+2i + 1: the paper, GPT-J). With 2 or 3 coordinates each gets an equal part of the pairs. Keys are rotated when written to the
+cache, or when read (then the cache holds no positions: streaming, and scalings that change with length).   Su et al. 2021
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dovetail.core.weight import Weight
 
 @register("rope")
 class Rope(Position):
-    """Queries and keys turn with their position."""
+    """Rotary position embedding of queries and keys."""
 
     rotates: ClassVar[bool] = True
 
     base: float = 10000.0
-    fraction: float = 1.0  # of the head's channels that turn, the first ones
+    fraction: float = 1.0  # of a head's channels that are rotated, the first ones
     pairs: Literal["half", "adjacent"] = "half"
     coords: int = 1
     when: Literal["write", "read"] = "write"
@@ -42,7 +42,7 @@ class Rope(Position):
         return scope.add(pair=self.turning(scope) // 2 // max(self.coords, 1))
 
     def turning(self, scope: Scope) -> int:
-        """How many channels of a head turn."""
+        """The number of rotated channels of a head."""
         return int(scope.size("head") * self.fraction)
 
     def weights(self, scope: Scope) -> list[Weight]:
@@ -74,11 +74,11 @@ class Rope(Position):
         if self.coords != 1 and standing not in (1, self.coords):
             return [
                 Problem(
-                    "coords", f"{self.coords} coordinates for tokens that stand on {standing}", "use 1, or as many as they have"
+                    "coords", f"{self.coords} coordinates for tokens with {standing}", "use 1, or as many as the tokens have"
                 )
             ]
         if turning == 0 or turning % (2 * self.coords):
-            what = f"{turning} of {scope.size('head')} channels turn, which {self.coords} coordinate(s) cannot share in pairs"
+            what = f"{turning} rotated channels of {scope.size('head')} cannot be paired for {self.coords} coordinate(s)"
             return [Problem("fraction", what, f"make head · fraction a multiple of {2 * self.coords}")]
         return [] if self.scaling is None else self.scaling.check(scope)
 
@@ -120,7 +120,7 @@ class RopeModule(PositionModule):
         return self.turn(k, layout) if self.part.when == "read" else k
 
     def turn(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        """x (…, n, heads, head), each token by its own angle."""
+        """x (…, n, heads, head) rotated, each token by its own angle."""
         key = (self.key, x.dtype, x.device)
         tables = layout.memo.get(key)
         if tables is None:

@@ -1,4 +1,4 @@
-"""Sinusoidal positions, added to the stream; defined at any length, nothing to learn.
+"""Sinusoidal absolute positions, added to the residual stream; no weights, any length.
 
 PE(p, 2i) = sin(p · base^(−2i/d))      PE(p, 2i+1) = cos(p · base^(−2i/d))            Vaswani et al. 2017
 """
@@ -20,7 +20,7 @@ from dovetail.core.weight import Weight
 
 @register("sinusoidal")
 class Sinusoidal(Position):
-    """Waves of geometric wavelengths, one pair of channels each."""
+    """Sinusoidal absolute positions: sine and cosine of geometric wavelengths."""
 
     site: ClassVar[Literal["stream", "mixer", "any"]] = "stream"
     base: float = 10000.0

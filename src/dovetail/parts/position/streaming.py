@@ -1,4 +1,4 @@
-"""Streaming: positions counted inside a cache of fixed size, so that a text may go on for ever.
+"""Streaming positions (StreamingLLM): counted inside a KV cache of fixed size, so that a text has no longest length.
 
     cache     0 … k−1 │ the last w tokens          k = `keep` and w = `size` of the attention's window
     distance  min(t, k + w − 1) − j                from token t to a kept one, j < k: at most as far as the cache is long
@@ -32,13 +32,13 @@ from dovetail.core.scope import Scope
 
 @register("streaming")
 class Streaming(Position):
-    """Another position, with kept tokens never farther away than the cache is long."""
+    """StreamingLLM: another position, in which the first tokens are never farther away than the size of the cache."""
 
     of: Position = child("rope", when="read")
 
     @property
     def rotates(self) -> bool:  # type: ignore[override]
-        """As what it counts for does."""
+        """Whether the wrapped position rotates."""
         return self.of.rotates
 
     def module(self) -> type[Module]:

@@ -22,12 +22,12 @@ from dovetail.core.weight import Weight
 
 @register("t5_bias")
 class T5Bias(Position):
-    """A learned number for each head and bucket of distance."""
+    """T5 relative position bias: a learned number per head and bucket of distance."""
 
     buckets: int = 32
     max_distance: int = 128
     bidirectional: bool = False
-    shared: bool = True  # one table for all layers of a stack, held by its first
+    shared: bool = True  # one table for all layers of a stack, stored in the first
 
     def module(self) -> type[Module]:
         return T5BiasModule
@@ -51,9 +51,7 @@ class T5Bias(Position):
         exact = self.buckets // (4 if self.bidirectional else 2)
         if self.max_distance <= exact:
             return [
-                Problem(
-                    "max_distance", f"{self.max_distance} is not beyond the {exact} distances that have a bucket of their own"
-                )
+                Problem("max_distance", f"{self.max_distance} is not above {exact}, the distances with a bucket of their own")
             ]
         return []
 
