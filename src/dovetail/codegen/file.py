@@ -3,7 +3,7 @@
     emit(spec, "llama-tiny")  ->  docstring, imports, parts from the smallest to the model, a reader of weights, a trial run
 
 Modules and parameters are called as in the spec, so weights that were saved here load there. For whole texts without padding
-the numbers are bit for bit those of an eager run here, wherever that takes the same kernel: always for plain causal or full
+the numbers are bit for bit those of an eager run context, wherever that takes the same kernel: always for plain causal or full
 attention; up to some hundred tokens for windows and biases and some sixty for soft-caps and sinks, where the tiled kernel is
 not yet cheaper; from two tokens on for recurrences in chunks. Elsewhere they agree up to rounding.
 """
@@ -16,7 +16,7 @@ import textwrap
 from dovetail.codegen import writer as _registered  # noqa: F401  every writer must be known before a spec is written
 from dovetail.codegen.code import WIDTH, File, fill, in_docstring
 from dovetail.codegen.observe import observed, unread
-from dovetail.codegen.registry import WRITERS, Here, Whole, known
+from dovetail.codegen.registry import WRITERS, Context, ModelCode, known
 from dovetail.core.check import check
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Init
@@ -29,7 +29,7 @@ HEADER = '''
 
 Written by `dovetail emit`; it needs torch and nothing else.
 $letters
-Rows of a batch are whole texts of one length: there is no padding and no cache.
+All sequences of a batch have one length: there is no padding mask and no KV cache.
 $notes  #? notes
 
     python $script                      random weights
@@ -51,7 +51,7 @@ DTYPES = {
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file: the header's size in 8 bytes, the header, the numbers."""
+    """Read a .safetensors file: 8 bytes with the header's size, the header, the data."""
     tensors = {}
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -67,12 +67,12 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def load(path: str) -> Model:
-    """The model with the weights of a .safetensors file, or of a directory of them."""
+    """Load the weights of a .safetensors file, or of a directory of them."""
     place = Path(path)
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     weights = {name: tensor for file in files for name, tensor in read(file).items()}
     with torch.device("meta"):
-        model = Model()  # no memory is spent on first values
+        model = Model()  # no memory for initial weights
     model.load_state_dict(weights, assign=True)
     return model.eval()
 '''
@@ -80,7 +80,7 @@ def load(path: str) -> Model:
 GENERATE = '''
 @torch.no_grad()
 def generate($given, steps: int) -> Tensor:
-    """Greedily: the likeliest next token, one after the other, each from the whole text so far."""
+    """Greedy decoding: the most likely next token, from all tokens so far."""
     for _ in range(steps):
         following = model($inputs)[:, -1].argmax(-1, keepdim=True)
         tokens = torch.cat([tokens, following], -1)
@@ -106,7 +106,7 @@ def emit(spec: Model, name: str = "model") -> str:
         if part.kind not in WRITERS and not isinstance(part, Init):
             raise SpecError(path, f"{part.kind} has no writer yet", known(part))
     file, read = File(), observed(spec)
-    whole: Whole = Here(read, read.axes(Scope()), file).written()
+    whole: ModelCode = Context(read, read.axes(Scope()), file).written()
     for path, kind in unread(read):
         problem = f"the writer of {kind} does not read this field, so the file would compute something else"
         raise SpecError(path, problem, "extend the writer of this kind in dovetail.codegen.writer")
@@ -115,7 +115,7 @@ def emit(spec: Model, name: str = "model") -> str:
     return _header(file, body, name) + body + "\n"
 
 
-def _ending(spec: Model, whole: Whole, decodes: bool) -> list[str]:
+def _ending(spec: Model, whole: ModelCode, decodes: bool) -> list[str]:
     """The reader of weights, generation where the model decodes, and a trial run."""
     names = [given.partition(":")[0] for given in whole.inputs if "=" not in given]
     found = [fill(LOADER)]

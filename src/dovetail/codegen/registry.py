@@ -1,24 +1,24 @@
-"""Writers: one function a kind, that gives the part as plain PyTorch.
+"""Writers: one function per kind, which writes a part as plain PyTorch.
 
     @writes("rmsnorm")
-    def rms(here: Here) -> Call:
+    def rms(context: Context) -> Call:
         …
-        return Call.to(here.file.define("RMSNorm", text), dim=here.size("dim"))
+        return Call.to(context.file.define("RMSNorm", text), dim=context.size("dim"))
 
-What a writer gives depends on the group, since parts stand in different places of the text:
+The result of a writer depends on the group of the part:
 
-    norm, ffn, bank     Call: what makes the module; the module takes x
-    router              Call: its module takes x and gives the experts chosen and how much each counts
-    mixer               Mixed: the call, and what the module takes beside x
-    position            Placed: what happens on the stream, to q and k, or to the scores
-    scaling             Stretch: how frequencies change
-    feature             Features: what becomes of a query and of a key
-    mask                Seen: a name, and an expression of the positions q (N, 1) and k (1, N)
-    act                 Act: an expression of an expression
-    embed, head         Entry, Answer: the call, and how the model uses it
+    norm, ffn, bank     Call: constructs the module, which takes x
+    router              Call: constructs the module, which returns the experts of each token and their weights
+    mixer               MixerCode: the call, and the inputs of the module beside x
+    position            PositionCode: what is added to the residual stream, done to q and k, or added to the scores
+    scaling             ScalingCode: how the rotary frequencies change
+    feature             FeatureCode: the feature maps of queries and keys
+    mask                MaskCode: a name, and an expression of the positions q (N, 1) and k (1, N)
+    act                 Act: a function from an expression to an expression
+    embed, head         EmbedCode, HeadCode: the call, and how the model uses it
     wire                Join: from the calls of the branches to the lines of a block's forward
-    block               Branched: what its branches take beside x, and how it is defined once the stack's other blocks are known
-    model               Whole: its call, and how it is tried
+    block               BlockCode: the inputs of its branches, and its definition once all blocks of the stack are known
+    model               ModelCode: its call, inputs and example inputs
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ from dovetail.core.scope import Scope
 
 
 @dc.dataclass(frozen=True)
-class Here:
-    """A part where it stands, with the file it is written to."""
+class Context:
+    """A part in its scope, and the file it is written to."""
 
     part: Any
-    scope: Scope  # what the part itself sees, its own axes among it
+    scope: Scope  # of the part itself, with its own axes
     file: File
 
     def size(self, *axes: str) -> int:
-        """The product of the axes' sizes."""
+        """Return the product of the axes' sizes."""
         return self.scope.size(*axes)
 
     def write(self, name: str, part: Part | None = None) -> Any:
-        """A child or a field of this part, written."""
+        """Write a child or a field of this part and return the result."""
         return self.below(name, part).written()
 
-    def below(self, name: str, part: Part | None = None) -> Here:
-        """The same place for a child or a field of this part."""
+    def below(self, name: str, part: Part | None = None) -> Context:
+        """Return the context of a child or a field of this part."""
         child = getattr(self.part, name) if part is None else part
         path = join(self.scope.path, name)
         if child.module() is None:
-            return Here(child, self.scope.at_path(path), self.file)
-        return Here(child, child.axes(self.part.child_scope(self.scope, name).at_path(path)), self.file)
+            return Context(child, self.scope.at_path(path), self.file)
+        return Context(child, child.axes(self.part.child_scope(self.scope, name).at_path(path)), self.file)
 
     def written(self) -> Any:
-        """What the writer of this kind gives."""
+        """Write this part by the writer of its kind and return the result."""
         if self.part.kind not in WRITERS:
             self.refuse("", f"{self.part.kind} has no writer yet")
         ignore(self.part, IGNORED[self.part.kind])
         return WRITERS[self.part.kind](self)
 
     def refuse(self, field: str, problem: str) -> NoReturn:
-        """An error: this cannot be written."""
+        """Raise SpecError: this part cannot be written."""
         raise SpecError(join(self.scope.path, field) if field else self.scope.path, problem, known(self.part))
 
 
-Writer = Callable[[Here], Any]
+Writer = Callable[[Context], Any]
 WRITERS: dict[str, Writer] = {}
 IGNORED: dict[str, tuple[str, ...]] = {}
 
@@ -88,35 +88,35 @@ def writes(*kinds: str, ignores: tuple[str, ...] = ()) -> Callable[[Writer], Wri
 
 
 def known(part: Part) -> str:
-    """The kinds of its group that can be written."""
+    """Return a list of the kinds of its group that have a writer."""
     return f"with one: {', '.join(sorted(kind for kind in WRITERS if kind in KINDS and KINDS[kind].group == part.group))}"
 
 
-# -- what writers give ------------------------------------------------------------------------------------------------
+# -- results of writers ------------------------------------------------------------------------------------------------
 
 
 @dc.dataclass(frozen=True)
-class Mixed:
-    """A mixer: the call, and what its forward takes beside x, each with the expression by which a model makes it."""
+class MixerCode:
+    """A mixer: the call, and the inputs of its forward beside x, each with the expression by which the model computes it."""
 
     call: Call
     given: Mapping[str, str] = dc.field(default_factory=dict)
 
 
 @dc.dataclass(frozen=True)
-class Placed:
-    """A position: all neutral by default."""
+class PositionCode:
+    """A position: every field is neutral by default."""
 
-    module: Call | None = None  # held as `position`
-    stream: str = ""  # what becomes of x
-    turn: Callable[[str], str] | None = None  # what becomes of q and of k
-    bias: str = ""  # what is added to the scores (1, H, N, N)
-    given: Mapping[str, str] = dc.field(default_factory=dict)  # what the bias needs from the model
+    module: Call | None = None  # stored as `position`
+    stream: str = ""  # an expression that replaces x
+    turn: Callable[[str], str] | None = None  # from q or k to its rotated expression
+    bias: str = ""  # an expression added to the scores (1, H, N, N)
+    given: Mapping[str, str] = dc.field(default_factory=dict)  # inputs of the bias, computed by the model
 
 
 @dc.dataclass(frozen=True)
-class Features:
-    """A feature map: what becomes of a query and of a key, and the module that knows, held as `feature`."""
+class FeatureCode:
+    """A feature map: the expressions of a query and of a key, and the module they use, stored as `feature`."""
 
     query: Callable[[str], str]
     key: Callable[[str], str]
@@ -124,16 +124,16 @@ class Features:
 
 
 @dc.dataclass(frozen=True)
-class Stretch:
-    """A scaling: lines that change `frequency`, and what cos and sin are multiplied by."""
+class ScalingCode:
+    """A scaling: lines that change `frequency`, and the factor of cos and sin."""
 
     lines: str = ""
     amplitude: float = 1.0
 
 
 @dc.dataclass(frozen=True)
-class Seen:
-    """A mask: a name, and which keys are seen (N, N), or (H, N, N) where heads see different ones."""
+class MaskCode:
+    """A mask: a name, and an expression of the visible keys (N, N), or (H, N, N) where heads differ."""
 
     name: str
     expression: str
@@ -147,49 +147,49 @@ Act = Callable[[str], str]
 
 
 @dc.dataclass(frozen=True)
-class Wiring:
-    """How branches join the stream: a sentence, the lines of a forward, and the name of what they leave."""
+class WireCode:
+    """How branches join the residual stream: a docstring, the lines of a forward, and the variable they return."""
 
     doc: str
     lines: list[str]
     out: str = "x"
-    scale: Call | None = None  # held as `wire`: a learned number a channel
+    scale: Call | None = None  # stored as `wire`: a learned factor per channel
 
 
-Join = Callable[[Mapping[str, str]], Wiring]  # branch -> its call, with a hole for what it reads
+Join = Callable[[Mapping[str, str]], WireCode]  # branch -> its call, with a hole for what it reads
 
 
 @dc.dataclass(frozen=True)
-class Branched:
-    """A block: what its branches take beside x, as for a mixer, and its call when the blocks of its stack take these names."""
+class BlockCode:
+    """A block: the inputs of its branches beside x, and its call once the inputs of all blocks of its stack are known."""
 
     given: Mapping[str, str]
     define: Callable[[Sequence[str]], Call]
 
 
 @dc.dataclass(frozen=True)
-class Whole:
-    """A model: its call, what its forward takes, and expressions of inputs to try it on."""
+class ModelCode:
+    """A model: its call, the inputs of its forward, and expressions of example inputs."""
 
     call: Call
     inputs: tuple[str, ...]
     examples: tuple[str, ...]
-    shape: str  # of what comes out
+    shape: str  # of the output
 
 
 @dc.dataclass(frozen=True)
-class Entry:
+class EmbedCode:
     """An embedding: the call, and how a model uses it."""
 
     module: Call | None
     inputs: tuple[str, ...]  # arguments of the model's forward, with their types
-    apply: str  # expression of the stream
-    example: str  # expression of a few inputs to try it on
+    apply: str  # expression of the embeddings
+    example: str  # expression of an example input
 
 
 @dc.dataclass(frozen=True)
-class Answer:
-    """A head: the call, and the lines that make `x` the answer."""
+class HeadCode:
+    """A head: the call, and the lines that turn `x` into the output."""
 
     module: Call | None
     lines: str

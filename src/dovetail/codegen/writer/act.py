@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.codegen.code import fill
-from dovetail.codegen.registry import Act, Here, writes
+from dovetail.codegen.registry import Act, Context, writes
 
 QUICK_GELU = '''
 def $name(x: Tensor) -> Tensor:
@@ -13,54 +13,54 @@ def $name(x: Tensor) -> Tensor:
 
 
 @writes("relu")
-def relu(here: Here) -> Act:
+def relu(context: Context) -> Act:
     """max(x, 0)."""
     return "F.relu({})".format
 
 
 @writes("relu2")
-def relu2(here: Here) -> Act:
+def relu2(context: Context) -> Act:
     """max(x, 0)²."""
     return "F.relu({}).square()".format
 
 
 @writes("gelu")
-def gelu(here: Here) -> Act:
+def gelu(context: Context) -> Act:
     """x · Φ(x)."""
     return "F.gelu({})".format
 
 
 @writes("gelu_tanh")
-def gelu_tanh(here: Here) -> Act:
+def gelu_tanh(context: Context) -> Act:
     """x · Φ(x), approximated."""
     return 'F.gelu({}, approximate="tanh")'.format
 
 
 @writes("quick_gelu")
-def quick_gelu(here: Here) -> Act:
+def quick_gelu(context: Context) -> Act:
     """x · σ(1.702 x)."""
-    return (here.file.define("quick_gelu", fill(QUICK_GELU)) + "({})").format
+    return (context.file.define("quick_gelu", fill(QUICK_GELU)) + "({})").format
 
 
 @writes("silu")
-def silu(here: Here) -> Act:
+def silu(context: Context) -> Act:
     """x · σ(x)."""
     return "F.silu({})".format
 
 
 @writes("sigmoid")
-def sigmoid(here: Here) -> Act:
+def sigmoid(context: Context) -> Act:
     """σ(x)."""
     return "torch.sigmoid({})".format
 
 
 @writes("tanh")
-def tanh(here: Here) -> Act:
+def tanh(context: Context) -> Act:
     """tanh x."""
     return "torch.tanh({})".format
 
 
 @writes("identity")
-def identity(here: Here) -> Act:
+def identity(context: Context) -> Act:
     """x itself."""
     return "{}".format

@@ -1,13 +1,13 @@
-"""Attention, of a text over itself and of a target over its source.
+"""Self-attention and cross attention.
 
-The kernel is the one that ours takes for texts of ordinary length: torch's own, by its causal flag or with a mask as one
-tensor; and the equation written out where a soft-cap or a sink must come between.
+The emitted kernel is the one that Dovetail selects for ordinary lengths: `F.scaled_dot_product_attention` with its causal flag
+or a dense mask; the equation is written out where a soft-cap or a sink comes between scores and softmax.
 """
 
 from __future__ import annotations
 
 from dovetail.codegen.code import BODY, Call, fill, laid, signature
-from dovetail.codegen.registry import Here, Mixed, Placed, writes
+from dovetail.codegen.registry import Context, MixerCode, PositionCode, writes
 from dovetail.codegen.writer.mask import mask_function
 from dovetail.codegen.writer.precision import define_at_least_fp32
 
@@ -17,8 +17,8 @@ ATTENTION = '''
 class $name(nn.Module):
     """$doc
 
-    z = softmax(q k^T * scale, over the keys that are seen) v
-    Several heads of queries share a head of keys and values.  #? grouped
+    z = softmax(q k^T * scale, over the visible keys) v
+    Several query heads share one KV head (grouped-query attention).  #? grouped
     """
 
     $init
@@ -26,7 +26,7 @@ class $name(nn.Module):
         self.head = head
         self.scale = $scale
         self.mask = mask  #? dense
-        self.slots = heads // kv_heads + 2  # queries of one group, its key and its value  #? packed
+        self.slots = heads // kv_heads + 2  # queries of a group, its key, its value  #? packed
         self.qkv = nn.Linear(width, kv_heads * self.slots * head, bias=$bias)  #? packed
         self.q = nn.Linear(width, heads * head, bias=$bias)  #? not packed
         self.k = nn.Linear($source, $kv_heads * head, bias=$bias)  #? not packed
@@ -35,7 +35,7 @@ class $name(nn.Module):
         self.q_norm = $q_norm  #? norm
         self.k_norm = $k_norm  #? norm
         self.gate = nn.Linear(width, heads * head, bias=False)  #? gate
-        self.sink = nn.Parameter(torch.zeros(heads))  # takes weight, gives nothing  #? sink
+        self.sink = nn.Parameter(torch.zeros(heads))  # a logit without a value  #? sink
         self.position = position  #? position
         self.dropout = nn.Dropout($dropout)  #? dropout written
 
@@ -51,21 +51,21 @@ class $name(nn.Module):
         k = self.k_norm(k.flatten(-2)).unflatten(-1, (-1, self.head))  #? norm whole
         q, k = $turned_q, $turned_k  #? turn
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, N, K)
-        seen = self.mask(x.shape[1], x.device)  # (N, N)  #? dense
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # each serves several heads  #? written grouped
+        visible = self.mask(x.shape[1], x.device)  # (N, N)  #? dense
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # KV heads serve several heads  #? written grouped
         v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)  #? written grouped
-        scores = (q @ k.transpose(-1, -2)).to(wide(q.dtype)) * self.scale  # (B, H, N, $M)  #? written
+        scores = (q @ k.transpose(-1, -2)).to(at_least_fp32(q.dtype)) * self.scale  # (B, H, N, $M)  #? written
         scores = $softcap * torch.tanh(scores / $softcap)  #? written softcap
         scores = scores + $added  #? written biased
-        scores = scores.masked_fill(~seen, -torch.inf)  #? written dense
+        scores = scores.masked_fill(~visible, -torch.inf)  #? written dense
         sink = self.sink[:, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)  #? sink
-        scores = torch.cat([scores, sink], -1)  # one more column, which no value answers  #? sink
-        weights = torch.softmax(scores, -1)  #? written not sink
-        weights = torch.softmax(scores, -1)[..., :-1]  #? written sink
-        weights = self.dropout(weights)  #? written dropout
-        z = weights.to(v.dtype) @ v  # (B, H, N, K)  #? written
+        scores = torch.cat([scores, sink], -1)  # one more column, without a value  #? sink
+        probs = torch.softmax(scores, -1)  #? written not sink
+        probs = torch.softmax(scores, -1)[..., :-1]  #? written sink
+        probs = self.dropout(probs)  #? written dropout
+        z = probs.to(v.dtype) @ v  # (B, H, N, K)  #? written
         bias = $added.to(q.dtype)  #? not written biased
-        bias = torch.where(seen, bias, -torch.inf)  # (1, H, N, N)  #? not written biased dense
+        bias = torch.where(visible, bias, -torch.inf)  # (1, H, N, N)  #? not written biased dense
         $attend  #? not written
         z = z.transpose(1, 2).flatten(-2)  # (B, N, H * K)
         z = z * torch.sigmoid(self.gate(x))  #? gate
@@ -73,25 +73,25 @@ class $name(nn.Module):
 '''
 
 
-def _scale(here: Here) -> str:
-    """What scores are multiplied by."""
-    return "head**-0.5" if here.part.scale is None else f"{here.part.scale}"
+def _scale(context: Context) -> str:
+    """The factor of the scores."""
+    return "head**-0.5" if context.part.scale is None else f"{context.part.scale}"
 
 
 def kernel(flag: str | None, biased: bool, grouped: bool, dropout: float) -> Call:
-    """torch's attention, told of the mask in the shortest way."""
+    """The call of torch's attention, with the mask as a flag where possible."""
     mask = {"attn_mask": "bias"} if biased else {"is_causal": True} if flag == "causal" else {}
     if flag is None and not biased:
-        mask = {"attn_mask": "seen"}
+        mask = {"attn_mask": "visible"}
     dropped = f"{dropout} if self.training else 0.0" if dropout else None
     gqa = True if grouped else None
     call = Call.to("F.scaled_dot_product_attention", **mask, scale="self.scale", enable_gqa=gqa, dropout_p=dropped)
     return Call(call.name, (("", "q"), ("", "k"), ("", "v"), *call.args))
 
 
-def _written(here: Here, cross: bool) -> Mixed:
-    part, file = here.part, here.file
-    placed: Placed = here.write("position")
+def _written(context: Context, cross: bool) -> MixerCode:
+    part, file = context.part, context.file
+    placed: PositionCode = context.write("position")
     flag, biased, grouped = part.mask.flag(), bool(placed.bias), part.groups() != part.heads
     written = part.softcap is not None or part.sink
     dense = flag is None or (flag == "causal" and (biased or written))
@@ -118,35 +118,35 @@ def _written(here: Here, cross: bool) -> Mixed:
         heads = {"q_norm": "heads", "k_norm": "kv_heads" if grouped or part.packed else "heads"}
         for name in norms:
             dim = f"{heads[name]} * head" if part.qk_norm_whole else "head"
-            norms[name] = here.write(name, part.qk_norm).change(dim=dim).flat()
-    sizes = {"width": here.size("embed"), "heads": part.heads}
+            norms[name] = context.write(name, part.qk_norm).change(dim=dim).flat()
+    sizes = {"width": context.size("embed"), "heads": part.heads}
     if grouped or part.packed:
         sizes["kv_heads"] = part.groups()
-    sizes["head"] = here.size("head")
+    sizes["head"] = context.size("head")
     if cross:
-        sizes["source"] = here.size("encoder")
+        sizes["source"] = context.size("encoder")
     given = [f"{name}: int" for name in sizes]
     arguments: dict[str, object] = dict(sizes)
     if dense:
-        given, arguments = [*given, "mask: Callable"], {**arguments, "mask": mask_function(here.below("mask"))}
+        given, arguments = [*given, "mask: Callable"], {**arguments, "mask": mask_function(context.below("mask"))}
     if flags["position"]:  # a table that a stack shares is held by its first layer alone
         holder = "position: nn.Module | None = None" if placed.given else "position: nn.Module"
         given, arguments = [*given, holder], {**arguments, "position": placed.module}
-    asked = {**({"memory": "memory"} if cross else {}), **placed.given}
-    file.letter(H="heads", K="size of a head", **({"G": "heads of keys and values"} if grouped else {}))
+    asked = {**({"encoder_output": "encoder_output"} if cross else {}), **placed.given}
+    file.letter(H="heads", K="head size", **({"G": "KV heads"} if grouped else {}))
     if cross:
-        file.letter(M="tokens of the source")
+        file.letter(M="source tokens")
     text = fill(
         ATTENTION,
         flags,
         doc=_doc(cross),
         init=signature("__init__", given),
         forward=signature("forward", ["x: Tensor", *(f"{name}: Tensor" for name in asked)], "Tensor"),
-        scale=_scale(here),
+        scale=_scale(context),
         bias=part.bias,
         out_bias=part.out_bias,
         source="source" if cross else "width",
-        read="memory" if cross else "x",
+        read="encoder_output" if cross else "x",
         kv_heads="kv_heads" if grouped or part.packed else "heads",
         G="G" if grouped else "H",
         M="M" if cross else "N",
@@ -159,22 +159,22 @@ def _written(here: Here, cross: bool) -> Mixed:
         **norms,
     )
     name, other = ("CrossAttention", "") if cross else ("Attention", OTHERWISE[flag])
-    return Mixed(Call.to(file.define(name, text, other), **arguments), asked)
+    return MixerCode(Call.to(file.define(name, text, other), **arguments), asked)
 
 
 def _doc(cross: bool) -> str:
     if cross:
-        return "Each token asks (q); the tokens of the source answer (k) with what they hold (v)."
-    return "Each token asks (q); those it may see answer (k) with what they hold (v)."
+        return "Cross attention: queries from the decoder, keys and values from the encoder output."
+    return "Scaled dot-product attention: a weighted mean of the values of the visible tokens."
 
 
 @writes("attention")
-def attention(here: Here) -> Mixed:
-    """Of a text over itself."""
-    return _written(here, cross=False)
+def attention(context: Context) -> MixerCode:
+    """Self-attention."""
+    return _written(context, cross=False)
 
 
 @writes("cross_attention")
-def cross_attention(here: Here) -> Mixed:
-    """Of a target over its source."""
-    return _written(here, cross=True)
+def cross_attention(context: Context) -> MixerCode:
+    """Cross attention."""
+    return _written(context, cross=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dovetail.codegen.code import Call, fill
-from dovetail.codegen.registry import Entry, Here, writes
+from dovetail.codegen.registry import Context, EmbedCode, writes
 
 TOKENS = '''
 class $name(nn.Module):
-    """A row of the table for each token$more."""
+    """Token embedding: a row of the table per token$more."""
 
     def __init__(self, vocab: int, width: int):
         super().__init__()
@@ -24,7 +24,7 @@ class $name(nn.Module):
 
 SHARED_TYPES = '''
 class $name(nn.Module):
-    """A row of the decoder's table for each token, and one for its type."""
+    """Token embedding with the decoder's table, plus a type embedding."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -37,7 +37,7 @@ class $name(nn.Module):
 
 PATCHES = '''
 class $name(nn.Module):
-    """An image cut into squares, each a linear map of its values$more."""
+    """Patch embedding: a linear map of each square of the image$more."""
 
     def __init__(self, channels: int, patch: int, width: int):
         super().__init__()
@@ -54,42 +54,44 @@ class $name(nn.Module):
 '''
 
 
-def _scale(here: Here) -> str:
+def _scale(context: Context) -> str:
     """What rows of the table are multiplied by."""
-    scale = "" if here.part.scale == 1.0 else f" * {here.part.scale}"
-    if not here.part.scale_by_width:
+    scale = "" if context.part.scale == 1.0 else f" * {context.part.scale}"
+    if not context.part.scale_by_width:
         return scale
-    root = f"math.sqrt({here.size('embed')})"
-    return f" * {root}" if not scale else f" * ({here.part.scale} * {root})"
+    root = f"math.sqrt({context.size('embed')})"
+    return f" * {root}" if not scale else f" * ({context.part.scale} * {root})"
 
 
 @writes("tokens")
-def tokens(here: Here) -> Entry:
+def tokens(context: Context) -> EmbedCode:
     """Rows of a table, the encoder's perhaps the decoder's own."""
-    part, scale = here.part, _scale(here)
-    here.file.letter(V="vocabulary")
+    part, scale = context.part, _scale(context)
+    context.file.letter(V="vocabulary")
     inputs = ("tokens: Tensor", *(("types: Tensor | None = None",) if part.types else ()))
-    example = f"torch.randint(0, {here.size('vocab')}, (1, 8))"
-    sizes = {"vocab": here.size("vocab"), "width": here.size("embed")}
+    example = f"torch.randint(0, {context.size('vocab')}, (1, 8))"
+    sizes = {"vocab": context.size("vocab"), "width": context.size("embed")}
     if part.shared:
         inputs = (inputs[0], "table: Tensor", *inputs[1:])
         if not part.types:
-            return Entry(None, inputs, f"F.embedding(tokens, table){scale}", example)
+            return EmbedCode(None, inputs, f"F.embedding(tokens, table){scale}", example)
         text = fill(SHARED_TYPES, types=part.types, scale=scale)
-        call = Call.to(here.file.define("TypedEmbedding", text), width=sizes["width"])
-        return Entry(call, inputs, "self.embed(tokens, table, types)", example)
+        call = Call.to(context.file.define("TypedEmbedding", text), width=sizes["width"])
+        return EmbedCode(call, inputs, "self.embed(tokens, table, types)", example)
     more = f", times {scale.removeprefix(' * ')}" if scale else ""
     text = fill(TOKENS, {"types": part.types}, types=part.types, scale=scale, more=more)
-    call = Call.to(here.file.define("TokenEmbedding", text), **sizes)
-    return Entry(call, inputs, "self.embed(tokens, types)" if part.types else "self.embed(tokens)", example)
+    call = Call.to(context.file.define("TokenEmbedding", text), **sizes)
+    return EmbedCode(call, inputs, "self.embed(tokens, types)" if part.types else "self.embed(tokens)", example)
 
 
 @writes("patches")
-def patches(here: Here) -> Entry:
+def patches(context: Context) -> EmbedCode:
     """Squares of an image."""
-    part = here.part
-    more = ", behind a class token" if part.class_token else ""
+    part = context.part
+    more = ", after a class token" if part.class_token else ""
     text = fill(PATCHES, {"class_token": part.class_token}, bias=part.bias, more=more)
-    sizes = {"channels": part.channels, "patch": part.patch, "width": here.size("embed")}
+    sizes = {"channels": part.channels, "patch": part.patch, "width": context.size("embed")}
     example = f"torch.randn(1, {part.channels}, {part.image}, {part.image})"
-    return Entry(Call.to(here.file.define("PatchEmbedding", text), **sizes), ("images: Tensor",), "self.embed(images)", example)
+    return EmbedCode(
+        Call.to(context.file.define("PatchEmbedding", text), **sizes), ("images: Tensor",), "self.embed(images)", example
+    )

@@ -1,9 +1,9 @@
-"""Feed-forwards that every token meets."""
+"""Dense feed-forward networks."""
 
 from __future__ import annotations
 
 from dovetail.codegen.code import Call, fill
-from dovetail.codegen.registry import Here, writes
+from dovetail.codegen.registry import Context, writes
 
 GLU = '''
 class $name(nn.Module):
@@ -39,23 +39,25 @@ class $name(nn.Module):
 '''
 
 
-def _written(here: Here, template: str, other: str, doc: str, **holes: str) -> Call:
-    here.file.letter(F="hidden units of the feed-forward")
-    text = fill(template, {"dropout": here.part.dropout}, doc=doc, bias=here.part.bias, dropout=here.part.dropout, **holes)
-    return Call.to(here.file.define("MLP", text, other), width=here.size("embed"), hidden=here.size("ffn"))
+def _written(context: Context, template: str, other: str, doc: str, **holes: str) -> Call:
+    context.file.letter(F="hidden units of the feed-forward")
+    text = fill(
+        template, {"dropout": context.part.dropout}, doc=doc, bias=context.part.bias, dropout=context.part.dropout, **holes
+    )
+    return Call.to(context.file.define("MLP", text, other), width=context.size("embed"), hidden=context.size("ffn"))
 
 
 @writes("glu")
-def glu(here: Here) -> Call:
-    """The gated one."""
-    act = here.write("act")
-    doc = "The gated feed-forward: one matrix opens or shuts what another lets through."
-    return _written(here, GLU, "GatedMLP", doc, gated=act("self.gate(x)"))
+def glu(context: Context) -> Call:
+    """Gated."""
+    act = context.write("act")
+    doc = "Gated feed-forward network: down(act(gate(x)) * up(x))."
+    return _written(context, GLU, "GatedMLP", doc, gated=act("self.gate(x)"))
 
 
 @writes("mlp")
-def mlp(here: Here) -> Call:
-    """The plain one."""
-    act = here.write("act")
-    doc = "The feed-forward: widen, activate, narrow; each token alone."
-    return _written(here, MLP, "PlainMLP", doc, acted=act("self.up(x)"))
+def mlp(context: Context) -> Call:
+    """Not gated."""
+    act = context.write("act")
+    doc = "Feed-forward network: down(act(up(x)))."
+    return _written(context, MLP, "PlainMLP", doc, acted=act("self.up(x)"))

@@ -1,21 +1,21 @@
-"""Heads: what the model makes of its stream."""
+"""Heads: from the residual stream to the output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from dovetail.codegen.code import Call, fill
-from dovetail.codegen.registry import Answer, Here, writes
+from dovetail.codegen.registry import Context, HeadCode, writes
 
 POOLS = {
-    "first": "x[:, 0]  # (B, D): the first token speaks for all",
-    "last": "x[:, -1]  # (B, D): the last token speaks for all",
+    "first": "x[:, 0]  # (B, D): the first token",
+    "last": "x[:, -1]  # (B, D): the last token",
     "mean": "x.sum(1) / x.shape[1]  # (B, D)",
 }
 
 LM = '''
 class $name(nn.Module):
-    """A score for every token of the vocabulary."""
+    """LM head: a logit for every token of the vocabulary."""
 
     def __init__(self, $given):
         super().__init__()
@@ -31,7 +31,7 @@ class $name(nn.Module):
 
 MASKED = '''
 class $name(nn.Module):
-    """A score for every token of the vocabulary, behind a layer of its own."""
+    """Masked-LM head: a dense layer, a norm, then a logit for every token of the vocabulary."""
 
     def __init__(self, $given):
         super().__init__()
@@ -49,7 +49,7 @@ class $name(nn.Module):
 
 BY_CLASS = '''
 class $name(nn.Module):
-    """A score for each class."""
+    """Classifier: a logit for every class."""
 
     def __init__(self, width: int, classes: int):
         super().__init__()
@@ -84,89 +84,89 @@ def _given(sizes: Mapping[str, int]) -> str:
 
 
 @writes("lm")
-def lm(here: Here) -> Answer:
+def lm(context: Context) -> HeadCode:
     """Logits, by the embedding's own table or another."""
-    part = here.part
-    here.file.letter(V="vocabulary")
-    call, applied, again = None, "F.linear(x, self.embed.table)", "  # the embedding's table again" if part.tied else ""
+    part = context.part
+    context.file.letter(V="vocabulary")
+    call, applied, again = None, "F.linear(x, self.embed.table)", "  # tied to the embedding" if part.tied else ""
     if part.bias or not part.tied:
-        sizes = {"vocab": here.size("vocab"), **({} if part.tied else {"width": here.size("embed")})}
+        sizes = {"vocab": context.size("vocab"), **({} if part.tied else {"width": context.size("embed")})}
         text = fill(LM, {"tied": part.tied, "bias": part.bias}, given=_given(sizes))
-        call = Call.to(here.file.define("LMHead", text), **sizes)
+        call = Call.to(context.file.define("LMHead", text), **sizes)
         applied = "self.head(x, self.embed.table)" if part.tied else "self.head(x)"
     if part.scale != 1.0:
         applied = f"{applied} * {part.scale}"
     if part.softcap is None:
-        return Answer(call, f"return {applied}{again}", "(B, N, V)")
+        return HeadCode(call, f"return {applied}{again}", "(B, N, V)")
     lines = f"logits = {applied}{again}\nreturn {part.softcap} * torch.tanh(logits / {part.softcap})"
-    return Answer(call, lines, "(B, N, V)")
+    return HeadCode(call, lines, "(B, N, V)")
 
 
 @writes("masked_lm")
-def masked_lm(here: Here) -> Answer:
+def masked_lm(context: Context) -> HeadCode:
     """Logits behind a dense layer, an activation and a norm."""
-    part = here.part
-    here.file.letter(V="vocabulary")
-    vocab = {} if part.tied and not part.bias else {"vocab": here.size("vocab")}
-    sizes = {**vocab, "width": here.size("embed")}
+    part = context.part
+    context.file.letter(V="vocabulary")
+    vocab = {} if part.tied and not part.bias else {"vocab": context.size("vocab")}
+    sizes = {**vocab, "width": context.size("embed")}
     text = fill(
         MASKED,
         {"tied": part.tied, "bias": part.bias},
         dense_bias=part.dense_bias,
-        norm=here.write("norm").flat(),
-        acted=here.write("act")("self.dense(x)"),
+        norm=context.write("norm").flat(),
+        acted=context.write("act")("self.dense(x)"),
         table="table" if part.tied else "self.table",
         given=_given(sizes),
     )
-    call = Call.to(here.file.define("MaskedHead", text), **sizes)
-    return Answer(call, "return self.head(x, self.embed.table)" if part.tied else "return self.head(x)", "(B, N, V)")
+    call = Call.to(context.file.define("MaskedHead", text), **sizes)
+    return HeadCode(call, "return self.head(x, self.embed.table)" if part.tied else "return self.head(x)", "(B, N, V)")
 
 
-def _by_class(here: Here) -> Call:
+def _by_class(context: Context) -> Call:
     """The scores, with or without a layer of their own."""
-    part = here.part
+    part = context.part
     flags = {"dense": part.act is not None, "norm": part.norm is not None, "dropout": bool(part.dropout)}
     text = fill(
         BY_CLASS,
         flags,
         dense_bias=part.dense_bias,
-        norm="" if part.norm is None else here.write("norm").flat(),
-        acted="" if part.act is None else here.write("act")("self.dense(x)"),
+        norm="" if part.norm is None else context.write("norm").flat(),
+        acted="" if part.act is None else context.write("act")("self.dense(x)"),
         dropout=part.dropout,
     )
-    return Call.to(here.file.define("Classifier", text), width=here.size("embed"), classes=part.classes)
+    return Call.to(context.file.define("Classifier", text), width=context.size("embed"), classes=part.classes)
 
 
 @writes("classifier")
-def classifier(here: Here) -> Answer:
+def classifier(context: Context) -> HeadCode:
     """One class for a row."""
-    return Answer(_by_class(here), f"x = {POOLS[here.part.pooling]}\nreturn self.head(x)", "(B, classes)")
+    return HeadCode(_by_class(context), f"x = {POOLS[context.part.pooling]}\nreturn self.head(x)", "(B, classes)")
 
 
 @writes("token_classifier")
-def token_classifier(here: Here) -> Answer:
+def token_classifier(context: Context) -> HeadCode:
     """One class for every token."""
-    return Answer(_by_class(here), "return self.head(x)", "(B, N, classes)")
+    return HeadCode(_by_class(context), "return self.head(x)", "(B, N, classes)")
 
 
 @writes("pooled_embedding")
-def pooled_embedding(here: Here) -> Answer:
+def pooled_embedding(context: Context) -> HeadCode:
     """A vector for a row."""
-    part, call, lines = here.part, None, [f"x = {POOLS[here.part.pooling]}"]
+    part, call, lines = context.part, None, [f"x = {POOLS[context.part.pooling]}"]
     if part.dense:
         doc = "One vector for the whole row: tanh(W x + b)."
         text = fill(POOLED, doc=doc, out="width", shape="D", applied="torch.tanh(self.out(x))")
-        call = Call.to(here.file.define("Pooler", text), width=here.size("embed"))
+        call = Call.to(context.file.define("Pooler", text), width=context.size("embed"))
         lines.append("x = self.head(x)")
     lines.append("return F.normalize(x, dim=-1)" if part.unit else "return x")
     if lines[-2:] == ["x = self.head(x)", "return x"]:
         lines[-2:] = ["return self.head(x)"]
-    return Answer(call, "\n".join(lines), "(B, D)")
+    return HeadCode(call, "\n".join(lines), "(B, D)")
 
 
 @writes("reward")
-def reward(here: Here) -> Answer:
+def reward(context: Context) -> HeadCode:
     """One number for a row."""
     text = fill(POOLED, doc="One number for the whole row.", out="1, bias=False", shape="1", applied="self.out(x)")
-    call = Call.to(here.file.define("ScalarHead", text), width=here.size("embed"))
-    return Answer(call, f"x = {POOLS[here.part.pooling]}\nreturn self.head(x)", "(B, 1)")
+    call = Call.to(context.file.define("ScalarHead", text), width=context.size("embed"))
+    return HeadCode(call, f"x = {POOLS[context.part.pooling]}\nreturn self.head(x)", "(B, 1)")

@@ -1,9 +1,9 @@
-"""Linear attention: weights are products of features, so that all that was seen fits into one matrix a head."""
+"""Linear attention: weights are products of features, so the past is one matrix per head."""
 
 from __future__ import annotations
 
 from dovetail.codegen.code import Call, fill
-from dovetail.codegen.registry import Features, Here, Mixed, writes
+from dovetail.codegen.registry import Context, FeatureCode, MixerCode, writes
 from dovetail.codegen.writer.mamba2 import define_decay_scan
 
 RANDOM = '''
@@ -39,7 +39,7 @@ class $name(nn.Module):
 
 LINEAR = '''
 class $name(nn.Module):
-    """Attention whose weights are products of features: what was seen is a sum, kept in one matrix.
+    """Attention whose weights are products of features: the past is one matrix per head.
 
     y_t = (sum over s <= t of k_s v_s^T)^T q_t / (sum over s <= t of k_s)^T q_t
     """
@@ -54,46 +54,46 @@ class $name(nn.Module):
         self.feature = feature  #? held
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
-        q = self.q(x).unflatten(-1, (-1, self.head)).to(wide(x.dtype))  # (B, N, H, K)
+        q = self.q(x).unflatten(-1, (-1, self.head)).to(at_least_fp32(x.dtype))  # (B, N, H, K)
         k = self.k(x).unflatten(-1, (-1, self.head)).to(q.dtype)
         v = self.v(x).unflatten(-1, (-1, self.head)).to(q.dtype)
-        q, k = $query, $key  # (B, N, H, S), none below 0
+        q, k = $query, $key  # (B, N, H, S), at least 0
         v = F.pad(v, (0, 1), value=1.0)  # one more column: the sum of the weights
-        y = decay_scan(q, k, v, q.new_zeros(q.shape[:3]))  # nothing fades
+        y = decay_scan(q, k, v, q.new_zeros(q.shape[:3]))  # no decay
         y = (y[..., :-1] / torch.where(y[..., -1:] > 0, y[..., -1:], 1.0)).to(x.dtype)
         return self.o(y.flatten(-2))
 '''
 
 
 @writes("elu_features")
-def elu_features(here: Here) -> Features:
+def elu_features(context: Context) -> FeatureCode:
     """elu(x) + 1."""
-    return Features("F.elu({}) + 1.0".format, "F.elu({}) + 1.0".format)
+    return FeatureCode("F.elu({}) + 1.0".format, "F.elu({}) + 1.0".format)
 
 
 @writes("relu_features")
-def relu_features(here: Here) -> Features:
+def relu_features(context: Context) -> FeatureCode:
     """max(x, 0) and a little."""
-    made = f"F.relu({{}}) + {here.part.floor}".format
-    return Features(made, made)
+    made = f"F.relu({{}}) + {context.part.floor}".format
+    return FeatureCode(made, made)
 
 
 @writes("random_features")
-def random_features(here: Here) -> Features:
-    """Directions that follow from a number, and the two ways of looking along them."""
-    sizes = {"head": here.size("head"), "features": here.size("features"), "draw": here.part.draw}
-    call = Call.to(here.file.define("RandomFeatures", fill(RANDOM)), **sizes)
-    return Features("self.feature.query({})".format, "self.feature.key({})".format, call)
+def random_features(context: Context) -> FeatureCode:
+    """Random directions from a seed, and the feature maps of queries and keys."""
+    sizes = {"head": context.size("head"), "features": context.size("features"), "draw": context.part.draw}
+    call = Call.to(context.file.define("RandomFeatures", fill(RANDOM)), **sizes)
+    return FeatureCode("self.feature.query({})".format, "self.feature.key({})".format, call)
 
 
 @writes("linear_attention")
-def linear(here: Here) -> Mixed:
+def linear(context: Context) -> MixerCode:
     """The mixer, its features and its scan."""
-    part, file = here.part, here.file
+    part, file = context.part, context.file
     define_decay_scan(file)
-    made: Features = here.write("feature")
-    file.letter(H="heads", K="size of a head", S="features of a query or key")
-    sizes = {"width": here.size("embed"), "heads": part.heads, "head": here.size("head")}
+    made: FeatureCode = context.write("feature")
+    file.letter(H="heads", K="head size", S="features of a query or key")
+    sizes = {"width": context.size("embed"), "heads": part.heads, "head": context.size("head")}
     given = [f"{name}: int" for name in sizes] + (["feature: nn.Module"] if made.module else [])
     text = fill(
         LINEAR,
@@ -103,4 +103,4 @@ def linear(here: Here) -> Mixed:
         query=made.query("q"),
         key=made.key("k"),
     )
-    return Mixed(Call.to(file.define("LinearAttention", text), **sizes, feature=made.module))
+    return MixerCode(Call.to(file.define("LinearAttention", text), **sizes, feature=made.module))

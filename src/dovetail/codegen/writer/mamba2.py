@@ -1,16 +1,16 @@
-"""Mamba-2: a state space by matmuls over chunks."""
+"""Mamba-2: a state space model computed by matmuls over chunks."""
 
 from __future__ import annotations
 
 from dovetail.codegen.code import Call, File, fill
-from dovetail.codegen.registry import Here, Mixed, writes
+from dovetail.codegen.registry import Context, MixerCode, writes
 from dovetail.codegen.writer.precision import define_at_least_fp32
 from dovetail.ops.form import CHUNK
 from dovetail.ops.scan.decay import LEAST
 
 CONV = '''
 def $name(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Each channel alone: a token and the few before it. x (B, N, C), weight (C, taps)."""
+    """Depthwise causal convolution. x (B, N, C), weight (C, kernel size)."""
     n, back = x.shape[1], weight.shape[1] - 1
     longer = F.pad(x, (0, 0, back, 0))  # zeros before the first token
     y = longer[:, back:] * weight[:, back]
@@ -21,41 +21,41 @@ def $name(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 SCAN = '''
 def $name(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
-    """A matrix memory that fades: S_t = e^(g_t) S_(t-1) + k_t v_t^T, and y_t = S_t^T q_t.
+    """Scan with decay: S_t = e^(g_t) S_(t-1) + k_t v_t^T, and y_t = S_t^T q_t.
 
-    By matmuls over chunks of at most $chunk tokens; the memory goes from chunk to chunk.
+    Matmuls over chunks of at most $chunk tokens; the recurrent state S goes from chunk to chunk.
     q, k (B, N, groups, S): the heads of a group share them; v (B, N, H, K);
     g (B, N, H) at most 0 -> y (B, N, H, K)
     """
-    dtype, kept, n = q.dtype, wide(q.dtype), q.shape[1]
+    dtype, acc, n = q.dtype, at_least_fp32(q.dtype), q.shape[1]
     size = min(max($least, int((k.shape[-1] * v.shape[-1]) ** 0.5)), $chunk, n)
-    rest = -n % size  # padded behind with tokens that add nothing and fade nothing
-    q, k, v = (F.pad(t.to(kept), (0, 0, 0, 0, 0, rest)) for t in (q, k, v))
-    g = F.pad(g.to(kept), (0, 0, 0, rest))
+    rest = -n % size  # right padding: tokens that add nothing and do not decay
+    q, k, v = (F.pad(t.to(acc), (0, 0, 0, 0, 0, rest)) for t in (q, k, v))
+    g = F.pad(g.to(acc), (0, 0, 0, rest))
     groups, share, value = q.shape[2], v.shape[2] // q.shape[2], v.shape[-1]
     q, k = (t.unflatten(1, (-1, size)).transpose(2, 3) for t in (q, k))  # (B, C, groups, size, S)
     v, g = (t.unflatten(1, (-1, size)).unflatten(3, (groups, share)) for t in (v, g))
     v = v.permute(0, 1, 3, 4, 2, 5)  # (B, C, groups, share, size, K)
-    c = g.permute(0, 1, 3, 4, 2).cumsum(-1)  # (B, C, groups, share, size), what is left
+    c = g.permute(0, 1, 3, 4, 2).cumsum(-1)  # (B, C, groups, share, size), log decay
     later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
     fade = (c[..., :, None] - c[..., None, :]).masked_fill(later, -torch.inf).exp()
     scores = (q @ k.transpose(-1, -2))[..., None, :, :]
-    inside = (scores * fade) @ v  # what a chunk's tokens tell each other
+    inside = (scores * fade) @ v  # within a chunk
     fading = v * (c[..., -1:] - c).exp()[..., None]
     added = k.transpose(-1, -2) @ fading.transpose(3, 4).flatten(-2)  # (B, C, groups, S, share*K)
     through = c[..., -1].exp().repeat_interleave(value, -1)[..., None, :]
-    memory, memories = torch.zeros_like(added[:, 0]), []
+    state, states = torch.zeros_like(added[:, 0]), []
     for new, left in zip(added.unbind(1), through.unbind(1), strict=True):  # chunk by chunk
-        memories.append(memory)  # as it was before the chunk
-        memory = torch.addcmul(new, left, memory)
-    before = (q @ torch.stack(memories, 1)).unflatten(-1, (-1, value)).transpose(3, 4)
+        states.append(state)  # before the chunk
+        state = torch.addcmul(new, left, state)
+    before = (q @ torch.stack(states, 1)).unflatten(-1, (-1, value)).transpose(3, 4)
     y = inside + c.exp()[..., None] * before
     return y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)[:, :n].to(dtype)
 '''
 
 MAMBA2 = '''
 class $name(nn.Module):
-    """A state space whose memory each token writes to (b), lets fade (dt) and reads (c)."""
+    """State space model: each token writes to the state (b), decays it (dt) and reads it (c)."""
 
     $init
         super().__init__()
@@ -72,8 +72,8 @@ class $name(nn.Module):
         self.conv_x_bias = nn.Parameter(torch.zeros(heads * head))  #? conv_bias
         self.conv_b_bias = nn.Parameter(torch.zeros(groups * state))  #? conv_bias
         self.conv_c_bias = nn.Parameter(torch.zeros(groups * state))  #? conv_bias
-        step = torch.logspace(-3, -1, heads)  # first step widths, from 0.001 to 0.1
-        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # softplus undone
+        step = torch.logspace(-3, -1, heads)  # initial step sizes, from 0.001 to 0.1
+        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # inverse of softplus
         self.a_log = nn.Parameter(torch.linspace(1, 16, heads).log())
         self.skip = nn.Parameter(torch.ones(heads))
         self.norm = $norm
@@ -84,8 +84,8 @@ class $name(nn.Module):
         c = F.silu(causal_conv(self.c(u), self.conv_c$c_bias))
         x = x.unflatten(-1, (-1, self.head))  # (B, N, H, K)
         b, c = (t.unflatten(-1, (-1, self.state)) for t in (b, c))  # (B, N, groups, S)
-        dt = F.softplus(self.dt(u).to(wide(u.dtype)) + self.dt_bias)  # (B, N, H), step widths
-        fading = -self.a_log.to(dt.dtype).exp() * dt  # log of what is left after a step
+        dt = F.softplus(self.dt(u).to(at_least_fp32(u.dtype)) + self.dt_bias)  # (B, N, H)
+        fading = -self.a_log.to(dt.dtype).exp() * dt  # log decay per step
         y = decay_scan(c, b, x * dt[..., None].to(x.dtype), fading)  # (B, N, H, K)
         y = y + self.skip[:, None] * x
         return self.o(self.norm(y.flatten(-2) * F.silu(self.z(u))))
@@ -93,26 +93,26 @@ class $name(nn.Module):
 
 
 def define_conv(file: File) -> None:
-    """Let the file have a function `causal_conv`."""
+    """Define the function `causal_conv` in the file."""
     file.define("causal_conv", fill(CONV))
 
 
 def define_decay_scan(file: File) -> None:
-    """Let the file have a function `decay_scan`, and `wide`, which it needs."""
+    """Define the function `decay_scan` in the file, and `at_least_fp32`, which it calls."""
     define_at_least_fp32(file)
     file.define("decay_scan", fill(SCAN, chunk=CHUNK, least=LEAST))
 
 
 @writes("mamba2")
-def mamba2(here: Here) -> Mixed:
+def mamba2(context: Context) -> MixerCode:
     """The mixer, its convolution and its scan."""
-    part, file = here.part, here.file
+    part, file = context.part, context.file
     define_conv(file)
     define_decay_scan(file)
-    file.letter(H="heads", K="size of a head", S="size of the memory a channel", C="channels, or chunks of a text")
+    file.letter(H="heads", K="head size", S="recurrent state per channel", C="channels, or chunks")
     flags = {"conv_bias": part.conv_bias}
     biases = {f"{name}_bias": f", self.conv_{name}_bias" if part.conv_bias else "" for name in "xbc"}
-    sizes = {"width": here.size("embed"), "heads": here.size("heads"), "head": part.head}
+    sizes = {"width": context.size("embed"), "heads": context.size("heads"), "head": part.head}
     sizes |= {"groups": part.groups, "state": part.state_size}
     text = fill(
         MAMBA2,
@@ -120,7 +120,7 @@ def mamba2(here: Here) -> Mixed:
         init=f"def __init__(self, {', '.join(f'{name}: int' for name in sizes)}):",
         bias=part.bias,
         taps=part.conv_size,
-        norm=here.write("norm").change(dim="heads * head").flat(),
+        norm=context.write("norm").change(dim="heads * head").flat(),
         **biases,
     )
-    return Mixed(Call.to(file.define("Mamba2", text), **sizes))
+    return MixerCode(Call.to(file.define("Mamba2", text), **sizes))

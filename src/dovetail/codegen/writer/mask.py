@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dovetail.codegen.code import STEP, WIDTH, fill
-from dovetail.codegen.registry import Here, Seen, writes
+from dovetail.codegen.registry import Context, MaskCode, writes
 
 FUNCTION = '''
 def $name(n: int, device: torch.device) -> Tensor:
-    """$shape, true where a query may see a key."""
+    """$shape, true where a query may attend to a key."""
     at = torch.arange(n, device=device)
     q, k = at[:, None], at[None, :]  #? not by_key
     k = at[None, :]  #? by_key
@@ -35,9 +35,9 @@ def $name(block: Tensor, pick: int, seed: int) -> Tensor:
 '''
 
 
-def mask_function(here: Here) -> str:
+def mask_function(context: Context) -> str:
     """The name of a function of the file that gives the whole mask."""
-    seen: Seen = here.written()
+    seen: MaskCode = context.written()
     ending = "[None]" if seen.by_head else ".expand(n, n)" if seen.by_key else ""
     line = f"return ({seen.expression}){ending}" if ending else f"return {seen.expression}"
     if STEP + len(line) > WIDTH and seen.terms:
@@ -45,103 +45,103 @@ def mask_function(here: Here) -> str:
         joined = [f"seen = {first}", *(f"seen = seen {seen.sign} ({term})" for term in others), f"return seen{ending}"]
         line = f"\n{' ' * STEP}".join(joined)
     shape = "(1, H, N, N)" if seen.by_head else "(N, N)"
-    return here.file.define(f"{seen.name}_mask", fill(FUNCTION, {"by_key": seen.by_key}, shape=shape, lines=line))
+    return context.file.define(f"{seen.name}_mask", fill(FUNCTION, {"by_key": seen.by_key}, shape=shape, lines=line))
 
 
 @writes("full")
-def full(here: Here) -> Seen:
+def full(context: Context) -> MaskCode:
     """Every token."""
-    return Seen("full", "k >= 0", by_key=True)
+    return MaskCode("full", "k >= 0", by_key=True)
 
 
 @writes("causal")
-def causal(here: Here) -> Seen:
+def causal(context: Context) -> MaskCode:
     """The token itself and those before it."""
-    return Seen("causal", "k <= q")
+    return MaskCode("causal", "k <= q")
 
 
 @writes("window")
-def window(here: Here) -> Seen:
+def window(context: Context) -> MaskCode:
     """The nearest tokens, and the first ones."""
-    near = f"(q - k).abs() < {here.part.size}"
-    kept = f"({near}) | (k < {here.part.keep})" if here.part.keep else near
-    return Seen(f"window{here.part.size}", kept)
+    near = f"(q - k).abs() < {context.part.size}"
+    kept = f"({near}) | (k < {context.part.keep})" if context.part.keep else near
+    return MaskCode(f"window{context.part.size}", kept)
 
 
 @writes("prefix")
-def prefix(here: Here) -> Seen:
+def prefix(context: Context) -> MaskCode:
     """The first tokens."""
-    return Seen("prefix", f"k < {here.part.length}", by_key=True)
+    return MaskCode("prefix", f"k < {context.part.length}", by_key=True)
 
 
 @writes("global_tokens")
-def global_tokens(here: Here) -> Seen:
+def global_tokens(context: Context) -> MaskCode:
     """The first tokens see all and are seen by all."""
-    return Seen("global", f"(q < {here.part.tokens}) | (k < {here.part.tokens})")
+    return MaskCode("global", f"(q < {context.part.tokens}) | (k < {context.part.tokens})")
 
 
 @writes("block_local")
-def block_local(here: Here) -> Seen:
+def block_local(context: Context) -> MaskCode:
     """The token's own block and its neighbors."""
-    size = here.part.size
-    return Seen("block", f"(q // {size} - k // {size}).abs() <= {here.part.back}")
+    size = context.part.size
+    return MaskCode("block", f"(q // {size} - k // {size}).abs() <= {context.part.back}")
 
 
 @writes("strided")
-def strided(here: Here) -> Seen:
+def strided(context: Context) -> MaskCode:
     """Every step-th token."""
-    return Seen("strided", f"(q - k) % {here.part.step} == 0")
+    return MaskCode("strided", f"(q - k) % {context.part.step} == 0")
 
 
 @writes("dilated")
-def dilated(here: Here) -> Seen:
+def dilated(context: Context) -> MaskCode:
     """A window with holes."""
-    step, most = here.part.step, here.part.size * here.part.step
-    return Seen("dilated", f"((q - k) % {step} == 0) & ((q - k).abs() < {most})")
+    step, most = context.part.step, context.part.size * context.part.step
+    return MaskCode("dilated", f"((q - k) % {step} == 0) & ((q - k).abs() < {most})")
 
 
 @writes("random_blocks")
-def random_blocks(here: Here) -> Seen:
+def random_blocks(context: Context) -> MaskCode:
     """A few hashed blocks for each block of tokens."""
-    part = here.part
-    here.file.define("hashed", fill(HASHED))
-    name = here.file.define("picked", fill(PICKED))
-    return Seen("random", f"{name}(q, k, {part.size}, {part.count}, {part.seed})")
+    part = context.part
+    context.file.define("hashed", fill(HASHED))
+    name = context.file.define("picked", fill(PICKED))
+    return MaskCode("random", f"{name}(q, k, {part.size}, {part.count}, {part.seed})")
 
 
-def _joined(here: Here, sign: str, word: str) -> Seen:
-    parts: list[Seen] = [here.write(f"masks.{i}", mask) for i, mask in enumerate(here.part.masks)]
+def _joined(context: Context, sign: str, word: str) -> MaskCode:
+    parts: list[MaskCode] = [context.write(f"masks.{i}", mask) for i, mask in enumerate(context.part.masks)]
     if len(parts) == 1:
         return parts[0]
     names = list(dict.fromkeys(part.name for part in parts))
     terms = tuple(part.expression for part in parts)
     expression = f" {sign} ".join(f"({term})" for term in terms)
     by_head, by_key = any(part.by_head for part in parts), all(part.by_key for part in parts)
-    return Seen(word.join(names), expression, by_head, by_key, terms, sign)
+    return MaskCode(word.join(names), expression, by_head, by_key, terms, sign)
 
 
 @writes("all_of")
-def all_of(here: Here) -> Seen:
+def all_of(context: Context) -> MaskCode:
     """What all of the masks let through."""
-    return _joined(here, "&", "_")
+    return _joined(context, "&", "_")
 
 
 @writes("any_of")
-def any_of(here: Here) -> Seen:
+def any_of(context: Context) -> MaskCode:
     """What any of the masks lets through."""
-    return _joined(here, "|", "_or_")
+    return _joined(context, "|", "_or_")
 
 
 @writes("by_head")
-def by_head(here: Here) -> Seen:
+def by_head(context: Context) -> MaskCode:
     """Heads take the masks in turn."""
-    parts: list[Seen] = [here.write(f"masks.{i}", mask) for i, mask in enumerate(here.part.masks)]
+    parts: list[MaskCode] = [context.write(f"masks.{i}", mask) for i, mask in enumerate(context.part.masks)]
     if any(part.by_head for part in parts):
-        here.refuse("masks", "masks by head inside masks by head have no writer yet")
-    name = here.file.define("in_turn", fill(IN_TURN))
+        context.refuse("masks", "masks by head inside masks by head have no writer yet")
+    name = context.file.define("in_turn", fill(IN_TURN))
     each = ", ".join(part.expression for part in parts)
-    here.file.letter(H="heads")
-    return Seen("by_head", f"{name}({here.size('heads')}, {each})", by_head=True)
+    context.file.letter(H="heads")
+    return MaskCode("by_head", f"{name}({context.size('heads')}, {each})", by_head=True)
 
 
 IN_TURN = '''

@@ -1,4 +1,4 @@
-"""Blocks, and the model around them."""
+"""Blocks, and the model that holds them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.codegen.code import BODY, STEP, WIDTH, Call, File, fill, laid, signature
-from dovetail.codegen.registry import Answer, Branched, Entry, Here, Join, Mixed, Placed, Whole, Wiring, writes
+from dovetail.codegen.registry import (
+    BlockCode,
+    Context,
+    EmbedCode,
+    HeadCode,
+    Join,
+    MixerCode,
+    ModelCode,
+    PositionCode,
+    WireCode,
+    writes,
+)
 
-PERIOD = 8  # layers after which a pattern begins anew at the latest
+PERIOD = 8  # layers: the longest pattern that is looked for
 
 BLOCK = '''
 class $name(nn.Module):
@@ -20,7 +31,7 @@ class $name(nn.Module):
         super().__init__()
         $made
 
-    $forward  # (B, N, D) -> (B, N, D)
+    $forward  # -> (B, N, D)
         $lines
         return $out
 '''
@@ -53,15 +64,15 @@ def _held(name: str, call: Call) -> str:
 
 
 @writes("block")
-def block(here: Here) -> Branched:
+def block(context: Context) -> BlockCode:
     """The branches, the norms that the wire asks for, and the wire's lines."""
-    part = here.part
-    branches = {name: here.write(name) for name in part.branches()}
-    calls = {name: made.call if isinstance(made, Mixed) else made for name, made in branches.items()}
-    asked: dict[str, Mapping[str, str]] = {n: m.given if isinstance(m, Mixed) else {} for n, m in branches.items()}
-    join: Join = here.write("wire")
-    wiring: Wiring = join({name: f"self.{name}({', '.join(['{}', *asked[name]])})" for name in branches})
-    norms = {name: here.write(name, part.norm) for name in part.wire.norms(part.branches())}
+    part = context.part
+    branches = {name: context.write(name) for name in part.branches()}
+    calls = {name: made.call if isinstance(made, MixerCode) else made for name, made in branches.items()}
+    asked: dict[str, Mapping[str, str]] = {n: m.given if isinstance(m, MixerCode) else {} for n, m in branches.items()}
+    join: Join = context.write("wire")
+    wiring: WireCode = join({name: f"self.{name}({', '.join(['{}', *asked[name]])})" for name in branches})
+    norms = {name: context.write(name, part.norm) for name in part.wire.norms(part.branches())}
 
     def define(taken: Sequence[str]) -> Call:
         held = [_held("wire", wiring.scale)] if wiring.scale is not None else []
@@ -80,24 +91,24 @@ def block(here: Here) -> Branched:
             lines=_body(wiring.lines),
             out=wiring.out,
         )
-        inside = "Encoder" if here.scope.stack.startswith("encoder") else "Decoder"
-        return Call.to(here.file.define("Block", text, f"{inside}Block"), **calls).opened()
+        inside = "Encoder" if context.scope.stack.startswith("encoder") else "Decoder"
+        return Call.to(context.file.define("Block", text, f"{inside}Block"), **calls).opened()
 
-    return Branched({name: made for given in asked.values() for name, made in given.items()}, define)
+    return BlockCode({name: made for given in asked.values() for name, made in given.items()}, define)
 
 
 @writes("model", ignores=("init",))
-def model(here: Here) -> Whole:
+def model(context: Context) -> ModelCode:
     """Embedding, layers, norm, head; perhaps an encoder before them."""
-    part, file = here.part, here.file
+    part, file = context.part, context.file
     file.letter(B="batch", N="tokens", D="width")
-    outer = not here.scope.path
-    encoder: Whole | None = None if part.encoder is None else here.write("encoder")
-    entry: Entry = here.write("embed")
-    placed: Placed = here.write("position")
-    norms: dict[str, Call] = {n: here.write(n) for n in ("embed_norm", "norm") if getattr(part, n) is not None}
-    layers, given = _layers(here)
-    answer: Answer = Answer(None, "return x", "(B, N, D)") if part.head is None else here.write("head")
+    outer = not context.scope.path
+    encoder: ModelCode | None = None if part.encoder is None else context.write("encoder")
+    entry: EmbedCode = context.write("embed")
+    placed: PositionCode = context.write("position")
+    norms: dict[str, Call] = {n: context.write(n) for n in ("embed_norm", "norm") if getattr(part, n) is not None}
+    layers, given = _layers(context)
+    answer: HeadCode = HeadCode(None, "return x", "(B, N, D)") if part.head is None else context.write("head")
     held: dict[str, Call | None] = {"embed": entry.module, "position": placed.module, "embed_norm": norms.get("embed_norm")}
     lines = [_held(name, call) for name, call in held.items() if call is not None]
     if part.dropout:
@@ -115,10 +126,10 @@ def model(here: Here) -> Whole:
         lines=_body(_forward(part, encoder, entry, placed, given, answer)),
     )
     examples = (*(encoder.examples if encoder is not None else ()), entry.example)
-    return Whole(Call.to(file.define("Model" if outer else "Encoder", text)), inputs, examples, answer.shape)
+    return ModelCode(Call.to(file.define("Model" if outer else "Encoder", text)), inputs, examples, answer.shape)
 
 
-def _doc(outer: bool, reads: bool, entry: Entry, answer: Answer) -> str:
+def _doc(outer: bool, reads: bool, entry: EmbedCode, answer: HeadCode) -> str:
     """What goes in and what comes out."""
     name = entry.inputs[0].partition(":")[0]
     source = "source (B, M) and " if reads else ""
@@ -128,13 +139,13 @@ def _doc(outer: bool, reads: bool, entry: Entry, answer: Answer) -> str:
 
 
 def _forward(
-    part: Any, encoder: Whole | None, entry: Entry, placed: Placed, given: Mapping[str, str], answer: Answer
+    part: Any, encoder: ModelCode | None, entry: EmbedCode, placed: PositionCode, given: Mapping[str, str], answer: HeadCode
 ) -> list[str]:
     """The lines of a model's forward."""
     lines: list[str] = []
     if encoder is not None:
         table = ", self.embed.table" if "table: Tensor" in encoder.inputs else ""
-        lines.append(f"memory = self.encoder(source{table})  # (B, M, D)")
+        lines.append(f"encoder_output = self.encoder(source{table})  # (B, M, D)")
     lines.append(f"x = {entry.apply}  # (B, N, D)")
     if placed.stream:
         lines.append(f"x = {placed.stream}")
@@ -152,16 +163,16 @@ def _forward(
 # -- layers -----------------------------------------------------------------------------------------------------------
 
 
-def _layers(here: Here) -> tuple[str, Mapping[str, str]]:
+def _layers(context: Context) -> tuple[str, Mapping[str, str]]:
     """The line that makes all layers, and what they take beside x."""
-    blocks: list[Branched] = [here.write(f"layers.{i}", block) for i, block in enumerate(here.part.layers)]
+    blocks: list[BlockCode] = [context.write(f"layers.{i}", block) for i, block in enumerate(context.part.layers)]
     given = {name: made for block in blocks for name, made in block.given.items()}
     calls = [block.define(list(given)) for block in blocks]
     if all(call == calls[0] for call in calls):
         inner, outer = " " * (BODY + STEP), " " * BODY
         made = laid("", calls[0], "", BODY + STEP)
         return f"self.layers = nn.ModuleList(\n{inner}{made}\n{inner}for _ in range({len(calls)})\n{outer})", given
-    names = _functions(here.file, calls)
+    names = _functions(context.file, calls)
     kinds = _order([names[call] for call in calls])
     return _body([*kinds, "self.layers = nn.ModuleList(make() for make in kinds)"]), given
 

@@ -1,25 +1,25 @@
-"""Experts and their routers."""
+"""Mixture of experts (MoE) and routers."""
 
 from __future__ import annotations
 
 from dovetail.codegen.code import Call, fill, signature
-from dovetail.codegen.registry import Here, writes
+from dovetail.codegen.registry import Context, writes
 from dovetail.codegen.writer.precision import define_at_least_fp32
 
 ROUTER = '''
 class $name(nn.Module):
-    """Which $k experts each token goes to, and how much each of them counts."""
+    """Top-$k routing: the experts of each token and their weights."""
 
     def __init__(self, width: int, experts: int):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(experts, width) * 0.02)
         self.bias = nn.Parameter(torch.zeros(experts))  #? bias
-        self.register_buffer("balance", torch.zeros(experts))  # moves choices, not weights  #? balance
+        self.register_buffer("balance", torch.zeros(experts))  # acts on the choice, not on weights  #? balance
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (B, N, D) -> 2 x (B, N, k)
-        kept = wide(x.dtype)
-        logits = F.linear(x.to(kept), self.weight.to(kept))  # (B, N, E)  #? not bias
-        logits = F.linear(x.to(kept), self.weight.to(kept), self.bias.to(kept))  # (B, N, E)  #? bias
+        acc = at_least_fp32(x.dtype)
+        logits = F.linear(x.to(acc), self.weight.to(acc))  # (B, N, E)  #? not bias
+        logits = F.linear(x.to(acc), self.weight.to(acc), self.bias.to(acc))  # (B, N, E)  #? bias
         scores = logits.$scored
         ranked = scores + self.balance  #? balance
         ranked = scores  #? groups not balance
@@ -37,7 +37,7 @@ class $name(nn.Module):
 
 BANK = '''
 class $name(nn.Module):
-    """The experts: $what, a token meets only those it was sent to."""
+    """The experts: $what; a token is processed by those it is routed to."""
 
     def __init__(self, width: int, hidden: int, experts: int):
         super().__init__()
@@ -57,7 +57,7 @@ class $name(nn.Module):
         gate, up = gate.clamp(max=$limit), up.clamp(-$limit, $limit)  #? limit
         hidden = $hidden  # (B * N * k, F)
         rows = by_expert(hidden, self.down, counts)$down_bias
-        rows = rows[order.argsort()].view(*chosen.shape, -1)  # (B, N, k, D): each in its own place
+        rows = rows[order.argsort()].view(*chosen.shape, -1)  # (B, N, k, D): in the original order
         return (rows * weights[..., None]).sum(-2).to(x.dtype)
 '''
 
@@ -70,7 +70,7 @@ def $name(rows: Tensor, weights: Tensor, counts: list[int]) -> Tensor:
 
 EXPERTS = '''
 class $name(nn.Module):
-    """Many feed-forwards of which each token meets a few."""
+    """Mixture of experts: each token is processed by a few of many feed-forward networks."""
 
     $init
         super().__init__()
@@ -95,9 +95,9 @@ TRAINING = {
 }
 
 
-def _router(here: Here, scored: str, least: str) -> Call:
+def _router(context: Context, scored: str, least: str) -> Call:
     """A router that scores every expert and takes the best."""
-    part = here.part
+    part = context.part
     flags = {
         "bias": part.bias,
         "balance": part.balance_bias,
@@ -107,9 +107,9 @@ def _router(here: Here, scored: str, least: str) -> Call:
     }
     for field, what in TRAINING.items():
         if getattr(part, field):
-            here.file.note(f"Not written, as it acts in training alone: {what}.")
-    here.file.letter(E="experts", k="experts a token meets")
-    define_at_least_fp32(here.file)
+            context.file.note(f"Not written, as it acts in training alone: {what}.")
+    context.file.letter(E="experts", k="experts per token")
+    define_at_least_fp32(context.file)
     moved = part.balance_bias or part.groups > 1
     text = fill(
         ROUTER,
@@ -123,28 +123,28 @@ def _router(here: Here, scored: str, least: str) -> Call:
         least=least,
         scale=part.scale,
     )
-    return Call.to(here.file.define("Router", text), width=here.size("embed"), experts=here.size("experts"))
+    return Call.to(context.file.define("Router", text), width=context.size("embed"), experts=context.size("experts"))
 
 
 @writes("softmax_router")
-def softmax_router(here: Here) -> Call:
-    """Experts compete: the best of them have at least an even share, so dividing by their sum is safe."""
-    return _router(here, "softmax(-1)", "")
+def softmax_router(context: Context) -> Call:
+    """Softmax over all experts: the sum of the largest probabilities is never 0, so dividing by it is safe."""
+    return _router(context, "softmax(-1)", "")
 
 
 @writes("sigmoid_router")
-def sigmoid_router(here: Here) -> Call:
-    """Each expert is judged by itself, and all may be found worthless."""
-    return _router(here, "sigmoid()", ".clamp_min(torch.finfo(kept).tiny)")
+def sigmoid_router(context: Context) -> Call:
+    """A sigmoid per expert: all may be 0, so the sum is clamped."""
+    return _router(context, "sigmoid()", ".clamp_min(torch.finfo(acc).tiny)")
 
 
 @writes("bank")
-def bank(here: Here) -> Call:
-    """The matrices of all experts."""
-    of = here.part.of
+def bank(context: Context) -> Call:
+    """The weights of all experts."""
+    of = context.part.of
     flags = {"gated": of.gated, "bias": of.bias, "limit": of.limit is not None}
-    act = here.write("act", of.act)
-    here.file.define("by_expert", fill(BY_EXPERT))
+    act = context.write("act", of.act)
+    context.file.define("by_expert", fill(BY_EXPERT))
     up = "(up + 1.0)" if of.plus_one else "up"
     biases = {f"{name}_bias": f" + self.{name}_bias[expert]" if of.bias else "" for name in ("gate", "up", "down")}
     text = fill(
@@ -155,19 +155,19 @@ def bank(here: Here) -> Call:
         limit=of.limit,
         **biases,
     )
-    sizes = {"width": here.size("embed"), "hidden": here.size("ffn"), "experts": here.size("experts")}
-    here.file.letter(F="hidden units of the feed-forward")
-    return Call.to(here.file.define("Experts", text), **sizes)
+    sizes = {"width": context.size("embed"), "hidden": context.size("ffn"), "experts": context.size("experts")}
+    context.file.letter(F="hidden units of the feed-forward")
+    return Call.to(context.file.define("Experts", text), **sizes)
 
 
 @writes("moe")
-def experts(here: Here) -> Call:
-    """A router, a bank, perhaps an expert that all tokens meet."""
-    part = here.part
+def experts(context: Context) -> Call:
+    """A router, the experts, perhaps a shared expert."""
+    part = context.part
     flags = {"shared": part.shared is not None, "shared_gate": part.shared_gate}
-    children = {name: here.write(name, child) for name, child in part.children().items()}
+    children = {name: context.write(name, child) for name, child in part.children().items()}
     given = [f"{name}: nn.Module" for name in children]
     if part.shared_gate:
-        given, children = [*given, "width: int"], {**children, "width": here.size("embed")}
+        given, children = [*given, "width: int"], {**children, "width": context.size("embed")}
     text = fill(EXPERTS, flags, init=signature("__init__", given))
-    return Call.to(here.file.define("MixtureOfExperts", text), **children).opened()
+    return Call.to(context.file.define("MixtureOfExperts", text), **children).opened()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.codegen.code import Call, fill
-from dovetail.codegen.registry import Here, writes
+from dovetail.codegen.registry import Context, writes
 
 RMS = '''
 class $name(nn.Module):
@@ -39,15 +39,15 @@ class $name(nn.Module):
 
 
 @writes("rmsnorm")
-def rms(here: Here) -> Call:
+def rms(context: Context) -> Call:
     """RMSNorm."""
-    text = fill(RMS, {"plus_one": here.part.plus_one})
-    name = here.file.define("RMSNorm", text, "OffsetRMSNorm" if here.part.plus_one else "PlainRMSNorm")
-    return Call.to(name, dim=here.size("dim"), eps=here.part.eps)
+    text = fill(RMS, {"plus_one": context.part.plus_one})
+    name = context.file.define("RMSNorm", text, "OffsetRMSNorm" if context.part.plus_one else "PlainRMSNorm")
+    return Call.to(name, dim=context.size("dim"), eps=context.part.eps)
 
 
 @writes("layernorm")
-def layernorm(here: Here) -> Call:
+def layernorm(context: Context) -> Call:
     """LayerNorm."""
-    text = fill(LAYER, {"shift": here.part.shift})
-    return Call.to(here.file.define("LayerNorm", text), dim=here.size("dim"), eps=here.part.eps)
+    text = fill(LAYER, {"shift": context.part.shift})
+    return Call.to(context.file.define("LayerNorm", text), dim=context.size("dim"), eps=context.part.eps)

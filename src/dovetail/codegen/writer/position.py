@@ -1,14 +1,14 @@
-"""Positions on the stream, and those that add to the scores."""
+"""Positions added to the residual stream or to the scores."""
 
 from __future__ import annotations
 
 from dovetail.codegen.code import Call, fill
-from dovetail.codegen.registry import Here, Placed, writes
+from dovetail.codegen.registry import Context, PositionCode, writes
 from dovetail.codegen.writer.precision import define_at_least_fp32
 
 LEARNED = '''
 class $name(nn.Module):
-    """A trainable row for each position, added to the stream."""
+    """Learned positions: a row per position, added to the embeddings."""
 
     def __init__(self, length: int, width: int):
         super().__init__()
@@ -21,21 +21,21 @@ class $name(nn.Module):
 
 SINUSOIDAL = '''
 def $name(x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
-    """Adds waves of geometric wavelengths to the stream, a sine and a cosine for each."""
+    """Sinusoidal positions, added to the embeddings: sine and cosine of geometric wavelengths."""
     n, pairs = x.shape[1], x.shape[2] // 2
     frequency = $base ** -(torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
     at = torch.arange(n, device=x.device)[:, None]
-    angle = at.to(wide(x.dtype)) * frequency.to(wide(x.dtype))  # (N, D / 2)
+    angle = at.to(at_least_fp32(x.dtype)) * frequency.to(at_least_fp32(x.dtype))  # (N, D / 2)
     return x + torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(x.dtype)
 '''
 
 ALIBI = '''
 def $name(n: int, heads: int, like: Tensor) -> Tensor:
-    """A penalty on scores that grows with distance, each head by its own slope: (1, H, N, N)."""
-    below = 2 ** int(math.log2(heads))  # the power of two at or below
+    """ALiBi: a penalty on scores linear in the distance, one slope per head: (1, H, N, N)."""
+    below = 2 ** int(math.log2(heads))  # the largest power of two
     slopes = [2 ** (-8 * (i + 1) / below) for i in range(below)]
     slopes += [2 ** (-4 * (2 * i + 1) / below) for i in range(heads - below)]
-    slope = torch.tensor(slopes, dtype=torch.float64, device=like.device).to(wide(like.dtype))
+    slope = torch.tensor(slopes, dtype=torch.float64, device=like.device).to(at_least_fp32(like.dtype))
     at = torch.arange(n, device=like.device)
     distance = (at[:, None] - at).abs().to(slope.dtype)
     return (-distance * slope[:, None, None])[None]
@@ -43,7 +43,7 @@ def $name(n: int, heads: int, like: Tensor) -> Tensor:
 
 RELATIVE = '''
 class $name(nn.Module):
-    """A learned number for each head and bucket of distance, added to the scores.
+    """T5 bias: a learned number per head and bucket of distance, added to the scores.
 
     Half of the buckets hold one distance each, the rest grow logarithmically up to distance $max_distance.
     Half of all buckets are for keys that come later.  #? both
@@ -68,38 +68,38 @@ class $name(nn.Module):
 
 
 @writes("none")
-def none(here: Here) -> Placed:
+def none(context: Context) -> PositionCode:
     """Nothing anywhere."""
-    return Placed()
+    return PositionCode()
 
 
 @writes("learned")
-def learned(here: Here) -> Placed:
+def learned(context: Context) -> PositionCode:
     """A table on the stream."""
-    part = here.part
+    part = context.part
     text = fill(LEARNED, {"offset": part.offset}, offset=part.offset)
-    name = here.file.define("LearnedPosition", text)
-    return Placed(Call.to(name, length=here.size("position"), width=here.size("embed")), stream="self.position(x)")
+    name = context.file.define("LearnedPosition", text)
+    return PositionCode(Call.to(name, length=context.size("position"), width=context.size("embed")), stream="self.position(x)")
 
 
 @writes("sinusoidal")
-def sinusoidal(here: Here) -> Placed:
+def sinusoidal(context: Context) -> PositionCode:
     """Waves on the stream."""
-    define_at_least_fp32(here.file)
-    return Placed(stream=here.file.define("sinusoidal", fill(SINUSOIDAL, base=here.part.base)) + "(x)")
+    define_at_least_fp32(context.file)
+    return PositionCode(stream=context.file.define("sinusoidal", fill(SINUSOIDAL, base=context.part.base)) + "(x)")
 
 
 @writes("alibi")
-def alibi(here: Here) -> Placed:
+def alibi(context: Context) -> PositionCode:
     """A penalty on distance."""
-    define_at_least_fp32(here.file)
-    return Placed(bias=here.file.define("alibi", fill(ALIBI)) + f"(x.shape[1], {here.size('heads')}, x)")
+    define_at_least_fp32(context.file)
+    return PositionCode(bias=context.file.define("alibi", fill(ALIBI)) + f"(x.shape[1], {context.size('heads')}, x)")
 
 
 @writes("t5_bias")
-def t5_bias(here: Here) -> Placed:
+def t5_bias(context: Context) -> PositionCode:
     """A learned bias, one table for all layers of a stack or one each."""
-    part, both = here.part, here.part.bidirectional
+    part, both = context.part, context.part.bidirectional
     count = part.buckets // 2 if both else part.buckets
     exact = count // 2
     text = fill(
@@ -112,10 +112,10 @@ def t5_bias(here: Here) -> Placed:
         rest=count - exact,
         last=count - 1,
     )
-    name = here.file.define("RelativeBias", text, "TwoSidedBias" if both else "OneSidedBias")
-    module = Call.to(name, heads=here.size("heads"))
+    name = context.file.define("RelativeBias", text, "TwoSidedBias" if both else "OneSidedBias")
+    module = Call.to(name, heads=context.size("heads"))
     if not part.shared:
-        return Placed(module, bias="self.position(x.shape[1])")
+        return PositionCode(module, bias="self.position(x.shape[1])")
     # the first layer of the stack holds the table; what it gives is handed to every layer
     given = {"bias": "self.layers[0].mixer.position(x.shape[1])"}
-    return Placed(None if here.scope.layer else module, bias="bias", given=given)
+    return PositionCode(None if context.scope.layer else module, bias="bias", given=given)

@@ -1,27 +1,27 @@
-"""Rotary positions: a function that turns q and k."""
+"""Rotary positions (RoPE): a function that rotates q and k."""
 
 from __future__ import annotations
 
 from dovetail.codegen.code import fill
-from dovetail.codegen.registry import Here, Placed, Stretch, writes
+from dovetail.codegen.registry import Context, PositionCode, ScalingCode, writes
 from dovetail.codegen.writer.precision import define_at_least_fp32
 
 ROTATE = '''
 def $name(x: Tensor, base: float) -> Tensor:  # (B, N, heads, K) -> the same
-    """Rotary positions: a pair of channels of token p turns by the angle p * base^(-i / pairs).
+    """RoPE: channel pair i of token p is rotated by the angle p * base^(-i / pairs).
 
     Pair i is the channels i and i + $turning/2, so a score depends on the distance alone.  #? half
     Pair i is the channels 2i and 2i + 1, so a score depends on the distance alone.  #? not half
     """
-    x, still = x[..., :$turning], x[..., $turning:]  # only the first channels turn  #? still
+    x, still = x[..., :$turning], x[..., $turning:]  # only the first channels rotate  #? still
     n, pairs = x.shape[1], x.shape[-1] // $two
     steps = torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs
     frequency = base**-steps  # (pairs,)
 $stretch  #? stretch
     frequency = frequency.repeat($coords)  # once for each coordinate  #? coords
-    angle = torch.arange(n, device=x.device)[:, None, None] * frequency.to(wide(x.dtype))
+    angle = torch.arange(n, device=x.device)[:, None, None] * frequency.to(at_least_fp32(x.dtype))
     cos, sin = angle.cos(), angle.sin()  # (N, 1, $pairs)
-    cos, sin = cos * $amplitude, sin * $amplitude  # sharpens attention  #? amplitude
+    cos, sin = cos * $amplitude, sin * $amplitude  # attention factor  #? amplitude
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     a, b = x.chunk(2, -1)  #? half
     a, b = x[..., 0::2], x[..., 1::2]  #? not half
@@ -34,21 +34,21 @@ $stretch  #? stretch
 
 
 @writes("rope", ignores=("when",))
-def rope(here: Here) -> Placed:
+def rope(context: Context) -> PositionCode:
     """Queries and keys turn."""
-    part = here.part
-    if part.coords > 1 and here.size("coords") > 1:
-        here.refuse("coords", "rotary positions over two coordinates of an image have no writer yet")
-    stretch: Stretch = Stretch() if part.scaling is None else here.write("scaling")
-    turning = part.turning(here.scope)
+    part = context.part
+    if part.coords > 1 and context.size("coords") > 1:
+        context.refuse("coords", "rotary positions over two coordinates of an image have no writer yet")
+    stretch: ScalingCode = ScalingCode() if part.scaling is None else context.write("scaling")
+    turning = part.turning(context.scope)
     flags = {
         "half": part.pairs == "half",
-        "still": turning < here.size("head"),
+        "still": turning < context.size("head"),
         "stretch": bool(stretch.lines),
         "coords": part.coords > 1,
         "amplitude": stretch.amplitude != 1.0,
     }
-    define_at_least_fp32(here.file)
+    define_at_least_fp32(context.file)
     text = fill(
         ROTATE,
         flags,
@@ -59,5 +59,5 @@ def rope(here: Here) -> Placed:
         stretch=stretch.lines.rstrip("\n"),
         amplitude=stretch.amplitude,
     )
-    name = here.file.define("rotate", text)
-    return Placed(turn=lambda x: f"{name}({x}, base={part.base})")
+    name = context.file.define("rotate", text)
+    return PositionCode(turn=lambda x: f"{name}({x}, base={part.base})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.codegen.code import STEP, WIDTH, fill
-from dovetail.codegen.registry import Here, Stretch, writes
+from dovetail.codegen.registry import Context, ScalingCode, writes
 
 NTK = """
     base = base * $factor ** (2 * pairs / (2 * pairs - 2))  # a larger base stretches slow pairs most
@@ -12,10 +12,10 @@ NTK = """
 
 DYNAMIC = """
     # a larger base, by how much longer the text is than the $original tokens trained on
-    kept = wide(x.dtype)
-    over = torch.tensor([max(n, $original)], device=x.device).to(kept) / $original
+    acc = at_least_fp32(x.dtype)
+    over = torch.tensor([max(n, $original)], device=x.device).to(acc) / $original
     grown = $factor * over - ($factor - 1)
-    steps = torch.arange(pairs, dtype=kept, device=x.device) / pairs
+    steps = torch.arange(pairs, dtype=acc, device=x.device) / pairs
     frequency = (base * grown ** (2 * pairs / (2 * pairs - 2))) ** -steps
 """
 
@@ -43,50 +43,50 @@ LONGROPE = """
     # a factor for each pair: one list up to $original tokens, another beyond
     $short
     $long
-    factors = torch.tensor(long if n > $original else short, dtype=wide(x.dtype), device=x.device)
-    frequency = frequency.to(wide(x.dtype)) / factors
+    factors = torch.tensor(long if n > $original else short, dtype=at_least_fp32(x.dtype), device=x.device)
+    frequency = frequency.to(at_least_fp32(x.dtype)) / factors
 """
 
 
 @writes("linear_scaling")
-def linear(here: Here) -> Stretch:
+def linear(context: Context) -> ScalingCode:
     """All frequencies divided."""
-    return Stretch(f"    frequency = frequency / {here.part.factor}  # positions interpolated")
+    return ScalingCode(f"    frequency = frequency / {context.part.factor}  # positions interpolated")
 
 
 @writes("ntk")
-def ntk(here: Here) -> Stretch:
+def ntk(context: Context) -> ScalingCode:
     """A larger base."""
-    return Stretch(fill(NTK, factor=here.part.factor))
+    return ScalingCode(fill(NTK, factor=context.part.factor))
 
 
 @writes("dynamic_ntk")
-def dynamic_ntk(here: Here) -> Stretch:
+def dynamic_ntk(context: Context) -> ScalingCode:
     """A larger base, by the length."""
-    return Stretch(fill(DYNAMIC, factor=here.part.factor, original=here.part.original))
+    return ScalingCode(fill(DYNAMIC, factor=context.part.factor, original=context.part.original))
 
 
 @writes("yarn")
-def yarn(here: Here) -> Stretch:
+def yarn(context: Context) -> ScalingCode:
     """A ramp between kept and divided frequencies."""
-    part = here.part
+    part = context.part
     holes = {"factor": part.factor, "original": part.original, "fast": part.beta_fast, "slow": part.beta_slow}
-    return Stretch(fill(YARN, {"truncate": part.truncate}, **holes), part.amplitude())
+    return ScalingCode(fill(YARN, {"truncate": part.truncate}, **holes), part.amplitude())
 
 
 @writes("llama3")
-def llama3(here: Here) -> Stretch:
+def llama3(context: Context) -> ScalingCode:
     """By wavelength."""
-    part = here.part
-    return Stretch(fill(LLAMA3, factor=part.factor, original=part.original, lowest=part.low, highest=part.high))
+    part = context.part
+    return ScalingCode(fill(LLAMA3, factor=part.factor, original=part.original, lowest=part.low, highest=part.high))
 
 
 @writes("longrope")
-def longrope(here: Here) -> Stretch:
+def longrope(context: Context) -> ScalingCode:
     """A factor for each pair, by the length."""
-    part = here.part
+    part = context.part
     lists = {name: _listed(name, getattr(part, name)) for name in ("short", "long")}
-    return Stretch(fill(LONGROPE, None, original=part.original, **lists), part.amplitude())
+    return ScalingCode(fill(LONGROPE, None, original=part.original, **lists), part.amplitude())
 
 
 def _listed(name: str, numbers: tuple[float, ...]) -> str:
