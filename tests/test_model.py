@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -128,6 +130,53 @@ def test_short_forms_that_make_no_sense(text: str, path: str, problem: str) -> N
 def test_patterns_that_are_none_are_refused(entry: dict[str, object]) -> None:
     with pytest.raises(SpecError, match=r"layers\.0"):
         expand([entry])
+
+
+# -- names and mappings in place of parts
+
+
+def test_a_swap_takes_the_name_of_a_kind_or_a_mapping() -> None:
+    spec = load_spec("llama-tiny")
+    alibi = KINDS["alibi"]()
+    assert spec.swap("position", "alibi") == spec.swap("position", alibi) != spec
+    window = {"kind": "window", "size": 7}
+    assert spec.swap("layers.*.mixer.mask", window).layers[0].mixer == spec.set("layers.*.mixer.mask", window).layers[0].mixer
+    for _, part in walk_spec(spec.swap("position", {"kind": "rope", "base": 500.0}).swap("norm", "layernorm")):
+        assert not any(isinstance(value, str) and value in KINDS for value in vars(part).values() if value != part.kind)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (lambda spec: spec.replace("layers.*.mixer.position", "alibi"), "layers.0.mixer.position"),
+        (lambda spec: spec.replace("layers.*.mixer", KINDS["glu"]()), "layers.0.mixer"),
+        (lambda spec: spec.swap("layers.*.mixer.position", KINDS["glu"]()), "layers.0.mixer.position"),
+        (lambda spec: spec.replace("width", "64"), "width"),
+        (lambda spec: spec.replace("layers", (KINDS["rope"](),)), "layers"),
+        (lambda spec: KINDS["attention"](position="alibi"), "position"),
+        (lambda spec: KINDS["rope"](base=float("nan")), "base"),
+        (lambda spec: spec.set("layers.*.mixer.position.base", float("inf")), "layers.0.mixer.position.base"),
+        (lambda spec: spec.swap("position", "ropes"), "layers.0.mixer.position"),
+        (lambda spec: spec.swap("color", "rope"), "color"),
+    ],
+)
+def test_no_field_takes_a_value_of_another_type(change: Callable[[Model], object], path: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        change(load_spec("llama-tiny"))
+    assert raised.value.path in (path, "")
+
+
+def test_a_swap_keeps_the_fields_that_both_kinds_have() -> None:
+    llama = load_spec("llama-3-8b")
+    mla = llama.swap("mixer", "mla").layers[31].mixer
+    old = llama.layers[31].mixer
+    assert (mla.kind, mla.heads, mla.position, mla.mask) == ("mla", 32, old.position, old.mask)
+    assert llama.swap("mixer", {"kind": "mla", "heads": 16}).layers[0].mixer.heads == 16
+    assert llama.swap("mixer", KINDS["mla"]()).layers[0].mixer.heads == 8  # a part is taken as it is
+    assert llama.swap("norm", "layernorm").norm.eps == llama.norm.eps
+    lost = llama.swap_losses("layers.3.mixer", "mla")
+    assert [str(one) for one in lost] == ["layers.3.mixer.kv_heads was 8; mla has no such field"]
+    assert llama.swap_losses("norm", "layernorm") == []
 
 
 # -- inputs and their layout

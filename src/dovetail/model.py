@@ -18,12 +18,27 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
-from dovetail.core.group import Embed, Ffn, Head, HeadModule, Init, Mixer, Norm, Order, Position, PositionModule, Wire
+from dovetail.core.field import bounded, options
+from dovetail.core.group import (
+    GROUPS,
+    Embed,
+    Ffn,
+    Head,
+    HeadModule,
+    Init,
+    Mixer,
+    Norm,
+    Order,
+    Position,
+    PositionModule,
+    Wire,
+)
 from dovetail.core.layers import expand, fold
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
-from dovetail.core.part import KINDS, Part, Problem, child, register, walk_spec
+from dovetail.core.part import KINDS, Part, Place, Problem, child, join, register, walk_spec
 from dovetail.core.scope import Scope
+from dovetail.core.swap import Lost, P, fit, losses
 from dovetail.core.wire import Branching, Scaled, WireModule
 
 # -- wire -----------------------------------------------------------------------------------------------------------
@@ -130,12 +145,12 @@ class Model(Part):
     group: ClassVar[str] = "model"
     TAPS = ("embedded", "normed")
 
-    width: int = 256
-    vocab: int = 4096
+    width: int = bounded(256, above=0)
+    vocab: int = bounded(4096, above=0)
     embed: Embed = child("tokens")
     position: Position = child("none")
     embed_norm: Norm | None = None
-    dropout: float = 0.0
+    dropout: float = bounded(0.0, at_least=0, below=1)
     encoder: Model | None = None
     layers: tuple[Block, ...] = ()
     norm: Norm | None = child("rmsnorm")
@@ -172,9 +187,6 @@ class Model(Part):
         return self.TAPS if self.norm is not None else ("embedded",)
 
     def check(self, scope: Scope) -> list[Problem]:
-        for name, value in (("width", self.width), ("vocab", self.vocab)):
-            if value < 1:
-                return [Problem(name, f"{value} is not above 0")]
         if not self.layers:
             return [Problem("layers", "there are none", "layers: [{repeat: 6}] gives six modern ones")]
         found: list[Problem] = []
@@ -186,8 +198,6 @@ class Model(Part):
         crosses = any(block.cross is not None for block in self.layers)
         if self.encoder is not None and not crosses:
             found.append(Problem("encoder", "no layer looks at it", "give the layers a `cross: cross_attention`"))
-        if not 0 <= self.dropout < 1:
-            found.append(Problem("dropout", f"{self.dropout} is not in [0, 1)"))
         return found
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
@@ -209,20 +219,47 @@ class Model(Part):
     # -- changing a spec
 
     def swap(self, where: str, new: Any) -> Self:
-        """The spec with another part. `where` is a path (`layers.*.mixer.kv_heads`), or a group (`norm`, `position`, `ffn`,
-        `wire` …) to change it wherever it stands; a position fills its own site and clears the others, and cross attention
-        never has one."""
-        if where == "position" and isinstance(new, Position):
-            return self._swap_position(new)
-        if isinstance(new, Part) and where == new.group and "." not in where:
-            return _swap_group(self, new)
-        return self.replace(where, new)
+        """The spec with another part. `new` is a part, the name of a kind, or a mapping with a kind and fields.
 
-    def _swap_position(self, new: Position) -> Self:
+        `where` is a path (`layers.*.mixer`), or a group (`norm`, `position`, `ffn` …) for every place that holds one. A
+        position fills its own site and clears the other; cross attention never has one. With a name or a mapping, fields
+        that both kinds have keep their value: `swap("mixer", "mla")` keeps the number of heads.
+        """
+        return self._swap(where, new, [])
+
+    def swap_losses(self, where: str, new: Any) -> list[Lost]:
+        """The fields that `swap(where, new)` drops, because the new kind does not have them."""
+        lost: list[Lost] = []
+        self._swap(where, new, lost)
+        return lost
+
+    def _swap(self, where: str, new: Any, lost: list[Lost]) -> Self:
+        if where == Position.group:
+            return self._swap_position(new, lost)
+        group = next((group for group in GROUPS if group.group == where), None)
+        if group is not None and (not isinstance(new, Part) or isinstance(new, group)):
+            return _swap_group(self, new, group, lost)
+        if "." not in where and where not in {field.name for field in dc.fields(self)}:
+            raise SpecError(where, "is no group of parts", f"groups: {', '.join(g.group for g in GROUPS)}; or give a path")
+
+        def replaced(place: Place) -> Any:
+            groups = [option for option in options(place.hint) if isinstance(option, type) and issubclass(option, Part)]
+            if new is None or not groups:
+                return new
+            return _replaced(new, place.old, groups[0], place.path, lost)
+
+        return self.rewrite(where, replaced)
+
+    def _swap_position(self, new: Any, lost: list[Lost], path: str = "") -> Self:
         cleared = KINDS["none"]()
-        stream, inside = (new, cleared) if new.site == "stream" else (cleared, new)
-        blocks = tuple(dc.replace(b, mixer=_with_position(b.mixer, inside)) for b in self.layers)
-        encoder = None if self.encoder is None else self.encoder._swap_position(new)
+        site = fit(new, None, Position).site
+        inside = cleared if site == "stream" else new
+        stream = _replaced(new, self.position, Position, "position", lost) if site == "stream" else cleared
+        blocks = tuple(
+            dc.replace(b, mixer=_with_position(b.mixer, inside, f"{path}layers.{i}.mixer", lost))
+            for i, b in enumerate(self.layers)
+        )
+        encoder = None if self.encoder is None else self.encoder._swap_position(new, lost, f"{path}encoder.")
         return dc.replace(self, position=stream, layers=blocks, encoder=encoder)
 
     # -- short forms
@@ -248,19 +285,33 @@ class Model(Part):
         return data
 
 
-def _with_position(mixer: Mixer, position: Part) -> Mixer:
-    holds = [f.name for f in dc.fields(mixer) if isinstance(getattr(mixer, f.name), Position)]
-    return dc.replace(mixer, **dict.fromkeys(holds, position))
+def _replaced(new: Any, old: Any, group: type[P], path: str, lost: list[Lost]) -> P:
+    """The part that `new` describes in place of `old`, and what is lost."""
+    part = fit(new, old, group, path)
+    lost += losses(part, old, path)
+    return part
 
 
-def _swap_group(part: Any, new: Part) -> Any:
-    """Every field declared to hold this group gets the new part; an empty one stays empty."""
+def _with_position(mixer: Mixer, new: Any, path: str, lost: list[Lost]) -> Mixer:
+    fields = {f.name: getattr(mixer, f.name) for f in dc.fields(mixer) if isinstance(getattr(mixer, f.name), Position)}
+    return dc.replace(mixer, **{name: _replaced(new, old, Position, f"{path}.{name}", lost) for name, old in fields.items()})
+
+
+def _swap_group(part: Any, new: Any, group: type[Part], lost: list[Lost], path: str = "") -> Any:
+    """The new part in every field that holds one of this group; an empty field stays empty."""
+
+    def replaced(value: Part, here: str) -> Part:
+        if isinstance(value, group):
+            return _replaced(new, value, group, here, lost)
+        return _swap_group(value, new, group, lost, here)
+
     changes: dict[str, Any] = {}
     for name, value in ((f.name, getattr(part, f.name)) for f in dc.fields(part)):
+        here = join(path, name)
         if isinstance(value, Part):
-            changes[name] = new if value.group == new.group else _swap_group(value, new)
+            changes[name] = replaced(value, here)
         elif isinstance(value, tuple) and value and isinstance(value[0], Part):
-            changes[name] = tuple(new if item.group == new.group else _swap_group(item, new) for item in value)
+            changes[name] = tuple(replaced(item, join(here, str(i))) for i, item in enumerate(value))
     return dc.replace(part, **changes) if changes else part
 
 

@@ -155,3 +155,10 @@ def test_help_does_not_import_torch(verb: str) -> None:
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     assert "usage: dovetail" in made.stdout
+
+
+def test_a_swap_says_what_it_could_not_carry_over(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "llama-3-8b", "--swap", "mixer=mla")
+    assert "not carried over  layers.*.mixer.kv_heads was 8; mla has no such field" in out
+    assert out.count("not carried over") == 1
+    assert "heads 32" in out

@@ -67,7 +67,8 @@ def test_several_problems_of_one_part_are_counted() -> None:
 def test_a_weight_cannot_be_the_same_as_one_of_another_shape() -> None:
     spec = model().set("layers.*.mixer.position", "t5_bias").set("layers.1.mixer.position.buckets", 12)
     with pytest.raises(
-        SpecError, match=r"layers\.1\.mixer\.position\.table: is to be the same as layers\.0\.mixer\.position\.table"
+        SpecError,
+        match=r"position\.table: is tied to layers\.0\.mixer\.position\.table, which has shape \(6, 32\), not \(6, 12\)",
     ):
         check(spec)
 

@@ -178,5 +178,5 @@ def test_a_kind_belongs_to_one_module(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(Norm):
         """A norm under a name that is taken."""
 
-    with pytest.raises(SpecError, match=r"two parts are called 'rmsnorm': in dovetail\.parts\.norm and"):
+    with pytest.raises(SpecError, match=r"the kind 'rmsnorm' is registered twice: in dovetail\.parts\.norm and"):
         register("rmsnorm")(Mine)

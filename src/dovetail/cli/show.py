@@ -10,7 +10,7 @@ otherwise, or fewer where the model takes no more (a table of learned positions,
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,27 +54,29 @@ class Command:
         """Print the account."""
         from dovetail.account import account
         from dovetail.core.errors import SpecError
-        from dovetail.io.spec import changed
+        from dovetail.io.spec import changed, swap_losses
         from dovetail.port.load import find_spec
 
         if self.length is not None and not 1 <= self.length <= 2**24:
             raise SpecError("--length", f"{self.length} is not a number of tokens from 1 to {2**24}")
-        spec = changed(find_spec(self.spec), self.set, self.swap)
+        before = find_spec(self.spec)
+        spec, lost = changed(before, self.set, self.swap), swap_losses(before, self.swap)
         made = account(spec, self.length, self.dtype)
         if self.html is not None:
-            write_page(self.html, f"dovetail show {self.spec}", lambda width: view(self.spec, made, width))
+            write_page(self.html, f"dovetail show {self.spec}", lambda width: view(self.spec, made, width, lost))
         if self.json:
-            print_json({"spec": self.spec, **made.to_data()})
+            print_json({"spec": self.spec, **made.to_data(), **({"not_carried_over": lost} if lost else {})})
         else:
-            shown(lambda width: view(self.spec, made, width))
+            shown(lambda width: view(self.spec, made, width, lost))
         return 0
 
 
-def view(name: str, made: Account, width: int) -> Group:
+def view(name: str, made: Account, width: int, lost: Sequence[str] = ()) -> Group:
     """The account for people."""
     whole = made.tree.parameters
     title = Text.assemble((name, "bold"), "   ", (f"{whole:,}", "bold cyan"), " parameters")
-    return Group(title, "", parts(made.tree, width), "", costs(made), *advice(made))
+    dropped = [Text.assemble(("not carried over  ", "yellow"), line) for line in lost]
+    return Group(title, "", parts(made.tree, width), "", costs(made), *advice(made), *(["", *dropped] if dropped else []))
 
 
 def parts(tree: Node, width: int) -> Table:

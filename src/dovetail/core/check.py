@@ -1,55 +1,54 @@
-"""check: every error of a spec before any tensor is made, each with its path; and advice, which never stops anyone."""
+"""check: the errors of a spec before any tensor exists, each with its path; and advice, which is never an error."""
 
 from __future__ import annotations
 
 from dovetail.core.errors import SpecError
+from dovetail.core.field import faults
 from dovetail.core.fold import declared
-from dovetail.core.part import Part, Problem, join, walk
+from dovetail.core.part import Part, Problem, join, walk, walk_spec
 
 
 def problems(spec: Part) -> list[tuple[str, Problem]]:
-    """(path of the field, what is wrong) for the whole tree. A broken parent is reported before its children are asked."""
-    found: list[tuple[str, Problem]] = []
+    """(path of the field, what is wrong) for the whole tree. Bounds come first, then parents before their children: a part is
+    checked only inside a sound one."""
+    out_of_bounds = [(join(path, field), Problem("", fault)) for path, part in walk_spec(spec) for field, fault in faults(part)]
+    if out_of_bounds:
+        return out_of_bounds
     try:
         for path, part, scope in walk(spec):
-            found += [(join(path, p.field) if p.field else path, p) for p in part.check(scope)]
-            if found:
-                return found
-        return found + shared(spec)
+            if errors := part.check(scope):
+                return [(join(path, error.field) if error.field else path, error) for error in errors]
+        return tied(spec)
     except (KeyError, ZeroDivisionError) as broken:
-        raise SpecError(
-            "", f"the spec has no size for the axis {broken}", "a part asks for an axis nobody above it defines"
-        ) from broken
+        raise SpecError("", f"no part defines the size of the axis {broken}", "a part above must add it") from broken
 
 
-def shared(spec: Part) -> list[tuple[str, Problem]]:
-    """Weights declared the same as another that is not there, or is of another shape."""
-    everything = list(declared(spec))
-    shapes = {d.path: d.weight.shape(d.scope) for d in everything if d.weight.learned}
-    found: list[tuple[str, Problem]] = []
-    for d in everything:
-        same = d.weight.same_as
-        if same is not None and shapes.get(same) != d.weight.shape(d.scope):
-            what = f"of shape {shapes[same]}" if same in shapes else "missing"
-            found.append(
-                (d.path, Problem("", f"is to be the same as {same}, which is {what}", "untie it, or give both one shape"))
-            )
-    return found
+def tied(spec: Part) -> list[tuple[str, Problem]]:
+    """Weights tied to another weight (`same_as`) that is missing or has another shape."""
+    weights = list(declared(spec))
+    shapes = {d.path: d.weight.shape(d.scope) for d in weights if d.weight.learned}
+    errors: list[tuple[str, Problem]] = []
+    for d in weights:
+        same, shape = d.weight.same_as, d.weight.shape(d.scope)
+        if same is not None and shapes.get(same) != shape:
+            other = f"has shape {shapes[same]}, not {shape}" if same in shapes else "is missing"
+            errors.append((d.path, Problem("", f"is tied to {same}, which {other}", "untie it, or give both one shape")))
+    return errors
 
 
 def check(spec: Part) -> None:
-    """Raise the first error, with a word on how many more there are."""
-    found = problems(spec)
-    if found:
-        path, problem = found[0]
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise SpecError(path, problem.problem + more, problem.remedy)
+    """Raise the first error, and say how many more there are."""
+    errors = problems(spec)
+    if errors:
+        path, error = errors[0]
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise SpecError(path, error.problem + more, error.remedy)
 
 
 def advice(spec: Part, length: int | None = None) -> list[tuple[str, Problem]]:
-    """Rules of thumb this spec goes against, for sequences of `length`; equal advice for many layers is given once."""
-    said: dict[tuple[str, str], tuple[str, Problem]] = {}
+    """(path, advice) for sequences of `length` tokens; equal advice about several layers is listed once."""
+    found: dict[tuple[str, str], tuple[str, Problem]] = {}
     for path, part, scope in walk(spec):
         for problem in part.advise(scope, length):
-            said.setdefault((problem.field, problem.problem), (join(path, problem.field) if problem.field else path, problem))
-    return list(said.values())
+            found.setdefault((problem.field, problem.problem), (join(path, problem.field) if problem.field else path, problem))
+    return list(found.values())

@@ -1,12 +1,15 @@
-"""Folds over a spec: each a short sum over what the parts declare. No tensor is made."""
+"""Folds over a spec: each a short sum over what the parts declare. No tensor is allocated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
+from dovetail.core.errors import SpecError
 from dovetail.core.part import Part, walk
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
@@ -15,7 +18,7 @@ NO_DECAY = frozenset({"norm", "bias", "gate"})
 
 
 class Declared(NamedTuple):
-    """One declared weight: where it stands, what it is, in which scope, by which part."""
+    """One declared weight: its path, its declaration, its scope, and the part that declares it."""
 
     path: str
     weight: Weight
@@ -24,7 +27,7 @@ class Declared(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """How many values it has."""
         return prod(self.weight.shape(self.scope))
 
 
@@ -36,45 +39,45 @@ def declared(spec: Part) -> Iterator[Declared]:
 
 
 def parameters(spec: Part) -> int:
-    """Learned numbers, each counted once however many places share it."""
+    """The number of parameters; a tied weight counts once."""
     return sum(d.size for d in declared(spec) if d.weight.learned)
 
 
 def active_parameters(spec: Part) -> int:
-    """Learned numbers that one token meets."""
+    """Parameters that one token uses: of the experts of an MoE, those it is routed to."""
     return int(sum((d.size * d.weight.used for d in declared(spec) if d.weight.learned), Fraction(0)))
 
 
 def matmul_flops(spec: Part) -> int:
-    """Multiply-adds (×2) of one token with the weights; a shared weight counts wherever it is used."""
+    """FLOPs of one token in matmuls with weights (2 per multiply-add); a tied weight counts wherever it is used."""
     return int(sum((2 * d.size * d.weight.used for d in declared(spec) if d.weight.matmul), Fraction(0)))
 
 
 def attention_flops(spec: Part, n: int) -> tuple[int, int]:
-    """Activation × activation FLOPs over n tokens: as the readable path computes them, and as the masks let through."""
+    """Activation × activation FLOPs over n tokens: all pairs, as the reference computes them; and the pairs masks leave."""
     costs = [part.cost(scope, n) for _, part, scope in walk(spec)]
     return sum(c[0] for c in costs), sum(c[1] for c in costs)
 
 
 def states(spec: Part) -> Iterator[tuple[str, State, Scope]]:
-    """(path, state, scope) of everything remembered while decoding."""
+    """(path, state, scope) of every declared decode state."""
     for path, part, scope in walk(spec):
         for state in part.state(scope):
             yield path, state, scope
 
 
 def state_values(spec: Part, n: int) -> int:
-    """Numbers remembered after n tokens (and a source of n tokens, where there is one)."""
+    """Values in the decode state after n tokens (and an encoder input of n tokens, where there is one)."""
     return sum(state.values(scope, n) for _, state, scope in states(spec))
 
 
 def targets(spec: Part, role: str = "linear") -> list[str]:
-    """Paths of the weights of one role: what an adapter or a quantizer may wrap."""
+    """Paths of the weights of one role: the targets of adapters and quantizers."""
     return [d.path for d in declared(spec) if d.weight.role == role and d.weight.learned]
 
 
 def optimizer_groups(spec: Part) -> dict[str, list[str]]:
-    """Weight paths that decay (matrices and tables) and those that do not (norms, biases, gates)."""
+    """Paths of weights with weight decay (matrices and tables) and without (norms, biases, gates)."""
     groups: dict[str, list[str]] = {"decay": [], "no_decay": []}
     for d in declared(spec):
         if d.weight.learned:
@@ -83,5 +86,19 @@ def optimizer_groups(spec: Part) -> dict[str, list[str]]:
 
 
 def taps(spec: Part) -> list[str]:
-    """The address of every activation that can be seen and replaced."""
+    """The address of every activation that a listener can read and replace: a module's path and a tap's name."""
     return [f"{path}.{name}".lstrip(".") for path, part, _ in walk(spec) for name in part.taps()]
+
+
+def check_addresses(spec: Part, patterns: Iterable[str]) -> None:
+    """Raise SpecError for a pattern that matches no address of the spec: a listener there would never be called."""
+    addresses = taps(spec)
+    for pattern in patterns:
+        if any(fnmatchcase(address, pattern) for address in addresses):
+            continue
+        stem, _, name = pattern.rpartition(".")
+        names = sorted({address.rpartition(".")[2] for address in addresses})
+        near = get_close_matches(pattern, addresses, 1) + [f"{stem or '*'}.{n}" for n in get_close_matches(name, names, 1)]
+        near = [one for one in near if any(fnmatchcase(address, one) for address in addresses)]
+        remedy = f"did you mean {near[0]!r}?" if near else f"addresses end in {', '.join(names)}; try '*.{names[0]}'"
+        raise SpecError(pattern, "no tap of this model matches", remedy)

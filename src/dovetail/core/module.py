@@ -76,6 +76,7 @@ def make(part: Part, scope: Scope) -> Module:
     """The part's module and all below it, on meta."""
     cls = part.module()
     assert cls is not None, f"{part.kind} has no module"
+    assert issubclass(cls, Module), f"{part.kind}: {cls.__name__} is not a dovetail.core.module.Module"
     return cls(part, scope)
 
 

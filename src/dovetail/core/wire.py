@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Wire
 from dovetail.core.module import Module
-from dovetail.core.part import Problem
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -40,9 +40,9 @@ class Branching(Module):
 class Scaled(Wire):
     """What every wire can do to what it adds."""
 
-    multiplier: float = 1.0
-    layer_scale: float | None = None  # a learned number a channel, starting here (Touvron et al. 2021)
-    dropout: float = 0.0
+    multiplier: float = bounded(1.0, above=0)
+    layer_scale: float | None = bounded(None, at_least=0)  # a learned number a channel, starting here (Touvron et al. 2021)
+    dropout: float = bounded(0.0, at_least=0, below=1)
 
     def weights(self, scope: Scope) -> list[Weight]:
         if self.layer_scale is None:
@@ -52,9 +52,6 @@ class Scaled(Wire):
     def constant(self, name: str, scope: Scope) -> Tensor:
         assert self.layer_scale is not None
         return torch.full((scope.size("branches"), scope.size("embed")), self.layer_scale, dtype=torch.float64)
-
-    def check(self, scope: Scope) -> list[Problem]:
-        return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:

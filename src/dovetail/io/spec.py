@@ -9,8 +9,7 @@ from typing import Any
 
 from dovetail import parts as _registered  # noqa: F401  registers every kind
 from dovetail.core.errors import FileError, SpecError
-from dovetail.core.group import GROUPS
-from dovetail.core.part import from_data
+from dovetail.core.part import from_data, plain
 from dovetail.io.yaml import dump_yaml, parse_yaml, read_text
 from dovetail.model import Model
 
@@ -51,11 +50,23 @@ def changed(spec: Model, sets: Iterable[str] = (), swaps: Iterable[str] = ()) ->
     """Return the spec after `group=part` swaps and `path=value` settings, as on the command line; values are YAML."""
     for text in swaps:
         where, value = _assignment(text, "--swap")
-        spec = spec.swap(where, from_data(value, _group_of(where)))
+        spec = spec.swap(where, value)
     for text in sets:
         where, value = _assignment(text, "--set")
         spec = spec.set(where, value)
     return spec
+
+
+def swap_losses(spec: Model, swaps: Iterable[str]) -> list[str]:
+    """One line for each field that the swaps drop; equal lines of several layers are one, with `layers.*`."""
+    lines: dict[str, None] = {}
+    for text in swaps:
+        where, value = _assignment(text, "--swap")
+        for lost in spec.swap_losses(where, value):
+            path = ".".join("*" if name.isdigit() else name for name in lost.path.split("."))
+            lines[str(lost._replace(path=path, value=plain(lost.value)))] = None
+        spec = spec.swap(where, value)
+    return list(lines)
 
 
 def _assignment(text: str, flag: str) -> tuple[str, Any]:
@@ -63,10 +74,3 @@ def _assignment(text: str, flag: str) -> tuple[str, Any]:
     if not equals or not where:
         raise SpecError(where, f"{flag} takes path=value, not {text!r}")
     return where, parse_yaml(value, f"{flag} {where}")
-
-
-def _group_of(where: str) -> Any:
-    for group in GROUPS:
-        if group.group == where:
-            return group
-    raise SpecError(where, "is no group of parts", f"groups: {', '.join(g.group for g in GROUPS)}")

@@ -9,14 +9,12 @@ so a kernel is chosen that computes the activation; nothing else about the forwa
 from __future__ import annotations
 
 import dataclasses as dc
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import taps
+from dovetail.core.fold import check_addresses
 from dovetail.core.layout import TokenLayout
 from dovetail.model import ModelModule
 
@@ -28,11 +26,7 @@ def trace(model: ModelModule, tokens: Tensor, *patterns: str, ctx: Ctx | None = 
     tokens (batch, n), or another input of the embedding. `ctx` holds the token layout (and the encoder output) of an input that
     is not a batch of whole sequences.
     """
-    known = taps(model.part)
-    for pattern in patterns:
-        if not any(fnmatchcase(address, pattern) for address in known):
-            names = sorted({address.rpartition(".")[2] for address in known})
-            raise SpecError(pattern, "no tap of this model matches", f"addresses end in {', '.join(names)}; try '*.{names[0]}'")
+    check_addresses(model.part, patterns)
     activations: dict[str, Tensor] = {}
 
     def listen(address: str, x: Tensor) -> None:
