@@ -1,5 +1,5 @@
-"""Real text that every machine with Python has: the manual's topics that `help()` shows, and what the modules, classes and
-functions of the standard library say of themselves. Sources are parsed; nothing is imported or run."""
+"""Real English text that every machine with Python has: the topics of `help()` and the docstrings of the standard library.
+Sources are parsed; no code in them is imported or executed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import sysconfig
 import warnings
 from pathlib import Path
 
-LARGEST_FILE = 1 << 20  # bytes of a source file that is read
+LARGEST_FILE = 1 << 20  # bytes; larger source files are skipped
 ELSEWHERE = {"site-packages", "test", "tests", "idlelib"}
 
 
 def python_text(seed: int = 0, most: int = 2_000_000) -> str:
-    """About two megabytes of English (at most `most` characters), its pieces shuffled by the seed so that any stretch of it is
-    like any other."""
+    """About two megabytes of English (at most `most` characters), its pieces shuffled by the seed so that every part of it is
+    alike."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(path for path in root.rglob("*.py") if not ELSEWHERE & set(path.parts))
     random.Random(seed).shuffle(files)
     pieces: dict[str, None] = {}
     size = 0
     for path in files:
-        new = [text for text in said(path) if len(text) > 80 and text not in pieces]
+        new = [text for text in docstrings(path) if len(text) > 80 and text not in pieces]
         pieces.update(dict.fromkeys(new))
         size += sum(map(len, new))
         if size > most:
@@ -32,8 +32,8 @@ def python_text(seed: int = 0, most: int = 2_000_000) -> str:
     return "\n\n".join(texts)[:most]
 
 
-def said(path: Path) -> list[str]:
-    """The docstrings of one file; of the manual's topics, every section."""
+def docstrings(path: Path) -> list[str]:
+    """The docstrings of one file; for the topics of `help()`, every section."""
     try:
         if path.stat().st_size > LARGEST_FILE:
             return []

@@ -1,7 +1,9 @@
-"""Bugs planted in transformers' own modules, one at a time, for `verify.py`: what goes wrong, in which families, and what a
-good answer calls it. Nothing here knows how verify looks for causes: a bug is a changed attribute, module, weight or argument.
+"""Bugs seeded in transformers' own modules, one at a time, for `verify.py`: the change, the families, and the names of the
+cause that count as right. A bug is a changed attribute, module, weight or argument, independent of how verify searches for
+causes.
 
-A plant is a function (model, layer, draw) that changes the model; `layer` is the number of the decoder layer it may touch.
+A plant is a function (model, layer, draw) that changes the model in place; `layer` is the number of the decoder layer to
+change.
 """
 
 from __future__ import annotations
@@ -70,6 +72,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "mixtral": ("mixtral", {**COMMON, "num_local_experts": 6, "num_experts_per_tok": 2, "tie_word_embeddings": False}),
+    "qwen3 moe": (
+        "qwen3_moe",
+        {
+            **COMMON,
+            "head_dim": 12,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": True,
+        },
+    ),
     "olmo2": ("olmo2", {**COMMON, "tie_word_embeddings": False}),
     "gpt2": (
         "gpt2",
@@ -91,13 +105,13 @@ RMS = (*LLAMAS, "qwen3", "gemma", "gemma2")
 
 
 def layers(model: Any) -> Any:
-    """The decoder layers, wherever they are."""
+    """The decoder layers of a model."""
     return model.transformer.h if isinstance(model.base_model.config.to_dict().get("n_layer"), int) else model.model.layers
 
 
 @dc.dataclass(frozen=True)
 class Bug:
-    """A kind of bug: where it shows, what may be called its cause."""
+    """A kind of bug: where it shows, and the names of its cause that count as right."""
 
     kind: str
     plant: Plant
@@ -110,7 +124,7 @@ class Bug:
 
 
 def pair_order(model: Any, layer: int, draw: Draw) -> None:
-    """Rows of q and k in the order of adjacent pairs: a conversion that was forgotten."""
+    """Rows of q and k in the order of adjacent pairs, as without the conversion."""
     mixer = layers(model)[layer].self_attn
     size = mixer.head_dim
     order = torch.cat([torch.arange(0, size, 2), torch.arange(1, size, 2)])
@@ -122,11 +136,11 @@ def pair_order(model: Any, layer: int, draw: Draw) -> None:
 
 def unscaled(model: Any, layer: int, draw: Draw) -> None:
     mixer = layers(model)[layer].self_attn
-    mixer.scaling = draw.choice([1.0, 48**-0.5, 0.2])  # the last is nobody's
+    mixer.scaling = draw.choice([1.0, 48**-0.5, 0.2])  # 0.2 is in no list
 
 
 def window(model: Any, layer: int, draw: Draw) -> None:
-    """One key more or one less than the window holds."""
+    """One key more or one less than the window."""
     more = draw.random() < 0.5
 
     def edit(mask: Tensor) -> Tensor:
@@ -144,19 +158,19 @@ def looks_ahead(model: Any, layer: int, draw: Draw) -> None:
 
 
 def rope_base(model: Any, layer: int, draw: Draw) -> None:
-    """Angles of another base: usual ones, and two that nobody lists."""
+    """Angles of another base: usual ones, and two that are in no list."""
     base = draw.choice([5e5, 1e6, 1e5, 2e4, 7e3])
     with_argument(layers(model)[layer], "position_embeddings", lambda now: angles(now, base, 1.0))
 
 
 def rope_scaling(model: Any, layer: int, draw: Draw) -> None:
-    """Positions divided by a factor, or a stretch that is forgotten."""
+    """Positions divided by a factor, or a scaling that is not applied."""
     factor = 1.0 if model.config.rope_parameters["rope_type"] == "llama3" else draw.choice([2.0, 4.0, 8.0, 3.0])
     with_argument(layers(model)[layer], "position_embeddings", lambda now: angles(now, 10000.0, factor))
 
 
 def angles(now: tuple[Tensor, Tensor], base: float, factor: float) -> tuple[Tensor, Tensor]:
-    """cos and sin (1, n, head) as they would be."""
+    """cos and sin (1, n, head) with another base and factor."""
     cos = now[0]
     pairs = cos.shape[-1] // 2
     frequency = base ** -(torch.arange(pairs, dtype=torch.float64) / pairs) / factor
@@ -166,7 +180,7 @@ def angles(now: tuple[Tensor, Tensor], base: float, factor: float) -> tuple[Tens
 
 
 def kv_order(model: Any, layer: int, draw: Draw) -> None:
-    """Keys repeated all in turn rather than each several times."""
+    """KV heads tiled instead of each repeated."""
     mixer = layers(model)[layer].self_attn
     shared, size = mixer.num_key_value_groups, mixer.head_dim
     for linear in (mixer.q_proj, mixer.o_proj.weight.T):
@@ -200,7 +214,7 @@ def transposed(model: Any, layer: int, draw: Draw) -> None:
 
 
 def norms_of(block: nn.Module) -> list[tuple[str, Any]]:
-    """The norms that stand in a layer itself."""
+    """The norms that are direct children of a layer."""
     return [(name, one) for name, one in block.named_children() if "norm" in name or name.startswith("ln_")]
 
 
@@ -232,7 +246,7 @@ def no_norm(model: Any, layer: int, draw: Draw) -> None:
 
 def activation(model: Any, layer: int, draw: Draw) -> None:
     mlp = layers(model)[layer].mlp
-    others = [nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU(), nn.SiLU(), nn.Mish(), nn.ELU()]  # two that no spec has
+    others = [nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU(), nn.SiLU(), nn.Mish(), nn.ELU()]  # the last two are in no spec
     probe = torch.linspace(-3, 3, 31, dtype=torch.float64)
     name = "act" if "act" in dict(mlp.named_children()) else "act_fn"
     now = getattr(mlp, name)
@@ -267,7 +281,7 @@ def residual(model: Any, layer: int, draw: Draw) -> None:
 
 
 def noisy(model: Any, layer: int, draw: Draw) -> None:
-    """Some numbers of one matrix are others."""
+    """One row of one matrix changed."""
     matrices = [one for one in layers(model)[layer].parameters() if one.dim() == 2]
     weight = draw.choice(matrices)
     weight[draw.randrange(weight.shape[0])].mul_(1.5)
@@ -306,7 +320,7 @@ def logits_unscaled(model: Any, layer: int, draw: Draw) -> None:
 
 
 def with_argument(module: nn.Module, name: str, edit: Callable[[Any], Any]) -> None:
-    """Let a module be called with another value of one of its named arguments."""
+    """Call a module with another value of one of its named arguments."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, {**kwargs, name: edit(kwargs[name])}
@@ -314,24 +328,66 @@ def with_argument(module: nn.Module, name: str, edit: Callable[[Any], Any]) -> N
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
+def decode_position(model: Any, layer: int, draw: Draw) -> None:
+    """Rotary tables of another position, in steps with a cache alone."""
+    with_argument(layers(model)[layer], "position_embeddings", lambda now: wrong_table(now) if now[0].shape[-2] == 1 else now)
+
+
+def decode_scale(model: Any, layer: int, draw: Draw) -> None:
+    """Another scale of scores, in steps with a cache alone."""
+    mixer = layers(model)[layer].self_attn
+    scale = mixer.scaling
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        module.scaling = scale * (1.5 if kwargs["hidden_states"].shape[1] == 1 else 1.0)
+
+    mixer.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def wrong_table(now: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return now[0].roll(1, -1), now[1].roll(1, -1)
+
+
+def beyond_length(model: Any, layer: int, draw: Draw) -> None:
+    """Positions that repeat the last one beyond a length, as a table that is too short."""
+    rows = draw.choice([64, 100, 128, 200])
+
+    def edit(now: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        last = [torch.cat([x[:, :rows], x[:, rows - 1 : rows].expand(-1, max(0, x.shape[1] - rows), -1)], 1) for x in now]
+        return last[0], last[1]
+
+    with_argument(layers(model)[layer], "position_embeddings", edit)
+
+
+def one_head_row(model: Any, layer: int, draw: Draw) -> None:
+    """One row of the head changed."""
+    weight = model.lm_head.weight.clone()
+    weight[draw.randrange(62)] *= 1.5
+    model.lm_head.weight = nn.Parameter(weight)
+
+
 BUGS = (
+    Bug("rope wrong in cached decoding", decode_position, LLAMAS, ("cached decoding",)),
+    Bug("scale wrong in cached decoding", decode_scale, (*LLAMAS, "qwen3", "gemma"), ("cached decoding",)),
+    Bug("rope wrong beyond a length", beyond_length, LLAMAS, ("long prompt",)),
+    Bug("one row of the head", one_head_row, ("llama", "mistral", "qwen2"), ("other numbers in the weights",), "head"),
     Bug("rotary pair order", pair_order, LLAMAS, ("rotary pair order",)),
     Bug("score scale missing or wrong", unscaled, (*LLAMAS, "qwen3", "gemma", "olmo2"), ("score scale",)),
     Bug("window off by one", window, ("mistral", "gemma2"), ("window size",)),
     Bug("mask looks ahead", looks_ahead, (*LLAMAS, "qwen3"), ("mask", "window missing")),
     Bug("rope base", rope_base, ("llama", "llama, all heads", "mistral", "qwen2", "qwen3", "gemma", "granite"), ("rope base",)),
     Bug("rope scaling", rope_scaling, ("llama", "llama 3", "mistral", "qwen2", "qwen3"), ("rope scaling",)),
-    Bug("kv heads in another order", kv_order, ("llama", "llama 3", "mistral", "qwen2", "granite"), ("kv heads order",)),
+    Bug("KV heads in another order", kv_order, ("llama", "llama 3", "mistral", "qwen2", "granite"), ("KV head order",)),
     Bug("qk-norm missing", no_qk_norm, ("qwen3",), ("qk-norm missing",)),
     Bug("soft-cap missing", no_softcap, ("gemma2",), ("soft-cap",)),
-    Bug("query and key exchanged", queries_for_keys, ("llama, all heads",), ("k and q exchanged",)),
+    Bug("query and key swapped", queries_for_keys, ("llama, all heads",), ("k and q swapped",)),
     Bug("square weight transposed", transposed, LLAMAS, ("transposed weight",)),
-    Bug("norms exchanged", norms_exchanged, (*RMS, "olmo2", "gpt2"), ("swapped norms",)),
+    Bug("norms swapped", norms_exchanged, (*RMS, "olmo2", "gpt2"), ("swapped norms",)),
     Bug("norm's eps", eps, (*RMS, "olmo2", "gpt2"), ("norm's eps",)),
     Bug("norm's + 1", plus_one, RMS, ("norm's + 1",)),
     Bug("norm missing", no_norm, (*RMS, "olmo2", "gpt2"), ("norm missing",)),
     Bug("activation", activation, (*GATED, "gpt2"), ("activation",)),
-    Bug("gate and up exchanged", gate_for_up, GATED, ("gate and up exchanged",)),
+    Bug("gate and up swapped", gate_for_up, GATED, ("gate and up swapped",)),
     Bug("bias missing", no_bias, ("llama, all heads", "qwen2", "gpt2"), ("bias missing",)),
     Bug("layer skipped", skipped, (*GATED, "gpt2"), ("layer skipped",)),
     Bug("another layer's weights", repeated, (*GATED, "gpt2"), ("another layer's weights",)),

@@ -1,21 +1,23 @@
-"""How well `dovetail verify` finds planted bugs, and how seldom it cries wolf.
+"""How well `dovetail verify` finds seeded bugs, and how often it raises an alarm on a clean pair.
 
-    python benchmarks/verify.py [--json] [--quick] [--table FILE]
+    python benchmarks/verify.py [--json] [--quick] [--table FILE] [--only clean|bugs] [--dtype float32|bfloat16|float16]
 
-Tiny random models of eleven families are made by transformers and run by us and by it. Clean pairs in float32 and bfloat16 must
-be equal. Then one bug is planted in transformers' side (seeded_bugs.py), in one layer, and verify is asked where and why. Rows:
+transformers makes tiny random models of 13 families; we and transformers run them. Clean pairs must be equal, in three dtypes,
+with and without massive channels. Then one bug is seeded in transformers' side (seeded_bugs.py), in one layer. Rows:
 
-    first bad layer named right    of the corrupted models, the share whose layer (or embedding, or head) is right
-    misses                         of the corrupted models, the share that was called equal
-    false alarms                   of the clean pairs, the share that was called structural or outside its envelope
-    cause named right              of the corrupted models
+    first bad layer named right    fraction of the models with a bug whose layer (or embedding, or head) is right
+    misses                         fraction of the models with a bug that were called equal
+    false alarms                   fraction of the clean pairs that were not called equal
+    cause named right              fraction of the models with a bug
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -28,75 +30,83 @@ from rich.table import Table
 from seeded_bugs import BUGS, FAMILIES, Bug
 from torch import nn
 
-from dovetail.verification.check import Verdict, verify
+from dovetail.verification.check import verify
 from dovetail.verification.prompt import random_prompt
 from dovetail.verification.sides import NativeSide
 from dovetail.verification.transformers_side import TransformersSide, transformers
+from dovetail.verification.verdict import Verdict
 
-SEED = 20_000  # other seeds than those the envelopes were calibrated with
-CORRUPTED, CLEAN = 240, 200
-DTYPES = (torch.float32, torch.bfloat16)
+SEED = 20_000  # other seeds than those of benchmarks/envelope.py
+CORRUPTED, SEEDS = 248, 4  # models with a bug; seeds of each family, dtype and kind of clean pairs: 13 · 3 · 2 · 4 = 312
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MASSIVE, CHANNEL = 300.0, 5  # factor and number of the channel that a feed-forward makes massive
 
 
-def written(name: str, seed: int, place: Path) -> Path:
-    """A tiny random model of a family, saved by transformers; its weights are far from any first values."""
+@torch.no_grad()
+def write_model(name: str, seed: int, place: Path, *, massive: bool = False) -> Path:
+    """Save a tiny random model of a family; its weights are far from initial ones."""
     library = transformers()
     family, fields = FAMILIES[name]
     torch.manual_seed(seed)
     model: Any = library.AutoModelForCausalLM.from_config(library.AutoConfig.for_model(family, **fields))
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for tensor in model.parameters():
-            noise = torch.randn(tensor.shape, generator=generator)
-            tensor.copy_(tensor + 0.3 * noise if tensor.dim() == 1 else 0.25 * noise)
-    there = place / f"{name}-{seed}"
+    for path, tensor in model.named_parameters():
+        noise = torch.randn(tensor.shape, generator=generator)
+        tensor.copy_(tensor + 0.3 * noise if tensor.dim() == 1 else 0.25 * noise)
+        if massive and path.endswith(("mlp.down_proj.weight", "mlp.c_proj.bias")):
+            tensor[CHANNEL] *= MASSIVE
+        elif massive and tensor.shape == (48,) and "norm" in path:
+            tensor[CHANNEL] *= 0.01
+    there = place / f"{name}-{seed}-{massive}"
     model.save_pretrained(there)
     return there
 
 
-class Remembered(NativeSide):
-    """NativeSide, made once for each dtype."""
+class CachedNative(NativeSide):
+    """A native side that builds its module once per dtype."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.kept: dict[torch.dtype, Any] = {}
+        self.modules: dict[torch.dtype, Any] = {}
 
     def module(self, dtype: torch.dtype) -> Any:
-        if dtype not in self.kept:
-            self.kept[dtype] = super().module(dtype)
-        return self.kept[dtype]
+        if dtype not in self.modules:
+            self.modules[dtype] = super().module(dtype)
+        return self.modules[dtype]
 
 
-class Planted(TransformersSide):
-    """TransformersSide, loaded once for each dtype and copied for each bug."""
+class Seeded(TransformersSide):
+    """A side of transformers that loads its module once per dtype, and copies it for each bug."""
 
     def __init__(self, directory: Path) -> None:
-        self.kept: dict[torch.dtype | str, nn.Module] = {}
+        self.modules: dict[torch.dtype | str, nn.Module] = {}
         self.bug: tuple[Bug, int, int] | None = None
         super().__init__(directory)
 
     def module(self, dtype: torch.dtype) -> nn.Module:
-        if dtype not in self.kept:
-            self.kept[dtype] = super().module(dtype)
-        model = copy.deepcopy(self.kept[dtype])
-        if self.bug is not None:
-            bug, layer, seed = self.bug
-            with torch.no_grad():
-                bug.plant(model, layer, random.Random(seed))  # the same in every dtype
+        if dtype not in self.modules:
+            self.modules[dtype] = super().module(dtype)
+        if self.bug is None:
+            return self.modules[dtype]
+        model = copy.deepcopy(self.modules[dtype])
+        bug, layer, seed = self.bug
+        with torch.no_grad():
+            bug.plant(model, layer, random.Random(seed))  # the same in every dtype
         return model
 
 
 class Models:
-    """The pairs, made when first asked for."""
+    """The pairs of sides, built on first use."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.pairs = place, {}
 
-    def pair(self, name: str, seed: int) -> tuple[Remembered, Planted]:
-        if (name, seed) not in self.pairs:
-            there = written(name, seed, self.place)
-            self.pairs[name, seed] = Remembered(there), Planted(there)
-        return self.pairs[name, seed]
+    def pair(self, name: str, seed: int, *, massive: bool = False) -> tuple[CachedNative, Seeded]:
+        key = (name, seed, massive)
+        if key not in self.pairs:
+            there = write_model(name, seed, self.place, massive=massive)
+            self.pairs[key] = CachedNative(there), Seeded(there)
+        return self.pairs[key]
 
 
 def cases(count: int) -> list[tuple[Bug, str, int, int]]:
@@ -114,73 +124,85 @@ def cases(count: int) -> list[tuple[Bug, str, int, int]]:
 
 
 def named(verdict: Verdict) -> str:
-    """What verify calls the cause."""
+    """The name of the cause in a verdict."""
+    if verdict.status != "structural":
+        return "–"
+    if not verdict.deciding.across:
+        return "cached decoding"
     if verdict.cause is not None:
         return verdict.cause.name
-    return "other numbers in the weights" if verdict.weights else "–"
+    if verdict.weights:
+        return "other numbers in the weights"
+    return "–" if verdict.deciding.name == "forward" else verdict.deciding.name
 
 
-def run(corrupted: int, clean: int) -> tuple[list[Row], list[dict[str, Any]]]:
-    told: list[dict[str, Any]] = []
-    alarms = 0
-    with tempfile.TemporaryDirectory() as place, progress("verify", corrupted + clean) as tick:
-        models, names = Models(Path(place)), list(FAMILIES)
-        for i in range(clean):
-            a, b = models.pair(names[i % len(names)], SEED + i // len(names) % 10)
-            assert a.spec is not None
-            b.bug = None
-            verdict = verify(a, b, random_prompt(a.spec, seed=i), dtype=DTYPES[i % 2], why=False)
-            alarms += verdict.status != "equal"
-            if verdict.status != "equal":
-                told.append(
-                    {
-                        "kind": "clean",
-                        "family": a.label,
-                        "said": verdict.status,
-                        "first": verdict.first and verdict.first.address,
-                    }
-                )
-            tick()
-        for i, (bug, family, layer, seed) in enumerate(cases(corrupted)):
-            a, b = models.pair(family, seed)
-            assert a.spec is not None
-            b.bug = (bug, layer, i)
-            verdict = verify(a, b, random_prompt(a.spec, seed=i))
-            where = f"layers.{layer}" if bug.shows == "layer" else bug.shows
-            cause = named(verdict) if verdict.status == "structural" else "–"
-            told.append(
-                {
-                    "kind": bug.kind,
-                    "family": family,
-                    "where": where,
-                    "said": verdict.status,
-                    "layer": verdict.layer,
-                    "cause": cause,
-                    "missed": verdict.status != "structural",
-                    "layer_right": verdict.status == "structural" and verdict.layer == where,
-                    "cause_right": cause in bug.causes,
-                }
-            )
-            tick()
-    bugs = [one for one in told if one["kind"] != "clean"]
-    share = {what: sum(one[what] for one in bugs) / len(bugs) for what in ("layer_right", "missed", "cause_right")}
-    rows = [
-        Row("first bad layer named right", share["layer_right"], Goal(low=0.95)),
-        Row("misses", share["missed"], Goal(high=0.02)),
-        Row("false alarms", alarms / clean, Goal(high=0.01)),
-        Row("cause named right", share["cause_right"], Goal(low=0.80)),
-        Row("corrupted models", len(bugs)),
-        Row("clean pairs", clean),
-        Row("kinds of bugs", len({one["kind"] for one in bugs})),
-    ]
-    return rows, told
+def clean_pairs(models: Models, seeds: int, dtypes: tuple[torch.dtype, ...], tick: Any) -> list[dict[str, Any]]:
+    """The verdict of every clean pair."""
+    cases = []
+    for seed, name, massive, dtype in itertools.product(range(seeds), FAMILIES, (False, True), dtypes):
+        a, b = models.pair(name, SEED + seed, massive=massive)
+        assert a.spec is not None
+        b.bug = None
+        verdict = verify(a, b, random_prompt(a.spec, seed=seed), dtype=dtype, why=False)
+        first = None if verdict.first is None else f"{verdict.deciding.name}, {verdict.first.address}"
+        how = {"family": name, "massive": massive, "dtype": str(dtype), "seed": seed}
+        cases.append({"kind": "clean", **how, "status": verdict.status, "first": first})
+        tick()
+    return cases
 
 
-def by_kind(told: list[dict[str, Any]]) -> list[tuple[str, int, int, int, int, str]]:
-    """(kind, models, layer right, missed, cause right, what else it was called) of every kind of bug."""
+def seeded_models(models: Models, count: int, tick: Any) -> list[dict[str, Any]]:
+    """The verdict of every model with a bug."""
+    found = []
+    for i, (bug, family, layer, seed) in enumerate(cases(count)):
+        a, b = models.pair(family, seed)
+        assert a.spec is not None
+        b.bug = (bug, layer, i)
+        verdict = verify(a, b, random_prompt(a.spec, seed=i))
+        where, cause = f"layers.{layer}" if bug.shows == "layer" else bug.shows, named(verdict)
+        failed = verdict.status == "structural"
+        found.append(
+            {
+                "kind": bug.kind,
+                "family": family,
+                "where": where,
+                "status": verdict.status,
+                "layer": verdict.layer,
+                "cause": cause,
+                "missed": not failed,
+                "layer_right": failed and verdict.layer == where,
+                "cause_right": cause in bug.causes,
+            }
+        )
+        tick()
+    return found
+
+
+def run(corrupted: int, seeds: int, dtypes: tuple[torch.dtype, ...]) -> tuple[list[Row], list[dict[str, Any]]]:
+    """All clean pairs and all models with a bug."""
+    pairs = seeds * len(FAMILIES) * 2 * len(dtypes)
+    with tempfile.TemporaryDirectory() as place, progress("verify", corrupted + pairs) as tick:
+        models = Models(Path(place))
+        clean, bugs = clean_pairs(models, seeds, dtypes, tick), seeded_models(models, corrupted, tick)
     rows = []
-    for kind in dict.fromkeys(one["kind"] for one in told if one["kind"] != "clean"):
-        mine = [one for one in told if one["kind"] == kind]
+    if bugs:
+        rate = {what: sum(one[what] for one in bugs) / len(bugs) for what in ("layer_right", "missed", "cause_right")}
+        rows += [
+            Row("first bad layer named right", rate["layer_right"], Goal(low=0.95)),
+            Row("misses", rate["missed"], Goal(high=0.02)),
+            Row("cause named right", rate["cause_right"], Goal(low=0.80)),
+            Row("kinds of bugs", len({one["kind"] for one in bugs})),
+        ]
+    if clean:
+        rows += [Row("false alarms", sum(one["status"] != "equal" for one in clean) / len(clean), Goal(high=0.01))]
+    return [*rows, Row("corrupted models", len(bugs)), Row("clean pairs", len(clean))], [*clean, *bugs]
+
+
+def by_kind(cases: list[dict[str, Any]]) -> list[tuple[str, int, int, int, int, str]]:
+    """(kind, models, layer right, missed, cause right, other names) of every kind of bug."""
+    rows = []
+    for kind in dict.fromkeys(one["kind"] for one in cases if one["kind"] != "clean"):
+        mine = [one for one in cases if one["kind"] == kind]
         wrong = sorted({one["cause"] for one in mine if not one["cause_right"]})
         sums = [sum(one[what] for one in mine) for what in ("layer_right", "missed", "cause_right")]
         rows.append((kind, len(mine), *sums, ", ".join(wrong)))
@@ -189,20 +211,27 @@ def by_kind(told: list[dict[str, Any]]) -> list[tuple[str, int, int, int, int, s
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.set_defaults(threads=1)  # tiny models: a second thread only waits
+    parser.set_defaults(threads=1)  # a second thread does not help tiny models
     parser.add_argument("--table", type=Path, help="write every case as JSON, and the table by kind as Markdown beside it")
+    parser.add_argument("--only", choices=("clean", "bugs"), help="run one half")
+    parser.add_argument("--dtype", choices=[str(dtype).removeprefix("torch.") for dtype in DTYPES], help="of clean pairs")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     warnings.filterwarnings("ignore")
-    rows, told = run(*((len(BUGS), 22) if given.quick else (CORRUPTED, CLEAN)))
+    corrupted, seeds = (len(BUGS), 1) if given.quick else (CORRUPTED, SEEDS)
+    dtypes = (getattr(torch, given.dtype),) if given.dtype else (torch.bfloat16,) if given.quick else DTYPES
+    rows, verdicts = run(0 if given.only == "clean" else corrupted, 0 if given.only == "bugs" else seeds, dtypes)
     if given.table is not None:
-        given.table.write_text(json.dumps(told, indent=1))
+        given.table.write_text(json.dumps(verdicts, indent=1))
         lines = ["| bug | models | layer right | missed | cause right | called instead |", "|---|--:|--:|--:|--:|---|"]
-        lines += [f"| {' | '.join(map(str, row))} |" for row in by_kind(told)]
+        lines += [f"| {' | '.join(map(str, row))} |" for row in by_kind(verdicts)]
         given.table.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    for one in verdicts:
+        if one["kind"] == "clean" and one["status"] != "equal":
+            print(one, file=sys.stderr)
     if not given.json:
         table = Table("bug", "models", "layer right", "missed", "cause right", "called instead")
-        for row in by_kind(told):
+        for row in by_kind(verdicts):
             table.add_row(*map(str, row))
         Console(width=140).print(table)
     tell(rows, given.json)

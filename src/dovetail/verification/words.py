@@ -1,6 +1,6 @@
-"""What a wrong field is called, and which values people confuse: one row for each field that is known to go wrong.
+"""Names of causes and often confused values, per field.
 
-A field without a row is tried all the same, from its type alone; it is then called by its path.
+A field without a row is tried all the same, from its type alone; the cause is then called by its path.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Word(NamedTuple):
-    """The name of a cause, and values worth trying beside those that follow from the field's type."""
+    """The name of a cause, and values to try beside those that follow from the type of the field."""
 
     cause: str
     values: tuple[Any, ...] = ()
@@ -26,7 +26,7 @@ ROUTER = Word("router's weights")
 WORDS: dict[tuple[str, str], Word] = {
     ("rope", "pairs"): Word("rotary pair order"),
     ("rope", "base"): Word("rope base", BASES),
-    ("rope", "fraction"): Word("share of the head that turns", (1.0, 0.5, 0.25, 0.75)),
+    ("rope", "fraction"): Word("rotary fraction", (1.0, 0.5, 0.25, 0.75)),
     ("rope", "scaling"): Word("rope scaling"),
     ("attention", "position"): Word("position missing"),
     ("attention", "scale"): SCALE,
@@ -58,8 +58,8 @@ WORDS: dict[tuple[str, str], Word] = {
     ("sigmoid_router", "normalize"): ROUTER,
     ("softmax_router", "scale"): ROUTER,
     ("sigmoid_router", "scale"): ROUTER,
-    ("softmax_router", "top_k"): Word("experts a token meets"),
-    ("sigmoid_router", "top_k"): Word("experts a token meets"),
+    ("softmax_router", "top_k"): Word("experts per token"),
+    ("sigmoid_router", "top_k"): Word("experts per token"),
     ("tokens", "scale"): SCALED,
     ("tokens", "scale_by_width"): SCALED,
     ("tokens", "types"): Word("token types missing"),
@@ -73,10 +73,10 @@ WORDS: dict[tuple[str, str], Word] = {
     ("masked_lm", "bias"): Word("bias missing"),
     ("masked_lm", "act"): Word("activation"),
 }
-STRETCHED = "rope scaling"  # whatever field of whatever scaling
-PLURAL = {"scaling": STRETCHED}  # the cause of any field of a part of this group
+STRETCHED = "rope scaling"  # every field of every scaling
+PLURAL = {"scaling": STRETCHED}  # by group: the cause of every field of its parts
 
 
 def word_of(kind: str, group: str, field: str, path: str) -> Word:
-    """The row of a field, or one made from its path."""
+    """The row of a field, or one with its path as the name."""
     return WORDS.get((kind, field)) or Word(PLURAL.get(group, path))
