@@ -69,3 +69,20 @@ def test_one_that_changes_nothing_lives():
     # single precision to single precision: were this caught, the questions would be wrong, or the limits too narrow
     _, said = mutate._try(site("ops/loss.py", "x.dtype.itemsize < 4: LtE"), 0)
     assert said == ""
+
+
+def test_sites_reach_state_core_model_floats_and_constants():
+    sites = mutate.sites()
+    rooms = {site.file.partition("/")[0] for site in sites}
+    assert rooms == {"parts", "ops", "state", "core", "model.py", "construction.py"}
+    constants = [site.name for site in sites if site.within == ""]
+    assert any("parts/ffn/router.py" in name and "0.001: 0.0015" in name for name in constants)
+    assert not any(name.startswith("core/errors.py") for name in (site.name for site in sites))
+    visitor = mutate._Visitor()
+    visitor.visit(ast.parse("CHUNK = 4\nRATE = 0.5\nlocal = 3\n"))
+    assert [what for _, what in visitor.found] == ["0.5: 0.75"]
+
+
+def test_a_changed_slot_of_the_cache_is_caught():
+    _, said = mutate._try(site("state/slots.py", "row * self.capacity + position: Sub"), 0)
+    assert said

@@ -82,3 +82,10 @@ def test_laws_hold_for_presets(name: str):
 def test_not_applicable_says_why():
     with pytest.raises(NotApplicable, match="decoder"):
         LAWS["chunked"].check(Case(from_yaml(TINY).set("layers.*.mixer.mask", "full")))
+
+
+def test_a_law_over_its_budget_is_reported():
+    report = Report()
+    report.take("a spec", Outcome("causal", "held", seconds=LAWS["causal"].budget + 1))
+    report.take("a spec", Outcome("padded", "held", seconds=LAWS["padded"].budget / 2))
+    assert report.data()["over_budget"] == {"causal": {"seconds_per_spec": LAWS["causal"].budget + 1, "budget": 0.5}}

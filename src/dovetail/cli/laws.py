@@ -170,6 +170,8 @@ def table(data: dict[str, Any]) -> None:
         console.print(
             f"pairs covered: {data['pairs_covered']:.1%}   excepted: {data['excepted_share']:.1%}   {data['seconds']:.0f} s"
         )
+    for name, times in data["over_budget"].items():
+        console.print(f"[yellow]{name}[/]: {times['seconds_per_spec']} s per spec, the budget is {times['budget']} s")
     for failure in data["failures"][:10]:
         console.print(f"[red]{failure['law']}[/]: {failure['detail']}", markup=True, highlight=False)
         console.print(failure["spec"], style="dim", markup=False)

@@ -158,7 +158,8 @@ class Law:
     number: int
     says: str
     check: Callable[[Case], None]
-    slow: bool = False  # tried on a covering subset only
+    slow: bool = False  # tested on a covering subset only
+    budget: float = 0.5  # seconds per spec, on average; the report lists laws over budget
     excepted_with: tuple[str, ...] = ()  # laws whose declared exceptions are exceptions from this one, too
 
 
@@ -174,12 +175,12 @@ def chosen(laws: Mapping[str, Any], only: Sequence[str] = ()) -> list[str]:
 
 
 def law(
-    number: int, name: str, says: str, slow: bool = False, excepted_with: tuple[str, ...] = ()
+    number: int, name: str, says: str, slow: bool = False, excepted_with: tuple[str, ...] = (), budget: float = 0.5
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
     """Register a law."""
 
     def decorate(check: Callable[[Case], None]) -> Callable[[Case], None]:
-        LAWS[name] = Law(name, number, says, check, slow, excepted_with)
+        LAWS[name] = Law(name, number, says, check, slow, budget, excepted_with)
         return check
 
     return decorate

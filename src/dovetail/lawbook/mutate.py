@@ -1,17 +1,26 @@
-"""Mechanical mutations of parts/ and ops/: an operator flipped, a number moved by one, a term dropped, an axis swapped.
+"""Mechanical mutations of parts/, ops/, state/, core/, model.py and construction.py: an operator flipped, an integer moved by
+one, a float multiplied by 1.5, a term dropped, an axis swapped, in functions and in constants of a module.
 
     sites -> one is chosen -> a fresh process imports the package with that file changed -> oracles and laws -> killed or not
 
-Left alone, by the name of the function: `samples`, `excepts` (with `shifts_keys`, which only it asks), `idle`, `example` and
-`labels`: what the laws try; `check`, `advise` and `refuse_beyond`: words, held by tests; in ops/ `cost`: which kernel runs, not
-what it computes; and texts and docstrings. Before any mutant the code as it is must pass the same questions.
+Left out:
 
-The most telling questions come first, and the first complaint ends it: the literal numbers of kinds that live in the changed
-file, of kinds whose file uses it, of all others; then every law on a few specs that hold these kinds, the dearest law last.
+- by function: `samples`, `excepts` (with `shifts_keys`, which only it calls), `idle`, `example` and `labels` are inputs of
+  laws; `check`, `expect`, `advise`, `refuse_beyond` and `__repr__` are messages, which tests compare; `cost` in ops/ chooses a
+  kernel
+- by name: module constants that set the size of a tile or chunk (SETTINGS), which change no result
+- by file: messages (core/errors.py, core/printable.py); dist/, because a second rank is another process, which imports the
+  unchanged source. Seeded bugs of the sharded law are seeded in the ranks themselves (`seeded/ranks.py`)
+- defaults of fields: every law names the fields it tests, so a default shows only where an oracle or a preset leaves it out
+- strings and docstrings
 
-The process is forked from one that has torch and nothing of ours, so that nothing imported before can hide the change; for
-the same reason this file imports only our errors at the top. It is held to so much memory and processor time: a mutant that
-loops for ever is caught by that, and a busy machine does not make a slow one look caught.
+Before any mutant the unchanged code must pass the same checks. The likeliest checks come first, and the first failure ends the
+run: oracles of kinds in the changed file, of kinds whose file uses it, of all others; then every law on a few specs that hold
+these kinds, the slowest law last.
+
+The process is forked from one that has imported torch and nothing of ours, so that no earlier import hides the change; for the
+same reason this file imports only our errors at the top. Memory and CPU time of the process are limited: a mutant that loops
+forever is caught by the limit, and a busy machine does not make a slow one look caught.
 """
 
 from __future__ import annotations
@@ -35,11 +44,16 @@ from typing import Any, NamedTuple
 from dovetail.core.errors import DovetailError
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("parts", "ops")
-LEFT_ALONE = {
-    "parts": frozenset({"samples", "check", "advise", "excepts", "shifts_keys", "idle", "refuse_beyond", "example", "labels"}),
-    "ops": frozenset({"cost"}),
-}
+ROOMS = ("parts", "ops", "state", "core")
+FILES = ("model.py", "construction.py")
+# what laws sample, messages, and advice: they change no result
+NO_RESULT = frozenset(
+    {"samples", "check", "advise", "excepts", "shifts_keys", "idle", "refuse_beyond", "example", "labels", "__repr__", "expect"}
+)
+LEFT_ALONE = {"ops": frozenset({"cost"})}
+MESSAGES = ("core/errors.py", "core/printable.py")
+# module constants that choose how something is computed, never what
+SETTINGS = frozenset({"TILE", "PIECE", "CHUNK", "LEAST", "FEW", "LOOKED_AT", "MOST_BLOCKS", "LONGEST"})
 CHOOSING = frozenset({"reference", "chunk"})  # calls by which an expression chooses how something is computed, not what
 SECONDS = 120  # of the processor, several times what all questions take: a mutant that hangs is as good as caught
 PATIENCE = 10  # times that by the clock; who has not answered then counts as alive: nobody complained, the machine was busy
@@ -95,7 +109,7 @@ class _Visitor(ast.NodeTransformer):
     """Counts mutations, and makes the one with the wanted number."""
 
     def __init__(self, wanted: int | None = None, room: str = "parts") -> None:
-        self.left_alone, self.wanted, self.count = LEFT_ALONE[room], wanted, 0
+        self.left_alone, self.wanted, self.count = LEFT_ALONE.get(room, NO_RESULT), wanted, 0
         self.found: list[tuple[int, str]] = []  # line and what, and for each …
         self.places: list[str] = []  # … the class and function it stands in
         self.depth = 0
@@ -134,6 +148,15 @@ class _Visitor(ast.NodeTransformer):
         if node.value is not None:
             node.value = self.visit(node.value)
         return node  # what it is said to be changes nothing
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        names = {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if self.depth or not any(name.isupper() for name in names) or names & SETTINGS:
+            return self.generic_visit(node) if self.depth else node
+        self.depth += 1  # a constant of the module
+        node.value = self.visit(node.value)
+        self.depth -= 1
+        return node
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         return node  # words of errors
@@ -189,6 +212,10 @@ class _Visitor(ast.NodeTransformer):
             value = node.value
             made = self.offer(node, f"{value}: {value + 1}", lambda n: _with(n, "value", value + 1))
             return made or node
+        if self.depth and type(node.value) is float and node.value != 0.0:
+            number = node.value
+            made = self.offer(node, f"{number}: {number * 1.5}", lambda n: _with(n, "value", number * 1.5))
+            return made or node
         return node
 
 
@@ -211,7 +238,9 @@ def _with_op(node: Any, op: type[ast.AST]) -> ast.AST:
 
 def _files() -> list[Path]:
     """What may be changed: every file of the rooms."""
-    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")) if path.name != "__init__.py"]
+    found = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")) if path.name != "__init__.py"]
+    left_out = {ROOT / name for name in MESSAGES}
+    return [path for path in found if path not in left_out] + [ROOT / name for name in FILES]
 
 
 def _visited(file: str, wanted: int | None = None) -> tuple[_Visitor, ast.AST]:

@@ -83,7 +83,7 @@ def whole(case: Case) -> Tensor:
     return case.stream(case.inputs, case.ctx(source_layout=TokenLayout.padded(LENGTHS, N)))
 
 
-@law(4, "chunked", "one pass, prefill in any chunks, and token by token on a ragged batch agree, batched and flat")
+@law(4, "chunked", "one pass, prefill in any chunks, and token by token on a ragged batch agree, batched and flat", budget=1.5)
 @torch.no_grad()
 def chunked(case: Case) -> None:
     """The same tokens in several rhythms through every layout of memory."""

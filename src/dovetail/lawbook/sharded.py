@@ -92,7 +92,13 @@ def the_pair() -> Pair:
     return pair
 
 
-@law(8, "sharded", "tensor parallel, FSDP and a sequence split over two ranks equal one rank, outputs and gradients", slow=True)
+@law(
+    8,
+    "sharded",
+    "tensor parallel, FSDP and a sequence split over two ranks equal one rank, outputs and gradients",
+    slow=True,
+    budget=3.0,
+)
 def sharded(case: Case) -> None:
     """Every way that this spec can be split."""
     reasons: list[str] = []

@@ -194,7 +194,7 @@ def _pattern_rows(case: Case, heard: dict[str, Tensor], address: str) -> None:
         case.true(bool((rows <= 1 + 1e-9).all()) and bool((heard[address] >= 0).all()), f"{address}: rows that are no weights")
 
 
-@law(11, "compiled", "compiled equals eager, with no graph break in the block, and taps leave no trace", slow=True)
+@law(11, "compiled", "compiled equals eager, with no graph break in the block, and taps leave no trace", slow=True, budget=4.0)
 def compiled(case: Case) -> None:
     """Every block whole, by a backend that runs the captured graph as it is; and the graph with taps cut out is the same."""
     graphs: list[str] = []
@@ -253,7 +253,12 @@ def _without_taps() -> Iterator[None]:
         Ctx.tap = tap  # type: ignore[method-assign]
 
 
-@law(15, "every_field", "changing any field changes the output, the loss, the first weights, the cost, the state or the shape")
+@law(
+    15,
+    "every_field",
+    "changing any field changes the output, the loss, the first weights, the cost, the state or the shape",
+    budget=1.0,
+)
 def every_field(case: Case) -> None:
     """Each field of each part moved to another of its samples."""
     tried, mine = 0, Fingerprint(case.spec, case.seed)
