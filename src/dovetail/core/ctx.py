@@ -48,22 +48,6 @@ class Ranks(Protocol):
         ...
 
 
-class BatchRanks(Protocol):
-    """The ranks that hold the other tokens of the batch (data parallel, a split sequence)."""
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of x over the ranks, with its gradient."""
-        ...
-
-    def gather(self, x: Tensor) -> Tensor:
-        """Return x (batch, n, …) of the whole batch, without a gradient."""
-        ...
-
-    def own(self, x: Tensor) -> Tensor:
-        """Return this rank's tokens of x (batch, n, …)."""
-        ...
-
-
 class Listener:
     """Address patterns (`*.mixer.pattern`) to functions (address, value) -> None, or a value to use instead."""
 
@@ -96,7 +80,6 @@ class Ctx:
     losses: dict[str, Tensor] | None = None  # extra losses, by the path that added them
     seed: int | Tensor | None = None  # set in training; kept as a tensor (), see core/random.py
     ranks: Ranks | None = None
-    batch: BatchRanks | None = None
 
     def __post_init__(self) -> None:
         if self.seed is not None and not isinstance(self.seed, Tensor):

@@ -1,8 +1,9 @@
-"""Initial weights: the spread of the normal draw for each matrix.
+"""Initial weights: the standard deviation of the normal distribution each matrix is sampled from.
 
-normal   std, and with `residual` std/√(2·depth) for matrices that write to the stream (GPT-2)
+normal   spread, and with `residual` spread/√(2·depth) for matrices that write to the residual stream (GPT-2)
 fan_in   gain/√(inputs)                                                   (T5's rule; LeCun 1998)
-mup      base_std·√(base_width/inputs) for hidden matrices, base_std for tables (Yang et al. 2022)
+mup      spread·√(base_width/inputs) for hidden matrices, spread for tables: the initialization of µP (Yang et al. 2022)
+         without its other half, a learning rate per matrix and a multiplier on the logits
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from dovetail.core.weight import Weight
 
 
 def writes_stream(weight: Weight, scope: Scope) -> bool:
-    """Whether the matrix ends a branch: its result is added to the residual stream of a stack of layers."""
+    """Whether the matrix ends a branch: its output is added to the residual stream of a stack of layers."""
     return weight.role == "linear" and bool(weight.inp) and scope.names(weight.out) == ("embed",) and bool(scope.stack)
 
 
 @register("normal")
 class Normal(Init):
-    """One spread for all, smaller with depth on what writes to the stream."""
+    """One spread for all, smaller with depth for matrices that write to the residual stream."""
 
     spread: float = 0.02
     residual: bool = True
@@ -55,7 +56,8 @@ class FanIn(Init):
 
 @register("mup")
 class Mup(Init):
-    """Spreads under which the best learning rate does not move with width."""
+    """The initialization of µP. By itself it does not make the best learning rate independent of width: µP also scales the
+    learning rate of hidden matrices by base_width/inputs and the logits of a tied head by base_width/width."""
 
     spread: float = 0.02
     base_width: int = 256
