@@ -67,10 +67,6 @@ def slices_counted_from_zero(shape: Sequence[int], slices: Sequence[slice]) -> l
     return [range(len(r)) for r in _ranges(shape, slices)]
 
 
-def first_channel_on_every_rank(self: Ctx, module: Module, axes: Sequence[str], size: int) -> int:
-    return 0
-
-
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     experts = spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20})
