@@ -1,0 +1,62 @@
+"""Phrases of a private vocabulary do not come back: the code, its messages and the documents use the words of the field.
+
+Regular expressions, not single words: memory, share and held-out stay legitimate.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RETIRED = (
+    r"decode memory",
+    r"first (weights|values)",
+    r"heads of keys and values",
+    r"cut over ranks",
+    r"readable (truth|kernel|one)",
+    r"the dear laws",
+    r"looking whether",
+    r"(is|are) told",
+    r"goes? on rightly",
+    r"for the very \w+ it stands in",
+    r"which there are",
+    r"what a friend would say",
+    r"lets? the model write",
+    r"says no next token",
+    r"is there and is no",
+    r"the words of other libraries",
+    r"a (token|rank|layer|row|head) in (bf16|all)",
+    r"what is to be said",
+    r"what is not ours",
+)
+PATTERN = re.compile("|".join(RETIRED).replace(" ", r"\s+"), re.IGNORECASE)
+WHERE = ("src/**/*.py", "src/**/*.yaml", "docs/*.md", "docs/*.py", "benchmarks/**/*.py", "tests/**/*.py", "*.md", ".ci/*")
+FILES = sorted({path for pattern in WHERE for path in ROOT.glob(pattern) if path.is_file()} - {Path(__file__)})
+
+
+def retired(text: str) -> list[tuple[int, str]]:
+    """(line, phrase) of each retired phrase; a phrase may run over the end of a line of prose or of a comment."""
+    joined = re.sub(r"\n[ \t]*(# )?", lambda match: "\n" + " " * (len(match[0]) - 1), text)
+    return [(text.count("\n", 0, match.start()) + 1, " ".join(match[0].split())) for match in PATTERN.finditer(joined)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_retired_phrase(path: Path) -> None:
+    assert retired(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("The decode memory of a row.", [1]),
+        ("x = 1  # drawn as first\n# weights are", [1]),
+        ("The KV cache, its share of memory, and held-out text.", []),
+        ("the first weight matrix", []),
+        ("nothing\nthe laws are\n    told apart", [2]),
+    ],
+)
+def test_a_retired_phrase_is_found(text: str, lines: list[int]) -> None:
+    assert [line for line, _ in retired(text)] == lines
