@@ -1,4 +1,4 @@
-"""Every mixer on longer and longer texts: how its time and workspace grow, and what its fast form gains over the readable one.
+"""Every mixer on longer and longer texts: how time and workspace grow, and its speed against its reference implementation.
 
 Each mixer stands alone, about the same width, forward and backward of one sequence in fp32. A slope of 1 means that time grows
 as n, 2 as n². Recurrences are also timed token by token (the form one reads) against chunks (the form that runs), after both

@@ -111,7 +111,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[st
 
 
 def rooms(project: Path) -> str:
-    """A drawing of the rooms, lower ones never importing higher ones: the layers that the import linter is told."""
+    """A drawing of the rooms, lower ones never importing higher ones: the layers of the import linter."""
     (layers,) = (c["layers"] for c in _contracts(project) if c["type"] == "layers")
     row, width, room = 58, 900, 120
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {row * len(layers)}" role="img">']

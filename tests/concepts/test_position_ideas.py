@@ -243,7 +243,7 @@ def test_a_causal_mask_alone_tells_order() -> None:
 
 @pytest.mark.parametrize(("mask", "learns"), [("causal", True), ("full", False)])
 def test_a_decoder_without_positions_trains_to_count(mask: str, learns: bool) -> None:
-    """Behind one first token, equal tokens are told apart by how many came before; where all see all, they are one."""
+    """Behind one first token, equal tokens differ by how many came before; where all see all, they are one."""
     model = stack(mask, spread=0.1).float()
     tokens, labels, ctx = torch.tensor([[1, 2, 2, 2, 2, 2]]), torch.arange(6)[None], Ctx(layout=TokenLayout.whole(1, 6))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)

@@ -30,7 +30,7 @@ class Pair:
         config = AutoConfig.for_model(family, **fields)
         self.family, self.seed, self.random = family, seed, random.Random(seed)
         config._experts_implementation = "eager"  # their grouped kernel takes no row that is not a multiple of 16 bytes
-        torch.manual_seed(seed)  # some of their first values are drawn
+        torch.manual_seed(seed)  # some of their initial values are random
         self.theirs: Any = auto.from_config(config).eval()
         generator = torch.Generator().manual_seed(seed)
         kept = self.theirs.state_dict().keys()  # buffers that files hold count too

@@ -184,7 +184,7 @@ class Both:
 
     def __init__(self, name: str) -> None:
         config, model, fields, spec, self.names = MODELS[name]
-        torch.manual_seed(0)  # some of their first values are drawn
+        torch.manual_seed(0)  # some of their initial values are random
         self.config = config(**fields)
         self.theirs = model(self.config).eval()
         generator = torch.Generator().manual_seed(0)

@@ -42,7 +42,7 @@ def config(heads: int, key_heads: int, key: int, value: int) -> hf.Qwen3NextConf
 
 
 def moved(module: torch.nn.Module) -> Any:
-    """The module with weights far from their first values."""
+    """The module with perturbed weights."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in module.parameters():

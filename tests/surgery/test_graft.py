@@ -35,7 +35,7 @@ WINDOW = "layers.*.mixer.mask=[causal, {kind: window, size: 5, keep: 2}]"
 
 
 def random_model(of: str = SMALL, dtype: torch.dtype = torch.float32) -> ModelModule:
-    """Every weight its own random numbers: none is told from another by a constant it starts with."""
+    """Every weight has random numbers of its own, so that no two are equal by initialization."""
     model = build(from_yaml(of), dtype=dtype)
     draw = torch.Generator().manual_seed(7)
     with torch.no_grad():

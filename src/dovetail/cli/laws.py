@@ -31,8 +31,7 @@ class Command:
     only: tuple[str, ...] = ()
     """On one model, these laws alone."""
     as_is: bool = False
-    """With hf: and py:, weights stay as they are. Otherwise those of a checkpoint do, and first weights are moved: they hide
-    bugs."""
+    """With hf: and py:, do not perturb initial weights, which hide bugs. The weights of a checkpoint are never perturbed."""
     quick: bool = False
     """A few wirings that hold every kind; under a minute."""
     mutants: bool = False

@@ -1,4 +1,4 @@
-"""Show what a model is and what it costs: its parts, parameters, FLOPs a token, decode memory, and advice.
+"""Show what a model is and what it costs: its parts, parameters, FLOPs per token, decode state, and advice.
 
 Nothing is built: a model of 405 billion parameters answers as fast as a small one. The length is 2048 tokens unless told
 otherwise, or fewer where the model takes no more (a table of learned positions, the squares of an image).
@@ -40,7 +40,7 @@ class Command:
     length: int | None = None
     """Tokens of a sequence; 2048 by default, or fewer where the model takes no more."""
     dtype: Literal["fp64", "fp32", "bf16", "fp16", "fp8"] = "bf16"
-    """Numbers that weights and decode memory are kept in."""
+    """Data type of weights and decode state."""
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
     swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
@@ -172,13 +172,13 @@ def costs(made: Account) -> Table:
     add("attention", flop(flops["attention"]), f"a token at length {made.length:,}, all pairs")
     add("", flop(flops["attention_causal"]), "the pairs that masks let through")
     if not made.remembered:
-        add("decode memory", "none", "tokens see later ones: there is no decoding step by step")
+        add("decode state", "none", "tokens see later tokens, so the model cannot decode token by token")
         return table
     longest = longest_length(made.spec)
     source = " and a source as long" if any(state.per == "source" for state, _ in made.remembered) else ""
     fixed = made.state_bytes(0)
     each = made.state_bytes(1) - fixed
-    add("decode memory", size(each), f"a token{source} in {made.dtype}, while no window is full")
+    add("decode state", size(each), f"per token{source} in {made.dtype}, while no window is full")
     if fixed:
         add("", size(fixed), "a sequence, however long it is")
     for n in sorted({n for n in LENGTHS if longest is None or n <= longest} | {made.length}):
@@ -187,7 +187,7 @@ def costs(made: Account) -> Table:
 
 
 def advice(made: Account) -> list[Any]:
-    """What a friend would say; never an error."""
+    """Return the advice of the parts, as lines; advice is never an error."""
     from dovetail.core import check
 
     said = check.advice(made.spec, made.length)

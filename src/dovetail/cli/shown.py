@@ -27,7 +27,7 @@ PAPER = TerminalTheme(parse_rgb_hex("ffffff"), COLOURS[0], COLOURS)  # type: ign
 
 
 def shown(view: Callable[[int], RenderableType]) -> None:
-    """Print a view, which is told how many columns it has."""
+    """Print a view at the width of the terminal."""
     console = SafeConsole()
     if not console.is_terminal:
         console = SafeConsole(width=WIDE)

@@ -24,7 +24,7 @@ class Scope:
     layer: int = 0
     depth: int = 1
     decodes: bool = True  # whether anything here is remembered from step to step; an encoder's work is done at once
-    init: Any = None  # the rule of first values of the model around this part
+    init: Any = None  # the init part of the model around this part
     added: frozenset[str] = frozenset()  # the axes named since `entered`, also where a part above has one of that name
 
     def entered(self, path: str) -> Scope:

@@ -137,7 +137,7 @@ class Case:
 
 
 def perturbed(spec: Model, seed: int = 0, dtype: torch.dtype = DTYPE) -> ModelModule:
-    """The model with weights far from their first values, a function of (seed, path) alone."""
+    """Build the model with perturbed weights, a function of (seed, path)."""
     model = build(spec, dtype=dtype, seed=seed)
     with torch.no_grad():
         for d in declared(spec):

@@ -41,13 +41,13 @@ def scalar(case: Case, layout: TokenLayout) -> Tensor:
     return ctx.with_added((out.sin() * weight).sum())
 
 
-@law(6, "fast", "every backend that offers itself equals the readable one, forward and backward")
+@law(6, "fast", "every backend that offers itself equals the reference implementation, forward and backward")
 def fast(case: Case) -> None:
     """Whole sequences, and documents with padding; the answer and every gradient."""
     needs = frozenset[str]().union(*(part.needs() for _, part, _ in walk(case.spec)))
     able = [backend.name for backend in attend.BACKENDS if needs <= backend.offers and backend.name != "reference"]
     if not able:
-        raise NotApplicable("only the readable kernel offers what this asks")
+        raise NotApplicable("only the reference implementation offers what this spec needs")
     documents = TokenLayout.packed([(9, 12), (14,), (5, 9, 4)], N)
     for layout in (TokenLayout.whole(BATCH, N), documents) if case.tokens else (TokenLayout.whole(BATCH, N),):
         with attend.using("reference"):

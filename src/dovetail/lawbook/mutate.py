@@ -97,7 +97,7 @@ class Site(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How it is told to a person."""
+        """Return the site as text: file, line and change."""
         return f"{self.file}:{self.line} {self.what}"
 
 

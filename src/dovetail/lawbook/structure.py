@@ -256,7 +256,7 @@ def _without_taps() -> Iterator[None]:
 @law(
     15,
     "every_field",
-    "changing any field changes the output, the loss, the first weights, the cost, the state or the shape",
+    "changing any field changes the output, the loss, the initial weights, the cost, the state or the shape",
     budget=1.0,
 )
 def every_field(case: Case) -> None:
@@ -310,7 +310,7 @@ class Fingerprint:
 
     @torch.no_grad()
     def looks(self) -> Iterator[dict[str, Tensor]]:
-        """Cost and shapes; what masks and positions say; first weights; answers; losses; what is remembered."""
+        """Cost and shapes; what masks and positions say; initial weights; outputs; losses; decode state."""
         spec = self.spec
         cost = [parameters(spec), matmul_flops(spec), *attention_flops(spec, N), state_values(spec, 40), state_values(spec, 4)]
         yield {"cost": torch.tensor(cost), **{d.path: torch.tensor(d.weight.shape(d.scope)) for d in declared(spec)}}

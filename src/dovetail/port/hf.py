@@ -193,7 +193,7 @@ def attempt(
         read = read_config(config, dialect, form)
     except SpecError:  # what was given makes no model in this family: then its usual one shows what is missing
         read = with_depth(base_spec(dialect, form), len(spec.layers), 1 if spec.encoder is None else len(spec.encoder.layers))
-    # first weights are no part of what a model computes
+    # the initialization does not change what a model computes
     if read.encoder is not None and spec.encoder is not None:
         read = dc.replace(read, encoder=dc.replace(read.encoder, init=spec.encoder.init))
     back = explicit(dc.replace(read, init=spec.init))

@@ -209,7 +209,7 @@ def _scalar(case: Foreign, draw: int = 0, **how: Any) -> Tensor:
 
 @law(16, "every_weight", "each weight, and each expert, has a gradient")
 def every_weight(case: Foreign) -> str | None:
-    """Several draws; a weight that never has a gradient is unused. One that has rounding alone cancels out, and is told."""
+    """Check on several draws that each weight has a gradient. A gradient of rounding size is reported, and is not a failure."""
     how = _sources(case)
     named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
     nested = any(name.endswith("_config") and isinstance(value, dict) for name, value in case.config.items())

@@ -52,7 +52,7 @@ def first_line(error: Exception | None, most: int = 300) -> str:
 
 @torch.no_grad()
 def move_weights(model: nn.Module, far: float, seed: int) -> None:
-    """First weights hide bugs: attention is nearly uniform, norms are one, biases zero. Each is moved, by its name's noise."""
+    """Perturb every weight. Initial weights hide bugs: attention is nearly uniform, norms are one, biases zero."""
     for name, weight in model.named_parameters():
         if far and weight.requires_grad:  # a balance of experts that no gradient moves would leave some without a token
             noise = torch.randn(weight.shape, generator=generator(seed, f"moved {name}"), dtype=torch.float64)

@@ -54,7 +54,7 @@ class Foreign:
     """One foreign model under test."""
 
     def __init__(self, make: Make, label: str, *, seed: int = 0, move: bool = True) -> None:
-        """`make` gives the module anew at every call; `move`: weights are moved away from their first values."""
+        """`make` constructs the module anew at every call; with `move` its initial weights are perturbed."""
         self.make, self.label, self.seed, self.compared = make, label, seed, 0
         self.gaps: list[str] = []
         self.model, self.dtype = self._runs(move)
@@ -200,7 +200,7 @@ class Foreign:
 
     @property
     def forgetting(self) -> dict[str, Any]:
-        """How a model that remembers unless told otherwise is told: with a memory, positions do not part documents."""
+        """Arguments that turn off a cache that is on by default: with a cache, positions do not separate documents."""
         return {"use_cache": False} if "use_cache" in self.arguments else {}
 
     @cached_property

@@ -30,7 +30,7 @@ def tokens() -> Iterator[Comparison]:
     second = typed(ids, Ctx(layout=row(2), types=torch.tensor([[0, 1]])))[0]
     yield Comparison("types 0 and 1", second, [[[10.1, 12.2, 14.3, 16.4], [102.0, 204.0, 306.0, 408.0]]])
     untold = typed(ids, ctx(2))[0]
-    yield Comparison("type 0 where none is told", untold, [[[10.1, 12.2, 14.3, 16.4], [2.1, 4.2, 6.3, 8.4]]])
+    yield Comparison("type 0 where none is given", untold, [[[10.1, 12.2, 14.3, 16.4], [2.1, 4.2, 6.3, 8.4]]])
     yield from _shared()
 
 

@@ -1,4 +1,4 @@
-"""First weights: the spread each rule gives to real matrices of a small model, by arithmetic on its sizes."""
+"""Initial weights: the standard deviation each init part gives to the weights of a small model, by arithmetic on its sizes."""
 
 from __future__ import annotations
 

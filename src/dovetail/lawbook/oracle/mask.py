@@ -86,7 +86,7 @@ def causal() -> Iterator[Comparison]:
         ["causal", None, 0, True, 1, "causal"],
     )
     yield Comparison("tiles of one", _tiles(part("causal"), 3, 1), ["#··", "##·", "###"])
-    # documents, padding and rows of a flat batch are told apart whatever the mask
+    # documents, padding and rows of a flat batch are separate whatever the mask
     layout = TokenLayout.packed([[2, 1]], 4)
     seen = allowed(part("causal"), layout, layout, torch.arange(1))[0, 0].int()
     yield Comparison("two documents and padding", seen, [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]], near=0)

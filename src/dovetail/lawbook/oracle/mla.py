@@ -51,7 +51,7 @@ def _latent(weights: dict[str, Any] | None = None, heads: int = 1, **fields: Any
 
 @oracle("mla")
 def both_forms() -> Iterator[Comparison]:
-    """Content alone, place alone, both; the readable kernel makes keys, the others look at the latents themselves."""
+    """Content alone, place alone, both; the reference implementation expands keys, the others attend to the latents."""
     for backend in offering(frozenset()):
         with using(backend.name):
             for what, still, turning, expected in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail.port.space import Expand, Rank, selective
 from dovetail.port.table import HOUSEKEEPING, Dialect, Form, Row, Same
 
-FIRST = ("time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual")  # first weights alone
+FIRST = ("time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual")  # initialization only
 
 MAMBA = Dialect(
     name="mamba",
