@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses as dc
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +99,26 @@ def test_a_tensor_without_a_row_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     for ask in (lambda: import_tensors(spec, theirs, "mixtral"), lambda: to_hf(spec, "mixtral")):
         with pytest.raises(SpecError, match=r"layers\.0\.ffn\.router\.weight: lies in no tensor of mixtral"):
             ask()
+
+
+def test_a_package_offers_a_dialect_by_an_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "others.py").write_text(
+        "from dovetail.port.dialect.llama import LLAMA\n"
+        "GOOD = LLAMA.but('good', architecture='GoodForCausalLM')\n"
+        "BAD = LLAMA.but('bad', without=('norm.weight',))\n"
+        "TWICE = LLAMA.but('llama')\n"
+    )
+    info = tmp_path / "others-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1\n")
+    ask = "from dovetail.port.survey import survey; print(survey()[-1].data())"
+    says = {
+        "GOOD": "{'model_type': 'good', 'import': True, 'export': True, 'architectures': ('GoodForCausalLM',), 'lines': None",
+        "BAD": "bad, LlamaForCausalLM: norm.scale: lies in no tensor of bad",
+        "TWICE": "llama: a dialect of this name is registered already",
+    }
+    for name, said in says.items():
+        (info / "entry_points.txt").write_text(f"[dovetail.dialects]\nother = others:{name}\n")
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+        done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, check=False)
+        assert said in done.stdout + done.stderr

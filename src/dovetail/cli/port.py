@@ -36,7 +36,14 @@ class Command:
             table.add_column(name)
         table.add_column("lines", justify="right", style="dim")
         for row in rows:
-            table.add_row(f"[bold]{row.model_type}[/]", "yes", "yes", ", ".join(row.architectures), str(row.lines))
-        below = Text(f"\n{len(rows)} families, held to transformers {HELD_TO}", "dim")
+            table.add_row(
+                f"[bold]{row.model_type}[/]",
+                "yes",
+                "yes",
+                ", ".join(row.architectures),
+                "" if row.lines is None else str(row.lines),
+            )
+        compared = sum(row.transformers is not None for row in rows)
+        below = Text(f"\n{len(rows)} families, {compared} of them compared with transformers {HELD_TO} in our tests", "dim")
         shown(lambda _: Group(table, below))
         return 0

@@ -1,1 +1,11 @@
-"""Specs and weights to and from the names of the outside world. Nothing here imports the libraries whose names it knows."""
+"""Specs and weights to and from Hugging Face's names. Nothing here imports transformers.
+
+An installed package offers a dialect by the entry-point group `dovetail.dialects`; it is checked before it is registered.
+"""
+
+from importlib.metadata import entry_points
+
+from dovetail.port.check import register
+
+for offered in entry_points(group="dovetail.dialects"):
+    register(offered.load())

@@ -19,11 +19,20 @@ from dovetail.core.errors import SpecError
 from dovetail.core.part import KINDS
 from dovetail.model import Model
 from dovetail.port.config import OF_A_KIND, base_spec, settings_of, with_depth
+from dovetail.port.dialect import DIALECTS
 from dovetail.port.hf import attempt, from_hf
 from dovetail.port.table import ABSENT, Config, Dialect, Form, Same, look
 from dovetail.port.tensors import moves
 
 DEPTH, ENCODER_DEPTH = 3, 2
+
+
+def register(dialect: Dialect) -> None:
+    """Check a dialect and make it known under its name; it is tried after those that are registered already."""
+    if dialect.name in DIALECTS:
+        raise SpecError(dialect.name, "a dialect of this name is registered already")
+    check_dialect(dialect)
+    DIALECTS[dialect.name] = dialect
 
 
 def check_dialect(dialect: Dialect) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses as dc
 import inspect
 from importlib import import_module
+from itertools import zip_longest
 
 from dovetail.port import dialect as package
 from dovetail.port.dialect import DIALECTS, FILES
@@ -18,8 +19,8 @@ class Family:
 
     model_type: str
     architectures: tuple[str, ...]
-    lines: int  # of the file of its dialect
-    transformers: str = HELD_TO
+    lines: int | None  # of the file of its dialect; None for a dialect of another package
+    transformers: str | None  # the version it is compared with in tests/parity; None for a dialect of another package
 
     def data(self) -> dict[str, object]:
         """The row as plain data. A dialect is one table for both directions, so every family can be read and written."""
@@ -30,7 +31,8 @@ class Family:
 def survey() -> list[Family]:
     """Every family, in the order in which they are tried."""
     lines = [len(inspect.getsource(import_module(f"{package.__name__}.{file}")).splitlines()) for file in FILES]
+    rows = zip_longest(DIALECTS.items(), lines)  # dialects of other packages come last
     return [
-        Family(name, tuple(form.architecture for form in dialect.forms), count)
-        for (name, dialect), count in zip(DIALECTS.items(), lines, strict=True)
+        Family(name, tuple(form.architecture for form in dialect.forms), count, None if count is None else HELD_TO)
+        for (name, dialect), count in rows
     ]
