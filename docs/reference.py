@@ -22,7 +22,7 @@ from dovetail.core.group import GROUPS
 from dovetail.core.part import KINDS
 from dovetail.io.spec import load_spec, zoo
 from dovetail.lawbook.seeded.run import areas
-from dovetail.port.survey import HELD_TO, survey
+from dovetail.port.survey import REFERENCE_VERSION, survey
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WIDTH = "92"  # columns of a command's help
@@ -77,7 +77,8 @@ def _help(verb: str) -> str:
 
 def families() -> Iterator[str]:
     """The families of elsewhere."""
-    yield f"# Families\n\nRead and written, bit for bit; held to transformers {HELD_TO}. How to add one: [](../port.md).\n"
+    yield f"# Families\n\nRead and written, bit for bit; compared with transformers {REFERENCE_VERSION}.\n"
+    yield "How to add one: [](../port.md).\n"
     rows = [(f"`{f.model_type}`", ", ".join(f"`{name}`" for name in f.architectures), str(f.lines)) for f in survey()]
     yield from table(("model type", "classes", "lines of its dialect"), rows)
 

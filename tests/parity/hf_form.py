@@ -164,7 +164,7 @@ def check_form_gradients(pair: FormPair, question: Question) -> None:
     learned = {name for name, _ in pair.theirs.named_parameters(remove_duplicate=False)}
     kept = {name for name in pair.theirs.state_dict() if name not in learned}  # buffers learn nothing there
     wanted = import_tensors(pair.spec, saved(pair.theirs), pair.family)
-    unlearned = {path for move in to_hf(pair.spec, pair.family).moves for path in move.ours if kept & set(move.theirs)}
+    unlearned = {path for move in to_hf(pair.spec, pair.family).moves for path in move.paths if kept & set(move.hf_names)}
     largest = max(grad.abs().max().item() for path, grad in wanted.items() if path not in unlearned)
     for path, grad in wanted.items():
         if path in unlearned:

@@ -25,7 +25,7 @@ from dovetail.io.model_dir import INDEX_FILE, WEIGHTS_FILE, save
 from dovetail.io.spec import load_spec
 from dovetail.port.explicit import explicit
 from dovetail.port.hf import from_hf
-from dovetail.port.survey import HELD_TO, survey
+from dovetail.port.survey import REFERENCE_VERSION, survey
 from dovetail.port.write import KEPT_CONFIG, export_directory, import_directory
 
 
@@ -153,7 +153,7 @@ def test_ids_and_what_stands_beside_come_along(pair: Pair, tmp_path: Path) -> No
 
 
 def test_the_reference_is_the_one_that_is_named() -> None:
-    assert transformers.__version__ == HELD_TO
+    assert transformers.__version__ == REFERENCE_VERSION
 
 
 def test_the_survey_counts_the_lines_of_each_file() -> None:

@@ -97,7 +97,7 @@ def test_a_table_of_its_own_reaches_their_t5(tmp_path: Any) -> None:
         ("bert-base-uncased", {"position_embedding_type": "relative_key"}, "config.position_embedding_type"),
         ("roberta-base", {"pad_token_id": None}, "config.pad_token_id: None is not a whole number"),
         ("roberta-base", {"max_position_embeddings": 2}, "position.length"),
-        ("t5-small", {"feed_forward_proj": "gated-mish"}, "config.feed_forward_proj: 'gated-mish' is not known"),
+        ("t5-small", {"feed_forward_proj": "gated-mish"}, "config.feed_forward_proj: 'gated-mish' is unsupported"),
         ("flan-t5-small", {"num_layers": 0}, "config.num_layers"),
         ("t5-small", {"is_encoder_decoder": False}, "config.is_encoder_decoder"),
         ("bart-large-cnn", {"normalize_before": True}, "config.normalize_before"),

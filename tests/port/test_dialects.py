@@ -17,8 +17,9 @@ from dovetail.lawbook.ported import in_family
 from dovetail.port.check import check_dialect
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.dialect.llama import LLAMA
+from dovetail.port.field import Copy
 from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
-from dovetail.port.table import Row, Same
+from dovetail.port.table import Row
 
 SIZES = {"vocab_size": 62, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
 
@@ -32,11 +33,11 @@ def test_every_dialect_is_sound(name: str) -> None:
     ("changes", "says"),
     [
         ({"layer": {"mixer": "attentoin"}}, "x, LlamaForCausalLM: layers.0.mixer: "),
-        ({"fields": (Same("eps", "layers.*.norm.epsilon"),)}, "layers.*.norm.epsilon: the spec has no such field"),
-        ({"fields": (Same("eps", "layers.*.norm:rmsnrom.eps"),)}, "no part has the kind 'rmsnrom'"),
-        ({"fields": (Same("eps", "layers.*.ffn:moe.exprts"),)}, "moe has no field 'exprts'"),
-        ({"fields": (Same("width", "width"),)}, "width: is set by config.width and config.hidden_size"),
-        ({"fields": (Same("part", "layers.*.ffn"),)}, "layers.*.ffn.hidden: is set by config.part and config.inter"),
+        ({"fields": (Copy("eps", "layers.*.norm.epsilon"),)}, "layers.*.norm.epsilon: the spec has no such field"),
+        ({"fields": (Copy("eps", "layers.*.norm:rmsnrom.eps"),)}, "no part has the kind 'rmsnrom'"),
+        ({"fields": (Copy("eps", "layers.*.ffn:moe.exprts"),)}, "moe has no field 'exprts'"),
+        ({"fields": (Copy("width", "width"),)}, "width: is set by config.width and config.hidden_size"),
+        ({"fields": (Copy("part", "layers.*.ffn"),)}, "layers.*.ffn.hidden: is set by config.part and config.inter"),
         ({"without": ("norm.weight",)}, "x, LlamaForCausalLM: norm.scale: lies in no tensor of x"),
         ({"tensors": (Row("another.weight", "norm.scale"),)}, "norm.scale: lies in two tensors of x (model.norm.weight and"),
         ({"without": ("mlp_bais",)}, "x: `without` names 'mlp_bais', which is no field or tensor of llama"),
@@ -45,13 +46,13 @@ def test_every_dialect_is_sound(name: str) -> None:
 )
 def test_a_mistake_in_a_table_is_named(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(SpecError) as refused:
-        check_dialect(LLAMA.but("x", **changes))
+        check_dialect(LLAMA.variant("x", **changes))
     assert says in str(refused.value)
     assert str(refused.value).startswith("x")
 
 
 def test_two_fields_never_set_one_path_differently() -> None:
-    twice = dc.replace(LLAMA, fields=(*LLAMA.fields, Same("width", "width")))
+    twice = dc.replace(LLAMA, fields=(*LLAMA.fields, Copy("width", "width")))
     config = {**SIZES, "model_type": "llama", "intermediate_size": 44}
     assert from_hf({**config, "width": 32}, twice).width == 32
     with pytest.raises(SpecError) as refused:
@@ -94,7 +95,7 @@ def test_a_tensor_without_a_row_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     ours = {name: p.detach() for name, p in build(spec).named_parameters()}
     theirs = export_tensors(spec, ours, "mixtral")
     whole = DIALECTS["mixtral"]
-    rows = tuple(row for row in whole.tensors if row.ours != ("layers.{}.ffn.router.weight",))
+    rows = tuple(row for row in whole.tensors if row.paths != ("layers.{}.ffn.router.weight",))
     monkeypatch.setitem(DIALECTS, "mixtral", dc.replace(whole, tensors=rows))
     for ask in (lambda: import_tensors(spec, theirs, "mixtral"), lambda: to_hf(spec, "mixtral")):
         with pytest.raises(SpecError, match=r"layers\.0\.ffn\.router\.weight: lies in no tensor of mixtral"):
@@ -104,9 +105,9 @@ def test_a_tensor_without_a_row_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_package_offers_a_dialect_by_an_entry_point(tmp_path: Path) -> None:
     (tmp_path / "others.py").write_text(
         "from dovetail.port.dialect.llama import LLAMA\n"
-        "GOOD = LLAMA.but('good', architecture='GoodForCausalLM')\n"
-        "BAD = LLAMA.but('bad', without=('norm.weight',))\n"
-        "TWICE = LLAMA.but('llama')\n"
+        "GOOD = LLAMA.variant('good', architecture='GoodForCausalLM')\n"
+        "BAD = LLAMA.variant('bad', without=('norm.weight',))\n"
+        "TWICE = LLAMA.variant('llama')\n"
     )
     info = tmp_path / "others-1.dist-info"
     info.mkdir()

@@ -20,7 +20,7 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.port.hf import export_tensors, from_hf
 from dovetail.port.load import load
-from dovetail.port.quantized import Fp8, Mxfp4, opened
+from dovetail.port.quantized import Fp8, Mxfp4, split_quantization
 
 E4M3 = torch.float8_e4m3fn
 
@@ -30,7 +30,7 @@ def test_fp8_by_hand() -> None:
     numbers = torch.tensor([[1.0, -2.0, 0.5, 448.0, 0.0625], [3.5, 0.0, -0.25, 1.0, -1.0], [2.0, 4.0, 8.0, -16.0, 0.5]])
     scales = torch.tensor([[0.5, 2.0], [4.0, 0.25]])
     wanted = [[0.5, -1.0, 0.25, 896.0, 0.125], [1.75, 0.0, -0.125, 2.0, -2.0], [8.0, 16.0, 32.0, -4.0, 0.125]]
-    (got,) = Fp8(2, 3).back([numbers.to(E4M3), scales])
+    (got,) = Fp8(2, 3).from_hf([numbers.to(E4M3), scales])
     assert got.dtype == torch.bfloat16
     assert got.tolist() == wanted
 
@@ -39,7 +39,7 @@ def test_mxfp4_by_hand() -> None:
     """0x21 is ½ and 1 (low half first), 0xF7 is 6 and −6, 0x9B is −1½ and −½; exponents 128, 126, 127 double, halve, keep."""
     blocks = torch.zeros(1, 1, 3, 16, dtype=torch.uint8)
     blocks[0, 0, 0, 0], blocks[0, 0, 1, 2], blocks[0, 0, 2, 15] = 0x21, 0xF7, 0x9B
-    (got,) = Mxfp4().back([blocks, torch.tensor([[[128, 126, 127]]], dtype=torch.uint8)])
+    (got,) = Mxfp4().from_hf([blocks, torch.tensor([[[128, 126, 127]]], dtype=torch.uint8)])
     assert got.shape == (1, 96, 1)
     assert got.dtype == torch.bfloat16
     flat = got.flatten()
@@ -52,10 +52,10 @@ def drawn(*shape: int, high: int = 256, low: int = 0) -> Tensor:
 
 def test_both_are_the_reference_s() -> None:
     blocks, scales = drawn(3, 10, 2, 16), drawn(3, 10, 2, low=110, high=140)
-    (got,) = Mxfp4().back([blocks, scales])
+    (got,) = Mxfp4().from_hf([blocks, scales])
     assert got.equal(convert_moe_packed_tensors(blocks, scales))
     numbers, scale = torch.randn(256, 384).to(E4M3), torch.rand(2, 3)
-    (made,) = Fp8().back([numbers, scale])
+    (made,) = Fp8().from_hf([numbers, scale])
     assert made.equal(Fp8Dequantize(None)._dequantize_one(numbers, scale).to(torch.bfloat16))
 
 
@@ -63,17 +63,17 @@ def test_mxfp4_is_written_as_it_was() -> None:
     """The same numbers; of two ways to say a block, the one whose largest number is 4 or 6."""
     blocks, scales = drawn(3, 10, 2, 16), drawn(3, 10, 2, low=110, high=140)
     whole = Mxfp4()
-    (once,) = whole.back([blocks, scales])
-    (again,) = whole.back(whole.there([once]))
+    (once,) = whole.from_hf([blocks, scales])
+    (again,) = whole.from_hf(whole.to_hf([once]))
     assert again.equal(once)
     full = blocks.clone()
     full[..., 0] |= 7  # a 6 in every block leaves one way only
-    (once,) = whole.back([full, scales])
-    written = whole.there([once])
+    (once,) = whole.from_hf([full, scales])
+    written = whole.to_hf([once])
     assert written[1].equal(scales)
-    assert whole.back(written)[0].equal(once)
+    assert whole.from_hf(written)[0].equal(once)
     with pytest.raises(FileError, match="no numbers of mxfp4"):
-        whole.there([torch.full((64, 3), 0.3)])
+        whole.to_hf([torch.full((64, 3), 0.3)])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_mxfp4_is_written_as_it_was() -> None:
 )
 def test_what_is_not_of_the_form_is_refused(convert: Any, tensors: tuple[Tensor, Tensor], said: str) -> None:
     with pytest.raises(FileError, match=said):
-        convert.back(tensors)
+        convert.from_hf(tensors)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_not_of_the_form_is_refused(convert: Any, tensors: tuple[Tensor,
 )
 def test_other_forms_are_refused(said: Any) -> None:
     with pytest.raises(SpecError, match="quantization_config"):
-        opened({"quantization_config": said})
+        split_quantization({"quantization_config": said})
 
 
 SIZES = {"vocab_size": 62, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8, "hidden_size": 32}

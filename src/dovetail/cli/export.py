@@ -1,7 +1,7 @@
-"""Write a model directory in Hugging Face layout: config.json and tensors in a family's words, for whatever reads that.
+"""Write a model directory in Hugging Face layout: config.json, and tensors under a family's names.
 
-The family is the one the model was imported from, or the first that can say all of the spec; where none can, the error names
-the part that has no word there. `dovetail port` lists the families.
+The family is the one the model was imported from, or the first that can express the spec; where none can, the error names the
+part that cannot be written. `dovetail port` lists the families.
 
     dovetail export llama-tiny-trained -o llama-tiny-hf
 """
@@ -19,7 +19,7 @@ from dovetail.cli.output import print_json, print_line
 
 @dc.dataclass
 class Command:
-    """Which model, in whose words, and where to."""
+    """Which model, as which family, and where to."""
 
     directory: tyro.conf.Positional[Path]
     """A model directory."""
@@ -33,7 +33,7 @@ class Command:
     """One JSON object on stdout."""
 
     def run(self) -> int | None:
-        """Read, write, and say in whose words."""
+        """Load the model, write it, and report the family."""
         from dovetail.cli.loading import shown_loading
         from dovetail.io.model_dir import must_be_free
         from dovetail.port.write import export_directory
@@ -41,7 +41,7 @@ class Command:
         must_be_free(self.out, self.force)
         with shown_loading(self.directory.name) as watch:
             ported = export_directory(self.directory, self.out, self.family, watch=watch)
-        names = sum(len(move.theirs) for move in ported.moves)
+        names = sum(len(move.hf_names) for move in ported.moves)
         architecture = ported.form.architecture
         if self.json:
             report = {"directory": str(self.out), "model_type": ported.dialect, "architecture": architecture, "tensors": names}

@@ -1,6 +1,7 @@
 """Turn a model directory in Hugging Face layout into one of ours: its spec as dovetail.yaml, its tensors under our names.
 
-Nothing in the directory is run. Every weight is kept bit for bit; tokenizer, generation settings and license come along.
+No code in the directory is executed. Every weight is kept bit for bit, except tensors that are reported as dropped; tokenizer,
+generation settings and license are copied.
 (`show`, `generate` and `dovetail.load` read a directory in Hugging Face layout as it is: this is for changing the spec.)
 
     dovetail import Meta-Llama-3-8B -o llama
@@ -32,7 +33,7 @@ class Command:
     """One JSON object on stdout."""
 
     def run(self) -> int | None:
-        """Read, write, and say what it was."""
+        """Load the model, write it, and report its size and the dropped tensors."""
         from dovetail.cli.loading import shown_loading
         from dovetail.core.fold import parameters
         from dovetail.io.model_dir import must_be_free

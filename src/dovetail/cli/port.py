@@ -18,14 +18,14 @@ from dovetail.cli.shown import shown
 
 @dc.dataclass
 class Command:
-    """In which form."""
+    """Output format."""
 
     json: bool = False
     """One JSON array on stdout."""
 
     def run(self) -> int | None:
-        """Print one row a family."""
-        from dovetail.port.survey import HELD_TO, survey
+        """Print one row per family."""
+        from dovetail.port.survey import REFERENCE_VERSION, survey
 
         rows = survey()
         if self.json:
@@ -43,7 +43,7 @@ class Command:
                 ", ".join(row.architectures),
                 "" if row.lines is None else str(row.lines),
             )
-        compared = sum(row.transformers is not None for row in rows)
-        below = Text(f"\n{len(rows)} families, {compared} of them compared with transformers {HELD_TO} in our tests", "dim")
+        version, compared = REFERENCE_VERSION, sum(row.transformers is not None for row in rows)
+        below = Text(f"\n{len(rows)} families, {compared} of them compared with transformers {version} in our tests", "dim")
         shown(lambda _: Group(table, below))
         return 0

@@ -24,8 +24,8 @@ from dovetail.io.yaml import parse_yaml
 from dovetail.lawbook.case import DTYPE, Case, NotApplicable, law
 from dovetail.model import Model
 from dovetail.port.dialect import DIALECTS
+from dovetail.port.field import value_at
 from dovetail.port.hf import Ported, export_tensors, from_hf, import_tensors, to_hf
-from dovetail.port.table import look
 
 # the reference computes angles and norms in float32 whatever the dtype, so float64 agrees no further than that; T5's unscaled
 # scores make the most of it
@@ -145,7 +145,7 @@ def ported(case: Case) -> None:
 
 def token_types(case: Case) -> Tensor | None:
     """(batch, n) random types of tokens, where the embedding has several."""
-    count = look(case.spec, "embed.types")
+    count = value_at(case.spec, "embed.types")
     several = isinstance(count, int) and count > 0
     return torch.randint(0, count, case.inputs.shape, generator=generator(case.seed, "types")) if several else None
 

@@ -5,7 +5,7 @@ For each model class of the family:
     every path that a field copies to exists, on the kind that is named
     no two fields set one path, and none replaces a part after another has set a field inside it
     the config written from the spec reads back as the same spec
-    every tensor of the spec lies in exactly one tensor of theirs
+    every tensor of the spec lies in exactly one tensor of the checkpoint
 
 An error starts with the dialect's name and keeps our path.
 """
@@ -20,8 +20,9 @@ from dovetail.core.part import KINDS
 from dovetail.model import Model
 from dovetail.port.config import OF_A_KIND, base_spec, settings_of, with_depth
 from dovetail.port.dialect import DIALECTS
+from dovetail.port.field import ABSENT, Config, Copy, value_at
 from dovetail.port.hf import attempt, from_hf
-from dovetail.port.table import ABSENT, Config, Dialect, Form, Same, look
+from dovetail.port.table import Dialect, Form
 from dovetail.port.tensors import moves
 
 DEPTH, ENCODER_DEPTH = 3, 2
@@ -46,7 +47,7 @@ def check_dialect(dialect: Dialect) -> None:
             read = from_hf(config, dialect)
             again, unsupported = attempt(read, dialect, form)
             for one in unsupported:
-                raise SpecError(one.path, f"{one.ours!r} is lost when it is written and read again")
+                raise SpecError(one.path, f"{one.value!r} is lost when it is written and read again")
             moves(read, dialect, form)
             if from_hf(again, dialect) != read:
                 raise SpecError("", "the config that is written reads back as another spec")
@@ -64,13 +65,13 @@ def written(dialect: Dialect, form: Form) -> dict[str, object]:
 def _check_paths(dialect: Dialect, form: Form, spec: Model) -> None:
     """Every path of a copied field exists; of a kind that the spec does not have, at least the kind and its field."""
     for field in (*dialect.fields, *form.fields):
-        for path in field.ours if isinstance(field, Same) else ():
+        for path in field.paths if isinstance(field, Copy) else ():
             for kind, name in _kinds(path):
                 if kind not in KINDS:
                     raise SpecError(path, f"no part has the kind {kind!r}", f"set by config.{field.names[0]}")
                 if name and name not in {f.name for f in dc.fields(KINDS[kind])}:
                     raise SpecError(path, f"{kind} has no field {name!r}", f"set by config.{field.names[0]}")
-            if ":" not in path and look(spec, path) is ABSENT:
+            if ":" not in path and value_at(spec, path) is ABSENT:
                 raise SpecError(path, "the spec has no such field", f"set by config.{field.names[0]}")
 
 

@@ -1,8 +1,8 @@
-"""Classifiers in their words: `id2label` names the classes, and how many there are is how many names it has.
+"""Classifiers: `id2label` names the classes, so its length is their number.
 
 id2label: {"0": "NEGATIVE", "1": "POSITIVE"}      <->      head.classes: 2
 
-A spec holds no names: what is written is LABEL_0, LABEL_1, …
+A spec holds no names of classes: LABEL_0, LABEL_1 … are written.
 """
 
 from __future__ import annotations
@@ -12,59 +12,59 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.table import Config, Same, Settings, look
+from dovetail.port.field import Config, Copy, Settings, value_at
 
 MAX_CLASSES = 100_000  # a config has a name for each
 
 
 class Classes:
-    """How many classes a head has; as many as the family usually has where a config does not say."""
+    """The number of classes of a head; the family's default where the config has none."""
 
     names = ("id2label", "label2id", "num_labels")
 
-    def __init__(self, usual: int = 2) -> None:
-        self.usual = usual
+    def __init__(self, default: int = 2) -> None:
+        self.default = default
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        count = look(spec, "head.classes")
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        count = value_at(spec, "head.classes")
         if not isinstance(count, int) or count > MAX_CLASSES:
             return {}
         labels = [f"LABEL_{i}" for i in range(count)]
         return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         labels, count = config.get("id2label"), config.get("num_labels")
         if labels is not None and not isinstance(labels, Mapping):
             raise SpecError("config.id2label", f"{labels!r} is not a mapping")
         if labels is None and isinstance(count, int) and count > MAX_CLASSES:
             raise SpecError("config.num_labels", f"{count} is more than {MAX_CLASSES:,}, the largest number of classes")
-        return {"head.classes": len(labels) if labels is not None else self.usual if count is None else count}
+        return {"head.classes": len(labels) if labels is not None else self.default if count is None else count}
 
 
-class Otherwise(Same):
-    """A value that, where it is null or left out, is that of another of their fields."""
+class Fallback(Copy):
+    """A value that, null or left out, is that of another config field."""
 
-    def __init__(self, theirs: str, other: str, *ours: str) -> None:
-        super().__init__(theirs, *ours)
+    def __init__(self, name: str, other: str, *paths: str) -> None:
+        super().__init__(name, *paths)
         self.other = other
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         value = config.get(self.names[0])
         value = config.get(self.other) if value is None else value
-        return {} if value is None else dict.fromkeys(self.ours, value)
+        return {} if value is None else dict.fromkeys(self.paths, value)
 
 
-class Pooling(Same):
-    """Which vector of a row is classified."""
+class Pooling(Copy):
+    """Which vector of a sequence is classified."""
 
-    WORDS = {"cls": "first", "mean": "mean"}
+    POOLINGS = {"cls": "first", "mean": "mean"}
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        words = [word for word, how in self.WORDS.items() if how == look(spec, self.ours[0])]
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        words = [word for word, pooling in self.POOLINGS.items() if pooling == value_at(spec, self.paths[0])]
         return {self.names[0]: words[0]} if words else {}
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         word = config.get(self.names[0], "cls")
-        if word not in tuple(self.WORDS):
-            raise SpecError(f"config.{self.names[0]}", f"{word!r} is not known", f"known: {', '.join(self.WORDS)}")
-        return {self.ours[0]: self.WORDS[word]}
+        if word not in tuple(self.POOLINGS):
+            raise SpecError(f"config.{self.names[0]}", f"{word!r} is unsupported", f"supported: {', '.join(self.POOLINGS)}")
+        return {self.paths[0]: self.POOLINGS[word]}

@@ -22,7 +22,8 @@ from dovetail import parts as _registered  # noqa: F401  every kind must be regi
 from dovetail.core.errors import SpecError
 from dovetail.core.part import from_data
 from dovetail.model import Block, Model
-from dovetail.port.table import ABSENT, Config, Dialect, Field, Form, look
+from dovetail.port.field import ABSENT, Config, Field, value_at
+from dovetail.port.table import Dialect, Form
 
 MAX_LAYERS = 2_000  # the deepest published model has 1,000; a spec of this many layers takes some megabytes
 AROUND, PLACED, EVERY, ONE, OF_A_KIND = range(5)
@@ -67,7 +68,7 @@ def read_config(config: Config, dialect: Dialect, form: Form) -> Model:
 def settings_of(config: Config, dialect: Dialect, form: Form) -> list[Setting]:
     """The settings of all fields, in the dialect's order. Raises SpecError where two fields set one path differently."""
     fields = (*dialect.fields, *form.fields)
-    settings = [Setting(field, *setting) for field in fields for setting in field.take(config).items()]
+    settings = [Setting(field, *setting) for field in fields for setting in field.from_hf(config).items()]
     first: dict[str, Setting] = {}
     for setting in settings:
         other = first.setdefault(setting.path, setting)
@@ -123,7 +124,7 @@ def _set_layers(layers: list[Block], pattern: str, value: Any) -> None:
     for i in range(len(layers)) if which == "*" else [int(which)]:
         layer = layers[i]
         if id(layer) not in changed:
-            has_field[id(layer)] = look(layer, inside) is not ABSENT
+            has_field[id(layer)] = value_at(layer, inside) is not ABSENT
             changed[id(layer)] = layer.set(field, value) if has_field[id(layer)] else layer
         layers[i] = changed[id(layer)]
     if ":" not in inside and not any(has_field.values()):

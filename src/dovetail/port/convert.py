@@ -1,24 +1,24 @@
-"""Reversible conversions of tensors: how some of ours lie in some of theirs, bit for bit.
+"""Reversible conversions between our tensors and the tensors of a checkpoint, bit for bit.
 
-    KEEP        the same tensor
-    TRANSPOSE   (…, out, inp) <-> (…, inp, out): GPT-2's Conv1D
-    STACK       several (outᵢ, …) one under the other <-> one (Σ outᵢ, …): packed q, k, v
-    SPREAD      one (experts, …) <-> a tensor for each expert
-    Woven(6)    several (6·sizeᵢ, …) <-> one (6·Σ sizeᵢ, …), six times a piece of each: k and v head by head
-    TURNS       several (experts, out, …) <-> one (experts, several·out, …), a row of each in turns
-    CHANNELS    (channels, taps) <-> (channels, 1, taps): torch's depthwise convolution
-    Patches(3)  (width, channels·patch·patch) <-> (width, channels, patch, patch): torch's convolution over patches
-    STACK.then(TRANSPOSE)   on our way there first the one, then the other
+    IDENTITY         the same tensor
+    TRANSPOSE        (…, out, inp) <-> (…, inp, out): GPT-2's Conv1D
+    CONCAT           several (outᵢ, …) <-> one (Σ outᵢ, …): packed q, k, v
+    UNSTACK          one (experts, …) <-> one tensor per expert
+    Interleave(6)    several (6·sizeᵢ, …) <-> one (6·Σ sizeᵢ, …) of six blocks, each with a piece of every tensor: k, v per head
+    INTERLEAVE_ROWS  several (experts, out, …) <-> one (experts, several·out, …), row by row
+    DEPTHWISE        (channels, taps) <-> (channels, 1, taps): torch's depthwise convolution
+    PatchKernel(3)   (width, channels·patch·patch) <-> (width, channels, patch, patch): torch's convolution over patches
+    CONCAT.then(TRANSPOSE)   to_hf applies CONCAT first, then TRANSPOSE
 
-`there` goes to theirs, `back` comes home; `back(there(x)) == x` always. Tensors that do not fit are given back as they are, or
-in another number than asked for: the caller says whose shape is wrong.
+`from_hf(to_hf(x), shapes) == x` always. Tensors that do not fit are returned unchanged, or in another number than asked
+for: the caller reports the wrong shape.
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Sequence
-from math import isqrt
+from math import isqrt, prod
 
 import torch
 from torch import Tensor
@@ -27,135 +27,130 @@ Shape = tuple[int, ...]
 
 
 @dc.dataclass(frozen=True)
-class Convert:
-    """One way of laying out tensors; this one leaves them as they are."""
+class Conversion:
+    """One conversion; this one is the identity."""
 
-    def there(self, ours: Sequence[Tensor]) -> list[Tensor]:
-        """Theirs, from all of ours that lie in them."""
-        return list(ours)
+    def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Their tensors, from all of ours that they hold."""
+        return list(tensors)
 
-    def back(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        """Ours, of these shapes."""
-        return list(theirs)
+    def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+        """Our tensors, of these shapes."""
+        return list(hf_tensors)
 
-    def between(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """The shapes of theirs, from those of ours."""
-        return [tuple(t.shape) for t in self.there([torch.empty(shape, device="meta") for shape in shapes])]
+    def hf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """The shapes of their tensors, from those of ours."""
+        return [tuple(t.shape) for t in self.to_hf([torch.empty(shape, device="meta") for shape in shapes])]
 
-    def then(self, after: Convert) -> Convert:
-        """This one first, then `after`."""
-        return Then(self, after)
+    def then(self, after: Conversion) -> Conversion:
+        """This conversion first, then `after`."""
+        return Compose(self, after)
 
 
 @dc.dataclass(frozen=True)
-class Then(Convert):
+class Compose(Conversion):
     """One conversion, then another."""
 
-    first: Convert
-    second: Convert
+    first: Conversion
+    second: Conversion
 
-    def there(self, ours: Sequence[Tensor]) -> list[Tensor]:
-        return self.second.there(self.first.there(ours))
+    def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return self.second.to_hf(self.first.to_hf(tensors))
 
-    def back(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        return self.first.back(self.second.back(theirs, self.first.between(shapes)), shapes)
-
-
-@dc.dataclass(frozen=True)
-class Transpose(Convert):
-    """Matrices on their side; vectors as they are."""
-
-    def there(self, ours: Sequence[Tensor]) -> list[Tensor]:
-        return [one.transpose(-1, -2).contiguous() if one.dim() > 1 else one for one in ours]
-
-    def back(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        return self.there(theirs)
+    def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+        return self.first.from_hf(self.second.from_hf(hf_tensors, self.first.hf_shapes(shapes)), shapes)
 
 
 @dc.dataclass(frozen=True)
-class Stack(Convert):
-    """Several tensors as one, joined along a dimension."""
+class Transpose(Conversion):
+    """Transposed matrices; vectors are unchanged."""
+
+    def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [one.transpose(-1, -2).contiguous() if one.dim() > 1 else one for one in tensors]
+
+    def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+        return self.to_hf(hf_tensors)
+
+
+@dc.dataclass(frozen=True)
+class Concat(Conversion):
+    """Several tensors concatenated along a dimension."""
 
     dim: int = 0
 
-    def there(self, ours: Sequence[Tensor]) -> list[Tensor]:
-        return [torch.cat(list(ours), self.dim)]
+    def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.cat(list(tensors), self.dim)]
 
-    def back(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        (whole,), sizes = theirs, [shape[self.dim] for shape in shapes]
-        if whole.dim() <= self.dim or whole.shape[self.dim] != sum(sizes):
-            return [whole]
-        return [piece.contiguous() for piece in whole.split(sizes, self.dim)]
+    def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+        (packed,), sizes = hf_tensors, [shape[self.dim] for shape in shapes]
+        if packed.dim() <= self.dim or packed.shape[self.dim] != sum(sizes):
+            return [packed]
+        return [piece.contiguous() for piece in packed.split(sizes, self.dim)]
 
 
 @dc.dataclass(frozen=True)
-class Woven(Convert):
-    """Several tensors in turns along a dimension: `count` times a piece of each; without a count as often as they are long."""
+class Interleave(Conversion):
+    """Several tensors in `count` blocks along a dimension, each block with a piece of every tensor. Without a count the pieces
+    have one row."""
 
     count: int | None = None
     dim: int = 0
 
-    def there(self, ours: Sequence[Tensor]) -> list[Tensor]:
-        count = self.count or ours[0].shape[self.dim]
-        pieces = [one.unflatten(self.dim, (count, -1)) for one in ours]
+    def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        count = self.count or tensors[0].shape[self.dim]
+        pieces = [one.unflatten(self.dim, (count, -1)) for one in tensors]
         return [torch.cat(pieces, self.dim + 1).flatten(self.dim, self.dim + 1)]
 
-    def back(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        (whole,), sizes = theirs, [shape[self.dim] for shape in shapes]
-        if whole.dim() <= self.dim or whole.shape[self.dim] != sum(sizes):
-            return [whole]
+    def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+        (packed,), sizes = hf_tensors, [shape[self.dim] for shape in shapes]
+        if packed.dim() <= self.dim or packed.shape[self.dim] != sum(sizes):
+            return [packed]
         count = self.count or sizes[0]
-        pieces = whole.unflatten(self.dim, (count, -1)).split([size // count for size in sizes], self.dim + 1)
+        pieces = packed.unflatten(self.dim, (count, -1)).split([size // count for size in sizes], self.dim + 1)
         return [piece.flatten(self.dim, self.dim + 1) for piece in pieces]
 
 
 @dc.dataclass(frozen=True)
-class Spread(Convert):
-    """One stack of matrices as one tensor for each."""
+class Unstack(Conversion):
+    """One stack of matrices as one tensor per matrix."""
 
-    def there(self, ours: Sequence[Tensor]) -> list[Tensor]:
-        (stack,) = ours
+    def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (stack,) = tensors
         return [one.contiguous() for one in stack]
 
-    def back(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        odd = [one for one in theirs if one.shape != theirs[0].shape]
-        return odd or [torch.stack(list(theirs))]
+    def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+        odd = [one for one in hf_tensors if one.shape != hf_tensors[0].shape]
+        return odd or [torch.stack(list(hf_tensors))]
 
 
 @dc.dataclass(frozen=True)
-class Unsqueezed(Convert):
-    """A dimension of one at this place of theirs."""
+class Unsqueeze(Conversion):
+    """A dimension of size one in their tensor."""
 
     dim: int = 1
 
-    def there(self, ours: Sequence[Tensor]) -> list[Tensor]:
-        return [one.unsqueeze(self.dim) for one in ours]
+    def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [one.unsqueeze(self.dim) for one in tensors]
 
-    def back(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        return [one.squeeze(self.dim) for one in theirs]
+    def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+        return [one.squeeze(self.dim) for one in hf_tensors]
 
 
 @dc.dataclass(frozen=True)
-class Patches(Convert):
-    """(width, channels·patch·patch) <-> (width, channels, patch, patch), for images of so many channels."""
+class PatchKernel(Conversion):
+    """(width, channels·patch·patch) <-> (width, channels, patch, patch), for images of this many channels."""
 
     channels: int = 3
 
-    def there(self, ours: Sequence[Tensor]) -> list[Tensor]:
-        (one,) = ours
+    def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (one,) = tensors
         side = isqrt(one.shape[1] // self.channels)
         return [one.reshape(one.shape[0], self.channels, side, side)]
 
-    def back(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        (one,), (shape,) = theirs, shapes
-        return [one.reshape(shape)] if one.numel() == _size(shape) else [one]
+    def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+        (one,), (shape,) = hf_tensors, shapes
+        return [one.reshape(shape)] if one.numel() == prod(shape) else [one]
 
 
-def _size(shape: Shape) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
-
-
-KEEP, TRANSPOSE, STACK, SPREAD, TURNS, CHANNELS = Convert(), Transpose(), Stack(), Spread(), Woven(dim=1), Unsqueezed()
+IDENTITY, TRANSPOSE, CONCAT, UNSTACK = Conversion(), Transpose(), Concat(), Unstack()
+INTERLEAVE_ROWS, DEPTHWISE = Interleave(dim=1), Unsqueeze()

@@ -1,4 +1,4 @@
-"""A spec with nothing left unsaid, and where two specs part: what a config is compared by.
+"""A spec with every size written out, and where two specs differ: how a config is compared with a spec.
 
 kv_heads: null  ->  kv_heads: 8          a null stands for a size; a config has a number there
 """
@@ -27,33 +27,33 @@ STANDS_FOR = {
 
 def explicit(spec: Model) -> Model:
     """The spec with every size written out that a null stands for, and lists of equal factors as one factor."""
-    told: dict[str, dict[str, Any]] = {}
+    sizes: dict[str, dict[str, Any]] = {}
     for path, part, scope in walk(spec):
         hints = field_types(type(part))
         for field, choices in STANDS_FOR.items():
             if hints.get(field) == int | None and getattr(part, field) is None:
                 axes = next(axes for axes in choices if set(axes) <= scope.sizes.keys())
-                told.setdefault(path, {})[field] = scope.size(*axes)
+                sizes.setdefault(path, {})[field] = scope.size(*axes)
         for name, below in part.parts().items():
             for field in dc.fields(below):
                 value = getattr(below, field.name)
                 if isinstance(value, tuple) and len(value) > 1 and len(set(value)) == 1 and isinstance(value[0], float):
-                    told.setdefault(join(path, name), {})[field.name] = value[:1]
-    return _rewritten(spec, told, "")
+                    sizes.setdefault(join(path, name), {})[field.name] = value[:1]
+    return _rewritten(spec, sizes, "")
 
 
-def _rewritten(value: Any, told: Mapping[str, dict[str, Any]], path: str) -> Any:
+def _rewritten(value: Any, sizes: Mapping[str, dict[str, Any]], path: str) -> Any:
     """The tree with other fields at these paths, in one pass."""
     if isinstance(value, tuple):
-        return tuple(_rewritten(item, told, join(path, str(i))) for i, item in enumerate(value))
+        return tuple(_rewritten(item, sizes, join(path, str(i))) for i, item in enumerate(value))
     if not isinstance(value, Part):
         return value
-    fields = {f.name: _rewritten(getattr(value, f.name), told, join(path, f.name)) for f in dc.fields(value)}
-    return dc.replace(value, **{**fields, **told.get(path, {})})
+    fields = {f.name: _rewritten(getattr(value, f.name), sizes, join(path, f.name)) for f in dc.fields(value)}
+    return dc.replace(value, **{**fields, **sizes.get(path, {})})
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(path, value of the first, value of the second) wherever two specs part."""
+    """(path, value of the first, value of the second) wherever two specs differ."""
     if isinstance(ours, Part) and type(ours) is type(theirs):
         for field in dc.fields(ours):
             yield from differences(getattr(ours, field.name), getattr(theirs, field.name), join(path, field.name))

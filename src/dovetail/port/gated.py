@@ -1,4 +1,4 @@
-"""Plain or gated ffns in their words: by a prefix (T5's `gated-gelu`), or by a switch and a number of widths (DINOv2)."""
+"""Plain or gated FFNs: by a prefix of the activation (T5's `gated-gelu`), or by a switch and a ratio to the width (DINOv2)."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.table import ACTIVATIONS, Config, Named, Settings, is_kind, look
+from dovetail.port.field import ACTIVATIONS, Choice, Config, Settings, is_kind, value_at
 
 RATIO, GATED = "mlp_ratio", "use_swiglu_ffn"
 
 
-class GatedWord:
-    """`relu` is a plain ffn, `gated-silu` a gated one; their `gated-gelu` means the tanh approximation."""
+class GatedActivation:
+    """`relu` is a plain FFN, `gated-silu` a gated one; `gated-gelu` is the tanh approximation."""
 
     names = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
 
-    def __init__(self, *ours: str) -> None:
-        self.ours = ours
+    def __init__(self, *paths: str) -> None:
+        self.paths = paths
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        ffn, act = look(spec, self.ours[0]), look(spec, f"{self.ours[0]}.act")
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        ffn, act = value_at(spec, self.paths[0]), value_at(spec, f"{self.paths[0]}.act")
         words = [word for word, kind in ACTIVATIONS.items() if is_kind(act, kind) and word != "gelu_pytorch_tanh"]
         if not words:
             return {}
@@ -28,29 +28,29 @@ class GatedWord:
         word = "gelu" if gated and words[0] == "gelu_new" else words[0]
         return {} if gated and words[0] == "gelu" else {"feed_forward_proj": f"gated-{word}" if gated else word}
 
-    def take(self, config: Config) -> Settings:
-        said = config.get("feed_forward_proj", "relu")
-        gate, _, word = said.rpartition("-") if isinstance(said, str) else ("", "", "")
+    def from_hf(self, config: Config) -> Settings:
+        value = config.get("feed_forward_proj", "relu")
+        gate, _, word = value.rpartition("-") if isinstance(value, str) else ("", "", "")
         if word not in ACTIVATIONS or gate not in ("", "gated"):
-            known = f"known: {', '.join(ACTIVATIONS)}, each also behind gated-"
-            raise SpecError("config.feed_forward_proj", f"{said!r} is not known", known)
-        act = "gelu_tanh" if said == "gated-gelu" else ACTIVATIONS[word]
+            known = f"supported: {', '.join(ACTIVATIONS)}, each also after gated-"
+            raise SpecError("config.feed_forward_proj", f"{value!r} is unsupported", known)
+        act = "gelu_tanh" if value == "gated-gelu" else ACTIVATIONS[word]
         ffn = {"kind": "glu" if gate else "mlp", "act": act, "bias": False}
-        return dict.fromkeys(self.ours, ffn)
+        return dict.fromkeys(self.paths, ffn)
 
 
-def gated_hidden(wide: int) -> int:
-    """Two thirds of a plain ffn's, rounded up to a multiple of 8."""
-    return (int(wide * 2 / 3) + 7) // 8 * 8
+def gated_hidden(hidden: int) -> int:
+    """Two thirds of a plain FFN's hidden size, rounded up to a multiple of 8."""
+    return (int(hidden * 2 / 3) + 7) // 8 * 8
 
 
-class Widths:
-    """A whole number of widths; gated ones have about two thirds of that."""
+class MlpRatio:
+    """The hidden size as a multiple of the width; a gated FFN has about two thirds of it."""
 
     names = (RATIO, GATED)
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        ffn, hidden = look(spec, "layers.*.ffn"), look(spec, "layers.*.ffn.hidden")
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        ffn, hidden = value_at(spec, "layers.*.ffn"), value_at(spec, "layers.*.ffn.hidden")
         if not isinstance(hidden, int):
             return {}
         width, gated = spec.width, is_kind(ffn, "glu")
@@ -59,7 +59,7 @@ class Widths:
         ratios = [n for n, size in sizes.items() if size == hidden]
         return {RATIO: ratios[0], GATED: gated} if ratios else {GATED: gated}
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         ratio, width, gated = config.get(RATIO), config.get("hidden_size"), config.get(GATED, False)
         if type(ratio) is not int or type(width) is not int or ratio < 1 or not isinstance(gated, bool):
             raise SpecError(f"config.{RATIO}", f"{ratio!r} is not a whole number above 0")
@@ -68,8 +68,8 @@ class Widths:
         return {"layers.*.ffn": {"kind": "mlp", "act": "gelu", "hidden": width * ratio}}
 
 
-class Activation(Named):
-    """Of a plain ffn; a gated one has silu whatever is said."""
+class Activation(Choice):
+    """The activation of a plain FFN; a gated one always has silu."""
 
-    def take(self, config: Config) -> Settings:
-        return {} if config.get(GATED) else super().take(config)
+    def from_hf(self, config: Config) -> Settings:
+        return {} if config.get(GATED) else super().from_hf(config)

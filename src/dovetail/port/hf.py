@@ -1,10 +1,10 @@
-"""To Hugging Face's names and back: specs <-> configs, our tensors <-> theirs, bit for bit.
+"""Convert specs to Hugging Face configs and back, and tensors likewise, bit for bit.
 
-    ported = to_hf(spec)                       their config.json as a dict, their class, and which tensor goes where
-    spec = from_hf(config)                     every field known or an error
-    theirs = export_tensors(spec, ours)        ours = import_tensors(spec, theirs)
+    ported = to_hf(spec)                              config.json as a dict, the model class, and where each tensor goes
+    spec = from_hf(config)                            an unknown field is an error
+    hf_tensors = export_tensors(spec, tensors)        tensors = import_tensors(spec, hf_tensors)
 
-What a dialect cannot say is an error with the path of the part that it has no word for.
+A spec that no dialect can express is an error with the path of the first part that cannot be written.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from dovetail.port import tensors
 from dovetail.port.config import base_spec, read_config, with_depth
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import differences, explicit
-from dovetail.port.rotary import LENGTH, USUAL_LENGTH
-from dovetail.port.table import UNUSED, Config, Dialect, Form
+from dovetail.port.field import Config
+from dovetail.port.rotary import DEFAULT_LENGTH, LENGTH
+from dovetail.port.table import UNUSED, Dialect, Form
 
 
 class Ported(NamedTuple):
-    """A spec in another's words."""
+    """A spec in Hugging Face's terms: its config, and where each tensor goes."""
 
     dialect: str
     form: Form
@@ -38,11 +39,11 @@ class Ported(NamedTuple):
     moves: list[tensors.Move]
 
 
-class Lost(NamedTuple):
-    """What a dialect cannot say of a spec: where, what, and what it would be there."""
+class Unsupported(NamedTuple):
+    """A value of a spec that a dialect cannot express: its path, the value, and what it would become."""
 
     path: str
-    ours: Any
+    value: Any
     remedy: str
 
 
@@ -50,21 +51,21 @@ class Lost(NamedTuple):
 
 
 def to_hf(spec: Model, name: str | None = None, *, length: int | None = None) -> Ported:
-    """The config and the moves of the tensors, in the dialect called `name` or the first that can say all of the spec.
-    `length` is the greatest length written for models that have none of their own. Raises SpecError with the path of the part
-    that cannot be written."""
+    """The config and the moves of the tensors, in the dialect called `name` or the first that can express the spec. `length`
+    is the max_position_embeddings of a model that has no greatest length. Raises SpecError with the path of the part that
+    cannot be written."""
     check(spec)
-    nearest: tuple[str, list[Lost]] | None = None
+    nearest: tuple[str, list[Unsupported]] | None = None
     sizes = explicit(spec)
     for dialect, form in _likely(spec, _chosen(name)):
-        config, found = attempt(spec, dialect, form, length, sizes)
-        if not found:
+        config, unsupported = attempt(spec, dialect, form, length, sizes)
+        if not unsupported:
             return Ported(dialect.name, form, config, list(tensors.moves(spec, dialect, form)))
-        if nearest is None or len(found) < len(nearest[1]):
-            nearest = dialect.name, found
+        if nearest is None or len(unsupported) < len(nearest[1]):
+            nearest = dialect.name, unsupported
     assert nearest is not None
     first = nearest[1][0]
-    raise SpecError(first.path, f"{_say(first.ours)} cannot be written as {nearest[0]}", first.remedy)
+    raise SpecError(first.path, f"{_shown(first.value)} cannot be written as {nearest[0]}", first.remedy)
 
 
 def from_hf(config: Config, dialect: Dialect | None = None) -> Model:
@@ -74,7 +75,9 @@ def from_hf(config: Config, dialect: Dialect | None = None) -> Model:
         raise SpecError("config", f"a mapping was expected, not {type(config).__name__}")
     dialect = dialect or _dialect_of(config)
     config, form = {**dialect.defaults, **_renamed(config, dialect)}, form_of(config, dialect)
-    config |= {field: config[other] for field, other in dialect.like.items() if config.get(field) is None and other in config}
+    config |= {
+        field: config[other] for field, other in dialect.fallbacks.items() if config.get(field) is None and other in config
+    }
     fields = (*dialect.fields, *form.fields)
     known = {dialect.layers, dialect.encoder, *UNUSED, *_fixed(dialect), *dialect.reset, *dialect.ignored}
     known |= {name for field in fields for name in field.names}
@@ -130,18 +133,18 @@ def _dialect_of(config: Config) -> Dialect:
 
 
 def form_of(config: Config, dialect: Dialect) -> Form:
-    """What a config says its model is made for; the family's first where it does not say."""
-    said = config.get("architectures")
-    if not said:
+    """The model class that a config names; the family's first where it names none."""
+    listed = config.get("architectures")
+    if not listed:
         return dialect.forms[0]
     names = [form.architecture for form in dialect.forms]
-    if not isinstance(said, (list, tuple)) or len(said) != 1 or said[0] not in names:
-        raise SpecError("config.architectures", f"{said!r} is not known", f"of {dialect.name}: {', '.join(names)}")
-    return dialect.forms[names.index(said[0])]
+    if not isinstance(listed, (list, tuple)) or len(listed) != 1 or listed[0] not in names:
+        raise SpecError("config.architectures", f"{listed!r} is unsupported", f"supported: {', '.join(names)}")
+    return dialect.forms[names.index(listed[0])]
 
 
 def expressible(spec: Model) -> str | None:
-    """The name of the first dialect that can say all of this spec; None where there is none."""
+    """The name of the first dialect that can express this spec; None if there is none."""
     try:
         return to_hf(spec).dialect
     except SpecError:
@@ -157,7 +160,7 @@ def _chosen(name: str | None) -> list[Dialect]:
 
 
 def _likely(spec: Model, dialects: list[Dialect]) -> list[tuple[Dialect, Form]]:
-    """The forms that are as near as any by what no config changes: the embedding, the head, whether there is an encoder."""
+    """The forms nearest to a spec in what no config changes: the embedding, the head, whether there is an encoder."""
     forms = [(dialect, form) for dialect in dialects for form in dialect.forms]
     own = _around(spec)
     equal = [sum(a == b for a, b in zip(own, _around(base_spec(*pair)), strict=True)) for pair in forms]
@@ -170,7 +173,7 @@ def _around(spec: Model) -> tuple[type, type, bool]:
 
 def attempt(
     spec: Model, dialect: Dialect, form: Form, length: int | None = None, sizes: Model | None = None
-) -> tuple[dict[str, Any], list[Lost]]:
+) -> tuple[dict[str, Any], list[Unsupported]]:
     """The config that a dialect writes for a spec, and every value that differs when that config is read again. `sizes` is the
     spec with every size written out."""
     sizes = sizes or explicit(spec)
@@ -185,50 +188,54 @@ def attempt(
         config[dialect.encoder] = 0 if spec.encoder is None else len(spec.encoder.layers)
     names: set[str] = set()
     for field in (*dialect.fields, *form.fields):
-        config |= field.give(sizes)
+        config |= field.to_hf(sizes)
         names |= set(field.names)
     if LENGTH in names:
-        config.setdefault(LENGTH, length or USUAL_LENGTH)
+        config.setdefault(LENGTH, length or DEFAULT_LENGTH)
     try:
         read = read_config(config, dialect, form)
-    except SpecError:  # what was given makes no model in this family: then its usual one shows what is missing
+    except SpecError:  # the config is invalid in this family: compare with the family's own spec instead
         read = with_depth(base_spec(dialect, form), len(spec.layers), 1 if spec.encoder is None else len(spec.encoder.layers))
+<<<<<<< HEAD
     # the initialization does not change what a model computes
+=======
+    # initialization is no part of what a model computes
+>>>>>>> c6232b1 (Dialects in the words of the field: Copy, Choice, Transform, Implied; to_hf and from_hf for both directions; docs of dropped tensors)
     if read.encoder is not None and spec.encoder is not None:
         read = dc.replace(read, encoder=dc.replace(read.encoder, init=spec.encoder.init))
     back = explicit(dc.replace(read, init=spec.init))
-    lost = [Lost(path, ours, f"there it is {_say(theirs)}") for path, ours, theirs in differences(sizes, back)]
-    lost += [Lost(*hit) for limit in dialect.limits if (hit := limit(spec)) is not None]
-    return config, lost
+    unsupported = [Unsupported(path, ours, f"there it is {_shown(theirs)}") for path, ours, theirs in differences(sizes, back)]
+    unsupported += [Unsupported(*hit) for limit in dialect.limits if (hit := limit(spec)) is not None]
+    return config, unsupported
 
 
-def _say(value: Any) -> str:
+def _shown(value: Any) -> str:
     return value.kind if isinstance(value, Part) else "nothing" if value is None else str(value)
 
 
 # -- tensors --------------------------------------------------------------------------------------------------------
 
 
-def export_tensors(spec: Model, ours: Mapping[str, Tensor], name: str | None = None) -> dict[str, Tensor]:
-    """Our tensors under their names and in their layout; tied ones once. Every tensor of the spec must be there, no other."""
+def export_tensors(spec: Model, own: Mapping[str, Tensor], name: str | None = None) -> dict[str, Tensor]:
+    """Our tensors under the names and in the layout of Hugging Face; tied ones once. The names must be those of the spec."""
     shapes = tensors.shapes_of(spec)
-    for path in ours:
+    for path in own:
         if path not in shapes and path not in tensors.ties_of(spec):
             raise FileError(f"{path}: is no tensor of this spec")
     for path, shape in shapes.items():
-        if path not in ours:
+        if path not in own:
             raise FileError(f"{path}: is missing")
-        tensors.fits(path, ours[path], shape)
-    theirs: dict[str, Tensor] = {}
+        tensors.check_shape(path, own[path], shape)
+    hf_tensors: dict[str, Tensor] = {}
     for move in to_hf(spec, name).moves:
-        theirs |= zip(move.theirs, move.convert.there([ours[path] for path in move.ours]), strict=True)
-    return theirs
+        hf_tensors |= zip(move.hf_names, move.convert.to_hf([own[path] for path in move.paths]), strict=True)
+    return hf_tensors
 
 
-def import_tensors(spec: Model, theirs: Mapping[str, Tensor], name: str | None = None) -> dict[str, Tensor]:
-    """Their tensors under our names and in our layout. One that is missing, unknown, of another shape, or tied and yet
-    different is an error; one that the dialect skips is a DroppedTensors warning."""
+def import_tensors(spec: Model, hf_tensors: Mapping[str, Tensor], name: str | None = None) -> dict[str, Tensor]:
+    """The tensors of a checkpoint under our names and in our layout. A tensor that is missing, unknown, of another shape, or
+    tied and yet different is an error; one that the dialect skips is a DroppedTensors warning."""
     ported = to_hf(spec, name)
-    plan = tensors.ImportPlan(spec, DIALECTS[ported.dialect], ported.form, theirs)
-    tensors.warn_dropped(plan.dropped({one: tensor.nbytes for one, tensor in theirs.items()}))
-    return dict(plan.read(theirs.__getitem__))
+    plan = tensors.ImportPlan(spec, DIALECTS[ported.dialect], ported.form, hf_tensors)
+    tensors.warn_dropped(plan.dropped({one: tensor.nbytes for one, tensor in hf_tensors.items()}))
+    return dict(plan.read(hf_tensors.__getitem__))

@@ -1,4 +1,4 @@
-"""Images in their words: squares, a class token, a place for each; an encoder's attention under BERT's old names."""
+"""Images: patches, a class token and a position for each; attention under BERT's older names."""
 
 from __future__ import annotations
 
@@ -6,40 +6,43 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.convert import Convert, Patches, Unsqueezed
-from dovetail.port.table import Config, Row, Settings, look, rows
+from dovetail.port.convert import Conversion, PatchKernel, Unsqueeze
+from dovetail.port.field import Config, Settings, value_at
+from dovetail.port.table import Row, rows
 
 
 class Image:
-    """The sides of an image and of its squares: a place for each square and one for the class token."""
+    """The sizes of an image and of its patches: one position per patch and one for the class token."""
 
     names = ("image_size", "patch_size", "num_channels")
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        said = (look(spec, f"embed:patches.{name}") for name in ("image", "patch", "channels"))
-        return {name: value for name, value in zip(self.names, said, strict=True) if isinstance(value, int)}
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        sizes = (value_at(spec, f"embed:patches.{name}") for name in ("image", "patch", "channels"))
+        return {name: value for name, value in zip(self.names, sizes, strict=True) if isinstance(value, int)}
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         image, patch, channels = (config.get(name) for name in self.names)
         for name, value in zip(self.names, (image, patch, channels), strict=True):
             if type(value) is not int or value < 1:
-                raise SpecError(f"config.{name}", f"{value!r} is not a whole number above 0", "only square images are read")
-        places = (image // patch) ** 2 + 1  # type: ignore[operator]
-        return {"embed.image": image, "embed.patch": patch, "embed.channels": channels, "position.length": places}
+                raise SpecError(
+                    f"config.{name}", f"{value!r} is not a whole number above 0", "only square images are supported"
+                )
+        positions = (image // patch) ** 2 + 1  # type: ignore[operator]
+        return {"embed.image": image, "embed.patch": patch, "embed.channels": channels, "position.length": positions}
 
 
-class Squares(Row):
-    """Their convolution over the squares, of as many channels as the spec's images have."""
+class PatchRow(Row):
+    """The convolution over patches, with the number of channels of the spec."""
 
-    def conversion(self, spec: Model, layer: int) -> Convert:
-        return Patches(look(spec, "embed.channels"))
+    def conversion(self, spec: Model, layer: int) -> Conversion:
+        return PatchKernel(value_at(spec, "embed.channels"))
 
 
 EMBEDDINGS = (
-    Row("embeddings.cls_token", "embed.class_token", convert=Unsqueezed(0).then(Unsqueezed(0))),
-    Squares("embeddings.patch_embeddings.projection.weight", "embed.project.weight"),
+    Row("embeddings.cls_token", "embed.class_token", convert=Unsqueeze(0).then(Unsqueeze(0))),
+    PatchRow("embeddings.patch_embeddings.projection.weight", "embed.project.weight"),
     Row("embeddings.patch_embeddings.projection.bias", "embed.project.bias"),
-    Row("embeddings.position_embeddings", "position.table", convert=Unsqueezed(0)),
+    Row("embeddings.position_embeddings", "position.table", convert=Unsqueeze(0)),
 )
 ATTENTION = (
     *rows("encoder.layer.{}.attention.attention.query", "layers.{}.mixer.q", "weight", "bias"),

@@ -1,8 +1,8 @@
-"""What differs from layer to layer: windows in some, full attention in others, a rope of their own, a word for each layer.
+"""What differs from layer to layer: sliding windows in some, full attention in others, RoPE parameters per layer type.
 
     layer_types: [sliding_attention, full_attention]   and   sliding_window: 4096      <->      layers.i.mixer.mask
 
-A window of theirs counts the token itself, as ours does.
+A window counts the token itself, there and here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dovetail.core.errors import SpecError
 from dovetail.core.group import Mask
 from dovetail.core.part import from_data
 from dovetail.model import Model
+from dovetail.port.field import Config, Settings, value_at
 from dovetail.port.rotary import LENGTH, Rotary
-from dovetail.port.table import Config, Settings, look
 
 LAYER_TYPES, WINDOW = "layer_types", "sliding_window"
 LOCAL, LOCAL_PERIOD = "local_attention", "global_attn_every_n_layers"
@@ -29,8 +29,8 @@ def window_mask(size: Any) -> Any:
 
 def window_of(mask: Any) -> int | None:
     """The size of a causal window; None for any other mask."""
-    size = look(mask, "masks") if isinstance(mask, Mask) else ()
-    sizes = [look(part, "size") for part in size] if isinstance(size, tuple) else []
+    size = value_at(mask, "masks") if isinstance(mask, Mask) else ()
+    sizes = [value_at(part, "size") for part in size] if isinstance(size, tuple) else []
     found = next((one for one in sizes if isinstance(one, int)), None)
     return found if found is not None and mask == _mask(window_mask(found)) else None
 
@@ -40,64 +40,64 @@ def _mask(data: Any) -> Mask:
 
 
 class Window:
-    """One window for all layers, or none; `switch` is their field that says whether there is one."""
+    """One sliding window for all layers, or none; `switch` is the config field that turns it on."""
 
-    def __init__(self, theirs: str = WINDOW, ours: str = "layers.*.mixer.mask", *, switch: str | None = None) -> None:
-        self.theirs, self.ours, self.switch = theirs, ours, switch
-        self.names = (theirs,) if switch is None else (theirs, switch)
+    def __init__(self, name: str = WINDOW, path: str = "layers.*.mixer.mask", *, switch: str | None = None) -> None:
+        self.name, self.path, self.switch = name, path, switch
+        self.names = (name,) if switch is None else (name, switch)
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        size = window_of(look(spec, self.ours))
-        return {self.theirs: size, **({} if self.switch is None else {self.switch: size is not None})}
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        size = window_of(value_at(spec, self.path))
+        return {self.name: size, **({} if self.switch is None else {self.switch: size is not None})}
 
-    def take(self, config: Config) -> Settings:
-        size = config.get(self.theirs) if self.switch is None or config.get(self.switch) else None
-        return {self.ours: "causal" if size is None else window_mask(size)}
+    def from_hf(self, config: Config) -> Settings:
+        size = config.get(self.name) if self.switch is None or config.get(self.switch) else None
+        return {self.path: "causal" if size is None else window_mask(size)}
 
 
 class LayerTypes:
-    """A word for each layer, and the window of those that have one."""
+    """The type of each layer, and the window of the sliding ones."""
 
     def __init__(
-        self, layers: str, usual: Callable[[Config, int], str], *, switch: str | None = None, also: Sequence[str] = ()
+        self, layers: str, default: Callable[[Config, int], str], *, switch: str | None = None, also: Sequence[str] = ()
     ) -> None:
-        """`layers` counts them; `usual` is the word for a layer where the list is missing; `switch` says whether any slides;
-        `also` are fields that only `usual` reads, and that say nothing once there is a list."""
-        self.layers, self.usual, self.switch = layers, usual, switch
+        """`layers` is the config field with their number; `default` gives the type of a layer where the list is missing;
+        `switch` turns sliding on; `also` are fields that `default` reads and a list makes meaningless."""
+        self.layers, self.default, self.switch = layers, default, switch
         self.names = (LAYER_TYPES, WINDOW, *([] if switch is None else [switch]), *also)
 
-    def words(self, config: Config) -> list[str]:
-        """The word of every layer."""
-        count, said = config.get(self.layers), config.get(LAYER_TYPES)
+    def types(self, config: Config) -> list[str]:
+        """The type of every layer."""
+        count, listed = config.get(self.layers), config.get(LAYER_TYPES)
         if not isinstance(count, int):
             return []  # an error is raised where layers are counted
-        if said is None:
-            return [self.usual(config, i) for i in range(min(count, 10_000))]
-        if not isinstance(said, (list, tuple)) or len(said) != count:
-            raise SpecError(f"config.{LAYER_TYPES}", f"is not a list of {count} words, one for each layer")
-        for i, word in enumerate(said):
+        if listed is None:
+            return [self.default(config, i) for i in range(min(count, 10_000))]
+        if not isinstance(listed, (list, tuple)) or len(listed) != count:
+            raise SpecError(f"config.{LAYER_TYPES}", f"is not a list of {count} types, one per layer")
+        for i, word in enumerate(listed):
             if word not in (SLIDING, FULL):
-                raise SpecError(f"config.{LAYER_TYPES}.{i}", f"{word!r} is not known", f"known: {FULL}, {SLIDING}")
-        return list(said)
+                raise SpecError(f"config.{LAYER_TYPES}.{i}", f"{word!r} is unsupported", f"supported: {FULL}, {SLIDING}")
+        return list(listed)
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        windows = [window_of(look(block, "mixer.mask")) for block in spec.layers]
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        windows = [window_of(value_at(block, "mixer.mask")) for block in spec.layers]
         sizes = {size for size in windows if size is not None}
-        words = [FULL if size is None else SLIDING for size in windows]
+        types = [FULL if size is None else SLIDING for size in windows]
         switched = {} if self.switch is None else {self.switch: bool(sizes)}
-        # where none slides the size is left to them: some of their models ask for one in any case
-        return {LAYER_TYPES: words, **({WINDOW: min(sizes)} if sizes else {}), **switched}
+        # without a sliding layer no size is written: some of their models need their own default
+        return {LAYER_TYPES: types, **({WINDOW: min(sizes)} if sizes else {}), **switched}
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         masks: Mapping[str, Any] = {FULL: "causal", SLIDING: window_mask(config.get(WINDOW))}
-        words = self.words(config)
-        if SLIDING in words and config.get(WINDOW) is None:
-            raise SpecError(f"config.{WINDOW}", "is missing, yet layers slide")
-        return {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(words) if word == SLIDING}
+        types = self.types(config)
+        if SLIDING in types and config.get(WINDOW) is None:
+            raise SpecError(f"config.{WINDOW}", "is missing, but some layers slide")
+        return {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(types) if word == SLIDING}
 
 
-class Local(LayerTypes):
-    """Windows that reach half of `local_attention` to either side; the first layer reads what the embedding's norm gave."""
+class LocalAttention(LayerTypes):
+    """Windows of half of `local_attention` to either side. The first layer has no norm, as it follows the embedding's."""
 
     def __init__(self) -> None:
         super().__init__("num_hidden_layers", self.every_third)
@@ -111,44 +111,44 @@ class Local(LayerTypes):
             raise SpecError(f"config.{LOCAL_PERIOD}", f"{every!r} is not a whole number above 0")
         return SLIDING if layer % every else FULL
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        sizes = [look(block, "mixer.mask:window.size") for block in spec.layers]
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        sizes = [value_at(block, "mixer.mask:window.size") for block in spec.layers]
         found = [size for size in sizes if isinstance(size, int)]
-        words = [SLIDING if isinstance(size, int) else FULL for size in sizes]
-        return {LAYER_TYPES: words, **({LOCAL: 2 * (min(found) - 1)} if found else {})}
+        types = [SLIDING if isinstance(size, int) else FULL for size in sizes]
+        return {LAYER_TYPES: types, **({LOCAL: 2 * (min(found) - 1)} if found else {})}
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         reach = config.get(LOCAL, 128)
         if type(reach) is not int or reach < 0:
             raise SpecError(f"config.{LOCAL}", f"{reach!r} is not a whole number from 0")
         masks = {FULL: "full", SLIDING: {"kind": "window", "size": reach // 2 + 1}}
-        found: Settings = {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(self.words(config))}
+        found: Settings = {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(self.types(config))}
         return {"layers.0.wire.first_norm": False, **found}
 
 
 class RotaryByType:
-    """A rope for each type of layer; older files have a field for the base of each, and one scaling for some."""
+    """RoPE parameters per layer type; older files have one field per base, and one scaling for some types."""
 
     def __init__(self, types: LayerTypes, bases: Mapping[str, tuple[str, float]], scaled: Sequence[str]) -> None:
-        """`bases` is their older field and the usual base for each type; `scaled` are the types an older scaling is for."""
+        """`bases` is the older field and the default base of each type; `scaled` are the types that an older scaling is for."""
         self.types, self.bases, self.scaled = types, bases, scaled
         self.names = ("rope_parameters", "rope_scaling", LENGTH, *(name for name, _ in bases.values()))
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        words = self.types.give(spec)[LAYER_TYPES]
-        said = {word: Rotary(f"layers.{words.index(word)}.mixer.position").give(spec) for word in sorted(set(words))}
-        return {"rope_parameters": {word: one["rope_parameters"] for word, one in said.items() if one}}
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        types = self.types.to_hf(spec)[LAYER_TYPES]
+        ropes = {word: Rotary(f"layers.{types.index(word)}.mixer.position").to_hf(spec) for word in sorted(set(types))}
+        return {"rope_parameters": {word: one["rope_parameters"] for word, one in ropes.items() if one}}
 
-    def take(self, config: Config) -> Settings:
-        said, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
-        for name, value in (("rope_parameters", said), ("rope_scaling", scaling)):
+    def from_hf(self, config: Config) -> Settings:
+        ropes, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+        for name, value in (("rope_parameters", ropes), ("rope_scaling", scaling)):
             if not isinstance(value, Mapping):
                 raise SpecError(f"config.{name}", f"{value!r} is not a mapping")
         found: Settings = {}
-        for i, word in enumerate(self.types.words(config)):
+        for i, word in enumerate(self.types.types(config)):
             field, base = self.bases[word]
             old = {"rope_theta": config.get(field, base), **(scaling if word in self.scaled else {})}
-            found |= Rotary(f"layers.{i}.mixer.position").take(
-                {"rope_parameters": said.get(word) or old, LENGTH: config.get(LENGTH)}
+            found |= Rotary(f"layers.{i}.mixer.position").from_hf(
+                {"rope_parameters": ropes.get(word) or old, LENGTH: config.get(LENGTH)}
             )
         return found

@@ -1,14 +1,14 @@
-"""A model directory -> a model: ours (`dovetail.yaml`) or Hugging Face's (`config.json`), by one road.
+"""Load the model of a directory: ours (`dovetail.yaml`) or in Hugging Face layout (`config.json`).
 
-    dovetail.yaml  config.json    the spec is                   the tensors are called
-         yes           –          dovetail.yaml                 as in the spec
-          –           yes         what config.json describes     as config.json's family calls them
-         yes          yes         both, which must agree        as config.json's family calls them
+    dovetail.yaml  config.json    the spec                       the names of the tensors
+         yes           –          dovetail.yaml                  our paths
+          –           yes         described by config.json       those of config.json's family
+         yes          yes         both, which must agree         those of config.json's family
 
-The spec is read first, as plain data; then the headers of the weight files; then the two are held against each other; only then
-is memory asked for. Weight files are mapped: a tensor that lies there as ours does takes no memory of its own until it is
-written to, and its pages are read when they are first used. Where a family lays a tensor out otherwise, it is copied, one at a
-time. (Such a file must not be changed in place meanwhile; replacing it by another, as `save` does, is no harm.)
+The spec is read first, as plain data; then the headers of the weight files; then the two are compared; only then is memory
+allocated. Weight files are memory-mapped: a tensor with the same layout as ours takes no memory of its own until it is written
+to. A tensor that a family lays out differently is copied, one at a time. Do not change such a file in place while the model is
+in use; replacing it, as `save` does, is safe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import differences, explicit
 from dovetail.port.hf import form_of, from_hf
-from dovetail.port.quantized import opened
+from dovetail.port.quantized import split_quantization
 from dovetail.port.tensors import Dropped, ImportPlan, warn_dropped
 
 CONFIG_FILE = "config.json"
@@ -49,7 +49,7 @@ Watch = Callable[[int, int], None]  # (bytes read, bytes in all)
 
 
 class Origin(NamedTuple):
-    """What a directory says its model is; with a config, their names are used in its files."""
+    """The spec of a directory, and its config if its tensors have the names of a Hugging Face family."""
 
     spec: Model
     config: Mapping[str, Any] | None
@@ -77,10 +77,10 @@ def load_reporting(directory: str | Path, *, watch: Watch | None = None) -> Load
     spec, config = origin(where)
     with contextlib.ExitStack() as stack:
         files = _weights(where, stack)
-        _believable(where, spec, files)
+        _check_size(where, spec, files)
         reading = _Reading(files, watch or (lambda done, total: None))
         model = on_meta(spec)
-        with _said_of(where):
+        with _naming(where):
             tensors, dropped = (_own(spec, reading), []) if config is None else _theirs(spec, config, reading)
             dtype = _put(model, spec, tensors)
     set_constants(model, spec, dtype, "cpu")
@@ -89,17 +89,17 @@ def load_reporting(directory: str | Path, *, watch: Watch | None = None) -> Load
 
 
 def origin(where: Directory) -> Origin:
-    """The spec of a directory, and the config by whose words its tensors are called."""
+    """Read the spec of a directory, and the config if it has one."""
     own = from_yaml(where.text(SPEC_FILE, LARGEST_SPEC), str(where.place / SPEC_FILE)) if where.has(SPEC_FILE) else None
     if not where.has(CONFIG_FILE):
         if own is None:
             raise FileError(f"{where.place}: holds neither {CONFIG_FILE} nor {SPEC_FILE}")
         return Origin(own, None)
     config = where.json(CONFIG_FILE, LARGEST_CONFIG)
-    told = _read_config(config, where.place / CONFIG_FILE)
+    described = _read_config(config, where.place / CONFIG_FILE)
     if own is None:
-        return Origin(told, config)
-    for path, ours, theirs in differences(explicit(dc.replace(own, init=told.init)), explicit(told)):
+        return Origin(described, config)
+    for path, ours, theirs in differences(explicit(dc.replace(own, init=described.init)), explicit(described)):
         raise FileError(f"{where.place}: {path} is {ours} in {SPEC_FILE} and {theirs} in {CONFIG_FILE}; remove one of them")
     return Origin(own, config)
 
@@ -107,7 +107,7 @@ def origin(where: Directory) -> Origin:
 def find_spec(name: str | Path) -> Model:
     """A spec by zoo name, .yaml file or model directory of either kind; a path wins over a name."""
     path = Path(name)
-    if path.is_dir() or (path.is_file() and path.suffix in PICKLES):  # the second to be refused with a word on why
+    if path.is_dir() or (path.is_file() and path.suffix in PICKLES):  # a pickle is refused with the reason
         return origin(Directory(path)).spec
     return load_spec(name)
 
@@ -124,7 +124,7 @@ def _read_config(config: Mapping[str, Any], file: Path) -> Model:
         remedy = f"take auto_map out to read it as a plain {str(config.get('model_type'))[:60]}"
         raise FileError(f"{file}: auto_map names code to be run; nothing in a model directory is run here; {remedy}")
     try:
-        return from_hf(opened(config)[0])
+        return from_hf(split_quantization(config)[0])
     except SpecError as error:
         path = error.path.removeprefix("config").removeprefix(".")
         raise SpecError(f"{file}: {path[:200]}" if path else str(file), error.problem[:500], error.remedy[:500]) from error
@@ -134,7 +134,7 @@ def _read_config(config: Mapping[str, Any], file: Path) -> Model:
 
 
 def _weights(where: Directory, stack: contextlib.ExitStack) -> dict[str, TensorFile]:
-    """The file of every tensor, in the order in which they lie there."""
+    """The file of every tensor, in the order of the files."""
     if not where.has(WEIGHTS_FILE) and not where.has(INDEX_FILE):
         for name in where.names():
             if name.endswith(PICKLES):
@@ -156,17 +156,17 @@ def _weights(where: Directory, stack: contextlib.ExitStack) -> dict[str, TensorF
 
 def _index(where: Directory) -> dict[str, str]:
     """The name of the file of each tensor."""
-    said = where.json(INDEX_FILE).get("weight_map")
-    if not isinstance(said, dict) or not said:
+    weight_map = where.json(INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise FileError(f"{where.place / INDEX_FILE}: weight_map is no mapping of tensors to files")
-    for tensor, name in said.items():
+    for tensor, name in weight_map.items():
         if not isinstance(name, str) or not name.endswith(".safetensors"):
             raise FileError(f"{where.place / INDEX_FILE}: weight_map.{tensor[:200]} names no file of safetensors")
-    return said
+    return weight_map
 
 
-def _believable(where: Directory, spec: Model, files: Mapping[str, TensorFile]) -> None:
-    """Before anything is made as large as the spec says: whether the files hold half a byte for each of its numbers."""
+def _check_size(where: Directory, spec: Model, files: Mapping[str, TensorFile]) -> None:
+    """Refuse a spec with more than two numbers per byte of the files, before memory is allocated for it."""
     held = sum(file.entries[tensor].size for tensor, file in files.items())
     asked, constant = 0, 0
     for d in declared(spec):
@@ -178,7 +178,7 @@ def _believable(where: Directory, spec: Model, files: Mapping[str, TensorFile]) 
 
 
 class _Reading:
-    """Tensors by name from several files, and how far the reading is."""
+    """Reads tensors by name from several files, and reports the bytes read."""
 
     def __init__(self, files: Mapping[str, TensorFile], watch: Watch) -> None:
         self.files, self.watch = files, watch
@@ -196,7 +196,7 @@ class _Reading:
 
 def _theirs(spec: Model, config: Mapping[str, Any], reading: _Reading) -> tuple[Iterator[tuple[str, Tensor]], list[Dropped]]:
     """The tensors of a directory in Hugging Face layout under our paths, and those that are not imported."""
-    dialect, (plain, form) = DIALECTS[config["model_type"]], opened(config)
+    dialect, (plain, form) = DIALECTS[config["model_type"]], split_quantization(config)
     names, read = (reading.files, reading) if form is None else form.tensors(reading.files, reading)
     plan = ImportPlan(spec, dialect, form_of(plain, dialect), names)
     return plan.read(read), plan.dropped({name: file.entries[name].size for name, file in reading.files.items()})
@@ -217,7 +217,7 @@ def _own(spec: Model, reading: _Reading) -> Iterator[tuple[str, Tensor]]:
 
 
 def _put(model: nn.Module, spec: Model, tensors: Iterator[tuple[str, Tensor]]) -> torch.dtype:
-    """Let the model hold the tensors as they come; the dtype that is wide enough for all of them."""
+    """Assign the tensors to the model as they are read; return the dtype that all of them promote to."""
     buffers = {d.path for d in declared(spec) if d.weight.buffer}
     found: set[torch.dtype] = set()
     for path, tensor in tensors:
@@ -233,8 +233,8 @@ def _put(model: nn.Module, spec: Model, tensors: Iterator[tuple[str, Tensor]]) -
 
 
 @contextlib.contextmanager
-def _said_of(where: Directory) -> Iterator[None]:
-    """Errors about tensors say whose they are."""
+def _naming(where: Directory) -> Iterator[None]:
+    """Add the directory to errors about its tensors."""
     try:
         yield
     except FileError as error:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import FileError, SpecError
-from dovetail.port.convert import Convert, Shape
+from dovetail.port.convert import Conversion, Shape
 
 FIELD = "quantization_config"
 Read = Callable[[str], Tensor]
@@ -36,17 +36,17 @@ NO_NUMBER = 255  # the exponent that stands for none
 
 
 @dc.dataclass(frozen=True)
-class Fp8(Convert):
+class Fp8(Conversion):
     """(out, inp) of 8 bits and a scale for each block of them <- (out, inp)."""
 
     rows: int = 128
     columns: int = 128
 
-    def there(self, ours: Sequence[Tensor]) -> list[Tensor]:
+    def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         raise FileError("weights are not written as fp8 (write them plain)")
 
-    def back(self, theirs: Sequence[Tensor], shapes: Sequence[Shape] = ()) -> list[Tensor]:
-        numbers, scales = theirs
+    def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape] = ()) -> list[Tensor]:
+        numbers, scales = hf_tensors
         out, inp = numbers.shape if numbers.dim() == 2 else (0, 0)
         if numbers.dtype != torch.float8_e4m3fn or scales.shape != (-(-out // self.rows), -(-inp // self.columns)):
             what = f"{numbers.dtype} {tuple(numbers.shape)} with scales {tuple(scales.shape)}"
@@ -60,11 +60,11 @@ class Fp8(Convert):
 
 
 @dc.dataclass(frozen=True)
-class Mxfp4(Convert):
+class Mxfp4(Conversion):
     """(…, groups, 16) bytes and (…, groups) exponents <-> (…, 32·groups, out), on its side as the experts of gpt-oss are."""
 
-    def there(self, ours: Sequence[Tensor]) -> list[Tensor]:
-        (one,) = ours
+    def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (one,) = tensors
         grouped = one.transpose(-1, -2).contiguous().float().unflatten(-1, (-1, GROUP))
         largest = grouped.abs().amax(-1)
         exponent = torch.where(largest > 0, torch.frexp(largest).exponent - 3, 0)  # the largest lies from 4 on, up to 6
@@ -76,8 +76,8 @@ class Mxfp4(Convert):
         bits = (bits | (torch.signbit(scaled) << 3)).to(torch.uint8)
         return [bits[..., 0::2] | (bits[..., 1::2] << 4), (exponent + BIAS).to(torch.uint8)]
 
-    def back(self, theirs: Sequence[Tensor], shapes: Sequence[Shape] = ()) -> list[Tensor]:
-        blocks, scales = theirs
+    def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape] = ()) -> list[Tensor]:
+        blocks, scales = hf_tensors
         fit = blocks.dim() > 2 and blocks.shape[-1] == GROUP // 2 and scales.shape == blocks.shape[:-1]
         if not fit or blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
             what = f"{blocks.dtype} {tuple(blocks.shape)} with scales {scales.dtype} {tuple(scales.shape)}"
@@ -96,7 +96,7 @@ class Mxfp4(Convert):
 class Form:
     """How files hold a weight: the two names they have for it, what comes after its plain one, and the conversion."""
 
-    convert: Convert
+    convert: Conversion
     numbers: str
     scales: str
     plain: str
@@ -114,26 +114,28 @@ class Form:
             if name not in pairs:
                 return read(name)
             try:
-                return self.convert.back([read(one) for one in pairs[name]], ())[0]
+                return self.convert.from_hf([read(one) for one in pairs[name]], ())[0]
             except FileError as error:
                 raise FileError(f"{pairs[name][0]}: {error}") from error
 
         return list(dict.fromkeys(held.get(name, name) for name in names)), reading
 
 
-def opened(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Form | None]:
+def split_quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Form | None]:
     """A config without its quantization_config, and how its files hold weights; None where they are plain."""
-    said = config.get(FIELD)
+    settings = config.get(FIELD)
     plain = {name: value for name, value in config.items() if name != FIELD}
-    if said is None:
+    if settings is None:
         return plain, None
-    method = said.get("quant_method") if isinstance(said, Mapping) else None
-    if not isinstance(said, Mapping) or method not in ("fp8", "mxfp4"):
-        raise SpecError(f"config.{FIELD}.quant_method", f"{method!r} is not known", "known: fp8, mxfp4")
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+    if not isinstance(settings, Mapping) or method not in ("fp8", "mxfp4"):
+        raise SpecError(f"config.{FIELD}.quant_method", f"{method!r} is unsupported", "supported: fp8, mxfp4")
     if method == "mxfp4":
         return plain, Form(Mxfp4(), "_blocks", "_scales", "")
-    block, fmt = said.get("weight_block_size", [128, 128]), said.get("fmt", "e4m3")
-    whole = isinstance(block, (list, tuple)) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
-    if not whole or fmt != "e4m3":
-        raise SpecError(f"config.{FIELD}", f"{fmt!r} in blocks of {block!r} is not known", "known: e4m3 in blocks of two sizes")
+    block, fmt = settings.get("weight_block_size", [128, 128]), settings.get("fmt", "e4m3")
+    integer = isinstance(block, (list, tuple)) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
+    if not integer or fmt != "e4m3":
+        raise SpecError(
+            f"config.{FIELD}", f"{fmt!r} in blocks of {block!r} is unsupported", "supported: e4m3 in blocks of two sizes"
+        )
     return plain, Form(Fp8(*block), ".weight", ".weight_scale_inv", ".weight")

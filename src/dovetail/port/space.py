@@ -1,4 +1,4 @@
-"""State spaces in their words: sizes that are a multiple or a share of the width, and the tensors of a Mamba layer.
+"""State-space models: sizes given as a multiple or a fraction of the width, and the tensors of a Mamba layer.
 
 expand          <->  mixer.inner = expand · width
 time_step_rank  <->  mixer.rank        "auto" is a sixteenth of the width, rounded up, as ours is
@@ -10,69 +10,70 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.convert import CHANNELS, STACK
-from dovetail.port.table import ABSENT, Config, Row, Settings, look
+from dovetail.port.convert import CONCAT, DEPTHWISE
+from dovetail.port.field import ABSENT, Config, Settings, value_at
+from dovetail.port.table import Row
 
 WIDTH = "hidden_size"
 
 
-class Expand:
-    """The inner width as a multiple of the stream's."""
+class InnerWidth:
+    """The inner width as a multiple of the model's."""
 
-    def __init__(self, theirs: str, ours: str, *, also: str | None = None, usual: int = 2) -> None:
-        """`also` is a field of theirs that holds the product."""
-        self.theirs, self.ours, self.also, self.usual = theirs, ours, also, usual
-        self.names = (theirs,) if also is None else (theirs, also)
+    def __init__(self, name: str, path: str, *, also: str | None = None, default: int = 2) -> None:
+        """`also` is the config field with the product."""
+        self.name, self.path, self.also, self.default = name, path, also, default
+        self.names = (name,) if also is None else (name, also)
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        inner = look(spec, self.ours)
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        inner = value_at(spec, self.path)
         if not isinstance(inner, int) or inner % spec.width:
             return {}
-        return {self.theirs: inner // spec.width, **({} if self.also is None else {self.also: inner})}
+        return {self.name: inner // spec.width, **({} if self.also is None else {self.also: inner})}
 
-    def take(self, config: Config) -> Settings:
-        times, width = config.get(self.theirs, self.usual), config.get(WIDTH)
+    def from_hf(self, config: Config) -> Settings:
+        times, width = config.get(self.name, self.default), config.get(WIDTH)
         if not isinstance(times, (int, float)) or isinstance(times, bool) or not 0 < times < 1e6:
-            raise SpecError(f"config.{self.theirs}", f"{times!r} is not a number above 0")
+            raise SpecError(f"config.{self.name}", f"{times!r} is not a number above 0")
         if not isinstance(width, int):
             raise SpecError(f"config.{WIDTH}", f"{width!r} is not a whole number")
-        inner, said = int(times * width), None if self.also is None else config.get(self.also)
-        if said not in (None, inner):
-            raise SpecError(f"config.{self.also}", f"{said!r} is unsupported", f"`{self.theirs}` implies {inner}")
-        return {self.ours: inner}
+        inner, given = int(times * width), None if self.also is None else config.get(self.also)
+        if given not in (None, inner):
+            raise SpecError(f"config.{self.also}", f"{given!r} is unsupported", f"`{self.name}` implies {inner}")
+        return {self.path: inner}
 
 
-class Rank:
-    """The rank of the step width's projection."""
+class TimeStepRank:
+    """The rank of the projection to the time step."""
 
-    def __init__(self, theirs: str, ours: str) -> None:
-        self.names, self.ours = (theirs,), ours
+    def __init__(self, name: str, path: str) -> None:
+        self.names, self.path = (name,), path
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        rank = look(spec, self.ours)
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        rank = value_at(spec, self.path)
         return {} if rank is ABSENT else {self.names[0]: rank}
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         rank = config.get(self.names[0], "auto")
-        return {self.ours: None if rank == "auto" else rank}
+        return {self.path: None if rank == "auto" else rank}
 
 
-def selective(theirs: str, ours: str) -> tuple[Row, ...]:
-    """Rows of one Mamba: x and z in one matrix, what a token chooses by in another."""
+def mamba_rows(hf_module: str, module: str) -> tuple[Row, ...]:
+    """Rows of one Mamba layer: x and z in one matrix; Δ, B and C in another."""
 
-    def packed(name: str, *mine: str) -> Row:
-        return Row(f"{theirs}.{name}", *(f"{ours}.{one}" for one in mine), convert=STACK)
+    def packed(name: str, *leaves: str) -> Row:
+        return Row(f"{hf_module}.{name}", *(f"{module}.{leaf}" for leaf in leaves), convert=CONCAT)
 
     return (
         packed("in_proj.weight", "x.weight", "z.weight"),
         packed("in_proj.bias", "x.bias", "z.bias"),
         packed("x_proj.weight", "low.weight", "b.weight", "c.weight"),
-        Row(f"{theirs}.dt_proj.weight", f"{ours}.dt.weight"),
-        Row(f"{theirs}.dt_proj.bias", f"{ours}.dt_bias"),
-        Row(f"{theirs}.conv1d.weight", f"{ours}.conv", convert=CHANNELS),
-        Row(f"{theirs}.conv1d.bias", f"{ours}.conv_bias"),
-        Row(f"{theirs}.A_log", f"{ours}.a_log"),
-        Row(f"{theirs}.D", f"{ours}.skip"),
-        Row(f"{theirs}.out_proj.weight", f"{ours}.o.weight", where=f"{ours}:mamba"),
-        Row(f"{theirs}.out_proj.bias", f"{ours}.o.bias", where=f"{ours}:mamba"),
+        Row(f"{hf_module}.dt_proj.weight", f"{module}.dt.weight"),
+        Row(f"{hf_module}.dt_proj.bias", f"{module}.dt_bias"),
+        Row(f"{hf_module}.conv1d.weight", f"{module}.conv", convert=DEPTHWISE),
+        Row(f"{hf_module}.conv1d.bias", f"{module}.conv_bias"),
+        Row(f"{hf_module}.A_log", f"{module}.a_log"),
+        Row(f"{hf_module}.D", f"{module}.skip"),
+        Row(f"{hf_module}.out_proj.weight", f"{module}.o.weight", where=f"{module}:mamba"),
+        Row(f"{hf_module}.out_proj.bias", f"{module}.o.bias", where=f"{module}:mamba"),
     )

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from dovetail.port import dialect as package
 from dovetail.port.dialect import DIALECTS, FILES
 
-HELD_TO = "5.22.2"  # the version of transformers whose models ours are compared with in tests/parity
+REFERENCE_VERSION = "5.22.2"  # the version of transformers whose models ours are compared with in tests/parity
 
 
 @dc.dataclass(frozen=True)
@@ -33,6 +33,6 @@ def survey() -> list[Family]:
     lines = [len(inspect.getsource(import_module(f"{package.__name__}.{file}")).splitlines()) for file in FILES]
     rows = zip_longest(DIALECTS.items(), lines)  # dialects of other packages come last
     return [
-        Family(name, tuple(form.architecture for form in dialect.forms), count, None if count is None else HELD_TO)
+        Family(name, tuple(form.architecture for form in dialect.forms), count, None if count is None else REFERENCE_VERSION)
         for (name, dialect), count in rows
     ]

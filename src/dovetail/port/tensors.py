@@ -1,6 +1,8 @@
-"""Which tensor of ours lies in which of theirs, and the way home, one by one and held to their shapes.
+"""Which tensors of a checkpoint hold which tensors of ours: the rows of a dialect and of its form, for every layer.
 
-The rows of a family's table and of its form, for every layer, as far as the spec has their tensors.
+moves(spec, dialect, form)                     every tensor of the spec, each exactly once
+ImportPlan(spec, dialect, form, names)         the same for the names in a checkpoint: missing and unknown ones are errors
+plan.read(read), plan.dropped(sizes)           our tensors one by one; the tensors that are not imported
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
 from dovetail.model import Model
-from dovetail.port.convert import Convert
+from dovetail.port.convert import Conversion
 from dovetail.port.explicit import explicit
 from dovetail.port.table import Dialect, Form, Row, Skip, numbered
 
@@ -24,11 +26,11 @@ MAX_NAMES = 2**20  # tensors of one checkpoint; DeepSeek-V3 has 91,991
 
 
 class Move(NamedTuple):
-    """Tensors of ours that lie in some of theirs, and how."""
+    """Tensors of ours, the tensors of a checkpoint that hold them, and the conversion."""
 
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
-    convert: Convert
+    paths: tuple[str, ...]
+    hf_names: tuple[str, ...]
+    convert: Conversion
 
 
 @dc.dataclass(frozen=True)
@@ -55,13 +57,13 @@ class ImportPlan:
     def __init__(self, spec: Model, dialect: Dialect, form: Form, names: Collection[str]) -> None:
         self.shapes, ties = shapes_of(spec), ties_of(spec)
         self.moves = list(moves(spec, dialect, form))
-        self.stored = {_of_now(name, dialect): name for name in names}  # present name -> name in the file
-        self.used = {one for move in self.moves for one in move.theirs}
+        self.stored = {_present_name(name, dialect): name for name in names}  # present name -> name in the file
+        self.used = {one for move in self.moves for one in move.hf_names}
         for one in self.used:
             if one not in self.stored:
                 raise FileError(f"{one}: is missing")
-        rows = [(theirs, ties[row.ours[0]]) for theirs, row in _rows(dialect, form) if row.ours[0] in ties]
-        copies = [*rows, *((pattern, path) for pattern, path in dialect.copies.items() if path in self.shapes)]
+        tied = [(hf_name, ties[row.paths[0]]) for hf_name, row in _rows(dialect, form) if row.paths[0] in ties]
+        copies = [*tied, *((pattern, path) for pattern, path in dialect.copies.items() if path in self.shapes)]
         rest = [name for name in self.stored if name not in self.used]
         self.copies = {name: path for name in rest for pattern, path in copies if fnmatchcase(name, pattern)}
         self.skips = [skip for skip in _skips(spec, dialect) if skip.marker is None or skip.marker in self.stored]
@@ -70,12 +72,12 @@ class ImportPlan:
                 raise FileError(f"{name}: has no place in this spec")
 
     def read(self, read: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """(our path, tensor) in the order of the files; each tensor of theirs is read when its turn comes, no earlier."""
+        """(our path, tensor) in the order of the files; each tensor is read when its turn comes."""
         place = {name: i for i, name in enumerate(self.stored)}
         owners: dict[str, Tensor] = {}
-        for move in sorted(self.moves, key=lambda move: min(place[one] for one in move.theirs)):
-            shapes = [self.shapes[path] for path in move.ours]
-            for path, tensor in _home(move, [read(self.stored[one]) for one in move.theirs], shapes):
+        for move in sorted(self.moves, key=lambda move: min(place[one] for one in move.hf_names)):
+            shapes = [self.shapes[path] for path in move.paths]
+            for path, tensor in _converted(move, [read(self.stored[one]) for one in move.hf_names], shapes):
                 if path in self.copies.values():
                     owners[path] = tensor
                 yield path, tensor
@@ -111,55 +113,55 @@ def warn_dropped(dropped: Sequence[Dropped], stacklevel: int = 3) -> None:
         warnings.warn(str(one), DroppedTensors, stacklevel=stacklevel)
 
 
-def _of_now(name: str, dialect: Dialect) -> str:
-    """A tensor's name as it is written today."""
-    return next((name.removesuffix(old) + new for old, new in dialect.older.items() if name.endswith(old)), name)
+def _present_name(name: str, dialect: Dialect) -> str:
+    """The present name of a tensor with an older one."""
+    return next((name.removesuffix(old) + new for old, new in dialect.legacy_suffixes.items() if name.endswith(old)), name)
 
 
-def _home(move: Move, theirs: list[Tensor], shapes: list[tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
-    """Ours of one move, held to their shapes."""
-    first, given = move.theirs[0], tuple(theirs[0].shape)
+def _converted(move: Move, hf_tensors: list[Tensor], shapes: list[tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
+    """(path, tensor) of one move, each checked against its shape."""
+    first, given = move.hf_names[0], tuple(hf_tensors[0].shape)
     try:
-        found = move.convert.back(theirs, shapes)
-    except (RuntimeError, IndexError, ValueError) as error:  # a shape of too few dimensions, say
+        tensors = move.convert.from_hf(hf_tensors, shapes)
+    except (RuntimeError, IndexError, ValueError) as error:  # a shape of too few dimensions, for example
         raise FileError(f"{first}: has shape {given}, which does not hold {shapes}") from error
-    theirs.clear()  # what was read is not kept beside what was made of it
-    if len(found) != len(shapes):
+    hf_tensors.clear()  # free the memory of what was read
+    if len(tensors) != len(shapes):
         raise FileError(f"{first}: has shape {given}, which does not hold {shapes}")
-    for path, shape in zip(move.ours, shapes, strict=True):
-        fits(first, found[0], shape)
-        yield path, found.pop(0)
+    for path, shape in zip(move.paths, shapes, strict=True):
+        check_shape(first, tensors[0], shape)
+        yield path, tensors.pop(0)
 
 
 def _rows(dialect: Dialect, form: Form) -> Iterator[tuple[str, Row]]:
-    """(their name with what stands before it, row) of the family's own tensors and of the form's."""
-    yield from ((form.prefix + row.theirs, row) for row in dialect.tensors)
-    yield from ((row.theirs, row) for row in form.tensors)
+    """(name in the checkpoint, row) of the family's tensors, with the form's prefix, and of the form's own."""
+    yield from ((form.prefix + row.hf_name, row) for row in dialect.tensors)
+    yield from ((row.hf_name, row) for row in form.tensors)
 
 
 def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
-    """The table's rows for every layer, as far as the spec has their tensors. Raises SpecError where a tensor of the spec lies
-    in none of theirs or in two, or where the checkpoint would have more than MAX_NAMES tensors."""
+    """The rows of a dialect for every layer, as far as the spec has their tensors. Raises SpecError where a tensor of the spec
+    lies in no tensor of the checkpoint or in two, or where the checkpoint would have more than MAX_NAMES tensors."""
     shapes, sizes = shapes_of(spec), explicit(spec)
     depths = {"layers": len(spec.layers), "encoder": 0 if spec.encoder is None else len(spec.encoder.layers)}
     found: list[Move] = []
-    holders: dict[str, str] = {}  # our path -> their tensor
+    holders: dict[str, str] = {}  # our path -> the tensor of the checkpoint
     count = 0
-    for theirs, row in _rows(dialect, form):
-        for layer in range(depths[row.ours[0].partition(".")[0]] if "{}" in row.ours[0] else 1):
-            ours = tuple(path.replace("{}", str(layer)) for path in row.ours)
-            if not all(path in shapes for path in ours) or not row.stands(sizes, layer):
+    for hf_name, row in _rows(dialect, form):
+        for layer in range(depths[row.paths[0].partition(".")[0]] if "{}" in row.paths[0] else 1):
+            paths = tuple(path.replace("{}", str(layer)) for path in row.paths)
+            if not all(path in shapes for path in paths) or not row.applies(sizes, layer):
                 continue
-            name = theirs.replace("{}", str(layer))
-            copies = shapes[ours[0]][0] if row.numbered else 1
+            name = hf_name.replace("{}", str(layer))
+            copies = shapes[paths[0]][0] if row.numbered else 1
             count += copies
             if count > MAX_NAMES:
-                raise SpecError(ours[0], f"{copies:,} tensors in {dialect.name}", f"a checkpoint may have {MAX_NAMES:,}")
-            for path in ours:
+                raise SpecError(paths[0], f"{copies:,} tensors in {dialect.name}", f"a checkpoint may have {MAX_NAMES:,}")
+            for path in paths:
                 if path in holders:
                     raise SpecError(path, f"lies in two tensors of {dialect.name}", f"{holders[path]} and {name}")
                 holders[path] = name
-            found.append(Move(ours, numbered(name, copies), row.conversion(sizes, layer)))
+            found.append(Move(paths, numbered(name, copies), row.conversion(sizes, layer)))
     for path in shapes:
         if path not in holders:
             raise SpecError(path, f"lies in no tensor of {dialect.name}", f"{form.architecture} has no place for it")
@@ -167,16 +169,16 @@ def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
 
 
 def shapes_of(spec: Model) -> dict[str, tuple[int, ...]]:
-    """path -> shape of every tensor that a file holds."""
+    """path -> shape of every stored tensor."""
     return {d.path: d.weight.shape(d.scope) for d in declared(spec) if d.weight.stored}
 
 
 def ties_of(spec: Model) -> dict[str, str]:
-    """path of a tied tensor -> that of the one it is."""
+    """path of a tied tensor -> path of the tensor it shares."""
     return {d.path: d.weight.same_as for d in declared(spec) if d.weight.same_as is not None}
 
 
-def fits(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raises FileError where a tensor has another shape."""
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise FileError where a tensor has another shape."""
     if tuple(tensor.shape) != shape:
         raise FileError(f"{name}: has shape {tuple(tensor.shape)}, not {shape}")

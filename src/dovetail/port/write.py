@@ -1,10 +1,11 @@
-"""A model directory of one kind -> one of the other: theirs to ours, ours to theirs, with all that stands beside the weights.
+"""Convert a model directory from Hugging Face layout to ours and back, with the files beside the weights.
 
-    import    config.json, their tensors    ->    dovetail.yaml, our tensors, imported_config.json (their config, kept)
+    import    config.json, their tensors    ->    dovetail.yaml, our tensors, imported_config.json (their config)
     export    dovetail.yaml, our tensors    ->    config.json, their tensors, dovetail.yaml
 
-The config that was imported is kept for what a spec does not say (the greatest length, ids, names of classes): an export to the
-same family gives it back. Tokenizer, generation settings, chat template and license are carried over as they are.
+The imported config is kept for what a spec does not hold (max_position_embeddings, token ids, names of classes): an export to
+the same family writes it again. Tokenizer, generation settings, chat template and license are copied. Tensors that an import
+drops are reported and not exported.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def import_directory(source: str | Path, out: str | Path, *, watch: Watch | None
 
 
 def write_own(model: ModelModule, source: Directory, out: str | Path, beside: Mapping[str, bytes] | None = None) -> None:
-    """Write a model as a directory of ours, with what stands beside the weights of the directory it came from, and more."""
+    """Write a model as a directory of ours, with the files beside the weights of `source`, and those of `beside`."""
     carried = _beside(source)
     config = _config(source)
     if config:
@@ -85,8 +86,8 @@ def write_own(model: ModelModule, source: Directory, out: str | Path, beside: Ma
 def export_directory(
     source: str | Path, out: str | Path, family: str | None = None, *, watch: Watch | None = None, shard: int = SHARD
 ) -> Ported:
-    """Write the model of a directory in Hugging Face layout, in the words of a family; of the one it came from, or of the
-    first that can say all of it, where none is named."""
+    """Write the model of a directory in Hugging Face layout as a family: the one named, else the one it was imported from,
+    else the first that can express it."""
     where = Directory(source)
     return write_theirs(load(source, watch=watch), where, out, family or _config(where).get("model_type"), shard=shard)
 
@@ -100,21 +101,21 @@ def write_theirs(
     *,
     shard: int = SHARD,
 ) -> Ported:
-    """Write a model in Hugging Face layout, in the words of a family or of the first that can say all of it, with what stands
-    beside the weights of the directory it came from, and more."""
+    """Write a model in Hugging Face layout as a family, or as the first that can express it, with the files beside the weights
+    of `source`, and those of `beside`."""
     carried = _beside(source)
     ported, pieces = exported(model, family, _config(source))
     if GENERATION_FILE in carried:
-        said = source.json(GENERATION_FILE)
-        ported.config.update({name: said[name] for name in TOKEN_IDS if name in said})
+        generation = source.json(GENERATION_FILE)
+        ported.config.update({name: generation[name] for name in TOKEN_IDS if name in generation})
     files = {**spec_and(model.part, {}), **carried, **(beside or {}), CONFIG_FILE: _json(ported.config)}
     write_directory(out, pieces, files, shard=shard)
     return ported
 
 
 def family_for(spec: Model, source: Directory, family: str | None = None) -> str:
-    """The family to write a changed spec in: the one named, or the one the directory came in, or the first that can say all of
-    it. Raises SpecError with the path of the part that has no word."""
+    """The family to write a changed spec as: the one named, else the one of the directory, else the first that can express it.
+    Raises SpecError with the path of the part that cannot be written."""
     came = _config(source).get("model_type")
     if family is None and isinstance(came, str):
         try:
@@ -125,35 +126,34 @@ def family_for(spec: Model, source: Directory, family: str | None = None) -> str
 
 
 def _config(where: Directory) -> dict[str, Any]:
-    """The directory's own config, or the one it was imported with; empty where there is none."""
+    """The config of a directory, or the one it was imported with; empty if there is none."""
     name = next((name for name in (CONFIG_FILE, KEPT_CONFIG) if where.has(name)), None)
     return {} if name is None else where.json(name, LARGEST_CONFIG)
 
 
 def exported(model: ModelModule, family: str | None, kept: Mapping[str, Any]) -> tuple[Ported, list[Piece]]:
-    """A model in a family's words: its config, and its tensors, each made when it is written."""
+    """The config of a model in a family, and its tensors, each converted when it is written."""
     ported = to_hf(model.part, family)
-    config = _as_it_was(model.part, ported, kept)
+    config = _merged_config(model.part, ported, kept)
     config.pop("torch_dtype", None)  # `dtype` by its older name
     dtype = functools.reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
     config["dtype"] = str(dtype).removeprefix("torch.")
     return ported._replace(config=config), [_piece(model, move) for move in ported.moves]
 
 
-def _as_it_was(spec: Model, ported: Ported, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The config that was imported where it still says the spec; else the new one, with as much of the old as says nothing
-    else."""
+def _merged_config(spec: Model, ported: Ported, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """The imported config if it still describes the spec; else the new one, with the ignored fields of the imported one."""
     dialect = DIALECTS[ported.dialect]
     if kept.get("model_type") != dialect.name:
         return ported.config
-    if form_of(kept, dialect) == ported.form and _says(kept, spec):
+    if form_of(kept, dialect) == ported.form and _describes(kept, spec):
         return {**kept, **{name: value for name, value in dialect.reset.items() if name in kept}}
     made = {**{name: value for name, value in kept.items() if name in dialect.ignored}, **ported.config}
     longer = {**made, LENGTH: kept.get(LENGTH)}
-    return longer if LENGTH in made and _says(longer, spec) else made
+    return longer if LENGTH in made and _describes(longer, spec) else made
 
 
-def _says(config: Mapping[str, Any], spec: Model) -> bool:
+def _describes(config: Mapping[str, Any], spec: Model) -> bool:
     try:
         return explicit(dc.replace(from_hf(config), init=spec.init)) == explicit(spec)
     except SpecError:
@@ -161,10 +161,10 @@ def _says(config: Mapping[str, Any], spec: Model) -> bool:
 
 
 def _piece(model: ModelModule, move: Move) -> Piece:
-    ours = [tensor_at(model, path).detach() for path in move.ours]
+    ours = [tensor_at(model, path).detach() for path in move.paths]
 
     def named(tensors: list[Tensor]) -> dict[str, Tensor]:
-        return dict(zip(move.theirs, move.convert.there(tensors), strict=True))
+        return dict(zip(move.hf_names, move.convert.to_hf(tensors), strict=True))
 
     return Piece(named([tensor.to("meta") for tensor in ours]), lambda: named(ours))
 

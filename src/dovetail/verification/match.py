@@ -44,11 +44,11 @@ class Place:
         if self.move is None:
             return [y]
         shapes = [(sizes[path], TOKENS) for path in self.ours]
-        (shape,) = self.move.convert.between(shapes)
+        (shape,) = self.move.convert.hf_shapes(shapes)
         like_weight = y.T if shape[-1] == TOKENS else y
         if like_weight.numel() != y.shape[0] * sum(size for size, _ in shapes):
             return []
-        outputs = self.move.convert.back([like_weight], [(size, y.shape[0]) for size, _ in shapes])
+        outputs = self.move.convert.from_hf([like_weight], [(size, y.shape[0]) for size, _ in shapes])
         return [output.T for output in outputs] if len(outputs) == len(self.ours) else []
 
 
@@ -85,12 +85,12 @@ def theirs(spec: Model, family: str) -> tuple[Place, ...]:
     places: dict[tuple[str, tuple[str, ...]], Place] = {}
     moves = to_hf(spec, family).moves
     for move in moves:
-        owners = tuple(path.rpartition(".")[0] for path in move.ours)
-        leaf = move.ours[0].rpartition(".")[2]
-        module = move.theirs[0].rpartition(".")[0]
-        if owners[0] in chosen and len(owners) == len(move.theirs) == 1:
+        owners = tuple(path.rpartition(".")[0] for path in move.paths)
+        leaf = move.paths[0].rpartition(".")[2]
+        module = move.hf_names[0].rpartition(".")[0]
+        if owners[0] in chosen and len(owners) == len(move.hf_names) == 1:
             places[module, owners] = Place(module, owners, choices=chosen[owners[0]])
-        if len(move.theirs) != 1 or not all(owner in sizes for owner in owners) or leaf not in ("weight", "scale"):
+        if len(move.hf_names) != 1 or not all(owner in sizes for owner in owners) or leaf not in ("weight", "scale"):
             continue
         if leaf == "weight" and not _by_rows(move):
             continue
@@ -101,7 +101,7 @@ def theirs(spec: Model, family: str) -> tuple[Place, ...]:
 def _by_rows(move: Move) -> bool:
     """Whether each of our outputs is one row or column of their matrix, so that its output can be split."""
     try:
-        (shape,) = move.convert.between([(2, TOKENS)] * len(move.ours))
+        (shape,) = move.convert.hf_shapes([(2, TOKENS)] * len(move.paths))
     except RuntimeError:  # patches of an image, for one
         return False
     return len(shape) == 2 and TOKENS in shape
@@ -111,9 +111,9 @@ def _layers(spec: Model, moves: Iterable[Move]) -> Iterable[Place]:
     """The innermost module of theirs that holds every weight of a layer, and none of another."""
     by_layer: dict[str, list[str]] = {}
     for move in moves:
-        for path in move.ours:
+        for path in move.paths:
             layer, _, _ = _layer_of(path)
-            by_layer.setdefault(layer, []).extend(move.theirs)
+            by_layer.setdefault(layer, []).extend(move.hf_names)
     for layer, names in by_layer.items():
         prefix = _up_to_number(_common_prefix([name.split(".")[:-1] for name in names]))
         others = (name for other, more in by_layer.items() if other != layer for name in more)

@@ -14,7 +14,7 @@ from dovetail.core.group import Mask
 from dovetail.core.part import walk_spec
 from dovetail.core.scope import Scope
 from dovetail.model import Model
-from dovetail.port.table import look
+from dovetail.port.field import value_at
 
 ROWS, LENGTH, LONGEST = 2, 37, 512  # 37 is no other size of a model; windows extend it up to 512
 BEYOND = 5  # tokens past the edge of a window
@@ -43,7 +43,7 @@ def windows(spec: Model) -> list[int]:
 
 def table_length(spec: Model) -> int | None:
     """The most tokens that a model takes; None where there is no end."""
-    longest, offset = longest_length(spec), look(spec, "position.offset")
+    longest, offset = longest_length(spec), value_at(spec, "position.offset")
     return longest - offset if longest is not None and isinstance(offset, int) else longest  # unused rows of the table
 
 

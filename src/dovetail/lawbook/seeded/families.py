@@ -18,60 +18,60 @@ from dovetail.model import Model
 from dovetail.parts.ffn.router import TopKModule
 from dovetail.parts.mixer.mla import MLAModule
 from dovetail.port import tensors
-from dovetail.port.convert import Shape, Spread, Stack, Unsqueezed, Woven
-from dovetail.port.table import Config, Settings, Switch
+from dovetail.port.convert import Concat, Interleave, Shape, Unsqueeze, Unstack
+from dovetail.port.field import Config, Settings, Switch
 
-_spread, _gathered, _channels, _taken = Spread.there, Spread.back, Unsqueezed.there, Switch.take
-_given, _home, _forward, _setup = Switch.give, Unsqueezed.back, TopKModule.forward, MLAModule.setup
+_spread, _gathered, _channels, _taken = Unstack.to_hf, Unstack.from_hf, Unsqueeze.to_hf, Switch.from_hf
+_given, _home, _forward, _setup = Switch.to_hf, Unsqueeze.from_hf, TopKModule.forward, MLAModule.setup
 
 
 def not_in_turns() -> AbstractContextManager[Any]:
     """What lies in turns taken for one after the other."""
 
-    def there(self: Woven, ours: Sequence[Tensor]) -> list[Tensor]:
-        return Stack(self.dim).there(ours)
+    def to_hf(self: Interleave, ours: Sequence[Tensor]) -> list[Tensor]:
+        return Concat(self.dim).to_hf(ours)
 
-    def back(self: Woven, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        return Stack(self.dim).back(theirs, shapes)
+    def from_hf(self: Interleave, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+        return Concat(self.dim).from_hf(theirs, shapes)
 
-    return patch.multiple(Woven, there=there, back=back)
+    return patch.multiple(Interleave, to_hf=to_hf, from_hf=from_hf)
 
 
 def experts_backwards() -> AbstractContextManager[Any]:
     """The last expert first, and the router as it was."""
 
-    def there(self: Spread, ours: Sequence[Tensor]) -> list[Tensor]:
+    def to_hf(self: Unstack, ours: Sequence[Tensor]) -> list[Tensor]:
         return _spread(self, ours)[::-1]
 
-    def back(self: Spread, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+    def from_hf(self: Unstack, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
         return _gathered(self, theirs[::-1], shapes)
 
-    return patch.multiple(Spread, there=there, back=back)
+    return patch.multiple(Unstack, to_hf=to_hf, from_hf=from_hf)
 
 
 def taps_backwards() -> AbstractContextManager[Any]:
     """A convolution in the place of a correlation."""
 
-    def there(self: Unsqueezed, ours: Sequence[Tensor]) -> list[Tensor]:
+    def to_hf(self: Unsqueeze, ours: Sequence[Tensor]) -> list[Tensor]:
         return [one.flip(-1) for one in _channels(self, ours)]
 
-    def back(self: Unsqueezed, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+    def from_hf(self: Unsqueeze, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
         return [one.flip(-1) for one in _home(self, theirs, shapes)]
 
-    return patch.multiple(Unsqueezed, there=there, back=back)
+    return patch.multiple(Unsqueeze, to_hf=to_hf, from_hf=from_hf)
 
 
 def switches_turned() -> AbstractContextManager[Any]:
     """Yes for no, both ways."""
 
-    def give(self: Switch, spec: Model) -> dict[str, Any]:
+    def to_hf(self: Switch, spec: Model) -> dict[str, Any]:
         return {name: not value for name, value in _given(self, spec).items()}
 
-    def take(self: Switch, config: Config) -> Settings:
+    def from_hf(self: Switch, config: Config) -> Settings:
         said = config.get(self.names[0])
         return _taken(self, config if said is None else {**config, self.names[0]: not said})
 
-    return patch.multiple(Switch, give=give, take=take)
+    return patch.multiple(Switch, to_hf=to_hf, from_hf=from_hf)
 
 
 def not_sharpened(self: MLAModule) -> None:

@@ -21,12 +21,12 @@ from dovetail.parts.mixer.attention import AttentionModule
 from dovetail.parts.position.learned import LearnedModule
 from dovetail.parts.position.t5_bias import T5BiasModule
 from dovetail.port import tensors
-from dovetail.port.convert import Patches
-from dovetail.port.layer import LOCAL, Local
-from dovetail.port.table import Config, Settings
+from dovetail.port.convert import PatchKernel
+from dovetail.port.field import Config, Settings
+from dovetail.port.layer import LOCAL, LocalAttention
 
 _moves, _setup, _bucket, _logits = tensors.moves, AttentionModule.setup, T5BiasModule.bucket, LmModule.logits
-_there, _back, _given, _taken = Patches.there, Patches.back, Local.give, Local.take
+_there, _back, _given, _taken = PatchKernel.to_hf, PatchKernel.from_hf, LocalAttention.to_hf, LocalAttention.from_hf
 
 
 def crossed(one: str, other: str) -> Callable[..., Iterator[tensors.Move]]:
@@ -34,8 +34,8 @@ def crossed(one: str, other: str) -> Callable[..., Iterator[tensors.Move]]:
 
     def moves(*where: Any) -> Iterator[tensors.Move]:
         for move in _moves(*where):
-            ours = tuple(path.replace(one, "?").replace(other, one).replace("?", other) for path in move.ours)
-            yield move._replace(ours=ours)
+            paths = tuple(path.replace(one, "?").replace(other, one).replace("?", other) for path in move.paths)
+            yield move._replace(paths=paths)
 
     return moves
 
@@ -73,26 +73,26 @@ def classes_without_layer(self: ByClassModule, x: Tensor, ctx: Ctx) -> Tensor:
 def squares_on_their_side() -> AbstractContextManager[Any]:
     """Rows of a square for its columns."""
 
-    def there(self: Patches, ours: Sequence[Tensor]) -> list[Tensor]:
+    def to_hf(self: PatchKernel, ours: Sequence[Tensor]) -> list[Tensor]:
         return [one.transpose(-1, -2).contiguous() for one in _there(self, ours)]
 
-    def back(self: Patches, theirs: Sequence[Tensor], shapes: Sequence[Any]) -> list[Tensor]:
+    def from_hf(self: PatchKernel, theirs: Sequence[Tensor], shapes: Sequence[Any]) -> list[Tensor]:
         return _back(self, [one.transpose(-1, -2) for one in theirs], shapes)
 
-    return patch.multiple(Patches, there=there, back=back)
+    return patch.multiple(PatchKernel, to_hf=to_hf, from_hf=from_hf)
 
 
 def window_to_each_side() -> AbstractContextManager[Any]:
     """A window of w reaches w to either side, not half of it."""
 
-    def give(self: Local, spec: Model) -> dict[str, Any]:
+    def to_hf(self: LocalAttention, spec: Model) -> dict[str, Any]:
         said = _given(self, spec)
         return {**said, LOCAL: said[LOCAL] // 2}
 
-    def take(self: Local, config: Config) -> Settings:
+    def from_hf(self: LocalAttention, config: Config) -> Settings:
         return _taken(self, {**config, LOCAL: 2 * config[LOCAL]})
 
-    return patch.multiple(Local, give=give, take=take)
+    return patch.multiple(LocalAttention, to_hf=to_hf, from_hf=from_hf)
 
 
 def mutants() -> list[Mutant]:

@@ -1,9 +1,10 @@
-"""BART: a post-LayerNorm encoder–decoder with learned positions whose first two rows nobody reads (Lewis et al. 2019)."""
+"""BART: a post-norm encoder–decoder with learned positions whose first two rows are unused (Lewis et al. 2019)."""
 
 from __future__ import annotations
 
-from dovetail.port.convert import Unsqueezed
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, Skip, rows
+from dovetail.port.convert import Unsqueeze
+from dovetail.port.field import ACTIVATIONS, Choice, Copy
+from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 
 MIXER = {"kind": "attention", "position": "none", "bias": True, "out_bias": True}
 ENCODER_LAYER = {
@@ -16,18 +17,18 @@ LAYER = {**ENCODER_LAYER, "mixer": MIXER, "cross": {**MIXER, "kind": "cross_atte
 STREAM = {"position": {"kind": "learned", "length": 1024, "offset": 2}, "embed_norm": "layernorm", "dropout": 0.1, "norm": None}
 
 NEITHER = {"add_final_layer_norm": False, "static_position_embeddings": False}
-# of old files: all that they can say is what is fixed below
+# of older files: their only values are those that are fixed below
 OLD = {"add_bias_logits", "extra_pos_embeddings", "force_bos_token_to_be_generated", "normalize_embedding", "num_hidden_layers"}
 
 
 def attention(theirs: str, ours: str) -> tuple[Row, ...]:
-    """Four matrices with biases."""
+    """Rows of q, k, v and o with biases."""
     named = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
     return tuple(row for name, mine in named.items() for row in rows(f"{theirs}.{name}", f"{ours}.{mine}", "weight", "bias"))
 
 
 def stack(theirs: str, ours: str) -> tuple[Row, ...]:
-    """What encoder and decoder have alike."""
+    """Rows that encoder and decoder share."""
     return (
         Row(f"{theirs}.embed_positions.weight", f"{ours}position.table"),
         *rows(f"{theirs}.layernorm_embedding", f"{ours}embed_norm", *LAYERNORM),
@@ -50,7 +51,7 @@ BART = Dialect(
             prefix="model.",
             tensors=(
                 Row("lm_head.weight", "head.table"),
-                Row("final_logits_bias", "head.bias", convert=Unsqueezed(0)),
+                Row("final_logits_bias", "head.bias", convert=Unsqueeze(0)),
             ),
         ),
     ),
@@ -71,20 +72,20 @@ BART = Dialect(
         "decoder_attention_heads",
     ),
     fields=(
-        Same("vocab_size", "vocab", "encoder.vocab"),
-        Same("d_model", "width", "encoder.width"),
-        Same("max_position_embeddings", "position.length", "encoder.position.length"),
-        Same("scale_embedding", "embed.scale_by_width", "encoder.embed.scale_by_width"),
-        Same("encoder_attention_heads", "encoder.layers.*.mixer.heads"),
-        Same("decoder_attention_heads", "layers.*.mixer.heads", "layers.*.cross.heads"),
-        Same("encoder_ffn_dim", "encoder.layers.*.ffn.hidden"),
-        Same("decoder_ffn_dim", "layers.*.ffn.hidden"),
-        Same("dropout", "dropout", "encoder.dropout", "layers.*.wire.dropout", "encoder.layers.*.wire.dropout"),
-        Same("attention_dropout", "layers.*.mixer.dropout", "layers.*.cross.dropout", "encoder.layers.*.mixer.dropout"),
-        Same("activation_dropout", "layers.*.ffn.dropout", "encoder.layers.*.ffn.dropout"),
-        Same("init_std", "init.spread", "encoder.init.spread"),
-        Named("activation_function", "layers.*.ffn.act", ACTIVATIONS),
-        Named("activation_function", "encoder.layers.*.ffn.act", ACTIVATIONS),
+        Copy("vocab_size", "vocab", "encoder.vocab"),
+        Copy("d_model", "width", "encoder.width"),
+        Copy("max_position_embeddings", "position.length", "encoder.position.length"),
+        Copy("scale_embedding", "embed.scale_by_width", "encoder.embed.scale_by_width"),
+        Copy("encoder_attention_heads", "encoder.layers.*.mixer.heads"),
+        Copy("decoder_attention_heads", "layers.*.mixer.heads", "layers.*.cross.heads"),
+        Copy("encoder_ffn_dim", "encoder.layers.*.ffn.hidden"),
+        Copy("decoder_ffn_dim", "layers.*.ffn.hidden"),
+        Copy("dropout", "dropout", "encoder.dropout", "layers.*.wire.dropout", "encoder.layers.*.wire.dropout"),
+        Copy("attention_dropout", "layers.*.mixer.dropout", "layers.*.cross.dropout", "encoder.layers.*.mixer.dropout"),
+        Copy("activation_dropout", "layers.*.ffn.dropout", "encoder.layers.*.ffn.dropout"),
+        Copy("init_std", "init.spread", "encoder.init.spread"),
+        Choice("activation_function", "layers.*.ffn.act", ACTIVATIONS),
+        Choice("activation_function", "encoder.layers.*.ffn.act", ACTIVATIONS),
     ),
     defaults={"encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096},
     fixed={"is_decoder": False, "tie_word_embeddings": True, "normalize_before": False, **NEITHER},

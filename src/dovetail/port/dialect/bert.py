@@ -1,27 +1,28 @@
-"""BERT: a post-LayerNorm encoder with learned positions and two types of token (Devlin et al. 2018)."""
+"""BERT: a post-LayerNorm encoder with learned positions and token types (Devlin et al. 2018)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dovetail.model import Model
-from dovetail.port.classes import Classes, Otherwise
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Row, Same, Skip, look, rows
+from dovetail.port.classes import Classes, Fallback
+from dovetail.port.field import ACTIVATIONS, Choice, Copy, Implied, value_at
+from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 
 NORM = {"kind": "layernorm", "eps": 1e-12}
 MIXER = {"kind": "attention", "mask": "full", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
 LAYER = {"wire": {"kind": "post_norm", "dropout": 0.1}, "norm": NORM, "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu"}}
 POOLER = rows("pooler.dense", "head.out", "weight", "bias")
-# nobody reads how a pooler might have been made
+# unused descriptions of a pooler
 POOLER_FIELDS = {f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")}
-CLASSIFIER = (Classes(), Otherwise("classifier_dropout", "hidden_dropout_prob", "head.dropout"))
-# the table of a file is always the embedding's: an own one would leave a second bias that nobody reads
-TIED = Follows("tie_word_embeddings", "head.tied", said=lambda config: True)
+CLASSIFIER = (Classes(), Fallback("classifier_dropout", "hidden_dropout_prob", "head.dropout"))
+# the output table is always the embedding's
+TIED = Implied("tie_word_embeddings", "head.tied", by=lambda config: True)
 
 
 def _types(spec: Model) -> tuple[str, Any, str] | None:
-    """Theirs reads a type for every token."""
-    return ("embed.types", 0, "there is at least 1") if look(spec, "embed.types") == 0 else None
+    """Their model needs at least one token type."""
+    return ("embed.types", 0, "there is at least 1") if value_at(spec, "embed.types") == 0 else None
 
 
 POSITION_IDS = Skip("*embeddings.position_ids", "the numbers 0, 1, 2 …")
@@ -48,7 +49,7 @@ BERT = Dialect(
                 Row("cls.predictions.bias", "head.bias"),
                 Row("cls.predictions.decoder.weight", "head.table"),
             ),
-            fields=(Same("layer_norm_eps", "head.norm.eps"), Named("hidden_act", "head.act", ACTIVATIONS), TIED),
+            fields=(Copy("layer_norm_eps", "head.norm.eps"), Choice("hidden_act", "head.act", ACTIVATIONS), TIED),
         ),
         Form(
             architecture="BertForSequenceClassification",
@@ -82,17 +83,17 @@ BERT = Dialect(
     layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     fields=(
-        Same("vocab_size", "vocab"),
-        Same("hidden_size", "width"),
-        Same("type_vocab_size", "embed.types"),
-        Same("max_position_embeddings", "position.length"),
-        Same("intermediate_size", "layers.*.ffn.hidden"),
-        Same("num_attention_heads", "layers.*.mixer.heads"),
-        Same("layer_norm_eps", "embed_norm.eps", "layers.*.norm.eps"),
-        Same("hidden_dropout_prob", "dropout", "layers.*.wire.dropout"),
-        Same("attention_probs_dropout_prob", "layers.*.mixer.dropout"),
-        Same("initializer_range", "init.spread"),
-        Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
+        Copy("vocab_size", "vocab"),
+        Copy("hidden_size", "width"),
+        Copy("type_vocab_size", "embed.types"),
+        Copy("max_position_embeddings", "position.length"),
+        Copy("intermediate_size", "layers.*.ffn.hidden"),
+        Copy("num_attention_heads", "layers.*.mixer.heads"),
+        Copy("layer_norm_eps", "embed_norm.eps", "layers.*.norm.eps"),
+        Copy("hidden_dropout_prob", "dropout", "layers.*.wire.dropout"),
+        Copy("attention_probs_dropout_prob", "layers.*.mixer.dropout"),
+        Copy("initializer_range", "init.spread"),
+        Choice("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
     ),
     defaults={"hidden_dropout_prob": 0.1},
     fixed={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
@@ -112,7 +113,7 @@ BERT = Dialect(
         *rows("encoder.layer.{}.output.LayerNorm", "layers.{}.ffn_norm", *LAYERNORM),
     ),
     limits=(_types,),
-    older={".gamma": ".weight", ".beta": ".bias"},
+    legacy_suffixes={".gamma": ".weight", ".beta": ".bias"},
     copies={"cls.predictions.decoder.bias": "head.bias"},
     skips=(
         POSITION_IDS,

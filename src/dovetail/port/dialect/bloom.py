@@ -1,8 +1,9 @@
-"""BLOOM: ALiBi, a norm behind the embedding, biases, q, k and v packed head by head (Scao et al. 2022)."""
+"""BLOOM: ALiBi, a norm after the embedding, biases, q, k and v packed per head (Scao et al. 2022)."""
 
 from __future__ import annotations
 
-from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Same, rows
+from dovetail.port.field import Copy
+from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, rows
 
 MIXER = {"kind": "attention", "packed": True, "bias": True, "out_bias": True, "position": "alibi"}
 EPS = ("norm.eps", "embed_norm.eps", "layers.*.norm.eps")
@@ -20,14 +21,14 @@ BLOOM = Dialect(
     layers="n_layer",
     required=("vocab_size", "hidden_size", "n_layer", "n_head"),
     fields=(
-        Same("vocab_size", "vocab"),
-        Same("hidden_size", "width"),
-        Same("n_head", "layers.*.mixer.heads"),
-        Same("layer_norm_epsilon", *EPS),
-        Same("hidden_dropout", "layers.*.wire.dropout"),
-        Same("attention_dropout", "layers.*.mixer.dropout"),
-        Same("tie_word_embeddings", "head.tied"),
-        Same("initializer_range", "init.spread"),
+        Copy("vocab_size", "vocab"),
+        Copy("hidden_size", "width"),
+        Copy("n_head", "layers.*.mixer.heads"),
+        Copy("layer_norm_epsilon", *EPS),
+        Copy("hidden_dropout", "layers.*.wire.dropout"),
+        Copy("attention_dropout", "layers.*.mixer.dropout"),
+        Copy("tie_word_embeddings", "head.tied"),
+        Copy("initializer_range", "init.spread"),
     ),
     fixed={"apply_residual_connection_post_layernorm": False, "pretraining_tp": 1},
     tensors=(

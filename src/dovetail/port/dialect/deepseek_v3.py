@@ -1,17 +1,18 @@
-"""DeepSeek-V3: mla attention, dense layers first, then experts in groups, balanced by a bias (DeepSeek-AI 2024)."""
+"""DeepSeek-V3: MLA, dense layers first, then grouped experts balanced by a bias (DeepSeek-AI 2024)."""
 
 from __future__ import annotations
 
 from dovetail.port import mla
 from dovetail.port.dialect.llama import LLAMA, NORM
-from dovetail.port.expert import FirstDense, Groups, Shared, bank, glu
-from dovetail.port.table import ACTIVATIONS, INV_FREQ, Named, Only, Row, Same, Skip
+from dovetail.port.expert import ExpertGroups, FirstDense, SharedExperts, expert_rows, glu_rows
+from dovetail.port.field import ACTIVATIONS, Choice, Copy, LegacyFixed
+from dovetail.port.table import INV_FREQ, Row, Skip
 
 EXPERTS, PLAIN, LAYER = "layers.*.ffn:moe", "layers.*.ffn:glu", "layers.{}"
 ROUTER = f"{EXPERTS}.router"
 OLDER = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
-DEEPSEEK_V3 = LLAMA.but(
+DEEPSEEK_V3 = LLAMA.variant(
     "deepseek_v3",
     architecture="DeepseekV3ForCausalLM",
     layer={
@@ -26,23 +27,23 @@ DEEPSEEK_V3 = LLAMA.but(
     fields=(
         *mla.fields(),
         FirstDense("first_k_dense_replace", "num_hidden_layers", 3),
-        Groups(ROUTER),
-        Same("n_routed_experts", f"{EXPERTS}.experts"),
-        Same("num_experts_per_tok", f"{ROUTER}.top_k"),
-        Same("norm_topk_prob", f"{ROUTER}.normalize"),
-        Same("routed_scaling_factor", f"{ROUTER}.scale"),
-        Same("moe_intermediate_size", f"{EXPERTS}.hidden"),
-        Shared("n_shared_experts", "moe_intermediate_size", f"{EXPERTS}.shared.hidden", f"{EXPERTS}.hidden"),
-        Same("intermediate_size", f"{PLAIN}.hidden"),
-        Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS, also=(f"{EXPERTS}.shared.act",)),
-        *(Only(name, value) for name, value in OLDER.items()),
+        ExpertGroups(ROUTER),
+        Copy("n_routed_experts", f"{EXPERTS}.experts"),
+        Copy("num_experts_per_tok", f"{ROUTER}.top_k"),
+        Copy("norm_topk_prob", f"{ROUTER}.normalize"),
+        Copy("routed_scaling_factor", f"{ROUTER}.scale"),
+        Copy("moe_intermediate_size", f"{EXPERTS}.hidden"),
+        SharedExperts("n_shared_experts", "moe_intermediate_size", f"{EXPERTS}.shared.hidden", f"{EXPERTS}.hidden"),
+        Copy("intermediate_size", f"{PLAIN}.hidden"),
+        Choice("hidden_act", "layers.*.ffn.act", ACTIVATIONS, also=(f"{EXPERTS}.shared.act",)),
+        *(LegacyFixed(name, value) for name, value in OLDER.items()),
     ),
     tensors=(
         *mla.tensors(f"{LAYER}.self_attn", f"{LAYER}.mixer"),
         Row(f"{LAYER}.mlp.gate.weight", f"{LAYER}.ffn.router.weight"),
         Row(f"{LAYER}.mlp.gate.e_score_correction_bias", f"{LAYER}.ffn.router.balance"),
-        *bank(f"{LAYER}.mlp.experts.{{expert}}", f"{LAYER}.ffn.bank"),
-        *glu(f"{LAYER}.mlp.shared_experts", f"{LAYER}.ffn.shared"),
+        *expert_rows(f"{LAYER}.mlp.experts.{{expert}}", f"{LAYER}.ffn.bank"),
+        *glu_rows(f"{LAYER}.mlp.shared_experts", f"{LAYER}.ffn.shared"),
     ),
     fixed={"attention_bias": False},
     ignored=("ep_size", "seq_aux", "aux_loss_alpha", "output_router_logits", "qk_head_dim"),

@@ -1,22 +1,13 @@
-"""DINOv2: ViT with a learned scale on what each branch adds, and gated ffns in its largest (Oquab et al. 2023)."""
+"""DINOv2: ViT with a learned scale per branch (LayerScale), and gated FFNs in its largest model (Oquab et al. 2023)."""
 
 from __future__ import annotations
 
-from dovetail.port.convert import STACK
+from dovetail.port.convert import CONCAT
 from dovetail.port.dialect.vit import MIXER
-from dovetail.port.gated import Activation, Widths
+from dovetail.port.field import ACTIVATIONS, Copy
+from dovetail.port.gated import Activation, MlpRatio
 from dovetail.port.image import ATTENTION, EMBEDDINGS, Image
-from dovetail.port.table import (
-    ACTIVATIONS,
-    HOUSEKEEPING,
-    LAYERNORM,
-    Dialect,
-    Form,
-    Row,
-    Same,
-    Skip,
-    rows,
-)
+from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 
 NORM = {"kind": "layernorm", "eps": 1e-6}
 IN = "encoder.layer.{}.mlp.weights_in"
@@ -37,16 +28,16 @@ DINOV2 = Dialect(
     required=("hidden_size", "num_hidden_layers", "num_attention_heads"),
     defaults={"image_size": 224, "patch_size": 14, "num_channels": 3, "mlp_ratio": 4},
     fields=(
-        Same("hidden_size", "width"),
+        Copy("hidden_size", "width"),
         Image(),
-        Widths(),
-        Same("num_attention_heads", "layers.*.mixer.heads"),
-        Same("qkv_bias", "layers.*.mixer.bias"),
-        Same("layerscale_value", "layers.*.wire.layer_scale"),
-        Same("layer_norm_eps", "norm.eps", "layers.*.norm.eps"),
-        Same("hidden_dropout_prob", "dropout"),
-        Same("attention_probs_dropout_prob", "layers.*.mixer.dropout"),
-        Same("initializer_range", "init.spread"),
+        MlpRatio(),
+        Copy("num_attention_heads", "layers.*.mixer.heads"),
+        Copy("qkv_bias", "layers.*.mixer.bias"),
+        Copy("layerscale_value", "layers.*.wire.layer_scale"),
+        Copy("layer_norm_eps", "norm.eps", "layers.*.norm.eps"),
+        Copy("hidden_dropout_prob", "dropout"),
+        Copy("attention_probs_dropout_prob", "layers.*.mixer.dropout"),
+        Copy("initializer_range", "init.spread"),
         Activation("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
     ),
     fixed={"drop_path_rate": 0.0},
@@ -67,7 +58,7 @@ DINOV2 = Dialect(
         *rows("encoder.layer.{}.mlp.fc1", "layers.{}.ffn.up", "weight", "bias", where="layers.{}.ffn:mlp"),
         *rows("encoder.layer.{}.mlp.fc2", "layers.{}.ffn.down", "weight", "bias", where="layers.{}.ffn:mlp"),
         *(
-            Row(f"{IN}.{leaf}", f"layers.{{}}.ffn.gate.{leaf}", f"layers.{{}}.ffn.up.{leaf}", convert=STACK)
+            Row(f"{IN}.{leaf}", f"layers.{{}}.ffn.gate.{leaf}", f"layers.{{}}.ffn.up.{leaf}", convert=CONCAT)
             for leaf in ("weight", "bias")
         ),
         *rows("encoder.layer.{}.mlp.weights_out", "layers.{}.ffn.down", "weight", "bias", where="layers.{}.ffn:glu"),

@@ -1,10 +1,11 @@
-"""DistilBERT: BERT without types of token, its tensors under names of their own (Sanh et al. 2019)."""
+"""DistilBERT: BERT without token types, with its own tensor names (Sanh et al. 2019)."""
 
 from __future__ import annotations
 
 from dovetail.port.classes import Classes
 from dovetail.port.dialect.bert import LAYER, NORM
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, rows
+from dovetail.port.field import ACTIVATIONS, Choice, Copy
+from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, rows
 
 DISTILBERT = Dialect(
     name="distilbert",
@@ -21,7 +22,7 @@ DISTILBERT = Dialect(
                 Row("vocab_projector.weight", "head.table"),
                 Row("vocab_projector.bias", "head.bias"),
             ),
-            fields=(Named("activation", "head.act", ACTIVATIONS), Same("tie_word_embeddings", "head.tied")),
+            fields=(Choice("activation", "head.act", ACTIVATIONS), Copy("tie_word_embeddings", "head.tied")),
         ),
         Form(
             architecture="DistilBertForSequenceClassification",
@@ -32,7 +33,7 @@ DISTILBERT = Dialect(
                 *rows("pre_classifier", "head.dense", "weight", "bias"),
                 *rows("classifier", "head.out", "weight", "bias"),
             ),
-            fields=(Classes(), Same("seq_classif_dropout", "head.dropout")),
+            fields=(Classes(), Copy("seq_classif_dropout", "head.dropout")),
         ),
         Form(
             architecture="DistilBertForTokenClassification",
@@ -40,7 +41,7 @@ DISTILBERT = Dialect(
             head={"head": {"kind": "token_classifier", "dropout": 0.1}},
             prefix="distilbert.",
             tensors=rows("classifier", "head.out", "weight", "bias"),
-            fields=(Classes(), Same("dropout", "head.dropout")),
+            fields=(Classes(), Copy("dropout", "head.dropout")),
         ),
     ),
     spec={
@@ -54,15 +55,15 @@ DISTILBERT = Dialect(
     layers="n_layers",
     required=("vocab_size", "dim", "hidden_dim", "n_layers", "n_heads"),
     fields=(
-        Same("vocab_size", "vocab"),
-        Same("dim", "width"),
-        Same("max_position_embeddings", "position.length"),
-        Same("hidden_dim", "layers.*.ffn.hidden"),
-        Same("n_heads", "layers.*.mixer.heads"),
-        Same("dropout", "dropout", "layers.*.wire.dropout"),
-        Same("attention_dropout", "layers.*.mixer.dropout"),
-        Same("initializer_range", "init.spread"),
-        Named("activation", "layers.*.ffn.act", ACTIVATIONS),
+        Copy("vocab_size", "vocab"),
+        Copy("dim", "width"),
+        Copy("max_position_embeddings", "position.length"),
+        Copy("hidden_dim", "layers.*.ffn.hidden"),
+        Copy("n_heads", "layers.*.mixer.heads"),
+        Copy("dropout", "dropout", "layers.*.wire.dropout"),
+        Copy("attention_dropout", "layers.*.mixer.dropout"),
+        Copy("initializer_range", "init.spread"),
+        Choice("activation", "layers.*.ffn.act", ACTIVATIONS),
     ),
     fixed={"sinusoidal_pos_embds": False},
     ignored=HOUSEKEEPING | {"qa_dropout", "seq_classif_dropout", "tie_weights_", "tie_word_embeddings"},

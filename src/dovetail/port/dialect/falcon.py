@@ -1,12 +1,13 @@
-"""Falcon: attention and ffn side by side, few key heads, q, k and v packed group by group (Almazrouei et al. 2023)."""
+"""Falcon: attention and FFN in parallel, few KV heads, q, k and v packed per group (Almazrouei et al. 2023)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dovetail.model import Model
+from dovetail.port.field import ACTIVATIONS, Choice, Config, Copy, Settings, value_at
 from dovetail.port.rotary import Rotary
-from dovetail.port.table import ACTIVATIONS, LAYERNORM, Config, Dialect, Form, Named, Row, Same, Settings, look, rows
+from dovetail.port.table import LAYERNORM, Dialect, Form, Row, rows
 
 LAYER = {
     "norm": "layernorm",
@@ -17,13 +18,13 @@ LAYER = {
 
 
 class Architecture:
-    """The new one has groups of heads and a norm for each branch; the old one key head, or as many as heads, and one norm."""
+    """The new architecture has GQA and a norm per branch; the old has one KV head, or as many as heads, and one norm."""
 
     names = ("new_decoder_architecture", "multi_query", "num_kv_heads", "num_ln_in_parallel_attn")
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        one_norm, groups = look(spec, "layers.*.wire.one_norm"), look(spec, "layers.*.mixer.kv_heads")
-        new = one_norm is False or groups not in (1, look(spec, "layers.*.mixer.heads"))
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        one_norm, groups = value_at(spec, "layers.*.wire.one_norm"), value_at(spec, "layers.*.mixer.kv_heads")
+        new = one_norm is False or groups not in (1, value_at(spec, "layers.*.mixer.heads"))
         return {
             "new_decoder_architecture": new,
             "multi_query": groups == 1,
@@ -31,7 +32,7 @@ class Architecture:
             "num_ln_in_parallel_attn": (1 if one_norm else 2) if new else None,
         }
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         heads, groups = config.get("num_attention_heads"), config.get("num_kv_heads")
         if config.get("new_decoder_architecture"):
             two = config.get("num_ln_in_parallel_attn") in (None, 2)
@@ -46,18 +47,18 @@ FALCON = Dialect(
     layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     fields=(
-        Same("vocab_size", "vocab"),
-        Same("hidden_size", "width"),
-        Same("num_attention_heads", "layers.*.mixer.heads"),
+        Copy("vocab_size", "vocab"),
+        Copy("hidden_size", "width"),
+        Copy("num_attention_heads", "layers.*.mixer.heads"),
         Architecture(),
-        Same("ffn_hidden_size", "layers.*.ffn.hidden"),
-        Same("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),
-        Same("hidden_dropout", "layers.*.wire.dropout"),
-        Same("attention_dropout", "layers.*.mixer.dropout"),
-        Same("bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias", "layers.*.ffn.bias"),
-        Same("tie_word_embeddings", "head.tied"),
-        Same("initializer_range", "init.spread"),
-        Named("activation", "layers.*.ffn.act", ACTIVATIONS),
+        Copy("ffn_hidden_size", "layers.*.ffn.hidden"),
+        Copy("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),
+        Copy("hidden_dropout", "layers.*.wire.dropout"),
+        Copy("attention_dropout", "layers.*.mixer.dropout"),
+        Copy("bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias", "layers.*.ffn.bias"),
+        Copy("tie_word_embeddings", "head.tied"),
+        Copy("initializer_range", "init.spread"),
+        Choice("activation", "layers.*.ffn.act", ACTIVATIONS),
         Rotary("layers.*.mixer.position"),
     ),
     fixed={"alibi": False, "parallel_attn": True},

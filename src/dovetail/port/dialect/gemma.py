@@ -1,4 +1,4 @@
-"""Gemma: Llama with GeGLU, norms whose weight is the distance from 1, and an embedding times √width (Gemma Team 2024)."""
+"""Gemma: Llama with GeGLU, RMSNorm weights stored minus 1, and an embedding times √width (Gemma Team 2024)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dovetail.port.dialect.llama import LLAMA
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6, "plus_one": True}
 
-GEMMA = LLAMA.but(
+GEMMA = LLAMA.variant(
     "gemma",
     architecture="GemmaForCausalLM",
     spec={"embed": {"kind": "tokens", "scale_by_width": True}, "norm": NORM, "head": {"kind": "lm", "tied": True}},

@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and after each branch, soft-caps, window and full layers in turn (Gemma Team 2024)."""
+"""Gemma 2: norms before and after each branch, soft-caps, alternating window and full layers (Gemma Team 2024)."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.dialect.gemma import GEMMA
+from dovetail.port.field import ACTIVATIONS, Choice, Config, Nullable, Settings, value_at
 from dovetail.port.layer import FULL, SLIDING, LayerTypes
-from dovetail.port.table import ACTIVATIONS, Config, Named, Nullable, Row, Settings, look
+from dovetail.port.table import Row
 
 
-def usual(config: Config, layer: int) -> str:
-    """Every second layer slides, the first one too."""
+def default(config: Config, layer: int) -> str:
+    """Even layers have the sliding window, odd ones full attention."""
     return FULL if layer % 2 else SLIDING
 
 
-class Divisor:
-    """The whole number whose root the scores are divided by; where it is the size of a head, our scale says nothing."""
+class QueryScale:
+    """The number whose root divides the scores; our scale is null where it is the head size."""
 
     names = ("query_pre_attn_scalar",)
     ours = "layers.*.mixer.scale"
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        scale, head = look(spec, self.ours), look(spec, "layers.*.mixer.head")
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        scale, head = value_at(spec, self.ours), value_at(spec, "layers.*.mixer.head")
         number = head if scale is None else round(scale**-2) if isinstance(scale, float) else None
         return {} if number is None else {self.names[0]: number}
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         number = config.get(self.names[0])
         if number is None:
             return {}
@@ -36,15 +37,15 @@ class Divisor:
         return {self.ours: None if number == config.get("head_dim") else number**-0.5}
 
 
-GEMMA2 = GEMMA.but(
+GEMMA2 = GEMMA.variant(
     "gemma2",
     architecture="Gemma2ForCausalLM",
     layer={"wire": "sandwich_norm"},
     without=("hidden_act",),
     fields=(
-        LayerTypes("num_hidden_layers", usual),
-        Named("hidden_activation", "layers.*.ffn.act", ACTIVATIONS),
-        Divisor(),
+        LayerTypes("num_hidden_layers", default),
+        Choice("hidden_activation", "layers.*.ffn.act", ACTIVATIONS),
+        QueryScale(),
         Nullable("attn_logit_softcapping", "layers.*.mixer.softcap"),
         Nullable("final_logit_softcapping", "head.softcap"),
     ),

@@ -1,9 +1,10 @@
-"""GPT-2: pre-LayerNorm, GELU, learned positions, full heads with biases; matrices lie on their side (Radford et al. 2019)."""
+"""GPT-2: pre-LayerNorm, GELU, learned positions, biases; transposed matrices (Radford et al. 2019)."""
 
 from __future__ import annotations
 
-from dovetail.port.convert import STACK, TRANSPOSE
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Form, Named, Row, Same, Skip, Switch, rows
+from dovetail.port.convert import CONCAT, TRANSPOSE
+from dovetail.port.field import ACTIVATIONS, Choice, Copy, Switch
+from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 
 MIXER = {"kind": "attention", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
 LAYER = {
@@ -27,19 +28,19 @@ GPT2 = Dialect(
     layers="n_layer",
     required=("vocab_size", "n_embd", "n_layer", "n_head"),
     fields=(
-        Same("vocab_size", "vocab"),
-        Same("n_embd", "width"),
-        Same("n_positions", "position.length"),
-        Same("n_head", "layers.*.mixer.heads"),
-        Same("n_inner", "layers.*.ffn.hidden"),
-        Same("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),
-        Same("resid_pdrop", "layers.*.wire.dropout"),
-        Same("attn_pdrop", "layers.*.mixer.dropout"),
-        Same("embd_pdrop", "dropout"),
-        Same("tie_word_embeddings", "head.tied"),
-        Same("initializer_range", "init.spread"),
+        Copy("vocab_size", "vocab"),
+        Copy("n_embd", "width"),
+        Copy("n_positions", "position.length"),
+        Copy("n_head", "layers.*.mixer.heads"),
+        Copy("n_inner", "layers.*.ffn.hidden"),
+        Copy("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),
+        Copy("resid_pdrop", "layers.*.wire.dropout"),
+        Copy("attn_pdrop", "layers.*.mixer.dropout"),
+        Copy("embd_pdrop", "dropout"),
+        Copy("tie_word_embeddings", "head.tied"),
+        Copy("initializer_range", "init.spread"),
         Switch("scale_attn_weights", "layers.*.mixer.scale", on=None, off=1.0),
-        Named("activation_function", "layers.*.ffn.act", {"gelu_new": "gelu_tanh", **ACTIVATIONS}),
+        Choice("activation_function", "layers.*.ffn.act", {"gelu_new": "gelu_tanh", **ACTIVATIONS}),
     ),
     fixed={
         "scale_attn_by_inverse_layer_idx": False,
@@ -59,8 +60,8 @@ GPT2 = Dialect(
         Row("wte.weight", "embed.table"),
         Row("wpe.weight", "position.table"),
         *rows("h.{}.ln_1", "layers.{}.mixer_norm", *LAYERNORM),
-        Row("h.{}.attn.c_attn.weight", *(f"{name}.weight" for name in QKV), convert=STACK.then(TRANSPOSE)),
-        Row("h.{}.attn.c_attn.bias", *(f"{name}.bias" for name in QKV), convert=STACK),
+        Row("h.{}.attn.c_attn.weight", *(f"{name}.weight" for name in QKV), convert=CONCAT.then(TRANSPOSE)),
+        Row("h.{}.attn.c_attn.bias", *(f"{name}.bias" for name in QKV), convert=CONCAT),
         *rows("h.{}.attn.c_proj", "layers.{}.mixer.o", "weight", "bias", convert=TRANSPOSE),
         *rows("h.{}.ln_2", "layers.{}.ffn_norm", *LAYERNORM),
         *rows("h.{}.mlp.c_fc", "layers.{}.ffn.up", "weight", "bias", convert=TRANSPOSE),

@@ -1,22 +1,10 @@
-"""GPT-NeoX and Pythia: attention and ffn side by side with a norm each, a quarter of each head turns (Black et al. 2022)."""
+"""GPT-NeoX and Pythia: attention and FFN in parallel with a norm each, RoPE on a quarter of each head (Black et al. 2022)."""
 
 from __future__ import annotations
 
-from dovetail.port.rotary import SHARE, Rotary
-from dovetail.port.table import (
-    ACTIVATIONS,
-    HOUSEKEEPING,
-    INV_FREQ,
-    LAYERNORM,
-    Dialect,
-    Form,
-    Named,
-    Row,
-    Same,
-    Skip,
-    Switch,
-    rows,
-)
+from dovetail.port.field import ACTIVATIONS, Choice, Copy, Switch
+from dovetail.port.rotary import ROTARY_FRACTION, Rotary
+from dovetail.port.table import HOUSEKEEPING, INV_FREQ, LAYERNORM, Dialect, Form, Row, Skip, rows
 
 PARALLEL = {"kind": "parallel", "one_norm": False}
 MIXER = {"kind": "attention", "packed": True, "bias": True, "out_bias": True, "position": {"kind": "rope", "fraction": 0.25}}
@@ -33,21 +21,21 @@ GPT_NEOX = Dialect(
     layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     fields=(
-        Same("vocab_size", "vocab"),
-        Same("hidden_size", "width"),
-        Same("intermediate_size", "layers.*.ffn.hidden"),
-        Same("num_attention_heads", "layers.*.mixer.heads"),
-        Same("layer_norm_eps", "norm.eps", "layers.*.norm.eps"),
+        Copy("vocab_size", "vocab"),
+        Copy("hidden_size", "width"),
+        Copy("intermediate_size", "layers.*.ffn.hidden"),
+        Copy("num_attention_heads", "layers.*.mixer.heads"),
+        Copy("layer_norm_eps", "norm.eps", "layers.*.norm.eps"),
         Switch("use_parallel_residual", "layers.*.wire", on=PARALLEL, off={"kind": "pre_norm"}),
-        Same("hidden_dropout", "layers.*.wire.dropout", "dropout"),
-        Same("attention_dropout", "layers.*.mixer.dropout"),
-        Same("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),
-        Same("tie_word_embeddings", "head.tied"),
-        Same("initializer_range", "init.spread"),
-        Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
+        Copy("hidden_dropout", "layers.*.wire.dropout", "dropout"),
+        Copy("attention_dropout", "layers.*.mixer.dropout"),
+        Copy("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),
+        Copy("tie_word_embeddings", "head.tied"),
+        Copy("initializer_range", "init.spread"),
+        Choice("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
         Rotary("layers.*.mixer.position", partial=True),
     ),
-    aliases={"rotary_pct": SHARE, "rotary_emb_base": "rope_theta"},
+    aliases={"rotary_pct": ROTARY_FRACTION, "rotary_emb_base": "rope_theta"},
     fixed={"is_decoder": False},
     tensors=(
         Row("embed_in.weight", "embed.table"),

@@ -1,31 +1,33 @@
-"""gpt-oss: windows in every second layer, learned sinks, experts with clamped gates and biases (OpenAI 2025).
+"""gpt-oss: sliding windows in every second layer, learned sinks, experts with clamped gates and biases (OpenAI 2025).
 
-Their experts lie on their side, gate and up row by row in turns; real files hold them in mxfp4 (see port/quantized.py).
+Matrices of experts are transposed, gate and up interleaved row by row; published files hold them in mxfp4
+(port/quantized.py).
 """
 
 from __future__ import annotations
 
-from dovetail.port.convert import TRANSPOSE, TURNS
-from dovetail.port.dialect.gemma2 import usual
+from dovetail.port.convert import INTERLEAVE_ROWS, TRANSPOSE
+from dovetail.port.dialect.gemma2 import default
 from dovetail.port.dialect.llama import LLAMA
 from dovetail.port.expert import BalanceLoss
+from dovetail.port.field import Config, Copy, Implied, Settings
 from dovetail.port.layer import LayerTypes
 from dovetail.port.rotary import Rotary
-from dovetail.port.table import Config, Follows, Row, Same, Settings
+from dovetail.port.table import Row
 
 FFN, ROUTER, LAYER = "layers.*.ffn", "layers.*.ffn.router", "layers.{}"
 YARN = {"factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 4096}
 
 
 class Rope(Rotary):
-    """YaRN where a config says nothing."""
+    """RoPE with YaRN where the config has no parameters."""
 
-    def take(self, config: Config) -> Settings:
-        silent = config.get("rope_parameters") is None and config.get("rope_scaling") is None
-        return super().take({**config, "rope_parameters": {"rope_type": "yarn", **YARN}} if silent else config)
+    def from_hf(self, config: Config) -> Settings:
+        left_out = config.get("rope_parameters") is None and config.get("rope_scaling") is None
+        return super().from_hf({**config, "rope_parameters": {"rope_type": "yarn", **YARN}} if left_out else config)
 
 
-GPT_OSS = LLAMA.but(
+GPT_OSS = LLAMA.variant(
     "gpt_oss",
     architecture="GptOssForCausalLM",
     layer={
@@ -41,12 +43,12 @@ GPT_OSS = LLAMA.but(
     },
     without=("mlp_bias", "pretraining_tp"),
     fields=(
-        LayerTypes("num_hidden_layers", usual),
-        Same("num_local_experts", f"{FFN}.experts"),
-        Same("num_experts_per_tok", f"{ROUTER}.top_k"),
-        Follows("experts_per_token", f"{ROUTER}.top_k", said=lambda config: config.get("num_experts_per_tok")),
+        LayerTypes("num_hidden_layers", default),
+        Copy("num_local_experts", f"{FFN}.experts"),
+        Copy("num_experts_per_tok", f"{ROUTER}.top_k"),
+        Implied("experts_per_token", f"{ROUTER}.top_k", by=lambda config: config.get("num_experts_per_tok")),
         Rope("layers.*.mixer.position"),
-        Same("swiglu_limit", f"{FFN}.limit"),
+        Copy("swiglu_limit", f"{FFN}.limit"),
         BalanceLoss(f"{ROUTER}.balance_loss", "num_local_experts"),
     ),
     tensors=(
@@ -57,13 +59,13 @@ GPT_OSS = LLAMA.but(
             f"{LAYER}.mlp.experts.gate_up_proj",
             f"{LAYER}.ffn.bank.gate",
             f"{LAYER}.ffn.bank.up",
-            convert=TURNS.then(TRANSPOSE),
+            convert=INTERLEAVE_ROWS.then(TRANSPOSE),
         ),
         Row(
             f"{LAYER}.mlp.experts.gate_up_proj_bias",
             f"{LAYER}.ffn.bank.gate_bias",
             f"{LAYER}.ffn.bank.up_bias",
-            convert=TURNS,
+            convert=INTERLEAVE_ROWS,
         ),
         Row(f"{LAYER}.mlp.experts.down_proj", f"{LAYER}.ffn.bank.down", convert=TRANSPOSE),
         Row(f"{LAYER}.mlp.experts.down_proj_bias", f"{LAYER}.ffn.bank.down_bias"),

@@ -1,4 +1,4 @@
-"""GPT-J: attention and ffn side by side behind one norm; adjacent channels turn as a pair (Wang & Komatsuzaki 2021)."""
+"""GPT-J: attention and FFN in parallel after one norm; RoPE on adjacent channels (Wang & Komatsuzaki 2021)."""
 
 from __future__ import annotations
 
@@ -6,21 +6,8 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.table import (
-    ACTIVATIONS,
-    HOUSEKEEPING,
-    LAYERNORM,
-    Config,
-    Dialect,
-    Form,
-    Named,
-    Row,
-    Same,
-    Settings,
-    Skip,
-    look,
-    rows,
-)
+from dovetail.port.field import ACTIVATIONS, Choice, Config, Copy, Settings, value_at
+from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 
 ROPE = {"kind": "rope", "pairs": "adjacent"}
 LAYER = {
@@ -32,24 +19,24 @@ LAYER = {
 
 
 class RotaryDim:
-    """How many channels of a head turn; null: all."""
+    """The number of rotated channels of a head; null is all of them."""
 
     names = ("rotary_dim",)
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        share, head = look(spec, "layers.*.mixer.position.fraction"), look(spec, "layers.*.mixer.head")
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        share, head = value_at(spec, "layers.*.mixer.position.fraction"), value_at(spec, "layers.*.mixer.head")
         both = isinstance(share, float) and isinstance(head, int)
         return {self.names[0]: round(share * head)} if both else {}
 
-    def take(self, config: Config) -> Settings:
-        turning, width, heads = config.get("rotary_dim"), config.get("n_embd"), config.get("n_head")
-        if turning is None:
+    def from_hf(self, config: Config) -> Settings:
+        channels, width, heads = config.get("rotary_dim"), config.get("n_embd"), config.get("n_head")
+        if channels is None:
             return {}
         if not (
-            isinstance(turning, int) and isinstance(width, int) and isinstance(heads, int) and heads > 0 and width >= heads
+            isinstance(channels, int) and isinstance(width, int) and isinstance(heads, int) and heads > 0 and width >= heads
         ):
-            raise SpecError("config.rotary_dim", f"{turning!r} is no number of channels of a head")
-        return {"layers.*.mixer.position.fraction": turning / (width // heads)}
+            raise SpecError("config.rotary_dim", f"{channels!r} is not a number of channels of a head")
+        return {"layers.*.mixer.position.fraction": channels / (width // heads)}
 
 
 GPTJ = Dialect(
@@ -70,17 +57,17 @@ GPTJ = Dialect(
     layers="n_layer",
     required=("vocab_size", "n_embd", "n_layer", "n_head"),
     fields=(
-        Same("vocab_size", "vocab"),
-        Same("n_embd", "width"),
-        Same("n_head", "layers.*.mixer.heads"),
-        Same("n_inner", "layers.*.ffn.hidden"),
-        Same("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),
-        Same("resid_pdrop", "layers.*.wire.dropout"),
-        Same("attn_pdrop", "layers.*.mixer.dropout"),
-        Same("embd_pdrop", "dropout"),
-        Same("tie_word_embeddings", "head.tied"),
-        Same("initializer_range", "init.spread"),
-        Named("activation_function", "layers.*.ffn.act", {"gelu_new": "gelu_tanh", **ACTIVATIONS}),
+        Copy("vocab_size", "vocab"),
+        Copy("n_embd", "width"),
+        Copy("n_head", "layers.*.mixer.heads"),
+        Copy("n_inner", "layers.*.ffn.hidden"),
+        Copy("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),
+        Copy("resid_pdrop", "layers.*.wire.dropout"),
+        Copy("attn_pdrop", "layers.*.mixer.dropout"),
+        Copy("embd_pdrop", "dropout"),
+        Copy("tie_word_embeddings", "head.tied"),
+        Copy("initializer_range", "init.spread"),
+        Choice("activation_function", "layers.*.ffn.act", {"gelu_new": "gelu_tanh", **ACTIVATIONS}),
         RotaryDim(),
     ),
     tensors=(

@@ -1,19 +1,19 @@
-"""Granite: Llama with a multiplier at each of four places (IBM 2024)."""
+"""Granite: Llama with four multipliers: embedding, attention, residual, logits (IBM 2024)."""
 
 from __future__ import annotations
 
 from dovetail.port.dialect.llama import LLAMA
-from dovetail.port.table import Same, Through
+from dovetail.port.field import Copy, Transform
 
-GRANITE = LLAMA.but(
+GRANITE = LLAMA.variant(
     "granite",
     architecture="GraniteForCausalLM",
     without=("pretraining_tp", "head_dim"),
     fields=(
-        Same("embedding_multiplier", "embed.scale"),
-        Same("attention_multiplier", "layers.*.mixer.scale"),
-        Same("residual_multiplier", "layers.*.wire.multiplier"),
-        Through("logits_scaling", "head.scale", there=lambda scale: 1 / scale, back=lambda by: 1 / by),
+        Copy("embedding_multiplier", "embed.scale"),
+        Copy("attention_multiplier", "layers.*.mixer.scale"),
+        Copy("residual_multiplier", "layers.*.wire.multiplier"),
+        Transform("logits_scaling", "head.scale", to_hf=lambda scale: 1 / scale, from_hf=lambda divisor: 1 / divisor),
     ),
     defaults={"attention_multiplier": 1.0},
     limits=(),

@@ -1,19 +1,20 @@
-"""Llama 1 to 3: pre-RMSNorm, SwiGLU, rotary, grouped heads (Touvron et al. 2023; Grattafiori et al. 2024)."""
+"""Llama 1 to 3: pre-RMSNorm, SwiGLU, RoPE, GQA (Touvron et al. 2023; Grattafiori et al. 2024)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dovetail.model import Model
+from dovetail.port.field import ACTIVATIONS, Choice, Copy, LegacyFixed, value_at
 from dovetail.port.rotary import Rotary
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, INV_FREQ, Dialect, Form, Named, Only, Row, Same, look, rows
+from dovetail.port.table import HOUSEKEEPING, INV_FREQ, Dialect, Form, Row, rows
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6}
 
 
 def _heads_divide_width(spec: Model) -> tuple[str, Any, str] | None:
-    """Their config refuses other widths, even with a head size of its own."""
-    heads = look(spec, "layers.*.mixer.heads")
+    """Their config needs heads that divide the width, even where head_dim is given."""
+    heads = value_at(spec, "layers.*.mixer.heads")
     bad = isinstance(heads, int) and spec.width % heads
     return ("layers.0.mixer.heads", heads, f"it must divide the width, {spec.width}") if bad else None
 
@@ -30,21 +31,21 @@ LLAMA = Dialect(
     layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     fields=(
-        Same("vocab_size", "vocab"),
-        Same("hidden_size", "width"),
-        Same("intermediate_size", "layers.*.ffn.hidden"),
-        Same("num_attention_heads", "layers.*.mixer.heads"),
-        Same("num_key_value_heads", "layers.*.mixer.kv_heads"),
-        Same("head_dim", "layers.*.mixer.head"),
-        Same("rms_norm_eps", "norm.eps", "layers.*.norm.eps"),
-        Same("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),
-        Same("mlp_bias", "layers.*.ffn.bias"),
-        Same("attention_dropout", "layers.*.mixer.dropout"),
-        Same("tie_word_embeddings", "head.tied"),
-        Same("initializer_range", "init.spread"),
-        Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
+        Copy("vocab_size", "vocab"),
+        Copy("hidden_size", "width"),
+        Copy("intermediate_size", "layers.*.ffn.hidden"),
+        Copy("num_attention_heads", "layers.*.mixer.heads"),
+        Copy("num_key_value_heads", "layers.*.mixer.kv_heads"),
+        Copy("head_dim", "layers.*.mixer.head"),
+        Copy("rms_norm_eps", "norm.eps", "layers.*.norm.eps"),
+        Copy("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),
+        Copy("mlp_bias", "layers.*.ffn.bias"),
+        Copy("attention_dropout", "layers.*.mixer.dropout"),
+        Copy("tie_word_embeddings", "head.tied"),
+        Copy("initializer_range", "init.spread"),
+        Choice("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
         Rotary("layers.*.mixer.position"),
-        Only("rope_interleaved", False),
+        LegacyFixed("rope_interleaved", False),
     ),
     fixed={"pretraining_tp": 1},
     ignored=HOUSEKEEPING | {"is_llama_config"},

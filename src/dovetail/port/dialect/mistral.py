@@ -1,11 +1,11 @@
-"""Mistral: Llama with a window (Jiang et al. 2023)."""
+"""Mistral: Llama with a sliding window (Jiang et al. 2023)."""
 
 from __future__ import annotations
 
 from dovetail.port.dialect.llama import LLAMA
 from dovetail.port.layer import Window
 
-MISTRAL = LLAMA.but(
+MISTRAL = LLAMA.variant(
     "mistral",
     architecture="MistralForCausalLM",
     without=("attention_bias", "mlp_bias", "pretraining_tp"),

@@ -1,28 +1,29 @@
-"""ModernBERT: an encoder with rope, gated ffns, windows in most layers, and no norm before its first (Warner et al. 2024)."""
+"""ModernBERT: an encoder with RoPE, gated FFNs, windows in most layers, and no norm before its first (Warner et al. 2024)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dovetail.port.classes import Classes, Pooling
-from dovetail.port.convert import STACK
-from dovetail.port.layer import FULL, SLIDING, Local, RotaryByType
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Field, Form, Named, Row, Same, rows
+from dovetail.port.convert import CONCAT
+from dovetail.port.field import ACTIVATIONS, Choice, Copy, Field
+from dovetail.port.layer import FULL, SLIDING, LocalAttention, RotaryByType
+from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, rows
 
 NORM = {"kind": "layernorm", "shift": False}
 MIXER = {"kind": "attention", "mask": "full"}
 
 
-TYPES = Local()
+TYPES = LocalAttention()
 ROPES = RotaryByType(
     TYPES, {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}, scaled=(FULL, SLIDING)
 )
 TRANSFORM = (*rows("head.dense", "head.dense", "weight", "bias"), *rows("head.norm", "head.norm", *LAYERNORM))
 LAYER_OF_ITS_OWN = (
-    Named("classifier_activation", "head.act", ACTIVATIONS),
-    Same("classifier_bias", "head.dense_bias"),
-    Same("norm_eps", "head.norm.eps"),
-    Same("norm_bias", "head.norm.shift"),
+    Choice("classifier_activation", "head.act", ACTIVATIONS),
+    Copy("classifier_bias", "head.dense_bias"),
+    Copy("norm_eps", "head.norm.eps"),
+    Copy("norm_bias", "head.norm.shift"),
 )
 OF_HEADS = {f"classifier_{name}" for name in ("activation", "bias", "dropout", "pooling")}
 OF_LOSSES = {"sparse_prediction", "sparse_pred_ignore_index"}
@@ -32,14 +33,14 @@ CLASSIFIER = {"act": "gelu", "norm": NORM, "dense_bias": False}
 
 
 def classified(kind: str, head: dict[str, Any], *fields: Field) -> Form:
-    """A form with classes."""
+    """A classifier."""
     return Form(
         architecture=f"ModernBertFor{kind}Classification",
         auto=f"AutoModelFor{kind}Classification",
         head={"head": {**CLASSIFIER, **head}},
         prefix="model.",
         tensors=(*TRANSFORM, *rows("classifier", "head.out", "weight", "bias")),
-        fields=(*LAYER_OF_ITS_OWN, Classes(), Same("classifier_dropout", "head.dropout"), *fields),
+        fields=(*LAYER_OF_ITS_OWN, Classes(), Copy("classifier_dropout", "head.dropout"), *fields),
     )
 
 
@@ -53,7 +54,7 @@ MODERNBERT = Dialect(
             head={"head": {"kind": "masked_lm", "norm": NORM, "dense_bias": False}},
             prefix="model.",
             tensors=(*TRANSFORM, Row("decoder.weight", "head.table"), Row("decoder.bias", "head.bias")),
-            fields=(*LAYER_OF_ITS_OWN, Same("decoder_bias", "head.bias"), Same("tie_word_embeddings", "head.tied")),
+            fields=(*LAYER_OF_ITS_OWN, Copy("decoder_bias", "head.bias"), Copy("tie_word_embeddings", "head.tied")),
         ),
         classified("Sequence", {"kind": "classifier"}, Pooling("classifier_pooling", "head.pooling")),
         classified("Token", {"kind": "token_classifier"}),
@@ -67,22 +68,22 @@ MODERNBERT = Dialect(
     layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     fields=(
-        Same("vocab_size", "vocab"),
-        Same("hidden_size", "width"),
-        Same("intermediate_size", "layers.*.ffn.hidden"),
-        Same("num_attention_heads", "layers.*.mixer.heads"),
-        Same("norm_eps", "norm.eps", "embed_norm.eps", "layers.*.norm.eps"),
-        Same("norm_bias", "norm.shift", "embed_norm.shift", "layers.*.norm.shift"),
-        Same("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),
-        Same("mlp_bias", "layers.*.ffn.bias"),
-        Same("embedding_dropout", "dropout"),
-        Same("mlp_dropout", "layers.*.ffn.dropout"),
-        Same("initializer_range", "init.spread"),
-        Named("hidden_activation", "layers.*.ffn.act", ACTIVATIONS),
+        Copy("vocab_size", "vocab"),
+        Copy("hidden_size", "width"),
+        Copy("intermediate_size", "layers.*.ffn.hidden"),
+        Copy("num_attention_heads", "layers.*.mixer.heads"),
+        Copy("norm_eps", "norm.eps", "embed_norm.eps", "layers.*.norm.eps"),
+        Copy("norm_bias", "norm.shift", "embed_norm.shift", "layers.*.norm.shift"),
+        Copy("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),
+        Copy("mlp_bias", "layers.*.ffn.bias"),
+        Copy("embedding_dropout", "dropout"),
+        Copy("mlp_dropout", "layers.*.ffn.dropout"),
+        Copy("initializer_range", "init.spread"),
+        Choice("hidden_activation", "layers.*.ffn.act", ACTIVATIONS),
         TYPES,
         ROPES,
     ),
-    fixed={"attention_dropout": 0.0},  # theirs drops the pattern and also what is added, ours knows no such pair
+    fixed={"attention_dropout": 0.0},  # theirs drops attention probs and the branch's output with one rate
     ignored=HOUSEKEEPING
     | {"decoder_bias", "initializer_cutoff_factor", "tie_word_embeddings", *OF_HEADS, *OF_LOSSES, *OF_KERNELS, *OLD},
     tensors=(
@@ -90,13 +91,13 @@ MODERNBERT = Dialect(
         *rows("embeddings.norm", "embed_norm", *LAYERNORM),
         *rows("layers.{}.attn_norm", "layers.{}.mixer_norm", *LAYERNORM),
         *(
-            Row(f"layers.{{}}.attn.Wqkv.{leaf}", *(f"layers.{{}}.mixer.{name}.{leaf}" for name in "qkv"), convert=STACK)
+            Row(f"layers.{{}}.attn.Wqkv.{leaf}", *(f"layers.{{}}.mixer.{name}.{leaf}" for name in "qkv"), convert=CONCAT)
             for leaf in ("weight", "bias")
         ),
         *rows("layers.{}.attn.Wo", "layers.{}.mixer.o", "weight", "bias"),
         *rows("layers.{}.mlp_norm", "layers.{}.ffn_norm", *LAYERNORM),
         *(
-            Row(f"layers.{{}}.mlp.Wi.{leaf}", *(f"layers.{{}}.ffn.{name}.{leaf}" for name in ("gate", "up")), convert=STACK)
+            Row(f"layers.{{}}.mlp.Wi.{leaf}", *(f"layers.{{}}.ffn.{name}.{leaf}" for name in ("gate", "up")), convert=CONCAT)
             for leaf in ("weight", "bias")
         ),
         *rows("layers.{}.mlp.Wo", "layers.{}.ffn.down", "weight", "bias"),

@@ -1,4 +1,4 @@
-"""MPT: ALiBi, no biases anywhere, LayerNorms without a shift, q, k and v one under the other (MosaicML 2023)."""
+"""MPT: ALiBi, no biases, LayerNorms without a shift, q, k and v packed (MosaicML 2023)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.convert import STACK
-from dovetail.port.table import HOUSEKEEPING, Config, Dialect, Form, Row, Same, Settings, look
+from dovetail.port.convert import CONCAT
+from dovetail.port.field import Config, Copy, Settings, value_at
+from dovetail.port.table import HOUSEKEEPING, Dialect, Form, Row
 
 NORM = {"kind": "layernorm", "shift": False}
 ONLY = {
@@ -23,15 +24,15 @@ SILENT = HOUSEKEEPING | {"attn_impl", "attn_uses_sequence_id", "is_encoder_decod
 
 
 class AttnConfig:
-    """A config inside the config."""
+    """The config of attention inside the config."""
 
     names = ("attn_config",)
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        scale, dropout = look(spec, "layers.*.mixer.scale"), look(spec, "layers.*.mixer.dropout")
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        scale, dropout = value_at(spec, "layers.*.mixer.scale"), value_at(spec, "layers.*.mixer.dropout")
         return {"attn_config": {**ONLY, "softmax_scale": scale, "attn_pdrop": dropout or 0}}  # a whole 0 there
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         said = config.get("attn_config") or {}
         if not isinstance(said, Mapping):
             raise SpecError("config.attn_config", f"{said!r} is not a mapping")
@@ -63,21 +64,21 @@ MPT = Dialect(
     layers="n_layers",
     required=("vocab_size", "d_model", "n_layers", "n_heads"),
     fields=(
-        Same("vocab_size", "vocab"),
-        Same("d_model", "width"),
-        Same("n_heads", "layers.*.mixer.heads"),
-        Same("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),
-        Same("resid_pdrop", "layers.*.wire.dropout"),
-        Same("emb_pdrop", "dropout"),
-        Same("initializer_range", "init.spread"),
-        Same("tie_word_embeddings", "head.tied"),
+        Copy("vocab_size", "vocab"),
+        Copy("d_model", "width"),
+        Copy("n_heads", "layers.*.mixer.heads"),
+        Copy("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),
+        Copy("resid_pdrop", "layers.*.wire.dropout"),
+        Copy("emb_pdrop", "dropout"),
+        Copy("initializer_range", "init.spread"),
+        Copy("tie_word_embeddings", "head.tied"),
         AttnConfig(),
     ),
     fixed={"expansion_ratio": 4, "no_bias": True, "learned_pos_emb": True, "logit_scale": None, "embedding_fraction": 1.0},
     tensors=(
         Row("wte.weight", "embed.table"),
         Row("blocks.{}.norm_1.weight", "layers.{}.mixer_norm.scale"),
-        Row("blocks.{}.attn.Wqkv.weight", *(f"layers.{{}}.mixer.{name}.weight" for name in "qkv"), convert=STACK),
+        Row("blocks.{}.attn.Wqkv.weight", *(f"layers.{{}}.mixer.{name}.weight" for name in "qkv"), convert=CONCAT),
         Row("blocks.{}.attn.out_proj.weight", "layers.{}.mixer.o.weight"),
         Row("blocks.{}.norm_2.weight", "layers.{}.ffn_norm.scale"),
         Row("blocks.{}.ffn.up_proj.weight", "layers.{}.ffn.up.weight"),

@@ -1,16 +1,17 @@
-"""OLMo 2: Llama whose norms stand on what a branch gives, and on all of q and k (OLMo Team 2024)."""
+"""OLMo 2: Llama with norms on the output of each branch, and on all of q and k (OLMo Team 2024)."""
 
 from __future__ import annotations
 
 from dovetail.port.dialect.llama import LLAMA, NORM
-from dovetail.port.table import Row, Same
+from dovetail.port.field import Copy
+from dovetail.port.table import Row
 
-OLMO2 = LLAMA.but(
+OLMO2 = LLAMA.variant(
     "olmo2",
     architecture="Olmo2ForCausalLM",
     layer={"wire": "res_post_norm", "mixer": {"qk_norm": NORM, "qk_norm_whole": True}},
     without=("mlp_bias", "pretraining_tp", "head_dim", "layers.{}.input_layernorm.weight"),
-    fields=(Same("rms_norm_eps", "norm.eps", "layers.*.norm.eps", "layers.*.mixer.qk_norm.eps"),),
+    fields=(Copy("rms_norm_eps", "norm.eps", "layers.*.norm.eps", "layers.*.mixer.qk_norm.eps"),),
     tensors=(
         Row("layers.{}.self_attn.q_norm.weight", "layers.{}.mixer.q_norm.scale"),
         Row("layers.{}.self_attn.k_norm.weight", "layers.{}.mixer.k_norm.scale"),

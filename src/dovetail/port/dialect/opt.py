@@ -1,8 +1,9 @@
-"""OPT: pre-LayerNorm, ReLU, biases, learned positions whose first two rows nobody reads (Zhang et al. 2022)."""
+"""OPT: pre-LayerNorm, ReLU, biases, learned positions whose first two rows are unused (Zhang et al. 2022)."""
 
 from __future__ import annotations
 
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Row, Same, rows
+from dovetail.port.field import ACTIVATIONS, Choice, Copy, Implied
+from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, rows
 
 MIXER = {"kind": "attention", "position": "none", "bias": True, "out_bias": True}
 BIASES = ("layers.*.mixer.bias", "layers.*.mixer.out_bias", "layers.*.ffn.bias")
@@ -20,23 +21,23 @@ OPT = Dialect(
     layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
     fields=(
-        Same("vocab_size", "vocab"),
-        Same("hidden_size", "width"),
-        Follows(
+        Copy("vocab_size", "vocab"),
+        Copy("hidden_size", "width"),
+        Implied(
             "word_embed_proj_dim",
             "width",
-            said=lambda config: config.get("hidden_size"),
+            by=lambda config: config.get("hidden_size"),
             unsupported="an embedding with another width than the model",
         ),
-        Same("ffn_dim", "layers.*.ffn.hidden"),
-        Same("num_attention_heads", "layers.*.mixer.heads"),
-        Same("max_position_embeddings", "position.length"),
-        Same("dropout", "layers.*.wire.dropout"),
-        Same("attention_dropout", "layers.*.mixer.dropout"),
-        Same("enable_bias", *BIASES),
-        Same("tie_word_embeddings", "head.tied"),
-        Same("init_std", "init.spread"),
-        Named("activation_function", "layers.*.ffn.act", ACTIVATIONS),
+        Copy("ffn_dim", "layers.*.ffn.hidden"),
+        Copy("num_attention_heads", "layers.*.mixer.heads"),
+        Copy("max_position_embeddings", "position.length"),
+        Copy("dropout", "layers.*.wire.dropout"),
+        Copy("attention_dropout", "layers.*.mixer.dropout"),
+        Copy("enable_bias", *BIASES),
+        Copy("tie_word_embeddings", "head.tied"),
+        Copy("init_std", "init.spread"),
+        Choice("activation_function", "layers.*.ffn.act", ACTIVATIONS),
     ),
     fixed={"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True},
     tensors=(

@@ -1,14 +1,15 @@
-"""Phi 3: Llama with q, k, v and gate, up packed in one matrix each, perhaps a head that turns in part (Abdin et al. 2024)."""
+"""Phi 3: Llama with packed q, k, v and packed gate, up; RoPE on a fraction of each head (Abdin et al. 2024)."""
 
 from __future__ import annotations
 
-from dovetail.port.convert import STACK
+from dovetail.port.convert import CONCAT
 from dovetail.port.dialect.llama import LLAMA
+from dovetail.port.field import Copy
 from dovetail.port.layer import Window
 from dovetail.port.rotary import Rotary
-from dovetail.port.table import Row, Same
+from dovetail.port.table import Row
 
-PHI3 = LLAMA.but(
+PHI3 = LLAMA.variant(
     "phi3",
     architecture="Phi3ForCausalLM",
     without=(
@@ -19,13 +20,13 @@ PHI3 = LLAMA.but(
     fields=(
         Window(),
         Rotary("layers.*.mixer.position", partial=True),
-        Same("resid_pdrop", "layers.*.wire.dropout"),
-        Same("embd_pdrop", "dropout"),
+        Copy("resid_pdrop", "layers.*.wire.dropout"),
+        Copy("embd_pdrop", "dropout"),
     ),
     tensors=(
-        Row("layers.{}.self_attn.qkv_proj.weight", *(f"layers.{{}}.mixer.{name}.weight" for name in "qkv"), convert=STACK),
+        Row("layers.{}.self_attn.qkv_proj.weight", *(f"layers.{{}}.mixer.{name}.weight" for name in "qkv"), convert=CONCAT),
         Row("layers.{}.self_attn.o_proj.weight", "layers.{}.mixer.o.weight"),
-        Row("layers.{}.mlp.gate_up_proj.weight", "layers.{}.ffn.gate.weight", "layers.{}.ffn.up.weight", convert=STACK),
+        Row("layers.{}.mlp.gate_up_proj.weight", "layers.{}.ffn.gate.weight", "layers.{}.ffn.up.weight", convert=CONCAT),
         Row("layers.{}.mlp.down_proj.weight", "layers.{}.ffn.down.weight"),
     ),
     ignored=("original_max_position_embeddings",),  # the rope carries it

@@ -1,19 +1,20 @@
-"""Qwen 3: Qwen 2 with a norm on each head of q and k instead of biases (Yang et al. 2025)."""
+"""Qwen 3: Qwen 2 with QK-norm instead of biases (Yang et al. 2025)."""
 
 from __future__ import annotations
 
 from dovetail.port.dialect.llama import NORM
 from dovetail.port.dialect.qwen2 import QWEN2
-from dovetail.port.table import Row, Same
+from dovetail.port.field import Copy
+from dovetail.port.table import Row
 
-QWEN3 = QWEN2.but(
+QWEN3 = QWEN2.variant(
     "qwen3",
     architecture="Qwen3ForCausalLM",
     layer={"mixer": {"bias": False, "qk_norm": NORM}},
     fields=(
-        Same("head_dim", "layers.*.mixer.head"),
-        Same("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),
-        Same("rms_norm_eps", "norm.eps", "layers.*.norm.eps", "layers.*.mixer.qk_norm.eps"),
+        Copy("head_dim", "layers.*.mixer.head"),
+        Copy("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),
+        Copy("rms_norm_eps", "norm.eps", "layers.*.norm.eps", "layers.*.mixer.qk_norm.eps"),
     ),
     tensors=(
         Row("layers.{}.self_attn.q_norm.weight", "layers.{}.mixer.q_norm.scale"),

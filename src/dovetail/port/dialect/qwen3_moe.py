@@ -1,15 +1,16 @@
-"""Qwen 3 with experts: an ffn of many small ones in most layers, their weights perhaps not normalized (Yang et al. 2025)."""
+"""Qwen 3 MoE: many small experts in most layers; router weights may be unnormalized (Yang et al. 2025)."""
 
 from __future__ import annotations
 
 from dovetail.port.dialect.qwen3 import QWEN3
-from dovetail.port.expert import BalanceLoss, SparseLayers, bank
+from dovetail.port.expert import BalanceLoss, SparseLayers, expert_rows
+from dovetail.port.field import ACTIVATIONS, Choice, Copy
 from dovetail.port.layer import Window
-from dovetail.port.table import ACTIVATIONS, Named, Row, Same
+from dovetail.port.table import Row
 
 EXPERTS, PLAIN = "layers.*.ffn:moe", "layers.*.ffn:glu"
 
-QWEN3_MOE = QWEN3.but(
+QWEN3_MOE = QWEN3.variant(
     "qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     layer={"ffn": {"kind": "moe", "router": {"kind": "softmax_router", "normalize": False}}},
@@ -17,17 +18,17 @@ QWEN3_MOE = QWEN3.but(
     fields=(
         Window(switch="use_sliding_window"),
         SparseLayers("num_hidden_layers"),
-        Same("num_experts", f"{EXPERTS}.experts"),
-        Same("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
-        Same("norm_topk_prob", f"{EXPERTS}.router.normalize"),
-        Same("moe_intermediate_size", f"{EXPERTS}.hidden"),
-        Same("intermediate_size", f"{PLAIN}.hidden"),
-        Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
+        Copy("num_experts", f"{EXPERTS}.experts"),
+        Copy("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
+        Copy("norm_topk_prob", f"{EXPERTS}.router.normalize"),
+        Copy("moe_intermediate_size", f"{EXPERTS}.hidden"),
+        Copy("intermediate_size", f"{PLAIN}.hidden"),
+        Choice("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
         BalanceLoss(f"{EXPERTS}.router.balance_loss", "num_experts"),
     ),
     tensors=(
         Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.weight"),
-        *bank("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
+        *expert_rows("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
     ),
     aliases={"num_local_experts": "num_experts"},
     ignored=("max_window_layers",),  # of Qwen 3 without experts

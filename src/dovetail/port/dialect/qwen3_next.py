@@ -1,4 +1,4 @@
-"""Qwen3-Next: gated delta layers with a gated attention in every fourth, many experts and a shared one (Qwen 2025)."""
+"""Qwen3-Next: gated DeltaNet layers, gated attention in every fourth, many experts and a shared one (Qwen 2025)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.convert import CHANNELS, STACK
+from dovetail.port.convert import CONCAT, DEPTHWISE
 from dovetail.port.dialect.llama import LLAMA
-from dovetail.port.expert import BalanceLoss, SparseLayers, bank, counted, glu, whole
+from dovetail.port.expert import BalanceLoss, SparseLayers, depth_of, expert_rows, glu_rows, integer
+from dovetail.port.field import Config, Copy, Settings, is_kind, value_at
 from dovetail.port.layer import FULL, LAYER_TYPES
 from dovetail.port.rotary import Rotary
-from dovetail.port.table import INV_FREQ, Config, Row, Same, Settings, Skip, is_kind, look
+from dovetail.port.table import INV_FREQ, Row, Skip
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6, "plus_one": True}
 FFN = {
@@ -25,7 +26,7 @@ DELTA, FULL_ONE, EXPERTS = "layers.*.mixer:gated_deltanet", "layers.*.mixer:atte
 THEIRS, FULL_ATTN, OURS = "layers.{}.linear_attn", "layers.{}.self_attn", "layers.{}.mixer"
 
 
-SIZES = {  # of a delta layer
+SIZES = {  # of a gated DeltaNet layer
     "linear_num_value_heads": "heads",
     "linear_num_key_heads": "key_heads",
     "linear_key_head_dim": "key_size",
@@ -34,53 +35,53 @@ SIZES = {  # of a delta layer
 }
 
 
-class Kinds:
-    """A word for each layer: delta or attention."""
+class MixerTypes:
+    """The type of each layer: gated DeltaNet or attention."""
 
     names = (LAYER_TYPES, PERIOD)
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        return {LAYER_TYPES: [LINEAR if is_kind(look(one, "mixer"), "gated_deltanet") else FULL for one in spec.layers]}
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        return {LAYER_TYPES: [LINEAR if is_kind(value_at(one, "mixer"), "gated_deltanet") else FULL for one in spec.layers]}
 
-    def take(self, config: Config) -> Settings:
-        count, said, period = counted(config, "num_hidden_layers"), config.get(LAYER_TYPES), whole(config, PERIOD, 4, 1)
+    def from_hf(self, config: Config) -> Settings:
+        count, said, period = depth_of(config, "num_hidden_layers"), config.get(LAYER_TYPES), integer(config, PERIOD, 4, 1)
         words = [LINEAR if (i + 1) % period else FULL for i in range(count)] if said is None else said
         if not isinstance(words, (list, tuple)) or len(words) != count or any(word not in (LINEAR, FULL) for word in words):
             raise SpecError(f"config.{LAYER_TYPES}", f"is not a list of {count} words", f"of {LINEAR} and {FULL}")
         return {f"layers.{i}.mixer": "gated_deltanet" for i, word in enumerate(words) if word == LINEAR}
 
 
-QWEN3_NEXT = LLAMA.but(
+QWEN3_NEXT = LLAMA.variant(
     "qwen3_next",
     architecture="Qwen3NextForCausalLM",
     spec={"norm": NORM},
     layer={"norm": NORM, "mixer": {"gate": True, "qk_norm": NORM}, "ffn": FFN},
     without=("mlp_bias", "pretraining_tp"),
     fields=(
-        Kinds(),
+        MixerTypes(),
         SparseLayers("num_hidden_layers"),
-        *(Same(theirs, f"{DELTA}.{ours}") for theirs, ours in SIZES.items()),
-        Same("num_attention_heads", f"{FULL_ONE}.heads"),
-        Same("num_key_value_heads", f"{FULL_ONE}.kv_heads"),
-        Same("head_dim", f"{FULL_ONE}.head"),
-        Same("attention_dropout", f"{FULL_ONE}.dropout"),
-        Same("rms_norm_eps", "norm.eps", "layers.*.norm.eps", f"{FULL_ONE}.qk_norm.eps", f"{DELTA}.norm.eps"),
+        *(Copy(theirs, f"{DELTA}.{ours}") for theirs, ours in SIZES.items()),
+        Copy("num_attention_heads", f"{FULL_ONE}.heads"),
+        Copy("num_key_value_heads", f"{FULL_ONE}.kv_heads"),
+        Copy("head_dim", f"{FULL_ONE}.head"),
+        Copy("attention_dropout", f"{FULL_ONE}.dropout"),
+        Copy("rms_norm_eps", "norm.eps", "layers.*.norm.eps", f"{FULL_ONE}.qk_norm.eps", f"{DELTA}.norm.eps"),
         Rotary(f"{FULL_ONE}.position", partial=True),
-        Same("num_experts", f"{EXPERTS}.experts"),
-        Same("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
-        Same("norm_topk_prob", f"{EXPERTS}.router.normalize"),
-        Same("moe_intermediate_size", f"{EXPERTS}.hidden"),
-        Same("shared_expert_intermediate_size", f"{EXPERTS}.shared.hidden"),
-        Same("intermediate_size", "layers.*.ffn:glu.hidden"),
+        Copy("num_experts", f"{EXPERTS}.experts"),
+        Copy("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
+        Copy("norm_topk_prob", f"{EXPERTS}.router.normalize"),
+        Copy("moe_intermediate_size", f"{EXPERTS}.hidden"),
+        Copy("shared_expert_intermediate_size", f"{EXPERTS}.shared.hidden"),
+        Copy("intermediate_size", "layers.*.ffn:glu.hidden"),
         BalanceLoss(f"{EXPERTS}.router.balance_loss", "num_experts"),
     ),
     tensors=(
-        Row(f"{FULL_ATTN}.q_proj.weight", f"{OURS}.q.weight", f"{OURS}.gate.weight", woven=f"{OURS}.heads"),
+        Row(f"{FULL_ATTN}.q_proj.weight", f"{OURS}.q.weight", f"{OURS}.gate.weight", interleave=f"{OURS}.heads"),
         Row(f"{FULL_ATTN}.q_norm.weight", f"{OURS}.q_norm.scale"),
         Row(f"{FULL_ATTN}.k_norm.weight", f"{OURS}.k_norm.scale"),
-        Row(f"{THEIRS}.in_proj_qkvz.weight", *(f"{OURS}.{name}.weight" for name in "qkvz"), woven=f"{OURS}.key_heads"),
-        Row(f"{THEIRS}.in_proj_ba.weight", *(f"{OURS}.{name}.weight" for name in "ba"), woven=f"{OURS}.key_heads"),
-        Row(f"{THEIRS}.conv1d.weight", *(f"{OURS}.conv_{name}" for name in "qkv"), convert=STACK.then(CHANNELS)),
+        Row(f"{THEIRS}.in_proj_qkvz.weight", *(f"{OURS}.{name}.weight" for name in "qkvz"), interleave=f"{OURS}.key_heads"),
+        Row(f"{THEIRS}.in_proj_ba.weight", *(f"{OURS}.{name}.weight" for name in "ba"), interleave=f"{OURS}.key_heads"),
+        Row(f"{THEIRS}.conv1d.weight", *(f"{OURS}.conv_{name}" for name in "qkv"), convert=CONCAT.then(DEPTHWISE)),
         Row(f"{THEIRS}.dt_bias", f"{OURS}.fade_bias"),
         Row(f"{THEIRS}.A_log", f"{OURS}.a_log"),
         Row(f"{THEIRS}.norm.weight", f"{OURS}.norm.scale"),
@@ -90,11 +91,11 @@ QWEN3_NEXT = LLAMA.but(
             for name in "kvo"
         ),
         Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.weight"),
-        *bank("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
-        *glu("layers.{}.mlp.shared_expert", "layers.{}.ffn.shared"),
+        *expert_rows("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
+        *glu_rows("layers.{}.mlp.shared_expert", "layers.{}.ffn.shared"),
         Row("layers.{}.mlp.shared_expert_gate.weight", "layers.{}.ffn.shared_gate.weight"),
     ),
-    fixed={"attention_bias": False, "hidden_act": "silu"},  # the convolutions of delta layers have it too
+    fixed={"attention_bias": False, "hidden_act": "silu"},  # the convolutions of DeltaNet layers have it too
     skips=(INV_FREQ, Skip("mtp.*", "layers for multi-token prediction")),
     required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     defaults={

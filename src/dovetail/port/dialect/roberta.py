@@ -1,4 +1,4 @@
-"""RoBERTa: BERT whose first positions nobody reads, for theirs count from behind the padding token (Liu et al. 2019)."""
+"""RoBERTa: BERT whose positions start after the padding id, so the table's first rows are unused (Liu et al. 2019)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.dialect.bert import BERT, CLASSIFIER, NORM, POOLER, POSITION_IDS, TIED
-from dovetail.port.table import LAYERNORM, Config, Form, Row, Same, Settings, Skip, look, rows
+from dovetail.port.field import Config, Copy, Settings, value_at
+from dovetail.port.table import LAYERNORM, Form, Row, Skip, rows
 
 PAD, LENGTH = "pad_token_id", "max_position_embeddings"
 
 
-class Places:
-    """A table of so many rows, of which the first pad_token_id + 1 stay unread."""
+class PositionTable:
+    """A position table whose first pad_token_id + 1 rows are unused."""
 
     names = (PAD, LENGTH)
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        offset, length = look(spec, "position.offset"), look(spec, "position.length")
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        offset, length = value_at(spec, "position.offset"), value_at(spec, "position.length")
         both = isinstance(offset, int) and isinstance(length, int)
         return {PAD: offset - 1, LENGTH: length + offset} if both and offset > 0 else {}
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         pad, length = _whole(config, PAD), _whole(config, LENGTH)
         return {"position.offset": pad + 1, "position.length": length - pad - 1}
 
@@ -35,7 +36,7 @@ def _whole(config: Config, name: str) -> int:
 
 
 def classified(kind: str, tensors: tuple[Row, ...], head: dict[str, Any]) -> Form:
-    """A form with classes."""
+    """A classifier."""
     return Form(
         architecture=f"RobertaFor{kind}Classification",
         auto=f"AutoModelFor{kind}Classification",
@@ -46,7 +47,7 @@ def classified(kind: str, tensors: tuple[Row, ...], head: dict[str, Any]) -> For
     )
 
 
-ROBERTA = BERT.but(
+ROBERTA = BERT.variant(
     "roberta",
     forms=(
         Form(
@@ -67,7 +68,7 @@ ROBERTA = BERT.but(
                 Row("lm_head.bias", "head.bias"),
                 Row("lm_head.decoder.weight", "head.table"),
             ),
-            fields=(Same("layer_norm_eps", "head.norm.eps"), TIED),
+            fields=(Copy("layer_norm_eps", "head.norm.eps"), TIED),
         ),
         classified(
             "Sequence",
@@ -80,7 +81,7 @@ ROBERTA = BERT.but(
         classified("Token", rows("classifier", "head.out", "weight", "bias"), {"kind": "token_classifier"}),
     ),
     spec={"position": {"kind": "learned", "length": 512, "offset": 2}},
-    fields=(Places(),),
+    fields=(PositionTable(),),
     defaults={"pad_token_id": 1, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1},
     copies={"lm_head.decoder.bias": "head.bias"},
     skips=(POSITION_IDS, Skip("roberta.pooler.*", "a pooler that this model class does not use")),

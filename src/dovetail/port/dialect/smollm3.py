@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama in which every fourth layer knows no position (Bakouch et al. 2025)."""
+"""SmolLM 3: Llama with NoPE in every fourth layer (Bakouch et al. 2025)."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.dialect.llama import LLAMA
-from dovetail.port.expert import whole
+from dovetail.port.expert import integer
+from dovetail.port.field import Config, Settings, value_at
 from dovetail.port.layer import FULL, SLIDING, WINDOW, LayerTypes
-from dovetail.port.table import Config, Settings, look
 
 
 class NoRope:
-    """A 1 for each layer that turns, a 0 for each that does not."""
+    """1 for each layer with RoPE, 0 for each without."""
 
     names = ("no_rope_layers", "no_rope_layer_interval")
 
-    def give(self, spec: Model) -> dict[str, Any]:
-        return {self.names[0]: [int(look(block, "mixer.position.base") == _base(spec)) for block in spec.layers]}
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        return {self.names[0]: [int(value_at(block, "mixer.position.base") == _base(spec)) for block in spec.layers]}
 
-    def take(self, config: Config) -> Settings:
-        turns = turning(config)
-        return {f"layers.{i}.mixer.position": "none" for i, turned in enumerate(turns) if not turned}
+    def from_hf(self, config: Config) -> Settings:
+        layers = rope_layers(config)
+        return {f"layers.{i}.mixer.position": "none" for i, rotated in enumerate(layers) if not rotated}
 
 
 def _base(spec: Model) -> Any:
-    bases = [look(block, "mixer.position.base") for block in spec.layers]
+    bases = [value_at(block, "mixer.position.base") for block in spec.layers]
     return next((base for base in bases if isinstance(base, float)), None)
 
 
-def turning(config: Config) -> list[int]:
-    """Which layers turn."""
-    said, count = config.get("no_rope_layers"), config.get("num_hidden_layers")
-    if said is None and isinstance(count, int):
-        every = whole(config, "no_rope_layer_interval", 4, 1)
+def rope_layers(config: Config) -> list[int]:
+    """1 or 0 for each layer, with RoPE or without."""
+    listed, count = config.get("no_rope_layers"), config.get("num_hidden_layers")
+    if listed is None and isinstance(count, int):
+        every = integer(config, "no_rope_layer_interval", 4, 1)
         return [int((i + 1) % every != 0) for i in range(min(count, 10_000))]
-    if not isinstance(said, (list, tuple)) or len(said) != count:
+    if not isinstance(listed, (list, tuple)) or len(listed) != count:
         raise SpecError("config.no_rope_layers", f"is not a list of {count} numbers, one for each layer")
-    return list(said)
+    return list(listed)
 
 
-def usual(config: Config, layer: int) -> str:
-    """Layers without a position slide, if any do."""
+def default(config: Config, layer: int) -> str:
+    """Layers without RoPE have the sliding window, if it is turned on."""
     slides = config.get("use_sliding_window") and config.get(WINDOW) is not None
-    return SLIDING if slides and not turning(config)[layer] else FULL
+    return SLIDING if slides and not rope_layers(config)[layer] else FULL
 
 
-SMOLLM3 = LLAMA.but(
+SMOLLM3 = LLAMA.variant(
     "smollm3",
     architecture="SmolLM3ForCausalLM",
     spec={"head": {"kind": "lm", "tied": True}},
     without=("pretraining_tp", "head_dim"),
-    fields=(LayerTypes("num_hidden_layers", usual, switch="use_sliding_window"), NoRope()),
+    fields=(LayerTypes("num_hidden_layers", default, switch="use_sliding_window"), NoRope()),
     ignored=("max_window_layers",),
     defaults={"num_key_value_heads": 4, "rope_theta": 2e6},
     limits=(),

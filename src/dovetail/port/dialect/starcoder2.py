@@ -1,14 +1,15 @@
-"""StarCoder 2: LayerNorms, a plain ffn, biases everywhere, rotary, grouped heads, perhaps a window (Lozhkov et al. 2024)."""
+"""StarCoder 2: LayerNorms, a plain FFN, biases, RoPE, GQA, an optional sliding window (Lozhkov et al. 2024)."""
 
 from __future__ import annotations
 
 from dovetail.port.dialect.llama import LLAMA
+from dovetail.port.field import Copy
 from dovetail.port.layer import Window
-from dovetail.port.table import LAYERNORM, Same, rows
+from dovetail.port.table import LAYERNORM, rows
 
 BIASES = ("mixer.bias", "mixer.out_bias", "ffn.bias")
 
-STARCODER2 = LLAMA.but(
+STARCODER2 = LLAMA.variant(
     "starcoder2",
     architecture="Starcoder2ForCausalLM",
     spec={"norm": "layernorm", "head": {"kind": "lm", "tied": True}},
@@ -19,10 +20,10 @@ STARCODER2 = LLAMA.but(
     ),
     fields=(
         Window(),
-        Same("norm_epsilon", "norm.eps", "layers.*.norm.eps"),
-        Same("use_bias", *(f"layers.*.{name}" for name in BIASES)),
-        Same("residual_dropout", "layers.*.wire.dropout"),
-        Same("embedding_dropout", "dropout"),
+        Copy("norm_epsilon", "norm.eps", "layers.*.norm.eps"),
+        Copy("use_bias", *(f"layers.*.{name}" for name in BIASES)),
+        Copy("residual_dropout", "layers.*.wire.dropout"),
+        Copy("embedding_dropout", "dropout"),
     ),
     tensors=(
         *rows("layers.{}.input_layernorm", "layers.{}.mixer_norm", *LAYERNORM),

@@ -1,4 +1,4 @@
-"""T5 and its 1.1: an encoder–decoder with relative biases, unscaled scores and RMSNorm (Raffel et al. 2020; Shazeer 2020)."""
+"""T5 and T5 1.1: an encoder–decoder with relative biases, unscaled scores and RMSNorm (Raffel et al. 2020; Shazeer 2020)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.convert import TRANSPOSE
-from dovetail.port.gated import GatedWord
-from dovetail.port.table import HOUSEKEEPING, Config, Dialect, Form, Row, Same, Settings, Skip, look
+from dovetail.port.field import Config, Copy, Settings, value_at
+from dovetail.port.gated import GatedActivation
+from dovetail.port.table import HOUSEKEEPING, Dialect, Form, Row, Skip
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6}
 WIRE = {"kind": "pre_norm", "dropout": 0.1}
@@ -36,17 +37,17 @@ def everywhere(places: tuple[str, ...], field: str) -> tuple[str, ...]:
     return tuple(f"{place}.{field}" for place in places)
 
 
-class Outputs:
-    """What the decoder gives is scaled by 1/√width where the table is tied, and not in 1.1."""
+class OutputScale:
+    """The decoder's output is scaled by 1/√width in T5, not in T5 1.1."""
 
     names = ("scale_decoder_outputs",)
 
-    def give(self, spec: Model) -> dict[str, Any]:
+    def to_hf(self, spec: Model) -> dict[str, Any]:
         scales = {spec.width**-0.5: True, 1.0: False}
-        scale = look(spec, "head.scale")
+        scale = value_at(spec, "head.scale")
         return {"scale_decoder_outputs": scales[scale]} if scale in scales else {}
 
-    def take(self, config: Config) -> Settings:
+    def from_hf(self, config: Config) -> Settings:
         width, scaled = config.get("d_model"), config.get("scale_decoder_outputs")
         if scaled is None:
             scaled = config.get("tie_word_embeddings") is not False
@@ -56,7 +57,7 @@ class Outputs:
 
 
 def stack(theirs: str, ours: str, ffn: int) -> tuple[Row, ...]:
-    """A layer's attention and its ffn, which is the `ffn`th of their sublayers."""
+    """Rows of one stack: attention, and the FFN, which is sublayer `ffn`."""
     dense = f"{theirs}.block.{{}}.layer.{ffn}.DenseReluDense"
     table = "layer.0.SelfAttention.relative_attention_bias.weight"
     return (
@@ -73,7 +74,7 @@ def stack(theirs: str, ours: str, ffn: int) -> tuple[Row, ...]:
 
 
 def attention(theirs: str, ours: str) -> tuple[Row, ...]:
-    """Four matrices of the same names."""
+    """Rows of q, k, v and o."""
     return tuple(Row(f"{theirs}.{name}.weight", f"{ours}.{name}.weight") for name in "qkvo")
 
 
@@ -84,7 +85,7 @@ T5 = Dialect(
             architecture="T5ForConditionalGeneration",
             auto="AutoModelForSeq2SeqLM",
             tensors=(Row("lm_head.weight", "head.table"),),
-            fields=(Same("tie_word_embeddings", "head.tied"), Outputs()),
+            fields=(Copy("tie_word_embeddings", "head.tied"), OutputScale()),
         ),
         Form(architecture="T5Model", auto="AutoModel", answer="last_hidden_state", head={"head": None}),
     ),
@@ -104,20 +105,20 @@ T5 = Dialect(
     layers="num_decoder_layers",
     encoder="num_layers",
     defaults={"dropout_rate": 0.1},
-    like={"num_decoder_layers": "num_layers"},
+    fallbacks={"num_decoder_layers": "num_layers"},
     required=("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"),
     fields=(
-        Same("vocab_size", "vocab", "encoder.vocab"),
-        Same("d_model", "width", "encoder.width"),
-        GatedWord(*everywhere(STACKS, "ffn")),
-        Same("d_ff", *everywhere(STACKS, "ffn.hidden")),
-        Same("num_heads", *everywhere(MIXERS, "heads")),
-        Same("d_kv", *everywhere(MIXERS, "head")),
-        Same("relative_attention_num_buckets", *everywhere(STACKS, "mixer.position.buckets")),
-        Same("relative_attention_max_distance", *everywhere(STACKS, "mixer.position.max_distance")),
-        Same("layer_norm_epsilon", "norm.eps", "encoder.norm.eps", *everywhere(STACKS, "norm.eps")),
-        Same("dropout_rate", "dropout", "encoder.dropout", *everywhere(MIXERS, "dropout"), *everywhere(STACKS, "wire.dropout")),
-        Same("dropout_rate", *everywhere(STACKS, "ffn.dropout")),
+        Copy("vocab_size", "vocab", "encoder.vocab"),
+        Copy("d_model", "width", "encoder.width"),
+        GatedActivation(*everywhere(STACKS, "ffn")),
+        Copy("d_ff", *everywhere(STACKS, "ffn.hidden")),
+        Copy("num_heads", *everywhere(MIXERS, "heads")),
+        Copy("d_kv", *everywhere(MIXERS, "head")),
+        Copy("relative_attention_num_buckets", *everywhere(STACKS, "mixer.position.buckets")),
+        Copy("relative_attention_max_distance", *everywhere(STACKS, "mixer.position.max_distance")),
+        Copy("layer_norm_epsilon", "norm.eps", "encoder.norm.eps", *everywhere(STACKS, "norm.eps")),
+        Copy("dropout_rate", "dropout", "encoder.dropout", *everywhere(MIXERS, "dropout"), *everywhere(STACKS, "wire.dropout")),
+        Copy("dropout_rate", *everywhere(STACKS, "ffn.dropout")),
     ),
     ignored=HOUSEKEEPING
     | {"classifier_dropout", "initializer_factor", "n_positions", "tie_word_embeddings", "scale_decoder_outputs"},

@@ -1,10 +1,11 @@
-"""ViT: a pre-LayerNorm encoder of the squares of an image behind a class token (Dosovitskiy et al. 2020)."""
+"""ViT: a pre-LayerNorm encoder of image patches after a class token (Dosovitskiy et al. 2020)."""
 
 from __future__ import annotations
 
 from dovetail.port.classes import Classes
+from dovetail.port.field import ACTIVATIONS, Choice, Copy, Implied
 from dovetail.port.image import ATTENTION, EMBEDDINGS, Image
-from dovetail.port.table import ACTIVATIONS, HOUSEKEEPING, LAYERNORM, Dialect, Follows, Form, Named, Same, Skip, rows
+from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Skip, rows
 
 NORM = {"kind": "layernorm", "eps": 1e-12}
 MIXER = {"kind": "attention", "mask": "full", "position": "none", "bias": True, "out_bias": True}
@@ -41,17 +42,17 @@ VIT = Dialect(
     required=("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     defaults={"image_size": 224, "patch_size": 16, "num_channels": 3},
     fields=(
-        Same("hidden_size", "width"),
+        Copy("hidden_size", "width"),
         Image(),
-        Same("intermediate_size", "layers.*.ffn.hidden"),
-        Same("num_attention_heads", "layers.*.mixer.heads"),
-        Same("qkv_bias", "layers.*.mixer.bias"),
-        Same("layer_norm_eps", "norm.eps", "layers.*.norm.eps"),
-        Same("hidden_dropout_prob", "dropout", "layers.*.wire.dropout"),
-        Same("attention_probs_dropout_prob", "layers.*.mixer.dropout"),
-        Same("initializer_range", "init.spread"),
-        Named("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
-        Follows("pooler_output_size", "width", said=lambda config: config.get("hidden_size")),
+        Copy("intermediate_size", "layers.*.ffn.hidden"),
+        Copy("num_attention_heads", "layers.*.mixer.heads"),
+        Copy("qkv_bias", "layers.*.mixer.bias"),
+        Copy("layer_norm_eps", "norm.eps", "layers.*.norm.eps"),
+        Copy("hidden_dropout_prob", "dropout", "layers.*.wire.dropout"),
+        Copy("attention_probs_dropout_prob", "layers.*.mixer.dropout"),
+        Copy("initializer_range", "init.spread"),
+        Choice("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
+        Implied("pooler_output_size", "width", by=lambda config: config.get("hidden_size")),
     ),
     fixed={"pooler_act": "tanh"},
     ignored=HOUSEKEEPING | {"encoder_stride"},

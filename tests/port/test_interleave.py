@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.port.convert import TRANSPOSE, TURNS, Woven
+from dovetail.port.convert import INTERLEAVE_ROWS, TRANSPOSE, Interleave
 
 K, V = torch.tensor([[1], [2], [3], [4]]), torch.tensor([[10], [20]])
 
 
 def test_head_by_head() -> None:
     """Two heads: two rows of k and one of v each."""
-    (whole,) = Woven(2).there([K, V])
+    (whole,) = Interleave(2).to_hf([K, V])
     assert whole.flatten().tolist() == [1, 2, 10, 3, 4, 20]
-    back = Woven(2).back([whole], [(4, 1), (2, 1)])
+    back = Interleave(2).from_hf([whole], [(4, 1), (2, 1)])
     assert back[0].equal(K)
     assert back[1].equal(V)
-    assert Woven(2).between([(4, 1), (2, 1)]) == [(6, 1)]
+    assert Interleave(2).hf_shapes([(4, 1), (2, 1)]) == [(6, 1)]
 
 
 def test_row_by_row_on_its_side() -> None:
     """One expert of three units over two channels: gate and up alternate, and the matrix lies on its side."""
     gate, up = torch.tensor([[[1, 2], [3, 4], [5, 6]]]), torch.tensor([[[-1, -2], [-3, -4], [-5, -6]]])
-    both = TURNS.then(TRANSPOSE)
-    (whole,) = both.there([gate, up])
+    both = INTERLEAVE_ROWS.then(TRANSPOSE)
+    (whole,) = both.to_hf([gate, up])
     assert whole.tolist() == [[[1, -1, 3, -3, 5, -5], [2, -2, 4, -4, 6, -6]]]
-    back = both.back([whole], [(1, 3, 2), (1, 3, 2)])
+    back = both.from_hf([whole], [(1, 3, 2), (1, 3, 2)])
     assert back[0].equal(gate)
     assert back[1].equal(up)
 
 
 def test_what_does_not_fit_is_given_back() -> None:
     odd = torch.ones(5, 1)
-    assert Woven(2).back([odd], [(4, 1), (2, 1)]) == [odd]
+    assert Interleave(2).from_hf([odd], [(4, 1), (2, 1)]) == [odd]
