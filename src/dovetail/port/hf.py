@@ -196,11 +196,7 @@ def attempt(
         read = read_config(config, dialect, form)
     except SpecError:  # the config is invalid in this family: compare with the family's own spec instead
         read = with_depth(base_spec(dialect, form), len(spec.layers), 1 if spec.encoder is None else len(spec.encoder.layers))
-<<<<<<< HEAD
     # the initialization does not change what a model computes
-=======
-    # initialization is no part of what a model computes
->>>>>>> c6232b1 (Dialects in the words of the field: Copy, Choice, Transform, Implied; to_hf and from_hf for both directions; docs of dropped tensors)
     if read.encoder is not None and spec.encoder is not None:
         read = dc.replace(read, encoder=dc.replace(read.encoder, init=spec.encoder.init))
     back = explicit(dc.replace(read, init=spec.init))
