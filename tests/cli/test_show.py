@@ -125,7 +125,7 @@ def test_the_view_folds_layers_and_gives_advice(capsys: pytest.CaptureFixture[st
 
 def test_a_model_that_does_not_decode_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "bert-tiny")["state_bytes"] == 0
-    assert "no decoding step by step" in run(capsys, "bert-tiny")[1]
+    assert "cannot decode token by token" in run(capsys, "bert-tiny")[1]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_each_placement_is_its_equation(wire: str) -> None:
 
 @pytest.mark.slow
 def test_deep_pre_norm_trains_without_warm_up_where_post_norm_does_not() -> None:
-    """16 layers with variance-preserving initialization, the full rate from the first step, on texts that repeat: pre learns them,
+    """16 layers of variance-preserving initialization, full rate from the first step, on texts that repeat: pre learns them,
     post stays near a uniform guess, ln 20 = 3.0."""
     text = torch.randint(0, 20, (8, 12), generator=torch.Generator().manual_seed(0)).repeat(1, 3)
     final: dict[str, float] = {}

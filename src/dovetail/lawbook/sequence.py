@@ -183,7 +183,7 @@ def _pooled(case: Case, inputs: Tensor, how: dict[str, Any], answers: list[Tenso
         case.same(pooled[r], answer, f"the answer for document {r} {where} and alone")
 
 
-@law(7, "rollback", "rolling back and replaying equals never having seen the tokens; of a fork both twins go on rightly")
+@law(7, "rollback", "rolling back and replaying equals never having seen the tokens; both rows of a fork continue correctly")
 @torch.no_grad()
 def rollback(case: Case) -> None:
     """See wrong tokens, forget them, go on; fork, go two ways."""

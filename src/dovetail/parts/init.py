@@ -56,8 +56,11 @@ class FanIn(Init):
 
 @register("mup")
 class Mup(Init):
-    """The initialization of µP. By itself it does not make the best learning rate independent of width: µP also scales the
-    learning rate of hidden matrices by base_width/inputs and the logits of a tied head by base_width/width."""
+    """The initialization of µP, without its learning rates.
+
+    By itself it does not make the best learning rate independent of width: µP also scales the learning rate of hidden matrices
+    by base_width/inputs and the logits of a tied head by base_width/width.
+    """
 
     spread: float = 0.02
     base_width: int = 256
