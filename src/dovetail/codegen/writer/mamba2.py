@@ -86,7 +86,7 @@ class $name(nn.Module):
         b, c = (t.unflatten(-1, (-1, self.state)) for t in (b, c))  # (B, N, groups, S)
         dt = F.softplus(self.dt(u).to(at_least_fp32(u.dtype)) + self.dt_bias)  # (B, N, H)
         fading = -self.a_log.to(dt.dtype).exp() * dt  # log decay per step
-        y = decay_scan(c, b, x * dt[..., None].to(x.dtype), fading)  # (B, N, H, K)
+        y = decay_scan(c, b, x.to(dt.dtype) * dt[..., None], fading)  # (B, N, H, K)
         y = y + self.skip[:, None] * x
         return self.o(self.norm(y.flatten(-2) * F.silu(self.z(u))))
 '''

@@ -152,7 +152,7 @@ class Mamba2Module(RecurrentModule):
         dtype = at_least_fp32(u.dtype)
         dt = ctx.tap(self, "dt", F.softplus(self.dt(u).to(dtype) + self.dt_bias))
         log_decay = -self.a_log.to(dtype).exp() * dt
-        y, state = decay_scan(c, b, x * dt[..., None].to(x.dtype), log_decay, seq, state)
+        y, state = decay_scan(c, b, x.to(dtype) * dt[..., None], log_decay, seq, state)  # in float16 a small dt underflows
         y = ctx.tap(self, "y", y + self.skip[:, None] * x)
         gated = y.flatten(-2) * F.silu(self.z(u))
         return ctx.tap(self, "out", self.o(self.norm(gated, ctx))), (conv_x, conv_b, conv_c, state)
