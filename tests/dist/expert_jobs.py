@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dovetail.construction import generator
-from dovetail.core.layout import TokenLayout
 from dovetail.core.ctx import Ctx
 from dovetail.core.group import RouterModule
+from dovetail.core.layout import TokenLayout
 from dovetail.dist.mesh import make_mesh
 from dovetail.dist.shard import tensor_parallel
-from dovetail.lawbook.case import perturbed
 from dovetail.io.spec import from_yaml
+from dovetail.lawbook.case import perturbed
 
 
 def experts_over_ranks(text: str, whole: tuple[str, ...]) -> dict[str, Any]:

@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dovetail.construction import generator
-from dovetail.core.layout import TokenLayout
 from dovetail.core.ctx import Ctx
-from dovetail.core.scope import Scope
 from dovetail.core.errors import DovetailError
+from dovetail.core.layout import TokenLayout
+from dovetail.core.scope import Scope
 from dovetail.dist import collective, context, place, shard
 from dovetail.dist.mesh import make_mesh
+from dovetail.io.spec import from_yaml
 from dovetail.lawbook.case import perturbed
 from dovetail.lawbook.sharded import Compared, How, compare
 from dovetail.model import ModelModule
 from dovetail.ops.attend import using
-from dovetail.io.spec import from_yaml
 from dovetail.state.pool import Pool
 
 
@@ -90,7 +90,7 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a bias is added by every rank": lambda: patch.object(shard, "_reader", _never_once(shard._reader)),
     "every rank takes the first piece": lambda: patch.object(place.Cut, "piece", lambda self, rank, ranks: 0),
     "gathered keys have no gradient": lambda: patch.object(context, "gather", collective.joined),
-    "keys stand in another order": lambda: patch.object(context, "whole_at", _backwards(context.whole_layout)),
+    "keys stand in another order": lambda: patch.object(context, "whole_layout", _backwards(context.whole_layout)),
 }
 
 
@@ -152,7 +152,9 @@ def decode(spec_yaml: str, n: int = 11) -> float:
             encoder_output, encoder_layout = whole.encode(source, source_ctx)
             ctx = Ctx(layout=ctx.layout, encoder_output=encoder_output, encoder_layout=encoder_layout)
             encoder_output, encoder_layout = model.encode(source, source_ctx)
-            model.fill(Ctx(layout=ctx.layout, encoder_output=encoder_output, encoder_layout=encoder_layout), pool.admit([0, 1], [5, 5]))
+            model.fill(
+                Ctx(layout=ctx.layout, encoder_output=encoder_output, encoder_layout=encoder_layout), pool.admit([0, 1], [5, 5])
+            )
         want, got, done = whole(tokens, ctx), [], 0
         for size in (6, *[1] * (n - 6)):
             step = pool.step([0, 1], [size, size])

@@ -18,8 +18,8 @@ from shard_specs import ROWS_ONLY, WIRINGS
 from dovetail.construction import build
 from dovetail.dist.pair import Pair
 from dovetail.dist.shard import units
-from dovetail.lawbook.sharded import compare_sharded
 from dovetail.io.spec import from_yaml
+from dovetail.lawbook.sharded import compare_sharded
 
 RELATION = 1e-9
 

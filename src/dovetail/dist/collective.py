@@ -1,13 +1,13 @@
-"""Sums, joins and hand-overs between ranks, each with its true gradient.
+"""Differentiable collectives: all-reduce, all-gather, send and receive, each with its exact gradient.
 
-    enter   forward: x            backward: Σ over ranks      what is whole on every rank goes into work that ranks share out
-    leave   forward: Σ over ranks backward: g                 shares of a sum become the sum, whole on every rank
-    total   forward: Σ over ranks backward: Σ over ranks      a statistic of shares that every rank goes on with alone
-    gather  forward: join         backward: Σ, own piece      pieces of a sequence become the sequence, on every rank
-    receive forward: ← rank − 1   backward: g to rank − 1     what a recurrence remembers, from the piece before …
-    hand_on forward: to rank + 1  backward: g ← rank + 1      … and to the piece behind
+    enter   forward: x            backward: Σ over ranks      a replicated tensor enters a tensor-parallel region
+    leave   forward: Σ over ranks backward: g                 partial sums leave it as their sum, replicated
+    total   forward: Σ over ranks backward: Σ over ranks      a statistic over shards that every rank uses on its own
+    gather  forward: join         backward: Σ, own piece      chunks of a sequence become the sequence, on every rank
+    receive forward: ← rank − 1   backward: g to rank − 1     the recurrent state, from the previous rank …
+    hand_on forward: to rank + 1  backward: g ← rank + 1      … and to the next rank
 
-The gradients are copied to plain strides first: a reduction in place over permuted strides gives wrong numbers without a word.
+Gradients are copied to contiguous memory first: an in-place reduction over permuted strides silently gives wrong numbers.
 Shoeybi et al. 2019 (enter and leave, there f and g).
 """
 
@@ -23,14 +23,14 @@ from torch.autograd.function import once_differentiable
 
 
 def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """A new tensor, the sum of x over the ranks; no gradient."""
+    """Return the sum of x over the ranks as a new tensor, not differentiable."""
     out = x.detach().clone(memory_format=torch.contiguous_format)
     dist.all_reduce(out, group=group)
     return out
 
 
 def joined(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """A new tensor, every rank's x one behind the other along dim; no gradient."""
+    """Return x of every rank concatenated along dim as a new tensor, not differentiable."""
     own = x.detach().contiguous()
     pieces = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(pieces, own, group=group)
@@ -38,33 +38,33 @@ def joined(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def enter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x itself; its gradient is the sum over the ranks."""
+    """Return x; its gradient is all-reduced."""
     return _Enter.apply(x, group)  # type: ignore[no-any-return]
 
 
 def leave(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum of x over the ranks; the gradient passes as it is, being whole on every rank already."""
+    """Return the sum of x over the ranks; the gradient is replicated already and passes unchanged."""
     return _Leave.apply(x, group)  # type: ignore[no-any-return]
 
 
 def total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum of x over the ranks; its gradient is the sum of what each rank does with it."""
+    """Return the sum of x over the ranks; its gradient is all-reduced too."""
     return _Total.apply(x, group)  # type: ignore[no-any-return]
 
 
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """Every rank's x, of one shape, one behind the other along dim."""
+    """Return x of every rank, all of one shape, concatenated along dim."""
     return _Gather.apply(x, dim % x.dim(), group)  # type: ignore[no-any-return]
 
 
 def receive(x: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """x itself, and the tensors that the rank before hands on; the first rank must not ask."""
+    """Return x and the tensors sent by the previous rank; must not be called on the first rank."""
     x, *carry = _Receive.apply(x, group)  # type: ignore[misc]
     return x, tuple(carry)
 
 
 def hand_on(y: Tensor, carry: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
-    """y itself, after giving the tensors to the next rank; the last rank must not. Their gradient comes back through y."""
+    """Send the tensors to the next rank and return y; not for the last rank. Their gradient comes back through y."""
     return _HandOn.apply(y, group, *carry)  # type: ignore[no-any-return]
 
 
@@ -142,7 +142,7 @@ class _HandOn(torch.autograd.Function):
         return g, None, *_take(g, dist.get_rank(ctx.group) + 1, ctx.group)
 
 
-MOST = 64  # numbers in the message that says what comes: how many tensors, and the dtype and shape of each
+MOST = 64  # numbers in the header message: how many tensors follow, and the dtype and shape of each
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 

@@ -1,17 +1,17 @@
-"""A sequence split over ranks: nothing but another view. Each rank holds a piece of every row, and attention's view gives it
-the keys and values of all pieces, in order, with where they stand.
+"""Sequence parallelism as a view. Each rank holds a contiguous chunk of every row, and the attention view all-gathers the keys
+and values of all chunks, with their token layout.
 
     rank r:  x_r (…, n/ranks, embed) -> q_r, k_r, v_r        view.extend(at_r, k_r, v_r) -> K, V (…, n, kv_heads, head), at
 
     ctx = Ctx(layout=layout.cut(ranks, rank), views=split_views(spec, group))
     logits_r = model(piece(tokens, group), ctx)
 
-A recurrence's view hands its memory on from rank to rank instead: in order, so right rather than fast.
+The view of a recurrent mixer sends its state from rank to rank instead: ranks run in sequence, so this is correct, not fast.
 
-Masks look at order and document alone, so a piece needs to know nothing of its place in the row. Cross attention looks at a
-memory that is whole on every rank: encode each piece of the source with `split_views(spec.encoder, group)`, then call
-`whole_memory`; or encode the whole source on every rank. Each rank finds a share of every weight's gradient: sum them. A loss
-that is a mean over labels must be weighted by each rank's share of the labels.        Li et al. 2021 (sequence parallel)
+Masks read order and document only, so a chunk needs no offset. Cross attention reads an encoder output that is whole on every
+rank: encode each chunk of the source with `split_views(spec.encoder, group)`, then call `whole_encoder_output`; or encode the
+whole source on every rank. Each rank computes a part of every gradient: all-reduce them. A mean loss must be weighted by the
+number of labels per rank.        Li et al. 2021 (sequence parallelism)
 """
 
 from __future__ import annotations
@@ -22,58 +22,58 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
 from dovetail.core.ctx import Views
 from dovetail.core.errors import SpecError, StateError
 from dovetail.core.group import Embed, Head, Mixer, Scaling
+from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Part, walk, walk_spec
 from dovetail.dist.collective import gather, hand_on, joined, receive
 
 
 class GatherView:
-    """Attention's view of a row whose pieces lie on several ranks."""
+    """The attention view of rows whose chunks are on several ranks."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
     def extend(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """Entries of this piece (…, n, *axes); those of all pieces (…, n·ranks, *axes), and where they stand."""
+        """Take the entries of this chunk (…, n, *axes); return those of all chunks (…, n·ranks, *axes) and their layout."""
         key_layout = layout.once(("whole row", self.group), lambda: whole_layout(layout, self.group))
         return tuple(gather(values, layout.order.dim() - 1, self.group) for values in new), key_layout
 
     def extend_blocks(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """The same for blocks that end in this piece, as many on every rank (document −1 where there is none)."""
+        """The same for blocks that end in this chunk, equally many on every rank (document −1 where there is none)."""
         return self.extend(layout, *new)
 
 
 class CarryView:
-    """A recurrence's view of a row whose pieces lie on several ranks: what the piece before remembers, and on to the next."""
+    """The view of a recurrent mixer on rows whose chunks are on several ranks: it receives the state and sends it on."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
     def read(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """x as it is, and what the rows remember before this piece; None before the first."""
+        """Return x and the recurrent state before this chunk; None on the first rank."""
         return (x, None) if dist.get_rank(self.group) == 0 else receive(x, self.group)
 
     def write(self, y: Tensor, *new: Tensor) -> Tensor:
-        """y as it is; what the rows remember goes to the next piece."""
+        """Send the recurrent state to the next rank; return y."""
         last = dist.get_rank(self.group) == dist.get_world_size(self.group) - 1
         return y if last else hand_on(y, new, self.group)
 
 
 def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
-    """A view for every mixer of a model that looks at its own row; one mapping a layer, for Ctx(views=…)."""
+    """Return a view for every self-attending or recurrent mixer, one mapping per layer, for Ctx(views=…)."""
     inner = tuple(f"{path}." for path, part in walk_spec(spec) if path and part.group == spec.group)
     for path, part in walk_spec(spec):
-        if not path.startswith(inner):  # an encoder may still run whole
+        if not path.startswith(inner):  # an encoder may run unsplit
             refuse(path, part)
     views: list[dict[str, Any]] = []
     gathers, carries = GatherView(group), CarryView(group)
     for path, part, _ in walk(spec):
         stack, _, rest = path.partition(".")
         if stack != "layers":
-            continue  # an encoder's layers are split by views of their own
+            continue  # the encoder has views of its own
         index, _, branch = rest.partition(".")
         views += [{} for _ in range(int(index) + 1 - len(views))]
         if isinstance(part, Mixer) and not part.reads_encoder():
@@ -82,7 +82,7 @@ def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
 
 
 def refuse(path: str, part: Part) -> None:
-    """An error for a part that must see a whole row at once."""
+    """Raise for a part that needs a whole row at once."""
     if isinstance(part, Head) and part.pools():
         problem, remedy = "gives one answer a row, whose tokens lie on several ranks", "split rows over ranks instead: data"
     elif isinstance(part, Embed) and not part.causal():
@@ -95,7 +95,7 @@ def refuse(path: str, part: Part) -> None:
 
 
 def piece(x: Tensor, group: dist.ProcessGroup, dim: int = -1) -> Tensor:
-    """This rank's piece of a whole row; the rows must be cut evenly (pad them with document −1)."""
+    """Return the chunk of x on this rank; the length must be divisible (pad with document −1)."""
     ranks = dist.get_world_size(group)
     if x.shape[dim] % ranks:
         raise StateError(f"{x.shape[dim]} tokens cannot be cut evenly over {ranks} ranks (pad the rows)")
@@ -103,7 +103,7 @@ def piece(x: Tensor, group: dist.ProcessGroup, dim: int = -1) -> Tensor:
 
 
 def whole_layout(layout: TokenLayout, group: dist.ProcessGroup) -> TokenLayout:
-    """Where the tokens of all pieces stand."""
+    """Return the token layout of all chunks."""
     lengths = joined(torch.tensor([layout.n], device=layout.order.device), 0, group).tolist()
     if len(set(lengths)) > 1:
         raise StateError(f"the pieces of a row are {lengths} tokens long on the ranks, and must be equal (pad the rows)")
@@ -112,5 +112,5 @@ def whole_layout(layout: TokenLayout, group: dist.ProcessGroup) -> TokenLayout:
 
 
 def whole_encoder_output(memory: Tensor, layout: TokenLayout, group: dist.ProcessGroup) -> tuple[Tensor, TokenLayout]:
-    """An encoder's output (…, m/ranks, memory) of each piece of the source as the whole memory (…, m, memory)."""
+    """All-gather the encoder output (…, m/ranks, encoder) of each chunk of the source to (…, m, encoder)."""
     return gather(memory, -2, group), whole_layout(layout, group)

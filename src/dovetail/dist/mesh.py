@@ -1,11 +1,11 @@
-"""The ranks of a run: how this process joins the others, and how they are laid out.
+"""The ranks of a run: joining the process group, and the device mesh.
 
-    data       each rank reads other rows; weights are cut over these ranks by FSDP, and gathered where they are used
-    sequence   each rank holds another piece of every row
+    data       each rank reads other rows; FSDP shards weights across these ranks and gathers them for use
+    sequence   each rank holds another chunk of every row
     tensor     each rank holds other heads, other hidden units
 
-`mesh["tensor"]` is the row of ranks along one axis. With torchrun the environment says who this process is; without it, it
-is alone.
+`mesh["tensor"]` is the row of ranks along one axis. With torchrun the environment names the rank of this process; without it,
+there is one rank.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 class RankError(DovetailError):
-    """Processes that should work together do not: a wrong number of them, one that died or does not answer."""
+    """The ranks of a run failed: a wrong number of them, one that died or does not respond."""
 
 
 @contextmanager
 def joined_ranks(device: str = "cpu") -> Iterator[None]:
-    """Within this context the process is one of the ranks that torchrun started, or one alone."""
+    """Within this context the process is a rank of the torchrun job, or the only rank."""
     if device not in BACKENDS:
         raise RankError(f"no way of talking between ranks is known for {device!r} (known: {', '.join(BACKENDS)})")
-    if dist.is_initialized():  # the caller has joined already, and leaves himself
+    if dist.is_initialized():  # the caller has initialized the process group and destroys it
         yield
         return
     if device == "cuda":
@@ -50,7 +50,7 @@ def joined_ranks(device: str = "cpu") -> Iterator[None]:
 
 
 def make_mesh(*, data: int = 1, sequence: int = 1, tensor: int = 1, device: str = "cpu") -> DeviceMesh:
-    """All ranks as a box of data × sequence × tensor; neighbors share tensors, which talk most."""
+    """Return the mesh data × sequence × tensor; tensor-parallel ranks, which communicate most, are adjacent."""
     sizes = (data, sequence, tensor)
     world = dist.get_world_size()
     if min(sizes) < 1 or data * sequence * tensor != world:

@@ -1,12 +1,12 @@
-"""Pair: a few ranks kept running in processes of their own, given one job after the other.
+"""Pair: a few ranks in persistent processes that run one job after another.
 
     with Pair() as pair:
-        first, second = pair.run(job, "some", "plain data")        # job(*data) on both ranks at once; what each gave back
+        first, second = pair.run(job, "some", "plain data")        # job(*data) on both ranks at once; the result of each
 
-Starting a rank means importing torch, seconds of it; a job on ranks that wait costs milliseconds. A job is a function of a
-module that the ranks can import; data and answers are plain. Ranks talk by gloo on this machine alone, each with one thread.
-A rank that raises, dies or does not answer in time ends the whole pair with an error that says which and why; the next job
-starts a new one.
+Starting a rank imports torch, which takes seconds; a job on running ranks costs milliseconds. A job is a function of a module
+that the ranks can import; arguments and results are plain data. Ranks communicate by gloo on this machine, one thread each.
+A rank that raises, dies or times out ends the whole pair with an error that names the rank and the cause; the next job starts
+a new pair.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dovetail.dist.mesh import RankError
 
 START = 120.0  # seconds a rank may take to start
 DIED = "died with exit code"
-GRACE = 5.0  # seconds the others get once one has failed, and ranks get to end
+GRACE = 5.0  # seconds the other ranks get once one has failed, and all ranks get to exit
 
 
 class Pair:
-    """Ranks that wait for jobs; two of them unless told otherwise."""
+    """Ranks that wait for jobs; two by default."""
 
     def __init__(self, ranks: int = 2, timeout: float = 120.0) -> None:
         self.ranks, self.timeout = ranks, timeout
@@ -49,7 +49,7 @@ class Pair:
         self.close()
 
     def start(self) -> None:
-        """Start the ranks and wait until all have met; nothing if they run."""
+        """Start the ranks and wait for the process group; do nothing if they run."""
         if self.processes:
             return
         self.meeting = tempfile.TemporaryDirectory(prefix="dovetail-ranks-")
@@ -65,7 +65,7 @@ class Pair:
         self._answers(START, "starting")
 
     def run(self, job: Callable[..., Any], *data: Any, timeout: float | None = None) -> list[Any]:
-        """job(*data) on every rank at once; their answers in rank order."""
+        """Run job(*data) on every rank at once; return the results in rank order."""
         self.start()
         try:
             for line in self.lines:
@@ -76,16 +76,16 @@ class Pair:
         return self._answers(self.timeout if timeout is None else timeout, job.__name__)
 
     def close(self) -> None:
-        """Let the ranks end; those that do not are ended."""
+        """Stop the ranks; terminate those that do not exit."""
         for line in self.lines:
             try:
                 line.send(None)
             except OSError:
-                continue  # it is gone already
+                continue  # it has exited already
         self._kill(GRACE)
 
     def _answers(self, timeout: float, what: str) -> list[Any]:
-        """One answer from each rank, or an error for the first thing that goes wrong."""
+        """Return one result per rank, or raise for the first failure."""
         answers: dict[int, Any] = {}
         failed: dict[int, str] = {}
         until = monotonic() + timeout
@@ -106,14 +106,14 @@ class Pair:
                     answers[rank] = answer
                 else:
                     failed[rank] = answer
-                    until = min(until, monotonic() + GRACE)  # the others may wait for it for ever
+                    until = min(until, monotonic() + GRACE)  # the others may wait for it without end
         if len(answers) == self.ranks:
             return [answers[rank] for rank in range(self.ranks)]
         self._kill()
         if not failed:
             silent = [rank for rank in range(self.ranks) if rank not in answers]
             raise RankError(f"{what}: no answer from rank {', '.join(map(str, silent))} within {timeout:g} s")
-        # one that died is the cause, one that raised may only have missed it
+        # a rank that died is the cause; one that raised may only have waited for it
         causes = sorted(failed.items(), key=lambda item: not item[1].startswith(DIED))
         raise RankError(f"{what}: " + "; ".join(f"rank {rank} {why}" for rank, why in causes))
 
@@ -133,7 +133,7 @@ class Pair:
 
 
 def serve(line: Connection, meeting: str, rank: int, ranks: int, timeout: float) -> None:
-    """The life of one rank: meet the others, then do jobs until told to end."""
+    """The main loop of one rank: join the process group, then run jobs until stopped."""
     torch.set_num_threads(1)
     store = dist.FileStore(meeting, ranks)  # pyright: ignore[reportPrivateImportUsage]  documented, if not listed
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))
@@ -142,7 +142,7 @@ def serve(line: Connection, meeting: str, rank: int, ranks: int, timeout: float)
         function, data = job
         try:
             answer = (True, function(*data))
-        except Exception:  # whatever it is, the one who gave the job must hear of it
+        except Exception:  # any exception is reported to the process that sent the job
             answer = (False, f"raised\n{traceback.format_exc()}")
         line.send(answer)
     dist.destroy_process_group()
@@ -151,5 +151,5 @@ def serve(line: Connection, meeting: str, rank: int, ranks: int, timeout: float)
 def _next(line: Connection) -> Any:
     try:
         return line.recv()
-    except EOFError:  # the one who gives the jobs is gone
+    except EOFError:  # the parent process has exited
         return None

@@ -1,17 +1,17 @@
-"""Which weight is cut over tensor-parallel ranks, and along what: a fold over declared axes. No tensor, no torch.
+"""The tensor-parallel sharding of each weight, as a fold over declared axes. No tensors, no torch.
 
-A **region** (attention, an ffn) takes a whole input and gives a sum that is still partial on each rank. It shares out the axes
-it defines itself that are the major axis of one of its own weights: heads and kv_heads, ffn. Nobody lists them.
+A **tensor-parallel region** (attention, an ffn) takes a replicated input and gives a partial sum on each rank. It shards the
+axes that it defines itself and that are the major axis of one of its own weights: heads and kv_heads, ffn. No list names them.
 
     q.weight (heads·head, embed)      rows of whole heads              o.weight (embed, heads·head)   columns of whole heads
-    k.weight (kv_heads·head, embed)   rows; fewer KV heads than ranks: ranks whose heads share one hold the same rows
-    q_norm.scale (head,)              whole on every rank: `head` is nowhere the major axis of the region's own weights
+    k.weight (kv_heads·head, embed)   rows; fewer KV heads than ranks: ranks whose heads share a KV head hold the same rows
+    q_norm.scale (head,)              replicated: `head` is not the major axis of any weight of the region
     table (heads, bucket)             rows, in every layer that shares it
     up (experts, ffn, embed)          whole experts: a batch of matrices comes before what is inside each
 
-An axis the output is a sum over (the `inp` of o and of down; experts) must be cut evenly: a head on two ranks would count
-twice. An axis that is only made (kv_heads) may stand on several ranks, unless a reduction over it or a packing with others
-needs it whole.
+An axis that the output sums over (the `inp` of o and of down; experts) must be sharded evenly: a head on two ranks would count
+twice. An axis that is only produced (kv_heads) may be held by several ranks, unless a reduction over it or a packing with other
+axes needs all of it.
 """
 
 from __future__ import annotations
@@ -19,41 +19,43 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Iterator, Sequence
 
-from dovetail.core.scope import Scope
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import Declared
 from dovetail.core.part import Part
+from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 
 @dc.dataclass(frozen=True)
 class TPRegion:
-    """A part whose work ranks share out."""
+    """A tensor-parallel region: a part whose computation is sharded across ranks."""
 
     path: str
     part: Part
-    shared_out: frozenset[str]  # the axes that are cut
-    summed: frozenset[str]  # those of them that the output is a sum over
+    shared_out: frozenset[str]  # the sharded axes
+    summed: frozenset[str]  # those of them that the output sums over
 
     def holds(self, path: str) -> bool:
-        """Whether the weight at this path is inside."""
+        """Return whether the weight at this path is inside."""
         return path.startswith(f"{self.path}.")
 
 
 @dc.dataclass(frozen=True)
 class Cut:
-    """A tensor cut along `dim` in `pieces` equal ones: as many as ranks, or fewer, each then held by several ranks."""
+    """A tensor sharded along `dim` in `pieces` equal shards: one per rank, or fewer, each then held by several ranks."""
 
     dim: int
     pieces: int
 
     def piece(self, rank: int, ranks: int) -> int:
-        """The number of the piece this rank works with."""
+        """Return which shard this rank holds."""
         return rank * self.pieces // ranks
 
 
-def tp_regions(part: Part, scope: Scope | None = None, path: str = "", whole: frozenset[str] = frozenset()) -> Iterator[TPRegion]:
-    """Every region of a spec, in module order; axes in `whole` are not shared out."""
+def tp_regions(
+    part: Part, scope: Scope | None = None, path: str = "", whole: frozenset[str] = frozenset()
+) -> Iterator[TPRegion]:
+    """Yield every tensor-parallel region of a spec, in module order; axes in `whole` are not sharded."""
     scope = part.axes((scope or Scope()).entered(path))
     if part.tp_region():
         own = scope.added - whole
@@ -66,8 +68,8 @@ def tp_regions(part: Part, scope: Scope | None = None, path: str = "", whole: fr
 
 
 def _is_summed(dim: int, weight: Weight, scope: Scope, own: frozenset[str] | set[str]) -> bool:
-    """Whether the output is a sum over this dimension: one a matmul reduces over, or a batch of matrices (experts) each of
-    which writes to the stream."""
+    """Return whether the output sums over this dimension: a matmul reduces over it, or it is a batch of matrices (experts)
+    whose outputs are added."""
     if dim < len(weight.batch):
         return own.isdisjoint(scope.names(weight.out))
     return dim == len(weight.batch) + bool(weight.out)
@@ -87,7 +89,7 @@ def major(weight: Weight, scope: Scope, among: Sequence[str] | set[str] | frozen
 
 
 def cut_of(d: Declared, tp_region: TPRegion | None, ranks: int) -> Cut | None:
-    """How a declared tensor is cut; None where every rank holds it whole."""
+    """Return the sharding of a declared tensor; None where it is replicated."""
     hit = None if tp_region is None else major(d.weight, d.scope, tp_region.shared_out)
     if tp_region is None or hit is None:
         return None

@@ -1,16 +1,16 @@
-"""A model over ranks: tensor parallel and FSDP, the only code that knows DTensor.
+"""Shard a model across ranks: tensor parallelism and FSDP. The only code that uses DTensor.
 
-    ranks = tensor_parallel(model, spec, mesh["tensor"])        each rank: its heads, its hidden units
-    fully_shard_model(model, mesh["data"])                      each rank: a slice of every weight, gathered where it is used
+    ranks = tensor_parallel(model, spec, mesh["tensor"])        each rank holds its heads, its hidden units
+    fully_shard_model(model, mesh["data"])                      each rank holds a slice of every weight, gathered for use
 
-Tensor parallel, for x whole on every rank and a region f that rank r computes on its share:     y = Σ_r f_r(x)
+Tensor parallelism, for x replicated and a tensor-parallel region f of which rank r computes f_r:     y = Σ_r f_r(x)
 
-    stream ──enter── [ q k v → attend → o ] ──leave── stream         enter: gradients are summed; leave: outputs are summed
+    x ──enter── [ q k v → attend → o ] ──leave── y         enter all-reduces gradients; leave all-reduces outputs
 
-Every parameter becomes a DTensor, cut or whole (optimizers and clipping refuse a mixture), under its old name. While the model
-runs, a module that asks for its weight gets what this rank works with, as a plain tensor; outside a run it gets the DTensor.
-A weight that is whole but inside a region enters it as the stream does: each rank has a share of its gradient. One declared
-`once` is added to a sum that is still partial, so rank 0 alone adds it.
+Every parameter becomes a DTensor, sharded or replicated (optimizers and clipping refuse a mix), under its old name. While the
+model runs, a module that reads its weight gets the local tensor of this rank; outside a run it gets the DTensor. A replicated
+weight inside a region enters it as x does, since each rank computes a part of its gradient. A weight declared `once` is added
+to a partial sum, so only rank 0 adds it.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from dovetail.dist.collective import enter, leave, total
 from dovetail.dist.mesh import RankError
 from dovetail.dist.place import Cut, TPRegion, cut_of, tp_regions
 
-ENTRIES = ("loss", "encode", "fill")  # the methods by which a model is run, beside forward
-INNER = ("hidden",)  # and one that those go through, which may be called by itself where there is no FSDP
+ENTRIES = ("loss", "encode", "fill")  # the methods that run a model, beside forward
+INNER = ("hidden",)  # called by those; may be called directly without FSDP
 Read = Callable[[DTensor], Tensor]
 
 
 class TensorRanks:
-    """The ranks that share out some axes; a Ctx's `ranks`, which every run of a sharded model is given by itself."""
+    """The ranks across which some axes are sharded. Every run of a sharded model sets it as `ctx.ranks`."""
 
     def __init__(self, group: dist.ProcessGroup, axes: frozenset[str]) -> None:
         self.group, self.axes = group, axes
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
-        self.running = 0  # how many runs of the model are under way, one inside the other
+        self.running = 0  # nested runs of the model in progress
 
     def sharded(self, axes: Sequence[str]) -> bool:
-        """Whether any of the axes is cut."""
+        """Return whether any of the axes is sharded."""
         return not self.axes.isdisjoint(axes)
 
     @property
     def cuts(self) -> dict[str, int]:
-        """Axis -> over how many ranks it is shared out; what a Pool must know of them."""
+        """Return axis -> number of shards, which a Pool needs."""
         return dict.fromkeys(self.axes, self.count)
 
     def piece(self, pieces: int) -> int:
-        """Return the number of the piece that this rank has of an axis in `pieces` equal ones."""
+        """Return which of `pieces` equal shards of an axis this rank holds."""
         return self.rank * pieces // self.count
 
     def broadcast(self, x: Tensor) -> Tensor:
@@ -71,12 +71,12 @@ class TensorRanks:
         return out
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of x over the ranks, with its gradient."""
+        """Return the all-reduced x, differentiable."""
         return total(x, self.group)
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Within this context modules see what this rank works with."""
+        """Within this context modules read the local tensors of this rank."""
         self.running += 1
         try:
             yield
@@ -84,7 +84,7 @@ class TensorRanks:
             self.running -= 1
 
     def live(self) -> bool:
-        """Whether the model runs; also in backward, where checkpointed work is done again."""
+        """Return whether the model runs; also true in a backward pass that recomputes checkpointed activations."""
         return self.running > 0 or torch._C._current_graph_task_id() != -1
 
 
@@ -92,14 +92,14 @@ class TensorRanks:
 
 
 def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Collection[str] = ()) -> TensorRanks:
-    """Cut a model over the ranks of a mesh of one axis, in place. Every rank must hold the same weights to begin with.
+    """Shard a model across the ranks of a one-dimensional mesh, in place. All ranks must hold equal weights before.
 
     `whole` names axes that no rank shares out. Experts are shared out between the ranks (expert parallel); with
     whole={"experts"} every rank holds a slice of each of them instead."""
     if mesh.ndim != 1:
         raise RankError(f"tensor parallel takes one axis of a mesh, not {mesh.mesh_dim_names} (write mesh['tensor'])")
     found = list(tp_regions(spec, whole=frozenset(whole)))
-    cuts = _cuts(spec, found, mesh.size())  # every error comes before any change
+    cuts = _cuts(spec, found, mesh.size())  # raises before anything changes
     ranks = TensorRanks(mesh.get_group(), frozenset().union(*(tp_region.shared_out for tp_region in found)))
     reads: dict[nn.Module, dict[str, Read]] = {}
     for d, tp_region, cut in cuts:
@@ -131,7 +131,7 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
 
 
 def _cuts(spec: Part, found: Iterable[TPRegion], ranks: int) -> list[tuple[Declared, TPRegion | None, Cut | None]]:
-    """Every declared tensor with its region and how it is cut; a shared one must be cut alike wherever it is used."""
+    """Return every declared tensor with its region and its sharding; a tied weight must be sharded alike in all places."""
     placed = [(d, next((tp_region for tp_region in found if tp_region.holds(d.path)), None)) for d in declared(spec)]
     cuts = [(d, tp_region, cut_of(d, tp_region, ranks)) for d, tp_region in placed]
     by_path = {d.path: cut for d, _, cut in cuts}
@@ -143,8 +143,8 @@ def _cuts(spec: Part, found: Iterable[TPRegion], ranks: int) -> list[tuple[Decla
 
 
 def _reader(d: Declared, tp_region: TPRegion | None, cut: Cut | None, ranks: TensorRanks) -> Read:
-    """What this rank works with, out of the parameter."""
-    if tp_region is None:  # every rank does the same with it and finds the same gradient
+    """Return the function that reads the local tensor of this rank from the parameter."""
+    if tp_region is None:  # replicated computation: every rank has the same gradient
         return lambda weight: weight.to_local(grad_placements=[Replicate()])
     if cut is None and d.weight.tp == "once":
         share = float(ranks.rank == 0)
@@ -162,8 +162,8 @@ def _entered(weight: DTensor, ranks: TensorRanks) -> Tensor:
 
 
 def _bound(module: nn.Module, tp_region: TPRegion, ranks: TensorRanks) -> None:
-    """Where a region begins and ends: the stream enters (and the memory, for a part that looks at it, and whatever else of
-    real numbers the part is given), the output leaves."""
+    """Hook the start and end of a region: x enters (and the encoder output, for a part that reads it, and every other
+    floating-point input), the output leaves."""
     looks = isinstance(tp_region.part, Mixer) and tp_region.part.reads_encoder()
 
     def begin(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -182,7 +182,7 @@ def _bound(module: nn.Module, tp_region: TPRegion, ranks: TensorRanks) -> None:
 
 @functools.cache
 def _seeing_local(cls: type[nn.Module], names: tuple[str, ...]) -> Any:
-    """The class whose attributes of these names are what this rank works with while the model runs."""
+    """Return the class whose attributes of these names are the local tensors of this rank while the model runs."""
 
     def attribute(name: str) -> property:
         def read(self: Any) -> Tensor:
@@ -196,7 +196,7 @@ def _seeing_local(cls: type[nn.Module], names: tuple[str, ...]) -> Any:
 
 @functools.cache
 def _run_local(cls: type[nn.Module]) -> Any:
-    """The class whose entries put the ranks in the Ctx they are given, and let modules see local weights meanwhile."""
+    """Return the class whose entry methods set `ctx.ranks` and let modules read local weights during the call."""
 
     def entry(name: str) -> Callable[..., Any]:
         method = getattr(cls, name)
@@ -221,7 +221,7 @@ def _with_ranks(argument: Any, ranks: TensorRanks) -> Any:
 
 
 def fully_shard_model(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> None:
-    """Cut every weight over the ranks of a mesh of one axis, in place; each layer gathers its own while it runs.
+    """Shard every weight across the ranks of a one-dimensional mesh, in place; each layer gathers its own while it runs.
 
     Gradients are means over the ranks. `dtype` is what the layers compute in; gradients are then summed in float32. Cut by
     tensor first, where both are wanted.
@@ -235,7 +235,7 @@ def fully_shard_model(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | N
 
 
 def units(model: nn.Module) -> list[list[nn.Module]]:
-    """The layers, each a unit; layers that share a weight are one unit, or each would go on with a copy of its own."""
+    """Return the FSDP units: one per layer; layers that share a weight form one unit, or each would train a copy."""
     found: list[tuple[list[nn.Module], set[int]]] = []
     for layer in _layers(model):
         weights = {id(p) for p in layer.parameters()}
@@ -246,7 +246,7 @@ def units(model: nn.Module) -> list[list[nn.Module]]:
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """The members of the outermost lists of modules."""
+    """Return the members of the outermost module lists."""
     for below in module.children():
         if isinstance(below, nn.ModuleList):
             yield from below

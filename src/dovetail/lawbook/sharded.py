@@ -37,8 +37,9 @@ from dovetail.model import Model, ModelModule
 
 How = Literal["tp", "fsdp", "sequence"]
 N = 14
-DOCUMENTS = ((5, 4, 3), (7, 2), (12,), (1, 6, 5))  # the cut in two falls into a document, and between two
-SOURCES = ((3, 6, 2), (4, 8), (14,), (2, 5, 3))  # as many documents a row: each looks at its own source
+# half of the sequence ends inside a document and between two; half of the rows hold half of the documents
+DOCUMENTS = ((5, 4, 3), (7, 2), (12,), (1, 6, 3, 2))
+SOURCES = ((3, 6, 2), (4, 8), (14,), (2, 5, 3, 3))  # as many documents per row: each attends to its own source
 SMALL = 1e-4  # of the largest gradient: one that is smaller is held to this scale, being zero but for rounding
 
 
