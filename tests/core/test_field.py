@@ -6,8 +6,11 @@ from typing import Any, Literal
 
 import pytest
 
+from dovetail.core.check import check
+from dovetail.core.errors import SpecError
 from dovetail.core.field import Bounds, describe, fits
 from dovetail.core.group import Mask
+from dovetail.io.spec import from_yaml
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,22 @@ def test_types_in_words() -> None:
     assert describe(int | None) == "a whole number or null"
     assert describe(tuple[Mask, ...]) == "a list of masks"
     assert describe(Literal["a", "b"]) == "one of a, b"
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("layers.0.mixer.position.base", {"kind": "rope", "base": 0.0}),
+        ("layers.0.mixer.position.base", {"kind": "rope", "base": -1.0}),
+        ("layers.0.mixer.position.scaling.factor", {"kind": "rope", "scaling": {"kind": "longrope", "factor": 0.0}}),
+        ("position.base", {"kind": "sinusoidal", "base": 0.0}),
+        ("init.spread", {"kind": "normal", "spread": -1.0}),
+        ("init.spread", {"kind": "mup", "spread": -1.0}),
+    ],
+)
+def test_a_number_that_gives_no_finite_model_is_refused(path: str, part: dict[str, Any]) -> None:
+    spec = from_yaml("{width: 28, layers: [{mixer: {heads: 4, head: 8}}]}")
+    field = "layers.*.mixer.position" if path.startswith("layers") else path.partition(".")[0]
+    with pytest.raises(SpecError) as error:
+        check(spec.set(field, part))
+    assert error.value.path == path

@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any
 
+from dovetail.core.field import bounded
 from dovetail.core.group import Init
 from dovetail.core.part import register
 from dovetail.core.scope import Scope
@@ -26,7 +27,7 @@ def writes_stream(weight: Weight, scope: Scope) -> bool:
 class Normal(Init):
     """One spread for all, smaller with depth for matrices that write to the residual stream."""
 
-    spread: float = 0.02
+    spread: float = bounded(0.02, at_least=0)
     residual: bool = True
 
     def std(self, weight: Weight, scope: Scope) -> float:
@@ -62,7 +63,7 @@ class Mup(Init):
     by base_width/inputs and the logits of a tied head by base_width/width.
     """
 
-    spread: float = 0.02
+    spread: float = bounded(0.02, at_least=0)
     base_width: int = 256
 
     def std(self, weight: Weight, scope: Scope) -> float:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule, Scaling
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module, at_least_fp32
@@ -28,7 +29,7 @@ class Rope(Position):
 
     rotates: ClassVar[bool] = True
 
-    base: float = 10000.0
+    base: float = bounded(10000.0, above=0)
     fraction: float = 1.0  # of a head's channels that are rotated, the first ones
     pairs: Literal["half", "adjacent"] = "half"
     coords: int = 1

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dovetail.core.field import bounded
 from dovetail.core.group import Scaling
 from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
@@ -184,7 +185,7 @@ class LongRope(Scaling):
     short: tuple[float, ...] = (1.0,)
     long: tuple[float, ...] = (1.0,)
     original: int = 4096
-    factor: float = 1.0  # how much longer than the original
+    factor: float = bounded(1.0, above=0)  # how much longer than the original
     attention: float | None = None
 
     def limit(self) -> int:

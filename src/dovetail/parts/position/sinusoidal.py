@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
@@ -23,7 +24,7 @@ class Sinusoidal(Position):
     """Sinusoidal absolute positions: sine and cosine of geometric wavelengths."""
 
     site: ClassVar[Literal["stream", "mixer", "any"]] = "stream"
-    base: float = 10000.0
+    base: float = bounded(10000.0, above=0)
 
     def module(self) -> type[Module]:
         return SinusoidalModule
