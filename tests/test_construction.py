@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-import dovetail
 from dovetail import construction
 from dovetail.construction import build, generator, initial, initial_slice, on_meta
 from dovetail.core.fold import declared
@@ -122,9 +120,3 @@ def test_meta_makes_no_bytes_and_the_same_structure() -> None:
     real = build(SPEC)
     assert all(p.is_meta for p in made.parameters())
     assert {name: p.shape for name, p in made.named_parameters()} == {name: p.shape for name, p in real.named_parameters()}
-
-
-def test_no_file_stands_in_the_place_of_a_public_name() -> None:
-    """A file called like a function would hide it as soon as anyone imports the file."""
-    for name in dir(dovetail):
-        assert not isinstance(getattr(dovetail, name), ModuleType), name

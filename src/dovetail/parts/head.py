@@ -37,7 +37,7 @@ Pool = Literal["first", "last", "mean"]
 
 def pool(x: Tensor, layout: TokenLayout, pooling: Pool) -> Tensor:
     """(…, n, embed) -> (documents, embed) over the real tokens of each document; (batch, embed) where a row has one."""
-    documents = layout.once("pooled documents", lambda: documents_of(layout))
+    documents = layout.once(documents_of, lambda: documents_of(layout))
     if documents is not None:
         return _pool_each(x, *documents, pooling)
     real = layout.real

@@ -111,7 +111,7 @@ class LinformerModule(SoftmaxModule):
         if view is not None:
             (k, v), key_layout = view.extend(layout, k, v)
         key_layout.once(f"fits {self.part.length}", lambda: self.refuse_beyond(key_layout))
-        documents = key_layout.once("linformer documents", lambda: documents_of(key_layout))
+        documents = key_layout.once(documents_of, lambda: documents_of(key_layout))
         mixed_layout = key_layout.once(("mixed", self.part.rank), lambda: self.places(key_layout, documents))
         k = ctx.tap(self, "mixed_k", self.mixed(k, self.k_map, key_layout, documents))
         v = ctx.tap(self, "mixed_v", self.mixed(v, self.v_map, key_layout, documents))
