@@ -111,8 +111,8 @@ def test_equal_neighbors_are_written_once() -> None:
 @pytest.mark.parametrize(
     ("text", "path", "problem"),
     [
-        ("layers: 3", "layers", "a list of layers was expected, not 3"),
-        ("layers: [3]", "layers.0", "a mapping was expected, not 3"),
+        ("layers: 3", "layers", "expected a list of layers, got 3"),
+        ("layers: [3]", "layers.0", "expected a mapping, got 3"),
         ("layers: [{repeat: 0}]", "layers.0.repeat", "0 is not a whole number above 0"),
         ("layers: [{repeat: 20000}]", "layers.0.repeat", "20,000 layers"),
         ("layers: [{repeat: 1.5}]", "layers.0.repeat", "1.5 is not a whole number"),

@@ -1,10 +1,11 @@
-"""The account of a model: what it holds, what a token costs, what decoding remembers. From the spec alone; no weight is made.
+"""Account: parameters, FLOPs per token and decode-state size of a model, from its spec alone. No weight is allocated.
 
-parameters                     learned numbers, a shared one counted once
-flops_per_token.matmul         2 · (numbers a token is multiplied with)
-flops_per_token.attention      score and value products over `length` tokens, by token: all pairs; and those masks let through
-state_bytes                    what `length` tokens leave behind in a decoder's memory (and a source as long, if it has one)
-state_values_per_token         numbers one token leaves behind while no window is full
+parameters                         learned values; a tied weight counts once
+flops_per_token.matmul             2 · (weights that a token is multiplied by)
+flops_per_token.attention          score and value products over `length` tokens, all pairs, divided by `length`
+flops_per_token.attention_causal   the same for the pairs that masks leave
+state_bytes                        bytes of the decode state after `length` tokens (and `length` source tokens, with an encoder)
+state_values_per_token             values that the first token adds to the decode state
 """
 
 from __future__ import annotations
@@ -29,32 +30,32 @@ from dovetail.model import Model
 Dtype = Literal["fp64", "fp32", "bf16", "fp16", "fp8"]
 BYTES: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 USUAL_LENGTH = 2048
-LONGEST_PERIOD = 16  # layers in a pattern that is looked for
+LONGEST_PERIOD = 16  # layers in the longest pattern that `runs` detects
 
 
 @dc.dataclass(frozen=True)
 class Node:
-    """One part in the module tree with what lies below it."""
+    """One part of the module tree, with its children."""
 
     path: str
     kind: str
-    about: dict[str, Any]  # axis sizes it defines, fields that are not the default, parts without a module
-    shapes: dict[str, tuple[int, ...]]  # its own learned tensors
-    same_as: dict[str, str]  # tensors that are another's
+    about: dict[str, Any]  # axis sizes it defines, fields that differ from their default, parts without a module
+    shapes: dict[str, tuple[int, ...]]  # of its own parameters
+    same_as: dict[str, str]  # tied weights: name -> path of the weight they are tied to
     children: list[Node]
 
     @cached_property
     def parameters(self) -> int:
-        """Learned numbers here and below."""
+        """The number of parameters of this part and its children."""
         return sum(map(prod, self.shapes.values())) + sum(child.parameters for child in self.children)
 
     @cached_property
     def form(self) -> tuple[Any, ...]:
-        """All but the path: equal for layers that look alike."""
+        """Everything but the path: equal for equal layers."""
         return (self.kind, repr(self.about), repr(self.shapes), *(child.form for child in self.children))
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data, nested."""
+        """The subtree as plain data."""
         data: dict[str, Any] = {"path": self.path, "kind": self.kind, "parameters": self.parameters}
         data["shapes"] = {name: list(shape) for name, shape in self.shapes.items()}
         if self.same_as:
@@ -63,7 +64,7 @@ class Node:
 
 
 def tree(spec: Part) -> Node:
-    """The module tree with every shape."""
+    """Return the module tree with the shape of every parameter."""
     open_nodes: list[tuple[Node, Scope]] = []
     for path, part, scope in walk(spec):
         while open_nodes and not path.startswith(f"{open_nodes[-1][0].path}.".lstrip(".")):
@@ -80,9 +81,9 @@ def tree(spec: Part) -> Node:
 
 
 def runs(nodes: list[Node]) -> list[tuple[list[Node], int]]:
-    """Neighboring layers folded: (the layers of one period, how often they come). A pattern of local, full, local, full is
-    one run of two layers, twice; whatever is no numbered layer stays alone."""
-    found: list[tuple[list[Node], int]] = []
+    """Fold repeated layers: (the layers of one period, the number of repeats). The layers local, full, local, full are one run
+    of two layers, twice; a node that is not a numbered layer is a run of its own."""
+    folded: list[tuple[list[Node], int]] = []
     begin = 0
     while begin < len(nodes):
         period, times = 1, 1
@@ -91,39 +92,39 @@ def runs(nodes: list[Node]) -> list[tuple[list[Node], int]]:
                 repeats = _repeats(nodes[begin:], size)
                 if repeats > 1 and size * repeats > period * times:
                     period, times = size, repeats
-        found.append((nodes[begin : begin + period], times))
+        folded.append((nodes[begin : begin + period], times))
         begin += period * times
-    return found
+    return folded
 
 
 def _repeats(nodes: list[Node], size: int) -> int:
-    """How often the first `size` nodes come again and again."""
-    same = 1
-    while (same + 1) * size <= len(nodes) and all(nodes[same * size + i].form == nodes[i].form for i in range(size)):
-        same += 1
-    return same
+    """How many times in a row the first `size` nodes occur."""
+    times = 1
+    while (times + 1) * size <= len(nodes) and all(nodes[times * size + i].form == nodes[i].form for i in range(size)):
+        times += 1
+    return times
 
 
 def _about(part: Part, scope: Scope, above: Scope) -> dict[str, Any]:
-    """What is worth saying of a part beside its name and its children."""
+    """The sizes and fields of a part that `show` prints beside its kind."""
     axes = {axis for w in part.weights(scope) if w.role != "const" for axis in scope.names((*w.batch, *w.out, *w.inp))}
     sizes = {axis: scope.sizes[axis] for axis in scope.sizes if axis in axes and scope.sizes[axis] != above.sizes.get(axis)}
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for field in dc.fields(part):
         value = getattr(part, field.name)
-        held = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(item, Part) and item.module() is not None for item in held):
-            continue  # it has a line of its own
+        items = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(item, Part) and item.module() is not None for item in items):
+            continue  # a child has a node of its own
         if isinstance(value, Part) or (value != default_of(field) and field.name not in sizes):
-            said[field.name] = plain(value)
-    # a size is said once: `hidden: 704` is the axis `ffn`
-    given = {name for name, value in said.items() if type(value) is int and value in sizes.values()}
-    return {**sizes, **{name: value for name, value in said.items() if name not in given}}
+            fields[field.name] = plain(value)
+    # print a size once: `hidden: 704` is the axis `ffn`
+    repeated = {name for name, value in fields.items() if type(value) is int and value in sizes.values()}
+    return {**sizes, **{name: value for name, value in fields.items() if name not in repeated}}
 
 
 @dc.dataclass(frozen=True)
 class Account:
-    """A spec read at one length and one dtype."""
+    """The figures of a spec at one length and one dtype."""
 
     spec: Model
     length: int
@@ -131,30 +132,30 @@ class Account:
 
     @cached_property
     def tree(self) -> Node:
-        """Its parts."""
+        """The module tree."""
         return tree(self.spec)
 
     @cached_property
     def flops_per_token(self) -> dict[str, int | float]:
-        """matmul, attention, attention_causal."""
-        whole, let_through = attention_flops(self.spec, self.length)
+        """FLOPs per token: matmul, attention, attention_causal."""
+        all_pairs, masked_pairs = attention_flops(self.spec, self.length)
         return {
             "matmul": matmul_flops(self.spec),
-            "attention": _share(whole, self.length),
-            "attention_causal": _share(let_through, self.length),
+            "attention": _per_token(all_pairs, self.length),
+            "attention_causal": _per_token(masked_pairs, self.length),
         }
 
     @cached_property
     def remembered(self) -> list[tuple[State, Scope]]:
-        """What is kept while decoding; nothing where tokens wait for later ones."""
+        """The declared decode states; none for a bidirectional model."""
         return [(state, scope) for _, state, scope in states(self.spec)]
 
     def state_values(self, n: int) -> int:
-        """Numbers kept after n tokens."""
+        """The number of values in the decode state after n tokens."""
         return sum(state.values(scope, n) for state, scope in self.remembered)
 
     def state_bytes(self, n: int) -> int:
-        """Bytes kept after n tokens."""
+        """The bytes of the decode state after n tokens."""
         each = BYTES[self.dtype]
         return sum(
             state.values(scope, n) * (max(each, BYTES["fp32"]) if state.at_least_fp32 else each)
@@ -162,7 +163,7 @@ class Account:
         )
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data, for machines."""
+        """The figures as plain data, for JSON."""
         return {
             "parameters": parameters(self.spec),
             "active_parameters": active_parameters(self.spec),
@@ -176,27 +177,27 @@ class Account:
 
 
 def account(spec: Model, length: int | None = None, dtype: Dtype = "bf16") -> Account:
-    """The account of a checked spec at `length` tokens (by default `usual_length`)."""
+    """Check a spec and return its account at `length` tokens (by default `usual_length`)."""
     check(spec)
     return Account(spec, usual_length(spec) if length is None else length, dtype)
 
 
 def usual_length(spec: Model) -> int:
-    """2048 tokens, or fewer where the model takes no more."""
+    """2048 tokens, or the longest length that the model takes, where that is shorter."""
     longest = longest_length(spec)
     return USUAL_LENGTH if longest is None else min(USUAL_LENGTH, longest)
 
 
 def longest_length(spec: Model) -> int | None:
-    """The most tokens it takes: rows of a table of positions, or what an image gives; None where there is no end."""
-    ends = [d.scope.size("position") for d in declared(spec) if "position" in d.weight.out]
-    if ends or spec.embed.causal():
-        return min(ends, default=None)
-    return _tokens_given(spec)
+    """The longest sequence the model takes: rows of a position table, or tokens per image; None: no limit."""
+    limits = [d.scope.size("position") for d in declared(spec) if "position" in d.weight.out]
+    if limits or spec.embed.causal():
+        return min(limits, default=None)
+    return _tokens_per_input(spec)
 
 
-def _tokens_given(spec: Model) -> int:
-    """How many tokens an embedding that sets the length itself makes of one input: asked of its module, on meta."""
+def _tokens_per_input(spec: Model) -> int:
+    """The number of tokens that the embedding returns for one input (an image), from a forward pass on the meta device."""
     scope = spec.child_scope(spec.axes(Scope()), "embed")
     module = make(spec.embed, dc.replace(scope, path="embed"))
     example = spec.embed.example(scope, 1, 1, torch.Generator().manual_seed(0))
@@ -205,7 +206,7 @@ def _tokens_given(spec: Model) -> int:
 
 
 def say(value: Any) -> str:
-    """Plain data in a few words: {kind: window, size: 8} is `window(size 8)`."""
+    """Format plain data in one line: {kind: window, size: 8} is `window(size 8)`."""
     if isinstance(value, dict):
         fields = ", ".join(f"{name} {say(item)}" for name, item in value.items() if name != "kind")
         return f"{value.get('kind', '')}({fields})"
@@ -216,5 +217,5 @@ def say(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _share(total: int, n: int) -> int | float:
+def _per_token(total: int, n: int) -> int | float:
     return total // n if total % n == 0 else total / n

@@ -9,8 +9,8 @@ from dovetail.core.part import Part, Problem, join, walk, walk_spec
 
 
 def problems(spec: Part) -> list[tuple[str, Problem]]:
-    """(path of the field, what is wrong) for the whole tree. Bounds come first, then parents before their children: a part is
-    checked only inside a sound one."""
+    """(path of the field, problem) for the whole tree. Bounds are checked first, then parts, parents before children. The
+    first part with errors ends the check, since its children's sizes follow from it."""
     out_of_bounds = [(join(path, field), Problem("", fault)) for path, part in walk_spec(spec) for field, fault in faults(part)]
     if out_of_bounds:
         return out_of_bounds
@@ -37,7 +37,7 @@ def tied(spec: Part) -> list[tuple[str, Problem]]:
 
 
 def check(spec: Part) -> None:
-    """Raise the first error, and say how many more there are."""
+    """Raise SpecError with the first error and the number of others."""
     errors = problems(spec)
     if errors:
         path, error = errors[0]
@@ -47,8 +47,9 @@ def check(spec: Part) -> None:
 
 def advice(spec: Part, length: int | None = None) -> list[tuple[str, Problem]]:
     """(path, advice) for sequences of `length` tokens; equal advice about several layers is listed once."""
-    found: dict[tuple[str, str], tuple[str, Problem]] = {}
+    advice_at: dict[tuple[str, str], tuple[str, Problem]] = {}
     for path, part, scope in walk(spec):
         for problem in part.advise(scope, length):
-            found.setdefault((problem.field, problem.problem), (join(path, problem.field) if problem.field else path, problem))
-    return list(found.values())
+            place = join(path, problem.field) if problem.field else path
+            advice_at.setdefault((problem.field, problem.problem), (place, problem))
+    return list(advice_at.values())

@@ -1,4 +1,7 @@
-"""Folds over a spec: each a short sum over what the parts declare. No tensor is allocated."""
+"""Folds over a spec: parameter counts, FLOPs, decode-state sizes and addresses, summed over the declarations of its parts.
+
+No tensor is allocated.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Declared(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many values it has."""
+        """The number of values."""
         return prod(self.weight.shape(self.scope))
 
 
@@ -44,17 +47,17 @@ def parameters(spec: Part) -> int:
 
 
 def active_parameters(spec: Part) -> int:
-    """Parameters that one token uses: of the experts of an MoE, those it is routed to."""
+    """The number of parameters that one token uses: of an MoE, only the experts that it is routed to."""
     return int(sum((d.size * d.weight.used for d in declared(spec) if d.weight.learned), Fraction(0)))
 
 
 def matmul_flops(spec: Part) -> int:
-    """FLOPs of one token in matmuls with weights (2 per multiply-add); a tied weight counts wherever it is used."""
+    """FLOPs per token in matmuls with weights (2 per multiply-add); a tied weight counts wherever it is used."""
     return int(sum((2 * d.size * d.weight.used for d in declared(spec) if d.weight.matmul), Fraction(0)))
 
 
 def attention_flops(spec: Part, n: int) -> tuple[int, int]:
-    """Activation × activation FLOPs over n tokens: all pairs, as the reference computes them; and the pairs masks leave."""
+    """Activation × activation FLOPs over n tokens: (all pairs, as the reference computes them; the pairs that masks leave)."""
     costs = [part.cost(scope, n) for _, part, scope in walk(spec)]
     return sum(c[0] for c in costs), sum(c[1] for c in costs)
 
@@ -67,7 +70,7 @@ def states(spec: Part) -> Iterator[tuple[str, State, Scope]]:
 
 
 def state_values(spec: Part, n: int) -> int:
-    """Values in the decode state after n tokens (and an encoder input of n tokens, where there is one)."""
+    """The number of values in the decode state after n tokens (and n source tokens, where there is an encoder)."""
     return sum(state.values(scope, n) for _, state, scope in states(spec))
 
 

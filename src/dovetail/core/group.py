@@ -1,4 +1,4 @@
-"""The groups: abstract classes of parts, and what a module of each answers in a forward pass.
+"""The groups: one abstract class of parts per role in a model (mixer, norm, ffn …), and the interface of its modules.
 
 Shapes: x (…, n, embed); q (…, n, heads, head); `…` is batch, or nothing for a flat batch.
 """
@@ -22,51 +22,52 @@ if TYPE_CHECKING:
     import torch
 
 
-# causal: no query sees a later key; ahead: meant for decoding, but an early query may (a prefix); both: bidirectional
+# causal: no query sees a later key; ahead: a decoder in which early queries see some later keys (a prefix mask);
+# both: bidirectional
 Order = Literal["causal", "ahead", "both"]
 
 
 class Mixer(Part):
-    """Moves information between tokens. Module: forward(x, ctx, view=None) -> like x."""
+    """Mixes tokens: attention, a state-space model, an RNN. Module: forward(x, ctx, view=None) -> like x."""
 
     group: ClassVar[str] = "mixer"
-    recurrent: ClassVar[bool] = False  # whether it knows earlier tokens by a memory that is handed on from token to token
+    recurrent: ClassVar[bool] = False  # whether earlier tokens reach later ones through a recurrent state alone
 
     def order(self) -> Order:
         """Whether an output depends on later tokens."""
         return "causal"
 
     def reads_encoder(self) -> bool:
-        """Whether it looks at an encoder's output."""
+        """Whether it attends to the encoder output."""
         return False
 
 
 class Ffn(Part):
-    """Works on each token alone. Module: forward(x, ctx) -> like x."""
+    """A feed-forward network, applied to each token separately. Module: forward(x, ctx) -> like x."""
 
     group: ClassVar[str] = "ffn"
 
 
 class Router(Part):
-    """Sends each token to a few of `experts`, an axis that its parent defines. Module: a RouterModule."""
+    """Routes each token to a few of the `experts`, an axis that its parent defines. Module: a RouterModule."""
 
     group: ClassVar[str] = "router"
 
     def choices(self) -> int:
-        """How many experts a token is sent to."""
+        """The number of experts that each token is routed to."""
         raise NotImplementedError
 
 
 class RouterModule(Module):
-    """A router."""
+    """The module of a router."""
 
     def forward(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
-        """x (…, n, embed) -> the experts chosen (…, n, choices), and how much each counts (…, n, choices)."""
+        """x (…, n, embed) -> indices of the chosen experts (…, n, choices), and their weights (…, n, choices)."""
         raise NotImplementedError
 
     def rebalance(self, total: Callable[[Tensor], Tensor] | None = None) -> None:
-        """After each step of training: whatever it does by itself so that every expert has work. `total` sums over the ranks
-        that see different tokens."""
+        """Update the load-balancing state after an optimizer step; by default there is none. `total` sums a tensor over the
+        ranks that see different tokens."""
 
 
 class Norm(Part):
@@ -76,103 +77,103 @@ class Norm(Part):
 
 
 class Act(Part):
-    """A function of one number. No module: the ffn takes `function()` once and calls it."""
+    """An elementwise activation function. No module: the ffn calls `function()` once and applies the result."""
 
     group: ClassVar[str] = "act"
 
     def function(self) -> Callable[[Tensor], Tensor]:
-        """The activation itself."""
+        """The elementwise function."""
         raise NotImplementedError
 
 
 class Position(Part):
-    """Tells tokens where they stand, at one of three sites; the other two stay neutral.
+    """Encodes token positions, at one of three places; at the other two it does nothing.
 
-    site "stream": added once, to the embeddings (a field of the model); site "mixer": rotates q and k, or adds to the
-    scores (a field of an attention).
+    site "stream": added to the embeddings (the field `position` of the model). site "mixer": rotates q and k, or adds a bias
+    to the scores (the field `position` of an attention).
     """
 
     group: ClassVar[str] = "position"
     site: ClassVar[Literal["stream", "mixer", "any"]] = "mixer"
-    rotates: ClassVar[bool] = False  # whether it turns keys, each by its own position
+    rotates: ClassVar[bool] = False  # whether it rotates each key by the key's own position
 
 
 class PositionModule(Module):
-    """Every site, neutral: attention and the model call all of them and never ask which kind they hold."""
+    """The identity at every place. The model and attention call all methods, whichever kind of position they have."""
 
     def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        """On the stream: (…, n, embed)."""
+        """Add positions to the embeddings (…, n, embed)."""
         return x
 
     def rotate(self, q: Tensor, layout: TokenLayout) -> Tensor:
-        """On queries: (…, n, heads, head)."""
+        """Rotate queries (…, n, heads, head)."""
         return q
 
     def on_write(self, k: Tensor, layout: TokenLayout) -> Tensor:
-        """On keys before they are remembered: (…, n, kv_heads, head)."""
+        """Rotate keys before they enter the KV cache: (…, n, kv_heads, head)."""
         return k
 
     def on_read(self, k: Tensor, layout: TokenLayout) -> Tensor:
-        """On keys when they are looked at: (…, m, kv_heads, head)."""
+        """Rotate keys that are read from the KV cache: (…, m, kv_heads, head)."""
         return k
 
     def tables(self) -> tuple[Tensor, ...]:
-        """The tensors `score` is a function of; gradients reach them through these."""
+        """The tensors that `score` reads, which become its arguments so that gradients reach them."""
         return ()
 
     def score(self, q: TokenLayout, k: TokenLayout, *tables: Tensor) -> Tensor:
-        """Added to the scaled scores, tile by tile: (…, heads, n, m)."""
-        raise NotImplementedError("a position that needs no bias is never asked for one")
+        """The bias (…, heads, n, m) added to the scaled scores, tile by tile."""
+        raise NotImplementedError("only a position that declares the need `bias` has one")
 
 
 class Feature(Part):
-    """Makes queries and keys of linear attention positive, so that a product of two is a weight. Module: a FeatureModule."""
+    """A feature map of linear attention: φ(q)·φ(k) ≥ 0 stands in for exp(q·k). Module: a FeatureModule."""
 
     group: ClassVar[str] = "feature"
 
     def count(self, head: int) -> int:
-        """How many features a query or key of size `head` has."""
+        """The number of features of a query or key of size `head`."""
         return head
 
 
 class FeatureModule(Module):
-    """A feature map: (…, head) -> (…, features), none below 0. What multiplies all features of a query alike cancels."""
+    """A feature map: (…, head) -> (…, features), all at least 0. A common factor of a query's features cancels."""
 
     def query(self, q: Tensor) -> Tensor:
-        """Of queries."""
+        """The features of queries."""
         return self.key(q)
 
     def key(self, k: Tensor) -> Tensor:
-        """Of keys."""
+        """The features of keys."""
         raise NotImplementedError
 
 
 class Scaling(Part):
-    """Stretches rotary frequencies. No module: pure numbers at build time."""
+    """Scales rotary frequencies for longer contexts. No module: the frequencies are constants of RoPE."""
 
     group: ClassVar[str] = "scaling"
 
-    varies: ClassVar[bool] = False  # whether frequencies depend on how long the sequence is now
+    varies: ClassVar[bool] = False  # whether frequencies depend on the current length of the sequence
 
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
-        """(pairs,) angular frequencies from the unstretched ones, base^(−i/pairs)."""
+        """(pairs,) scaled angular frequencies, from the plain ones, base^(−i/pairs)."""
         raise NotImplementedError
 
     def at_length(self, plain: Tensor, base: float, length: Tensor) -> Tensor:
-        """(…, pairs) frequencies for tokens of sequences that are `length` (…) long now; asked only where it varies."""
+        """(…, pairs) frequencies for sequences whose current lengths are `length` (…); called only where `varies`."""
         raise NotImplementedError
 
     def limit(self) -> int | None:
-        """The length in tokens that the frequencies are stretched from; None where the scaling names none."""
+        """The context length in tokens before scaling; None where the scaling has no such field."""
         return None
 
     def amplitude(self) -> float:
-        """What cos and sin are multiplied by (YaRN's and LongRoPE's attention factor)."""
+        """The factor of cos and sin (the attention factor of YaRN and LongRoPE)."""
         return 1.0
 
 
 class Fill(enum.Enum):
-    """What a mask lets through of one tile of scores."""
+    """How much of one tile of scores a mask leaves: nothing, some, all."""
 
     EMPTY = 0
     PART = 1
@@ -180,8 +181,7 @@ class Fill(enum.Enum):
 
 
 class Span(NamedTuple):
-    """What is known of a run of tokens without looking at each: the extremes of order, document and row, and those of the
-    residue that orders leave when divided by `step`."""
+    """Bounds on a run of tokens: the least and the greatest order, document and row, and those of order modulo `step`."""
 
     low: int
     high: int
@@ -195,9 +195,9 @@ class Span(NamedTuple):
 
 
 class Mask(Part):
-    """Which keys a query may see: a predicate, and for tiles of scores an answer without looking inside.
+    """Which keys a query may attend to: a predicate on (query, key), and bounds on whole tiles of scores.
 
-    Join with `&` and `|`. In YAML a list means &, {any: [...]} means |.
+    Masks join with `&` and `|`. In YAML a list means &, {any: [...]} means |.
     """
 
     group: ClassVar[str] = "mask"
@@ -205,11 +205,11 @@ class Mask(Part):
     joins: ClassVar[Literal["all", "any"]] = "all"  # how a decoder joins it with causal
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
-        """(…, 1 or heads, n, m) true where query n may see key m; `heads` are the head numbers."""
+        """(…, 1 or heads, n, m) true where query n may attend to key m; `heads` are the head numbers."""
         raise NotImplementedError
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
-        """The same for a tile; PART is always a right answer, EMPTY and FULL save work."""
+        """How much of a tile is visible. PART is always correct; EMPTY and FULL save work."""
         return Fill.PART
 
     def order(self) -> Order:
@@ -217,31 +217,31 @@ class Mask(Part):
         return "both"
 
     def reach(self) -> int | None:
-        """How many tokens back, itself included, a query can see (the first `kept` apart); None is all."""
+        """The window in tokens, the query included; the first `kept` tokens are visible beyond it. None: no window."""
         return None
 
     def kept(self) -> int:
-        """How many first tokens stay visible for ever."""
+        """The number of first tokens that stay visible outside the window."""
         return 0
 
     def by_head(self) -> bool:
-        """Whether heads see different things."""
+        """Whether the mask differs by head."""
         return False
 
     def for_head(self, head: int) -> Mask:
-        """What one head sees by: a mask that is the same for every head."""
+        """The mask of one head, as a mask that is the same for every head."""
         return self
 
     def flag(self) -> Literal["all", "causal"] | None:
-        """Whether over whole documents it is just `all` or `causal`, which kernels know by a flag of their own."""
+        """`all` or `causal` where the mask of a whole document is just that, so that a kernel's own flag can replace it."""
         return None
 
     def relative(self) -> bool:
-        """Whether the distance from query to key decides alone: tiles equally far apart are then equal."""
+        """Whether visibility depends on the distance from query to key alone: tiles at equal distances are then equal."""
         return False
 
     def regroup(self) -> int:
-        """Tokens whose orders are equal modulo this see only each other (1: no such grouping)."""
+        """The modulus m such that tokens attend only to tokens whose order is equal modulo m (1: no such grouping)."""
         return 1
 
     def __and__(self, other: Mask) -> Mask:
@@ -262,25 +262,25 @@ class Mask(Part):
 
 
 class Embed(Part):
-    """Inputs to the stream. Module: forward(inputs, ctx) -> (x (…, n, embed), at): it may change the length."""
+    """Embeds inputs. Module: forward(inputs, ctx) -> (x (…, n, embed), their TokenLayout); n may differ from the input's."""
 
     group: ClassVar[str] = "embed"
-    coords: ClassVar[int] = 1  # coordinates a token stands at: 1 for text, 2 for an image
+    coords: ClassVar[int] = 1  # coordinates per token: 1 for text, 2 for an image
 
     def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
         """A random legal input of about n tokens."""
         raise NotImplementedError
 
     def causal(self) -> bool:
-        """Whether token i of the input becomes token i of the stream, so that decoding one by one makes sense."""
+        """Whether input i becomes token i, so that tokens can be decoded one by one."""
         return True
 
 
 class EmbedModule(Module):
-    """An embedding."""
+    """The module of an embedding."""
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
-        """The stream and where its tokens stand."""
+        """The residual stream (…, n, embed), and the layout of its tokens."""
         raise NotImplementedError
 
 
@@ -288,25 +288,25 @@ Criterion = Literal["cross_entropy", "cosine", "mse"]
 
 
 class Head(Part):
-    """The stream to what the model is for. Module: forward(x, ctx) -> logits; loss(x, labels, ctx) -> scalar."""
+    """The output head: logits, scores or an embedding. Module: forward(x, ctx) -> outputs; loss(x, labels, ctx) -> scalar."""
 
     group: ClassVar[str] = "head"
     criterion: ClassVar[Criterion] = "cross_entropy"  # how its loss compares outputs with labels
 
     def pools(self) -> bool:
-        """Whether it gives one answer a row, rather than one a token."""
+        """Whether it pools: one output per document instead of one per token."""
         return False
 
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Random legal labels for answers of this leading shape."""
+        """Random legal labels for outputs of this leading shape."""
         raise NotImplementedError
 
 
 class HeadModule(Module):
-    """A head."""
+    """The module of a head."""
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        """(…, n, embed) -> (…, n, answers), or (…, answers) where it pools."""
+        """(…, n, embed) -> (…, n, outputs), or (documents, outputs) where it pools."""
         raise NotImplementedError
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
@@ -315,19 +315,19 @@ class HeadModule(Module):
 
 
 class Wire(Part):
-    """How branches (mixer, cross, ffn) join the stream: where the norms stand and what is added."""
+    """How branches (mixer, cross, ffn) join the residual stream: where the norms are and what is added."""
 
     group: ClassVar[str] = "wire"
 
-    sums: ClassVar[bool] = True  # the stream afterwards is the stream before plus what was added, and nothing else
+    sums: ClassVar[bool] = True  # whether the output is the input plus the branches, with nothing applied to the sum
 
     def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        """Names of the norm modules it wants, one to two a branch."""
+        """Names of the norm modules of a block, one or two per branch."""
         raise NotImplementedError
 
 
 class Init(Part):
-    """Initial weights: the spread of a normal draw, by role, fan-in and depth. No module."""
+    """Initialization: the standard deviation of normal weights, by role, fan-in and depth. No module."""
 
     group: ClassVar[str] = "init"
 

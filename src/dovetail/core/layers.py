@@ -1,4 +1,4 @@
-"""Many layers written once: `repeat` and `pattern` in a list of layers, and back.
+"""Short forms for layers in YAML: `repeat` and `pattern` expand to one mapping per layer; `fold` is the inverse.
 
 - repeat: 6
   pattern: [local, full]        local, full, local, full, local, full
@@ -14,22 +14,22 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.core.part import Part
 
-MAX_LAYERS = 2048  # of one stack: twice the deepest published model (DeepNet), and read within seconds
-MAX_FIELDS = 200_000  # of all layers of a stack, written out: a bound on untrusted specs
+MAX_LAYERS = 2048  # per stack: twice the deepest published model (DeepNet), and read within seconds
+MAX_FIELDS = 200_000  # in all expanded layers of a stack: a bound on untrusted specs
 
 
 def expand(layers: Any) -> list[Any]:
-    """`repeat` and `pattern` written out: one mapping a layer."""
+    """Expand `repeat` and `pattern` to one mapping per layer."""
     if not isinstance(layers, list):
-        raise SpecError("layers", f"a list of layers was expected, not {layers!r}")
+        raise SpecError("layers", f"expected a list of layers, got {layers!r}")
     out: list[Any] = []
     fields = 0
     for i, entry in enumerate(layers):
         if not isinstance(entry, Mapping):
-            raise SpecError(f"layers.{i}", f"a mapping was expected, not {entry!r}")
+            raise SpecError(f"layers.{i}", f"expected a mapping, got {entry!r}")
         pattern = entry.get("pattern", [None])
         if not isinstance(pattern, list) or not all(isinstance(name, str) for name in pattern if name is not None):
-            raise SpecError(f"layers.{i}.pattern", f"a list of names was expected, not {pattern!r}")
+            raise SpecError(f"layers.{i}.pattern", f"expected a list of names, got {pattern!r}")
         repeat = entry.get("repeat", len(pattern))
         if type(repeat) is not int or repeat < 1:
             raise SpecError(f"layers.{i}.repeat", f"{repeat!r} is not a whole number above 0")
@@ -37,7 +37,7 @@ def expand(layers: Any) -> list[Any]:
             raise SpecError(f"layers.{i}.repeat", f"{len(out) + repeat:,} layers", f"the limit is {MAX_LAYERS:,}")
         fields += repeat * _count(entry)
         if fields > MAX_FIELDS:
-            raise SpecError(f"layers.{i}", f"{fields:,} fields in all layers written out", f"the limit is {MAX_FIELDS:,}")
+            raise SpecError(f"layers.{i}", f"{fields:,} fields in all expanded layers", f"the limit is {MAX_FIELDS:,}")
         names = {name for name in pattern if name is not None}
         if missing := sorted(names - set(entry)):
             raise SpecError(
@@ -45,7 +45,7 @@ def expand(layers: Any) -> list[Any]:
             )
         for name in names:
             if not isinstance(entry[name], Mapping):
-                raise SpecError(f"layers.{i}.{name}", f"a mapping was expected, not {entry[name]!r}")
+                raise SpecError(f"layers.{i}.{name}", f"expected a mapping, got {entry[name]!r}")
         common = {k: v for k, v in entry.items() if k not in {"repeat", "pattern", *names}}
         for layer in range(repeat):
             own = entry.get(pattern[layer % len(pattern)], {}) if names else {}
@@ -54,14 +54,14 @@ def expand(layers: Any) -> list[Any]:
 
 
 def _count(data: Any) -> int:
-    """How many values plain data holds, at any depth."""
+    """The number of values in plain data, at any depth."""
     if isinstance(data, Mapping):
         return 1 + sum(map(_count, data.values()))
     return 1 + sum(map(_count, data)) if isinstance(data, (list, tuple)) else 1
 
 
 def fold(layers: Sequence[Part]) -> list[Any]:
-    """Equal neighbors written once with a `repeat`."""
+    """Write equal neighbors once, with `repeat`."""
     out: list[Any] = []
     previous: Part | None = None
     for block in layers:

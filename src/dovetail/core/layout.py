@@ -1,11 +1,11 @@
-"""TokenLayout: position, order, document and row of each token. Masks, positions and caches know a token by these alone.
+"""TokenLayout: position, order, document and row of each token. Masks, positions and caches read nothing else about a token.
 
     coords (…, n, c)  integer coordinates: c = 1 for text, 2 for an image, 3 for video; position parts read these
     order  (…, n)     the index of a token in its document: decides causality and distance; 0 at the first real token
     seg    (…, n)     the document a token belongs to within its row; −1 is padding
     row    (n,)       flat batches only: the sequence a token belongs to
     sample (…, n)     the number of a token's document in the whole batch; dropout differs by it
-    start             set where it is known without looking at the tensors: every row holds the tokens start, start + 1, … of
+    start             an int where it is known without reading tensors that every row holds the tokens start, start + 1, … of
                       one document, without padding; else None
 
 `…` is `batch`, or nothing for a flat batch, which holds tokens of many sequences in one dimension.
@@ -36,7 +36,7 @@ class TokenLayout:
         seg: Tensor | None,  # None: one document per row, without padding
         row: Tensor | None = None,
         start: int | None = None,
-        rows: int | None = None,  # flat batches: how many sequences there are, those without a token included
+        rows: int | None = None,  # flat batches: the number of sequences, those without a token included
         sample: Tensor | None = None,  # None: the row, and 2²⁰ more per document before it in the row
     ) -> None:
         self._sample = sample
@@ -87,7 +87,7 @@ class TokenLayout:
 
     @property
     def rows(self) -> int:
-        """How many sequences a flat batch holds tokens of, those without a token included."""
+        """The number of sequences of a flat batch, those without a token in this step included."""
         assert self.row is not None, "not a flat batch"
         if self._rows is None:
             self._rows = int(self.row.max()) + 1 if self.n else 0
@@ -108,13 +108,13 @@ class TokenLayout:
             )
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """make(), computed by the first layer that asks: for what depends on the step alone (rotary tables, dense masks)."""
+        """Return make(), cached under `key`: for tensors that are equal in every layer of a step (rotary tables, masks)."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
 
     def once_for(self, queries: TokenLayout, key: Hashable, make: Callable[..., T], *given: Any) -> T:
-        """make(*given), computed once per layout of queries over these keys."""
+        """Return make(*given), cached for the layout of the queries that attend to these keys."""
         asker = None if queries is self else queries  # not self: a cycle would keep the masks of a step alive after it
         cached_for, value = self.memo.get(key, (self, None))
         if cached_for is not asker:
@@ -123,7 +123,7 @@ class TokenLayout:
         return value
 
     def pick(self, index: Any) -> TokenLayout:
-        """The tokens `index` selects along n: a slice or a tensor of positions."""
+        """The tokens that `index` (a slice or a tensor of indices) selects along n."""
         row = None if self.row is None else self.row[index]
         coords = None if self._coords is None else self._coords[..., index, :]
         seg = None if self._seg is None else self._seg[..., index]

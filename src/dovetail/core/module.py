@@ -1,6 +1,7 @@
-"""Module: the one base that makes a part's parameters from its declared weights, so that no fact is stated twice.
+"""Module: the base class that creates a part's parameters, buffers and children from its declarations.
 
-A part's module class holds little but `forward`. Everything is made on the meta device; `build.py` gives it bytes.
+A part's module class therefore contains little but `forward`. All tensors are created on the meta device; `construction.py`
+allocates and initializes them.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ Linear = nn.Linear
 
 
 def plain(*leaves: nn.Module) -> bool:
-    """Whether all leaves are exactly `Linear`, so that their matrix is all they compute; an adapter around one is not."""
+    """Whether all leaves are exactly `Linear`, so that using their matrix directly is correct; a LoRA wrapper is not."""
     return all(type(leaf) is Linear for leaf in leaves)
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which norms, softmax and angles are computed: float32 at least."""
+    """The dtype in which norms, softmax and rotary angles are computed: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class Module(nn.Module):
-    """Parameters, constants and children of one part, on meta."""
+    """Parameters, constants and children of one part, on the meta device."""
 
     def __init__(self, part: Any, scope: Scope) -> None:
         super().__init__()
@@ -39,11 +40,11 @@ class Module(nn.Module):
         for weight in weights:
             self._declare(weight, names)
         for name, child in part.children().items():
-            self._adopt(name, make(child, part.child_scope(scope, name).at_path(f"{scope.path}.{name}".lstrip("."))))
+            self._add_child(name, make(child, part.child_scope(scope, name).at_path(f"{scope.path}.{name}".lstrip("."))))
         self.setup()
 
     def setup(self) -> None:
-        """Facts the forward needs at hand, computed once."""
+        """Compute once what every forward pass needs."""
 
     def _declare(self, weight: Weight, names: set[str]) -> None:
         stem, dot, leaf = weight.name.partition(".")
@@ -55,8 +56,8 @@ class Module(nn.Module):
         elif not dot:
             self.register_parameter(weight.name, nn.Parameter(torch.empty(shape, device="meta")))
 
-    def _adopt(self, name: str, module: nn.Module) -> None:
-        """`layers.3` goes into a list called `layers`, any other name is an attribute."""
+    def _add_child(self, name: str, module: nn.Module) -> None:
+        """Append `layers.3` to a ModuleList called `layers`; make any other name an attribute."""
         stem, dot, _ = name.partition(".")
         if not dot:
             self.add_module(name, module)
@@ -73,7 +74,7 @@ class Module(nn.Module):
 
 
 def make(part: Part, scope: Scope) -> Module:
-    """The part's module and all below it, on meta."""
+    """Return the part's module and all modules below it, on the meta device."""
     cls = part.module()
     assert cls is not None, f"{part.kind} has no module"
     assert issubclass(cls, Module), f"{part.kind}: {cls.__name__} is not a dovetail.core.module.Module"

@@ -77,7 +77,7 @@ class Part:
 
     @functools.cached_property
     def key(self) -> str:
-        """A string that is equal for equal parts: a key for what is computed once per step."""
+        """A string that is equal for equal parts: the key under which tensors are cached for a step."""
         return repr(self)
 
     # -- the module tree
@@ -119,7 +119,7 @@ class Part:
         return 0, 0
 
     def check(self, scope: Scope) -> list[Problem]:
-        """Errors: why this cannot be built. Bounds of fields are checked before."""
+        """Errors that make the part impossible to build. The bounds of its fields are checked before."""
         return []
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
@@ -127,7 +127,7 @@ class Part:
         return []
 
     def tp_region(self) -> bool:
-        """Whether it is a tensor-parallel region: takes a whole input and returns a partial sum on each rank."""
+        """Whether this is a tensor-parallel region: it takes a whole input and returns a partial sum on each rank."""
         return False
 
     def taps(self) -> tuple[str, ...]:
@@ -135,8 +135,8 @@ class Part:
         return self.TAPS
 
     def acts_on(self, field: str) -> tuple[str, ...] | None:
-        """Names of the weights (`q` for `q.weight`) and children whose outputs this field acts on: another value reinterprets
-        those and no others. None: every weight of this part."""
+        """Names of the weights (`q` for `q.weight`) and children whose outputs this field acts on. Changing the field
+        reinterprets those and no others. None: every weight of this part."""
         return None
 
     @classmethod
@@ -146,7 +146,7 @@ class Part:
         return {}
 
     def idle(self, scope: Scope) -> frozenset[str]:
-        """Fields without effect at this place of the tree (a shared table in the layer that owns it)."""
+        """Fields without effect at this place of the tree (for example `share` in the layer that owns a shared table)."""
         return frozenset()
 
     def excepts(self, scope: Scope) -> dict[str, str]:
@@ -155,7 +155,7 @@ class Part:
 
     # -- the spec tree
     def parts(self) -> dict[str, Part]:
-        """The parts in its fields, by field name; those of a tuple as `name.0`, `name.1`, …"""
+        """The parts in the fields, by field name; those of a tuple as `name.0`, `name.1`, …"""
         parts: dict[str, Part] = {}
         for field in dc.fields(self):
             value = getattr(self, field.name)
@@ -186,11 +186,11 @@ class Part:
         return self.rewrite(pattern, lambda place: new(place.old))
 
     def set(self, pattern: str, data: Any) -> Self:
-        """The same with plain data, read according to the declared type of each field: `set("…mixer.position", "alibi")`."""
+        """`replace` with plain data, read by the declared type of each field: `set("…mixer.position", "alibi")`."""
         return self.rewrite(pattern, lambda place: _read(data, place.hint, place.path, place.default_kind))
 
     def rewrite(self, pattern: str, new: Callable[[Place], Any]) -> Self:
-        """The same with a new value computed for each field that matches."""
+        """`replace` with a value that `new` computes from the place of each field that matches."""
         hits: list[str] = []
         spec = _rewrite(self, pattern.split("."), new, hits, "")
         if not hits:
@@ -257,7 +257,7 @@ def _rewrite_item(
 
 
 def at_path(path: str, construct: Callable[[], T]) -> T:
-    """construct(), with the path of the part put before the field that an error names."""
+    """Return construct(); put the path of the part before the field that a SpecError names."""
     try:
         return construct()
     except SpecError as error:
@@ -273,7 +273,7 @@ def walk(part: Part, scope: Scope | None = None, path: str = "") -> Iterator[tup
 
 
 def walk_spec(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
-    """(path, part) over the spec tree, parents first: parts without a module too."""
+    """(path, part) over the spec tree, parents first, parts without a module included."""
     yield path, part
     for name, below in part.parts().items():
         yield from walk_spec(below, f"{path}.{name}".lstrip("."))
@@ -320,7 +320,7 @@ def _kinds_of(group: type[Part]) -> str:
 
 
 def _read(value: Any, hint: Any, path: str, default_kind: str | None) -> Any:
-    """Plain data as a value of the declared type."""
+    """Convert plain data to a value of the declared type."""
     if value is None and type(None) in options(hint):
         return None
     for option in options(hint):

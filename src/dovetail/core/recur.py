@@ -1,9 +1,9 @@
-"""What every recurrent mixer shares: rows of sequences in, a memory of fixed size carried from token to token.
+"""The base of recurrent mixers: a recurrent state of fixed size, carried from token to token.
 
     h_t = f(h_{t−1}, x_t)          y_t = g(h_t, x_t)
 
-The module of such a part writes `recur` alone; where the memory comes from and goes to (nowhere, a pool, the next rank) is the
-view's business. Its part is a `Recurrent` and declares State(per="sequence").
+A module implements `recur` on rows of sequences. The view reads and writes the state: in a pool while decoding, from and to
+the neighboring ranks where a sequence is split. The part derives from `Recurrent` and declares State(per="sequence").
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Carry = tuple[Tensor, ...]  # (rows, *axes) of each declared state, in order
 
 
 class Recurrent(Mixer):
-    """A mixer whose memory does not grow with the text."""
+    """A mixer whose decode state does not grow with the sequence."""
 
     recurrent: ClassVar[bool] = True
 
@@ -31,8 +31,8 @@ class Recurrent(Mixer):
         width = scope.size("embed")
         if length is None or length >= width:
             return []
-        what = f"at {length} tokens, fewer than the width of {width}, attention is the cheaper one and forgets nothing"
-        return [Problem("", what, "use attention, unless longer texts will come")]
+        what = f"at {length} tokens, fewer than the width of {width}, attention costs less and keeps every token"
+        return [Problem("", what, "use attention, unless sequences will be longer")]
 
 
 class RecurrentModule(Module):
@@ -49,7 +49,7 @@ class RecurrentModule(Module):
         return seq.gather(y)
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
-        """x (rows, n, embed) and what was remembered before it (None: nothing) to the output and what is remembered after.
+        """Return the output (rows, n, embed) and the state after x (rows, n, embed), from the state before it (None: zeros).
 
-        Padding leaves the memory as it was; where `line.document` counts up, the memory starts from nothing."""
+        Padding must not change the state. Where `seq.document` increases, the state starts again from zeros."""
         raise NotImplementedError

@@ -1,10 +1,10 @@
-"""SequenceRows: the tokens of a step as rows of sequences (rows, n, …), which is how a recurrent mixer reads them.
+"""SequenceRows: the tokens of a step as rows of sequences (rows, n, …), the form that recurrent mixers compute on.
 
     real      (rows, n)  false at padding, which must leave the recurrent state as it was; None: all tokens are real
     document  (rows, n)  how many documents have begun in this row; 0 is the one that continues from the recurrent state;
                          None: one document per row
     ends      (rows,)    one more than the index of the last real token, 0 where a row has none; None: all rows are full
-    begins               known without looking at tensors: every row begins its document here, so no state is read
+    begins               whether every row is known to begin its document here, without reading a tensor: no state is read
 
 A batch already has this form. A flat batch is spread over rows and gathered again:
 
@@ -31,7 +31,7 @@ class SequenceRows:
     document: Tensor | None
     ends: Tensor | None
     begins: bool
-    index: Tensor | None = None  # (rows, n) flat batches only: which token is here; any token at padding
+    index: Tensor | None = None  # (rows, n) flat batches only: the index of the token; any index at padding
     place: Tensor | None = None  # (tokens,) flat batches only: the index of each token in the flattened rows
 
     def spread(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Env: the named axis sizes a part sees, where it stands in the tree, and which layer it belongs to.
+"""Scope: the sizes of named axes at one node of the tree, the path of the part there, and its layer.
 
-An axis is a name (`embed`, `heads`, `kv_heads`, `head`, `ffn`, `vocab`, …). A parent adds sizes for what lies below it and
-*binds* a child's generic axis to its own: a norm declares its weight over `dim`, which is `embed` in a block and `head`
-in QK-norm. One generic name may stand for several axes (`dim` -> `heads`, `head`: a norm over the whole projection).
+An axis is a name (`embed`, `heads`, `kv_heads`, `head`, `ffn`, `vocab`, …). A parent adds sizes for its children and *binds*
+a child's generic axis to its own: a norm declares its weight over `dim`, which is `embed` in a block and `head` in QK-norm.
+One generic name may stand for several axes (`dim` -> `heads`, `head`: a norm over the whole projection).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ class Scope:
 
     sizes: Mapping[str, int] = dc.field(default_factory=dict)
     alias: Mapping[str, tuple[str, ...]] = dc.field(default_factory=dict)
-    path: str = ""  # of the part that reads this env
-    stack: str = ""  # path of the list of layers it stands in, "" outside
+    path: str = ""  # of the part that has this scope
+    stack: str = ""  # path of the list of layers around the part, "" outside
     layer: int = 0
     depth: int = 1
-    decodes: bool = True  # whether anything here is remembered from step to step; an encoder's work is done at once
-    init: Any = None  # the init part of the model around this part
-    added: frozenset[str] = frozenset()  # the axes named since `entered`, also where a part above has one of that name
+    decodes: bool = True  # whether parts here have a decode state; those of an encoder have none
+    init: Any = None  # the `init` part of the model
+    added: frozenset[str] = frozenset()  # the axes defined since `entered`, also those that redefine an axis above
 
     def entered(self, path: str) -> Scope:
-        """The scope in which the part at `path` begins to name axes of its own."""
+        """The same scope for the part at `path`, which has not yet defined an axis."""
         return dc.replace(self, path=path, added=frozenset())
 
     def add(self, **sizes: int) -> Scope:
@@ -36,12 +36,12 @@ class Scope:
         return self._with({**self.sizes, **sizes}, self.alias, self.path, self.added | sizes.keys())
 
     def bind(self, **alias: str | tuple[str, ...]) -> Scope:
-        """The same scope with a generic axis standing for one or several of ours."""
+        """The same scope with a generic axis bound to one or several axes."""
         named = {k: (v,) if isinstance(v, str) else v for k, v in alias.items()}
         return self._with(self.sizes, {**self.alias, **named}, self.path, self.added)
 
     def at_path(self, path: str) -> Scope:
-        """The same scope, read by the part at `path`."""
+        """The same scope, with the path of another part."""
         return self._with(self.sizes, self.alias, path, self.added)
 
     def _with(self, sizes: Mapping[str, int], alias: Mapping[str, tuple[str, ...]], path: str, added: frozenset[str]) -> Scope:
@@ -49,7 +49,7 @@ class Scope:
         return Scope(sizes, alias, path, self.stack, self.layer, self.depth, self.decodes, self.init, added)
 
     def names(self, axes: Iterable[str]) -> tuple[str, ...]:
-        """Generic axes resolved to the ones they stand for."""
+        """The axes that generic axes are bound to."""
         return tuple(name for axis in axes for name in self.alias.get(axis, (axis,)))
 
     def size(self, *axes: str) -> int:
@@ -57,6 +57,6 @@ class Scope:
         return prod(self.sizes[name] for name in self.names(axes))
 
     def in_layer(self, layer: int) -> str:
-        """The path of this same part in another layer of its stack: where a weight shared by all layers lives."""
+        """The path of this part in another layer of its stack, where a weight shared by all layers is stored."""
         head = f"{self.stack}.{self.layer}."
         return f"{self.stack}.{layer}.{self.path.removeprefix(head)}"

@@ -1,4 +1,4 @@
-"""Softmax mixers: what every mixer that takes a softmax over scored keys declares, and the scoring it hands to a kernel.
+"""Softmax mixers: the base of every mixer with a softmax over keys, and the `Scoring` that it passes to a kernel.
 
     z = softmax(cap(q kᵀ · scale) + bias, where the mask allows) v
 
@@ -41,7 +41,7 @@ class Scoring:
 
 
 class SoftmaxMixer(Mixer):
-    """A mixer with `heads` softmax heads that see by one mask."""
+    """A mixer with `heads` softmax heads and one mask."""
 
     heads: int
     mask: Mask
@@ -51,7 +51,7 @@ class SoftmaxMixer(Mixer):
         return self.mask
 
     def head_number(self) -> Weight:
-        """The constant that tells a rank which heads it holds."""
+        """The constant (heads,) 0, 1, …: sharded across ranks, it gives the numbers of a rank's heads."""
         return Weight(name="head_number", out=("heads",), role="const")
 
     def constant(self, name: str, scope: Scope) -> Tensor:
@@ -70,7 +70,7 @@ class SoftmaxMixer(Mixer):
         return [dc.replace(state, window=self.mask.reach(), keep=self.mask.kept()) for state in states]
 
     def position_scope(self, scope: Scope) -> Scope:
-        """The scope of a position: whether the mixer decodes, and the size of a KV cache that does not grow."""
+        """The scope of the position: whether the mixer decodes, and the size of a windowed KV cache."""
         states = self.state(scope)
         scope = dc.replace(scope, decodes=bool(states))
         for state in states:
@@ -99,7 +99,7 @@ def check_heads(heads: int, kv_heads: int, head: int | None, scope: Scope) -> li
         return [Problem("kv_heads", f"{kv_heads} does not divide {heads} heads", "make heads a multiple of kv_heads")]
     if head is None and scope.size("embed") % heads:
         what = f"{heads} does not divide the width, {scope.size('embed')}"
-        return [Problem("heads", what, "or set `head`, the size of one")]
+        return [Problem("heads", what, "change heads, or set `head`, the size of one head")]
     return []
 
 
@@ -133,7 +133,7 @@ class SoftmaxModule(Module):
         self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.taps()
 
     def scoring(self, ctx: Ctx, softcap: float | None = None, sink: Tensor | None = None) -> tuple[Scoring, frozenset[str]]:
-        """The scoring of this call, and what a kernel must offer for it."""
+        """The scoring of this call, and the features that a kernel must offer for it."""
         edit = self.edit(ctx)
         scoring = Scoring(
             mask=self.mask,
@@ -148,7 +148,7 @@ class SoftmaxModule(Module):
         return scoring, self.needs if edit is None else self.needs | {"edit"}
 
     def edit(self, ctx: Ctx) -> Edit | None:
-        """What changes the probs between softmax and values: a listener, or dropout in training; None: nothing."""
+        """The function that edits the probs after the softmax: a listener's, dropout in training, or None."""
         if not (self.tapped and ctx.wants(self, "pattern")) and not (ctx.training and self.dropout > 0):
             return None
         return lambda probs, *layouts: ctx.dropout_probs(

@@ -1,9 +1,9 @@
-"""swap: another part in place of one, with the fields that both kinds have carried over.
+"""swap: replace a part by another, and carry over the fields that both kinds have.
 
     fit("mla", old=Attention(heads=32, kv_heads=8), group=Mixer)   ->   Mla(heads=32), and kv_heads is lost
 
-A kind's name or a mapping names the fields that change; every other field that the old and the new kind declare under one name
-and one type keeps its value. A part that is already constructed is taken as it is.
+The new part is given as a kind's name, a mapping or a constructed part. A mapping names the fields that change; every other
+field that both kinds declare with the same name and type keeps its value. A constructed part is used unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Lost(NamedTuple):
 
 
 def fit(new: Any, old: Any, group: type[P], path: str = "") -> P:
-    """The part that `new` (a part, a kind's name or a mapping) describes, in place of `old`."""
+    """Return the part that `new` describes, with the fields of `old` that it does not name."""
     if isinstance(new, Part):
         if not isinstance(new, group):
             raise SpecError(path, f"{new.kind} is a {new.group}, not a {group.group}")
@@ -40,11 +40,11 @@ def fit(new: Any, old: Any, group: type[P], path: str = "") -> P:
         return part
     data = group.sugar(new)
     given = set(data) if isinstance(data, Mapping) else set()
-    theirs = field_types(type(part))
+    new_types = field_types(type(part))
     shared = {
         name: getattr(old, name)
         for name, hint in field_types(type(old)).items()
-        if name not in given and theirs.get(name) == hint
+        if name not in given and new_types.get(name) == hint
     }
     return dc.replace(part, **shared)
 

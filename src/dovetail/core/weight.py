@@ -1,8 +1,8 @@
-"""What a part declares about its tensors: weights (learned or constant) and decode-time state. Plain data, no torch.
+"""Weight and State: the declarations of a part's tensors, learned, constant or decode state. Plain data, no torch.
 
-From these few facts follow the parameters, their count and matmul FLOPs, initialization, sharding, optimizer groups, LoRA
-targets, cache allocation and the memory forecast. A weight's matrix is (batch…, out, inp); `out` and `inp` are products
-of named axes, major first, so that a projection to `heads × head` can be cut by heads without knowing what a head is.
+Parameters, parameter counts, matmul FLOPs, initialization, sharding, optimizer groups, LoRA targets and the allocation of
+caches are all computed from these declarations. A weight has the shape (batch…, out, inp); `out` and `inp` are products of
+named axes, major first, so that a projection to `heads × head` can be sharded by heads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 from dovetail.core.scope import Scope
 
-# const: follows from the spec, so it is never stored; kept: stored as weights are, but its part moves it, and no gradient
+# const: computed from the spec and never saved; updated: saved like a weight, but changed by its part instead of a gradient
 Role = Literal["linear", "embed", "norm", "bias", "gate", "conv", "const", "updated"]
 Fill = Literal["normal", "ones", "zeros", "const"]
 
@@ -22,8 +22,8 @@ Fill = Literal["normal", "ones", "zeros", "const"]
 class Weight:
     """One declared tensor of a part.
 
-    `q.weight` makes a linear leaf `q` (an adapter can wrap it); a name without a dot is a bare parameter. `inp` are the
-    axes a matmul reduces over: a weight with `inp` and role linear costs 2·size FLOPs a token.
+    `q.weight` becomes a linear leaf `q` (an adapter can wrap it); a name without a dot becomes a bare parameter. `inp` are
+    the axes that a matmul reduces over: a weight with `inp` and role linear costs 2·size FLOPs per token.
     """
 
     name: str
@@ -32,33 +32,33 @@ class Weight:
     batch: tuple[str, ...] = ()  # independent matrices (experts)
     init: Fill = "normal"
     role: Role = "linear"
-    over: tuple[str, ...] = ()  # axes that must be whole for a reduction
-    # auto: cut along the major axis where that axis is cut; replicate: never cut;
-    # once: added to a sum that is still partial on each rank, so it must count once, not once a rank;
-    # reduce: cut along what it sums over, though what comes out is needed whole: the part calls ctx.total on it
+    over: tuple[str, ...] = ()  # axes that a reduction needs whole on each rank
+    # auto: sharded along the major axis where that axis is sharded; replicate: never sharded;
+    # once: added to a partial sum, so that only one rank may add it;
+    # reduce: sharded along the axes it reduces over, although the output is needed whole: the part calls ctx.all_reduce
     tp: Literal["auto", "replicate", "once", "reduce"] = "auto"
-    same_as: str | None = None  # path of the weight this one is: stored and counted there
-    packs: tuple[str, ...] = ()  # the weights it packs along its axis `slots`: queries, keys and values, in this order
-    used: Fraction = Fraction(1)  # the share of `batch` that one token touches
+    same_as: str | None = None  # path of the weight that this one is tied to: saved and counted there
+    packs: tuple[str, ...] = ()  # the weights packed along the axis `slots`: queries, keys and values, in this order
+    used: Fraction = Fraction(1)  # the fraction of `batch` that one token uses
 
     @property
     def learned(self) -> bool:
-        """A parameter of its own: no buffer, and not another weight's alias."""
+        """Whether this is a parameter: not a buffer, and not tied to another weight."""
         return not self.buffer and self.same_as is None
 
     @property
     def buffer(self) -> bool:
-        """Held beside the parameters: no gradient moves it, and no count has it."""
+        """Whether this is a buffer: no gradient, and not in the parameter count."""
         return self.role in ("const", "updated")
 
     @property
     def stored(self) -> bool:
-        """Whether a file of weights holds it."""
+        """Whether a saved file contains it."""
         return self.learned or self.role == "updated"
 
     @property
     def matmul(self) -> bool:
-        """Whether a token is multiplied by this matrix."""
+        """Whether each token is multiplied by this matrix."""
         return bool(self.inp) and self.role == "linear"
 
     def shape(self, scope: Scope) -> tuple[int, ...]:
@@ -71,30 +71,30 @@ class Weight:
 
 @dc.dataclass(frozen=True, kw_only=True)
 class State:
-    """What a part remembers while decoding.
+    """One declared tensor of the decode state.
 
-    per token: one entry a token seen (keys and values); per block: one entry for every `block` tokens of a sequence, written
-    when the last of them arrives; per sequence: one entry in all, which every token changes (a recurrence); per source: one
-    entry a token of the encoder's memory, written at admission and never again. `window` (with the first `keep` tokens)
-    bounds what a token can still look back to.
+    per token: one entry per token (the keys of a KV cache); per block: one entry per `block` tokens of a sequence, written
+    with the last of them; per sequence: one entry, which every token updates (a recurrent state); per source: one entry per
+    token of the encoder output, written once at admission. With `window`, only the last `window` and the first `keep`
+    tokens are stored.
     """
 
     name: str
     axes: tuple[str, ...]
     per: Literal["token", "block", "sequence", "source"] = "token"
-    block: int = 1  # tokens an entry stands for
+    block: int = 1  # tokens per entry
     copies: int = 1
     window: int | None = None
     keep: int = 0
-    at_least_fp32: bool = False  # kept in float32 at least: a sum over all that was seen
+    at_least_fp32: bool = False  # stored in float32 or wider: a sum over all tokens
 
     def entries(self, n: int) -> int:
-        """How many entries n tokens leave behind."""
+        """The number of entries after n tokens."""
         if self.per == "sequence":
             return 1
         n //= self.block
         return n if self.window is None else min(n, self.window + self.keep)
 
     def values(self, scope: Scope, n: int) -> int:
-        """How many numbers n tokens leave behind."""
+        """The number of values after n tokens."""
         return self.copies * scope.size(*self.axes) * self.entries(n)

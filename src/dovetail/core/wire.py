@@ -1,8 +1,8 @@
-"""What wires have in common: what they need of a block, and what becomes of that which a branch adds.
+"""The base of wires: the interface of a block that a wire uses, and the scaling and dropout of what a branch adds.
 
     x ← x + scale ∘ multiplier · dropout(f(…))          x (…, n, embed), scale (branches, embed)
 
-What is added may be scaled, by a number or by a learned one a channel (Touvron et al. 2021), and dropped out.
+`multiplier` is a fixed number; `scale` is learned, one number per channel (LayerScale, Touvron et al. 2021).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from dovetail.core.weight import Weight
 
 
 class Branching(Module):
-    """A block, as a wire sees it."""
+    """The interface of a block that a wire uses."""
 
     branches: tuple[str, ...]
 
     def branch(self, name: str, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-        """One branch on the stream (…, n, embed), with the view of its memory."""
+        """Apply one branch to x (…, n, embed), with the view of its decode state."""
         return self._modules[name](x, ctx, views.get(name))  # type: ignore[misc]
 
     def normed(self, name: str, x: Tensor, ctx: Ctx) -> Tensor:
-        """One of the norms the wire asked for."""
+        """Apply one of the norms that the wire declared."""
         return self._modules[name](x, ctx)  # type: ignore[misc]
 
 
 @dc.dataclass(frozen=True, kw_only=True)
 class Scaled(Wire):
-    """What every wire can do to what it adds."""
+    """A wire that can scale and drop out what its branches add."""
 
     multiplier: float = bounded(1.0, above=0)
-    layer_scale: float | None = bounded(None, at_least=0)  # a learned number a channel, starting here (Touvron et al. 2021)
+    layer_scale: float | None = bounded(None, at_least=0)  # LayerScale: the initial value of one learned number per channel
     dropout: float = bounded(0.0, at_least=0, below=1)
 
     def weights(self, scope: Scope) -> list[Weight]:
@@ -59,13 +59,13 @@ class Scaled(Wire):
 
 
 class WireModule(Module):
-    """forward(x, ctx, block, views) -> x with every branch of the block joined."""
+    """forward(x, ctx, block, views) -> x after every branch of the block."""
 
     part: Scaled
     scale: Tensor
 
     def added(self, y: Tensor, block: Branching, branch: str, ctx: Ctx) -> Tensor:
-        """What a branch really adds to the stream."""
+        """Return y, scaled and dropped out: what the branch adds to the residual stream."""
         part = self.part
         if part.layer_scale is not None:
             y = y * self.scale[block.branches.index(branch)]
