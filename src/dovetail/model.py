@@ -38,6 +38,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import KINDS, Part, Place, Problem, child, join, register, walk_spec
 from dovetail.core.scope import Scope
+from dovetail.core.suggest import names_or_nearest
 from dovetail.core.swap import Lost, P, fit, losses
 from dovetail.core.wire import Branching, Scaled, WireModule
 
@@ -240,7 +241,7 @@ class Model(Part):
         if group is not None and (not isinstance(new, Part) or isinstance(new, group)):
             return _swap_group(self, new, group, lost)
         if "." not in where and where not in {field.name for field in dc.fields(self)}:
-            raise SpecError(where, "is no group of parts", f"groups: {', '.join(g.group for g in GROUPS)}; or give a path")
+            raise SpecError(where, *_no_group(self, where, new))
 
         def replaced(place: Place) -> Any:
             groups = [option for option in options(place.hint) if isinstance(option, type) and issubclass(option, Part)]
@@ -295,6 +296,15 @@ def _replaced(new: Any, old: Any, group: type[P], path: str, lost: list[Lost]) -
 def _with_position(mixer: Mixer, new: Any, path: str, lost: list[Lost]) -> Mixer:
     fields = {f.name: getattr(mixer, f.name) for f in dc.fields(mixer) if isinstance(getattr(mixer, f.name), Position)}
     return dc.replace(mixer, **{name: _replaced(new, old, Position, f"{path}.{name}", lost) for name, old in fields.items()})
+
+
+def _no_group(spec: Model, where: str, new: Any) -> tuple[str, str]:
+    """Return the problem and the remedy of a swap of something that is not a group; a field is set instead."""
+    paths = [join(path, where) for path, part in walk_spec(spec) if any(field.name == where for field in dc.fields(part))]
+    if paths:
+        pattern = ".".join("*" if name.isdigit() else name for name in paths[0].split("."))
+        return "is a field, not a group of parts", f"set it: --set '{pattern}={new}'"
+    return "is no group of parts", f"{names_or_nearest(where, [g.group for g in GROUPS], 'groups')}; or give a path"
 
 
 def _swap_group(part: Any, new: Any, group: type[Part], lost: list[Lost], path: str = "") -> Any:

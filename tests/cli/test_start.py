@@ -27,7 +27,7 @@ BROKEN = "width: 28\nlayers: [\n"
 
 
 def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dovetail.cli", *args]
+    command = [sys.executable, "-m", "dovetail", *args]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
 
 
@@ -108,8 +108,10 @@ def test_version() -> None:
     [
         ([], 2, ["usage: dovetail VERB"]),
         (["nonsense"], 2, ["unknown verb 'nonsense'", ", ".join(VERBS)]),
+        (["sho"], 2, ["unknown verb 'sho'; did you mean show?"]),
         (["show"], 2, ["dovetail show --help"]),
-        (["show", "llama-tiny", "--lenght", "3"], 2, ["--lenght"]),
+        (["show", "llama-tiny", "--lenght", "3"], 2, ["unknown flag --lenght; did you mean --length?"]),
+        (["show", "llama-tiny", "--length", "x"], 2, ["--length: 'x' is not a whole number"]),
         (
             ["show", "llama-tiny", "--set", "layers.0.mixer.kv_heads=3"],
             3,
@@ -120,11 +122,22 @@ def test_version() -> None:
             3,
             ["layers.0.mixer.heads: 'eight' is not a whole number"],
         ),
-        (["show", "llama-tiny", "--set", "layers.0.mixer.hedas=8"], 3, ["layers.0.mixer.hedas: no field", "its fields are"]),
+        (
+            ["show", "llama-tiny", "--set", "layers.0.mixer.hedas=8"],
+            3,
+            ["layers.0.mixer.hedas: no field of layers.0.mixer matches 'hedas'", "did you mean heads or"],
+        ),
         (["show", "llama-tiny", "--set", "width"], 3, ["--set takes path=value, not 'width'"]),
-        (["show", "llama-tiny", "--swap", "position=ropes"], 3, ["no part is called 'ropes'", "kinds: alibi, learned"]),
+        (["show", "llama-tiny", "--swap", "position=ropes"], 3, ["no part is called 'ropes'", "did you mean rope?"]),
+        (["show", "llama-tiny", "--swap", "position=xyz"], 3, ["no part is called 'xyz'", "kinds: alibi, learned"]),
+        (["show", "llama-tiny", "--swap", "heads=4"], 3, ["heads: is a field", "--set 'layers.*.mixer.heads=4'"]),
+        (["show", "llama-tiny", "--swap", "postion=rope"], 3, ["postion: is no group of parts", "did you mean position?"]),
         (["show", "llama-tiny", "--swap", "color=rope"], 3, ["color: is no group of parts", "groups: mixer, position"]),
         (["show", "no-such-model"], 4, ["no-such-model: no such file, directory or preset", "llama-3-8b"]),
+        (["show", "lama-tiny"], 4, ["lama-tiny: no such file, directory or preset; did you mean llama-tiny"]),
+        (["generate", "llama-tiny", "Once"], 4, ["llama-tiny: is a preset", "dovetail train llama-tiny --text FILE"]),
+        (["show", "a" * 300], 4, ["File name too long"]),
+        (["show", "spec\0.yaml"], 2, ["holds a NUL character"]),
         (["diff", "llama-tiny", "nowhere/spec.yaml"], 4, ["nowhere/spec.yaml: no such file"]),
         (["train", "llama-tiny", "--text", "nowhere.txt"], 4, ["nowhere.txt: cannot be read"]),
         (["map", "nowhere", "a text"], 4, ["nowhere: no such directory"]),
@@ -152,7 +165,7 @@ def test_a_typo_in_a_file_is_named_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text("width: 28\nlayers: [{mixer: {heads: 2}}, {mixer: {headz: 2}}]\n")
     done = run("show", "spec.yaml", cwd=tmp_path)
     assert done.returncode == 3
-    assert done.stderr.startswith("dovetail: layers.1.mixer.headz: attention has no such field (fields: heads, kv_heads")
+    assert done.stderr.startswith("dovetail: layers.1.mixer.headz: attention has no such field (did you mean head or heads")
 
 
 # -- a reader that has had enough

@@ -7,12 +7,14 @@ imports torch when it runs: `--help`, `--version` and an error in a YAML file ne
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from dovetail import __version__
-from dovetail.core.errors import DovetailError
+from dovetail.cli.failure import close_stdout, guarded, report
+from dovetail.core.errors import UsageError
+from dovetail.core.suggest import names_or_nearest
 
 VERBS = {
     "show": "print the parts, shapes and costs of a model",
@@ -36,22 +38,25 @@ Change one part of a transformer. Everything else fits, and proves it.
 {verbs}
 
   dovetail VERB --help lists the flags of a verb. SPEC is a preset's name, a .yaml file or a model directory.
-  Exit codes: 1 a law fails, 2 usage, 3 spec, 4 data or file, 5 diverged."""
+  Exit codes: 1 a law fails, 2 usage, 3 spec, 4 data or file, 5 diverged, 70 a defect of Dovetail, 130 interrupted."""
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run one verb. An error that a user can cause is printed as one line on stderr, and its class sets the exit code."""
-    try:
-        code = _run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
-    except DovetailError as error:
-        from dovetail.cli.output import print_error
-
-        print_error(error)
-        code = error.exit_code
-    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run one verb and exit. Whatever ends it early is one line on stderr and an exit code (failure.py)."""
+    with guarded():
+        try:
+            code = _run(sys.argv[1:] if argv is None else argv)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError:  # the reader closed the pipe, as `| head` does
+            close_stdout()
+            code = 0
+        except SystemExit as ended:  # --help
+            code = ended.code
+        except BaseException as error:
+            code = report(error)
+            if isinstance(error, OSError):  # stdout may be the full disk, and Python flushes it once more at its end
+                close_stdout()
     sys.exit(code)
 
 
@@ -65,14 +70,18 @@ def _run(args: list[str]) -> int:
         print(f"dovetail {__version__}")
         return 0
     if args[0] not in VERBS:
-        print(f"dovetail: unknown verb {args[0]!r}; verbs: {', '.join(VERBS)}", file=sys.stderr)
-        return 2
-    import tyro
+        raise UsageError(f"unknown verb {args[0]!r}; {names_or_nearest(args[0], VERBS, 'verbs')}")
+    from dovetail.cli.parsing import parse
 
     verb = importlib.import_module(f"dovetail.cli.{args[0]}")
-    command = tyro.cli(verb.Command, args=args[1:], prog=f"dovetail {args[0]}", description=verb.__doc__)
+    command = parse(verb, args[0], args[1:])
     _read_specs_first(args[1:])
-    return command.run() or 0
+    try:
+        return command.run() or 0
+    except SystemExit as ended:  # code that the verb ran: a py: side, a module of --load
+        raise UsageError(
+            f"dovetail {args[0]}: the code that was run called sys.exit({ended.code!r}); there is no result"
+        ) from ended
 
 
 def _read_specs_first(args: list[str]) -> None:

@@ -10,6 +10,12 @@ class DovetailError(Exception):
     exit_code = 1
 
 
+class UsageError(DovetailError):
+    """A command line or a call that cannot be understood: a flag that does not exist, a value outside its limits."""
+
+    exit_code = 2
+
+
 class SpecError(DovetailError):
     """A spec that cannot be built: `path` is the field, `problem` what is wrong with it, `remedy` what to do."""
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 from dovetail.core.errors import SpecError
 from dovetail.core.field import bounded, describe, finite, fits, options
 from dovetail.core.scope import Scope
+from dovetail.core.suggest import did_you_mean, names_or_nearest
 from dovetail.core.weight import State, Weight
 
 if typing.TYPE_CHECKING:
@@ -194,8 +195,7 @@ class Part:
         hits: list[str] = []
         spec = _rewrite(self, pattern.split("."), new, hits, "")
         if not hits:
-            names = ", ".join(f.name for f in dc.fields(self))
-            raise SpecError(pattern, "no field of this spec matches", f"its fields are {names}")
+            raise _no_match(self, pattern)
         return spec
 
 
@@ -223,6 +223,35 @@ def default_of(field: dc.Field[Any]) -> Any:
     if field.default_factory is not dc.MISSING:
         return field.default_factory()
     return field.default
+
+
+def _no_match(part: Part, pattern: str) -> SpecError:
+    """Return the error of a pattern that matches no field; it names the first name without a match and the nearest fields."""
+    here, names = [part], pattern.split(".")
+    for i, name in enumerate(names):
+        fields = sorted({field for one in here for field in _names(one)})
+        if not any(fnmatchcase(field, name) for field in fields):
+            where = f" of {'.'.join(names[:i])}" if i else ""
+            remedy = did_you_mean(name, fields) or f"its fields are {', '.join(fields) or 'none'}"
+            return SpecError(pattern, f"no field{where} matches {name!r}", remedy)
+        here = [value for one in here for field, value in _below(one) if fnmatchcase(field, name)]
+        if not here:
+            return SpecError(
+                pattern, f"{'.'.join(names[: i + 1])} holds no part, so it has no field {'.'.join(names[i + 1 :])}"
+            )
+    return SpecError(pattern, "no field of this spec matches")
+
+
+def _names(part: Part | tuple[Any, ...]) -> list[str]:
+    return [str(i) for i in range(len(part))] if isinstance(part, tuple) else [field.name for field in dc.fields(part)]
+
+
+def _below(part: Part | tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """(name, value) of the fields of a part, or of the items of a tuple, that hold parts."""
+    for name in _names(part):
+        value = part[int(name)] if isinstance(part, tuple) else getattr(part, name)
+        if isinstance(value, (Part, tuple)):
+            yield name, value
 
 
 def _rewrite(part: Any, pattern: list[str], new: Callable[[Place], Any], hits: list[str], path: str) -> Any:
@@ -291,14 +320,16 @@ def from_data(data: Any, group: type[Part], path: str = "", default: str | None 
     fields = dict(data)
     kind = fields.pop("kind", default)
     if not isinstance(kind, str) or kind not in KINDS:
-        raise SpecError(path, f"no part is called {kind!r}" if kind else "no kind is given", f"kinds: {_kinds_of(group)}")
+        problem = f"no part is called {kind!r}" if kind else "no kind is given"
+        raise SpecError(path, problem, names_or_nearest(str(kind), _kinds_of(group), "kinds"))
     cls = KINDS[kind]
     if not issubclass(cls, group):
-        raise SpecError(path, f"{kind} is a {cls.group}, not a {group.group}", f"kinds: {_kinds_of(group)}")
+        raise SpecError(path, f"{kind} is a {cls.group}, not a {group.group}", f"kinds: {', '.join(_kinds_of(group))}")
     hints, known = field_types(cls), {f.name: f for f in dc.fields(cls)}
     for name in fields:
         if name not in known:
-            raise SpecError(join(path, str(name)), f"{kind} has no such field", f"fields: {', '.join(known) or 'none'}")
+            remedy = names_or_nearest(str(name), known, "fields")
+            raise SpecError(join(path, str(name)), f"{kind} has no such field", remedy)
     read = {name: _read(value, hints[name], join(path, name), _default_kind(known[name])) for name, value in fields.items()}
     return at_path(path, lambda: cls(**read))
 
@@ -315,8 +346,8 @@ def field_types(cls: type[Part]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dc.fields(cls)}
 
 
-def _kinds_of(group: type[Part]) -> str:
-    return ", ".join(sorted(kind for kind, cls in KINDS.items() if issubclass(cls, group)))
+def _kinds_of(group: type[Part]) -> list[str]:
+    return sorted(kind for kind, cls in KINDS.items() if issubclass(cls, group))
 
 
 def _read(value: Any, hint: Any, path: str, default_kind: str | None) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dovetail import parts as _registered  # noqa: F401  registers every kind
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.part import from_data, plain
+from dovetail.io.presets import find_preset, preset_names
+from dovetail.io.untrusted import exists, is_directory
 from dovetail.io.yaml import dump_yaml, parse_yaml, read_text
 from dovetail.model import Model
 
@@ -28,22 +29,19 @@ def from_yaml(text: str, where: str = "spec") -> Model:
 
 def zoo() -> list[str]:
     """Return the names of the presets."""
-    return sorted(f.name.removesuffix(".yaml") for f in resources.files("dovetail.zoo").iterdir() if f.name.endswith(".yaml"))
+    return list(preset_names())
 
 
 def load_spec(name: str | Path) -> Model:
     """Return a spec by preset name, .yaml file or model directory; a path takes precedence over a name."""
     path = Path(name)
-    if path.is_dir():
+    if is_directory(path):
         path = path / SPEC_FILE
         if not path.is_file():
             raise FileError(f"{name}: holds no {SPEC_FILE}")
-    if path.is_file():
-        return from_yaml(read_text(path), str(path))
-    preset = resources.files("dovetail.zoo") / f"{name}.yaml"
-    if "/" not in str(name) and preset.is_file():
-        return from_yaml(preset.read_text(), f"{name}.yaml")
-    raise FileError(f"{name}: no such file, directory or preset; presets: {', '.join(zoo())}")
+    elif not exists(path):
+        return from_yaml(find_preset(str(name)), f"{name}.yaml")
+    return from_yaml(read_text(path), str(path))
 
 
 def changed(spec: Model, sets: Iterable[str] = (), swaps: Iterable[str] = ()) -> Model:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import FileError
+from dovetail.io.presets import preset_names
 
 LARGEST_JSON = 16 * 2**20  # bytes: the index of the largest models holds 100,000 names
 MAX_ITEMS = 500_000  # of a JSON file: brackets, commas and colons; each takes about forty bytes of memory
@@ -34,10 +35,16 @@ class Directory:
 
     def __init__(self, place: str | Path) -> None:
         self.place = Path(os.path.abspath(place))
+        if not exists(self.place):
+            if str(place) in preset_names():
+                raise FileError(
+                    f"{place}: is a preset, which has no weights; train it first: dovetail train {place} --text FILE -o DIR"
+                )
+            raise FileError(f"{self.place}: no such directory")
         if self.place.suffix in PICKLES and self.place.is_file():
             raise FileError(pickle_refusal(self.place))
-        if not self.place.is_dir():
-            raise FileError(f"{self.place}: {'is not a directory' if self.place.exists() else 'no such directory'}")
+        if not is_directory(self.place):
+            raise FileError(f"{self.place}: is not a directory")
         self.root = self.place.resolve()
 
     def names(self) -> list[str]:
@@ -85,6 +92,27 @@ class Directory:
     def json(self, name: str, largest: int = LARGEST_JSON) -> dict[str, Any]:
         """Return the JSON object in a file."""
         return parse_object(self.read(name, largest), str(self.place / name))
+
+
+def exists(path: Path) -> bool:
+    """Return whether the path leads to a file or directory; raise FileError where that cannot be known."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:  # a name too long, links in a circle, no permission; NUL or a lone surrogate
+        raise FileError(f"{path}: cannot be read ({problem(error)})") from error
+    return True
+
+
+def is_directory(path: Path) -> bool:
+    """Return whether the path leads to a directory; raise FileError where that cannot be known."""
+    return exists(path) and path.is_dir()
+
+
+def problem(error: Exception) -> str:
+    """Return what an error of the operating system says, without its path and number."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def open_regular(path: Path, shown: Path) -> int:

@@ -1,0 +1,5 @@
+"""`python -m dovetail` is `dovetail`."""
+
+from dovetail.cli import main
+
+main()
