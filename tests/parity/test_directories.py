@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from draws import llama_like
 from hf_form import FormPair
 from hf_pair import Pair, apart
 from safetensors.torch import load_file, save_file
-from test_families import FAMILIES, llama_like
+from test_families import FAMILIES
 from test_other_families import FAMILIES as OTHERS
 
 import dovetail

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from draws import llama_like
 from hf_form import FormPair
 from hf_pair import Pair
-from test_families import FAMILIES, llama_like
+from test_families import FAMILIES
 from test_other_families import bart, t5
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 

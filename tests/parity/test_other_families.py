@@ -71,6 +71,10 @@ def t5(draw: Draw) -> Fields:
     }
 
 
+def mt5(draw: Draw) -> Fields:
+    return {**t5(draw), "feed_forward_proj": draw.choice(["gated-gelu", "gated-silu", "relu"])}
+
+
 def roberta(draw: Draw) -> Fields:
     return {**bert(draw), "pad_token_id": draw.choice([0, 1, 3]), "max_position_embeddings": 27}
 
@@ -183,6 +187,9 @@ FAMILIES: dict[str, tuple[Callable[[Draw], Fields], tuple[str, ...]]] = {
     "vit": (vit, ("AutoModel", "AutoModelForImageClassification")),
     "modernbert": (modernbert, ENCODER),
     "dinov2": (dinov2, ("AutoModel",)),
+    "mt5": (mt5, SEQ2SEQ),
+    "xlm-roberta": (roberta, ENCODER),
+    "camembert": (roberta, ENCODER),
 }
 QUICK, ALL = 2, 20  # random configs of each family; the forms take turns, and every form is among the quick ones once
 CASES = [
@@ -202,5 +209,5 @@ def test_ours_is_theirs(family: str, auto: str, seed: int) -> None:
     check_answers(pair, question)
     check_form_there_and_back(pair, question, frozenset({"embeddings.mask_token"}))
     if auto == "AutoModelForSeq2SeqLM":
-        check_greedy_from_sources(pair, [9, 4, 6], left=family == "t5")
+        check_greedy_from_sources(pair, [9, 4, 6], left=family in ("t5", "mt5"))
     check_form_gradients(pair, question)

@@ -14,7 +14,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.group import Mask
 from dovetail.core.part import from_data
 from dovetail.model import Model
-from dovetail.port.field import Config, Settings, value_at
+from dovetail.port.field import ABSENT, Config, Settings, value_at
 from dovetail.port.rotary import LENGTH, Rotary
 
 LAYER_TYPES, WINDOW = "layer_types", "sliding_window"
@@ -94,6 +94,25 @@ class LayerTypes:
         if SLIDING in types and config.get(WINDOW) is None:
             raise SpecError(f"config.{WINDOW}", "is missing, but some layers slide")
         return {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(types) if word == SLIDING}
+
+
+class NoPEInFull:
+    """No positions in full layers (Cohere 2); `unless_null`: only where there is a sliding window at all (EXAONE 4)."""
+
+    names = (LAYER_TYPES,)
+
+    def __init__(self, types: LayerTypes, *, unless_null: bool = False) -> None:
+        self.layer_types, self.unless_null = types, unless_null
+
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        full = [block for block in spec.layers if window_of(value_at(block, "mixer.mask")) is None]
+        rotated = any(value_at(block, "mixer.position:rope") is not ABSENT for block in full)
+        return {WINDOW: None} if self.unless_null and rotated else {}
+
+    def from_hf(self, config: Config) -> Settings:
+        rotates = self.unless_null and config.get(WINDOW) is None
+        types = [] if rotates else self.layer_types.types(config)
+        return {f"layers.{i}.mixer.position": "none" for i, word in enumerate(types) if word == FULL}
 
 
 class LocalAttention(LayerTypes):

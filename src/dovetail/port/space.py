@@ -1,4 +1,4 @@
-"""State-space models: sizes given as a multiple or a fraction of the width, and the tensors of a Mamba layer.
+"""State-space models: sizes given as a multiple or a fraction of the width, and the tensors of Mamba and Mamba-2 layers.
 
 expand          <->  mixer.inner = expand · width
 time_step_rank  <->  mixer.rank        "auto" is a sixteenth of the width, rounded up, as ours is
@@ -76,4 +76,19 @@ def mamba_rows(hf_module: str, module: str) -> tuple[Row, ...]:
         Row(f"{hf_module}.D", f"{module}.skip"),
         Row(f"{hf_module}.out_proj.weight", f"{module}.o.weight", where=f"{module}:mamba"),
         Row(f"{hf_module}.out_proj.bias", f"{module}.o.bias", where=f"{module}:mamba"),
+    )
+
+
+def mamba2_rows(hf_module: str, module: str) -> tuple[Row, ...]:
+    """Rows of one Mamba-2 layer: z, x, B, C and Δ in one matrix; x, B and C in one convolution."""
+    projections = (f"{module}.{name}.weight" for name in ("z", "x", "b", "c", "dt"))
+    return (
+        Row(f"{hf_module}.in_proj.weight", *projections, convert=CONCAT),
+        Row(f"{hf_module}.conv1d.weight", *(f"{module}.conv_{name}" for name in "xbc"), convert=CONCAT.then(DEPTHWISE)),
+        Row(f"{hf_module}.conv1d.bias", *(f"{module}.conv_{name}_bias" for name in "xbc"), convert=CONCAT),
+        Row(f"{hf_module}.dt_bias", f"{module}.dt_bias"),
+        Row(f"{hf_module}.A_log", f"{module}.a_log"),
+        Row(f"{hf_module}.D", f"{module}.skip"),
+        Row(f"{hf_module}.norm.weight", f"{module}.norm.scale", where=f"{module}:mamba2"),
+        Row(f"{hf_module}.out_proj.weight", f"{module}.o.weight", where=f"{module}:mamba2"),
     )

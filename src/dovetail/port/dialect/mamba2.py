@@ -6,11 +6,9 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.convert import CONCAT, DEPTHWISE
 from dovetail.port.dialect.mamba import MAMBA
 from dovetail.port.field import Config, Copy, Settings, value_at
-from dovetail.port.space import InnerWidth, mamba_rows
-from dovetail.port.table import Row
+from dovetail.port.space import InnerWidth, mamba2_rows, mamba_rows
 
 MIXER = "layers.{}.mixer"
 LIMIT = "time_step_limit"
@@ -65,16 +63,7 @@ MAMBA2 = MAMBA.variant(
         Copy("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps", "layers.*.mixer.norm.eps"),
         InnerWidth("expand", "layers.*.mixer.inner"),
     ),
-    tensors=(
-        Row(f"{MIXER}.in_proj.weight", *(f"{MIXER}.{name}.weight" for name in ("z", "x", "b", "c", "dt")), convert=CONCAT),
-        Row(f"{MIXER}.conv1d.weight", *(f"{MIXER}.conv_{name}" for name in "xbc"), convert=CONCAT.then(DEPTHWISE)),
-        Row(f"{MIXER}.conv1d.bias", *(f"{MIXER}.conv_{name}_bias" for name in "xbc"), convert=CONCAT),
-        Row(f"{MIXER}.dt_bias", f"{MIXER}.dt_bias"),
-        Row(f"{MIXER}.A_log", f"{MIXER}.a_log"),
-        Row(f"{MIXER}.D", f"{MIXER}.skip"),
-        Row(f"{MIXER}.norm.weight", f"{MIXER}.norm.scale"),
-        Row(f"{MIXER}.out_proj.weight", f"{MIXER}.o.weight"),
-    ),
+    tensors=mamba2_rows(MIXER, MIXER),
     fixed={"use_bias": False},  # theirs has two biases on Δ that are added
     infinite=frozenset({LIMIT}),
     ignored=("chunk_size", "time_step_rank"),

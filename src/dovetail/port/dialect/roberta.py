@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses as dc
 from typing import Any
 
 from dovetail.core.errors import SpecError
@@ -86,3 +87,8 @@ ROBERTA = BERT.variant(
     copies={"lm_head.decoder.bias": "head.bias"},
     skips=(POSITION_IDS, Skip("roberta.pooler.*", "a pooler that this model class does not use")),
 )
+
+
+def named(prefix: str) -> tuple[Form, ...]:
+    """RoBERTa's model classes under the name of another family."""
+    return tuple(dc.replace(form, architecture=form.architecture.replace("Roberta", prefix)) for form in ROBERTA.forms)

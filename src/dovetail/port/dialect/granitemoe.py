@@ -1,0 +1,31 @@
+"""Granite MoE: Granite with experts whose gate and up matrices are packed (IBM 2024)."""
+
+from __future__ import annotations
+
+from dovetail.port.convert import Concat
+from dovetail.port.dialect.granite import GRANITE
+from dovetail.port.expert import BalanceLoss
+from dovetail.port.field import Copy
+from dovetail.port.table import Row
+
+MLP = tuple(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias"))
+MOE, BANK = "layers.{}.block_sparse_moe", "layers.{}.ffn.bank"
+EXPERTS = (
+    Row(f"{MOE}.router.layer.weight", "layers.{}.ffn.router.weight"),
+    Row(f"{MOE}.input_linear.weight", f"{BANK}.gate", f"{BANK}.up", convert=Concat(1)),
+    Row(f"{MOE}.output_linear.weight", f"{BANK}.down"),
+)
+
+GRANITEMOE = GRANITE.variant(
+    "granitemoe",
+    architecture="GraniteMoeForCausalLM",
+    layer={"ffn": {"kind": "moe", "router": "softmax_router"}},
+    without=("mlp_bias", *MLP),
+    fields=(
+        Copy("num_local_experts", "layers.*.ffn.experts"),
+        Copy("num_experts_per_tok", "layers.*.ffn.router.top_k"),
+        BalanceLoss("layers.*.ffn.router.balance_loss", "num_local_experts"),
+    ),
+    tensors=EXPERTS,
+    defaults={"attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2},
+)

@@ -1,0 +1,137 @@
+"""Random configs of tiny decoders, continued: families that differ from the first ones by little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from draws import PLAIN, SHORT, USUAL, Draw, called, gptj, layer_types, llama_like, older, rope, some
+
+Fields = dict[str, Any]
+
+
+def arcee(draw: Draw) -> Fields:
+    return llama_like(draw, attention_bias=some(draw), mlp_bias=some(draw))
+
+
+def seed_oss(draw: Draw) -> Fields:
+    biases = {"attention_bias": some(draw), "attention_out_bias": some(draw), "mlp_bias": some(draw)}
+    return llama_like(draw, residual_dropout=0.2, **biases)
+
+
+def helium(draw: Draw) -> Fields:
+    made = llama_like(draw, head=False, attention_bias=some(draw), mlp_bias=some(draw))
+    return {**made, "head_dim": made["hidden_size"] // made["num_attention_heads"]}
+
+
+def glm(draw: Draw) -> Fields:
+    made = llama_like(draw, attention_bias=some(draw), head_dim=draw.choice([8, 12]))
+    return {**made, "rope_parameters": rope(draw, partial_rotary_factor=draw.choice([1.0, 0.5]))}
+
+
+def ernie4_5(draw: Draw) -> Fields:
+    return llama_like(draw, use_bias=some(draw))
+
+
+def cohere(draw: Draw) -> Fields:
+    made = llama_like(draw, head=False, attention_bias=some(draw), logit_scale=draw.choice([1.0, 0.3]))
+    made["layer_norm_eps"] = made.pop("rms_norm_eps")
+    return made
+
+
+def cohere2(draw: Draw) -> Fields:
+    return {**cohere(draw), "num_hidden_layers": 3, "sliding_window": 5, "layer_types": layer_types(draw, 3)}
+
+
+def exaone4(draw: Draw) -> Fields:
+    window = draw.choice([None, 5])
+    types = ["full_attention"] * 3 if window is None else ["sliding_attention", *layer_types(draw, 2)]
+    return llama_like(draw, num_hidden_layers=3, sliding_window=window, layer_types=types, sliding_window_pattern=4)
+
+
+def olmo3(draw: Draw) -> Fields:
+    made = llama_like(draw, head=False, attention_bias=some(draw), num_hidden_layers=3, layer_types=layer_types(draw, 3))
+    return {**made, "sliding_window": 5, "rope_parameters": {"full_attention": rope(draw), "sliding_attention": PLAIN}}
+
+
+def ministral(draw: Draw) -> Fields:
+    return llama_like(draw, num_hidden_layers=3, sliding_window=5, layer_types=layer_types(draw, 3))
+
+
+def olmoe(draw: Draw) -> Fields:
+    experts = {"num_experts": draw.choice([4, 6]), "num_experts_per_tok": draw.choice([1, 2, 4]), "norm_topk_prob": some(draw)}
+    return llama_like(draw, head=False, attention_bias=some(draw), **experts)
+
+
+def phi(draw: Draw) -> Fields:
+    made = llama_like(draw, head=False, qk_layernorm=some(draw))
+    made["layer_norm_eps"] = made.pop("rms_norm_eps")
+    made["hidden_act"] = draw.choice(["gelu_new", "gelu", "relu"])
+    share = {"partial_rotary_factor": draw.choice([1.0, 0.5])}
+    return {**made, "hidden_size": 8 * made["num_attention_heads"], "rope_parameters": rope(draw, **share)}
+
+
+def persimmon(draw: Draw) -> Fields:
+    made = older(draw, intermediate_size=44, qk_layernorm=some(draw), hidden_act=draw.choice(["relu2", "gelu"]))
+    made["width"] = 8 * made["heads"]
+    return {**called(made, **USUAL), "rope_parameters": rope(draw, partial_rotary_factor=draw.choice([1.0, 0.5]))}
+
+
+def codegen(draw: Draw) -> Fields:
+    return {**gptj(draw), "n_head": 4, "n_embd": draw.choice([24, 32])}
+
+
+def gpt_bigcode(draw: Draw) -> Fields:
+    made = older(draw, n_inner=draw.choice([None, 44]), n_positions=96, scale_attn_weights=some(draw), multi_query=some(draw))
+    return {**called(made, **SHORT), "activation_function": draw.choice(["gelu_pytorch_tanh", "gelu", "relu"])}
+
+
+def granitemoe(draw: Draw) -> Fields:
+    scales = {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 4.0}
+    experts = {"num_local_experts": draw.choice([4, 6]), "num_experts_per_tok": draw.choice([1, 2, 4])}
+    return llama_like(draw, head=False, attention_bias=some(draw), **scales, **experts)
+
+
+def granitemoeshared(draw: Draw) -> Fields:
+    return {**granitemoe(draw), "shared_intermediate_size": draw.choice([0, 20])}
+
+
+def granitemoehybrid(draw: Draw) -> Fields:
+    made = granitemoe(draw)
+    if some(draw):
+        made["num_local_experts"] = 0
+    made["layer_types"] = draw.sample(["linear_attention", "full_attention", "linear_attention"], 3)
+    heads, head = draw.choice([(4, 6), (6, 4)]), draw.choice([2, 4])
+    width = 2 * made["num_attention_heads"] * head
+    sizes = {"mamba_n_heads": heads[0], "mamba_d_state": 5, "mamba_n_groups": draw.choice([1, 2]), "mamba_d_conv": 3}
+    made |= {"num_hidden_layers": 3, "hidden_size": width, "mamba_d_head": 2 * width // heads[0], **sizes}
+    made["hidden_act"] = "silu"
+    return {**made, "shared_intermediate_size": 20, "position_embedding_type": draw.choice([None, "rope"])}
+
+
+MORE: dict[str, Callable[[Draw], Fields]] = {
+    "glm4": glm,
+    **{
+        maker.__name__: maker
+        for maker in (
+            arcee,
+            seed_oss,
+            helium,
+            glm,
+            ernie4_5,
+            cohere,
+            cohere2,
+            exaone4,
+            olmo3,
+            ministral,
+            olmoe,
+            phi,
+            persimmon,
+            codegen,
+            gpt_bigcode,
+            granitemoe,
+            granitemoeshared,
+            granitemoehybrid,
+        )
+    },
+}
