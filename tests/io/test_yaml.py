@@ -13,10 +13,10 @@ import yaml
 
 from dovetail.core.check import check
 from dovetail.core.errors import FileError, SpecError
-from dovetail.core.layers import MAX_FIELDS, MAX_LAYERS
+from dovetail.core.limits import SPEC_BYTES, SPEC_FIELDS, SPEC_ITEMS, SPEC_LAYERS
 from dovetail.io import yaml as reader
 from dovetail.io.spec import from_yaml
-from dovetail.io.yaml import LARGEST, MAX_ITEMS, dump_yaml, parse_yaml, read_text
+from dovetail.io.yaml import dump_yaml, parse_yaml, read_text
 
 LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
 
@@ -49,9 +49,13 @@ def test_depth_is_bounded() -> None:
 def test_size_and_encoding_are_bounded(tmp_path: Path) -> None:
     large, broken = tmp_path / "large.yaml", tmp_path / "broken.yaml"
     with large.open("wb") as file:
-        file.truncate(LARGEST + 1)
+        file.truncate(SPEC_BYTES + 1)
     broken.write_bytes(b"\xff\xfe\x00")
-    for path, words in ((large, "is larger than"), (broken, "cannot be read"), (tmp_path / "none.yaml", "cannot be read")):
+    for path, words in (
+        (large, "the limit for a spec is"),
+        (broken, "byte 0 is not UTF-8"),
+        (tmp_path / "none.yaml", "cannot be read"),
+    ):
         with pytest.raises(FileError, match=words) as refused:
             read_text(path)
         assert str(path) in str(refused.value)
@@ -180,7 +184,7 @@ def test_whatever_else_yaml_has_is_refused(text: str, problem: str, parser: str)
 
 
 def test_the_number_of_items_is_bounded(parser: str) -> None:
-    for text in ("".join(f"k{i}: 1\n" for i in range(MAX_ITEMS)), "[" + "1," * MAX_ITEMS + "1]"):
+    for text in ("".join(f"k{i}: 1\n" for i in range(SPEC_ITEMS)), "[" + "1," * SPEC_ITEMS + "1]"):
         with pytest.raises(SpecError, match="more than 50,000 items"):
             parse_yaml(text, "here")
     assert len(parse_yaml("[" + "1," * 1000 + "1]", "here")) == 1001
@@ -192,11 +196,11 @@ LAYERS = "width: 28\nvocab: 62\nlayers:\n"
 def test_layers_are_bounded_before_they_are_written_out() -> None:
     begun = time.monotonic()
     for text, problem in (
-        (LAYERS + "- {repeat: 10000, mixer: {heads: 2}}\n", f"10,000 layers .*the limit is {MAX_LAYERS:,}"),
+        (LAYERS + "- {repeat: 10000, mixer: {heads: 2}}\n", f"10,000 layers .*the limit is {SPEC_LAYERS:,}"),
         (LAYERS + "- {repeat: 1000000000000, mixer: {heads: 2}}\n", "the limit is"),
         (LAYERS + "- {repeat: 10000, mixer: {heads: 2}}\n" * 2000, "the limit is"),
         (LAYERS + "- {repeat: 1000, mixer: {heads: 2}}\n" * 3, r"layers\.2\.repeat: 3,000 layers"),
-        (LAYERS + "- {repeat: 100, mixer: {mask: [" + "causal, " * 20_000 + "causal]}}\n", f"the limit is {MAX_FIELDS:,}"),
+        (LAYERS + "- {repeat: 100, mixer: {mask: [" + "causal, " * 20_000 + "causal]}}\n", f"the limit is {SPEC_FIELDS:,}"),
     ):
         with pytest.raises(SpecError, match=problem):
             from_yaml(text)

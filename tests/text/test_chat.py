@@ -10,7 +10,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from dovetail.core.errors import FileError
-from dovetail.text.chat import SECONDS, ChatTemplate
+from dovetail.core.limits import TEMPLATE_SECONDS
+from dovetail.text.chat import ChatTemplate
 from dovetail.text.learn import learn
 
 MESSAGES = [
@@ -55,7 +56,7 @@ TEMPLATES = {
 }
 HOSTILE = {
     "loop": ("{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}", "more than"),
-    "output": ("{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "it writes more than 4,194,304 characters"),
+    "output": ("{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "it writes more than 1,000,000 characters"),
     "one huge text": ("{{ 'x' * 10 ** 10 }}", "MB of memory"),
     "huge number": ("{{ 9 ** (9 ** 9) }}", "more than"),
     "attribute": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
@@ -97,7 +98,7 @@ def test_a_template_that_hurts_is_stopped(name: str) -> None:
     with pytest.raises(FileError, match="evil: the chat template cannot be rendered") as stopped:
         ChatTemplate(template, "evil").render(MESSAGES)
     assert says in str(stopped.value)
-    assert time.monotonic() - begin < 2 * SECONDS + 5
+    assert time.monotonic() - begin < 2 * TEMPLATE_SECONDS + 8
 
 
 def test_it_is_found_in_either_file(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.core.errors import FileError, SpecError
+from dovetail.core.errors import FileError, InputError, SpecError
 from dovetail.text.learn import LEAST, learn
 from dovetail.text.tokenizer import END, MASK, TOKENIZER_FILE, Tokenizer
 
@@ -54,3 +58,51 @@ def test_labels_show_spaces_and_line_ends():
     assert [TRAINED.label(int(i)) for i in TRAINED.encode(" the\n")] == ["·the", "↵"]
     assert TRAINED.label(0) == END
     assert TRAINED.label(int(TRAINED.encode("\x07")[0])) == r"\x07"
+
+
+# -- bounds of an untrusted tokenizer.json
+
+
+def hostile(place: Path, **changes: Any) -> Path:
+    """A directory whose tokenizer.json is a valid one with some components replaced."""
+    data = json.loads(learn("some words of a text " * 20, 270).to_json()) | changes
+    (place / TOKENIZER_FILE).write_text(json.dumps(data))
+    return place
+
+
+def nested(levels: int) -> dict[str, Any]:
+    normalizer: dict[str, Any] = {"type": "Lowercase"}
+    for _ in range(levels):
+        normalizer = {"type": "Sequence", "normalizers": [normalizer]}
+    return normalizer
+
+
+def adding(count: int) -> dict[str, Any]:
+    special = {"<|end|>": {"id": "<|end|>", "ids": [0] * count, "tokens": ["<|end|>"] * count}}
+    single = [{"SpecialToken": {"id": "<|end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
+
+
+def test_a_nested_normalizer_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    Tokenizer.load(hostile(tmp_path, normalizer=nested(3)))
+    for levels in (20, 400):
+        with pytest.raises(FileError, match="levels deep; the limit is 16"):
+            Tokenizer.load(hostile(tmp_path, normalizer=nested(levels)))
+
+
+def test_brackets_in_strings_are_no_levels(tmp_path: Path) -> None:
+    pre = {"type": "Split", "pattern": {"String": '[{"' * 100}, "behavior": "Isolated", "invert": False}
+    Tokenizer.load(hostile(tmp_path, pre_tokenizer=pre))
+
+
+def test_special_tokens_of_a_template_are_bounded(tmp_path: Path) -> None:
+    assert len(Tokenizer.load(hostile(tmp_path, post_processor=adding(3))).prompt("a")) > 3
+    with pytest.raises(FileError, match="adds 2,000 special tokens to a prompt; the limit is 1,024"):
+        Tokenizer.load(hostile(tmp_path, post_processor=adding(2000)))
+
+
+def test_text_that_is_no_unicode_is_refused() -> None:
+    tokenizer = learn("some words of a text " * 20, 270)
+    for encode in (tokenizer.encode, tokenizer.prompt):
+        with pytest.raises(InputError, match="character 1 of the text is not Unicode"):
+            encode("a\udc80")

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.terminal_theme import TerminalTheme
 
 from dovetail.cli.output import SafeConsole
-from dovetail.core.errors import FileError
+from dovetail.io.atomic import write_atomically
 
 WIDE = 150  # columns where there is no terminal to ask, and of a page
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>%s</title><style>
@@ -44,7 +44,4 @@ def write_page(path: Path, title: str, view: Callable[[int], RenderableType]) ->
 
 def write_text(path: Path, text: str) -> None:
     """A file that people asked for by name."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{path}: cannot be written ({error.strerror})") from error
+    write_atomically(path, text)

@@ -47,6 +47,12 @@ class FileError(DovetailError):
     exit_code = 4
 
 
+class ResourceError(DovetailError):
+    """A computation that needs more memory than there is."""
+
+    exit_code = 4
+
+
 class NonFiniteError(DovetailError):
     """A tensor holds NaN or infinity where a result needs finite numbers."""
 

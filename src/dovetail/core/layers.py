@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.core.errors import SpecError
+from dovetail.core.limits import SPEC_FIELDS, SPEC_LAYERS
 from dovetail.core.part import Part
-
-MAX_LAYERS = 2048  # per stack: twice the deepest published model (DeepNet), and read within seconds
-MAX_FIELDS = 200_000  # in all expanded layers of a stack: a bound on untrusted specs
 
 
 def expand(layers: Any) -> list[Any]:
@@ -33,11 +31,11 @@ def expand(layers: Any) -> list[Any]:
         repeat = entry.get("repeat", len(pattern))
         if type(repeat) is not int or repeat < 1:
             raise SpecError(f"layers.{i}.repeat", f"{repeat!r} is not a whole number above 0")
-        if len(out) + repeat > MAX_LAYERS:
-            raise SpecError(f"layers.{i}.repeat", f"{len(out) + repeat:,} layers", f"the limit is {MAX_LAYERS:,}")
+        if len(out) + repeat > SPEC_LAYERS:
+            raise SpecError(f"layers.{i}.repeat", f"{len(out) + repeat:,} layers", f"the limit is {SPEC_LAYERS:,}")
         fields += repeat * _count(entry)
-        if fields > MAX_FIELDS:
-            raise SpecError(f"layers.{i}", f"{fields:,} fields in all expanded layers", f"the limit is {MAX_FIELDS:,}")
+        if fields > SPEC_FIELDS:
+            raise SpecError(f"layers.{i}", f"{fields:,} fields in all expanded layers", f"the limit is {SPEC_FIELDS:,}")
         names = {name for name in pattern if name is not None}
         if missing := sorted(names - set(entry)):
             raise SpecError(

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from dovetail.core.errors import FileError
 from dovetail.core.layout import TokenLayout
+from dovetail.core.limits import TEXT_BYTES
+from dovetail.io.untrusted import read_regular
 
-LARGEST_TEXT = 256 << 20  # bytes: the whole text is read into memory
 JSON_LINES = 8  # lines that are parsed to recognize JSON Lines
 
 
@@ -44,18 +45,9 @@ class Batch:
 
 
 def read_corpus(path: str | Path) -> str:
-    """Return the text of a UTF-8 file of at most LARGEST_TEXT bytes; JSON is refused."""
+    """Return the text of a regular UTF-8 file of at most TEXT_BYTES; JSON is refused."""
     path = Path(path)
-    try:
-        size = path.stat().st_size
-        if size > LARGEST_TEXT:
-            raise FileError(f"{path}: has {size} bytes; the limit is {LARGEST_TEXT}; split the file")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        what = f"byte {error.start} is not UTF-8"
-        raise FileError(f"{path}: {what}; convert it, say with `iconv -f latin1 -t utf-8`") from error
+    text = read_regular(path, TEXT_BYTES, "a text").replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise FileError(f"{path}: is empty")
     if _is_json(text):

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import FileError
-from dovetail.io.untrusted import LARGEST_JSON, open_regular, parse_object, pickle_refusal
+from dovetail.core.limits import JSON_BYTES
+from dovetail.io.untrusted import open_regular, parse_object, pickle_refusal
 
 DTYPES = {
     "F64": torch.float64,
@@ -116,8 +117,8 @@ class TensorFile:
             raise FileError(pickle_refusal(self.shown))
         if length > size - 8:
             raise self._damaged(f"a header of {length:,} bytes does not fit into {size:,}")
-        if length > LARGEST_JSON:
-            raise FileError(f"{self.shown}: has a header of {length:,} bytes; more than {LARGEST_JSON:,} are not read")
+        if length > JSON_BYTES:
+            raise FileError(f"{self.shown}: has a header of {length:,} bytes; more than {JSON_BYTES:,} are not read")
         header = parse_object(os.pread(self.handle, length, 8), str(self.shown))
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):

@@ -21,12 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import FileError
+from dovetail.core.limits import JSON_BYTES, JSON_DEPTH, JSON_ITEMS, JSON_NUMBER
 from dovetail.io.presets import preset_names
 
-LARGEST_JSON = 16 * 2**20  # bytes: the index of the largest models holds 100,000 names
-MAX_ITEMS = 500_000  # of a JSON file: brackets, commas and colons; each takes about forty bytes of memory
-DEEPEST = 40  # collections inside each other
-GREATEST = 2**53  # no size, count or id is larger
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -79,7 +76,7 @@ class Directory:
         with os.fdopen(handle, "rb") as file:
             size = os.fstat(handle).st_size
             if size > largest:
-                raise FileError(f"{shown}: is of {size:,} bytes; more than {largest:,} are not read")
+                raise FileError(f"{shown}: has {size:,} bytes; the limit is {largest:,}")
             return file.read(largest)
 
     def text(self, name: str, largest: int) -> str:
@@ -89,7 +86,7 @@ class Directory:
         except UnicodeDecodeError as error:
             raise FileError(f"{self.place / name}: is not UTF-8 ({error.reason} at byte {error.start})") from error
 
-    def json(self, name: str, largest: int = LARGEST_JSON) -> dict[str, Any]:
+    def json(self, name: str, largest: int = JSON_BYTES) -> dict[str, Any]:
         """Return the JSON object in a file."""
         return parse_object(self.read(name, largest), str(self.place / name))
 
@@ -127,6 +124,25 @@ def open_regular(path: Path, shown: Path) -> int:
     return handle
 
 
+def read_regular(path: Path, largest: int, what: str) -> str:
+    """Return the text of a regular UTF-8 file of at most `largest` bytes that a user named; `what` names it in errors."""
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, ValueError, RuntimeError) as error:  # no file, NUL in its name, links in a circle
+        raise FileError(f"{path}: cannot be read ({problem(error)})") from error
+    handle = open_regular(real, path)
+    with os.fdopen(handle, "rb") as file:
+        size = os.fstat(handle).st_size
+        data = b"" if size > largest else file.read(largest + 1)
+    if max(size, len(data)) > largest:
+        raise FileError(f"{path}: has {max(size, len(data)):,} bytes; the limit for {what} is {largest:,}")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        remedy = "convert it, say with `iconv -f latin1 -t utf-8`"
+        raise FileError(f"{path}: byte {error.start} is not UTF-8 ({error.reason}); {remedy}") from error
+
+
 def pickle_refusal(path: Path) -> str:
     """Return the message that refuses a pickle, with a command that converts it.
 
@@ -150,12 +166,12 @@ def pickle_refusal(path: Path) -> str:
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object of bounded size. Infinity is read, since some configs have it; NaN is refused."""
     items = sum(data.count(sign) for sign in b"[{,:")
-    if items > MAX_ITEMS:
-        raise FileError(f"{where}: holds more than {MAX_ITEMS:,} items")
+    if items > JSON_ITEMS:
+        raise FileError(f"{where}: holds more than {JSON_ITEMS:,} items")
     try:
         parsed = json.loads(data.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_constant)
     except RecursionError as error:
-        raise FileError(f"{where}: is nested deeper than {DEEPEST} levels") from error
+        raise FileError(f"{where}: is nested deeper than {JSON_DEPTH} levels") from error
     except ValueError as error:  # what is no JSON, no UTF-8, or a number of thousands of digits
         raise FileError(f"{where}: is not JSON ({_short(str(error))})") from error
     if not isinstance(parsed, dict):
@@ -172,10 +188,10 @@ def _check_bounds(parsed: dict[str, Any], where: str) -> None:
         if key is None:
             stack.pop()
         elif isinstance(value, (dict, list)):
-            if len(stack) == DEEPEST:
-                raise FileError(f"{where}: {_short(_path(stack, key))} is nested deeper than {DEEPEST} levels")
+            if len(stack) == JSON_DEPTH:
+                raise FileError(f"{where}: {_short(_path(stack, key))} is nested deeper than {JSON_DEPTH} levels")
             stack.append((str(key), iter(value.items() if isinstance(value, dict) else enumerate(value))))
-        elif isinstance(value, int) and abs(value) > GREATEST:
+        elif isinstance(value, int) and abs(value) > JSON_NUMBER:
             raise FileError(f"{where}: {_short(_path(stack, key))} is {_short(str(value))}; no size or count is beyond 2⁵³")
 
 

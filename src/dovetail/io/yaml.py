@@ -20,12 +20,10 @@ from typing import Any, NoReturn
 
 import yaml
 
-from dovetail.core.errors import FileError, SpecError
+from dovetail.core.errors import SpecError
+from dovetail.core.limits import SPEC_BYTES, SPEC_DEPTH, SPEC_DIGITS, SPEC_ITEMS
+from dovetail.io.untrusted import read_regular
 
-LARGEST = 2**20  # bytes: 2,048 layers that all differ take about a quarter of it
-DEEPEST = 100  # collections inside each other
-MAX_ITEMS = 50_000  # scalars and collections
-MAX_DIGITS = 19  # of a whole number: 64 bits
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it is installed: the same events, much faster
 
 NULL = re.compile(r"|~|null|Null|NULL")
@@ -37,12 +35,7 @@ NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 def read_text(path: Path) -> str:
     """Return the text of a file of bounded size."""
-    try:
-        if path.stat().st_size > LARGEST:
-            raise FileError(f"{path}: is larger than {LARGEST:,} bytes, the limit for a spec")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: cannot be read ({error})") from error
+    return read_regular(path, SPEC_BYTES, "a spec")
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -84,16 +77,16 @@ class _Reader:
     def node(self, event: Any, depth: int) -> Any:
         """The data that begins with this event."""
         self.items += 1
-        if self.items > MAX_ITEMS:
-            self.refuse(event, f"more than {MAX_ITEMS:,} items", f"the limit is {MAX_ITEMS:,}")
+        if self.items > SPEC_ITEMS:
+            self.refuse(event, f"more than {SPEC_ITEMS:,} items", f"the limit is {SPEC_ITEMS:,}")
         if isinstance(event, yaml.AliasEvent):
             self.refuse(event, "YAML aliases are not read here", "write the part out")
         if event.tag is not None:
             self.refuse(event, f"YAML tags are not read here: {event.tag[:60]}", "remove the tag")
         if isinstance(event, yaml.ScalarEvent):
             return self.scalar(event)
-        if depth == DEEPEST:
-            self.refuse(event, "nested too deeply", f"the limit is {DEEPEST} levels")
+        if depth == SPEC_DEPTH:
+            self.refuse(event, "nested too deeply", f"the limit is {SPEC_DEPTH} levels")
         return self.mapping(depth) if isinstance(event, yaml.MappingStartEvent) else self.sequence(depth)
 
     def sequence(self, depth: int) -> list[Any]:
@@ -125,8 +118,8 @@ class _Reader:
         if BOOL.fullmatch(text):
             return text.lower() == "true"
         if INT.fullmatch(text):
-            if len(text.lstrip("+-0")) > MAX_DIGITS:
-                self.refuse(event, f"{text[:40]} has more than {MAX_DIGITS} digits", f"the limit is {MAX_DIGITS}")
+            if len(text.lstrip("+-0")) > SPEC_DIGITS:
+                self.refuse(event, f"{text[:40]} has more than {SPEC_DIGITS} digits", f"the limit is {SPEC_DIGITS}")
             return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
         if FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
             return number

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.core.errors import DovetailError, FileError
+from dovetail.io.atomic import writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FORMATS = ("png", "svg", "pdf")
 INK, GREY, BLUE, ORANGE = "#1f2430", "#8a90a0", "#2f5fb3", "#d9822b"
 
 
@@ -32,10 +34,10 @@ def quiet(axes: Axes) -> None:
 
 
 def write_figure(figure: Figure, path: str | Path) -> None:
-    """Write the figure to a file, in the format of its suffix."""
-    try:
-        with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            figure.savefig(path, dpi=160)
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path}: the picture cannot be written ({error})") from error
+    """Write the figure to exactly this file, as a whole or not at all, in the format of its suffix (PNG without one)."""
+    form = Path(path).suffix.lower().removeprefix(".") or "png"
+    if form not in FORMATS:
+        raise FileError(f"{path}: .{form} is not a format of pictures; formats: {', '.join(f'.{name}' for name in FORMATS)}")
+    with warnings.catch_warnings(), writing(path) as file:  # a character that the font lacks is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(file, dpi=160, format=form)

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from dovetail.construction import on_meta, set_constants, tie
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
+from dovetail.core.limits import SPEC_BYTES
 from dovetail.core.module import holder
 from dovetail.io.model_dir import INDEX_FILE, WEIGHTS_FILE
 from dovetail.io.replace import set_aside
 from dovetail.io.spec import SPEC_FILE, from_yaml, load_spec
 from dovetail.io.tensors import TensorFile
 from dovetail.io.untrusted import PICKLES, Directory, pickle_refusal
-from dovetail.io.yaml import LARGEST as LARGEST_SPEC
 from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import differences, explicit
@@ -90,7 +90,7 @@ def load_reporting(directory: str | Path, *, watch: Watch | None = None) -> Load
 
 def origin(where: Directory) -> Origin:
     """Read the spec of a directory, and the config if it has one."""
-    own = from_yaml(where.text(SPEC_FILE, LARGEST_SPEC), str(where.place / SPEC_FILE)) if where.has(SPEC_FILE) else None
+    own = from_yaml(where.text(SPEC_FILE, SPEC_BYTES), str(where.place / SPEC_FILE)) if where.has(SPEC_FILE) else None
     if not where.has(CONFIG_FILE):
         if own is None:
             raise FileError(f"{where.place}: holds neither {CONFIG_FILE} nor {SPEC_FILE}")

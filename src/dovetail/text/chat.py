@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import FileError
+from dovetail.core.limits import JSON_BYTES, TEMPLATE_BYTES, TEMPLATE_CHARACTERS, TEMPLATE_MEMORY, TEMPLATE_SECONDS
 from dovetail.io.untrusted import Directory
 
 TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
-LARGEST = 2**20  # bytes of a template
-LARGEST_CONFIG = 16 * 2**20
-SECONDS, MEMORY, LONGEST = 5, 512 * 2**20, 4 * 2**20  # of rendering: time, bytes, characters
+STARTED = 20  # seconds until the child that renders must have ended, however busy the machine is
 
 Message = Mapping[str, Any]  # role and content
 
@@ -37,12 +36,12 @@ class ChatTemplate:
     def load(directory: str | Path) -> ChatTemplate:
         """Return the template of a model directory."""
         where = Directory(directory)
-        config = where.json(CONFIG_FILE, LARGEST_CONFIG) if where.has(CONFIG_FILE) else {}
+        config = where.json(CONFIG_FILE, JSON_BYTES) if where.has(CONFIG_FILE) else {}
         tokens = {name: text for name, value in config.items() if name.endswith("_token") and (text := _token(value))}
         if where.has(TEMPLATE_FILE):
-            return ChatTemplate(where.text(TEMPLATE_FILE, LARGEST), str(where.place / TEMPLATE_FILE), tokens)
+            return ChatTemplate(where.text(TEMPLATE_FILE, TEMPLATE_BYTES), str(where.place / TEMPLATE_FILE), tokens)
         text = _template(config.get("chat_template"))
-        if text is None or len(text) > LARGEST:
+        if text is None or len(text) > TEMPLATE_BYTES:
             raise FileError(f"{where.place}: has no chat template ({TEMPLATE_FILE}, or in {CONFIG_FILE})")
         return ChatTemplate(text, str(where.place / CONFIG_FILE), tokens)
 
@@ -51,24 +50,22 @@ class ChatTemplate:
         of the template (`tools`, `documents`, settings of its own)."""
         variables = {"tools": None, "documents": None, **self.tokens, **given}
         variables |= {"messages": list(messages), "add_generation_prompt": prompt}
-        result = self._render(json.dumps({"template": self.text, "given": variables, "longest": LONGEST}))
+        result = self._render(json.dumps({"template": self.text, "given": variables, "longest": TEMPLATE_CHARACTERS}))
         if "text" not in result:
             raise FileError(f"{self.origin}: the chat template cannot be rendered ({result['error']})")
         return result["text"]
 
     def _render(self, request: str) -> dict[str, str]:
         child = Path(__file__).with_name("render.py")
-        command = [sys.executable, "-I", str(child), str(SECONDS), str(MEMORY)]
+        command = [sys.executable, "-I", str(child), str(TEMPLATE_SECONDS), str(TEMPLATE_MEMORY)]
         try:
-            done = subprocess.run(
-                command, input=request, capture_output=True, text=True, timeout=2 * SECONDS, env={}, check=False
-            )
+            done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=STARTED, env={}, check=False)
         except subprocess.TimeoutExpired:
-            return {"error": f"it took more than {SECONDS} seconds"}
+            return {"error": f"it took more than {TEMPLATE_SECONDS} s"}
         try:
             return json.loads(done.stdout)
         except ValueError:  # the system killed it
-            return {"error": f"it took more than {SECONDS} seconds or {MEMORY >> 20} MB"}
+            return {"error": f"it took more than {TEMPLATE_SECONDS} s or {TEMPLATE_MEMORY >> 20} MB"}
 
 
 def _token(value: Any) -> str | None:

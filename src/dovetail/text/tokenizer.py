@@ -6,15 +6,18 @@ transformers (`prompt`): special tokens in it are recognized, and those of the t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer as Engine
 from torch import Tensor
 
-from dovetail.core.errors import FileError
+from dovetail.core.errors import FileError, InputError
+from dovetail.core.limits import PROMPT_CHARACTERS, TOKENIZER_ADDED, TOKENIZER_BYTES, TOKENIZER_DEPTH, TOKENIZER_ITEMS
 from dovetail.io.untrusted import Directory
 from dovetail.text.cut import cuts_are_exact, pieces
 
@@ -23,7 +26,9 @@ END, MASK = (
     "<|end|>",
     "<|mask|>",
 )  # ids 0 and 1 of tokenizers trained here: end of text, and the mask of masked language modeling
-LARGEST_FILE = 64 * 2**20  # bytes of a tokenizer.json; the largest known ones are smaller
+STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+NO_BRACKETS = re.compile(r"[^\[\]{}]+")
+PANICS = "pyo3_runtime"  # the module of the exception that a panic in Rust raises
 PIECE = 1 << 16  # characters encoded as one where the text can be cut
 AT_ONCE = 16  # pieces encoded together
 
@@ -39,16 +44,16 @@ class Tokenizer:
     def load(directory: str | Path) -> Tokenizer:
         """Return the tokenizer of a model directory."""
         where = Directory(directory)
-        path, text = where.place / TOKENIZER_FILE, where.text(TOKENIZER_FILE, LARGEST_FILE)
-        try:
+        path, text = where.place / TOKENIZER_FILE, where.text(TOKENIZER_FILE, TOKENIZER_BYTES)
+        _check_bounds(text, path)
+        with _engine_errors(f"{path}: cannot be read as a tokenizer"):
             engine = Engine.from_str(text)
             engine.no_padding()  # padding and truncation of the file are for batches
             engine.no_truncation()
-            return Tokenizer(engine)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # the engine raises bare Exception, or panics
-            raise FileError(f"{path}: cannot be read as a tokenizer ({str(error)[:300]})") from error
+            added = engine.num_special_tokens_to_add(False)
+        if added > TOKENIZER_ADDED:
+            raise FileError(f"{path}: adds {added:,} special tokens to a prompt; the limit is {TOKENIZER_ADDED:,}")
+        return Tokenizer(engine)
 
     def to_json(self) -> str:
         """Return the content of tokenizer.json."""
@@ -72,28 +77,69 @@ class Tokenizer:
         The ids are those of the whole text, whatever its length. The engine needs 130 to 300 bytes of memory per character that
         it encodes at once: PIECE · AT_ONCE characters, so at most 0.3 GB, where `cuts_are_exact`; the whole text where not.
         """
+        _check_unicode(text)
         cut = len(text) > PIECE and cuts_are_exact(self.engine)
         parts = pieces(text, PIECE) if cut else iter([text])
         ids = [torch.zeros(0, dtype=torch.long)]
         while some := list(itertools.islice(parts, AT_ONCE)):
-            for encoding in self.engine.encode_batch_fast(some, add_special_tokens=False):
-                ids.append(torch.tensor(encoding.ids, dtype=torch.long))
+            with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the text"):
+                encodings = self.engine.encode_batch_fast(some, add_special_tokens=False)
+            ids += [torch.tensor(encoding.ids, dtype=torch.long) for encoding in encodings]
         return torch.cat(ids)
 
     def prompt(self, text: str, *, add_special: bool = True) -> list[int]:
         """Return the ids of a prompt; `add_special` adds special tokens, which a chat template writes itself."""
+        _check_unicode(text)
+        if len(text) > PROMPT_CHARACTERS:
+            raise InputError(f"the prompt has {len(text):,} characters; the limit is {PROMPT_CHARACTERS:,}")
         self.engine.encode_special_tokens = False
         try:
-            return self.engine.encode(text, add_special_tokens=add_special).ids
+            with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the prompt"):
+                return self.engine.encode(text, add_special_tokens=add_special).ids
         finally:
             self.engine.encode_special_tokens = True
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
         """Return the text of ids without special tokens; bytes that form no character become �."""
-        return self.engine.decode(ids.tolist() if isinstance(ids, Tensor) else list(ids), skip_special_tokens=True)
+        return self._decode(ids.tolist() if isinstance(ids, Tensor) else list(ids), skip_special=True)
 
     def label(self, token: int) -> str:
         """Return a token for display: a space as ·, a line end as ↵, a tab as ⇥, unprintable characters as escapes."""
-        shown = self.engine.decode([token], skip_special_tokens=False)
+        shown = self._decode([token], skip_special=False)
         shown = shown.replace(" ", "·").replace("\n", "↵").replace("\t", "⇥")
         return shown if shown.isprintable() else shown.encode("unicode_escape").decode()
+
+    def _decode(self, ids: list[int], skip_special: bool) -> str:
+        with _engine_errors(f"{TOKENIZER_FILE}: cannot decode token ids"):
+            return self.engine.decode(ids, skip_special_tokens=skip_special)
+
+
+@contextlib.contextmanager
+def _engine_errors(what: str) -> Iterator[None]:
+    """Raise FileError for what the engine raises: bare Exception, or a panic, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != PANICS:
+            raise  # an interrupt
+        raise FileError(f"{what} ({str(error)[:300]})") from error
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"character {error.start} of the text is not Unicode ({error.reason}); give UTF-8") from error
+
+
+def _check_bounds(text: str, path: Path) -> None:
+    """Raise for a file with too many items or nested too deeply, before the engine parses it."""
+    items = sum(text.count(sign) for sign in "[{,:")
+    if items > TOKENIZER_ITEMS:
+        raise FileError(f"{path}: holds {items:,} items; the limit is {TOKENIZER_ITEMS:,}")
+    depth = deepest = 0
+    for sign in NO_BRACKETS.sub("", STRINGS.sub("", text)):
+        depth += 1 if sign in "[{" else -1
+        deepest = max(deepest, depth)
+    if deepest > TOKENIZER_DEPTH:
+        raise FileError(f"{path}: is nested {deepest:,} levels deep; the limit is {TOKENIZER_DEPTH}")

@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dovetail.core.errors import FileError
+from dovetail.core.limits import ANSWER_BYTES, ANSWER_SECONDS
 from dovetail.core.printable import printable
 
-SECONDS, LARGEST = 120.0, 2**20  # of one answer in all; bytes
 CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 
 
@@ -25,7 +25,7 @@ class Refused(FileError):
     """The server does not accept the request (400 or 422)."""
 
 
-def post_json(url: str, path: str, body: Mapping[str, Any], *, seconds: float = SECONDS) -> dict[str, Any]:
+def post_json(url: str, path: str, body: Mapping[str, Any], *, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
     """The JSON object that a server answers to `POST {url}{path}`."""
     address = url.rstrip("/") + path
     try:
@@ -45,7 +45,7 @@ def post_json(url: str, path: str, body: Mapping[str, Any], *, seconds: float = 
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         connection.request("POST", target, json.dumps(body).encode(), {"Content-Type": "application/json"})
         response = connection.getresponse()
-        text = response.read(LARGEST + 1)
+        text = response.read(ANSWER_BYTES + 1)
     except (OSError, http.client.HTTPException, ValueError) as error:
         if late.is_set():
             raise FileError(f"{where}: gave no whole answer within {seconds:g} seconds") from error
@@ -74,8 +74,8 @@ def _parsed(where: str, status: int, location: str, text: bytes) -> dict[str, An
     if status != 200:
         refusal = Refused if status in (400, 422) else FileError
         raise refusal(f"{where}: answered {status}: {printable(text[:400].decode(errors='replace'))}")
-    if len(text) > LARGEST:
-        raise FileError(f"{where}: the answer is longer than {LARGEST:,} bytes")
+    if len(text) > ANSWER_BYTES:
+        raise FileError(f"{where}: the answer is longer than {ANSWER_BYTES:,} bytes")
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,0 +1,48 @@
+"""Limits on what is read from outside: files, specs, templates, servers and flags. One table, so that no reader goes without.
+
+Each limit leaves room for the largest published model, and refuses what is larger within seconds and a gigabyte. The limits
+of a part's own fields are declared with the fields (core/field.py).
+"""
+
+from __future__ import annotations
+
+KB, MB, GB = 2**10, 2**20, 2**30
+
+# -- specs in YAML
+SPEC_BYTES = MB  # 2,048 layers that all differ take about a quarter of it
+SPEC_DEPTH = 100  # collections inside each other
+SPEC_ITEMS = 50_000  # scalars and collections
+SPEC_DIGITS = 19  # of a whole number: 64 bits
+SPEC_LAYERS = 2048  # per stack: twice the deepest published model (DeepNet), and read within seconds
+SPEC_FIELDS = 200_000  # in all expanded layers of a stack
+
+# -- JSON files of a model directory
+JSON_BYTES = 16 * MB  # the index of the largest models holds 100,000 names
+JSON_DEPTH = 40
+JSON_ITEMS = 500_000  # brackets, commas and colons; each takes about forty bytes of memory
+JSON_NUMBER = 2**53  # no size, count or id is larger
+
+# -- tokenizers
+TOKENIZER_BYTES = 64 * MB  # the largest known ones take 34 MB
+TOKENIZER_DEPTH = 16  # the engine copies a component once per level, and tries several types for each copy
+TOKENIZER_ITEMS = 8_000_000  # a vocabulary of 262,144 tokens and its merges take two million
+TOKENIZER_ADDED = 1024  # special tokens that a template adds to one prompt
+TEXT_BYTES = 256 * MB  # of a text file to train on, which is read into memory
+PROMPT_CHARACTERS = 4_000_000  # of one prompt
+
+# -- chat templates
+TEMPLATE_BYTES = MB
+TEMPLATE_SECONDS = 1  # of CPU time for rendering
+TEMPLATE_MEMORY = 512 * MB
+TEMPLATE_CHARACTERS = 10**6  # of output
+
+# -- servers
+ANSWER_BYTES = MB
+ANSWER_SECONDS = 120.0  # of one answer, from the connection to its last byte
+
+# -- flags
+MAX_LENGTH = 2**24  # tokens of a sequence, in a forecast
+MAX_NEW_TOKENS = 10**6
+MAX_BATCH = 2**16  # rows
+MAX_STEPS = 10**9
+MAX_SEED = 2**63 - 1
