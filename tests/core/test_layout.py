@@ -86,3 +86,20 @@ def test_a_layout_of_another_shape_is_refused(layout: TokenLayout) -> None:
     with pytest.raises(InputError, match=r"inputs: the layout describes tokens of shape .*, but there are \(2, 4\)"):
         layout.expect(torch.zeros(2, 4, 8), "inputs")
     TokenLayout.whole(2, 4).expect(torch.zeros(2, 4, 8), "inputs")
+
+
+def test_groups_of_rows_keep_their_samples() -> None:
+    packed = TokenLayout.packed([(2, 1), (3,), (1, 1), (2,)], 3)
+    first, second = (packed.split_rows(2, i) for i in range(2))
+    assert first.sample.tolist() == [[0, 0, 1], [2, 2, 2]]
+    assert second.sample.tolist() == [[3, 4, 4], [5, 5, 5]]
+    assert second.seg.tolist() == [[0, 1, -1], [0, 0, -1]]
+    whole = TokenLayout.whole(4, 3, start=5).split_rows(2, 1)
+    assert (whole.start, whole.order.shape) == (5, (2, 3))
+    assert whole.sample.tolist() == [[2, 2, 2], [3, 3, 3]]
+
+
+@pytest.mark.parametrize("layout", [TokenLayout.whole(3, 2), TokenLayout.flat([2, 2])], ids=["uneven", "flat"])
+def test_rows_that_make_no_equal_groups_are_refused(layout: TokenLayout) -> None:
+    with pytest.raises(InputError, match="to split into 2 equal groups"):
+        layout.split_rows(2, 0)

@@ -10,10 +10,12 @@ from dovetail.construction import generator
 from dovetail.core.ctx import Ctx
 from dovetail.core.group import RouterModule
 from dovetail.core.layout import TokenLayout
+from dovetail.dist.context import piece
 from dovetail.dist.mesh import make_mesh
-from dovetail.dist.shard import tensor_parallel
+from dovetail.dist.shard import fully_shard_model, tensor_parallel
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.case import perturbed
+from dovetail.training.loop import rebalance
 
 
 def experts_over_ranks(text: str, whole: tuple[str, ...]) -> dict[str, Any]:
@@ -41,6 +43,28 @@ def _step(model: Any) -> tuple[float, dict[str, float], dict[str, Tensor], Tenso
     gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     routers = [module for module in model.modules() if isinstance(module, RouterModule)]
     return loss.item(), {name: x.item() for name, x in losses.items()}, gradients, torch.stack([r.load for r in routers])  # type: ignore[misc]
+
+
+def steps_over_rows(text: str, steps: int = 3) -> dict[str, float]:
+    """Steps of training whole, and with the rows over FSDP ranks; how far each weight and each balancing bias is off."""
+    spec, ends = from_yaml(text), []
+    tokens, layout = torch.randint(0, 62, (4, 12), generator=generator(0, "tokens")), TokenLayout.whole(4, 12)
+    for ranks in (1, 2):
+        model, rows, at = perturbed(spec), tokens, layout
+        if ranks > 1:
+            mesh = make_mesh(data=ranks)["data"]
+            fully_shard_model(model, mesh)
+            rows, at = piece(tokens, mesh.get_group(), 0), layout.split_rows(ranks, mesh.get_local_rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(steps):
+            optimizer.zero_grad()
+            model.loss(rows, rows, Ctx(layout=at, seed=step)).backward()
+            optimizer.step()
+            rebalance(model)
+        ends.append({name: _whole(x) for name, x in model.state_dict().items()})
+    whole, split = ends
+    assert list(whole) == list(split)
+    return {name: (split[name] - x).abs().max().item() for name, x in whole.items()}
 
 
 def _whole(g: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import DovetailError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
-from dovetail.dist import collective, context, place, shard
+from dovetail.dist import batch, collective, context, place, shard
 from dovetail.dist.mesh import make_mesh
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.case import perturbed
-from dovetail.lawbook.sharded import Compared, How, compare
+from dovetail.lawbook.sharded import Batch, Compared, How, _gaps, _run, compare, make_batch
 from dovetail.model import ModelModule
 from dovetail.ops.attend import using
 from dovetail.state.pool import Pool
@@ -96,7 +96,64 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 def compare_with_bug(bug: str, spec_yaml: str, how: How) -> Compared:
     with BUGS[bug]():
-        return compare(spec_yaml, 0, how)
+        return compare(spec_yaml, 0, [how])[how]
+
+
+# -- the tokens of a batch over ranks
+
+
+def counts_over(data: int, sequence: int) -> tuple[list[float], list[float]]:
+    """The counts before each row's chunk of this rank and of the whole batch, and what a count of all tokens gives."""
+    mesh = make_mesh(data=data, sequence=sequence)
+    rows, columns = mesh["data"].get_group(), mesh["sequence"].get_group()
+    tokens = torch.randint(0, 5, (4, 6), generator=generator(0, "tokens"))
+    mine = context.piece(context.piece(tokens, rows, 0), columns)
+    before, total = batch.TokenRanks(rows, columns).counts(mine.sum(1))
+    first_row, first_column = 4 // data * dist.get_rank(rows), 6 // sequence * dist.get_rank(columns)
+    flat = tokens.flatten()
+    want = [int(flat[: 6 * (first_row + row) + first_column].sum()) for row in range(4 // data)]
+    return [*before.tolist(), total.item()], [*want, int(tokens.sum())]
+
+
+def by_data_and_sequence(spec_yaml: str) -> dict[str, float]:
+    """FSDP over half of the ranks, with each row split over the other half, against one rank, in training."""
+    spec, mesh = from_yaml(spec_yaml), make_mesh(data=2, sequence=2)
+    rows, columns = mesh["data"].get_group(), mesh["sequence"].get_group()
+    whole, model = perturbed(spec), perturbed(spec)
+    shard.fully_shard_model(model, mesh["data"])
+    tokens = make_batch(spec, whole, 0)
+    mine: Batch = tokens.rows(rows).columns(columns)
+    found = _run(model, spec, mine, 1, projected=2.0, losses_count=0.5, group=columns)
+    out = collective.joined(collective.joined(found.output, 1, columns), 0, rows)
+    gradients = {name: collective.summed(g, columns) for name, g in found.gradients.items()}
+    return _gaps(dc.replace(found, output=out, gradients=gradients), _run(whole, spec, tokens, 1))
+
+
+def drawn_without_a_seed(spec_yaml: str, how: How) -> float:
+    """Outputs in training mode, each rank with a generator of its own, against one rank with the first one's."""
+    spec = from_yaml(spec_yaml)
+    whole, model = perturbed(spec).train(), perturbed(spec).train()
+    group = _cut(model, spec_yaml, 2 if how == "fsdp" else 1, 2 if how == "tp" else 1)
+    inputs = spec.embed.example(spec.axes(Scope()), 4, 14, generator(0, "inputs"))
+    layout = TokenLayout.whole(4, 14)
+    with torch.no_grad():
+        torch.manual_seed(5)
+        want = whole(inputs, Ctx(layout=layout))
+        torch.manual_seed(5 + dist.get_rank())
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        got = model(context.piece(inputs, group, 0), Ctx(layout=layout.split_rows(ranks, rank)))
+    return (collective.joined(got, 0, group) - want).abs().max().item()
+
+
+def split_types() -> list[int]:
+    """The token types in the ctx of this rank's chunk."""
+    group = dist.group.WORLD
+    assert group is not None
+    whole = Ctx(layout=TokenLayout.whole(1, 6), types=torch.tensor([[0, 1, 2, 3, 4, 5]]))
+    ctx = context.split_ctx(whole, from_yaml("layers: [{repeat: 1}]"), group)
+    assert ctx.types is not None
+    assert ctx.types.shape == ctx.layout.order.shape
+    return ctx.types[0].tolist()
 
 
 # -- training, decoding, looking

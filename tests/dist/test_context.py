@@ -1,7 +1,7 @@
 """A sequence over two ranks equals one rank, and refuses what cannot be split."""
 
 import pytest
-from rank_jobs import error_of, flat_piece, odd_row, uneven_pieces
+from rank_jobs import error_of, flat_piece, odd_row, split_types, uneven_pieces
 from shard_specs import ROWS_ONLY, WIRINGS, decoder
 
 from dovetail.dist.pair import Pair
@@ -10,7 +10,7 @@ from dovetail.lawbook.sharded import compare_sharded
 
 @pytest.mark.parametrize("name", WIRINGS)
 def test_whole_equals_split(pair: Pair, name: str) -> None:
-    found = compare_sharded(pair, WIRINGS[name], 0, "sequence")
+    found = compare_sharded(pair, WIRINGS[name], 0, ["sequence"])["sequence"]
     assert not found.reason
     assert found.worst[1] < 1e-9, found.worst
 
@@ -30,7 +30,7 @@ def test_whole_equals_split(pair: Pair, name: str) -> None:
     ],
 )
 def test_what_needs_a_whole_row_is_refused(pair: Pair, spec: str, path: str) -> None:
-    found = compare_sharded(pair, spec, 0, "sequence")
+    found = compare_sharded(pair, spec, 0, ["sequence"])["sequence"]
     assert found.reason.startswith(f"{path}a sequence cannot be split")
 
 
@@ -39,6 +39,10 @@ def test_a_flat_batch_keeps_its_rows(pair: Pair) -> None:
         assert rows == [0, 0, 0, 0, 0, 1, 1, 1]
         assert orders == [0, 1, 2, 3, 4, 0, 1, 2]
         assert entries == list(range(8))
+
+
+def test_token_types_are_split_with_their_tokens(pair: Pair) -> None:
+    assert pair.run(split_types) == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_pieces_must_be_equal(pair: Pair) -> None:

@@ -6,6 +6,9 @@ Taps: `ctx.tap(module, "q", x)` returns x when there is no listener. A listener 
 Draws: in training, dropout and router noise are functions of (seed, path, sample, position, channel), see core/random.py.
 Sample and position come from the layout, the global channel from the declared axes and this rank's place among them. So
 padded, packed and flat batches, tensor-parallel ranks and pieces of a split sequence all draw the same masks.
+
+Statistics of a batch (balance losses, the capacity of an expert) are those of the whole batch, however ranks split it: a part
+calls `ctx.batch_sum` and `ctx.batch_counts`.
 """
 
 from __future__ import annotations
@@ -48,6 +51,22 @@ class Ranks(Protocol):
         ...
 
 
+class BatchRanks(Protocol):
+    """The ranks that split the tokens of a batch: its rows (data parallel), or every row (a split sequence)."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum of x over the ranks, with its gradient."""
+        ...
+
+    def counts(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `Ctx.batch_counts` returns."""
+        ...
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Return the first rank's x."""
+        ...
+
+
 class Listener:
     """Address patterns (`*.mixer.pattern`) to functions (address, value) -> None, or a value to use instead."""
 
@@ -67,6 +86,16 @@ class Listener:
         return x
 
 
+class Losses:
+    """The dict in which a caller collects losses. FSDP copies every dict among the arguments of a layer; this it passes on, so
+    that the losses of all layers arrive."""
+
+    __slots__ = ("by_path",)
+
+    def __init__(self, by_path: dict[str, Tensor]) -> None:
+        self.by_path = by_path
+
+
 @dc.dataclass(slots=True)
 class Ctx:
     """What a forward pass carries."""
@@ -77,13 +106,16 @@ class Ctx:
     encoder_layout: TokenLayout | None = None
     types: Tensor | None = None  # (…, n) token types, where the embedding has them
     listen: Listener | None = None
-    losses: dict[str, Tensor] | None = None  # extra losses, by the path that added them
+    losses: dict[str, Tensor] | Losses | None = None  # extra losses, by the path that added them; kept as Losses
     seed: int | Tensor | None = None  # set in training; kept as a tensor (), see core/random.py
     ranks: Ranks | None = None
+    batch_ranks: BatchRanks | None = None
 
     def __post_init__(self) -> None:
         if self.seed is not None and not isinstance(self.seed, Tensor):
             self.seed = torch.tensor(self.seed)
+        if isinstance(self.losses, dict):
+            self.losses = Losses(self.losses)
 
     @property
     def training(self) -> bool:
@@ -96,7 +128,9 @@ class Ctx:
         if self.seed is not None or not module.training:
             return self
         seed = torch.randint(2**62, ())
-        return dc.replace(self, seed=seed if self.ranks is None else self.ranks.broadcast(seed))
+        for ranks in (self.ranks, self.batch_ranks):
+            seed = seed if ranks is None else ranks.broadcast(seed)
+        return dc.replace(self, seed=seed)
 
     def wants(self, module: Module, name: str) -> bool:
         """Whether anyone listens to this tap."""
@@ -117,6 +151,22 @@ class Ctx:
         if self.ranks is None or not self.ranks.sharded(axes):
             return x
         return self.ranks.all_reduce(x)
+
+    # -- statistics of the whole batch
+
+    def batch_sum(self, x: Tensor) -> Tensor:
+        """Return x, a sum over the tokens of this rank, summed over all tokens of the batch; x itself where no rank has others.
+
+        Its gradient is summed, too: where the losses of the ranks are averaged, one that is computed from x counts once.
+        """
+        return x if self.batch_ranks is None else self.batch_ranks.sum(x)
+
+    def batch_counts(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Take counts (rows, …) of the tokens of this rank, per row. Return the counts (rows, …) of all tokens of the batch
+        before those of each row, in the order row by row, and the counts (…) of the whole batch. No gradient."""
+        if self.batch_ranks is not None:
+            return self.batch_ranks.counts(counts)
+        return counts.cumsum(0) - counts, counts.sum(0)
 
     # -- draws
 
@@ -178,11 +228,13 @@ class Ctx:
     def add_loss(self, module: Module, name: str, loss: Tensor) -> None:
         """Add a loss of this part, where losses are collected; a recomputed one counts once."""
         if self.losses is not None:
-            self.losses[f"{module.path}.{name}"] = loss
+            assert isinstance(self.losses, Losses)
+            self.losses.by_path[f"{module.path}.{name}"] = loss
 
     def with_added(self, loss: Tensor) -> Tensor:
         """Return the loss plus those that parts added."""
-        return loss if not self.losses else loss + torch.stack(list(self.losses.values())).sum()
+        added = list(self.losses.by_path.values()) if isinstance(self.losses, Losses) else []
+        return loss + torch.stack(added).sum() if added else loss
 
 
 def _pairs(first: int, size: int, device: torch.device) -> Tensor:

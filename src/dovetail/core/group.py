@@ -65,9 +65,8 @@ class RouterModule(Module):
         """x (…, n, embed) -> indices of the chosen experts (…, n, choices), and their weights (…, n, choices)."""
         raise NotImplementedError
 
-    def rebalance(self, total: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Update the load-balancing state after an optimizer step; by default there is none. `total` sums a tensor over the
-        ranks that see different tokens."""
+    def rebalance(self) -> None:
+        """Update the load-balancing state after an optimizer step; by default there is none."""
 
 
 class Norm(Part):

@@ -135,6 +135,17 @@ class TokenLayout:
         size = self.n // parts
         return self.pick(slice(which * size, (which + 1) * size))
 
+    def split_rows(self, parts: int, which: int) -> TokenLayout:
+        """One of `parts` equal groups of rows of a batch that is not flat; samples keep their numbers in the whole batch."""
+        count = self.order.shape[0]
+        if self.row is not None or count % parts:
+            problem = "a flat batch has no rows" if self.row is not None else f"{count} rows"
+            raise InputError(f"layout: {problem} to split into {parts} equal groups (pad it to a multiple of {parts})")
+        size = count // parts
+        rows = slice(which * size, (which + 1) * size)
+        coords, seg = (None if x is None else x[rows] for x in (self._coords, self._seg))
+        return TokenLayout(coords, self.order[rows], seg, start=self.start, sample=self.sample[rows])
+
     @staticmethod
     def of(
         order: Tensor, seg: Tensor, row: Tensor | None = None, start: int | None = None, rows: int | None = None

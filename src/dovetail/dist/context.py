@@ -3,30 +3,33 @@ and values of all chunks, with their token layout.
 
     rank r:  x_r (…, n/ranks, embed) -> q_r, k_r, v_r        view.extend(at_r, k_r, v_r) -> K, V (…, n, kv_heads, head), at
 
-    ctx = Ctx(layout=layout.cut(ranks, rank), views=split_views(spec, group))
+    ctx = split_ctx(Ctx(layout=layout), spec, group)
     logits_r = model(piece(tokens, group), ctx)
 
 The view of a recurrent mixer sends its state from rank to rank instead: ranks run in sequence, so this is correct, not fast.
 
 Masks read order and document only, so a chunk needs no offset. Cross attention reads an encoder output that is whole on every
-rank: encode each chunk of the source with `split_views(spec.encoder, group)`, then call `whole_encoder_output`; or encode the
-whole source on every rank. Each rank computes a part of every gradient: all-reduce them. A mean loss must be weighted by the
-number of labels per rank.        Li et al. 2021 (sequence parallelism)
+rank: encode each chunk of the source with `split_ctx(Ctx(layout=source_layout), spec.encoder, group)`, then call
+`whole_encoder_output`; or encode the whole source on every rank. Each rank computes a part of every gradient: all-reduce them.
+Weight the loss of a rank by its fraction of the labels: it is a mean over them, and every rank adds the whole batch's losses of
+routers.        Li et al. 2021 (sequence parallelism)
 """
 
 from __future__ import annotations
 
+import dataclasses as dc
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dovetail.core.ctx import Views
+from dovetail.core.ctx import Ctx, Views
 from dovetail.core.errors import SpecError, StateError
 from dovetail.core.group import Embed, Head, Mixer, Scaling
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Part, walk, walk_spec
+from dovetail.dist.batch import TokenRanks
 from dovetail.dist.collective import gather, hand_on, joined, receive
 
 
@@ -60,6 +63,14 @@ class CarryView:
         """Send the recurrent state to the next rank; return y."""
         last = dist.get_rank(self.group) == dist.get_world_size(self.group) - 1
         return y if last else hand_on(y, new, self.group)
+
+
+def split_ctx(ctx: Ctx, spec: Part, group: dist.ProcessGroup) -> Ctx:
+    """Return the ctx of this rank's chunk of every row from that of whole rows: its layout and token types, its views, and the
+    ranks that hold the other chunks."""
+    layout = ctx.layout.cut(dist.get_world_size(group), dist.get_rank(group))
+    types = None if ctx.types is None else piece(ctx.types, group)
+    return dc.replace(ctx, layout=layout, types=types, views=split_views(spec, group), batch_ranks=TokenRanks(sequence=group))
 
 
 def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
@@ -108,7 +119,8 @@ def whole_layout(layout: TokenLayout, group: dist.ProcessGroup) -> TokenLayout:
     if len(set(lengths)) > 1:
         raise StateError(f"the pieces of a row are {lengths} tokens long on the ranks, and must be equal (pad the rows)")
     row = None if layout.row is None else joined(layout.row, 0, group)
-    return TokenLayout(joined(layout.coords, -2, group), joined(layout.order, -1, group), joined(layout.seg, -1, group), row)
+    order, seg, sample = (joined(x, -1, group) for x in (layout.order, layout.seg, layout.sample))
+    return TokenLayout(joined(layout.coords, -2, group), order, seg, row, sample=sample)
 
 
 def whole_encoder_output(memory: Tensor, layout: TokenLayout, group: dist.ProcessGroup) -> tuple[Tensor, TokenLayout]:

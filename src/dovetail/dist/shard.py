@@ -34,6 +34,7 @@ from dovetail.core.fold import Declared, declared
 from dovetail.core.group import Mixer
 from dovetail.core.module import holder
 from dovetail.core.part import Part
+from dovetail.dist.batch import TokenRanks
 from dovetail.dist.collective import enter, leave, total
 from dovetail.dist.mesh import RankError
 from dovetail.dist.place import Cut, TPRegion, cut_of, tp_regions
@@ -73,6 +74,10 @@ class TensorRanks:
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the all-reduced x, differentiable."""
         return total(x, self.group)
+
+    def given_to(self, ctx: Ctx) -> Ctx:
+        """Return the ctx with these ranks."""
+        return dc.replace(ctx, ranks=self)
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -125,7 +130,7 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
         module.local_reads, module.local_ranks = by_name, ranks  # type: ignore[assignment]
     for tp_region in found:
         _bound(model.get_submodule(tp_region.path), tp_region, ranks)
-    model.__class__ = _run_local(type(model))
+    model.__class__ = _run_with(type(model), "local_ranks")
     model.local_ranks = ranks  # type: ignore[assignment]
     return ranks
 
@@ -195,15 +200,15 @@ def _seeing_local(cls: type[nn.Module], names: tuple[str, ...]) -> Any:
 
 
 @functools.cache
-def _run_local(cls: type[nn.Module]) -> Any:
-    """Return the class whose entry methods set `ctx.ranks` and let modules read local weights during the call."""
+def _run_with(cls: type[nn.Module], attribute: str) -> Any:
+    """Return the class whose entry methods run with the ranks in this attribute: they are set in every ctx."""
 
     def entry(name: str) -> Callable[..., Any]:
         method = getattr(cls, name)
 
         @functools.wraps(method)
         def run(self: Any, *args: Any, **named: Any) -> Any:
-            ranks = self.local_ranks
+            ranks = getattr(self, attribute)
             with ranks.run():
                 given = [_with_ranks(a, ranks) for a in args]
                 return method(self, *given, **{key: _with_ranks(a, ranks) for key, a in named.items()})
@@ -213,8 +218,8 @@ def _run_local(cls: type[nn.Module]) -> Any:
     return type(f"Run{cls.__name__}", (cls,), {name: entry(name) for name in ("forward", *ENTRIES, *INNER)})
 
 
-def _with_ranks(argument: Any, ranks: TensorRanks) -> Any:
-    return dc.replace(argument, ranks=ranks) if isinstance(argument, Ctx) else argument
+def _with_ranks(argument: Any, ranks: TensorRanks | TokenRanks) -> Any:
+    return ranks.given_to(argument) if isinstance(argument, Ctx) else argument
 
 
 # -- FSDP -----------------------------------------------------------------------------------------------------------
@@ -224,8 +229,11 @@ def fully_shard_model(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | N
     """Shard every weight across the ranks of a one-dimensional mesh, in place; each layer gathers its own while it runs.
 
     Gradients are means over the ranks. `dtype` is what the layers compute in; gradients are then summed in float32. Cut by
-    tensor first, where both are wanted.
+    tensor first, where both are wanted. Each rank runs rows of its own, of the layout `layout.split_rows(ranks, rank)`, which
+    numbers samples over all ranks: dropout differs by these numbers. Losses that routers add are those of the whole batch.
     """
+    model.__class__ = _run_with(type(model), "batch_ranks")
+    model.batch_ranks = TokenRanks(data=mesh.get_group())  # type: ignore[assignment]
     policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for unit in units(model):
         fully_shard(unit, mesh=mesh, mp_policy=policy)

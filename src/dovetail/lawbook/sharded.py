@@ -1,10 +1,14 @@
 """What law 8 compares: one model whole, and the same over two ranks by tensor, by FSDP, or with its sequence split.
 
     with Pair() as pair:
-        found = compare_sharded(pair, to_yaml(spec), seed=0, how="tp")        found.worst -> ("layers.0.mixer.q.weight", 3e-15)
+        found = compare_sharded(pair, to_yaml(spec), seed=0, hows=["tp"])
+        found["tp"].worst -> ("training: gradient of layers.0.mixer.q.weight", 3e-15)
 
 Each rank makes both models from the same text and seed, in float64 with perturbed weights, and reads a ragged batch of packed
-documents, some of which lie across the cut. The scalar that gradients are taken of is a fixed random projection of the output.
+documents, some of which lie across the cut. The models run in evaluation and in training mode, where dropout and router noise
+are drawn and experts drop tokens beyond their capacity. Compared are the output, every loss that a part adds, every gradient,
+and what the run adds to a buffer (the load of experts). Gradients are those of a fixed random projection of the output plus the
+added losses.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ import atexit
 import dataclasses as dc
 import functools
 import warnings
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -27,7 +32,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
 from dovetail.dist.collective import joined, summed
-from dovetail.dist.context import piece, split_views, whole_encoder_output
+from dovetail.dist.context import piece, split_ctx, split_views, whole_encoder_output
 from dovetail.dist.mesh import make_mesh
 from dovetail.dist.pair import Pair
 from dovetail.dist.shard import fully_shard_model, tensor_parallel
@@ -36,30 +41,40 @@ from dovetail.lawbook.case import RELATION, Case, NotApplicable, law, perturbed
 from dovetail.model import Model, ModelModule
 
 How = Literal["tp", "fsdp", "sequence"]
+MODES = {"evaluation": None, "training": 1}  # the seed of each
 N = 14
 # half of the sequence ends inside a document and between two; half of the rows hold half of the documents
 DOCUMENTS = ((5, 4, 3), (7, 2), (12,), (1, 6, 3, 2))
 SOURCES = ((3, 6, 2), (4, 8), (14,), (2, 5, 3, 3))  # as many documents per row: each attends to its own source
-SMALL = 1e-4  # of the largest gradient: one that is smaller is held to this scale, being zero but for rounding
+SMALL = 1e-4  # of the largest gradient: one that is smaller is compared at this scale, since it is zero but for rounding
 
 
 @dc.dataclass(frozen=True)
 class Compared:
-    """How far apart whole and sharded are, relative to scale; or why there is nothing to compare."""
+    """How far apart whole and sharded are, relative to scale, for each thing compared; or why there is nothing to compare."""
 
-    output: float = 0.0
-    gradients: dict[str, float] = dc.field(default_factory=dict)
+    gaps: dict[str, float] = dc.field(default_factory=dict)
     reason: str = ""
 
     @property
     def worst(self) -> tuple[str, float]:
         """What differs most, and by how much."""
-        return max([("output", self.output), *self.gradients.items()], key=lambda item: item[1])
+        return max(self.gaps.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+@dc.dataclass(frozen=True)
+class Result:
+    """What a run gives, of the whole batch and the whole model."""
+
+    output: Tensor  # zero at padding
+    losses: dict[str, Tensor]
+    gradients: dict[str, Tensor]  # of every parameter, zero where none came
+    added: dict[str, Tensor]  # to each buffer that the run changed
 
 
 @dc.dataclass(frozen=True)
 class Batch:
-    """Inputs and where they stand; a source where there is an encoder; the weights of the projection."""
+    """Inputs and their layout; a source where there is an encoder; the weights of the projection."""
 
     inputs: Tensor
     layout: TokenLayout
@@ -69,20 +84,16 @@ class Batch:
 
     def rows(self, group: dist.ProcessGroup) -> Batch:
         """This rank's share of the rows."""
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         source = None if self.source is None else piece(self.source, group, 0)
-        source_layout = None if self.source_layout is None else _rows(self.source_layout, group)
-        return Batch(
-            piece(self.inputs, group, 0), _rows(self.layout, group), source, source_layout, piece(self.weight, group, 0)
-        )
+        source_layout = None if self.source_layout is None else self.source_layout.split_rows(ranks, rank)
+        inputs, weight = piece(self.inputs, group, 0), piece(self.weight, group, 0)
+        return Batch(inputs, self.layout.split_rows(ranks, rank), source, source_layout, weight)
 
     def columns(self, group: dist.ProcessGroup) -> Batch:
-        """This rank's piece of every row."""
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        """This rank's piece of every row, with the layouts of the whole rows."""
         source = None if self.source is None else piece(self.source, group)
-        source_layout = None if self.source_layout is None else self.source_layout.cut(ranks, rank)
-        return Batch(
-            piece(self.inputs, group), self.layout.cut(ranks, rank), source, source_layout, piece(self.weight, group, 1)
-        )
+        return dc.replace(self, inputs=piece(self.inputs, group), source=source, weight=piece(self.weight, group, 1))
 
 
 @functools.cache
@@ -96,63 +107,83 @@ def the_pair() -> Pair:
 @law(
     8,
     "sharded",
-    "tensor parallel, FSDP and a sequence split over two ranks equal one rank, outputs and gradients",
+    "tensor parallel, FSDP and a sequence split over two ranks equal one rank, in evaluation and in training: outputs, added"
+    " losses and gradients",
     slow=True,
     budget=3.0,
 )
 def sharded(case: Case) -> None:
     """Every way that this spec can be split."""
     reasons: list[str] = []
-    for how in SPLITS:
-        found = compare_sharded(the_pair(), to_yaml(case.spec), case.seed, how)
+    for how, found in compare_sharded(the_pair(), to_yaml(case.spec), case.seed).items():
         if found.reason:
             reasons.append(f"{how}: {found.reason}")
             continue
-        path, gap = found.worst
-        case.true(gap <= RELATION, f"{how}: {path} differs by {gap:.3g} of its scale")
+        name, gap = found.worst
+        case.true(gap <= RELATION, f"{how}, {name} differs by {gap:.3g} of its scale")
     if len(reasons) == len(SPLITS):
         raise NotApplicable("; ".join(reasons))
 
 
-def compare_sharded(pair: Pair, spec_yaml: str, seed: int, how: str) -> Compared:
-    """Whole against sharded, the larger difference of any rank."""
-    found: list[Compared] = pair.run(compare, spec_yaml, seed, how)
-    if any(one.reason for one in found):
-        return found[0]
-    gradients = {name: max(one.gradients[name] for one in found) for name in found[0].gradients}
-    return Compared(max(one.output for one in found), gradients)
+def compare_sharded(pair: Pair, spec_yaml: str, seed: int, hows: Sequence[str] = ()) -> dict[str, Compared]:
+    """Whole against sharded in each of these ways, or in all: the larger difference of any rank."""
+    return worse(pair.run(compare, spec_yaml, seed, tuple(hows or SPLITS)))
 
 
-def compare(spec_yaml: str, seed: int, how: How) -> Compared:
+def worse(ranks: Sequence[dict[str, Compared]]) -> dict[str, Compared]:
+    """The larger difference of any rank."""
+    first = ranks[0]
+    gaps = {how: {name: max(rank[how].gaps[name] for rank in ranks) for name in first[how].gaps} for how in first}
+    return {how: Compared(gaps[how], first[how].reason) for how in first}
+
+
+def compare(spec_yaml: str, seed: int, hows: Sequence[How]) -> dict[str, Compared]:
     """The job of one rank."""
     spec = from_yaml(spec_yaml)
-    mesh = _mesh(how)
-    model = perturbed(spec, seed)
-    try:
-        split = SPLITS[how](model, spec, mesh)
-    except SpecError as cannot:
-        return Compared(reason=str(cannot))
     whole = perturbed(spec, seed)
     batch = make_batch(spec, whole, seed)
-    want, want_grads = _run(whole, batch, {})
-    got, got_grads = split(batch)
-    scales = {name: g.abs().max().item() for name, g in want_grads.items()}
-    least = SMALL * max(scales.values())
-    gaps = {name: _gap(got_grads[name], g, max(scales[name], least)) for name, g in want_grads.items()}
-    return Compared(_gap(got, want, want.abs().max().item()), gaps)
+    wants = {mode: _run(whole, spec, batch, draws) for mode, draws in MODES.items()}
+    return {how: _compare(spec, seed, how, batch, wants) for how in hows}
+
+
+def _compare(spec: Model, seed: int, how: How, batch: Batch, wants: dict[str, Result]) -> Compared:
+    try:
+        run = SPLITS[how](perturbed(spec, seed), spec, _mesh(how))
+    except SpecError as cannot:
+        return Compared(reason=str(cannot))
+    gaps: dict[str, float] = {}
+    for mode, want in wants.items():
+        got = run(batch, MODES[mode])
+        gaps |= {f"{mode}: {name}": gap for name, gap in _gaps(got, want).items()}
+    return Compared(gaps)
+
+
+def _gaps(got: Result, want: Result) -> dict[str, float]:
+    gaps = {"output": _gap(got.output, want.output)}
+    least = SMALL * max(g.abs().max().item() for g in want.gradients.values())
+    for kind, of_got, of_want, scale in (
+        ("loss", got.losses, want.losses, 0.0),
+        ("gradient of", got.gradients, want.gradients, least),
+        ("change of", got.added, want.added, 0.0),
+    ):
+        for name in of_got.keys() | of_want.keys():
+            both = name in of_got and name in of_want
+            gaps[f"{kind} {name}"] = _gap(of_got[name], of_want[name], scale) if both else float("inf")
+    return gaps
 
 
 def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
     """A ragged batch of packed documents with padding; images as they are."""
     inputs = spec.embed.example(spec.axes(Scope()), len(DOCUMENTS), N, generator(seed, "inputs"))
-    layout = TokenLayout.packed(DOCUMENTS, N)
+    layout = TokenLayout.packed(DOCUMENTS, N) if spec.embed.causal() else TokenLayout.whole(len(DOCUMENTS), N)
     source, source_layout = None, None
     if spec.encoder is not None:
         source = spec.encoder.embed.example(spec.encoder.axes(Scope()), len(SOURCES), N, generator(seed, "source"))
-        source_layout = TokenLayout.packed(SOURCES, N)
+        packed = spec.encoder.embed.causal()
+        source_layout = TokenLayout.packed(SOURCES, N) if packed else TokenLayout.whole(len(SOURCES), N)
     bare = Batch(inputs, layout, source, source_layout, torch.ones(()))
     with torch.no_grad():
-        out = _forward(model, bare, {})
+        out = _forward(model, spec, bare, Ctx(layout=layout))
     weight = torch.randn(out.shape, generator=generator(seed, "projection"), dtype=out.dtype)
     if spec.embed.causal() and out.shape[:2] == layout.order.shape and not (spec.head is not None and spec.head.pools()):
         weight = weight * layout.real[..., None]
@@ -161,70 +192,83 @@ def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
 
 # -- three ways to run the same batch -------------------------------------------------------------------------------
 
+Run = Callable[[Batch, int | None], Result]  # a batch, and the seed in training
 
-def _by_tensor(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Any:
+
+def _by_tensor(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
     tensor_parallel(model, spec, mesh)
-    return lambda batch: _run(model, batch, {})
+    return lambda batch, draws: _run(model, spec, batch, draws)
 
 
-def _by_data(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Any:
+def _by_data(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
     fully_shard_model(model, mesh)
     group, ranks = mesh.get_group(), mesh.size()
 
-    def run(batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(batch: Batch, draws: int | None) -> Result:
         with warnings.catch_warnings():  # logits are a view; nothing here writes into them
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-            # FSDP gives means over ranks, and the projection of the batch is a sum
-            out, gradients = _run(model, batch.rows(group), {}, float(ranks))
-        return joined(out, 0, group), gradients
+            # FSDP averages over ranks: the projection of the batch is a sum, while each rank adds the losses of the whole batch
+            result = _run(model, spec, batch.rows(group), draws, projected=float(ranks))
+        return dc.replace(result, output=joined(result.output, 0, group))
 
     return run
 
 
-def _by_sequence(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Any:
-    group = mesh.get_group()
-    views = {"views": split_views(spec, group)}
-    encoder_views = None if spec.encoder is None else split_views(spec.encoder, group)
+def _by_sequence(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
+    group, ranks = mesh.get_group(), mesh.size()
+    for stack in (spec, spec.encoder):
+        if stack is not None:
+            split_views(stack, group)  # raises before anything runs
 
-    def run(batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        out, gradients = _run(model, batch.columns(group), views, 1.0, encoder_views, group)
-        return joined(out, 1, group), {name: summed(g, group) for name, g in gradients.items()}
+    def run(batch: Batch, draws: int | None) -> Result:
+        result = _run(model, spec, batch.columns(group), draws, losses_count=1.0 / ranks, group=group)
+        gradients = {name: summed(g, group) for name, g in result.gradients.items()}
+        return dc.replace(result, output=joined(result.output, 1, group), gradients=gradients)
 
     return run
 
 
-SPLITS = {"tp": _by_tensor, "fsdp": _by_data, "sequence": _by_sequence}
+SPLITS: dict[How, Callable[[ModelModule, Model, DeviceMesh], Run]] = {
+    "tp": _by_tensor,
+    "fsdp": _by_data,
+    "sequence": _by_sequence,
+}
 
 
-def _forward(
-    model: ModelModule, batch: Batch, how: dict[str, Any], encoder_views: Any = None, group: dist.ProcessGroup | None = None
-) -> Tensor:
-    if batch.source is None or batch.source_layout is None:
-        return model(batch.inputs, Ctx(layout=batch.layout, **how))
-    encoder_output, encoder_layout = model.encode(batch.source, Ctx(layout=batch.source_layout, views=encoder_views))
-    if group is not None:
-        encoder_output, encoder_layout = whole_encoder_output(encoder_output, encoder_layout, group)
-    return model(batch.inputs, Ctx(layout=batch.layout, encoder_output=encoder_output, encoder_layout=encoder_layout, **how))
+def _forward(model: ModelModule, spec: Model, batch: Batch, ctx: Ctx, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The output of a batch; with a group, of this rank's piece of every row."""
+    source, source_layout = batch.source, batch.source_layout
+    if spec.encoder is not None and source is not None and source_layout is not None:
+        source_ctx = dc.replace(ctx, layout=source_layout)
+        encoded = model.encode(source, source_ctx if group is None else split_ctx(source_ctx, spec.encoder, group))
+        encoder_output, encoder_layout = encoded if group is None else whole_encoder_output(*encoded, group)
+        ctx = dc.replace(ctx, encoder_output=encoder_output, encoder_layout=encoder_layout)
+    return model(batch.inputs, ctx if group is None else split_ctx(ctx, spec, group))
 
 
 def _run(
     model: ModelModule,
+    spec: Model,
     batch: Batch,
-    how: dict[str, Any],
-    factor: float = 1.0,
-    encoder_views: Any = None,
+    draws: int | None,
+    projected: float = 1.0,
+    losses_count: float = 1.0,
     group: dist.ProcessGroup | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output, zero at padding, and the whole gradient of every parameter, zero where none came."""
-    out = _forward(model, batch, how, encoder_views, group)
-    (out * batch.weight).sum().mul(factor).backward()
+) -> Result:
+    """Run forward and backward; the factors say how much the projection and the added losses count on this rank."""
+    model.zero_grad()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    losses: dict[str, Tensor] = {}
+    out = _forward(model, spec, batch, Ctx(layout=batch.layout, seed=draws, losses=losses), group)
+    added = torch.stack(list(losses.values())).sum() if losses else 0.0
+    (projected * (out * batch.weight).sum() + losses_count * added).backward()
     gradients: dict[str, Tensor] = {}
     for name, weight in model.named_parameters():
-        g = weight.grad
-        if g is None:
-            g = torch.zeros(weight.shape, dtype=weight.dtype)
+        g = torch.zeros(weight.shape, dtype=weight.dtype) if weight.grad is None else weight.grad
         gradients[name] = g.full_tensor() if isinstance(g, DTensor) else g
-    return (out * (batch.weight != 0)).detach(), gradients
+    changed = {name: buffer - before[name] for name, buffer in model.named_buffers() if not buffer.equal(before[name])}
+    output = (out * (batch.weight != 0)).detach()
+    return Result(output, {name: loss.detach() for name, loss in losses.items()}, gradients, changed)
 
 
 @functools.cache
@@ -236,13 +280,9 @@ def _mesh(how: How) -> DeviceMesh:
     return make_mesh(data=ranks)["data"] if how == "fsdp" else make_mesh(sequence=ranks)["sequence"]
 
 
-def _rows(layout: TokenLayout, group: dist.ProcessGroup) -> TokenLayout:
-    return TokenLayout(piece(layout.coords, group, 0), piece(layout.order, group, 0), piece(layout.seg, group, 0))
-
-
-def _gap(got: Tensor, want: Tensor, scale: float) -> float:
+def _gap(got: Tensor, want: Tensor, least: float = 0.0) -> float:
     """The largest difference relative to scale; infinite where anything is not a number."""
     if got.shape != want.shape:
         return float("inf")
-    gap = (got - want).abs().max().item() / max(scale, 1e-30)
+    gap = (got - want).abs().max().item() / max(want.abs().max().item(), least, 1e-30)
     return gap if gap == gap else float("inf")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 from dovetail.dist import shard
@@ -120,9 +121,10 @@ def groups_ignored(self: TopKModule, scores: Tensor) -> Tensor:
         self.part = held
 
 
-def room_token_by_token(self: TopKModule, chosen: Tensor, real: Tensor, capacity: float) -> Tensor:
-    one = _in_time(self, chosen.reshape(1, -1, 1), real.reshape(1, -1, 1).repeat(1, 1, chosen.shape[-1]).view(1, -1), capacity)
-    return one.view(chosen.shape)
+def room_token_by_token(self: TopKModule, chosen: Tensor, capacity: float, ctx: Ctx) -> Tensor:
+    seg = ctx.layout.seg.reshape(-1, 1).repeat(1, chosen.shape[-1]).view(1, -1)
+    by_choice = dc.replace(ctx, layout=TokenLayout.of(torch.zeros_like(seg), seg))
+    return _in_time(self, chosen.reshape(1, -1, 1), capacity, by_choice).view(chosen.shape)
 
 
 def experts(kind: str = "softmax_router", **fields: Any) -> Model:

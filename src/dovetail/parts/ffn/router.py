@@ -15,13 +15,13 @@ Qwen2-MoE and Switch. With k = all experts nothing is chosen: soft routing. Numb
     capacity     in training, an expert takes at most capacity times its even share of the choices, first choices first;
                  the others count 0                                                                        Lepikhin et al. 2020
 
-Padding is neither counted nor given room. Shapes: x (…, n, embed)   logits, s (…, n, experts)   chosen, weights (…, n, top_k).
+Losses, load and capacity are those of the whole batch, however ranks split it. Padding is neither counted nor given room.
+Shapes: x (…, n, embed)   logits, s (…, n, experts)   chosen, weights (…, n, top_k).
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -166,7 +166,7 @@ class TopKModule(RouterModule):
             weights = weights * part.scale
         self.count(logits, scores, chosen, ctx)
         if part.capacity is not None and ctx.training:
-            weights = weights * self.in_time(chosen, ctx.layout.real, part.capacity)
+            weights = weights * self.in_time(chosen, part.capacity, ctx)
         return chosen, ctx.tap(self, "weights", weights)
 
     def choose(self, scores: Tensor) -> Tensor:
@@ -189,34 +189,41 @@ class TopKModule(RouterModule):
         if not loads and (ctx.losses is None or not (part.balance_loss or part.z_loss)):
             return
         real = ctx.layout.real.to(scores.dtype)
-        tokens = real.sum().clamp_min(1.0)
-        given = (torch.zeros_like(scores).scatter(-1, chosen, 1.0) * real[..., None]).flatten(0, -2).sum(0)
+        mine = [  # of this rank's tokens: how many there are, choices and probs of each expert, squares of log Σ e^logit
+            real.sum()[None],
+            (torch.zeros_like(scores).scatter(-1, chosen, 1.0) * real[..., None]).flatten(0, -2).sum(0),
+            (self.probs(scores) * real[..., None]).flatten(0, -2).sum(0),
+            (logits.logsumexp(-1).square() * real).sum()[None],
+        ]
+        count, choices, probs, squares = ctx.batch_sum(torch.cat(mine)).split([1, self.experts, self.experts, 1])
+        tokens = count.clamp_min(1.0)
         if loads:
             with torch.no_grad():
-                self.load.add_(given)
+                self.load.add_(choices)
         if part.balance_loss:
-            share = (self.probs(scores) * real[..., None]).flatten(0, -2).sum(0) / tokens
-            ctx.add_loss(self, "balance", part.balance_loss * self.experts * (given / tokens * share).sum())
+            ctx.add_loss(self, "balance", part.balance_loss * self.experts * (choices / tokens * (probs / tokens)).sum())
         if part.z_loss:
-            height = (logits.logsumexp(-1).square() * real).sum() / tokens
-            ctx.add_loss(self, "z", part.z_loss * height)
+            ctx.add_loss(self, "z", part.z_loss * (squares / tokens).sum())
 
-    def in_time(self, chosen: Tensor, real: Tensor, capacity: float) -> Tensor:
-        """(…, n, top_k) 1 for choices within the capacity of their expert, 0 for dropped ones."""
-        k = chosen.shape[-1]
-        queue = chosen.reshape(-1, k).T.reshape(-1, 1)  # every first choice, then every second …
-        waits = real.reshape(1, -1, 1).expand(k, -1, 1).reshape(-1, 1).long()  # bfloat16 counts to 256
-        asked = waits.new_zeros(queue.shape[0], self.experts).scatter(1, queue, waits)
-        place = (asked.cumsum(0) * asked).sum(1)
-        room = torch.ceil(real.sum() * (capacity * k / self.experts))
-        return (place <= room).view(k, -1).T.reshape(chosen.shape).to(at_least_fp32(self.weight.dtype))
+    def in_time(self, chosen: Tensor, capacity: float, ctx: Ctx) -> Tensor:
+        """(…, n, top_k) 1 for choices within the capacity of their expert, 0 for dropped ones.
+
+        An expert takes first choices before second ones, and within these the tokens row by row.
+        """
+        n, k = chosen.shape[-2:]
+        waits = ctx.layout.real.reshape(-1, n, 1, 1).expand(-1, n, k, 1).long()  # bfloat16 counts to 256
+        asked = waits.new_zeros(*waits.shape[:3], self.experts).scatter(-1, chosen.reshape(-1, n, k, 1), waits)
+        before, total = ctx.batch_counts(asked.sum(1))  # (rows, k, experts), (k, experts)
+        earlier = total.cumsum(0) - total  # by a choice before this one
+        place = ((earlier + before[:, None] + asked.cumsum(1)) * asked).sum(-1)
+        room = torch.ceil(total[0].sum() * (capacity * k / self.experts))  # each token has one first choice
+        return (place <= room).view(chosen.shape).to(at_least_fp32(self.weight.dtype))
 
     @torch.no_grad()
-    def rebalance(self, total: Callable[[Tensor], Tensor] | None = None, rate: float = RATE) -> None:
+    def rebalance(self, rate: float = RATE) -> None:
         if not self.part.balance_bias:
             return
-        load = self.load if total is None else total(self.load)
-        self.balance.add_(torch.sign(load.mean() - load), alpha=rate)
+        self.balance.add_(torch.sign(self.load.mean() - self.load), alpha=rate)
         self.load.zero_()
 
 
