@@ -15,8 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from dovetail.api.list_parts import list_parts
 from dovetail.cli import VERBS, main
-from dovetail.cli.parts import catalogue
 from dovetail.core.fold import parameters
 from dovetail.core.group import GROUPS
 from dovetail.core.part import KINDS
@@ -42,16 +42,16 @@ def write_reference(place: Path) -> None:
 def parts() -> Iterator[str]:
     """Every part: what it does, its fields, and the equation its file opens with."""
     yield "# Parts\n"
-    count = len(catalogue([group.group for group in GROUPS]))
+    count = len(list_parts())
     yield f"{count} parts in {len(GROUPS)} groups. A part of yours joins them by an entry point: [](../parts.md).\n"
     for group in GROUPS:
         yield f"## {group.group}\n\n{inspect.cleandoc(group.__doc__ or '')}\n"
-        for part in catalogue([group.group]):
-            yield f"### {part['kind']}\n\n{part['summary']}\n"
-            if part["fields"]:
-                rows = [(f["name"], f["type"], json.dumps(f["default"])) for f in part["fields"]]
+        for part in list_parts(group.group):
+            yield f"### {part.kind}\n\n{part.summary}\n"
+            if part.fields:
+                rows = [(field.name, field.type, json.dumps(field.default)) for field in part.fields]
                 yield from table(("field", "type", "default"), [tuple(f"`{cell}`" for cell in row) for row in rows])
-            yield f"```text\n{inspect.cleandoc(sys.modules[KINDS[part['kind']].__module__].__doc__ or '')}\n```\n"
+            yield f"```text\n{inspect.cleandoc(sys.modules[KINDS[part.kind].__module__].__doc__ or '')}\n```\n"
 
 
 def commands() -> Iterator[str]:

@@ -45,6 +45,9 @@ assert logits.shape == (1, 3, 90)
 assert dovetail.Pool(spec, rows=1, capacity=4).bytes() > 0
 other = spec.set("layers.*.mixer.kv_heads", 1)
 assert dovetail.diff(spec, other).tensors
+assert dovetail.show(spec).parameters > 0
+assert "class Model" in dovetail.emit(spec).text
+assert dovetail.list_parts("norm")[0].group == "norm"
 assert dovetail.graft(model, other).model.part == other
 with tempfile.TemporaryDirectory() as place:
     dovetail.save(model, spec, Path(place) / "model")

@@ -20,16 +20,23 @@ _PUBLIC = {
     "TokenLayout": "dovetail.core.layout",
     "build": "dovetail.construction",
     "check": "dovetail.core.check",
-    "diff": "dovetail.surgery",
+    "diff": "dovetail.api.diff",
+    "emit": "dovetail.api.emit",
     "from_yaml": "dovetail.io.spec",
     "graft": "dovetail.surgery.graft",
+    "list_parts": "dovetail.api.list_parts",
     "load": "dovetail.port.load",
     "load_spec": "dovetail.io.spec",
     "save": "dovetail.io.model_dir",
+    "show": "dovetail.api.show",
     "to_yaml": "dovetail.io.spec",
 }
 
 if TYPE_CHECKING:
+    from dovetail.api.diff import diff as diff
+    from dovetail.api.emit import emit as emit
+    from dovetail.api.list_parts import list_parts as list_parts
+    from dovetail.api.show import show as show
     from dovetail.construction import build as build
     from dovetail.core.check import check as check
     from dovetail.core.ctx import Ctx as Ctx
@@ -44,7 +51,6 @@ if TYPE_CHECKING:
     from dovetail.model import Model as Model
     from dovetail.port.load import load as load
     from dovetail.state.pool import Pool as Pool
-    from dovetail.surgery import diff as diff
     from dovetail.surgery.graft import graft as graft
 
 

@@ -11,6 +11,8 @@ state_values_per_token             values that the first token adds to the decod
 from __future__ import annotations
 
 import dataclasses as dc
+from collections.abc import Iterator
+from fractions import Fraction
 from functools import cached_property
 from math import prod
 from typing import Any, Literal
@@ -19,7 +21,8 @@ import torch
 
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
-from dovetail.core.fold import active_parameters, attention_flops, declared, matmul_flops, parameters, states
+from dovetail.core.fold import active_parameters, attention_flops, declared, matmul_flops, parameters
+from dovetail.core.fold import states as declared_states
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import make
 from dovetail.core.part import Part, default_of, plain, walk
@@ -28,7 +31,14 @@ from dovetail.core.weight import State
 from dovetail.model import Model
 
 Dtype = Literal["fp64", "fp32", "bf16", "fp16", "fp8"]
-BYTES: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+DTYPES: dict[Dtype, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
+BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 USUAL_LENGTH = 2048
 LONGEST_PERIOD = 16  # layers in the longest pattern that `runs` detects
 
@@ -39,6 +49,7 @@ class Node:
 
     path: str
     kind: str
+    summary: str  # the first line of the part's docstring
     about: dict[str, Any]  # axis sizes it defines, fields that differ from their default, parts without a module
     shapes: dict[str, tuple[int, ...]]  # of its own parameters
     same_as: dict[str, str]  # tied weights: name -> path of the weight they are tied to
@@ -54,14 +65,6 @@ class Node:
         """Everything but the path: equal for equal layers."""
         return (self.kind, repr(self.about), repr(self.shapes), *(child.form for child in self.children))
 
-    def to_data(self) -> dict[str, Any]:
-        """The subtree as plain data."""
-        data: dict[str, Any] = {"path": self.path, "kind": self.kind, "parameters": self.parameters}
-        data["shapes"] = {name: list(shape) for name, shape in self.shapes.items()}
-        if self.same_as:
-            data["same_as"] = self.same_as
-        return {**data, "children": [child.to_data() for child in self.children]}
-
 
 def tree(spec: Part) -> Node:
     """Return the module tree with the shape of every parameter."""
@@ -73,11 +76,16 @@ def tree(spec: Part) -> Node:
         weights = part.weights(scope)
         shapes = {w.name: w.shape(scope) for w in weights if w.learned}
         same_as = {w.name: w.same_as for w in weights if w.same_as is not None}
-        node = Node(path, part.kind, _about(part, scope, above), shapes, same_as, [])
+        node = Node(path, part.kind, summary_of(type(part)), _about(part, scope, above), shapes, same_as, [])
         if open_nodes:
             open_nodes[-1][0].children.append(node)
         open_nodes.append((node, scope))
     return open_nodes[0][0]
+
+
+def summary_of(part: type[Part]) -> str:
+    """Return the first line of a part's docstring."""
+    return (part.__doc__ or "").partition("\n")[0]
 
 
 def runs(nodes: list[Node]) -> list[tuple[list[Node], int]]:
@@ -106,10 +114,11 @@ def _repeats(nodes: list[Node], size: int) -> int:
 
 
 def _about(part: Part, scope: Scope, above: Scope) -> dict[str, Any]:
-    """The sizes and fields of a part that `show` prints beside its kind."""
+    """The sizes and fields of a part that `show` prints beside its kind. A model's width is printed in any case: every shape
+    follows from it."""
     axes = {axis for w in part.weights(scope) if w.role != "const" for axis in scope.names((*w.batch, *w.out, *w.inp))}
     sizes = {axis: scope.sizes[axis] for axis in scope.sizes if axis in axes and scope.sizes[axis] != above.sizes.get(axis)}
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"width": part.width} if isinstance(part, Model) else {}
     for field in dc.fields(part):
         value = getattr(part, field.name)
         items = value if isinstance(value, tuple) else (value,)
@@ -120,6 +129,16 @@ def _about(part: Part, scope: Scope, above: Scope) -> dict[str, Any]:
     # print a size once: `hidden: 704` is the axis `ffn`
     repeated = {name for name, value in fields.items() if type(value) is int and value in sizes.values()}
     return {**sizes, **{name: value for name, value in fields.items() if name not in repeated}}
+
+
+@dc.dataclass(frozen=True)
+class Cost:
+    """The cost of a part and the parts below it: FLOPs per token, and bytes of decode state per sequence and per token."""
+
+    matmul: float = 0
+    attention: float = 0  # over the pairs that masks leave
+    state_bytes: int = 0  # after `length` tokens
+    state_bytes_per_token: int = 0  # while no window is full
 
 
 @dc.dataclass(frozen=True)
@@ -136,6 +155,21 @@ class Account:
         return tree(self.spec)
 
     @cached_property
+    def costs(self) -> dict[str, Cost]:
+        """Path of a part -> the cost of that part and all parts below it."""
+        totals: dict[str, list[float]] = {}
+        for path, part, scope in walk(self.spec):
+            matmul = sum((2 * prod(w.shape(scope)) * w.used for w in part.weights(scope) if w.matmul), Fraction(0))
+            attention = part.cost(scope, self.length)[1] / self.length
+            after, empty, one = (sum(self._bytes(state, scope, n) for state in part.state(scope)) for n in (self.length, 0, 1))
+            own = (float(matmul), attention, after, one - empty)
+            totals[path] = [0.0] * len(own)
+            for above in _and_above(path):
+                if above in totals:
+                    totals[above] = [total + value for total, value in zip(totals[above], own, strict=True)]
+        return {path: Cost(t[0], t[1], int(t[2]), int(t[3])) for path, t in totals.items()}
+
+    @cached_property
     def flops_per_token(self) -> dict[str, int | float]:
         """FLOPs per token: matmul, attention, attention_causal."""
         all_pairs, masked_pairs = attention_flops(self.spec, self.length)
@@ -146,23 +180,23 @@ class Account:
         }
 
     @cached_property
-    def remembered(self) -> list[tuple[State, Scope]]:
+    def states(self) -> list[tuple[State, Scope]]:
         """The declared decode states; none for a bidirectional model."""
-        return [(state, scope) for _, state, scope in states(self.spec)]
+        return [(state, scope) for _, state, scope in declared_states(self.spec)]
 
     def state_values(self, n: int) -> int:
         """The number of values in the decode state after n tokens."""
-        return sum(state.values(scope, n) for state, scope in self.remembered)
+        return sum(state.values(scope, n) for state, scope in self.states)
 
     def state_bytes(self, n: int) -> int:
         """The bytes of the decode state after n tokens."""
-        each = BYTES[self.dtype]
-        return sum(
-            state.values(scope, n) * (max(each, BYTES["fp32"]) if state.at_least_fp32 else each)
-            for state, scope in self.remembered
-        )
+        return sum(self._bytes(state, scope, n) for state, scope in self.states)
 
-    def to_data(self) -> dict[str, Any]:
+    def _bytes(self, state: State, scope: Scope, n: int) -> int:
+        each = BYTES[self.dtype]
+        return state.values(scope, n) * (max(each, BYTES["fp32"]) if state.at_least_fp32 else each)
+
+    def to_dict(self) -> dict[str, Any]:
         """The figures as plain data, for JSON."""
         return {
             "parameters": parameters(self.spec),
@@ -172,8 +206,18 @@ class Account:
             "state_values_per_token": self.state_values(1) - self.state_values(0),
             "length": self.length,
             "dtype": self.dtype,
-            "tree": self.tree.to_data(),
+            "tree": self._node_data(self.tree),
         }
+
+    def _node_data(self, node: Node) -> dict[str, Any]:
+        cost = self.costs[node.path]
+        data: dict[str, Any] = {"path": node.path, "kind": node.kind, "parameters": node.parameters}
+        data["flops_per_token"] = {"matmul": cost.matmul, "attention_causal": cost.attention}
+        data["state_bytes"] = cost.state_bytes
+        data["shapes"] = {name: list(shape) for name, shape in node.shapes.items()}
+        if node.same_as:
+            data["same_as"] = node.same_as
+        return {**data, "children": [self._node_data(child) for child in node.children]}
 
 
 def account(spec: Model, length: int | None = None, dtype: Dtype = "bf16") -> Account:
@@ -215,6 +259,14 @@ def say(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _and_above(path: str) -> Iterator[str]:
+    """Yield the path and every path above it, up to the root."""
+    yield path
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 def _per_token(total: int, n: int) -> int | float:

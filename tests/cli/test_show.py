@@ -21,6 +21,7 @@ KEYS = {
     "state_values_per_token",
     "length",
     "dtype",
+    "max_length",
     "tree",
 }
 

@@ -66,7 +66,7 @@ def compute(spec: Model) -> dict[str, Any]:
         pass
     pool = Pool(spec, 2, 24, dtype=DTYPE, source=7)
     found["state_bytes"] = pool.bytes()
-    data = account(spec).to_data()
+    data = account(spec).to_dict()
     tree = data.pop("tree")
     found["account"] = data
     found["shapes"] = digest(json.dumps(shapes(tree), sort_keys=True).encode())

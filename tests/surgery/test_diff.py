@@ -423,7 +423,7 @@ def test_a_tied_head_reads_the_embedding() -> None:
 
 
 def test_change_is_the_list_of_fields() -> None:
-    data = diff(small(), small("layers.1.mixer.kv_heads=1", swap=["norm=layernorm"])).to_data()
+    data = diff(small(), small("layers.1.mixer.kv_heads=1", swap=["norm=layernorm"])).to_dict()
     assert data["change"] == [
         {"path": "layers.0.norm", "a": "rmsnorm", "b": "layernorm"},
         {"path": "layers.1.norm", "a": "rmsnorm", "b": "layernorm"},

@@ -1,12 +1,11 @@
-"""Write a model as one plain PyTorch file: torch and the standard library, and nothing of ours.
+"""Write a model as one PyTorch file that imports torch and the standard library only.
 
-A reader learns the model from top to bottom, and may leave with it: weights saved here load there by the same names, and the
-numbers are the same, bit for bit (long texts behind a window, a bias or a soft-cap: up to rounding). What has no words in such
-a file yet is an error that names the part.
+Weights saved by Dovetail load into the model of the file by the same names, and the outputs are bit-equal (for long sequences
+with a window, a bias or a soft-cap: equal up to rounding). A part that cannot be written is an error with its path.
 
     dovetail emit llama-tiny -o llama.py
     python llama.py                                    random weights
-    python llama.py my-model/model.safetensors         those of `dovetail train` or `dovetail import`
+    python llama.py my-model/model.safetensors         weights of `dovetail train` or `dovetail import`
 """
 
 from __future__ import annotations
@@ -17,40 +16,35 @@ from typing import Annotated
 
 import tyro
 
-from dovetail.cli.output import print_line
-from dovetail.cli.shown import write_text
+from dovetail.cli.output import print_json, print_line
 
 
 @dc.dataclass
 class Command:
-    """Which model, and where to."""
+    """The model and the file."""
 
     spec: tyro.conf.Positional[str]
     """A preset's name, a .yaml file or a model directory."""
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """The file to write; stdout by default."""
+    """The file to write (default: stdout)."""
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
     swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Change a part wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
+    """Change a part in every layer: --swap position=alibi; may be given many times, applied before --set."""
     force: bool = False
-    """Replace the file where there is one."""
+    """Replace an existing file."""
+    json: bool = False
+    """Print one JSON object, with the text of the file."""
 
     def run(self) -> int | None:
-        """Read the spec, write the file, say how long it is."""
-        from dovetail.codegen.file import emit
-        from dovetail.core.errors import FileError
-        from dovetail.io.spec import changed
-        from dovetail.port.load import find_spec
+        """Write the file, or print it."""
+        from dovetail.api.emit import emit
 
-        text = emit(changed(find_spec(self.spec), self.set, self.swap), Path(self.spec).stem)
-        if self.out is None:
-            print(text, end="")
-            return 0
-        if self.out.exists() and not (self.force and self.out.is_file()):
-            raise FileError(
-                f"{self.out}: exists already; choose another path with -o" + ("" if self.force else ", or use --force")
-            )
-        write_text(self.out, text)
-        print_line(f"{self.out}: {len(text.splitlines())} lines; python {self.out} runs it")
+        result = emit(self.spec, out=self.out, set=self.set, swap=self.swap, force=self.force)
+        if self.json:
+            print_json(result.to_dict())
+        elif self.out is None:
+            print(result.text, end="")
+        else:
+            print_line(f"{self.out}: {result.lines} lines; python {self.out} runs it")
         return 0

@@ -23,7 +23,6 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli.diff import view
 from dovetail.cli.output import print_error, print_json, print_note, to_json
 from dovetail.cli.shown import shown
 from dovetail.look.bar import bar as blocks
@@ -226,7 +225,7 @@ def _report(
             "seconds": round(history[-1].seconds, 1),
             "held_out": [metrics.val_loss for metrics in history if metrics.val_loss is not None],
         }
-    return {**report, **result.to_data()}
+    return {**report, **result.to_dict()}
 
 
 # -- the printed view -----------------------------------------------------------------------------------------------------
@@ -234,11 +233,12 @@ def _report(
 
 def view_result(before: str, after: str, result: Diff, losses: dict[str, float], history: list[StepMetrics]) -> Group:
     """Return the view: the status of the tensors, then the losses."""
+    from dovetail.api.diff_view import diff_view
     from dovetail.core.fold import parameters
 
     counts = [parameters(spec) for spec in (result.a, result.b)]
     sizes = Text(f"{counts[0]:,} → {counts[1]:,} parameters" if counts[0] != counts[1] else f"{counts[0]:,} parameters", "dim")
-    lines: list[Text | Table | Group] = [view(before, after, result), Text(), sizes]
+    lines: list[Text | Table | Group] = [diff_view(result, (before, after)), Text(), sizes]
     if losses:
         lines += [Text(), Text("loss on the held-out text, nats per token", "bold"), loss_table(losses, history)]
     return Group(*lines)

@@ -2,7 +2,7 @@
 
 Names and messages come from files, servers and models. A control sequence in one could move the cursor or print a line in the
 name of Dovetail, so each is shown as an escape (`\\x1b`): in lines (`print_line`, `print_error`), in what rich renders
-(`SafeConsole`), and in generated text (`print_text`). JSON escapes them itself.
+(`SafeConsole`, in look/console.py), and in generated text (`print_text`). JSON escapes them itself.
 """
 
 from __future__ import annotations
@@ -10,23 +10,12 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-
 from dovetail.core.printable import LINES, PROSE, printable
+from dovetail.look.console import SafeConsole as SafeConsole
 
 LONGEST_ERROR = 4000  # characters
-
-
-class SafeConsole(Console):
-    """A rich console that shows control characters of what it renders as escapes; its own (colors, cursor) are not affected."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text, None, LINES))
 
 
 def print_line(text: str) -> None:

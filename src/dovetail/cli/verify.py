@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from dovetail.cli.output import SafeConsole, print_json
-from dovetail.cli.shown import shown, write_text
+from dovetail.cli.shown import shown
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,9 @@ class Command:
             a, b = pair(self.a, self.b, self._map())
             verdict = self._verify(a, b, progress)
         if self.html is not None:
-            write_text(self.html, page(verdict))
+            from dovetail.io.atomic import write_atomically
+
+            write_atomically(self.html, page(verdict))
         if self.json:
             print_json(verdict.data())
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,22 +44,23 @@ def load_spec(name: str | Path) -> Model:
     return from_yaml(read_text(path), str(path))
 
 
-def changed(spec: Model, sets: Iterable[str] = (), swaps: Iterable[str] = ()) -> Model:
-    """Return the spec after `group=part` swaps and `path=value` settings, as on the command line; values are YAML."""
-    for text in swaps:
-        where, value = _assignment(text, "--swap")
+Changes = Iterable[str] | Mapping[str, Any]  # `path=value` strings as on the command line, or path -> value
+
+
+def changed(spec: Model, sets: Changes = (), swaps: Changes = ()) -> Model:
+    """Return the spec after swaps (group or path -> part) and then settings (path -> value). In `path=value` strings the values
+    are YAML."""
+    for where, value in _assignments(swaps, "--swap"):
         spec = spec.swap(where, value)
-    for text in sets:
-        where, value = _assignment(text, "--set")
+    for where, value in _assignments(sets, "--set"):
         spec = spec.set(where, value)
     return spec
 
 
-def swap_losses(spec: Model, swaps: Iterable[str]) -> list[str]:
+def swap_losses(spec: Model, swaps: Changes) -> list[str]:
     """One line for each field that the swaps drop; equal lines of several layers are one, with `layers.*`."""
     lines: dict[str, None] = {}
-    for text in swaps:
-        where, value = _assignment(text, "--swap")
+    for where, value in _assignments(swaps, "--swap"):
         for lost in spec.swap_losses(where, value):
             path = ".".join("*" if name.isdigit() else name for name in lost.path.split("."))
             lines[str(lost._replace(path=path, value=plain(lost.value)))] = None
@@ -67,8 +68,12 @@ def swap_losses(spec: Model, swaps: Iterable[str]) -> list[str]:
     return list(lines)
 
 
-def _assignment(text: str, flag: str) -> tuple[str, Any]:
-    where, equals, value = text.partition("=")
-    if not equals or not where:
-        raise SpecError(where, f"{flag} takes path=value, not {text!r}")
-    return where, parse_yaml(value, f"{flag} {where}")
+def _assignments(changes: Changes, flag: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(changes, Mapping):
+        yield from changes.items()
+        return
+    for text in (changes,) if isinstance(changes, str) else changes:
+        where, equals, value = text.partition("=")
+        if not equals or not where:
+            raise SpecError(where, f"{flag} takes path=value, not {text!r}")
+        yield where, parse_yaml(value, f"{flag} {where}")

@@ -76,7 +76,7 @@ def load_reporting(directory: str | Path, *, watch: Watch | None = None) -> Load
     where = _directory(directory)
     spec, config = origin(where)
     with contextlib.ExitStack() as stack:
-        files = _weights(where, stack)
+        files = open_weights(where, stack)
         _check_size(where, spec, files)
         reading = _Reading(files, watch or (lambda done, total: None))
         model = on_meta(spec)
@@ -133,7 +133,7 @@ def _read_config(config: Mapping[str, Any], file: Path) -> Model:
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def _weights(where: Directory, stack: contextlib.ExitStack) -> dict[str, TensorFile]:
+def open_weights(where: Directory, stack: contextlib.ExitStack) -> dict[str, TensorFile]:
     """The file of every tensor, in the order of the files."""
     if not where.has(WEIGHTS_FILE) and not where.has(INDEX_FILE):
         for name in where.names():

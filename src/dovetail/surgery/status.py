@@ -77,7 +77,7 @@ class Diff:
         counts = Counter(row.status for row in self.tensors)
         return {status: counts[status] for status in get_args(Status)}
 
-    def to_data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         rows = [
             {"a": r.a, "b": r.b, "status": r.status, "how": r.how, "shapes": {k: list(v) for k, v in r.shapes.items()}}

@@ -1,0 +1,69 @@
+"""Arguments that the public functions share: a spec or a model, given in any of several forms.
+
+"llama-tiny"                     a preset
+"spec.yaml", Path("my-model")    a file, or a model directory of either layout; a path takes precedence over a preset
+"width: 64\\nlayers: …"           YAML text
+Model(…)                         a spec
+build(…), load(…)                a model: its spec
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from dovetail.account import say
+from dovetail.core.part import plain
+from dovetail.io.spec import Changes, changed, from_yaml
+from dovetail.model import Model, ModelModule
+from dovetail.port.load import find_spec
+
+SpecLike = str | Path | Model | ModelModule
+YAML_TEXT = re.compile(r"\n|^\s*\{|:\s")  # no file or preset in use has a name like this
+
+
+class NamedSpec(NamedTuple):
+    """A spec, its name for titles and errors, and its model directory if it has one."""
+
+    name: str
+    spec: Model
+    directory: Path | None = None
+
+
+def read_spec(value: SpecLike, set: Changes = (), swap: Changes = ()) -> NamedSpec:
+    """Return the spec that an argument names, after the changes; the name lists the changes."""
+    named = _read(value)
+    return NamedSpec(_name(named.name, set, swap), changed(named.spec, set, swap), named.directory)
+
+
+def _read(value: SpecLike) -> NamedSpec:
+    if isinstance(value, Model):
+        return NamedSpec("spec", value)
+    if isinstance(value, ModelModule):
+        return NamedSpec("model", value.part)
+    if isinstance(value, str) and YAML_TEXT.search(value) and not _exists(value):
+        return NamedSpec("spec", from_yaml(value))
+    path = Path(value)
+    return NamedSpec(str(value), find_spec(value), path if path.is_dir() else None)
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # too long for a path, or with a zero byte
+        return False
+
+
+def _name(name: str, set: Changes, swap: Changes) -> str:
+    """Return `llama-tiny --swap position=alibi`: the name and the changes as on the command line."""
+    return " ".join([name, *(f"--swap {text}" for text in _texts(swap)), *(f"--set {text}" for text in _texts(set))])
+
+
+def _texts(changes: Changes) -> list[str]:
+    if isinstance(changes, str):
+        return [changes]
+    if isinstance(changes, Mapping):
+        return [f"{where}={say(plain(changes[where]))}" for where in changes]
+    return list(changes)

@@ -1,0 +1,51 @@
+"""diff: the status of each tensor between two specs, and the fields that differ."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from typing import Any, ClassVar
+
+from rich.console import RenderableType
+
+from dovetail.api.arguments import SpecLike, read_spec
+from dovetail.api.diff_page import RULES, diff_body
+from dovetail.api.diff_view import diff_view
+from dovetail.api.result import PageResult
+from dovetail.io.spec import Changes
+from dovetail.surgery import Diff
+from dovetail.surgery import diff as diff_specs
+
+
+@dc.dataclass(frozen=True, repr=False)
+class SpecDiff(PageResult, Diff):
+    """Two specs compared: `tensors` with a status each, and the fields that differ (`change`)."""
+
+    rules: ClassVar[str] = RULES
+    names: tuple[str, str] = ("a", "b")
+
+    def to_dict(self) -> dict[str, Any]:
+        return Diff.to_dict(self)
+
+    def view(self, width: int) -> RenderableType:
+        return diff_view(self, self.names)
+
+    @property
+    def title(self) -> str:
+        return f"dovetail diff {' '.join(self.names)}"
+
+    def body(self) -> str:
+        return diff_body(self, self.names)
+
+
+def diff(a: SpecLike, b: SpecLike, *, set: Changes = (), swap: Changes = ()) -> SpecDiff:
+    """Compare two specs tensor by tensor: each is kept, reinterpreted, transformed, new, dropped or impossible to carry over.
+
+    `set` and `swap` change b first. Tensors are compared by path, layers by their number.
+    """
+    first, second = read_spec(a), read_spec(b, set, swap)
+    return with_names(diff_specs(first.spec, second.spec), (first.name, second.name))
+
+
+def with_names(result: Diff, names: tuple[str, str]) -> SpecDiff:
+    """Return the comparison as a result with the names of its two sides."""
+    return SpecDiff(result.a, result.b, result.tensors, result.change, names)

@@ -1,0 +1,53 @@
+"""emit: a model as one plain PyTorch file, without imports of dovetail."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from dovetail.api.arguments import SpecLike, read_spec
+from dovetail.api.output import write_new
+from dovetail.api.result import Result
+from dovetail.codegen.file import emit as emit_text
+from dovetail.io.spec import Changes
+
+
+@dc.dataclass(frozen=True, repr=False)
+class EmittedFile(Result):
+    """The text of the file, and where it was written, if it was."""
+
+    name: str
+    text: str
+    out: Path | None = None
+
+    @property
+    def lines(self) -> int:
+        """The number of lines."""
+        return len(self.text.splitlines())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"spec": self.name, "file": None if self.out is None else str(self.out), "lines": self.lines, "text": self.text}
+
+    def view(self, width: int) -> RenderableType:
+        return Text(self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def emit(
+    spec: SpecLike, *, out: str | Path | None = None, set: Changes = (), swap: Changes = (), force: bool = False
+) -> EmittedFile:
+    """Return a model as the text of one PyTorch file; write it to `out` if given. An existing file is replaced if `force`.
+
+    Weights saved by Dovetail load into the emitted model by the same names. A part that cannot be written raises SpecError.
+    """
+    name, changed, _ = read_spec(spec, set, swap)
+    text = emit_text(changed, Path(read_spec(spec).name).stem)
+    if out is not None:
+        write_new(Path(out), text, force)
+    return EmittedFile(name, text, None if out is None else Path(out))

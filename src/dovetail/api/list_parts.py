@@ -1,0 +1,115 @@
+"""list_parts: every registered part with its group, summary and fields."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import json
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from dovetail import parts as _registered  # noqa: F401  # pyright: ignore[reportUnusedImport]  registers every kind
+from dovetail.account import summary_of
+from dovetail.api.result import Result
+from dovetail.core.errors import SpecError
+from dovetail.core.group import GROUPS
+from dovetail.core.part import KINDS, Part, default_of, field_types, plain
+from dovetail.look.console import plain_table
+
+
+@dc.dataclass(frozen=True)
+class FieldInfo:
+    """One field of a part: its name, its type in the words of a spec, and its default as plain data."""
+
+    name: str
+    type: str
+    default: Any
+
+
+@dc.dataclass(frozen=True)
+class PartInfo:
+    """One registered part."""
+
+    kind: str
+    group: str
+    summary: str
+    fields: tuple[FieldInfo, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {**dc.asdict(self), "fields": [dc.asdict(field) for field in self.fields]}
+
+
+@dc.dataclass(frozen=True, repr=False)
+class PartList(Result, Sequence[PartInfo]):
+    """The registered parts, group by group."""
+
+    parts: tuple[PartInfo, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> PartInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[PartInfo, ...]: ...
+    def __getitem__(self, index: int | slice) -> PartInfo | tuple[PartInfo, ...]:
+        return self.parts[index]
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"parts": [part.to_dict() for part in self.parts]}
+
+    def view(self, width: int) -> RenderableType:
+        table = plain_table("kind", "summary", "fields")
+        table.columns[0].no_wrap, table.columns[0].style = True, "green"
+        table.columns[1].ratio = table.columns[2].ratio = 1
+        table.columns[2].style = "dim"
+        group = ""
+        for part in self.parts:
+            if part.group != group:
+                if group:
+                    table.add_row()
+                group = part.group
+                number = sum(other.group == group for other in self.parts)
+                table.add_row(Text.assemble((group, "bold cyan"), (f" {number}", "dim")))
+            fields = [f"{field.name}={json.dumps(field.default)}".replace('"', "") for field in part.fields]
+            table.add_row(f"  {part.kind}", Text(part.summary), Text(", ".join(fields)))
+        return table
+
+
+def list_parts(group: str | None = None) -> PartList:
+    """Return every registered part, yours included, or those of one group (`mask`, `norm`, `position` …)."""
+    names = [one.group for one in GROUPS]
+    if group is not None and group not in names:
+        raise SpecError("--group", f"{group!r} is no group of parts", f"groups: {', '.join(names)}")
+    kinds = sorted(KINDS.values(), key=lambda part: part.kind)
+    chosen = names if group is None else [group]
+    return PartList(tuple(_described(part) for name in chosen for part in kinds if part.group == name))
+
+
+def _described(part: type[Part]) -> PartInfo:
+    return PartInfo(part.kind, part.group, summary_of(part), tuple(_fields(part)))
+
+
+def _fields(part: type[Part]) -> Iterator[FieldInfo]:
+    hints = field_types(part)
+    for field in dc.fields(part):
+        yield FieldInfo(field.name, _type_text(hints[field.name]), plain(default_of(field)))
+
+
+def _type_text(hint: Any) -> str:
+    """Return a declared type in the words of a spec: int | null, half|adjacent, mask."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(map(_type_text, args))
+    if origin is typing.Literal:
+        return "|".join(map(str, args))
+    if origin is tuple:
+        return f"list of {_type_text(args[0])}"
+    if hint is type(None):
+        return "null"
+    return hint.group if issubclass(hint, Part) else hint.__name__

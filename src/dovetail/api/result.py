@@ -1,0 +1,57 @@
+"""Result: the base of what the public functions return.
+
+print(result)         the table that the command line prints
+result.to_dict()      plain data, as `--json` prints it
+result                as HTML in a notebook, where the result has a page
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from rich.console import RenderableType
+
+from dovetail.look.console import render_text, terminal_width
+from dovetail.look.page import fragment, page
+
+
+class Result(ABC):
+    """A result that prints as text and converts to plain data."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as `--json` prints it."""
+
+    @abstractmethod
+    def view(self, width: int) -> RenderableType:
+        """Return what a terminal of `width` columns shows."""
+
+    def __str__(self) -> str:
+        width = terminal_width()
+        return render_text(self.view(width), width)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class PageResult(Result):
+    """A result that is also an HTML page."""
+
+    rules: ClassVar[str] = ""  # style rules of the page's own elements
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The title of the page."""
+
+    @abstractmethod
+    def body(self) -> str:
+        """Return the content of the page, escaped."""
+
+    def to_html(self) -> str:
+        """Return one self-contained HTML page."""
+        return page(self.title, self.body(), self.rules)
+
+    def _repr_html_(self) -> str:
+        return fragment(self.body(), self.rules)

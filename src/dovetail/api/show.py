@@ -1,0 +1,87 @@
+"""show: the parts, parameters, FLOPs and decode state of a model, computed from its spec."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.console import RenderableType
+
+from dovetail.account import DTYPES, Account, Dtype, account, longest_length, usual_length
+from dovetail.api.arguments import SpecLike, read_spec
+from dovetail.api.result import PageResult
+from dovetail.core.check import check
+from dovetail.core.errors import SpecError
+from dovetail.io.spec import Changes, swap_losses
+from dovetail.look.diagram import RULES, diagram
+from dovetail.look.summary import Limit, summary_view
+from dovetail.model import Model
+from dovetail.port.files import context_length, stored_dtype
+
+MOST_TOKENS = 2**24
+
+
+@dc.dataclass(frozen=True, repr=False)
+class Summary(PageResult):
+    """The parts and costs of a model."""
+
+    rules: ClassVar[str] = RULES
+    name: str
+    account: Account
+    limit: Limit | None  # the longest sequence
+    not_carried_over: tuple[str, ...] = ()  # fields that a swap dropped, in words
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters; a tied weight counts once."""
+        return self.account.tree.parameters
+
+    def to_dict(self) -> dict[str, Any]:
+        lost = {"not_carried_over": list(self.not_carried_over)} if self.not_carried_over else {}
+        longest = None if self.limit is None else self.limit.tokens
+        return {"spec": self.name, **self.account.to_dict(), "max_length": longest, **lost}
+
+    def view(self, width: int) -> RenderableType:
+        return summary_view(self.name, self.account, self.limit, width, self.not_carried_over)
+
+    @property
+    def title(self) -> str:
+        return f"dovetail show {self.name}"
+
+    def body(self) -> str:
+        return diagram(self.name, self.account, self.limit, self.not_carried_over)
+
+
+def show(
+    spec: SpecLike, *, length: int | None = None, dtype: Dtype | None = None, set: Changes = (), swap: Changes = ()
+) -> Summary:
+    """Return the parts, parameters, FLOPs per token and decode state of a model. No weight is allocated.
+
+    `length` is the number of tokens per sequence: by default 2048, or the longest sequence of the model if that is shorter.
+    `dtype` is that of weights and decode state: by default the dtype of the checkpoint's files, or bf16 without files.
+    """
+    if length is not None and not 1 <= length <= MOST_TOKENS:
+        raise SpecError("--length", f"{length} is not a number of tokens from 1 to {MOST_TOKENS}")
+    lost = swap_losses(read_spec(spec).spec, swap)
+    name, changed, directory = read_spec(spec, set, swap)
+    check(changed)
+    limit = _limit(changed, directory)
+    if length is None:
+        length = min(usual_length(changed), usual_length(changed) if limit is None else limit.tokens)
+    return Summary(name, account(changed, length, dtype or _stored(directory)), limit, tuple(lost))
+
+
+def _limit(spec: Model, directory: Path | None) -> Limit | None:
+    """Return the longest sequence: the rows of a position table, or the context length that the config states."""
+    longest = longest_length(spec)
+    if longest is not None:
+        return Limit(longest, "positions of the model")
+    context = None if directory is None else context_length(directory)
+    return None if context is None else Limit(context.tokens, f"{context.field} of the config")
+
+
+def _stored(directory: Path | None) -> Dtype:
+    stored = None if directory is None else stored_dtype(directory)
+    names: list[Dtype] = [name for name, dtype in DTYPES.items() if dtype == stored]
+    return names[0] if names else "bf16"
