@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from dovetail.core.errors import SpecError
-from dovetail.core.layers import MAX_LAYERS
+from dovetail.core.limits import SPEC_LAYERS
 from dovetail.model import Model
 
 RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
@@ -30,8 +30,8 @@ def parse_picks(text: str, depth: int) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         _check((first, last), depth)
         picks += range(first, last + 1) if first <= last else range(first, last - 1, -1)
-        if len(picks) > MAX_LAYERS:
-            raise SpecError("layers", f"more than {MAX_LAYERS} layers are picked; the limit is {MAX_LAYERS}")
+        if len(picks) > SPEC_LAYERS:
+            raise SpecError("layers", f"more than {SPEC_LAYERS} layers are picked; the limit is {SPEC_LAYERS}")
     return tuple(picks)
 
 
