@@ -22,6 +22,7 @@ from dovetail.core.field import bounded, options
 from dovetail.core.group import (
     GROUPS,
     Embed,
+    EmbedModule,
     Ffn,
     Head,
     HeadModule,
@@ -165,6 +166,8 @@ class Model(Part):
         sizes = {"embed": self.width, "vocab": self.vocab, "coords": self.embed.coords}
         if self.encoder is not None:
             sizes["encoder"] = self.encoder.width
+        if (width := self.embed.table_width()) is not None:
+            sizes["table"] = width
         return dc.replace(scope.add(**sizes), init=self.init)
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
@@ -172,6 +175,8 @@ class Model(Part):
         if name == "encoder":
             return Scope(decodes=False)
         below = scope.bind(dim="embed")
+        if name in ("position", "embed_norm"):  # before the embeddings are projected to the residual stream
+            return below.add(embed=self.embed.table_width() or self.width)
         if name != "layers":
             return below
         stack = f"{scope.path}.layers".lstrip(".")
@@ -329,13 +334,16 @@ class ModelModule(Module):
     """inputs -> logits."""
 
     part: Model
-    embed: Module
+    embed: EmbedModule
     position: PositionModule
     embed_norm: Module
     encoder: ModelModule
     layers: Any
     norm: Module
     head: HeadModule
+
+    def setup(self) -> None:
+        self.embedded_axes = ("embed",) if self.part.embed.table_width() is None else ("table",)
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> Tensor:
         """Logits (…, n, vocab), or what the head gives; the hidden stream where there is no head."""
@@ -361,7 +369,8 @@ class ModelModule(Module):
         x = self.position.embed(x, layout)
         if self.part.embed_norm is not None:
             x = self.embed_norm(x, ctx)
-        x = ctx.tap(self, "embedded", ctx.dropout(x, self.part.dropout, self, "embedded"))
+        x = ctx.dropout(x, self.part.dropout, self, "embedded", self.embedded_axes)
+        x = ctx.tap(self, "embedded", self.embed.widen(x))
         for i, block in enumerate(self.layers):
             x = block(x, ctx, NO_VIEWS if ctx.views is None else ctx.views[i])
         return (x if self.part.norm is None else ctx.tap(self, "normed", self.norm(x, ctx))), ctx

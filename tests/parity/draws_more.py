@@ -109,6 +109,40 @@ def granitemoehybrid(draw: Draw) -> Fields:
     return {**made, "shared_intermediate_size": 20, "position_embedding_type": draw.choice([None, "rope"])}
 
 
+def nemotron(draw: Draw) -> Fields:
+    made = llama_like(draw, attention_bias=some(draw), mlp_bias=some(draw), head_dim=draw.choice([8, 12]))
+    made["norm_eps"] = made.pop("rms_norm_eps")
+    return {**made, "rope_parameters": rope(draw, partial_rotary_factor=draw.choice([1.0, 0.5]))}
+
+
+def hunyuan_v1_dense(draw: Draw) -> Fields:
+    return llama_like(draw, attention_bias=some(draw))
+
+
+def xglm(draw: Draw) -> Fields:
+    made = older(draw, ffn_dim=44, activation_function=draw.choice(["gelu", "relu"]), scale_embedding=some(draw))
+    return called(made, heads="attention_heads", width="d_model", layers="num_layers")
+
+
+def biogpt(draw: Draw) -> Fields:
+    made = older(draw, intermediate_size=44, hidden_act=draw.choice(["gelu", "relu"]), scale_embedding=some(draw))
+    return {**called(made, **USUAL), "max_position_embeddings": 96, "layer_norm_eps": draw.choice([1e-12, 1e-2])}
+
+
+def qwen2_moe(draw: Draw) -> Fields:
+    made = llama_like(draw, head=False, num_hidden_layers=3, use_sliding_window=True, sliding_window=5, qkv_bias=some(draw))
+    made |= {"num_experts": draw.choice([4, 6]), "num_experts_per_tok": draw.choice([1, 2, 4]), "norm_topk_prob": some(draw)}
+    made |= {"moe_intermediate_size": 20, "shared_expert_intermediate_size": 22, "layer_types": layer_types(draw, 3)}
+    return {**made, **draw.choice([{"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}, {}])}
+
+
+def gpt_neo(draw: Draw) -> Fields:
+    made = called(older(draw, window_size=5), heads="num_heads", width="hidden_size", layers="num_layers")
+    types = [draw.choice(["global", "local"]) for _ in range(made["num_layers"])]
+    made |= {"attention_types": [[types, 1]], "intermediate_size": draw.choice([None, 44]), "max_position_embeddings": 96}
+    return {**made, "activation_function": draw.choice(["gelu_new", "relu"])}
+
+
 MORE: dict[str, Callable[[Draw], Fields]] = {
     "glm4": glm,
     **{
@@ -132,6 +166,12 @@ MORE: dict[str, Callable[[Draw], Fields]] = {
             granitemoe,
             granitemoeshared,
             granitemoehybrid,
+            nemotron,
+            hunyuan_v1_dense,
+            xglm,
+            biogpt,
+            qwen2_moe,
+            gpt_neo,
         )
     },
 }

@@ -20,12 +20,13 @@ from dovetail.port.hf import from_hf
 from dovetail.port.table import Dialect, Form
 
 Fields = dict[str, Any]
+DEEPER = {"gpt_neo": 24}  # its default types are those of 24 layers
 DEPTH = 8  # Jamba's first attention is its fifth layer, the first full attention of Gemma 3 is its sixth
 # names of the width and of the numbers of heads; twice as many heads as by default show a default number of KV heads
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 SIZES = (*HEADS, "hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim")
 # T5's class always claims a tied table; its loader unties one that the checkpoint holds apart
-UNTRUE = {"t5": ("tie_word_embeddings",)}
+UNTRUE = {"t5": ("tie_word_embeddings",), "mt5": ("tie_word_embeddings",)}
 
 
 def complete(name: str, fields: Fields) -> Fields:
@@ -35,7 +36,7 @@ def complete(name: str, fields: Fields) -> Fields:
 
 def bases(dialect: Dialect) -> Iterator[Fields]:
     """The reference's default config with few layers, and one of twice its width and heads."""
-    depth = {field: DEPTH for field in (dialect.layers, dialect.encoder) if field is not None}
+    depth = {field: DEEPER.get(dialect.name, DEPTH) for field in (dialect.layers, dialect.encoder) if field is not None}
     base = complete(dialect.name, depth)
     yield base
     try:

@@ -71,6 +71,11 @@ def t5(draw: Draw) -> Fields:
     }
 
 
+def electra(draw: Draw) -> Fields:
+    made = bert(draw)
+    return {**made, "embedding_size": draw.choice([10, made["hidden_size"]])}
+
+
 def mt5(draw: Draw) -> Fields:
     return {**t5(draw), "feed_forward_proj": draw.choice(["gated-gelu", "gated-silu", "relu"])}
 
@@ -187,6 +192,7 @@ FAMILIES: dict[str, tuple[Callable[[Draw], Fields], tuple[str, ...]]] = {
     "vit": (vit, ("AutoModel", "AutoModelForImageClassification")),
     "modernbert": (modernbert, ENCODER),
     "dinov2": (dinov2, ("AutoModel",)),
+    "electra": (electra, ENCODER),
     "mt5": (mt5, SEQ2SEQ),
     "xlm-roberta": (roberta, ENCODER),
     "camembert": (roberta, ENCODER),

@@ -274,9 +274,17 @@ class Embed(Part):
         """Whether input i becomes token i, so that tokens can be decoded one by one."""
         return True
 
+    def table_width(self) -> int | None:
+        """The width of the embeddings where it differs from that of the residual stream; None: it does not."""
+        return None
+
 
 class EmbedModule(Module):
     """The module of an embedding."""
+
+    def widen(self, x: Tensor) -> Tensor:
+        """Project the embeddings (…, n, table), with positions and norm, to the residual stream (…, n, embed)."""
+        return x
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         """The residual stream (…, n, embed), and the layout of its tokens."""

@@ -161,7 +161,8 @@ def draw_block(draw: Draw, cross: bool) -> dict[str, Any]:
             data[name] = draw_slot(draw, group, "block", name, empty, BLOCK)
     for mixer in (data["mixer"], data.get("cross")):
         if mixer is not None and mixer.get("qk_norm", 0) is None:
-            mixer.pop("qk_norm_whole", None)  # a field that only means something beside another
+            for field in ("qk_norm_whole", "qk_norm_after"):  # fields that only mean something beside another
+                mixer.pop(field, None)
     if cross:
         data["cross"].update({"mask": "full", "position": "none", "packed": False})
     return data

@@ -1,6 +1,7 @@
 """Embeddings: from inputs to the residual stream.
 
 tokens    x_i = table[token_i] · scale (+ types[type_i])                   token ids (…, n) -> x (…, n, embed)
+          with a `width` of its own: x (…, n, table), and W x + b behind positions, norm and dropout (ELECTRA, 2020)
 patches   a linear projection of each patch of an image, after a class token (Dosovitskiy et al. 2020)
           images (batch, channels, height, width) -> x (batch, 1 + patches, embed); 224² in patches of 16²: 196 patches
 """
@@ -34,6 +35,7 @@ class Tokens(Embed):
     scale_by_width: bool = False  # multiplies by √width (Vaswani et al. 2017, Gemma)
     types: int = 0  # rows of the token type table (BERT's segments)
     shared: bool = False  # an encoder that uses its decoder's table
+    width: int | None = None  # of the table, where it is projected to the residual stream; None: that of the residual stream
 
     def module(self) -> type[Module]:
         return TokensModule
@@ -41,16 +43,26 @@ class Tokens(Embed):
     def axes(self, scope: Scope) -> Scope:
         return scope.add(types=self.types)
 
+    def table_width(self) -> int | None:
+        return self.width
+
     def weights(self, scope: Scope) -> list[Weight]:
-        same = "embed.table" if self.shared else None
-        declared = [Weight(name="table", out=("vocab",), inp=("embed",), role="embed", same_as=same)]
+        same, width = "embed.table" if self.shared else None, ("embed",) if self.width is None else ("table",)
+        declared = [Weight(name="table", out=("vocab",), inp=width, role="embed", same_as=same)]
         if self.types:
-            declared.append(Weight(name="type_table", out=("types",), inp=("embed",), role="embed"))
+            declared.append(Weight(name="type_table", out=("types",), inp=width, role="embed"))
+        if self.width is not None:
+            declared.append(Weight(name="project.weight", out=("embed",), inp=width))
+            declared.append(Weight(name="project.bias", out=("embed",), init="zeros", role="bias"))
         return declared
 
     def check(self, scope: Scope) -> list[Problem]:
         if self.shared and scope.path == "embed":
             return [Problem("shared", "a decoder's embedding has no other table to share", "set it on the encoder's embedding")]
+        if self.shared and self.width is not None:
+            return [Problem("width", "a shared table has the width of its decoder's", "leave it null, or set shared: false")]
+        if self.width is not None and self.width < 1:
+            return [Problem("width", f"{self.width} is not above 0", "null is the width of the residual stream")]
         return [Problem("types", f"{self.types} is below 0")] if self.types < 0 else []
 
     def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
@@ -58,7 +70,8 @@ class Tokens(Embed):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"scale": [1.0, 2.0], "scale_by_width": [False, True], "types": [0, 2], "shared": [False, True]}
+        flags = {"scale_by_width": [False, True], "shared": [False, True]}
+        return {"scale": [1.0, 2.0], **flags, "types": [0, 2], "width": [None, 10]}
 
 
 class TokensModule(EmbedModule):
@@ -67,9 +80,11 @@ class TokensModule(EmbedModule):
     part: Tokens
     table: Tensor
     type_table: Tensor
+    project: Linear
 
     def setup(self) -> None:
-        self.scale = self.part.scale * (sqrt(self.scope.size("embed")) if self.part.scale_by_width else 1.0)
+        width = self.part.width or self.scope.size("embed")
+        self.scale = self.part.scale * (sqrt(width) if self.part.scale_by_width else 1.0)
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         self.check_ids(inputs, self.scope.size("vocab"), "token id", "vocabulary")
@@ -81,6 +96,9 @@ class TokensModule(EmbedModule):
             self.check_ids(types, self.part.types, "token type", "table")
             x = x + F.embedding(types, self.type_table)
         return ctx.tap(self, "out", x), ctx.layout
+
+    def widen(self, x: Tensor) -> Tensor:
+        return x if self.part.width is None else self.project(x)
 
     def check_ids(self, ids: Tensor, rows: int, what: str, table: str) -> None:
         """Raise InputError where an id has no row in its table. On CPU and outside compiled graphs alone: reading the ids

@@ -74,16 +74,16 @@ def _pool_each(x: Tensor, document: Tensor, documents: int, pooling: Pool) -> Te
     return x[index.clamp(0, len(slot) - 1)]
 
 
-def _vocabulary(scope: Scope, tied: bool, bias: bool) -> list[Weight]:
+def _vocabulary(tied: bool, bias: bool, inp: str = "embed") -> list[Weight]:
     same = "embed.table" if tied else None
-    declared = [Weight(name="table", out=("vocab",), inp=("embed",), same_as=same)]
+    declared = [Weight(name="table", out=("vocab",), inp=(inp,), same_as=same)]
     return [*declared, Weight(name="bias", out=("vocab",), init="zeros", role="bias")] if bias else declared
 
 
-def _dense(bias: bool) -> list[Weight]:
+def _dense(bias: bool, out: str = "embed") -> list[Weight]:
     """The dense layer of a head."""
-    weight = Weight(name="dense.weight", out=("embed",), inp=("embed",))
-    return [weight, Weight(name="dense.bias", out=("embed",), init="zeros", role="bias")] if bias else [weight]
+    weight = Weight(name="dense.weight", out=(out,), inp=("embed",))
+    return [weight, Weight(name="dense.bias", out=(out,), init="zeros", role="bias")] if bias else [weight]
 
 
 class TokenLogitsModule(HeadModule):
@@ -119,9 +119,12 @@ class Lm(Head):
         return LmModule
 
     def weights(self, scope: Scope) -> list[Weight]:
-        return _vocabulary(scope, self.tied, self.bias)
+        return _vocabulary(self.tied, self.bias)
 
     def check(self, scope: Scope) -> list[Problem]:
+        if self.tied and "table" in scope.sizes:
+            what = f"the embedding's table has width {scope.size('table')}, the residual stream {scope.size('embed')}"
+            return [Problem("tied", what, "set tied: false, or use masked_lm, whose dense layer has the table's width")]
         bad = self.softcap is not None and self.softcap <= 0
         return [Problem("softcap", f"{self.softcap} is not above 0", "use null for none")] if bad else []
 
@@ -165,10 +168,15 @@ class MaskedLm(Head):
         return MaskedLmModule
 
     def weights(self, scope: Scope) -> list[Weight]:
-        return [*_dense(self.dense_bias), *_vocabulary(scope, self.tied, self.bias)]
+        width = self.inner(scope)
+        return [*_dense(self.dense_bias, width), *_vocabulary(self.tied, self.bias, width)]
+
+    def inner(self, scope: Scope) -> str:
+        """The axis behind the dense layer: that of the embedding's table."""
+        return "table" if "table" in scope.sizes else "embed"
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
-        return scope.bind(dim="embed")
+        return scope.bind(dim=self.inner(scope))
 
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randint(0, scope.size("vocab"), shape, generator=generator)

@@ -3,6 +3,8 @@
     layernorm   (x − mean x) / √(var x + eps) · scale + shift        Ba et al. 2016
     rmsnorm     x / √(mean x² + eps) · scale                          Zhang & Sennrich 2019
 
+With `plus_one` the factor is 1 + scale, so that weight decay pulls it to 1 (Gemma, Nemotron).
+
 Statistics are per token. Where `dim` is sharded across ranks, the sums are all-reduced.
 """
 
@@ -32,13 +34,14 @@ class LayerNorm(Norm):
 
     eps: float = 1e-5
     shift: bool = True
+    plus_one: bool = False  # the factor is 1 + scale (Nemotron)
 
     def module(self) -> type[Module]:
         return LayerNormModule
 
     def weights(self, scope: Scope) -> list[Weight]:
         dim = scope.names(("dim",))
-        scale = Weight(name="scale", out=dim, over=dim, init="ones", role="norm")
+        scale = Weight(name="scale", out=dim, over=dim, init="zeros" if self.plus_one else "ones", role="norm")
         shift = Weight(name="shift", out=dim, over=dim, init="zeros", role="bias")
         return [scale, shift] if self.shift else [scale]
 
@@ -47,7 +50,7 @@ class LayerNorm(Norm):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"eps": [1e-5, 0.1], "shift": [True, False]}
+        return {"eps": [1e-5, 0.1], "shift": [True, False], "plus_one": [False, True]}
 
 
 class LayerNormModule(Module):
@@ -61,12 +64,12 @@ class LayerNormModule(Module):
         self.dim, self.size = self.scope.names(("dim",)), self.scope.size("dim")
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        shift = self.shift if self.part.shift else None
+        scale, shift = self.scale + 1.0 if self.part.plus_one else self.scale, self.shift if self.part.shift else None
         if not ctx.sharded(self.dim):
-            return F.layer_norm(x, (x.shape[-1],), self.scale, shift, self.part.eps)
+            return F.layer_norm(x, (x.shape[-1],), scale, shift, self.part.eps)
         centered = x - ctx.all_reduce(x.sum(-1, keepdim=True), self.dim) / self.size
         variance = ctx.all_reduce((centered * centered).sum(-1, keepdim=True), self.dim) / self.size
-        out = centered * torch.rsqrt(variance + self.part.eps) * self.scale
+        out = centered * torch.rsqrt(variance + self.part.eps) * scale
         return out if shift is None else out + shift
 
 

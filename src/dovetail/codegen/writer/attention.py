@@ -46,10 +46,11 @@ class $name(nn.Module):
         q = self.q(x).unflatten(-1, (-1, self.head))  # (B, N, H, K)  #? not packed
         k = self.k($read).unflatten(-1, (-1, self.head))  # (B, $M, $G, K)  #? not packed
         v = self.v($read).unflatten(-1, (-1, self.head))  # (B, $M, $G, K)  #? not packed
+        q, k = $turned_q, $turned_k  #? turn after
         q, k = self.q_norm(q), self.k_norm(k)  #? norm not whole
         q = self.q_norm(q.flatten(-2)).unflatten(-1, (-1, self.head))  # over all heads at once  #? norm whole
         k = self.k_norm(k.flatten(-2)).unflatten(-1, (-1, self.head))  #? norm whole
-        q, k = $turned_q, $turned_k  #? turn
+        q, k = $turned_q, $turned_k  #? turn not after
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, N, K)
         visible = self.mask(x.shape[1], x.device)  # (N, N)  #? dense
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # KV heads serve several heads  #? written grouped
@@ -100,6 +101,7 @@ def _written(context: Context, cross: bool) -> MixerCode:
         "packed": part.packed,
         "norm": part.qk_norm is not None,
         "whole": part.qk_norm_whole,
+        "after": part.qk_norm_after,
         "gate": part.gate,
         "sink": part.sink,
         "softcap": part.softcap is not None,

@@ -67,6 +67,8 @@ def _scale(context: Context) -> str:
 def tokens(context: Context) -> EmbedCode:
     """Rows of a table, the encoder's perhaps the decoder's own."""
     part, scale = context.part, _scale(context)
+    if part.width is not None:
+        context.refuse("width", "an embedding that is narrower or wider than the residual stream has no writer yet")
     context.file.letter(V="vocabulary")
     inputs = ("tokens: Tensor", *(("types: Tensor | None = None",) if part.types else ()))
     example = f"torch.randint(0, {context.size('vocab')}, (1, 8))"

@@ -29,12 +29,13 @@ class $name(nn.Module):
     def __init__(self, dim: int, eps: float):
         super().__init__()
         self.eps = eps
-        self.scale = nn.Parameter(torch.ones(dim))
+        self.scale = nn.Parameter(torch.ones(dim))  #? not plus_one
+        self.scale = nn.Parameter(torch.zeros(dim))  # the distance from 1  #? plus_one
         self.shift = nn.Parameter(torch.zeros(dim))  #? shift
 
     def forward(self, x: Tensor) -> Tensor:  # (..., dim) -> (..., dim)
-        return F.layer_norm(x, (x.shape[-1],), self.scale, self.shift, self.eps)  #? shift
-        return F.layer_norm(x, (x.shape[-1],), self.scale, None, self.eps)  #? not shift
+        return F.layer_norm(x, (x.shape[-1],), $scale, self.shift, self.eps)  #? shift
+        return F.layer_norm(x, (x.shape[-1],), $scale, None, self.eps)  #? not shift
 '''
 
 
@@ -49,5 +50,7 @@ def rms(context: Context) -> Call:
 @writes("layernorm")
 def layernorm(context: Context) -> Call:
     """LayerNorm."""
-    text = fill(LAYER, {"shift": context.part.shift})
-    return Call.to(context.file.define("LayerNorm", text), dim=context.size("dim"), eps=context.part.eps)
+    shift, plus_one = context.part.shift, context.part.plus_one
+    text = fill(LAYER, {"shift": shift, "plus_one": plus_one}, scale="self.scale + 1.0" if plus_one else "self.scale")
+    name = context.file.define("LayerNorm", text, "OffsetLayerNorm" if plus_one else "")
+    return Call.to(name, dim=context.size("dim"), eps=context.part.eps)

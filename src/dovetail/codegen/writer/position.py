@@ -23,10 +23,11 @@ SINUSOIDAL = '''
 def $name(x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
     """Sinusoidal positions, added to the embeddings: sine and cosine of geometric wavelengths."""
     n, pairs = x.shape[1], x.shape[2] // 2
-    frequency = $base ** -(torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
-    at = torch.arange(n, device=x.device)[:, None]
+    frequency = $base ** -(torch.arange(pairs, dtype=torch.float64, device=x.device) / $steps)
+    at = torch.arange(n, device=x.device)[:, None]$offset
     angle = at.to(at_least_fp32(x.dtype)) * frequency.to(at_least_fp32(x.dtype))  # (N, D / 2)
-    return x + torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(x.dtype)
+    return x + torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(x.dtype)  #? not halves
+    return x + torch.cat([angle.sin(), angle.cos()], -1).to(x.dtype)  #? halves
 '''
 
 ALIBI = '''
@@ -86,7 +87,10 @@ def learned(context: Context) -> PositionCode:
 def sinusoidal(context: Context) -> PositionCode:
     """Waves on the stream."""
     define_at_least_fp32(context.file)
-    return PositionCode(stream=context.file.define("sinusoidal", fill(SINUSOIDAL, base=context.part.base)) + "(x)")
+    part = context.part
+    steps, offset = "(pairs - 1)" if part.endpoint else "pairs", f" + {part.offset}" if part.offset else ""
+    text = fill(SINUSOIDAL, {"halves": part.halves}, base=part.base, steps=steps, offset=offset)
+    return PositionCode(stream=context.file.define("sinusoidal", text) + "(x)")
 
 
 @writes("alibi")

@@ -31,6 +31,10 @@ def tokens() -> Iterator[Comparison]:
     yield Comparison("types 0 and 1", second, [[[10.1, 12.2, 14.3, 16.4], [102.0, 204.0, 306.0, 408.0]]])
     untold = typed(ids, ctx(2))[0]
     yield Comparison("type 0 where none is given", untold, [[[10.1, 12.2, 14.3, 16.4], [2.1, 4.2, 6.3, 8.4]]])
+    weights = {"table": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "project.weight": [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]}
+    narrow = alone(part("tokens", width=2), {**weights, "project.bias": [0.0, 0.0, 0.5]}, vocab=3, table=2, embed=3)
+    yield Comparison("two channels", narrow(ids, ctx(2))[0], [[[5.0, 6.0], [1.0, 2.0]]], near=0)
+    yield Comparison("projected to three", narrow.widen(numbers([[[5.0, 6.0]]])), [[[5.0, 6.0, 11.5]]], near=0)
     yield from _shared()
 
 

@@ -82,6 +82,10 @@ def masked_lm() -> Iterator[Comparison]:
     plain = {name: value for name, value in weights.items() if name != "dense.bias"}
     unbiased = alone(part("masked_lm", tied=False, bias=False, dense_bias=False), plain, vocab=3, embed=2)
     yield Comparison("dense without bias", unbiased(x, ctx), [[[1.49998156, -1.99996312, -0.49998156]]])
+    # a table of width 2 behind a residual stream of width 3: the dense layer gives (3, 1) as above
+    wider = {**weights, "dense.weight": [[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]], "bias": [0.1, 0.2, 0.3]}
+    narrow = alone(part("masked_lm", tied=False), wider, vocab=3, embed=3, table=2)
+    yield Comparison("a narrow table", narrow(numbers([[[1.0, 2.0, 9.0]]]), ctx), [[[1.59999569, -1.79999138, -0.19999569]]])
     # ln(e^1.59999569 + e^−1.79999138 + e^−0.19999569) − 1.59999569
     yield Comparison("loss of label 0", full.loss(x, torch.tensor([[0]]), ctx), 0.18121596)
 

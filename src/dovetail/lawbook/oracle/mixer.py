@@ -116,6 +116,11 @@ def normed() -> Iterator[Comparison]:
     fields: dict[str, Any] = {"qk_norm": part("rmsnorm", eps=1e-30)}
     # e^ of 1.41421356, 0, 1: 4.11325038, 1, 2.71828183 of sum 7.83153221
     yield Comparison("each head", _last(_attention({**WEIGHTS, **norm}, **fields)), [18.21877953, 2.16897246])
+    # behind a rotation by p: q = √2·(cos 2, sin 2); k = (√2, 0), √2·(−sin 1, 2 cos 1), (cos 2 − sin 2, 2 cos 2 + 2 sin 2)
+    # scores over √2: −0.58852050, 1.88481643, 1.44842056; e^ of them 0.55514802, 6.58514552, 4.25638651 of sum 11.39668004
+    turned = {**WEIGHTS, "q_norm.scale": [1.0, 1.0], "k_norm.scale": [1.0, 2.0]}
+    after = _attention(turned, **fields, position=part("rope"), qk_norm_after=True)
+    yield Comparison("behind the rotation", _last(after), [23.24764622, 2.69824063])
     # two heads q = (1), (0) of one channel, normed together: (√2, 0), and k likewise; scores √2·(√2, 0, 1) and 0
     fields |= {"heads": 2, "head": 1, "qk_norm_whole": True}
     whole = _last(_attention({**WEIGHTS, **norm}, **fields))

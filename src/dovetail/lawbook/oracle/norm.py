@@ -50,6 +50,9 @@ def layernorm() -> Iterator[Comparison]:
     weights = {"scale": [1.0, 2.0, 3.0, 4.0], "shift": [0.1, 0.2, 0.3, 0.4]}
     wide = alone(part("layernorm", eps=0.1), weights, embed=4)  # √1.35 = 1.16189500
     yield Comparison("eps 0.1", wide(numbers(X), ctx(1)), [[-1.19099445, -0.66066297, 1.59099445, 5.56397779]])
+    offset = {"scale": [0.0, 1.0, 2.0, 3.0], "shift": [0.1, 0.2, 0.3, 0.4]}  # the weights stand for 1, 2, 3, 4
+    above = alone(part("layernorm", eps=0.1, plus_one=True), offset, embed=4)
+    yield Comparison("plus one", above(numbers(X), ctx(1)), [[-1.19099445, -0.66066297, 1.59099445, 5.56397779]])
     whole = alone(part("layernorm", eps=0.1), weights, embed=4)
     whole.scale, whole.shift = Parameter(whole.scale[:2]), Parameter(whole.shift[:2])  # 3 and 4 lie on the other rank
     got = whole(numbers(X)[:, :2], halved(7.0, 2.5))  # 3 + 4, and 0.5² + 1.5² around the mean

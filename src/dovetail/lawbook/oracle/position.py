@@ -38,6 +38,15 @@ def sinusoidal() -> Iterator[Comparison]:
     faster = alone(part("sinusoidal", base=100.0), embed=4)  # frequencies 1 and 1/10
     waves = faster.embed(torch.zeros(1, 1, 4, dtype=torch.float64), row(1, start=1))
     yield Comparison("base 100", waves, [[[0.8414709848, 0.5403023059, 0.0998334166, 0.9950041653]]])
+    halves = alone(part("sinusoidal", halves=True), embed=4)
+    waves = halves.embed(torch.zeros(1, 1, 4, dtype=torch.float64), row(1, start=1))
+    yield Comparison("sines, then cosines", waves, [[[0.8414709848, 0.0099998333, 0.5403023059, 0.9999500004]]])
+    last = alone(part("sinusoidal", endpoint=True, base=10.0), embed=4)  # frequencies 1 and 1/10, not 1/√10
+    waves = last.embed(torch.zeros(1, 1, 4, dtype=torch.float64), row(1, start=1))
+    yield Comparison("the last frequency is 1/base", waves, [[[0.8414709848, 0.5403023059, 0.0998334166, 0.9950041653]]])
+    shifted = alone(part("sinusoidal", offset=3), embed=4)
+    waves = shifted.embed(numbers([[[1.0, 2.0, 3.0, 4.0]]]), row(1))
+    yield Comparison("offset 3", waves, [[[1.1411200081, 1.0100075034, 3.0299955002, 4.9995500337]]])
 
 
 @oracle("learned")

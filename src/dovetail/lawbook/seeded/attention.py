@@ -19,6 +19,11 @@ from dovetail.parts.mixer.attention import AttentionModule
 _ref, _tiled, _setup = attend_ref.run, attend_tiled.run, AttentionModule.setup
 
 
+def norm_before_rotation(self: AttentionModule) -> None:
+    _setup(self)
+    self.part = dc.replace(self.part, qk_norm_after=False)
+
+
 def window_sees_one_more(self: Window, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
     return (q.order[..., :, None] - k.order[..., None, :]).abs()[..., None, :, :] <= self.size
 
@@ -77,6 +82,12 @@ def mutants() -> list[Mutant]:
     llama = spec(width=30)  # transformers requires that the heads divide the width
     return [
         Mutant("a token sees the next one", "causal", instead(Causal, "visible", causal_sees_the_next), spec(position="alibi")),
+        Mutant(
+            "QK-norm stands before the rotation, where it belongs behind it",
+            "every_field",
+            instead(AttentionModule, "setup", norm_before_rotation),
+            spec(qk_norm="rmsnorm", qk_norm_after=True),
+        ),
         Mutant(
             "padding is visible",
             "padded",

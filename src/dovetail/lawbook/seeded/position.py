@@ -15,6 +15,7 @@ from dovetail.parts.position.alibi import AlibiModule
 from dovetail.parts.position.learned import LearnedModule
 from dovetail.parts.position.rope import RopeModule
 from dovetail.parts.position.scaling import DynamicNtk, Yarn
+from dovetail.parts.position.sinusoidal import SinusoidalModule
 
 _turn, _angles, _score = RopeModule.turn, RopeModule.angles, AlibiModule.score
 _yarn, _dynamic = Yarn.frequencies, DynamicNtk.at_length
@@ -38,6 +39,11 @@ def positions_restart_per_call(self: RopeModule, layout: TokenLayout, dtype: tor
 def padding_counted(self: LearnedModule, x: Tensor, layout: TokenLayout) -> Tensor:
     order = torch.arange(layout.n).expand_as(layout.order) if layout.n > 1 and layout.row is None else layout.order
     return x + F.embedding(order + self.part.offset, self.table)
+
+
+def offset_ignored(self: SinusoidalModule, x: Tensor, layout: TokenLayout) -> Tensor:
+    angle = layout.order[..., None].to(self.frequency.dtype) * self.frequency
+    return x + torch.stack([angle.sin(), angle.cos()], -2 if self.part.halves else -1).flatten(-2).to(x.dtype)
 
 
 def zero_when_decoding(self: AlibiModule, q: TokenLayout, k: TokenLayout, *tables: Tensor) -> Tensor:
@@ -77,6 +83,12 @@ def mutants() -> list[Mutant]:
             instead(LearnedModule, "embed", padding_counted),
             learned,
             "transformers#22707",
+        ),
+        Mutant(
+            "sinusoidal positions ignore their offset",
+            "every_field",
+            instead(SinusoidalModule, "embed", offset_ignored),
+            spec(position="none").set("position", {"kind": "sinusoidal", "offset": 2}),
         ),
         Mutant(
             "rotary pairs are interleaved everywhere",

@@ -30,7 +30,7 @@ from dovetail.ops.attend import attend
 from dovetail.ops.mask import pairs
 
 # fields that decide how queries and keys make scores
-SCORING = frozenset({"mask", "position", "scale", "softcap", "sink", "qk_norm", "qk_norm_whole"})
+SCORING = frozenset({"mask", "position", "scale", "softcap", "sink", "qk_norm", "qk_norm_whole", "qk_norm_after"})
 
 
 @register("attention")
@@ -50,6 +50,7 @@ class Attention(SoftmaxMixer):
     packed: bool = False  # one matmul for q, k and v
     qk_norm: Norm | None = None
     qk_norm_whole: bool = False  # over all heads at once, rather than each alone
+    qk_norm_after: bool = False  # after the rotation, rather than before it (Hunyuan)
     softcap: float | None = None
     sink: bool = False
     gate: bool = False
@@ -127,8 +128,9 @@ class Attention(SoftmaxMixer):
         if broken := check_heads(self.heads, self.groups(), self.head, scope) or check_position(self.position):
             return broken
         problems: list[Problem] = []
-        if self.qk_norm_whole and self.qk_norm is None:
-            problems.append(Problem("qk_norm_whole", "there is no qk_norm", "set qk_norm, or leave this false"))
+        for name, on in (("qk_norm_whole", self.qk_norm_whole), ("qk_norm_after", self.qk_norm_after)):
+            if on and self.qk_norm is None:
+                problems.append(Problem(name, "there is no qk_norm", "set qk_norm, or leave this false"))
         if self.softcap is not None and self.softcap <= 0:
             problems.append(Problem("softcap", f"{self.softcap} is not above 0", "use null for none"))
         return problems + check_dropout(self.dropout) + self.check_mask(scope)
@@ -155,11 +157,15 @@ class Attention(SoftmaxMixer):
             "out_bias": [False, True],
             "packed": [False, True],
             "qk_norm_whole": [False, True],
+            "qk_norm_after": [False, True],
             "softcap": [None, 2.0],
             "sink": [False, True],
             "gate": [False, True],
             "dropout": [0.0, 0.2],
         }
+
+    def idle(self, scope: Scope) -> frozenset[str]:
+        return super().idle(scope) | (frozenset() if self.position.rotates else {"qk_norm_after"})
 
     def shifts_keys(self, scope: Scope) -> bool:
         """Whether a learned vector is added to every key just before the scores."""
@@ -169,7 +175,8 @@ class Attention(SoftmaxMixer):
 
     def excepts(self, scope: Scope) -> dict[str, str]:
         reasons = super().excepts(scope)
-        if not self.position.rotates and not self.softcap and not self.sink and self.shifts_keys(scope):
+        shifted = self.qk_norm_after or not self.position.rotates  # the vector is the same for every key
+        if shifted and not self.softcap and not self.sink and self.shifts_keys(scope):
             reasons["every_weight"] = "a vector added to every key shifts all scores of a query alike, and softmax ignores it"
         return reasons
 
@@ -194,14 +201,17 @@ class AttentionModule(SoftmaxModule):
     def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
         q, k, v = self.project(x)
         layout, key_layout, position = ctx.layout, ctx.layout, self.position
-        if self.part.qk_norm is not None:
+        after = self.part.qk_norm_after
+        if self.part.qk_norm is not None and not after:
             q, k = self.normed(q, "q_norm", ctx), self.normed(k, "k_norm", ctx)
         k = position.on_write(k, layout)
         k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         if view is not None:
             (k, v), key_layout = view.extend(layout, k, v)
-        k = position.on_read(k, key_layout)
-        q = ctx.tap(self, "q", position.rotate(q, layout))
+        k, q = position.on_read(k, key_layout), position.rotate(q, layout)
+        if after:  # on read: some positions rotate there
+            q, k = self.normed(q, "q_norm", ctx), self.normed(k, "k_norm", ctx)
+        q = ctx.tap(self, "q", q)
         return self.read(x, q, k, v, layout, key_layout, ctx)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,9 @@
 """Sinusoidal absolute positions, added to the residual stream; no weights, any length.
 
-PE(p, 2i) = sin(p · base^(−2i/d))      PE(p, 2i+1) = cos(p · base^(−2i/d))            Vaswani et al. 2017
+    PE(p, 2i) = sin(p · base^(−2i/d))      PE(p, 2i+1) = cos(p · base^(−2i/d))            Vaswani et al. 2017
+
+`halves`: all sines before all cosines. `endpoint`: the exponent is −i/(d/2 − 1), so that the last frequency is 1/base (as in
+tensor2tensor, fairseq, XGLM). `offset` is added to p.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ class Sinusoidal(Position):
 
     site: ClassVar[Literal["stream", "mixer", "any"]] = "stream"
     base: float = bounded(10000.0, above=0)
+    halves: bool = False  # sines, then cosines, rather than in turn
+    endpoint: bool = False  # the last frequency is 1/base
+    offset: int = bounded(0, at_least=0)  # the first position
 
     def module(self) -> type[Module]:
         return SinusoidalModule
@@ -37,22 +43,29 @@ class Sinusoidal(Position):
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         pairs = scope.size("wave")
-        return self.base ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
+        steps = pairs - 1 if self.endpoint else pairs
+        return self.base ** -(torch.arange(pairs, dtype=torch.float64) / steps)
 
     def check(self, scope: Scope) -> list[Problem]:
-        odd = scope.size("embed") % 2
-        return [Problem("", f"needs an even width, not {scope.size('embed')}", "sine and cosine come in pairs")] if odd else []
+        width = scope.size("embed")
+        if width % 2:
+            return [Problem("", f"needs an even width, not {width}", "sine and cosine come in pairs")]
+        if self.endpoint and width < 4:
+            return [Problem("endpoint", f"needs a width of 4 or more, not {width}", "two frequencies have a first and a last")]
+        return []
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"base": [10000.0, 100.0]}
+        return {"base": [10000.0, 100.0], "halves": [False, True], "endpoint": [False, True], "offset": [0, 2]}
 
 
 class SinusoidalModule(PositionModule):
     """x (…, n, embed) -> like x."""
 
+    part: Sinusoidal
     frequency: Tensor
 
     def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        angle = layout.order[..., None].to(self.frequency.dtype) * self.frequency
-        return x + torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(x.dtype)
+        angle = (layout.order + self.part.offset)[..., None].to(self.frequency.dtype) * self.frequency
+        waves = torch.stack([angle.sin(), angle.cos()], -2 if self.part.halves else -1)
+        return x + waves.flatten(-2).to(x.dtype)

@@ -67,6 +67,13 @@ FILES = (
     "granitemoe",
     "granitemoeshared",
     "granitemoehybrid",
+    "nemotron",
+    "hunyuan_v1_dense",
+    "xglm",
+    "biogpt",
+    "qwen2_moe",
+    "gpt_neo",
+    "electra",
 )
 
 
