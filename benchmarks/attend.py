@@ -24,8 +24,10 @@ from measure import Goal, Row, agree, arguments, middle, progress, seconds, tell
 from memory import Alive
 from torch import Tensor
 
-from dovetail import TokenLayout
-from dovetail import parts as _registered  # noqa: F401
+from dovetail import (
+    TokenLayout,
+    parts as _registered,  # noqa: F401
+)
 from dovetail.core.group import Mask
 from dovetail.core.part import from_data
 from dovetail.core.softmax import Scoring

@@ -50,8 +50,14 @@ assert "class Model" in dovetail.emit(spec).text
 assert dovetail.list_parts("norm")[0].group == "norm"
 assert dovetail.graft(model, other).model.part == other
 with tempfile.TemporaryDirectory() as place:
-    dovetail.save(model, spec, Path(place) / "model")
-    assert dovetail.load(Path(place) / "model").part == spec
+    dovetail.save(model, Path(place) / "model")
+    assert dovetail.load(Path(place) / "model").spec == spec
+assert isinstance(model, dovetail.Transformer)
+assert isinstance(spec.layers[0], dovetail.Block)
+try:
+    dovetail.generate(model, "text")
+except dovetail.DovetailError as refused:
+    assert "tokenizer" in str(refused)
 assert issubclass(dovetail.SpecError, dovetail.DovetailError)
 """
 

@@ -24,6 +24,7 @@ from dovetail.state.pool import Pool
 
 ROOT = Path(dovetail.__file__).parent
 BACKBONE = {"model.py", "parts/mixer/attention.py", "ops/attend.py"}
+DOOR = {"transformer.py"}  # makes a Ctx from plain arguments, then calls the backbone, which never calls it
 GROUND = ("core/", "state/")  # what everything stands on
 MOST = 12  # files of ours that a forward enters
 
@@ -90,11 +91,12 @@ def step() -> Callable[[], Any]:
 @pytest.mark.parametrize("make", [forward, step])
 def test_three_files_are_the_backbone(make: Callable[[], Callable[[], Any]]) -> None:
     entered, calls = watch(make())
-    astray = sorted((caller, called) for caller, called in calls if caller not in BACKBONE)
+    astray = sorted((caller, called) for caller, called in calls if caller not in BACKBONE | DOOR)
+    assert not [pair for pair in calls if pair[1] in DOOR and pair[0] in BACKBONE]
     assert not astray, f"leaves that call into others: {astray}"
-    assert {caller for caller, _ in calls} == BACKBONE
+    assert {caller for caller, _ in calls} - DOOR == BACKBONE
     assert entered >= {*BACKBONE, "parts/norm.py", "parts/position/rope.py", "parts/ffn/glu.py"}  # the profiler saw it all
-    assert len(entered) <= MOST, sorted(entered)
+    assert len(entered - DOOR) <= MOST, sorted(entered)
 
 
 def test_the_profiler_sees_a_leaf_that_calls_another(monkeypatch: pytest.MonkeyPatch) -> None:

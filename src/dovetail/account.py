@@ -21,8 +21,14 @@ import torch
 
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
-from dovetail.core.fold import active_parameters, attention_flops, declared, matmul_flops, parameters
-from dovetail.core.fold import states as declared_states
+from dovetail.core.fold import (
+    active_parameters,
+    attention_flops,
+    matmul_flops,
+    parameters,
+    position_limit,
+    states as declared_states,
+)
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import make
 from dovetail.core.part import Part, default_of, plain, walk
@@ -234,10 +240,8 @@ def usual_length(spec: Model) -> int:
 
 def longest_length(spec: Model) -> int | None:
     """The longest sequence the model takes: rows of a position table, or tokens per image; None: no limit."""
-    limits = [d.scope.size("position") for d in declared(spec) if "position" in d.weight.out]
-    if limits or spec.embed.causal():
-        return min(limits, default=None)
-    return _tokens_per_input(spec)
+    limit = position_limit(spec)
+    return limit if limit is not None or spec.embed.causal() else _tokens_per_input(spec)
 
 
 def _tokens_per_input(spec: Model) -> int:

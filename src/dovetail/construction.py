@@ -17,15 +17,16 @@ from torch import Tensor, nn
 
 from dovetail.core.check import check
 from dovetail.core.fold import Declared, declared
-from dovetail.core.module import at_least_fp32, holder, make
+from dovetail.core.module import at_least_fp32, holder
 from dovetail.core.random import Block, normal_block, normal_blocks, streams
 from dovetail.core.scope import Scope
-from dovetail.model import Model, ModelModule
+from dovetail.model import Model
+from dovetail.transformer import Transformer
 
 CHUNK = 2**14  # pairs of numbers per pass: temporaries stay in the processor's cache
 
 
-def build(spec: Model, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0) -> ModelModule:
+def build(spec: Model, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0) -> Transformer:
     """Build a model with initial weights, in evaluation mode; `model.train()` turns dropout and router noise on.
     `device="meta"` gives the structure without memory, for any size."""
     model = on_meta(spec, dtype)
@@ -34,11 +35,10 @@ def build(spec: Model, *, dtype: torch.dtype = torch.float32, device: str | torc
     return model
 
 
-def on_meta(spec: Model, dtype: torch.dtype = torch.float32) -> ModelModule:
+def on_meta(spec: Model, dtype: torch.dtype = torch.float32) -> Transformer:
     """Check the spec and build its modules on the meta device; tied weights are one parameter."""
     check(spec)
-    model = make(spec, Scope())
-    assert isinstance(model, ModelModule)
+    model = Transformer(spec, Scope())
     model.to(dtype)
     tie(model, spec)
     return model.eval()

@@ -9,18 +9,23 @@ A decoder continues the prompt. An encoder–decoder encodes the prompt once, as
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import InputError, SpecError
 from dovetail.core.finite import check_result
-from dovetail.core.fold import declared
+from dovetail.core.fold import declared, position_limit
 from dovetail.core.layout import TokenLayout
 from dovetail.model import Model, ModelModule
 from dovetail.state.pool import Pool
+
+if TYPE_CHECKING:
+    from dovetail.text.chat import ChatTemplate
+    from dovetail.text.tokenizer import Tokenizer
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,17 @@ def check_generates(spec: Model) -> None:
         raise SpecError("layers", "the model is not causal, so it cannot generate token by token", "use a causal mask")
 
 
+@dc.dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer with the token ids that begin and end generation, the chat template, and the files that hold them."""
+
+    tokenizer: Tokenizer | None = None
+    stop: frozenset[int] = frozenset()  # end-of-sequence tokens
+    start: tuple[int, ...] = ()  # first decoder tokens of an encoder–decoder
+    chat_template: ChatTemplate | None = None
+    files: Mapping[str, bytes] = dc.field(default_factory=dict)  # written beside the weights when the model is saved
+
+
 @torch.inference_mode()
 def generate_tokens(
     model: ModelModule,
@@ -62,37 +78,99 @@ def generate_tokens(
     stop: Collection[int] = (),
     start: Sequence[int] = (),
 ) -> Iterator[int]:
-    """Yield up to `max_tokens` token ids that continue the prompt (n,). A token of `stop` ends it, and is yielded, too."""
-    check_generates(model.part)
-    inputs = torch.as_tensor(prompt, dtype=torch.long)
+    """Yield up to `max_tokens` token ids that continue the prompt (n,), fewer where a table of positions ends. A token of
+    `stop` ends generation, and is yielded, too."""
+    spec, device = model.part, next(model.parameters()).device
+    check_generates(spec)
+    inputs = torch.as_tensor(prompt, dtype=torch.long, device=device)
     if not len(inputs):
         raise SpecError("prompt", "is empty", "give at least one token")
-    capacity = len(inputs) + len(start) + max_tokens
-    pool = Pool(model.part, 1, capacity, dtype=next(model.parameters()).dtype, source=len(inputs))
-    if model.part.encoder is not None:
+    max_tokens = _token_limit(spec, len(inputs), max_tokens)
+    pool = Pool(
+        spec,
+        1,
+        len(inputs) + len(start) + max_tokens,
+        dtype=next(model.parameters()).dtype,
+        source=len(inputs),
+        sharded=None if model.ranks is None else model.ranks.cuts,
+    )
+    if spec.encoder is not None:
         _encode_source(model, pool, inputs)
-        inputs = torch.tensor(list(start), dtype=torch.long)
+        inputs = torch.tensor(list(start), dtype=torch.long, device=device)
         if not len(inputs):
             raise SpecError("start", "an encoder–decoder needs a first decoder token", "give decoder_start_token_id")
     generator = torch.Generator().manual_seed(sampling.seed)
     for number in range(max_tokens):
         step = pool.step([0], [len(inputs)])
-        x, ctx = model.hidden(inputs[None], Ctx(layout=step.layout, views=step.views))
-        logits = model.head(x[:, -1:], ctx)[0, -1].float()
+        logits = model.next_logits(inputs[None], Ctx(layout=step.layout, views=step.views, ranks=model.ranks))[0, -1].float()
         check_result(logits, f"logits of token {number + 1}")
-        token = sample_token(logits, sampling, generator)
+        token = sample_token(logits.cpu(), sampling, generator)
         yield int(token)
         if int(token) in stop:
             return
-        inputs = token.view(1)
+        inputs = token.view(1).to(device)
+
+
+def prompt_ids(vocabulary: Vocabulary, prompt: str, *, chat: bool = False, system: str | None = None) -> list[int]:
+    """Return the token ids of a prompt; with `chat`, of a user message (behind a system message) in the chat template."""
+    if vocabulary.tokenizer is None:
+        remedy = "give token ids, or load a model directory with a tokenizer.json"
+        raise InputError(f"prompt: is text, but the model has no tokenizer; {remedy}")
+    if not chat:
+        return vocabulary.tokenizer.prompt(prompt)
+    if vocabulary.chat_template is None:
+        raise InputError("chat: the model has no chat template; give the prompt without it")
+    before = [] if system is None else [{"role": "system", "content": system}]
+    text = vocabulary.chat_template.render([*before, {"role": "user", "content": prompt}])
+    return vocabulary.tokenizer.prompt(text, add_special=False)
+
+
+def generate_pieces(
+    model: ModelModule,
+    vocabulary: Vocabulary,
+    ids: Sequence[int],
+    max_tokens: int,
+    sampling: Sampling = GREEDY,
+    *,
+    stop: Collection[int] = (),
+    continues: bool = True,
+) -> Iterator[tuple[int | None, str]]:
+    """Yield each token that follows a prompt of these ids with the text that is final now, which may be empty; at the end
+    None with the rest of the text. A token of `stop` ends generation and has no text.
+
+    `continues`: the text follows that of the prompt, so that its first word may need a space before it; never so for an
+    encoder–decoder, whose prompt is its source.
+    """
+    from dovetail.text.stream import TextStream
+
+    tokenizer = vocabulary.tokenizer
+    assert tokenizer is not None, "text needs a tokenizer"
+    if ids and max(ids) >= model.part.vocab:
+        raise SpecError("vocab", f"{model.part.vocab} is too small for token id {max(ids)} of the tokenizer")
+    stream = TextStream(tokenizer, ids if continues and model.part.encoder is None else ())
+    for token in generate_tokens(model, ids, max_tokens, sampling, stop=stop, start=vocabulary.start):
+        yield token, "" if token in stop else stream.push(token)
+    yield None, stream.end()
+
+
+def _token_limit(spec: Model, prompt: int, max_tokens: int) -> int:
+    """Return how many tokens can follow a prompt before a table of positions ends."""
+    if max_tokens < 0:
+        raise SpecError("max_tokens", f"{max_tokens} is below 0")
+    longest = position_limit(spec)
+    if longest is None or spec.encoder is not None:
+        return max_tokens
+    if prompt >= longest:
+        raise SpecError("prompt", f"has {prompt} tokens; the model takes at most {longest}", "shorten it")
+    return min(max_tokens, longest - prompt)
 
 
 def _encode_source(model: ModelModule, pool: Pool, source: Tensor) -> None:
     """Run the encoder on the source (m,) and store its keys and values for every cross-attention."""
-    encoder_output, layout = model.encode(source[None], Ctx(layout=TokenLayout.whole(1, len(source))))
-    model.fill(
-        Ctx(layout=layout, encoder_output=encoder_output, encoder_layout=layout), pool.admit([0], [encoder_output.shape[1]])
-    )
+    ctx = Ctx(layout=TokenLayout.whole(1, len(source), source.device), ranks=model.ranks)
+    output, layout = model.encode(source[None], ctx)
+    views = pool.admit([0], [output.shape[1]])
+    model.fill(Ctx(layout=layout, encoder_output=output, encoder_layout=layout, ranks=model.ranks), views)
 
 
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:

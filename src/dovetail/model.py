@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Ranks
 from dovetail.core.errors import SpecError
 from dovetail.core.field import bounded, options
 from dovetail.core.group import (
@@ -42,6 +42,7 @@ from dovetail.core.scope import Scope
 from dovetail.core.suggest import names_or_nearest
 from dovetail.core.swap import Lost, P, fit, losses
 from dovetail.core.wire import Branching, Scaled, WireModule
+from dovetail.io.yaml import dump_yaml
 
 # -- wire -----------------------------------------------------------------------------------------------------------
 
@@ -282,6 +283,10 @@ class Model(Part):
             fields["layers"] = expand(fields["layers"])
         return fields
 
+    def __repr__(self) -> str:
+        """The spec as YAML."""
+        return dump_yaml(self.to_data()).rstrip()
+
     def to_data(self) -> Any:
         data = {"dovetail": 1, **self.changed()}
         if self.layers:
@@ -334,6 +339,7 @@ class ModelModule(Module):
     """inputs -> logits."""
 
     part: Model
+    ranks: Ranks | None = None  # set where the model is sharded by tensor: a default Ctx takes it
     embed: EmbedModule
     position: PositionModule
     embed_norm: Module
@@ -350,12 +356,17 @@ class ModelModule(Module):
         x, ctx = self.hidden(inputs, ctx)
         return x if self.part.head is None else self.head(x, ctx)
 
-    def loss(self, inputs: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-        """The head's loss plus those that parts add (router losses), which are collected in ctx.losses."""
-        if ctx.losses is None:
+    def loss(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> Tensor:
+        """The head's loss; in training plus those that parts add (router losses), which are collected in ctx.losses."""
+        if ctx.losses is None and (ctx.training or self.training):
             ctx = dc.replace(ctx, losses={})
         x, ctx = self.hidden(inputs, ctx)
-        return ctx.with_added(self.head.loss(x, labels, ctx))
+        return ctx.with_added(self.head.loss(x, targets, ctx))
+
+    def next_logits(self, inputs: Tensor, ctx: Ctx) -> Tensor:
+        """The logits of the last token alone, (…, 1, vocab)."""
+        x, ctx = self.hidden(inputs, ctx)
+        return self.head(x[..., -1:, :], ctx)
 
     def hidden(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Ctx]:
         """The stream after the last layer and norm (…, n, embed), and the ctx with where its tokens stand."""

@@ -153,8 +153,11 @@ def test_a_loss_includes_the_router_losses_whoever_collects_them() -> None:
     model, layout, losses = build(spec), TokenLayout.whole(3, 7), {}
     collected = model.loss(TOKENS, TOKENS, Ctx(layout=layout, losses=losses))
     assert len(losses) == 2
-    assert torch.equal(model.loss(TOKENS, TOKENS, Ctx(layout=layout)), collected)
     assert collected - sum(losses.values()) < collected - 0.5
+    in_training = model.loss(TOKENS, TOKENS, Ctx(layout=layout, losses={}, seed=3))
+    assert torch.equal(model.loss(TOKENS, TOKENS, Ctx(layout=layout, seed=3)), in_training)
+    alone = model.loss(TOKENS, TOKENS, Ctx(layout=layout))
+    torch.testing.assert_close(alone, collected - sum(losses.values()), msg="router losses are losses of training")
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")

@@ -11,8 +11,7 @@ import torch
 import transformers
 from hf_form import FormPair
 from hf_pair import apart
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx

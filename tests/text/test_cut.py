@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
-from tokenizers import Tokenizer as Engine
+from hypothesis import given, settings, strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer as Engine, models, normalizers, pre_tokenizers, trainers
 
 from dovetail.text import tokenizer as room
 from dovetail.text.cut import SPLIT_PATTERNS, cuts_are_exact, pieces

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dovetail.core.errors import SpecError
 from dovetail.text.learn import KINDS, LEAST, UNKNOWN, learn

@@ -1,10 +1,8 @@
 """Pieces of a text as it is written: joined they are the whole, and no character is broken."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models, pre_tokenizers
+from hypothesis import given, settings, strategies as st
+from tokenizers import Tokenizer as Engine, decoders, models, pre_tokenizers
 
 from dovetail.text.learn import KINDS, learn
 from dovetail.text.stream import HALF, TextStream

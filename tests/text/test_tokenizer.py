@@ -3,8 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dovetail.core.errors import FileError, InputError, SpecError
 from dovetail.text.learn import LEAST, learn

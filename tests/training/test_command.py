@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Engine, decoders, models, pre_tokenizers, processors
 
 from dovetail.cli import main
 from dovetail.construction import build

@@ -12,8 +12,7 @@ from dovetail.api.diff_page import RULES, diff_body
 from dovetail.api.diff_view import diff_view
 from dovetail.api.result import PageResult
 from dovetail.io.spec import Changes
-from dovetail.surgery import Diff
-from dovetail.surgery import diff as diff_specs
+from dovetail.surgery import Diff, diff as diff_specs
 
 
 @dc.dataclass(frozen=True, repr=False)

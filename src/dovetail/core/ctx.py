@@ -34,6 +34,11 @@ Views = Sequence[Mapping[str, Any]]  # per layer: branch name -> view of its dec
 class Ranks(Protocol):
     """The ranks that share some logical axes (tensor parallel)."""
 
+    @property
+    def cuts(self) -> Mapping[str, int]:
+        """The axes that are sharded, and into how many shards."""
+        ...
+
     def sharded(self, axes: Sequence[str]) -> bool:
         """Whether any of the axes is sharded across ranks."""
         ...
@@ -67,19 +72,22 @@ class BatchRanks(Protocol):
         ...
 
 
-class Listener:
-    """Address patterns (`*.mixer.pattern`) to functions (address, value) -> None, or a value to use instead."""
+Listen = Callable[[str, Tensor], Tensor | None]  # (address, value) -> None, or a value to use instead
 
-    def __init__(self, table: Mapping[str, Callable[[str, Tensor], Tensor | None]]) -> None:
-        self.table = table
+
+class Listener:
+    """Address patterns (`*.mixer.pattern`) and the function to call at each; pairs where one pattern has several."""
+
+    def __init__(self, table: Mapping[str, Listen] | Sequence[tuple[str, Listen]]) -> None:
+        self.table = tuple(table.items() if isinstance(table, Mapping) else table)
 
     def wants(self, address: str) -> bool:
         """Whether any pattern matches this address."""
-        return any(fnmatchcase(address, pattern) for pattern in self.table)
+        return any(fnmatchcase(address, pattern) for pattern, _ in self.table)
 
     def hear(self, address: str, x: Tensor) -> Tensor:
         """Call each function whose pattern matches, in order, and return the last value."""
-        for pattern, listen in self.table.items():
+        for pattern, listen in self.table:
             if fnmatchcase(address, pattern):
                 replacement = listen(address, x)
                 x = x if replacement is None else replacement
@@ -214,9 +222,7 @@ class Ctx:
 
     def _first(self, module: Module, axes: Sequence[str], size: int) -> int:
         """The global index of this rank's first channel, of `size` channels along the axes."""
-        total = 1
-        for axis in module.scope.names(axes):  # not scope.size, which a compiler cannot trace
-            total *= module.scope.sizes[axis]
+        total = module.scope.size(*axes)
         if size == total:
             return 0
         if self.ranks is None or total % size:

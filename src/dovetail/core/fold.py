@@ -74,6 +74,11 @@ def state_values(spec: Part, n: int) -> int:
     return sum(state.values(scope, n) for _, state, scope in states(spec))
 
 
+def position_limit(spec: Part) -> int | None:
+    """The most tokens per sequence that tables of positions allow; None where there is no table."""
+    return min((d.scope.size("position") for d in declared(spec) if "position" in d.weight.out), default=None)
+
+
 def targets(spec: Part, role: str = "linear") -> list[str]:
     """Paths of the weights of one role: the targets of adapters and quantizers."""
     return [d.path for d in declared(spec) if d.weight.role == role and d.weight.learned]

@@ -6,7 +6,9 @@ allocates and initializes them.
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses as dc
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +48,13 @@ class Module(nn.Module):
     def setup(self) -> None:
         """Compute once what every forward pass needs."""
 
+    def extra_repr(self) -> str:
+        """The fields of the part that hold no part: what the names of its submodules do not show."""
+        fields = ((f.name, getattr(self.part, f.name)) for f in dc.fields(self.part))
+        return ", ".join(
+            f"{name}={value!r}" for name, value in fields if value is not None and not isinstance(value, (Part, tuple))
+        )
+
     def _declare(self, weight: Weight, names: set[str]) -> None:
         stem, dot, leaf = weight.name.partition(".")
         shape = weight.shape(self.scope)
@@ -67,6 +76,17 @@ class Module(nn.Module):
         items = self._modules[stem]
         assert isinstance(items, nn.ModuleList)
         items.append(module)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Constants and buffers stay in float32 when a model is cast to a narrower dtype: rotary frequencies in bfloat16 would
+        be off by a radian within 500 positions."""
+        wide = {name: buffer for name, buffer in self._buffers.items() if buffer is not None and buffer.is_floating_point()}
+        super()._apply(fn, recurse)
+        for name, buffer in wide.items():
+            new = self._buffers[name]
+            if new is not None and new.dtype.itemsize < 4:
+                self._buffers[name] = buffer.to(new.device, at_least_fp32(new.dtype))
+        return self
 
     def modules_named(self, name: str) -> Any:
         """The child or list of children called `name`; None where the spec has none."""

@@ -49,7 +49,9 @@ def register(kind: str) -> Callable[[P], P]:
     """Make the class a frozen dataclass that specs can name by `kind`."""
 
     def decorate(cls: P) -> P:
-        part = dc.dataclass(frozen=True, kw_only=True)(cls)
+        if "__repr__" not in cls.__dict__:  # not that of a base, which knows the fields of the base alone
+            cls.__repr__ = Part.__repr__  # type: ignore[method-assign]
+        part = dc.dataclass(frozen=True, kw_only=True, repr=False)(cls)
         if kind in KINDS and KINDS[kind].__module__ != cls.__module__:
             raise SpecError("", f"the kind {kind!r} is registered twice: in {KINDS[kind].__module__} and {cls.__module__}")
         part.kind = kind
@@ -76,10 +78,15 @@ class Part:
             if not finite(value):
                 raise SpecError(name, f"{value!r} is not finite", "give a finite number")
 
+    def __repr__(self) -> str:
+        """The class and the fields that differ from their default: `Attention(heads=8, mask=Window(size=64))`."""
+        changed = ((f.name, getattr(self, f.name)) for f in dc.fields(self) if getattr(self, f.name) != default_of(f))
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed)})"
+
     @functools.cached_property
     def key(self) -> str:
-        """A string that is equal for equal parts: the key under which tensors are cached for a step."""
-        return repr(self)
+        """A string that is equal for equal parts and no others: a key for what is computed once per step."""
+        return repr(self.to_data())
 
     # -- the module tree
     def module(self) -> type[nn.Module] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Iterable, Mapping
-from math import prod
 from typing import Any
 
 
@@ -54,7 +53,10 @@ class Scope:
 
     def size(self, *axes: str) -> int:
         """The product of the axes' sizes."""
-        return prod(self.sizes[name] for name in self.names(axes))
+        total = 1
+        for name in self.names(axes):  # a compiler cannot trace math.prod of a generator
+            total *= self.sizes[name]
+        return total
 
     def in_layer(self, layer: int) -> str:
         """The path of this part in another layer of its stack, where a weight shared by all layers is stored."""

@@ -39,7 +39,7 @@ from dovetail.dist.collective import enter, leave, total
 from dovetail.dist.mesh import RankError
 from dovetail.dist.place import Cut, TPRegion, cut_of, tp_regions
 
-ENTRIES = ("loss", "encode", "fill")  # the methods that run a model, beside forward
+ENTRIES = ("loss", "next_logits", "encode", "fill")  # the methods that run a model, beside forward
 INNER = ("hidden",)  # called by those; may be called directly without FSDP
 Read = Callable[[DTensor], Tensor]
 
@@ -132,6 +132,7 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
         _bound(model.get_submodule(tp_region.path), tp_region, ranks)
     model.__class__ = _run_with(type(model), "local_ranks")
     model.local_ranks = ranks  # type: ignore[assignment]
+    model.ranks = ranks  # type: ignore[assignment]  # default contexts take it
     return ranks
 
 

@@ -42,9 +42,9 @@ class Piece(NamedTuple):
     make: Callable[[], Mapping[str, Tensor]]
 
 
-def save(model: nn.Module, spec: Model, directory: str | Path, beside: Mapping[str, str] | None = None) -> None:
+def save(model: nn.Module, spec: Model, directory: str | Path, beside: Mapping[str, str | bytes] | None = None) -> None:
     """Write the model as a directory, whole or not at all; an existing model directory is replaced with all its files. `beside`
-    are further text files, by name."""
+    are further files, by name."""
     check_declared(model, spec)
     stored = [d.path for d in declared(spec) if d.weight.stored]
     write_directory(directory, own_pieces({path: tensor_at(model, path) for path in stored}), spec_and(spec, beside or {}))
@@ -59,9 +59,10 @@ def own_pieces(tensors: Mapping[str, Tensor]) -> list[Piece]:
     return [piece({path: tensor}) for path, tensor in tensors.items()]
 
 
-def spec_and(spec: Model, beside: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the files beside the weights: the spec, and further text files."""
-    return {SPEC_FILE: to_yaml(spec).encode(), **{name: text.encode() for name, text in beside.items()}}
+def spec_and(spec: Model, beside: Mapping[str, str | bytes]) -> dict[str, bytes]:
+    """Return the files beside the weights: the spec, and further ones."""
+    files = {name: data.encode() if isinstance(data, str) else data for name, data in beside.items()}
+    return {SPEC_FILE: to_yaml(spec).encode(), **files}
 
 
 def write_directory(directory: str | Path, pieces: Sequence[Piece], beside: Mapping[str, bytes], *, shard: int = SHARD) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as save_bytes
+from safetensors.torch import load as load_bytes, save as save_bytes
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 

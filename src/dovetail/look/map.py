@@ -15,8 +15,8 @@ from torch import Tensor
 from dovetail.core.errors import DovetailError, SpecError
 from dovetail.core.finite import check_result
 from dovetail.look.figure import GREY, INK, new_figure, write_figure
-from dovetail.look.trace import trace
 from dovetail.model import ModelModule
+from dovetail.tracing import trace
 
 MOST_TOKENS = 96  # labels of more tokens are too small to read
 SHADES = ("#f4f6fb", "#c6d4ee", "#7fa3dc", "#2f5fb3", "#142a5c")

@@ -1,64 +1,85 @@
-"""The parts that come with Dovetail: one line each file. A user's package adds its own by the entry point `dovetail.parts`."""
+"""The parts that come with Dovetail: one line per file, which registers its kinds and exports its classes.
+
+    spec.swap("position", dt.parts.Alibi())          isinstance(block.mixer, dt.parts.Attention)
+
+A package of a user registers its own parts by the entry point `dovetail.parts`.
+"""
 
 from importlib.metadata import entry_points
 
-from dovetail.parts import act, embed, feature, head, init, norm, wire
-from dovetail.parts.ffn import glu, mlp, moe, router
-from dovetail.parts.mask import join, near, sparse
-from dovetail.parts.mixer import (
-    additive,
-    attention,
-    cells,
-    gated_deltanet,
-    gla,
-    linear_attention,
-    linformer,
-    mamba,
-    mamba2,
-    mla,
-    nsa,
-    rwkv6,
-    s4,
+from dovetail.parts.act import (
+    Gelu as Gelu,
+    GeluTanh as GeluTanh,
+    Identity as Identity,
+    QuickGelu as QuickGelu,
+    Relu as Relu,
+    Relu2 as Relu2,
+    Sigmoid as Sigmoid,
+    Silu as Silu,
+    Tanh as Tanh,
 )
-from dovetail.parts.position import alibi, learned, none, rope, scaling, sinusoidal, streaming, t5_bias
-
-__all__ = [
-    "act",
-    "additive",
-    "alibi",
-    "attention",
-    "cells",
-    "embed",
-    "feature",
-    "gated_deltanet",
-    "gla",
-    "glu",
-    "head",
-    "init",
-    "join",
-    "mla",
-    "learned",
-    "linear_attention",
-    "linformer",
-    "mamba",
-    "mamba2",
-    "mlp",
-    "moe",
-    "nsa",
-    "near",
-    "none",
-    "norm",
-    "t5_bias",
-    "rope",
-    "router",
-    "rwkv6",
-    "s4",
-    "scaling",
-    "sinusoidal",
-    "sparse",
-    "streaming",
-    "wire",
-]
+from dovetail.parts.embed import Patches as Patches, Tokens as Tokens
+from dovetail.parts.feature import EluFeatures as EluFeatures, RandomFeatures as RandomFeatures, ReluFeatures as ReluFeatures
+from dovetail.parts.ffn.glu import Glu as Glu
+from dovetail.parts.ffn.mlp import Mlp as Mlp
+from dovetail.parts.ffn.moe import MoE as MoE
+from dovetail.parts.ffn.router import SigmoidRouter as SigmoidRouter, SoftmaxRouter as SoftmaxRouter
+from dovetail.parts.head import (
+    Classifier as Classifier,
+    Lm as Lm,
+    MaskedLm as MaskedLm,
+    PooledEmbedding as PooledEmbedding,
+    Reward as Reward,
+    TokenClassifier as TokenClassifier,
+)
+from dovetail.parts.init import FanIn as FanIn, Mup as Mup, Normal as Normal
+from dovetail.parts.mask.join import AllOf as AllOf, AnyOf as AnyOf, ByHead as ByHead, Full as Full
+from dovetail.parts.mask.near import (
+    BlockLocal as BlockLocal,
+    Causal as Causal,
+    GlobalTokens as GlobalTokens,
+    Prefix as Prefix,
+    Window as Window,
+)
+from dovetail.parts.mask.sparse import Dilated as Dilated, RandomBlocks as RandomBlocks, Strided as Strided
+from dovetail.parts.mixer.additive import (
+    AdditiveAttention as AdditiveAttention,
+    MultiplicativeAttention as MultiplicativeAttention,
+)
+from dovetail.parts.mixer.attention import Attention as Attention, CrossAttention as CrossAttention
+from dovetail.parts.mixer.cells import Gru as Gru, Lstm as Lstm, Rnn as Rnn
+from dovetail.parts.mixer.gated_deltanet import GatedDeltaNet as GatedDeltaNet
+from dovetail.parts.mixer.gla import GLA as GLA
+from dovetail.parts.mixer.linear_attention import LinearAttention as LinearAttention
+from dovetail.parts.mixer.linformer import Linformer as Linformer
+from dovetail.parts.mixer.mamba import Mamba as Mamba
+from dovetail.parts.mixer.mamba2 import Mamba2 as Mamba2
+from dovetail.parts.mixer.mla import MLA as MLA
+from dovetail.parts.mixer.nsa import NSA as NSA
+from dovetail.parts.mixer.rwkv6 import Rwkv6 as Rwkv6
+from dovetail.parts.mixer.s4 import S4 as S4
+from dovetail.parts.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
+from dovetail.parts.position.alibi import Alibi as Alibi
+from dovetail.parts.position.learned import Learned as Learned
+from dovetail.parts.position.none import NoPosition as NoPosition
+from dovetail.parts.position.rope import Rope as Rope
+from dovetail.parts.position.scaling import (
+    DynamicNtk as DynamicNtk,
+    Linear as Linear,
+    Llama3 as Llama3,
+    LongRope as LongRope,
+    Ntk as Ntk,
+    Yarn as Yarn,
+)
+from dovetail.parts.position.sinusoidal import Sinusoidal as Sinusoidal
+from dovetail.parts.position.streaming import Streaming as Streaming
+from dovetail.parts.position.t5_bias import T5Bias as T5Bias
+from dovetail.parts.wire import (
+    Parallel as Parallel,
+    PostNorm as PostNorm,
+    ResPostNorm as ResPostNorm,
+    SandwichNorm as SandwichNorm,
+)
 
 for offered in entry_points(group="dovetail.parts"):
     offered.load()

@@ -28,17 +28,19 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
 from dovetail.core.limits import SPEC_BYTES
 from dovetail.core.module import holder
+from dovetail.core.part import from_data
 from dovetail.io.model_dir import INDEX_FILE, WEIGHTS_FILE
 from dovetail.io.replace import set_aside
 from dovetail.io.spec import SPEC_FILE, from_yaml, load_spec
 from dovetail.io.tensors import TensorFile
 from dovetail.io.untrusted import PICKLES, Directory, pickle_refusal
-from dovetail.model import Model, ModelModule
+from dovetail.model import Model
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import differences, explicit
 from dovetail.port.hf import form_of, from_hf
 from dovetail.port.quantized import split_quantization
 from dovetail.port.tensors import Dropped, ImportPlan, warn_dropped
+from dovetail.transformer import Transformer
 
 CONFIG_FILE = "config.json"
 LARGEST_CONFIG = 4 * 2**20  # bytes: one with the names of 20,000 classes takes two
@@ -46,6 +48,9 @@ NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what 
 CONSTANTS = 2**22  # numbers that may follow from a spec without any weight standing behind them
 
 Watch = Callable[[int, int], None]  # (bytes read, bytes in all)
+
+
+SpecLike = Model | str | Path | Mapping[str, Any]  # what `find_spec` takes
 
 
 class Origin(NamedTuple):
@@ -58,11 +63,11 @@ class Origin(NamedTuple):
 class Loaded(NamedTuple):
     """The model of a directory, and the tensors of the directory that it does not hold."""
 
-    model: ModelModule
+    model: Transformer
     dropped: list[Dropped]
 
 
-def load(directory: str | Path, *, watch: Watch | None = None) -> ModelModule:
+def load(directory: str | Path, *, watch: Watch | None = None) -> Transformer:
     """The model of a directory, every weight bit for bit and in the dtype it was saved in; `model.part` is its spec. No code in
     the directory is executed. `watch` is called with the bytes read so far. Tensors that are not imported, such as layers for
     multi-token prediction, are reported by a DroppedTensors warning per name pattern."""
@@ -104,12 +109,26 @@ def origin(where: Directory) -> Origin:
     return Origin(own, config)
 
 
-def find_spec(name: str | Path) -> Model:
-    """A spec by zoo name, .yaml file or model directory of either kind; a path wins over a name."""
+def find_spec(name: SpecLike) -> Model:
+    """A spec from whatever names or holds one: a preset's name, a .yaml file or a model directory of either layout (a path
+    takes precedence over a name), YAML text, a mapping of plain data, or a spec."""
+    if isinstance(name, Model):
+        return name
+    if isinstance(name, Mapping):
+        return from_data(name, Model)
     path = Path(name)
+    if isinstance(name, str) and ("\n" in name or ": " in name) and not _exists(path):
+        return from_yaml(name)
     if path.is_dir() or (path.is_file() and path.suffix in PICKLES):  # a pickle is refused with the reason
         return origin(Directory(path)).spec
     return load_spec(name)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # longer than a name may be, as YAML text is; or with a NUL
+        return False
 
 
 def _directory(directory: str | Path) -> Directory:

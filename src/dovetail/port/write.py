@@ -72,6 +72,13 @@ def import_directory(source: str | Path, out: str | Path, *, watch: Watch | None
 
 def write_own(model: ModelModule, source: Directory, out: str | Path, beside: Mapping[str, bytes] | None = None) -> None:
     """Write a model as a directory of ours, with the files beside the weights of `source`, and those of `beside`."""
+    stored = {d.path: tensor_at(model, d.path) for d in declared(model.part) if d.weight.stored}
+    write_directory(out, own_pieces(stored), {**spec_and(model.part, {}), **files_beside(source), **(beside or {})})
+
+
+def files_beside(source: Directory) -> dict[str, bytes]:
+    """Return the files that a directory of ours holds beside spec and weights, by name: tokenizer, generation settings, chat
+    template, license, and the config that the model was imported with."""
     carried = _beside(source)
     config = _config(source)
     if config:
@@ -79,8 +86,7 @@ def write_own(model: ModelModule, source: Directory, out: str | Path, beside: Ma
         ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
         if ids:
             carried.setdefault(GENERATION_FILE, _json(ids))
-    stored = {d.path: tensor_at(model, d.path) for d in declared(model.part) if d.weight.stored}
-    write_directory(out, own_pieces(stored), {**spec_and(model.part, {}), **carried, **(beside or {})})
+    return carried
 
 
 def export_directory(

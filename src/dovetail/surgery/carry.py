@@ -19,9 +19,7 @@ from dovetail.core.errors import FileError
 from dovetail.core.module import at_least_fp32
 from dovetail.surgery.change import sizes
 from dovetail.surgery.status import Diff, Move, Row
-from dovetail.surgery.tensors import PACKED_AXIS
-from dovetail.surgery.tensors import Tensor as Declared
-from dovetail.surgery.tensors import tensors as declared_tensors
+from dovetail.surgery.tensors import PACKED_AXIS, Tensor as Declared, tensors as declared_tensors
 
 
 def apply(diff: Diff, tensors_of_a: Mapping[str, Tensor], init_b: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,8 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
-from tokenizers import Tokenizer as Engine
+from tokenizers import Regex, Tokenizer as Engine, decoders, models, pre_tokenizers, trainers
 
 from dovetail.core.errors import SpecError
 from dovetail.text.cut import ANY_CHARACTER, WORD_PUNCTUATION_OR_SPACE

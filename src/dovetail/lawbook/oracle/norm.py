@@ -20,6 +20,11 @@ class Halved:
     def __init__(self, *others: float) -> None:
         self.others = iter(others)
 
+    @property
+    def cuts(self) -> dict[str, int]:
+        """The normed axis is cut in two."""
+        return {"embed": 2}
+
     def sharded(self, axes: Sequence[str]) -> bool:
         """The normed axis is cut."""
         return True

@@ -7,8 +7,7 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.dialect.granitemoeshared import GRANITEMOESHARED, shared_rows
-from dovetail.port.dialect.mamba2 import LIMIT as TIME_STEP_LIMIT
-from dovetail.port.dialect.mamba2 import NoTimeStepLimit
+from dovetail.port.dialect.mamba2 import LIMIT as TIME_STEP_LIMIT, NoTimeStepLimit
 from dovetail.port.expert import BalanceLoss, depth_of, integer
 from dovetail.port.field import ABSENT, Config, Copy, Settings, is_kind, value_at
 from dovetail.port.layer import FULL, LAYER_TYPES

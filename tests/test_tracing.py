@@ -7,7 +7,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.fold import taps
 from dovetail.core.layout import TokenLayout
 from dovetail.io.spec import from_yaml
-from dovetail.look.trace import trace
+from dovetail.tracing import trace
 
 SPEC = from_yaml("""
 dovetail: 1

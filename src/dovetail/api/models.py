@@ -1,0 +1,60 @@
+"""Build, load and save a model.
+
+model = dt.build("llama-tiny", dtype="bfloat16", seed=3)        random weights
+model = dt.load("Qwen3-0.6B")                                   a directory of ours, or in Hugging Face layout
+dt.save(model, "my-model")                                      a directory of ours, written whole or not at all
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from dovetail import construction
+from dovetail.core.dtypes import dtype_of
+from dovetail.io import model_dir
+from dovetail.io.untrusted import Directory
+from dovetail.port import load as loading
+from dovetail.port.load import SpecLike, Watch, find_spec
+from dovetail.port.vocabulary import read_vocabulary
+from dovetail.text.tokenizer import TOKENIZER_FILE
+from dovetail.transformer import Transformer
+
+
+def build(
+    spec: SpecLike, *, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32", seed: int = 0
+) -> Transformer:
+    """Build a model with random weights, in evaluation mode; `model.train()` turns dropout and router noise on.
+
+    spec: a preset's name, a .yaml file, a model directory (its architecture alone), YAML text, a mapping, or a spec. device
+    "meta" gives the structure without memory, for any size. Equal seeds give bit-equal weights.
+    """
+    return construction.build(find_spec(spec), dtype=dtype_of(dtype), device=device, seed=seed)
+
+
+def load(
+    directory: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    watch: Watch | None = None,
+) -> Transformer:
+    """Load the model of a directory, ours or in Hugging Face layout, with its tokenizer where it has one.
+
+    Weights stay in the dtype of the files, bit for bit, unless `dtype` names another. No code in the directory is executed.
+    `watch` is called with (bytes read, bytes in all). Tensors that are not imported are reported by a DroppedTensors warning.
+    """
+    model = loading.load(directory, watch=watch)
+    model.vocabulary = read_vocabulary(Directory(directory))
+    return model.to(device=device, dtype=None if dtype is None else dtype_of(dtype))
+
+
+def save(model: Transformer, directory: str | Path) -> None:
+    """Write a model as a directory of ours, with its tokenizer and the files it was loaded with; whole or not at all. An
+    existing model directory is replaced. Weights that are not finite are refused."""
+    vocabulary = model.vocabulary
+    files: dict[str, bytes] = {} if vocabulary is None else dict(vocabulary.files)
+    if vocabulary is not None and vocabulary.tokenizer is not None:
+        files.setdefault(TOKENIZER_FILE, vocabulary.tokenizer.to_json().encode())
+    model_dir.save(model, model.spec, directory, files)

@@ -1,0 +1,236 @@
+"""Transformer: a built model with everything that people call on one: logits, loss, generation, traces.
+
+    logits = model(ids)                                           (batch, n) -> (batch, n, vocab)
+    logits = model(ids, attention_mask=mask)                      padded on either side; or lengths=[5, 3]
+    loss = model.loss(ids)                                        next token; in training mode with dropout and router losses
+    text = model.generate("Once upon", max_tokens=64)             text in, text out; ids in, ids out
+    activations = model.trace(ids, "layers.*.mixer.pattern")      by address; grad=True, patch={address: value}
+
+The forward pass itself is in model.py and takes a Ctx. Here a Ctx is made from plain arguments; whoever needs another one (a
+decode state, listeners, packed documents) passes `ctx=` instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.errors import InputError
+from dovetail.core.inputs import default_ctx
+from dovetail.generation import Sampling, Vocabulary, generate_pieces, generate_tokens, prompt_ids
+from dovetail.model import Model, ModelModule
+from dovetail.ops.loss import IGNORED
+from dovetail.tracing import Replacement, trace
+
+if TYPE_CHECKING:
+    from dovetail.text.tokenizer import Tokenizer
+
+Ids = Tensor | Sequence[int]
+
+
+class BatchOptions(TypedDict, total=False):
+    """What describes a batch beside its inputs. Either attention_mask or lengths; neither: whole sequences without padding."""
+
+    attention_mask: Tensor | None  # (batch, n), 0 at padding, which is on the left or on the right of a row
+    lengths: Tensor | Sequence[int] | None  # (batch,), tokens per row, padded on the right
+    types: Tensor | None  # (batch, n), token types, where the embedding has them
+    source: Tensor | None  # (batch, m), the ids that the encoder of an encoder–decoder reads
+    source_mask: Tensor | None  # (batch, m), 0 at padding of the source
+
+
+class GenerateOptions(TypedDict, total=False):
+    """How tokens are sampled, where generation ends, and whether the prompt is a chat message."""
+
+    temperature: float  # 0, the default, takes the most probable token
+    top_k: int | None  # sample from this many of the most probable tokens
+    top_p: float  # sample from the fewest tokens whose probs sum to this
+    seed: int  # of the sampling
+    stop: Collection[int] | None  # end-of-sequence tokens; by default those of the model
+    chat: bool  # render the prompt with the model's chat template, as a user message
+    system: str | None  # with chat: a system message before it
+
+
+class Transformer(ModelModule):
+    """A model with its weights. `model.spec` is its spec; `model.vocabulary` its tokenizer and end-of-sequence tokens."""
+
+    def setup(self) -> None:
+        self.vocabulary: Vocabulary | None = None
+        over_vocab = self.part.head is not None and any("vocab" in w.out for w in self.head.part.weights(self.head.scope))
+        self.predicts_next = over_vocab and self.part.order() == "causal"
+
+    @property
+    def spec(self) -> Model:
+        """The spec that the model was built from."""
+        return self.part
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the directory that the model was loaded from; None where there is none."""
+        return None if self.vocabulary is None else self.vocabulary.tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return next(self.parameters()).dtype
+
+    if TYPE_CHECKING:  # nn.Module.__call__ returns Any
+
+        def __call__(self, inputs: Tensor, ctx: Ctx | None = None, **batch: Unpack[BatchOptions]) -> Tensor: ...
+
+    def forward(self, inputs: Tensor, ctx: Ctx | None = None, **batch: Unpack[BatchOptions]) -> Tensor:
+        """Return logits (batch, n, vocab), or what the head computes, for token ids (batch, n) or images. BatchOptions describe
+        padding and the source of an encoder–decoder; a Ctx takes their place."""
+        return super().forward(inputs, self._ctx(inputs, ctx, **batch))
+
+    def loss(
+        self, inputs: Tensor, targets: Tensor | None = None, ctx: Ctx | None = None, **batch: Unpack[BatchOptions]
+    ) -> Tensor:
+        """Return the mean loss, a scalar; the other arguments are those of a forward pass.
+
+        Without targets it is the loss of predicting the next token. Else targets[i] is what position i predicts (the caller
+        shifts; Hugging Face shifts inside), −100 where nothing is predicted; padding never counts. In training mode dropout is
+        drawn anew at each call, from torch's default generator, and router losses are added.
+        """
+        given = ctx is not None
+        ctx = self._ctx(inputs, ctx, **batch)
+        if targets is None:
+            targets = self._next_tokens(inputs, ctx)
+        elif not given:
+            targets = self._checked(targets, inputs, ctx)
+        return super().loss(inputs, targets, ctx)
+
+    # -- generation and inspection
+
+    @overload
+    def generate(
+        self, prompt: str, max_tokens: int = ..., *, stream: Literal[True], **how: Unpack[GenerateOptions]
+    ) -> Iterator[str]: ...
+
+    @overload
+    def generate(
+        self, prompt: str, max_tokens: int = ..., *, stream: Literal[False] = ..., **how: Unpack[GenerateOptions]
+    ) -> str: ...
+
+    @overload
+    def generate(
+        self, prompt: Ids, max_tokens: int = ..., *, stream: Literal[True], **how: Unpack[GenerateOptions]
+    ) -> Iterator[int]: ...
+
+    @overload
+    def generate(
+        self, prompt: Ids, max_tokens: int = ..., *, stream: Literal[False] = ..., **how: Unpack[GenerateOptions]
+    ) -> list[int]: ...
+
+    def generate(
+        self, prompt: str | Ids, max_tokens: int = 128, *, stream: bool = False, **how: Unpack[GenerateOptions]
+    ) -> str | list[int] | Iterator[str] | Iterator[int]:
+        """Return what follows a prompt: text for text, token ids for ids (n,); with stream=True an iterator over pieces.
+
+        Generation ends at an end-of-sequence token or after max_tokens. An encoder–decoder reads the prompt as its source. By
+        default the most probable token is taken; GenerateOptions sample, set other end tokens, or render a chat message.
+        """
+        vocabulary = self.vocabulary or Vocabulary()
+        stop = how.get("stop")
+        ends = vocabulary.stop if stop is None else frozenset(stop)
+        sampling = Sampling(
+            temperature=how.get("temperature", 0.0),
+            top_k=how.get("top_k"),
+            top_p=how.get("top_p", 1.0),
+            seed=how.get("seed", 0),
+        )
+        if isinstance(prompt, str):
+            ids = prompt_ids(vocabulary, prompt, chat=how.get("chat", False), system=how.get("system"))
+            echo = not how.get("chat", False)
+            pieces = generate_pieces(self, vocabulary, ids, max_tokens, sampling, stop=ends, continues=echo)
+            text = (piece for _, piece in pieces if piece)
+            return text if stream else "".join(text)
+        tokens = generate_tokens(self, _one_row(prompt), max_tokens, sampling, stop=ends, start=vocabulary.start)
+        return tokens if stream else list(tokens)
+
+    def trace(
+        self,
+        inputs: Tensor,
+        *patterns: str,
+        grad: bool = False,
+        patch: Mapping[str, Replacement] | None = None,
+        ctx: Ctx | None = None,
+        **batch: Unpack[BatchOptions],
+    ) -> dict[str, Tensor]:
+        """Return the activations at the addresses that match a pattern, by address; other arguments as in a forward pass.
+
+        grad=True keeps the graph, so that a backward pass from one activation gives the gradients of the others. patch replaces
+        activations: {address: a tensor, a number, or a function of the activation}.
+        """
+        return trace(self, inputs, *patterns, ctx=self._ctx(inputs, ctx, **batch), grad=grad, patch=patch)
+
+    # -- arguments
+
+    def _ctx(self, inputs: Tensor, ctx: Ctx | None, **batch: Unpack[BatchOptions]) -> Ctx:
+        """Return the Ctx given, or one made from plain arguments."""
+        if ctx is not None:
+            if batch:
+                raise InputError(f"{', '.join(batch)}: ctx holds the layout and the source already; give it alone")
+            return ctx
+        source, source_mask = batch.get("source"), batch.get("source_mask")
+        ctx = default_ctx(
+            inputs,
+            ranks=self.ranks,
+            attention_mask=batch.get("attention_mask"),
+            lengths=batch.get("lengths"),
+            types=batch.get("types"),
+        )
+        if self.part.encoder is None:
+            if source is not None or source_mask is not None:
+                raise InputError("source: the model has no encoder to read it")
+            return ctx
+        if source is None:
+            raise InputError("source: an encoder–decoder needs it; call model(ids, source=source_ids)")
+        losses = {} if self.training else None  # router losses of the encoder and of the decoder are collected together
+        encoder_ctx = default_ctx(source, ranks=self.ranks, attention_mask=source_mask, name="source")
+        encoder_ctx = dc.replace(encoder_ctx.for_mode(self), losses=losses)
+        output, layout = self.encode(source, encoder_ctx)
+        return dc.replace(ctx, encoder_output=output, encoder_layout=layout, losses=losses, seed=encoder_ctx.seed)
+
+    def _next_tokens(self, inputs: Tensor, ctx: Ctx) -> Tensor:
+        """Return the target of each position: the next token of its document, −100 where there is none."""
+        if not self.predicts_next:
+            raise InputError(
+                "targets: this model does not predict the next token, so it needs them; call model.loss(ids, targets)"
+            )
+        following = torch.nn.functional.pad(inputs[:, 1:], (0, 1), value=IGNORED)
+        document = ctx.layout.seg
+        same = torch.nn.functional.pad(document[:, 1:] == document[:, :-1], (0, 1)) & ctx.layout.real
+        return torch.where(same, following, IGNORED)
+
+    def _checked(self, targets: Tensor, inputs: Tensor, ctx: Ctx) -> Tensor:
+        """Return targets per token with −100 at padding; raise where they are the inputs of a causal model, unshifted."""
+        if targets.shape != inputs.shape or targets.is_floating_point():
+            return targets  # one per document, or vectors: the head checks them
+        if self.predicts_next and not torch.compiler.is_compiling():
+            counted = targets != IGNORED
+            shifted = torch.equal(targets[:, :-1], inputs[:, 1:])  # rows of one repeated token
+            if bool(counted.any()) and torch.equal(targets[counted], inputs[counted]) and not shifted:
+                remedy = "call model.loss(ids) for the next-token loss, or shift them: ids[:, :-1], ids[:, 1:]"
+                raise InputError(
+                    f"targets: are equal to the inputs, so each position would predict the token that it reads; {remedy}"
+                )
+        return torch.where(ctx.layout.real, targets, IGNORED)
+
+
+def _one_row(prompt: Ids) -> Tensor:
+    ids = torch.as_tensor(prompt, dtype=torch.long)
+    if ids.dim() == 2 and len(ids) == 1:
+        return ids[0]
+    if ids.dim() != 1:
+        raise InputError(f"prompt: has the shape {tuple(ids.shape)}; give the ids (n,) of one sequence per call")
+    return ids

@@ -1,0 +1,36 @@
+"""What one rank of two does with the front door: the same calls on a whole model and on a sharded one, without a Ctx."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.dist.mesh import make_mesh
+from dovetail.dist.shard import tensor_parallel
+from dovetail.io.spec import from_yaml
+from dovetail.lawbook.case import perturbed
+
+
+def default_calls(spec_yaml: str) -> dict[str, float]:
+    """Return how far sharded is from whole, per call."""
+    spec = from_yaml(spec_yaml)
+    whole, sharded = perturbed(spec, 4), perturbed(spec, 4)
+    tensor_parallel(sharded, spec, make_mesh(tensor=2)["tensor"])
+    ids = torch.randint(0, spec.vocab, (3, 7), generator=torch.Generator().manual_seed(2))
+    gaps = {
+        "logits": _gap(sharded(ids), whole(ids)),
+        "padded": _gap(sharded(ids, lengths=[4, 7, 2]), whole(ids, lengths=[4, 7, 2])),
+    }
+    gaps["loss"] = _gap(sharded.loss(ids), whole.loss(ids))
+    gaps["tokens"] = float(sharded.generate(ids[0], 6) != whole.generate(ids[0], 6))
+    taps = ("embedded", "head.logits")
+    gaps["trace"] = max(_gap(sharded.trace(ids, *taps)[tap], whole.trace(ids, *taps)[tap]) for tap in taps)
+    torch.manual_seed(11)
+    trained = whole.train().loss(ids)
+    torch.manual_seed(11)
+    gaps["training loss"] = _gap(sharded.train().loss(ids), trained)
+    gaps["dropout is drawn"] = float(_gap(trained, whole.eval().loss(ids)) < 1e-6)
+    return gaps
+
+
+def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    return (one - other).abs().max().item()
