@@ -59,6 +59,7 @@ class Transformer(ModelModule):
     """A model with its weights. `model.spec` is its spec; `model.vocabulary` its tokenizer and end-of-sequence tokens."""
 
     def setup(self) -> None:
+        super().setup()
         self.vocabulary: Vocabulary | None = None
         over_vocab = self.part.head is not None and any("vocab" in w.out for w in self.head.part.weights(self.head.scope))
         self.predicts_next = over_vocab and self.part.order() == "causal"
