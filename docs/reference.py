@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import dovetail
 from dovetail.api.list_parts import list_parts
 from dovetail.cli import VERBS, main
 from dovetail.core.fold import parameters
@@ -31,12 +32,30 @@ WIDTH = "92"  # columns of a command's help
 def write_reference(place: Path) -> None:
     """Write every page; one that has not changed is left alone, so that a second build is short."""
     place.mkdir(exist_ok=True)
-    pages = {"parts": parts, "commands": commands, "families": families, "presets": presets, "seeded": seeded}
+    pages = {"python": python, "parts": parts, "commands": commands, "families": families, "presets": presets, "seeded": seeded}
     texts = {f"{name}.md": "\n".join(page()) + "\n" for name, page in pages.items()}
     for name, text in {**texts, "rooms.svg": rooms(place.parent.parent / "pyproject.toml")}.items():
         file = place / name
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")
+
+
+def python() -> Iterator[str]:
+    """Every public name: its signature and its documentation; of a model, the methods that people call."""
+    yield "# Python names\n"
+    yield "`import dovetail as dt`; what they are for: [](../python.md). Classes of parts are in `dt.parts`: [](parts.md).\n"
+    methods = [dovetail.Transformer.__call__, *(getattr(dovetail.Transformer, name) for name in ("loss", "generate", "trace"))]
+    public = {name: getattr(dovetail, name) for name in dir(dovetail) if not name.startswith("_")}
+    yield from _documented("Functions", {f"dt.{k}": v for k, v in public.items() if inspect.isfunction(v)})
+    yield from _documented("A built model", {f"model.{m.__name__}": m for m in methods if m.__name__ != "_wrapped_call_impl"})
+    yield from _documented("Classes", {f"dt.{k}": v for k, v in public.items() if inspect.isclass(v)})
+
+
+def _documented(title: str, names: dict[str, Any]) -> Iterator[str]:
+    yield f"## {title}\n"
+    for name, value in names.items():
+        signature = "" if inspect.isclass(value) else str(inspect.signature(value)).replace("(self, ", "(")
+        yield f"### {name}\n\n```text\n{name}{signature}\n```\n\n{inspect.cleandoc(value.__doc__ or '')}\n"
 
 
 def parts() -> Iterator[str]:

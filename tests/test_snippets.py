@@ -96,6 +96,7 @@ def run(args: list[str], where: str, shown: list[str] | None, capsys: pytest.Cap
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_snippets_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as in an interpreter started there
     scope: dict[str, Any] = {"__name__": path.stem}
     for snippet in snippets(path.read_text(encoding="utf-8")):
         where = f"{path.name}:{snippet.line}"
