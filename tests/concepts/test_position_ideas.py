@@ -65,7 +65,7 @@ def test_learned_positions_refuse_what_is_past_their_table() -> None:
     tokens = torch.zeros(1, 7, dtype=torch.long)
     model(tokens[:, :6], Ctx(layout=TokenLayout.whole(1, 6)))
     for layout in (TokenLayout.whole(1, 7), TokenLayout.padded([7], 7)):
-        with pytest.raises(StateError, match="position 6, but the table ends at 5"):
+        with pytest.raises(StateError, match="position 6 is past the last row of the table, 5"):
             model(tokens, Ctx(layout=layout))
 
 

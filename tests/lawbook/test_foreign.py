@@ -28,13 +28,13 @@ def test_a_correct_model_passes_every_law() -> None:
 @pytest.mark.parametrize(
     ("bug", "law", "where"),
     [
-        ("leak", "causal", "answers before token 1, when it is changed: first differ at position 0"),
+        ("leak", "causal", "outputs before token 1, when it is changed: first differ at position 0"),
         ("window", "chunked", "step by step: first differ at row 0, position 7"),
         ("position", "chunked", "step by step: first differ at row 0, position 1"),
         ("padding", "padded", "12 padded on the left, and alone"),
         ("neighbor", "padded", "row 0 among neighbors and alone"),
         ("compiled", "compiled", "compiled and eager"),
-        ("detached", "gradient", "differences are off"),
+        ("detached", "gradient", "finite differences deviate"),
         ("unused", "every_weight", "no gradient: layers.0.gate.bias, layers.0.gate.weight, layers.1.gate.bias and 1 more"),
     ],
 )
@@ -47,9 +47,9 @@ def test_a_planted_bug_is_caught_by_its_law(bug: str, law: str, where: str) -> N
 def test_what_a_model_offers_is_found_by_trying() -> None:
     case = opened(f"py:{FILE}:Tiny")
     assert case.vocab == 62
-    assert (case.masks, case.places, case.documents) == (True, True, False)
-    assert case.memory is not None
-    assert (case.memory.argument, case.memory.place, case.mask_reaches) == ("past", 1, "all")
+    assert (case.masks, case.positions, case.documents) == (True, True, False)
+    assert case.cache is not None
+    assert (case.cache.argument, case.cache.place, case.mask_covers) == ("past", 1, "all")
     assert (case.dtype, case.tolerance) == (torch.float64, 1e-9)
 
 
@@ -60,8 +60,8 @@ def test_a_model_that_ignores_its_mask_is_held_to_it_all_the_same() -> None:
 def test_laws_without_means_are_not_applicable() -> None:
     found = tried("Stateless", "causal", "chunked", "padded")
     assert [one.state for one in found.values()] == ["held", "not applicable", "held"]
-    assert "no memory" in found["chunked"].detail
-    assert found["padded"].detail == "it takes no attention_mask; nothing parts packed documents"
+    assert "no cache" in found["chunked"].detail
+    assert found["padded"].detail == "it takes no attention_mask; it does not separate packed documents"
 
 
 def test_a_model_of_float32_alone_is_held_to_a_wider_envelope() -> None:
@@ -77,7 +77,7 @@ def test_a_model_of_float32_alone_is_held_to_a_wider_envelope() -> None:
         ("py:nowhere.py:make", "no such file"),
         (f"py:{FILE}:nothing", "no function called nothing"),
         (f"py:{FILE}", "write hf:DIR or py:file.py:factory"),
-        (f"py:{FILE}:no_module", "gave int, not an nn.Module"),
+        (f"py:{FILE}:no_module", "returned int, not an nn.Module"),
         ("hf:nowhere", "no such directory"),
     ],
 )
@@ -108,7 +108,7 @@ def test_the_command_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "✓ causal" in out
     assert "– chunked" in out
-    assert "no memory" in out
+    assert "no cache" in out
 
 
 def test_an_unknown_law_is_named(capsys: pytest.CaptureFixture[str]) -> None:

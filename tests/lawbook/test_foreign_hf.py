@@ -54,8 +54,8 @@ def test_a_sound_class_passes(config: Any, weights: bool, tmp_path: Path) -> Non
 
 def test_memory_and_mask_of_a_recurrence_are_found_by_other_names(tmp_path: Path) -> None:
     case = opened(directory(tmp_path, mamba(), False))
-    assert case.memory is not None
-    assert (case.memory.argument, case.masks, case.places, case.mask_reaches) == ("cache_params", True, False, "new")
+    assert case.cache is not None
+    assert (case.cache.argument, case.masks, case.positions, case.mask_covers) == ("cache_params", True, False, "new")
     found = {one.law: one for one in laws_on(case, ["causal", "chunked"])}
     assert found["causal"].state == "held"
     assert found["chunked"].state == "failed"  # its forward takes one token beside a memory: see docs/foreign.md

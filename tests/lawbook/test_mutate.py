@@ -1,4 +1,4 @@
-"""Mechanical mutants: which are made, which questions come first, and what becomes of one that hangs or changes nothing."""
+"""Mechanical mutants: their sites, the order of laws and oracles, and mutants that hang or change nothing."""
 
 import ast
 import time
@@ -9,9 +9,9 @@ from dovetail.lawbook import mutate
 
 
 def site(file: str, what: str, within: str = "") -> mutate.Site:
-    """The one mutation that is described so."""
-    (found,) = [s for s in mutate.sites() if s.file == file and s.what == what and within in s.within]
-    return found
+    """The one mutation with this file and description."""
+    (match,) = [s for s in mutate.sites() if s.file == file and s.what == what and within in s.within]
+    return match
 
 
 def offered(source: str, room: str) -> set[str]:
@@ -26,13 +26,13 @@ def test_a_cost_is_left_alone_where_it_only_chooses_a_kernel():
     assert offered(source, "ops") == {"check"}
 
 
-def test_a_site_knows_where_it_stands():
-    found = site("parts/mask/near.py", "self.keep == 0: NotEq")
-    assert (found.within, found.module) == ("Window.relative", "dovetail.parts.mask.near")
-    assert found.name == f"parts/mask/near.py:{found.line} self.keep == 0: NotEq"
+def test_a_site_has_its_function_and_module():
+    relative = site("parts/mask/near.py", "self.keep == 0: NotEq")
+    assert (relative.within, relative.module) == ("Window.relative", "dovetail.parts.mask.near")
+    assert relative.name == f"parts/mask/near.py:{relative.line} self.keep == 0: NotEq"
 
 
-def test_who_uses_a_file():
+def test_users_of_a_module():
     assert "dovetail.parts.head" in mutate.users("dovetail.ops.loss")
     tiles = mutate.users("dovetail.ops.tiles")
     assert {"dovetail.ops.attend_tiled", "dovetail.ops.attend", "dovetail.parts.mixer.attention"} <= tiles
@@ -45,30 +45,30 @@ def test_who_uses_a_file():
     [
         ("ops/loss.py", "total / count: the second term dropped"),
         ("ops/attend.py", "k.n - 1: Add"),
-        ("ops/mask.py", "unsure <= LOOKED_AT: Lt"),
+        ("ops/mask.py", "partial <= LOOKED_AT: Lt"),
         ("parts/mask/near.py", "self.keep == 0: NotEq"),
     ],
 )
-def test_a_number_sees_it(file: str, what: str):
-    _, said = mutate._try(site(file, what), 0)
-    assert said.startswith("own_number: "), said
+def test_an_oracle_catches_it(file: str, what: str):
+    _, message = mutate._try(site(file, what), 0)
+    assert message.startswith("own_number: "), message
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_one_that_loops_for_ever_is_stopped():
+def test_a_mutant_that_never_ends_is_stopped():
     begin = time.monotonic()
-    _, said = mutate._try(site("ops/mask.py", "len(levels[-1]) > 1: GtE"), 0)
-    assert said
+    _, message = mutate._try(site("ops/mask.py", "len(levels[-1]) > 1: GtE"), 0)
+    assert message
     assert time.monotonic() - begin < mutate.PATIENCE * mutate.SECONDS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_one_that_changes_nothing_lives():
-    # single precision to single precision: were this caught, the questions would be wrong, or the limits too narrow
-    _, said = mutate._try(site("ops/loss.py", "x.dtype.itemsize < 4: LtE"), 0)
-    assert said == ""
+def test_a_mutant_that_changes_nothing_survives():
+    # float32 cast to float32: if this were caught, a law would be wrong or its tolerance too small
+    _, message = mutate._try(site("ops/loss.py", "x.dtype.itemsize < 4: LtE"), 0)
+    assert message == ""
 
 
 def test_sites_reach_state_core_model_floats_and_constants():

@@ -48,4 +48,4 @@ def test_settings_name_models_and_laws_without_means_are_skipped(repository: Pat
     code, out = run(repository, "-v", "-rs", "-k", "chunked")
     assert code == 0, out
     assert "1 skipped" in out
-    assert "it gives back no memory that it takes again" in out
+    assert "it returns no cache that it also takes as an argument" in out

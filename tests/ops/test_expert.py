@@ -110,8 +110,8 @@ def test_rows_say_where_they_came_from() -> None:
     rows = dispatch(torch.tensor([[2, 0], [0, 1], [2, 1]]), torch.tensor(1), 1, False)  # expert 1 alone
     assert rows.ends.tolist() == [2]
     assert rows.choice[:2].tolist() == [3, 5]
-    assert rows.held is not None
-    assert rows.held.flatten().tolist() == [True, True, False, False, False, False]
+    assert rows.local is not None
+    assert rows.local.flatten().tolist() == [True, True, False, False, False, False]
 
 
 def test_the_readable_form_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

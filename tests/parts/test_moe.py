@@ -305,11 +305,11 @@ def test_a_balancing_bias_is_state_and_no_parameter(tmp_path: Path) -> None:
         ("router: {kind: softmax_router, top_k: 9}", "router.top_k", "not between 1 and 8"),
         ("router: {kind: softmax_router, groups: 3}", "router.groups", "does not divide 8"),
         ("router: {kind: softmax_router, top_groups: 2}", "router.top_groups", "one group"),
-        ("router: {kind: sigmoid_router, groups: 4, top_groups: 4}", "router.top_groups", "no limit"),
-        ("router: {kind: softmax_router, groups: 4, top_groups: 2}", "router.top_groups", "no limit"),
+        ("router: {kind: sigmoid_router, groups: 4, top_groups: 4}", "router.top_groups", "4 is not between 1 and 3"),
+        ("router: {kind: softmax_router, groups: 4, top_groups: 2}", "router.top_groups", "has no effect"),
         ("router: {kind: sigmoid_router, groups: 8}", "router.groups", "best 2"),
-        ("router: {kind: sigmoid_router, groups: 4, top_k: 3}", "router.top_k", "no 3 to choose"),
-        ("router: {kind: softmax_router, top_k: 8, balance_loss: 0.1}", "router.balance_loss", "nothing to balance"),
+        ("router: {kind: sigmoid_router, groups: 4, top_k: 3}", "router.top_k", "fewer than 3 experts"),
+        ("router: {kind: softmax_router, top_k: 8, balance_loss: 0.1}", "router.balance_loss", "the load is always even"),
         ("router: {kind: softmax_router, noise: -0.1}", "router.noise", "below 0"),
         ("router: {kind: softmax_router, capacity: 0.0}", "router.capacity", "not above 0"),
     ],
@@ -384,4 +384,4 @@ def test_the_room_of_an_expert_is_counted_exactly_in_bfloat16() -> None:
     router = model.layers[0].ffn.router
     chosen, ctx = torch.zeros(1, 9000, 1, dtype=torch.long), Ctx(layout=TokenLayout.whole(1, 9000))
     room = -(-9000 * 0.5 // router.experts)  # more than the 256 that bfloat16 counts to
-    assert router.in_time(chosen, 0.5, ctx).sum() == room > 256
+    assert router.within_capacity(chosen, 0.5, ctx).sum() == room > 256

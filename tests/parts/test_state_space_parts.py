@@ -39,7 +39,7 @@ def test_ranks_share_out_channels_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("mixer", "problem"),
     [
-        ("{kind: mamba, conv_size: 1}", "layers.0.mixer.conv_size: 1 sees no token but its own"),
+        ("{kind: mamba, conv_size: 1}", "layers.0.mixer.conv_size: a kernel of 1 mixes no tokens"),
         ("{kind: mamba, rank: 0}", "layers.0.mixer.rank: 0 is not above 0"),
         ("{kind: s4, state_size: 0}", "layers.0.mixer.state_size: 0 is not above 0"),
     ],

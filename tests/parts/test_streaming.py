@@ -109,11 +109,11 @@ def test_memory_is_flat_however_long_the_stream() -> None:
 @pytest.mark.parametrize(
     ("mixer", "path", "says"),
     [
-        ({"mask": "causal"}, "layers.0.mixer.position", "no cache of fixed size"),
-        ({"mask": {"kind": "window", "size": 5, "keep": 2}}, "layers.0.mixer.position", "no cache of fixed size"),
-        ({"position": {"kind": "streaming", "of": "none"}}, "layers.0.mixer.position.of", "none knows no distance"),
-        ({"position": {"kind": "streaming", "of": "sinusoidal"}}, "layers.0.mixer.position.of", "knows no distance"),
-        ({"position": {"kind": "streaming", "of": "streaming"}}, "layers.0.mixer.position.of", "counts in the cache already"),
+        ({"mask": "causal"}, "layers.0.mixer.position", "needs a KV cache of fixed size"),
+        ({"mask": {"kind": "window", "size": 5, "keep": 2}}, "layers.0.mixer.position", "needs a KV cache of fixed size"),
+        ({"position": {"kind": "streaming", "of": "none"}}, "layers.0.mixer.position.of", "none does not act in attention"),
+        ({"position": {"kind": "streaming", "of": "sinusoidal"}}, "layers.0.mixer.position.of", "does not act in attention"),
+        ({"position": {"kind": "streaming", "of": "streaming"}}, "layers.0.mixer.position.of", "is itself streaming"),
     ],
 )
 def test_misuse_is_told(mixer: dict[str, Any], path: str, says: str) -> None:

@@ -18,8 +18,19 @@ from dovetail.core.module import Module
 from dovetail.core.part import Problem
 from dovetail.core.rows import SequenceRows, sequence_rows
 from dovetail.core.scope import Scope
+from dovetail.core.weight import State
 
 Carry = tuple[Tensor, ...]  # (rows, *axes) of each declared state, in order
+
+
+def conv_state(name: str, *channels: str) -> State:
+    """The state of a short causal convolution over these channels: its last inputs, along the axis `conv_state`."""
+    return State(name=name, axes=(*channels, "conv_state"), per="sequence")
+
+
+def check_conv(size: int) -> list[Problem]:
+    """The problem of the field `conv_size`, the kernel size of a short causal convolution."""
+    return [] if size > 1 else [Problem("conv_size", f"a kernel of {size} mixes no tokens", "use 2 or more")]
 
 
 class Recurrent(Mixer):

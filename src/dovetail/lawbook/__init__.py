@@ -1,1 +1,1 @@
-"""The laws: equalities generated from a spec, the wirings they are tried on, and the bugs they are tried with."""
+"""The laws: equalities that every spec must satisfy, the sampled specs they are tested on, oracles, and seeded bugs."""

@@ -1,7 +1,7 @@
-"""A case: one spec as a float64 model with perturbed weights, and what laws compare with.
+"""A case: one spec under test, as a float64 model with perturbed weights, with its inputs and comparisons.
 
-Default initial values hide bugs: near-uniform attention, unit norms and zero biases forgive almost anything. So every weight is
-moved: norms and biases by a third, q and k made large enough that attention has opinions.
+Initial weights hide bugs: attention is nearly uniform, norms are one and biases zero. So every weight is perturbed: norms and
+biases by a third, q and k by enough that attention is far from uniform.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from dovetail.core.scope import Scope
 from dovetail.model import Model, ModelModule
 
 DTYPE = torch.float64
-IDENTITY, RELATION, DERIVATIVE = 0.0, 1e-9, 1e-5  # bit-equal; float64 relations; finite differences: all of scale
+# tolerances relative to the scale of the compared values: bit-equal; float64 relations; finite differences
+IDENTITY, RELATION, DERIVATIVE = 0.0, 1e-9, 1e-5
 N, BATCH = 21, 3
 LENGTHS = (21, 9, 14)
-SPREAD = {"embed": 1.0, "updated": 0.05}  # a balance of experts moved far would leave some without a token
+SPREAD = {"embed": 1.0, "updated": 0.05}  # with a larger balancing bias some experts would get no token
 
 
 class Broken(Exception):
@@ -36,14 +37,15 @@ class Broken(Exception):
 
 
 class NotApplicable(Exception):
-    """A law has nothing to say about this spec."""
+    """A law does not apply to this spec."""
 
 
 class Case:
     """One spec under test."""
 
     def __init__(self, spec: Model, seed: int = 0, model: ModelModule | None = None, share: int = 1) -> None:
-        """`share`: of what a law tries one after the other, every which one, where hundreds of specs are tried anyway."""
+        """`share`: laws that repeat a test (per field, per action) run about one in `share` of the repetitions; the suite tests
+        hundreds of specs, so that each repetition still runs on many."""
         self.spec, self.seed, self.share = spec, seed, share
         self.scope = spec.axes(Scope())
         self.model = model or perturbed(spec, seed)
@@ -52,7 +54,7 @@ class Case:
     # -- comparing
 
     def same(self, got: Tensor, want: Tensor, what: str, tolerance: float = RELATION) -> None:
-        """Both are equal to `tolerance` of their scale; anything not finite is a difference."""
+        """Require that both are equal within `tolerance` of their scale; a non-finite value is a difference."""
         self.compared += 1
         if got.shape != want.shape:
             raise Broken(f"{what}: shapes {tuple(got.shape)} and {tuple(want.shape)}")
@@ -63,25 +65,25 @@ class Case:
             raise Broken(f"{what}: differ by {gap:.3g} at scale {scale:.3g}")
 
     def true(self, holds: bool, what: str) -> None:
-        """A plain fact."""
+        """Require that `holds` is true."""
         self.compared += 1
         if not holds:
             raise Broken(what)
 
     def turn(self, name: str) -> bool:
-        """Whether it is this one's turn, where only a share is tried: the same for the same spec."""
+        """Whether the repetition `name` runs, where one in `share` does; a function of the name and the spec."""
         return zlib.crc32(f"{name} {self.spec.key}".encode()) % self.share == 0
 
     # -- inputs
 
     @cached_property
     def inputs(self) -> Tensor:
-        """(batch, n) tokens, or images."""
+        """(batch, n) token ids, or images."""
         return self.spec.embed.example(self.scope, BATCH, N, generator(self.seed, "inputs"))
 
     @cached_property
     def source(self) -> Tensor | None:
-        """(batch, n) tokens for the encoder, where there is one."""
+        """(batch, n) token ids of the encoder, where there is one."""
         encoder = self.spec.encoder
         return (
             None if encoder is None else encoder.embed.example(encoder.axes(Scope()), BATCH, N, generator(self.seed, "source"))
@@ -89,7 +91,7 @@ class Case:
 
     @property
     def tokens(self) -> bool:
-        """Whether inputs are tokens that can be cut, padded and packed."""
+        """Whether inputs are token ids, which can be cut, padded and packed."""
         return self.spec.embed.causal()
 
     def ctx(
@@ -99,7 +101,7 @@ class Case:
         source: Tensor | None = None,
         **more: Any,
     ) -> Ctx:
-        """A ctx for inputs at `at`, with the encoder's memory where the spec has one."""
+        """The ctx of a forward pass, with the encoder output where the spec has an encoder."""
         layout = layout or TokenLayout.whole(self.inputs.shape[0], N)
         if self.spec.encoder is None or "encoder_output" in more or "views" in more:
             return Ctx(layout=layout, **more)
@@ -116,24 +118,24 @@ class Case:
         return Ctx(layout=layout, encoder_output=encoder_output, encoder_layout=encoder_layout, **more)
 
     def run(self, inputs: Tensor | None = None, **how: Any) -> Tensor:
-        """The model's answer."""
+        """The model's output."""
         return self.model(self.inputs if inputs is None else inputs, self.ctx(**how))
 
     def stream(self, inputs: Tensor, ctx: Ctx) -> Tensor:
-        """What the head would give for every token alone; the stream itself where the head pools."""
+        """One output per token: of the head, or the residual stream itself where the head pools."""
         if self.spec.head is None or self.spec.head.pools():
             return self.model.hidden(inputs, ctx)[0]
         return self.model(inputs, ctx)
 
     def listening(self, table: dict[str, Callable[[str, Tensor], Tensor | None]], **how: Any) -> Tensor:
-        """The model's answer with listeners."""
+        """The model's output with listeners at some taps."""
         return self.run(listen=Listener(table), **how)
 
     def gradients(self, loss: Tensor) -> dict[str, Tensor]:
-        """The gradient of every parameter, zeros where none came."""
+        """The gradient of every parameter, zeros where it has none."""
         named = dict(self.model.named_parameters())
-        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(named.items(), found, strict=True)}
+        grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(named.items(), grads, strict=True)}
 
 
 def perturbed(spec: Model, seed: int = 0, dtype: torch.dtype = DTYPE) -> ModelModule:
@@ -167,10 +169,10 @@ LAWS: dict[str, Law] = {}
 
 
 def chosen(laws: Mapping[str, Any], only: Sequence[str] = ()) -> list[str]:
-    """The names of these laws, or of all, by their number; an error for a name that is none."""
+    """The names of these laws, or of all, by number; FileError for an unknown name."""
     names = [one.name for one in sorted(laws.values(), key=lambda law: law.number)]
     if unknown := set(only) - set(names):
-        raise FileError(f"no law for such a model is called {sorted(unknown)[0]!r}; laws: {', '.join(names)}")
+        raise FileError(f"{sorted(unknown)[0]!r} is not a law for this model; laws: {', '.join(names)}")
     return [name for name in names if not only or name in only]
 
 

@@ -1,12 +1,14 @@
-"""Wirings: legal specs in which every pair of declared sample values stands together at least once.
+"""Pairwise covering: sampled specs in which every pair of sample values that can occur together does so at least once.
 
-A **factor** is a place and a value: a field with one of its part's `samples()`, or a slot with one of the registered kinds. A
-place names the kinds above it (`model/layers=block/mixer=attention/position=rope/base`), so a stranger's part is tried too.
-The pairs: two factors of one part; a factor of a part and one of a part directly inside it; a factor and any kind inside its
-part, or in a slot of its block (or, outside the layers, of the model); and of kinds also one in a slot of the model with any
-in a block. Left out are pairs deep inside two unrelated parts: a router's activation and a rotation's scaling. Specs are drawn
-at random with an uncovered pair pinned in each layer, and the one of several draws that covers most is kept. A value for which
-no draw passes `check` cannot stand there, and a pair likewise; both are counted.
+A **factor** is a value at a place: a field with one of its part's `samples()`, or a slot with one of the registered kinds. A
+place names the kinds above it (`model/layers=block/mixer=attention/position=rope/base`), so a user's own part is covered too.
+
+The pairs to cover: two factors of one part; a factor of a part and one of a part directly inside it; a factor and any kind
+inside its part, or in a slot of its block (outside the layers: of the model); two kinds of which one fills a slot of the block
+or of the model. Pairs deep inside two unrelated parts (a router's activation and a RoPE scaling) are left out.
+
+Specs are sampled at random with an uncovered pair pinned in each layer; of several samples, the one that covers most new pairs
+is used. A value or pair for which no sample passes `check` is impossible, and is counted as such.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from dovetail.lawbook.sample import BLOCK, LAYERS, attempt, candidates, fields, 
 from dovetail.model import Block, Model
 
 TRIES = 10
-CROWDED = 5  # tries with something pinned in every layer; two pins may not go together, so the rest leave the others free
+CROWDED = 5  # tries with a pair pinned in every layer; two pins may conflict, so the other tries pin the first layer only
 CANDIDATES = 3
 
 
@@ -35,19 +37,19 @@ class Factor(NamedTuple):
 
     @property
     def node(self) -> str:
-        """The part whose field this is."""
+        """The place of the part whose field this is."""
         return self.place.rpartition("/")[0]
 
     @property
     def in_block(self) -> bool:
-        """Whether it belongs to a layer, rather than to the model around them."""
+        """Whether it is inside a layer."""
         return self.place.startswith(BLOCK)
 
 
 Pair = tuple[Factor, Factor]
 
 
-# -- what a spec has ----------------------------------------------------------------------------------------------------
+# -- the factors of a spec -----------------------------------------------------------------------------------------------
 
 
 def factors(part: Part, node: str) -> Iterator[Factor]:
@@ -67,7 +69,7 @@ def factors(part: Part, node: str) -> Iterator[Factor]:
 
 
 def _unjoined(part: Part) -> Part:
-    """The mask that was joined with causal to suit a decoder."""
+    """The mask that `sample` joined with causal for a decoder; any other part unchanged."""
     if isinstance(part, Mask):
         inside = tuple(part.parts().values())
         if len(inside) == 2 and inside[0] == KINDS["causal"]() and part.kind not in ("by_head",):
@@ -76,7 +78,7 @@ def _unjoined(part: Part) -> Part:
 
 
 def scopes(spec: Model) -> Iterator[set[Factor]]:
-    """The factors that meet: those of the model with those of each of its layers; an encoder likewise."""
+    """The sets of factors that occur together: those of the model with those of each of its layers; an encoder likewise."""
     top = set(factors(spec, "model"))
     for block in spec.layers:
         yield top | set(factors(block, BLOCK))
@@ -85,16 +87,16 @@ def scopes(spec: Model) -> Iterator[set[Factor]]:
 
 
 def pairs_of(spec: Model) -> set[Pair]:
-    """Every pair that stands together in a spec."""
+    """Every pair that occurs in a spec."""
     return {pair for scope in scopes(spec) for pair in meeting(scope)}
 
 
 def meeting(scope: Iterable[Factor]) -> Iterator[Pair]:
-    """The pairs among factors that must be tried."""
-    everything = sorted(scope)
-    kinds = [factor for factor in everything if factor.kind]
+    """The pairs among these factors that must be covered."""
+    ordered = sorted(scope)
+    kinds = [factor for factor in ordered if factor.kind]
     by_node: dict[str, list[Factor]] = {}
-    for factor in everything:
+    for factor in ordered:
         if not factor.kind:
             by_node.setdefault(factor.node, []).append(factor)
     yield from (pair for pair in itertools.combinations(kinds, 2) if pair[0].place != pair[1].place and _near(*pair))
@@ -108,7 +110,7 @@ def meeting(scope: Iterable[Factor]) -> Iterator[Pair]:
 
 
 def _near(one: Factor, other: Factor) -> bool:
-    """Whether one of two kinds fills a slot of the block or of the model, or stands beside or inside the other's part."""
+    """Whether one of two kinds fills a slot of the block or of the model, or is in or beside the other's part."""
     inner, outer = sorted((one.node, other.node), key=len, reverse=True)
     return not {inner, outer}.isdisjoint({BLOCK, "model"}) or f"{inner}/".startswith(f"{outer}/")
 
@@ -117,7 +119,7 @@ def _near(one: Factor, other: Factor) -> bool:
 
 
 def all_factors() -> list[Factor]:
-    """Every factor there could be, from the registry and the samples."""
+    """Every possible factor, from the registry and the samples."""
     return sorted({*_possible("model", "model"), *_possible("block", BLOCK)})
 
 
@@ -129,13 +131,13 @@ def _possible(kind: str, node: str) -> Iterator[Factor]:
         elif group is not None and not issubclass(group, (Block, Model)):
             for inside in candidates(group, kind, name, empty):
                 yield Factor(place, inside, True)
-                # a mask of masks is drawn from its samples, not from every mask again
+                # the masks inside a joined mask come from its samples, not from every mask again
                 if inside != "None":
                     yield from _possible(inside, f"{place}={inside}")
 
 
 def pins(*wanted: Factor) -> dict[str, str]:
-    """Places to values that bring the factors about: their own, and the kinds above them."""
+    """The pins (place -> value) that give a spec with these factors: their values, and the kinds above them."""
     pinned: dict[str, str] = {}
     for factor in wanted:
         pinned[factor.place] = factor.value
@@ -147,16 +149,16 @@ def pins(*wanted: Factor) -> dict[str, str]:
 
 
 def consistent(a: Factor, b: Factor) -> bool:
-    """Whether no slot would have to hold two kinds at once."""
+    """Whether one spec can have both factors: no slot needs two kinds."""
     one, other = pins(a), pins(b)
     return all(other.get(place, value) == value for place, value in one.items())
 
 
 class PairCover:
-    """Draws specs until every pair is covered; iterate to get them as they come, then read how well they cover."""
+    """Samples specs until every pair is covered. Iterate over it to get the specs; then read the coverage."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.specs: dict[str, Model] = {}
         self.covered: set[Pair] = set()
         self.met: set[Factor] = set()
@@ -165,17 +167,17 @@ class PairCover:
         self.impossible_pairs: list[Pair] = []
 
     def coverage(self) -> float:
-        """The share of the pairs that can be wired which some spec holds."""
-        found = sum(pair in self.covered for pair in self.wanted)
-        unwired = sum(pair not in self.covered for pair in self.impossible_pairs)  # a later draw may have brought one about
-        return found / (len(self.wanted) - unwired) if self.wanted else 0.0
+        """The fraction of the possible pairs that occur in some spec."""
+        covered = sum(pair in self.covered for pair in self.wanted)
+        impossible = sum(pair not in self.covered for pair in self.impossible_pairs)  # a later sample may have covered one
+        return covered / (len(self.wanted) - impossible) if self.wanted else 0.0
 
     def __iter__(self) -> Iterator[Model]:
         yield from self.each_value()
         possible = [factor for factor in all_factors() if factor in self.met]
         self.wanted = sorted({pair for pair in meeting(possible) if consistent(*pair)})
         todo = list(self.wanted)
-        self.chance.shuffle(todo)
+        self.rng.shuffle(todo)
         others = iter([pair for pair in todo if all(factor.in_block for factor in pair)])
         for pair in todo:
             if pair in self.covered:
@@ -188,7 +190,7 @@ class PairCover:
                 yield self.keep(spec)
 
     def each_value(self) -> Iterator[Model]:
-        """Specs that hold every value once: what never comes about cannot stand there."""
+        """Specs that together have every factor; a factor that no sample has is impossible."""
         for factor in all_factors():
             if factor in self.met:
                 continue
@@ -199,35 +201,35 @@ class PairCover:
                 yield self.keep(spec)
 
     def keep(self, spec: Model) -> Model:
-        """Count a spec in."""
+        """Add a spec to the cover."""
         self.specs[spec.key] = spec
         self.covered.update(pairs_of(spec))
         self.met.update(*scopes(spec))
         return spec
 
     def best(self, pinned: dict[str, str], wanted: set[Factor], later: tuple[dict[str, str], ...] = ()) -> Model | None:
-        """Of several legal draws that really hold the wanted factors, the one that covers most new pairs."""
+        """Of several legal samples that have the wanted factors, the one that covers most new pairs."""
         sound: list[Model] = []
         excepted: list[Model] = []
         for i in range(TRIES):
-            spec = attempt(self.chance, pinned, later if i < CROWDED else ())
+            spec = attempt(self.rng, pinned, later if i < CROWDED else ())
             if spec is None or not any(wanted <= scope for scope in scopes(spec)):
                 continue
             (excepted if any(part.excepts(scope) for _, part, scope in walk(spec)) else sound).append(spec)
             if len(sound) == CANDIDATES:
                 break
-        # a spec for which some law cannot hold says less: only where what is wanted asks for it
+        # a spec with an exception tests less, so it is used only where no other has the wanted factors
         return max(sound or excepted, key=lambda spec: len(pairs_of(spec) - self.covered), default=None)
 
 
 def quick_specs(seed: int = 0, count: int = 16) -> list[Model]:
-    """A few specs that hold every kind at least once, if that many can."""
-    chance, left = random.Random(seed), {(f.place, f.value) for f in all_factors() if f.kind}
+    """Return `count` specs that together have as many kinds as possible."""
+    rng, missing = random.Random(seed), {(f.place, f.value) for f in all_factors() if f.kind}
     chosen: list[Model] = []
     while len(chosen) < count:
-        drawn = [spec for _ in range(30) if (spec := attempt(chance, {})) is not None]
-        held = {spec.key: {(f.place, f.value) for scope in scopes(spec) for f in scope if f.kind} for spec in drawn}
-        best = max(drawn, key=lambda spec: len(held[spec.key] & left))
-        left -= held[best.key]
+        samples = [spec for _ in range(30) if (spec := attempt(rng, {})) is not None]
+        kinds = {spec.key: {(f.place, f.value) for scope in scopes(spec) for f in scope if f.kind} for spec in samples}
+        best = max(samples, key=lambda spec: len(kinds[spec.key] & missing))
+        missing -= kinds[best.key]
         chosen.append(best)
     return chosen

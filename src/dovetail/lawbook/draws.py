@@ -1,5 +1,5 @@
-"""Law 20, draws: masks of two paths, seeds, layers or samples are independent, every layout of a batch draws the same ones, and
-initial weights have the spread that is declared for their role and depth.
+"""Law 20, draws: dropout masks of different paths, seeds, layers and samples are independent, every layout of a batch has the
+same masks, and initial weights have the standard deviation that is declared for their role and depth.
 
 Bounds are five standard errors: |correlation| ≤ 5/√n and |rate − p| ≤ 5·√(p(1 − p)/n) for n draws, |s/σ − 1| ≤ 5/√(2n) for the
 standard deviation s of n initial weights. A correct generator fails one comparison in about two million.
@@ -24,20 +24,20 @@ from dovetail.model import Model
 
 P = 0.3
 ERRORS = 5.0  # standard errors
-ENOUGH = 64  # values from which a spread or a correlation is compared
+ENOUGH = 64  # fewest values of which a standard deviation or a correlation is compared
 
 
 @law(20, "draws", "masks of paths, seeds and samples are independent, and initial weights have the declared spread")
 @torch.no_grad()
 def draws(case: Case) -> None:
-    """Masks and initial weights."""
+    """Test dropout masks, then initial weights."""
     _masks(case)
     _layouts(case)
     _spreads(case)
 
 
 def _sites(case: Case) -> Iterator[tuple[str, int]]:
-    """Branch and layer of every place where a wire drops values."""
+    """(branch, layer) of every dropout of a wire."""
     for i, block in enumerate(case.spec.layers):
         for branch in block.branches():
             yield branch, i
@@ -58,7 +58,7 @@ def _masks(case: Case) -> None:
     for name, values in masks.items():
         n = values.numel()
         rate = 1.0 - values.mean().item()
-        case.true(abs(rate - P) <= ERRORS * sqrt(P * (1 - P) / n), f"{name}: a rate of {rate:.3f} is dropped, not {P}")
+        case.true(abs(rate - P) <= ERRORS * sqrt(P * (1 - P) / n), f"{name}: the dropout rate is {rate:.3f}, not {P}")
         _uncorrelated(case, values[:2], values[2:], f"{name}, two samples and the next two")
         _uncorrelated(case, values[:, 1:], values[:, :-1], f"{name}, a position and the next")
         _uncorrelated(case, values[..., 1:], values[..., :-1], f"{name}, a channel and the next")
@@ -89,7 +89,7 @@ def _layouts(case: Case) -> None:
     }
     for name, rows in batches.items():
         for r, row in enumerate(rows):
-            case.true(torch.equal(row, alone[r]), f"sample {r} {name} draws another mask than alone")
+            case.true(torch.equal(row, alone[r]), f"sample {r} {name} has another mask than alone")
 
 
 def ends_branch(d: Declared) -> bool:
@@ -105,20 +105,20 @@ def _spreads(case: Case) -> None:
         size = value.numel()
         if size >= ENOUGH:
             std = value.square().mean().sqrt().item()
-            case.true(abs(std / want - 1) <= ERRORS / sqrt(2 * size), f"{d.path}: a spread of {std:.4g}, not {want:.4g}")
+            case.true(abs(std / want - 1) <= ERRORS / sqrt(2 * size), f"{d.path}: std is {std:.4g}, not {want:.4g}")
         slices = [slice(length // 3, length // 3 + max(1, length // 2)) for length in value.shape]
         part = initial_slice(d, case.seed, slices).double()
-        case.true(torch.equal(part, value[tuple(slices)]), f"{d.path}: a slice differs from that of the whole")
+        case.true(torch.equal(part, value[tuple(slices)]), f"{d.path}: a slice differs from that of the whole tensor")
         if tuple(value.shape) in by_shape:
             other, before = by_shape[tuple(value.shape)]
             _uncorrelated(case, before, value, f"initial weights {other} and {d.path}")
         by_shape[tuple(value.shape)] = d.path, value
-    # the default rule, stated once more: a spread of its own for what ends a branch, by depth (GPT-2)
+    # the default rule, written out again: a smaller standard deviation, by depth, for matrices that end a branch (GPT-2)
     plain = case.spec.swap("init", from_data({}, Model).init)
     for d in _random(plain):
         spread = 0.02 / sqrt(2 * d.scope.depth) if ends_branch(d) else 0.02
         std = d.scope.init.std(d.weight, d.scope)
-        case.true(abs(std - spread) <= 1e-12, f"{d.path}: a spread of {std:.4g} is declared, not {spread:.4g}")
+        case.true(abs(std - spread) <= 1e-12, f"{d.path}: a standard deviation of {std:.4g} is declared, not {spread:.4g}")
 
 
 def _random(spec: Model) -> Iterator[Declared]:

@@ -17,12 +17,12 @@ from dovetail.lawbook.case import BATCH, DERIVATIVE, DTYPE, Broken, Case, N, Not
 from dovetail.model import ModelModule
 from dovetail.ops import attend, attend_tiled, form
 
-DRAWS = 6  # of weights and inputs, before a weight is called silent
+DRAWS = 6  # perturbations and inputs after which a weight without a gradient is a failure
 
 
 @contextmanager
 def small_tiles(tile: int = 8, piece: int = 16, chunk: int = 4) -> Iterator[None]:
-    """Tiles and chunks small enough that a short text has many: execution settings, so results must not change."""
+    """Use tiles and chunks so small that a short sequence has many; as execution settings they must not change results."""
     old = attend_tiled.TILE, attend_tiled.PIECE, form.CHUNK
     attend_tiled.TILE, attend_tiled.PIECE, form.CHUNK = tile, piece, chunk
     try:
@@ -32,7 +32,7 @@ def small_tiles(tile: int = 8, piece: int = 16, chunk: int = 4) -> Iterator[None
 
 
 def scalar(case: Case, layout: TokenLayout) -> Tensor:
-    """A number that depends on every real token's answer in its own way, and on whatever the parts add to a loss."""
+    """A scalar that depends on the output of every real token, and on the losses that parts add."""
     ctx = case.ctx(layout=layout, losses={})
     out = case.stream(case.inputs, ctx)
     weight = torch.randn(out.shape, generator=generator(case.seed, "probe"), dtype=DTYPE)
@@ -43,7 +43,7 @@ def scalar(case: Case, layout: TokenLayout) -> Tensor:
 
 @law(6, "fast", "every backend that offers itself equals the reference implementation, forward and backward")
 def fast(case: Case) -> None:
-    """Whole sequences, and documents with padding; the answer and every gradient."""
+    """Compare outputs and all gradients, on whole sequences and on packed documents with padding."""
     needs = frozenset[str]().union(*(part.needs() for _, part, _ in walk(case.spec)))
     able = [backend.name for backend in attend.BACKENDS if needs <= backend.offers and backend.name != "reference"]
     if not able:
@@ -52,13 +52,13 @@ def fast(case: Case) -> None:
     for layout in (TokenLayout.whole(BATCH, N), documents) if case.tokens else (TokenLayout.whole(BATCH, N),):
         with attend.using("reference"):
             want = scalar(case, layout)
-            wanted = case.gradients(want)
+            want_grads = case.gradients(want)
         for name in able:
             with attend.using(name), small_tiles():
                 got = scalar(case, layout)
                 case.same(got.detach(), want.detach(), f"{name} and reference")
                 for path, grad in case.gradients(got).items():
-                    case.same(grad, wanted[path], f"{name} and reference: gradient of {path}")
+                    case.same(grad, want_grads[path], f"{name} and reference: gradient of {path}")
     _in_float32(case, able)
 
 
@@ -78,24 +78,25 @@ def _in_float32(case: Case, able: list[str]) -> None:
         error = _error(case, single, want)
     for name in able:
         with attend.using(name), small_tiles():
-            off = _error(case, single, want)
-        case.true(off <= 4 * error + 4 * ulp, f"{name} in float32 is off by {off:.3g}, the reference by {error:.3g}")
+            fast_error = _error(case, single, want)
+        message = f"{name} in float32 has an error of {fast_error:.3g}, the reference of {error:.3g}"
+        case.true(fast_error <= 4 * error + 4 * ulp, message)
 
 
 def _error(case: Case, single: ModelModule, want: Tensor) -> float:
-    inside = Case(case.spec, case.seed, single)
-    inside.source = None if case.source is None else of_dtype(case.source, torch.float32)
-    return float((inside.stream(of_dtype(case.inputs, torch.float32), inside.ctx()).double() - want).abs().max())
+    in_single = Case(case.spec, case.seed, single)
+    in_single.source = None if case.source is None else of_dtype(case.source, torch.float32)
+    return float((in_single.stream(of_dtype(case.inputs, torch.float32), in_single.ctx()).double() - want).abs().max())
 
 
 def of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Floating point numbers in this dtype; integers as they are."""
+    """Floating-point tensors in this dtype; integer tensors unchanged."""
     return x.to(dtype) if x.is_floating_point() else x
 
 
 @law(12, "gradient", "directional derivatives agree with finite differences")
 def gradient(case: Case) -> None:
-    """One random direction through all parameters at once."""
+    """Compare the derivative along one random direction through all parameters."""
     layout = TokenLayout.packed([(9, 12), (14,), (5, 9, 4)], N) if case.tokens else TokenLayout.whole(BATCH, N)
     parameters = dict(case.model.named_parameters())
     direction = {
@@ -104,7 +105,7 @@ def gradient(case: Case) -> None:
     }
     grads = case.gradients(scalar(case, layout))
     slope = sum(float((grads[name] * d).sum()) for name, d in direction.items())
-    step = 1e-5 / max(abs(slope), 10.0)  # a steep function bends, and its kinks come close
+    step = 1e-5 / max(abs(slope), 10.0)  # a steep function also curves more, and its kinks are closer
 
     def moved(by: float) -> float:
         with torch.no_grad():
@@ -116,24 +117,24 @@ def gradient(case: Case) -> None:
         return value
 
     def by_differences(step: float) -> Tensor:
-        # Richardson: two step widths cancel the error of second order
+        # Richardson extrapolation: two step sizes cancel the error of second order
         coarse = (moved(2 * step) - moved(-2 * step)) / (4 * step)
         fine = (moved(step) - moved(-step)) / (2 * step)
         return torch.tensor((4 * fine - coarse) / 3)
 
     numeric = by_differences(step)
-    if abs(float(numeric) - slope) > DERIVATIVE * max(abs(slope), 1.0):  # perhaps a kink of relu lies within the step
+    if abs(float(numeric) - slope) > DERIVATIVE * max(abs(slope), 1.0):  # perhaps a kink of relu is within the step
         numeric = by_differences(step / 32)
     case.same(torch.tensor(slope), numeric, "the derivative by autograd and by differences", DERIVATIVE)
 
 
 @law(16, "every_weight", "each declared weight, and each expert, has a gradient above rounding")
 def every_weight(case: Case) -> None:
-    """Several inputs, so that every table is looked up somewhere."""
+    """Check for a gradient on several inputs, so that every row of a table is read and every expert gets a token."""
     if case.spec.head is None:
-        raise NotApplicable("a bare stream")
+        raise NotApplicable("no head")
     silent = _silent(case)
-    for seed in range(case.seed + 1, case.seed + DRAWS):  # one draw may leave a gate saturated, or an expert without a token
+    for seed in range(case.seed + 1, case.seed + DRAWS):  # one sample may saturate a gate, or leave an expert without a token
         if not silent:
             break
         silent &= _silent(Case(case.spec, seed))
@@ -142,17 +143,17 @@ def every_weight(case: Case) -> None:
 
 def _silent(case: Case) -> set[str]:
     """Weights, and experts among them, without a gradient above rounding."""
-    # a head that reads one token of a row leaves the others to the stream itself
+    # the scalar reaches the tokens that a pooling head does not read
     grads = case.gradients(loss_of(case) + 0.01 * scalar(case, TokenLayout.whole(BATCH, N)))
     scale = max(float(g.abs().max()) for g in grads.values())
     batches = {d.path: len(d.weight.batch) for d in declared(case.spec)}
     largest = {path: grad.abs().reshape(*grad.shape[: batches[path]], -1).amax(-1) for path, grad in grads.items()}
-    # written this way round so that a NaN is silent too
+    # not (each ≤ …), so that NaN counts as no gradient
     return {f"{path}{index or ''}" for path, each in largest.items() for index in (~(each > 1e-13 * scale)).nonzero().tolist()}
 
 
 def loss_of(case: Case) -> Tensor:
-    """The head's loss on random labels, and whatever the parts add to it."""
+    """The head's loss on random labels, plus the losses that parts add."""
     head = case.spec.head
     assert head is not None
     ctx = case.ctx(losses={})

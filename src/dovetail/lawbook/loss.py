@@ -4,9 +4,9 @@
     cosine          mean of  1 − y·t / (|y| |t|)
     mse             mean of  (y − t)²
 
-A training loss may be computed by other code than the outputs (the logits of a large vocabulary never exist as a whole): a
-soft-cap, a scale or a bias can be in one and not in the other. The criteria are written out here. Some labels are
-−100 where labels are classes of tokens, and routers are in evaluation: the losses they add come from a run of their own.
+The code of a training loss may differ from that of the outputs (the logits of a large vocabulary never exist as a whole), so a
+soft-cap, a scale or a bias can be missing in one of them. The criteria are written out here again. Where labels are classes
+per token, some are −100. The losses that parts add come from a second run, in evaluation mode.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CRITERIA: dict[Criterion, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy"
 @law(18, "loss", "`model.loss` is the head's criterion on the outputs of `model()`, plus the losses that parts add")
 @torch.no_grad()
 def loss(case: Case) -> None:
-    """The loss against the criterion on the outputs; then labels that are ignored against labels that are not there."""
+    """Compare model.loss with the criterion on the outputs, where some labels are ignored, and a row has no label at all."""
     head = case.spec.head
     if head is None:
         raise NotApplicable("no head")

@@ -1,11 +1,11 @@
-"""The pytest plugin: laws on models of a user's own repository, one test item per law.
+"""The pytest plugin: laws on the models of a user's own repository, one test item per law.
 
-    pytest --dovetail py:model.py:tiny --dovetail hf:checkpoint        beside whatever else is collected
+    pytest --dovetail py:model.py:tiny --dovetail hf:checkpoint        adds these items to the collected tests
     [tool.pytest.ini_options]
-    dovetail = ["py:model.py:tiny"]                                    the same, at every run
+    dovetail = ["py:model.py:tiny"]                                    the same, in every run
 
-Items are called `dovetail::py:model.py:tiny::causal`, and chosen by `-k` as others are. A law that a model has no means for is
-skipped, with the reason. Without the option nothing is imported: torch least of all.
+Items are called `dovetail::py:model.py:tiny::causal`; `-k` selects them like any other test. A law that does not apply to a
+model is skipped, with the reason. Without the option nothing is imported, torch included.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option, and the line in a project's settings."""
-    says = "hold a model to the laws that need no declarations: py:file.py:factory or hf:DIR (may be given several times)"
-    parser.getgroup("dovetail").addoption("--dovetail", action="append", default=[], metavar="MODEL", help=says)
-    parser.addini("dovetail", "models held to the laws at every run, as --dovetail names them", type="linelist", default=[])
+    """Add the option `--dovetail` and the ini setting `dovetail`."""
+    text = "test a model with the laws that need no spec: py:file.py:factory or hf:DIR (may be given several times)"
+    parser.getgroup("dovetail").addoption("--dovetail", action="append", default=[], metavar="MODEL", help=text)
+    parser.addini("dovetail", "models to test in every run, named as for --dovetail", type="linelist", default=[])
 
 
 class Broken(Exception):
-    """A law does not hold; told without a traceback, since no line of the user's test failed."""
+    """A law does not hold. Reported without a traceback, since no line of the user's code failed."""
 
 
 class LawItem(pytest.Item):
@@ -36,14 +36,14 @@ class LawItem(pytest.Item):
         self.law = law
 
     def runtest(self) -> None:
-        """Try it."""
+        """Test the law; skip it where it does not apply."""
         from dovetail.lawbook.foreign.laws import try_law
 
-        found = try_law(_opened(self.model), self.law)
-        if found.state == "not applicable":
-            pytest.skip(found.detail)
-        if found.state == "failed":
-            raise Broken(found.detail)
+        result = try_law(_opened(self.model), self.law)
+        if result.state == "not applicable":
+            pytest.skip(result.detail)
+        if result.state == "failed":
+            raise Broken(result.detail)
 
     @property
     def model(self) -> str:
@@ -58,7 +58,7 @@ class LawItem(pytest.Item):
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """How a report calls it."""
+        """The name of the item in a report."""
         return self.path, None, f"dovetail::{self.model}::{self.law}"
 
 
@@ -66,7 +66,7 @@ class ModelLaws(pytest.Collector):
     """All laws on one model."""
 
     def collect(self) -> Iterator[LawItem]:
-        """An item for each."""
+        """Yield one item per law."""
         from dovetail.lawbook.foreign.laws import told_names
 
         for law in told_names():
@@ -75,15 +75,15 @@ class ModelLaws(pytest.Collector):
 
 @functools.cache
 def _opened(model: str) -> Any:
-    """The model, made once for all its laws."""
+    """The model, opened once for all its laws."""
     from dovetail.lawbook.foreign.opening import opened
 
     return opened(model)
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-k` chooses
+@pytest.hookimpl(tryfirst=True)  # before `-k` deselects
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the laws of every model that was named."""
+    """Add the items of every model."""
     for model in dict.fromkeys([*config.getini("dovetail"), *(config.getoption("--dovetail") or [])]):
         parent = ModelLaws.from_parent(session, name=model, nodeid=f"dovetail::{model}")
         report = config.hook.pytest_make_collect_report(collector=parent)

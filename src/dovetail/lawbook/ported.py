@@ -1,6 +1,7 @@
-"""Law 13: to Hugging Face and back is bit for bit, and the logits agree, wherever Hugging Face can express the spec.
+"""Law 13, ported: export to Hugging Face and import are bit-equal, and the logits of transformers agree with ours, wherever
+Hugging Face can express the spec.
 
-The reference library is asked only here and in tests, and only where it is installed.
+transformers is imported only here and in tests, and only where it is installed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from dovetail.port.dialect import DIALECTS
 from dovetail.port.field import value_at
 from dovetail.port.hf import Ported, export_tensors, from_hf, import_tensors, to_hf
 
-# the reference computes angles and norms in float32 whatever the dtype, so float64 agrees no further than that; T5's unscaled
-# scores make the most of it
+# transformers computes rotary angles and norms in float32 in any dtype, so its float64 outputs have float32 errors; they are
+# largest for T5, whose scores are not scaled
 REFERENCE = 1e-5
 FILE = "model.safetensors"
 
@@ -55,7 +56,7 @@ layers:
   ffn: {kind: mlp, act: gelu_tanh}
 norm: layernorm
 """
-# configs of families that are more than a Llama, each tried in all its forms
+# configs of families that are not variants of Llama; each is tested with all its heads
 OTHERS = """
 bert: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, num_hidden_layers: 2, num_attention_heads: 5,
   max_position_embeddings: 64, type_vocab_size: 3}
@@ -95,13 +96,13 @@ jamba: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, num_hidden_layer
 
 
 def known_to_reference() -> list[Model]:
-    """Small specs that Hugging Face can express; a random wiring hardly ever is."""
+    """Small specs that Hugging Face can express; sampled specs are almost never among them."""
     llama, gpt2 = from_yaml(LLAMA), from_yaml(GPT2)
-    made = [llama.set("layers.*.mixer.position", rope) for rope in ROPES]
-    made += [llama.set("head.tied", False).set("layers.*.mixer.kv_heads", heads) for heads in (1, 3, None)]
+    llamas = [llama.set("layers.*.mixer.position", rope) for rope in ROPES]
+    llamas += [llama.set("head.tied", False).set("layers.*.mixer.kv_heads", heads) for heads in (1, 3, None)]
     biased = llama.set("layers.*.mixer.bias", True).set("layers.*.mixer.out_bias", True)
     forms = [in_family(family, form.architecture) for family in _others() for form in DIALECTS[family].forms]
-    return [*made, biased, *forms, gpt2, gpt2.set("layers.*.ffn.act", "relu"), gpt2.set("head.tied", False)]
+    return [*llamas, biased, *forms, gpt2, gpt2.set("layers.*.ffn.act", "relu"), gpt2.set("head.tied", False)]
 
 
 @functools.cache
@@ -110,19 +111,19 @@ def _others() -> dict[str, dict[str, Any]]:
 
 
 def in_family(family: str, architecture: str | None = None) -> Model:
-    """A small spec of a family that is more than a Llama, made for what this class of theirs is; by default the first."""
-    named = architecture or DIALECTS[family].forms[0].architecture
-    return from_hf({"model_type": family, "architectures": [named], **_others()[family]})
+    """A small spec of a family, with the head of this transformers class; by default the family's first."""
+    architecture = architecture or DIALECTS[family].forms[0].architecture
+    return from_hf({"model_type": family, "architectures": [architecture], **_others()[family]})
 
 
 @law(13, "ported", "to Hugging Face and back is bit for bit, and the logits agree")
 @torch.no_grad()
 def ported(case: Case) -> None:
-    """Our weights in their model, their answer against ours; then back again."""
+    """Export the weights, compare the tensors read back, and compare the outputs of transformers with ours."""
     try:
         ours = to_hf(case.spec, length=64)
     except SpecError as cannot:
-        case.true(bool(cannot.path), f"the refusal does not say which part it is about: {cannot}")
+        case.true(bool(cannot.path), f"the error names no part: {cannot}")
         raise NotApplicable(str(cannot)) from cannot
     if importlib.util.find_spec("transformers") is None:
         raise NotApplicable("transformers is not installed")
@@ -130,38 +131,40 @@ def ported(case: Case) -> None:
     theirs = export_tensors(case.spec, stored, ours.dialect)
     back = import_tensors(case.spec, theirs, ours.dialect)
     for path, tensor in stored.items():
-        case.same(back[path], tensor, f"{path} there and back", 0.0)
-    case.true(build(from_hf(ours.config), device="meta").part.width == case.spec.width, "the config read back is another model")
+        case.same(back[path], tensor, f"{path} exported and imported", 0.0)
+    case.true(
+        build(from_hf(ours.config), device="meta").part.width == case.spec.width, "the config read back has another width"
+    )
     inputs, source = unpadded(case.inputs, ours), None if case.source is None else unpadded(case.source, ours)
-    asked = {"pixel_values": inputs} if not case.tokens else {"input_ids": inputs}
+    arguments = {"pixel_values": inputs} if not case.tokens else {"input_ids": inputs}
     if source is not None:
-        asked = {"input_ids": source, "decoder_input_ids": inputs}
+        arguments = {"input_ids": source, "decoder_input_ids": inputs}
     types = token_types(case)
     if types is not None:
-        asked["token_type_ids"] = types
-    answer = case.run(inputs, source=source, types=types)
-    case.same(answer, reference_answer(ours, theirs, asked), "our answer and theirs", REFERENCE)
+        arguments["token_type_ids"] = types
+    got = case.run(inputs, source=source, types=types)
+    case.same(got, reference_output(ours, theirs, arguments), "our output and that of transformers", REFERENCE)
 
 
 def token_types(case: Case) -> Tensor | None:
-    """(batch, n) random types of tokens, where the embedding has several."""
+    """(batch, n) random token types, where the embedding has a table of types."""
     count = value_at(case.spec, "embed.types")
     several = isinstance(count, int) and count > 0
     return torch.randint(0, count, case.inputs.shape, generator=generator(case.seed, "types")) if several else None
 
 
 def unpadded(inputs: Tensor, ported: Ported) -> Tensor:
-    """Inputs without the token that the reference would take for padding, where it counts positions by it."""
+    """Inputs without the padding token, from which some classes of transformers derive positions."""
     pad = ported.config.get("pad_token_id")
     return inputs if pad is None else torch.where(inputs == pad, torch.full_like(inputs, pad + 1), inputs)
 
 
-def reference_answer(ported: Ported, tensors: dict[str, Tensor], asked: dict[str, Tensor]) -> Tensor:
-    """What the reference library's model answers with these weights, in float64. It reads them from files: what it holds
-    itself may be laid out otherwise."""
+def reference_output(ported: Ported, tensors: dict[str, Tensor], arguments: dict[str, Tensor]) -> Tensor:
+    """The output of the transformers model with these weights, in float64. The weights go through a file, because the module
+    may store them in another layout than the checkpoint."""
     import transformers
 
-    tokens = {f"{name}_token_id": None for name in ("bos", "eos", "pad")}  # theirs may lie beyond a small vocabulary
+    tokens = {f"{name}_token_id": None for name in ("bos", "eos", "pad")}  # the default ids may be outside a small vocabulary
     settings = {**tokens, **ported.config}
     settings.pop("model_type", None)
     auto = getattr(transformers, ported.form.auto)
@@ -170,7 +173,7 @@ def reference_answer(ported: Ported, tensors: dict[str, Tensor], asked: dict[str
         transformers.AutoConfig.for_model(ported.dialect, **settings).save_pretrained(place)
         save_file({name: t.contiguous() for name, t in tensors.items()}, Path(place) / FILE, metadata={"format": "pt"})
         eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
-        made, told = auto.from_pretrained(place, dtype=DTYPE, output_loading_info=True, **eager)
+        model, loading = auto.from_pretrained(place, dtype=DTYPE, output_loading_info=True, **eager)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        assert not told[what], f"the reference has {what}: {told[what]}"
-    return getattr(made.eval()(**asked), ported.form.answer)
+        assert not loading[what], f"transformers reports {what}: {loading[what]}"
+    return getattr(model.eval()(**arguments), ported.form.answer)

@@ -29,7 +29,7 @@ ROWS, PAGE, PAGES, SLACK = 4, 4, 14, 3  # fewer pages than four full rows need, 
 
 @dc.dataclass
 class Row:
-    """What the law knows of one row: its encoder input, its tokens and its marks."""
+    """The expected state of one row: the number of its encoder input, its tokens and its marks."""
 
     source: int = 0
     tokens: list[int] = dc.field(default_factory=list)
@@ -38,7 +38,7 @@ class Row:
 
 @dc.dataclass(frozen=True)
 class Output:
-    """What one step gave for one row: the output of the last `len(out)` of `tokens`."""
+    """The outputs of one row in one step: those of the last `len(out)` of its `tokens`."""
 
     what: str
     source: int
@@ -52,24 +52,24 @@ class Program(Decoder):
     def __init__(self, case: Case, layout: Layout, encoded: dict[int, tuple[Tensor, TokenLayout]]) -> None:
         """`encoded`: encoder outputs by the number of their input, shared by the programs of a case."""
         self.case, self.layout, self.encoded = case, layout, encoded
-        self.chance = random.Random(f"{case.seed} {layout} {case.spec.key}")
+        self.rng = random.Random(f"{case.seed} {layout} {case.spec.key}")
         self.pool = Pool(case.spec, ROWS, N, layout=layout, dtype=DTYPE, source=N, page=PAGE, pages=PAGES, slack=SLACK)
         self.rows = [Row() for _ in range(ROWS)]
         self.outputs: list[Output] = []
         self.vocabulary = case.inputs.unique().tolist()
         groups = list(self.pool.groups.values())
-        self.exact = not any(group.slots.overwrites for group in groups)  # every roll-back reaches its point
+        self.exact = not any(group.slots.overwrites for group in groups)  # every roll-back reaches exactly the length asked for
         self.bounded = any(group.per in ("token", "block") and not group.slots.overwrites for group in groups)
 
     def run(self) -> list[Output]:
-        """Every action in a random order (some of them, where hundreds of specs are tested anyway), behind two steps."""
+        """Two steps, then the actions in random order (only some of them where `case.share` is above 1)."""
         for row in range(ROWS):
             self.admit_row(row)
-        self.step(list(range(ROWS)), [self.chance.randint(4, 7) for _ in range(ROWS)])
-        self.step(list(range(3)), [self.chance.randint(4, 6) for _ in range(3)])
-        actions: list[Callable[[], None]] = [self.leave_rows_out, self.rewind, self.rewind_a_twin, self.rewind_to_a_mark]
+        self.step(list(range(ROWS)), [self.rng.randint(4, 7) for _ in range(ROWS)])
+        self.step(list(range(3)), [self.rng.randint(4, 6) for _ in range(3)])
+        actions: list[Callable[[], None]] = [self.leave_rows_out, self.rewind, self.rewind_a_fork, self.rewind_to_a_mark]
         actions += [self.mark_again, self.fork, self.refuse, self.end_row]
-        self.chance.shuffle(actions)
+        self.rng.shuffle(actions)
         for action in actions[: len(actions) // self.case.share + self.case.share - 1]:
             action()
         self.release()
@@ -78,10 +78,10 @@ class Program(Decoder):
     # -- actions
 
     def leave_rows_out(self) -> None:
-        """A flat and a batched step of some rows in any order, of which some have no new token; then one of those."""
+        """A flat and a batched step of some rows, of which some have no new token; then a step of one of those."""
         for flat in (True, False):
-            rows = self.chance.sample(range(ROWS), self.chance.randint(2, ROWS))
-            new = [self.chance.choice([0, 1, 1, 2, 5]) for _ in rows]
+            rows = self.rng.sample(range(ROWS), self.rng.randint(2, ROWS))
+            new = [self.rng.choice([0, 1, 1, 2, 5]) for _ in rows]
             new[0], new[-1] = 1, 0
             self.step(rows, new, flat=flat)
             self.step([rows[-1]], [1])
@@ -90,57 +90,57 @@ class Program(Decoder):
         """Three short roll-backs in a row, and a step."""
         row = self.long_row()
         for _ in range(3):
-            self.rollback(row, len(self.rows[row].tokens) - self.chance.randint(2, SLACK))
+            self.rollback(row, len(self.rows[row].tokens) - self.rng.randint(2, SLACK))
         self.step([row], [2])
 
-    def rewind_a_twin(self) -> None:
-        """A short roll-back, a fork, and a short roll-back of the twin."""
+    def rewind_a_fork(self) -> None:
+        """A short roll-back, a fork, and a short roll-back of the new row."""
         row = self.long_row()
         self.rollback(row, len(self.rows[row].tokens) - SLACK)
-        twin = self.chance.choice([other for other in range(ROWS) if other != row])
-        self.twin(row, twin)
-        self.rollback(twin, len(self.rows[twin].tokens) - self.chance.randint(2, SLACK))
-        self.step([row, twin], [1, 2])
+        copy = self.rng.choice([other for other in range(ROWS) if other != row])
+        self.copy_row(row, copy)
+        self.rollback(copy, len(self.rows[copy].tokens) - self.rng.randint(2, SLACK))
+        self.step([row, copy], [1, 2])
 
     def rewind_to_a_mark(self) -> None:
-        """A short roll-back, a mark, more tokens than a ring can rewind; back to the mark, and further."""
+        """A short roll-back, a mark, more tokens than a ring can roll back; a roll-back to the mark, and one beyond it."""
         row = self.long_row()
         self.rollback(row, len(self.rows[row].tokens) - SLACK)
         point = self.mark(row)
         self.step([row], [SLACK + 2])
         self.rollback(row, point)
-        self.rollback(row, len(self.rows[row].tokens) - self.chance.randint(2, SLACK))
+        self.rollback(row, len(self.rows[row].tokens) - self.rng.randint(2, SLACK))
         self.step([row], [2])
 
     def mark_again(self) -> None:
-        """Two marks; back before the second one; other tokens past it; back to where it was."""
+        """Two marks; a roll-back to before the second; other tokens beyond it; a roll-back to the place of the second."""
         row = self.long_row(room=SLACK + 2)
         self.rollback(row, len(self.rows[row].tokens) - SLACK)
         first = self.mark(row)
         self.step([row], [2])
         second = self.mark(row)
         self.step([row], [2])
-        self.rollback(row, self.chance.randint(first, second - 1))
+        self.rollback(row, self.rng.randint(first, second - 1))
         self.step([row], [second + 2 - len(self.rows[row].tokens)])
         self.rollback(row, second)
         self.step([row], [2])
 
     def fork(self) -> None:
-        """A marked row goes on, forks, and both twins go on with different tokens; one of them returns to the mark."""
+        """A marked row continues and forks, and both rows continue with different tokens; one rolls back to the mark."""
         a = self.long_row(room=SLACK + 4)
-        b = self.chance.choice([row for row in range(ROWS) if row != a])
+        b = self.rng.choice([row for row in range(ROWS) if row != a])
         point = self.mark(a)
         self.step([a], [SLACK + 2])
-        self.twin(a, b)
+        self.copy_row(a, b)
         self.step([b, a], [2, 1])
-        self.rollback(b, point + self.chance.randint(0, 1))
+        self.rollback(b, point + self.rng.randint(0, 1))
         self.step([a, b], [1, 2])
 
     def refuse(self) -> None:
-        """Steps that are refused: a row that is too long behind a twin, rows that are too long together, a row twice."""
-        a, b, c = self.chance.sample(range(ROWS), 3)
+        """Steps that are refused: a row that is too long behind a forked one, rows too long together, one row twice."""
+        a, b, c = self.rng.sample(range(ROWS), 3)
         self.step([a], [1 if len(self.rows[a].tokens) % PAGE else 2])
-        self.twin(a, b)
+        self.copy_row(a, b)
         if self.bounded:
             self.step([a, c], [PAGE, N + PAGE], fits=False)
         if any(isinstance(group.slots, Paged) for group in self.pool.groups.values()):
@@ -150,19 +150,19 @@ class Program(Decoder):
 
     def end_row(self) -> None:
         """A row ends, and another sequence begins in it."""
-        row = self.chance.randrange(ROWS)
+        row = self.rng.randrange(ROWS)
         self.free(row)
-        self.step([row], [self.chance.randint(1, 7)])
+        self.step([row], [self.rng.randint(1, 7)])
 
-    # -- what actions are made of
+    # -- the operations of actions
 
     def room(self, row: int) -> int:
-        """How many more tokens the row takes."""
+        """The number of tokens that still fit in the row."""
         return N - len(self.rows[row].tokens)
 
     def admit_row(self, row: int) -> None:
         """Begin a sequence, with an encoder input of its own where the model has an encoder."""
-        source = self.chance.randrange(BATCH)
+        source = self.rng.randrange(BATCH)
         self.rows[row] = Row(source)
         if self.case.spec.encoder is None:
             return
@@ -181,13 +181,13 @@ class Program(Decoder):
 
     def long_row(self, room: int = 0) -> int:
         """A row of 12 tokens or more, so that small windows have wrapped, with room for more."""
-        row = self.chance.randrange(ROWS)
+        row = self.rng.randrange(ROWS)
         if self.room(row) < room:
             self.free(row)
         self.step([row], [max(12 - len(self.rows[row].tokens), 0)])
         return row
 
-    def twin(self, a: int, b: int) -> None:
+    def copy_row(self, a: int, b: int) -> None:
         """Fork row a to row b."""
         self.pool.fork(a, b)
         self.rows[b] = dc.replace(self.rows[a], tokens=self.rows[a].tokens[:], marks=self.rows[a].marks[:])
@@ -199,7 +199,7 @@ class Program(Decoder):
         return self.rows[row].marks[-1]
 
     def rollback(self, row: int, n: int) -> None:
-        """Roll a row back to n tokens, where it has more, and the list to what was reached."""
+        """Roll a row back to n tokens, where it has more, and its list to the length that was reached."""
         state, n = self.rows[row], max(n, 0)
         if n > len(state.tokens):
             return
@@ -216,8 +216,8 @@ class Program(Decoder):
             new = [max(min(n, self.room(row)), 0) for row, n in zip(rows, new, strict=True)]
         if not sum(new):
             return
-        flat = self.chance.random() < 0.5 if flat is None else flat
-        pieces = [[self.chance.choice(self.vocabulary) for _ in range(n)] for n in new]
+        flat = self.rng.random() < 0.5 if flat is None else flat
+        pieces = [[self.rng.choice(self.vocabulary) for _ in range(n)] for n in new]
         before = snapshot(self.pool)
         try:
             outs = self.feed(rows, [torch.tensor(piece, dtype=torch.long) for piece in pieces], flat)
@@ -237,7 +237,7 @@ class Program(Decoder):
             self.outputs.append(Output(what, state.source, tuple(state.tokens), out))
 
     def release(self) -> None:
-        """Free every row: there is room for as many tokens as in a new pool."""
+        """Free every row, and check that the pool then takes as many tokens as a new one."""
         for row in range(ROWS):
             self.pool.free(row)
         try:
@@ -248,7 +248,7 @@ class Program(Decoder):
 
 
 def snapshot(pool: Pool) -> list[Any]:
-    """Everything in a pool that a refused step must leave alone, as plain data."""
+    """Everything in a pool that a refused step must not change, as plain data."""
     counts = [pool.lengths[:], pool.written[:], pool.source_lengths[:], [[m.length for m in marks] for marks in pool.marks]]
     slots = [{name: _plain(value) for name, value in vars(group.slots).items()} for group in pool.groups.values()]
     return [counts, slots, [store.sum().item() for group in pool.groups.values() for store in group.tensors()]]
@@ -270,7 +270,7 @@ def programs(case: Case) -> None:
     decodes(case)
     encoded: dict[int, tuple[Tensor, TokenLayout]] = {}
     outputs = [output for layout in LAYOUTS for output in Program(case, layout, encoded).run()]
-    # of sequences that begin alike only the longest is run: in a causal model later tokens change nothing
+    # of sequences with a common prefix only the longest is run: in a causal model later tokens change no earlier output
     wanted = sorted({(output.source, output.tokens) for output in outputs})
     longest = [
         (source, tokens)

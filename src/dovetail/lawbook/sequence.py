@@ -1,4 +1,4 @@
-"""Laws of time and company: causal (3), full = chunked = step (4), padded = packed = alone (5), roll-back and fork (7)."""
+"""Laws of sequences: causal (3), full = chunked = step by step (4), padded = packed = alone (5), roll-back and fork (7)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYOUTS: tuple[Layout, ...] = ("contiguous", "paged", "ring")
 
 @law(3, "causal", "no gradient from a later token to an earlier output")
 def causal(case: Case) -> None:
-    """Take the embedded stream as the input; look at where the gradient of one output lands."""
+    """Compute the gradient of one output with respect to the embedded inputs, and check which tokens it reaches."""
     if case.spec.order() != "causal":
         raise NotApplicable("outputs may depend on later tokens")
     stream: list[Tensor] = []
@@ -42,14 +42,14 @@ def decodes(case: Case) -> None:
 
 
 class Decoder:
-    """A case with a pool: feeds tokens row by row and gives back what the model says."""
+    """A case with a pool: feeds tokens to rows and returns their outputs."""
 
     def __init__(self, case: Case, layout: Layout, rows: int = 5) -> None:
         self.case = case
         self.pool = Pool(case.spec, rows, N + 8, layout=layout, dtype=DTYPE, source=N, page=4, slack=3)
 
     def admit(self, rows: Sequence[int], lengths: Sequence[int] = LENGTHS) -> None:
-        """Let the rows look at the sources of the batch, in order."""
+        """Encode the sources of the batch and admit the rows with them, in order."""
         if self.case.spec.encoder is None:
             return
         source = self.case.source
@@ -65,7 +65,7 @@ class Decoder:
         self.case.model.fill(ctx, views)
 
     def feed(self, rows: Sequence[int], pieces: Sequence[Tensor], flat: bool = False) -> list[Tensor]:
-        """New tokens for each row; the answers for each."""
+        """Feed new tokens to each row, and return the outputs of each."""
         new = [len(piece) for piece in pieces]
         step = self.pool.step(rows, new, flat)
         if flat:
@@ -79,33 +79,33 @@ class Decoder:
 
 
 def whole(case: Case) -> Tensor:
-    """Every answer from one pass over whole sequences (with sources of different lengths, where there are sources)."""
+    """All outputs from one pass over whole sequences (with sources of different lengths, where there is an encoder)."""
     return case.stream(case.inputs, case.ctx(source_layout=TokenLayout.padded(LENGTHS, N)))
 
 
 @law(4, "chunked", "one pass, prefill in any chunks, and token by token on a ragged batch agree, batched and flat", budget=1.5)
 @torch.no_grad()
 def chunked(case: Case) -> None:
-    """The same tokens in several rhythms through every layout of memory."""
+    """Decode the same tokens in several chunkings on every layout of the decode state."""
     decodes(case)
     want, tokens = whole(case), case.inputs
-    rhythms = {
+    chunkings = {
         "in even chunks": [(5,) * 3, (1,) * 3, (8,) * 3, (1,) * 3, (6,) * 3],
         "ragged": [(7, 3, 12), (1, 9, 1), (1, 1, 1), (4, 1, 1), (8, 7, 6)],
         "step by step": [(1,) * 3] * 9 + [(1, 2, 3)] * 4,
     }
     for layout in LAYOUTS:
-        for name, rhythm in rhythms.items():
+        for name, chunking in chunkings.items():
             for flat in (False, True):
                 rows = [0, 1, 2] if name != "ragged" else [3, 1, 4]
                 decoder = Decoder(case, layout, rows=3 if name == "in even chunks" else 5)
                 decoder.admit(rows)
                 place, got = [0] * BATCH, [[] for _ in range(BATCH)]
-                for lengths in rhythm:
+                for lengths in chunking:
                     pieces = [tokens[r, place[r] : place[r] + m] for r, m in enumerate(lengths)]
-                    for r, answer in enumerate(decoder.feed(rows, pieces, flat)):
-                        got[r].append(answer)
-                        place[r] += len(answer)
+                    for r, out in enumerate(decoder.feed(rows, pieces, flat)):
+                        got[r].append(out)
+                        place[r] += len(out)
                 for r in range(BATCH):
                     how = f"{layout}, {name}{', flat' if flat else ''}: row {r} cached and whole"
                     case.same(torch.cat(got[r]), want[r, : place[r]], how)
@@ -114,105 +114,104 @@ def chunked(case: Case) -> None:
 @law(5, "padded", "neither padding, nor neighbors in a batch, nor packed documents change a token")
 @torch.no_grad()
 def padded(case: Case) -> None:
-    """Each sequence alone, against the same one among padding and neighbors."""
+    """Compare each sequence alone with the same one in a padded, packed and flat batch."""
     if not case.tokens:
         raise NotApplicable("images are not padded")
     tokens, source = case.inputs, case.source
     alone: list[Tensor] = []
-    answers: list[Tensor] = []
+    outputs: list[Tensor] = []
     for r, length in enumerate(LENGTHS):
         own = None if source is None else source[r : r + 1, :length]
         ctx = case.ctx(layout=TokenLayout.whole(1, length), source=own)
         alone.append(case.stream(tokens[r : r + 1, :length], ctx)[0])
-        answers.append(case.run(tokens[r : r + 1, :length], layout=TokenLayout.whole(1, length), source=own)[0])
+        outputs.append(case.run(tokens[r : r + 1, :length], layout=TokenLayout.whole(1, length), source=own)[0])
     for left in (False, True):
-        layout, laid, laid_source = (
+        layout, batch, batch_source = (
             TokenLayout.padded(LENGTHS, N, left),
-            _lay(tokens, left),
-            None if source is None else _lay(source, left),
+            _pad(tokens, left),
+            None if source is None else _pad(source, left),
         )
-        how = {"layout": layout, "source_layout": TokenLayout.padded(LENGTHS, N, left), "source": laid_source}
-        out, answer = case.stream(laid, case.ctx(**how)), case.run(laid, **how)
+        how = {"layout": layout, "source_layout": TokenLayout.padded(LENGTHS, N, left), "source": batch_source}
+        out, pooled = case.stream(batch, case.ctx(**how)), case.run(batch, **how)
         side = "left" if left else "right"
         for r, length in enumerate(LENGTHS):
             real = out[r, N - length :] if left else out[r, :length]
             case.same(real, alone[r], f"row {r} padded on the {side} and alone")
             if case.spec.head is not None and case.spec.head.pools():
-                case.same(answer[r], answers[r], f"the answer for row {r} padded on the {side} and alone")
-        case.true(bool(out.isfinite().all()), f"padding on the {side} makes numbers that are not finite")
-    _packed(case, alone, answers)
+                case.same(pooled[r], outputs[r], f"the pooled output of row {r} padded on the {side} and alone")
+        case.true(bool(out.isfinite().all()), f"padding on the {side} gives outputs that are not finite")
+    _packed(case, alone, outputs)
 
 
-def _lay(tokens: Tensor, left: bool) -> Tensor:
-    laid = torch.ones_like(tokens)  # padding is a token like any other; it must not matter which
+def _pad(tokens: Tensor, left: bool) -> Tensor:
+    padded = torch.ones_like(tokens)  # the padding token is an ordinary one: it must not matter which
     for r, length in enumerate(LENGTHS):
-        laid[r, N - length if left else 0 : N if left else length] = tokens[r, :length]
-    return laid
+        padded[r, N - length if left else 0 : N if left else length] = tokens[r, :length]
+    return padded
 
 
-def _packed(case: Case, alone: list[Tensor], answers: list[Tensor]) -> None:
-    """All documents in one row, and as one flat batch."""
+def _packed(case: Case, alone: list[Tensor], outputs: list[Tensor]) -> None:
+    """Compare all documents in one row, and in one flat batch, with each alone."""
     tokens, source = case.inputs, case.source
     row = torch.cat(rows_of(tokens, LENGTHS))
     total = sum(LENGTHS)
     sources = None if source is None else torch.cat(rows_of(source, LENGTHS))
-    packed_at = TokenLayout.packed([LENGTHS], total)
     how = {
-        "layout": packed_at,
+        "layout": TokenLayout.packed([LENGTHS], total),
         "source_layout": TokenLayout.packed([LENGTHS], total),
         "source": None if sources is None else sources[None],
     }
     out = case.stream(row[None], case.ctx(**how))[0]
     for r, document in enumerate(out.split(LENGTHS)):
         case.same(document, alone[r], f"document {r} packed and alone")
-    _pooled(case, row[None], how, answers, "packed")
+    _pooled(case, row[None], how, outputs, "packed")
     how = {"layout": TokenLayout.flat(LENGTHS), "source_layout": TokenLayout.flat(LENGTHS), "source": sources}
     out = case.stream(row, case.ctx(**how))
     for r, document in enumerate(out.split(LENGTHS)):
         case.same(document, alone[r], f"row {r} in a flat batch and alone")
-    _pooled(case, row, how, answers, "in a flat batch")
+    _pooled(case, row, how, outputs, "in a flat batch")
 
 
-def _pooled(case: Case, inputs: Tensor, how: dict[str, Any], answers: list[Tensor], where: str) -> None:
-    """A head that pools gives one answer per document."""
+def _pooled(case: Case, inputs: Tensor, how: dict[str, Any], outputs: list[Tensor], where: str) -> None:
+    """Check that a head that pools gives one output per document, equal to that of the document alone."""
     if case.spec.head is None or not case.spec.head.pools():
         return
     pooled = case.run(inputs, **how)
-    case.true(len(pooled) == len(answers), f"{len(answers)} documents {where} give {len(pooled)} answers")
-    for r, answer in enumerate(answers):
-        case.same(pooled[r], answer, f"the answer for document {r} {where} and alone")
+    case.true(len(pooled) == len(outputs), f"{len(outputs)} documents {where} give {len(pooled)} pooled outputs")
+    for r, output in enumerate(outputs):
+        case.same(pooled[r], output, f"the pooled output of document {r} {where} and alone")
 
 
 @law(7, "rollback", "rolling back and replaying equals never having seen the tokens; both rows of a fork continue correctly")
 @torch.no_grad()
 def rollback(case: Case) -> None:
-    """See wrong tokens, forget them, go on; fork, go two ways."""
+    """Feed wrong tokens, roll them back and feed the right ones; then fork a row and feed different tokens to both."""
     decodes(case)
     want, tokens = whole(case), case.inputs
     wrong = case.inputs.flip(1)
     for layout in LAYOUTS:
-        for seen, extra in ((10, 2), (10, 9), (4, 13)):  # within the slack of a ring, beyond it, across its edge
+        for length, extra in ((10, 2), (10, 9), (4, 13)):  # within the slack of a ring, beyond it, across its edge
             decoder = Decoder(case, layout)
             decoder.admit([0, 1, 2])
-            decoder.feed([0], [tokens[0, :seen]])
+            decoder.feed([0], [tokens[0, :length]])
             decoder.pool.mark(0)
             decoder.feed([0], [wrong[0, :extra]])
-            reached = decoder.pool.rollback(0, seen)
-            case.true(0 <= reached <= seen, f"{layout}: went back to {reached}, past {seen}")
+            reached = decoder.pool.rollback(0, length)
+            case.true(0 <= reached <= length, f"{layout}: a roll-back to {length} reached {reached}")
             (got,) = decoder.feed([0], [tokens[0, reached:]])
-            case.same(got, want[0, reached:], f"{layout}: after going back from {seen + extra} to {seen} (reached {reached})")
+            case.same(got, want[0, reached:], f"{layout}: rolled back from {length + extra} to {length} (reached {reached})")
         decoder = Decoder(case, layout)
         decoder.admit([0, 1, 2])
         decoder.feed([0], [tokens[0, :10]])
         decoder.pool.fork(0, 3)
         (other,) = decoder.feed([3], [wrong[0, :7]])
         (got,) = decoder.feed([0], [tokens[0, 10:]])
-        case.same(got, want[0, 10:], f"{layout}: the first twin after a fork")
+        case.same(got, want[0, 10:], f"{layout}: the forked row after a fork")
         fresh = Decoder(case, layout)
         fresh.admit([0, 1, 2])
         (once,) = fresh.feed([0], [torch.cat([tokens[0, :10], wrong[0, :11]])])
-        case.same(other, once[10:17], f"{layout}: the second twin after a fork")
-        (later,) = decoder.feed([3], [wrong[0, 7:11]])  # once the first has gone on too
-        case.same(later, once[17:], f"{layout}: the second twin after the first went on")
+        case.same(other, once[10:17], f"{layout}: the new row after a fork")
+        (later,) = decoder.feed([3], [wrong[0, 7:11]])  # after more tokens of the forked row
+        case.same(later, once[17:], f"{layout}: the new row after the forked row continued")
         if not torch.equal(wrong[0, :7], tokens[0, 10:17]) and torch.equal(other[:1], got[:1]):
-            raise Broken(f"{layout}: both twins say the same of different tokens")
+            raise Broken(f"{layout}: both rows of a fork have equal outputs for different tokens")

@@ -1,7 +1,8 @@
-"""The suite: every law on every cover, over two processes, and what came of it.
+"""The suite: every law on every sampled spec, in two processes, and the report.
 
-A **cell** is a distinct spec and a law that made at least one comparison. An exception that a part declares is tried too: it
-must be seen to fail somewhere, or it is none. Dear laws (compiled, sharded) run on a subset that holds every part twice.
+A **cell** is a distinct spec and a law that made at least one comparison. A law also runs where a part declares an exception to
+it: if it then holds everywhere, the exception is wrong, and that is a failure. Slow laws (compiled, sharded) run on a subset of
+the specs that has every kind twice.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ __all__ = [
     "try_spec",
 ]
 
-OWN_NUMBER = "own_number"  # law 14 is about kinds, not about specs
+OWN_NUMBER = "own_number"  # law 14: it tests kinds, not specs
 WORKERS = 2
-SHARE = 6  # of the fields of each spec one in so many is changed: with hundreds of specs each still is, dozens of times
-TWICE = 2  # how often each kind stands in the subset for slow laws
-ENOUGH = 6  # cells after which a declared exception must have been seen to fail; by chance it may hold in a few
+SHARE = 6  # one in so many fields of each spec is changed; over hundreds of specs each field is changed dozens of times
+TWICE = 2  # specs with each kind in the subset for slow laws
+ENOUGH = 6  # cells after which a law with a declared exception must have failed once; in a few it may hold by chance
 
 
 @dc.dataclass
@@ -56,12 +57,12 @@ class Outcome:
     state: str  # held, failed, excepted, excepted but held, not applicable
     detail: str = ""
     seconds: float = 0.0
-    exceptions: list[tuple[str, str]] = dc.field(default_factory=list)  # (part, reason) that declared it
+    exceptions: list[tuple[str, str]] = dc.field(default_factory=list)  # (kind, reason) of the declared exceptions
 
 
 @dc.dataclass
 class Report:
-    """What came of a run."""
+    """The counts and failures of a run."""
 
     parts: int = 0
     specs: int = 0
@@ -92,7 +93,7 @@ class Report:
             self.failures.append({"law": outcome.law, "spec": spec, "detail": outcome.detail})
 
     def end(self, seconds: float) -> Report:
-        """Exceptions that were never seen to fail are failures."""
+        """Add a failure for every exception whose law held in all cells."""
         self.seconds = seconds
         for (part, law, reason), states in self.excepted.items():
             if not states["excepted"] and sum(states.values()) >= ENOUGH:
@@ -104,13 +105,13 @@ class Report:
 
     def over_budget(self) -> dict[str, dict[str, float]]:
         """Laws that take longer per spec than their budget, with both numbers in seconds."""
-        found: dict[str, dict[str, float]] = {}
+        over: dict[str, dict[str, float]] = {}
         for name, row in self.by_law.items():
             if name in LAWS and row["cells"]:
                 each = row["seconds"] / row["cells"]
                 if each > LAWS[name].budget:
-                    found[name] = {"seconds_per_spec": round(each, 2), "budget": LAWS[name].budget}
-        return found
+                    over[name] = {"seconds_per_spec": round(each, 2), "budget": LAWS[name].budget}
+        return over
 
     def data(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""
@@ -136,18 +137,18 @@ class Report:
 
 
 def exceptions(spec: Model) -> dict[str, list[tuple[str, str]]]:
-    """law -> (part, reason) for everything this spec's parts declare cannot hold."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    """law -> [(kind, reason)]: the exceptions that the parts of a spec declare."""
+    by_law: dict[str, list[tuple[str, str]]] = {}
     for _, part, scope in walk(spec):
         for name, reason in part.excepts(scope).items():
             for law in (name, *(other.name for other in LAWS.values() if name in other.excepted_with)):
-                if (part.kind, reason) not in found.setdefault(law, []):
-                    found[law].append((part.kind, reason))
-    return found
+                if (part.kind, reason) not in by_law.setdefault(law, []):
+                    by_law[law].append((part.kind, reason))
+    return by_law
 
 
 def try_law(case: Case, name: str, declared: list[tuple[str, str]]) -> Outcome:
-    """One law on one case."""
+    """Test one law on one case."""
     begin, before = time.process_time(), case.compared
     try:
         LAWS[name].check(case)
@@ -165,7 +166,7 @@ def try_law(case: Case, name: str, declared: list[tuple[str, str]]) -> Outcome:
 
 
 def try_spec(text: str, names: Iterable[str], seed: int = 0, share: int = 1) -> list[Outcome]:
-    """Several laws on one spec, given as YAML; of its fields, every `share`-th one."""
+    """Test several laws on one spec, given as YAML; repeated tests run one in `share` times (see `Case`)."""
     spec = from_yaml(text)
     case, declared = Case(spec, seed, share=share), exceptions(spec)
     return [try_law(case, name, declared.get(name, [])) for name in names]
@@ -173,17 +174,17 @@ def try_spec(text: str, names: Iterable[str], seed: int = 0, share: int = 1) -> 
 
 def _start_worker(load: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
-    for module in load:  # parts of a stranger are registered in every process
+    for module in load:  # a user's own parts are registered in every process
         importlib.import_module(module)
 
 
 def presets() -> list[Model]:
-    """The small presets: laws hold for models people know, too."""
+    """The small presets."""
     return [load_spec(name) for name in zoo() if name.endswith("-tiny")]
 
 
 def specs_of(cover: PairCover, quick: bool, seed: int) -> Iterator[Model]:
-    """Those the reference knows, presets, then wirings."""
+    """Specs that Hugging Face can express, then presets, then sampled specs."""
     known = ported.known_to_reference()
     if quick:
         yield from known[:: len(known) - 3]
@@ -197,18 +198,18 @@ def specs_of(cover: PairCover, quick: bool, seed: int) -> Iterator[Model]:
 def run_suite(
     quick: bool = False,
     seed: int = 0,
-    told: Callable[[int, int, str], None] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
     load: tuple[str, ...] = (),
 ) -> Report:
-    """Every law on every cover; `told` hears (specs done, specs known, the last law that failed); `load` names modules that
-    register parts of a user's own."""
+    """Test every law on every spec. `progress` is called with (specs done, specs so far, the last law that failed); `load`
+    names modules that register a user's own parts."""
     begin = time.perf_counter()
     report, cover = Report(parts=len(ask_kinds())), PairCover(seed)
     for kind in ask_kinds():
         failed = check_oracles([kind])
         report.take(kind, Outcome(OWN_NUMBER, "failed" if failed else "held", "; ".join(map(str, failed))))
-    cheap, slow = ([law.name for law in LAWS.values() if law.slow == wanted] for wanted in (False, True))
-    seen: Counter[str] = Counter()
+    fast, slow = ([law.name for law in LAWS.values() if law.slow == wanted] for wanted in (False, True))
+    specs_with: Counter[str] = Counter()  # by kind
     known: set[str] = set()
     with ProcessPoolExecutor(WORKERS, mp.get_context("spawn"), _start_worker, (load,)) as workers:
         waiting: dict[Future[list[Outcome]], str] = {}
@@ -218,22 +219,24 @@ def run_suite(
                 continue
             known.add(text)
             kinds = {part.kind for _, part in walk_spec(spec)}
-            names = cheap + (slow if not quick and any(seen[kind] < TWICE for kind in kinds) else [])
-            seen.update(kinds)
+            names = fast + (slow if not quick and any(specs_with[kind] < TWICE for kind in kinds) else [])
+            specs_with.update(kinds)
             waiting[workers.submit(try_spec, text, names, seed, SHARE)] = text
             while len(waiting) > 8 * WORKERS:
-                _collect(waiting, report, told, len(known))
+                _collect(waiting, report, progress, len(known))
         while waiting:
-            _collect(waiting, report, told, len(known))
+            _collect(waiting, report, progress, len(known))
     report.specs, report.pairs_covered = len(known), cover.coverage()
     return report.end(time.perf_counter() - begin)
 
 
-def _collect(waiting: dict[Future[list[Outcome]], str], report: Report, told: Callable[..., None] | None, known: int) -> None:
+def _collect(
+    waiting: dict[Future[list[Outcome]], str], report: Report, progress: Callable[..., None] | None, known: int
+) -> None:
     done, _ = wait(waiting, return_when=FIRST_COMPLETED)
     for future in done:
         text = waiting.pop(future)
         for outcome in future.result():
             report.take(text, outcome)
-        if told is not None:
-            told(known - len(waiting), known, report.failures[-1]["law"] if report.failures else "")
+        if progress is not None:
+            progress(known - len(waiting), known, report.failures[-1]["law"] if report.failures else "")

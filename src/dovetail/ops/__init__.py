@@ -1,1 +1,1 @@
-"""Kernels and their choice: torch, and the groups of core. No parts, no modules."""
+"""Attention kernels, scans, masks and losses: functions of tensors. No parts and no modules."""

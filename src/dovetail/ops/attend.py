@@ -84,15 +84,15 @@ def chosen(
         plain = scoring.bias is None and is_plain(scoring.mask, q_layout, k_layout)
         return able_for(needs | {"compile"})[0], plain
     key = ("backend", scoring.mask.key, scoring.bias is None, needs, q.shape, FORCED[-1] if FORCED else None)
-    return k_layout.once_for(q_layout, key, _look, q, scoring, q_layout, k_layout, needs)
+    return k_layout.once_for(q_layout, key, _choose, q, scoring, q_layout, k_layout, needs)
 
 
-def _look(
+def _choose(
     q: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, needs: frozenset[str]
 ) -> tuple[Backend, bool]:
     plain = scoring.bias is None and is_plain(scoring.mask, q_layout, k_layout)
     *rows, n, heads, head = q.shape
-    # tiles are planned only where skipping some could pay; the kernel then reuses the plan
-    worth = not plain and n >= 4 * attend_tiled.TILE
-    touched = attend_tiled.touched(scoring, q_layout, k_layout) if worth else n * k_layout.n
+    # plan tiles only where skipping some could save time; the kernel then reuses the plan
+    can_skip = not plain and n >= 4 * attend_tiled.TILE
+    touched = attend_tiled.touched(scoring, q_layout, k_layout) if can_skip else n * k_layout.n
     return choose(needs, Shape(prod(rows), n, k_layout.n, heads, head, plain, touched)), plain

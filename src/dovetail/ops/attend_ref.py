@@ -1,4 +1,5 @@
-"""The reference implementation of attention, as on paper. It offers everything; every other backend is compared with it.
+"""The reference implementation of attention: the equations, one line each. It offers every feature; every other backend is
+compared with it.
 
     s = q kᵀ · scale          s ← cap · tanh(s / cap)          s ← s + bias
     a = softmax(s where allowed, with the sink as one more column)          z = a v
@@ -25,10 +26,16 @@ def cost(shape: Shape, needs: frozenset[str]) -> float:
 
 
 def run(
-    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, seen: tuple[Tensor, Tensor]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scoring: Scoring,
+    q_layout: TokenLayout,
+    k_layout: TokenLayout,
+    visible: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """(…, heads, n, head), with all scores in memory."""
-    allowed, empty = seen
+    """(…, heads, n, head), with all scores in memory. `visible` is the dense mask, and the queries that see no key."""
+    allowed, empty = visible
     shared = q.shape[-3] // k.shape[-3]
     k, v = k.repeat_interleave(shared, -3), v.repeat_interleave(shared, -3)
     score_dtype = at_least_fp32(q.dtype)  # a product rounded to bfloat16 moves a score of 30 by up to 1/16
@@ -42,7 +49,7 @@ def run(
     if scoring.sink is not None:
         column = scoring.sink[:, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
         scores = torch.cat([scores, column], -1)
-    weights = torch.softmax(scores, -1)[..., : k.shape[-2]].masked_fill(empty, 0.0)
+    probs = torch.softmax(scores, -1)[..., : k.shape[-2]].masked_fill(empty, 0.0)
     if scoring.edit is not None:
-        weights = scoring.edit(weights, q_layout, k_layout)
-    return weights.to(v.dtype) @ v
+        probs = scoring.edit(probs, q_layout, k_layout)
+    return probs.to(v.dtype) @ v

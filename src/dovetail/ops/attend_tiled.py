@@ -1,15 +1,15 @@
-"""Tiled attention: online softmax over the tiles a mask touches, forward and backward; memory grows as n, not n².
+"""Tiled attention: online softmax over the tiles that a mask touches, forward and backward, in memory linear in n.
 
-For each tile of queries, pieces of the keys it touches one after the other, with a running maximum m and a running sum l:
+For each tile of queries, the keys that it touches are processed in pieces, with a running maximum m and a running sum l:
 
     s = cap(q kᵀ · scale) + bias      m' = max(m, max s)      o ← o·e^(m−m') + e^(s−m') v      l ← l·e^(m−m') + Σ e^(s−m')
 
 then z = o / l and lse = m + log l. Backward recomputes s piece by piece: p = e^(s − lse), dv = pᵀg, ds = p ∘ (g vᵀ − Δ) with
-Δ = Σ g∘z − g_lse. A learned sink s₀ only rescales: z · σ(lse − s₀). Biases are made piece by piece and their tables get
-gradients. Beside the results there are a few pieces of scores at any time, and for the whole step, shared by its layers, the
-masks of some partial tiles: of a mask that goes by distance a handful, of others at most REMEMBERED · TILE numbers a token.
+Δ = Σ g∘z − g_lse. A learned sink s₀ only rescales: z · σ(lse − s₀). Biases are computed piece by piece, and their tables get
+gradients. Besides the outputs, memory holds the scores of one piece, and masks of partial tiles, which all layers of a step
+share: a few tiles where the mask depends on the distance alone, otherwise at most CACHED_MASKS · TILE values per token.
 
-Shapes: q (…, heads, n, head), k, v (…, kv_heads, m, head). Query heads that share a key head lie side by side in one matmul:
+Shapes: q (…, heads, n, head), k, v (…, kv_heads, m, head). The query heads of one KV head share a matmul:
 q (rows, kv_heads, shared, n, head), in a tile (rows, kv_heads, shared·n, head).
 Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao 2023.
 """
@@ -35,23 +35,23 @@ from dovetail.ops.mask import Run, allowed
 from dovetail.ops.tiles import Piece, Tile, Tiling, add, put, take
 
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink"})
-TILE = 64  # tokens a tile, of queries and of keys
-PIECE = 1024  # keys looked at in one step at most: bounds the workspace
-REMEMBERED = 4  # masks of tiles that are remembered in a step, for each tile of queries
+TILE = 64  # tokens per tile, of queries and of keys
+PIECE = 1024  # most keys per piece: bounds the workspace
+CACHED_MASKS = 4  # tile masks cached per tile of queries and step
 
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:
-    """Nanoseconds, roughly: dearer a score than the fused kernel, but only for scores the mask touches; and so much a tile
-    of queries, however few keys it sees."""
+    """Nanoseconds, roughly: more per score than the fused kernel, but only for the scores that the mask touches; plus a fixed
+    cost per tile of queries."""
     each = 13.0 + 5.0 * ("bias" in needs) + 5.0 * ("bias_grad" in needs)
     tiles, heads = -(-shape.queries // TILE), shape.rows * shape.heads
     return tiles * (200_000.0 + 36_000.0 * heads) + each * heads * shape.touched
 
 
 def run(
-    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, seen: object = None
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, visible: object = None
 ) -> Tensor:
-    """(…, heads, n, head), touching only the tiles that the mask touches."""
+    """(…, heads, n, head), computed over the tiles that the mask touches. `visible` is not used: no dense mask is computed."""
     if q.dim() == 3:
         return run(q[None], k[None], v[None], scoring, q_layout, k_layout)[0]
     if scoring.mask.regroup() > 1 and q_layout.start is None and q.shape[0] > 1:  # each row has its own order of residues
@@ -70,7 +70,7 @@ def run(
 
 
 def touched(scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout) -> int:
-    """How many scores of one row lie in tiles that a head looks at, on average."""
+    """The number of scores per row in the tiles that are computed, averaged over heads."""
     masks = [scoring.mask.for_head(head) for head in scoring.heads.tolist()] if scoring.mask.by_head() else [scoring.mask]
     return sum(Work.of(dc.replace(scoring, mask=mask), q_layout, k_layout).tiling.touched() for mask in masks) // len(masks)
 
@@ -80,25 +80,26 @@ def _row(layout: TokenLayout, i: int) -> TokenLayout:
 
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout) -> Tensor:
-    """Heads that see alike are taken together, so that each set touches its own tiles only."""
+    """Run heads with equal masks together, so that each set computes only its own tiles."""
     shared, sets = q.shape[1] // k.shape[1], {}
     for i, head in enumerate(scoring.heads.tolist()):
         sets.setdefault(scoring.mask.for_head(head), []).append(i)
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     for mask, own in sets.items():
         groups = [i // shared for i in own]
-        even = len({groups.count(group) for group in groups}) == 1  # then they can still share keys
+        even = len({groups.count(group) for group in groups}) == 1  # only then can the heads of a set share KV heads
         heads, keys = (torch.tensor(x, device=q.device) for x in (own, sorted(set(groups)) if even else groups))
-        alike = dc.replace(
+        own_scoring = dc.replace(
             scoring,
             mask=mask,
             heads=scoring.heads[heads],
             bias=None if scoring.bias is None else partial(_of_heads, scoring.bias, heads),
             sink=None if scoring.sink is None else scoring.sink[heads],
         )
-        found.append(run(q.index_select(1, heads), k.index_select(1, keys), v.index_select(1, keys), alike, q_layout, k_layout))
-    back = torch.tensor([i for own in sets.values() for i in own], device=q.device).argsort()
-    return torch.cat(found, 1).index_select(1, back)
+        k_own, v_own = k.index_select(1, keys), v.index_select(1, keys)
+        outputs.append(run(q.index_select(1, heads), k_own, v_own, own_scoring, q_layout, k_layout))
+    original_order = torch.tensor([i for own in sets.values() for i in own], device=q.device).argsort()
+    return torch.cat(outputs, 1).index_select(1, original_order)
 
 
 def _of_heads(
@@ -107,42 +108,42 @@ def _of_heads(
     return bias(q_layout, k_layout, *tables).index_select(-3, heads)
 
 
-class Seen:
-    """Masks of tiles that were looked at, for other layers and for the way back; no more of them than `room` numbers."""
+class MaskCache:
+    """Masks of tiles, shared by the layers of a step and by backward; at most `room` values in total."""
 
     def __init__(self, room: int) -> None:
         self.room, self.masks = room, {}
 
     def once(self, kind: Any, make: Callable[[], Tensor]) -> Tensor:
-        """The mask of this kind."""
+        """Return the mask of this kind: a cached one, or make(), which is cached while there is room."""
         if kind in self.masks:
             return self.masks[kind]
-        made = make()
-        if made.numel() <= self.room:
-            self.room -= made.numel()
-            self.masks[kind] = made
-        return made
+        mask = make()
+        if mask.numel() <= self.room:
+            self.room -= mask.numel()
+            self.masks[kind] = mask
+        return mask
 
 
 @dc.dataclass
 class Work:
-    """What the kernel knows beside tensors."""
+    """The inputs of the kernel besides q, k and v."""
 
     scoring: Scoring
     q_layout: TokenLayout
     k_layout: TokenLayout
     tiling: Tiling
-    relative: bool  # what a query sees depends on the distance alone, so that tiles repeat
-    seen: Seen
+    relative: bool  # the mask depends on the distance alone, so that tiles at equal distances have equal masks
+    masks: MaskCache
 
     @staticmethod
     def of(scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout) -> Work:
-        """The work for these tokens; the tiles are found once a step for all layers with an equal mask."""
+        """The work for these tokens; tiles are planned once per step for all layers with an equal mask."""
         key, given = (scoring.mask.key, TILE, PIECE), (scoring.mask, q_layout, k_layout, len(scoring.heads), TILE, PIECE)
         tiling = k_layout.once_for(q_layout, ("tiling", *key), Tiling, *given)
-        seen = k_layout.once_for(q_layout, ("seen", *key), Seen, REMEMBERED * TILE * q_layout.n)
+        masks = k_layout.once_for(q_layout, ("tile masks", *key), MaskCache, CACHED_MASKS * TILE * q_layout.n)
         relative = scoring.mask.relative() and q_layout.start is not None and k_layout.start is not None
-        return Work(scoring, _one_row(q_layout), _one_row(k_layout), tiling, relative, seen)
+        return Work(scoring, _one_row(q_layout), _one_row(k_layout), tiling, relative, masks)
 
     def bias(self, tile: Tile, piece: Piece, tables: tuple[Tensor, ...]) -> Tensor | None:
         """(…, heads, n, m) added to the scores of one piece."""
@@ -150,14 +151,15 @@ class Work:
             return None
         return self.scoring.bias(self.q_layout.pick(tile.queries), self.k_layout.pick(piece.keys), *tables)
 
-    def shut(self, tile: Tile, runs: list[Run]) -> Tensor:
-        """(…, 1, n, m) −∞ where a query may not see a key of the runs, else 0."""
-        look = self.scoring.mask.visible if all(run.alone for run in runs) else partial(allowed, self.scoring.mask)
-        seen = look(self.q_layout.pick(tile.queries), self.k_layout.pick(self.tiling.k.where(runs)), self.scoring.heads)
-        return torch.where(seen, 0.0, -torch.inf)
+    def additive_mask(self, tile: Tile, runs: list[Run]) -> Tensor:
+        """(…, 1, n, m) 0 where a query may see a key of the runs, −∞ elsewhere."""
+        # runs inside one document need no document mask
+        visible = self.scoring.mask.visible if all(run.alone for run in runs) else partial(allowed, self.scoring.mask)
+        keys = self.k_layout.pick(self.tiling.k.where(runs))
+        return torch.where(visible(self.q_layout.pick(tile.queries), keys, self.scoring.heads), 0.0, -torch.inf)
 
     def kind(self, tile: Tile, runs: list[Run]) -> tuple[Any, ...]:
-        """Equal for equal masks: of one tile, or of any two equally far apart where the mask is relative."""
+        """The cache key of a tile's mask: equal for tiles at equal distances where the mask is relative."""
         each = [keys for run in runs if isinstance(keys := self.tiling.k.where([run]), slice)]
         if not self.relative or not isinstance(tile.queries, slice) or len(each) < len(runs):
             return tile.number, *runs
@@ -177,22 +179,23 @@ class Work:
         if bias is not None:
             scores += _by_group(bias, groups)
         if piece.masked:  # adding −∞ is far cheaper than masked_fill_
-            shut = self.seen.once(self.kind(tile, piece.masked), partial(self.shut, tile, piece.masked)).unsqueeze(-3)
-            parts = shut.split([run.end - run.begin for run in piece.masked], -1)
+            make = partial(self.additive_mask, tile, piece.masked)
+            mask = self.masks.once(self.kind(tile, piece.masked), make).unsqueeze(-3)
+            parts = mask.split([run.end - run.begin for run in piece.masked], -1)
             for columns, part in zip(piece.columns, parts, strict=True):
                 scores[..., columns].add_(part)
         return scores, capped
 
 
 def _one_row(layout: TokenLayout) -> TokenLayout:
-    """Where all rows stand alike one of them says it all, and masks are made for one row only."""
+    """The layout of one row, where all rows have equal positions: masks are then computed for one row only."""
     if layout.start is None or layout.order.dim() == 1:
         return layout
     return TokenLayout(layout.coords[:1], layout.order[:1], None, start=layout.start)
 
 
 def _exp(x: Tensor) -> Tensor:
-    """e^x in place, and exactly 0 for next to nothing: −∞ and subnormal numbers make exp and matmul many times slower."""
+    """e^x in place, and exactly 0 where it is tiny: −∞ and subnormal numbers make exp and matmul many times slower."""
     least = torch.finfo(x.dtype).tiny * 2**24
     return F.threshold(x.clamp_min_(log(least)).exp_(), least * (1 + 2**-10), 0.0, inplace=True)
 
@@ -208,8 +211,10 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, work: Work, *tables: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         rows, groups, shared, n, _ = q.shape
-        out = q.new_zeros(rows, n, groups, shared, v.shape[-1]).permute(0, 2, 3, 1, 4)  # token by token, as the stream lies
-        # of a row that sees nothing: hopeless but finite, so that σ(lse − sink) is 0 with gradient 0, not NaN
+        out = q.new_zeros(rows, n, groups, shared, v.shape[-1]).permute(
+            0, 2, 3, 1, 4
+        )  # strided by token, like the residual stream
+        # for a query that sees no key: very low but finite, so that σ(lse − sink) is 0 with gradient 0, not NaN
         lowest = torch.finfo(at_least_fp32(q.dtype)).min / 4
         lse = q.new_full(q.shape[:-1], lowest, dtype=at_least_fp32(q.dtype))
         for tile in work.tiling.tiles:
@@ -224,7 +229,7 @@ class _Tiled(torch.autograd.Function):
                 p = _exp(scores.sub_(peak))
                 total = total.mul_(shrink).add_(p.sum(-1, keepdim=True))
                 acc = acc.mul_(shrink.flatten(2, 3)).add_(p.to(v.dtype).flatten(2, 3) @ value)
-            total = total.clamp_min_(1.0)  # the greatest score counts 1, so only a row that sees nothing has less
+            total = total.clamp_min_(1.0)  # the greatest score adds 1, so only a query that sees no key has less
             put(out, tile.queries, acc.div_(total.flatten(2, 3)).unflatten(2, (shared, -1)))
             put(lse[..., None], tile.queries, top + total.log())
         ctx.save_for_backward(q, k, v, out, lse, *tables)

@@ -1,7 +1,7 @@
-"""torch's scaled_dot_product_attention: flash on its own causal flag, otherwise with the mask as one tensor.
+"""torch's scaled_dot_product_attention: with its `is_causal` flag where that is the mask, otherwise with a dense mask.
 
-Its `is_causal` is aligned to the top left, so it is right only where queries and keys begin together; a single query at the
-end needs no mask at all. It returns 0 for a query that sees no key (tests/ops/test_sdpa_facts.py).
+`is_causal` is aligned to the top left, so it is correct only where queries and keys begin together; a single query at the end
+needs no mask. SDPA returns 0 for a query that sees no key (tests/ops/test_sdpa_facts.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OFFERS = frozenset({"bias", "bias_grad", "compile"})
 
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:
-    """Nanoseconds, roughly: least with the flag, more with a dense mask, most with a dense bias."""
+    """Nanoseconds, roughly: lowest with the flag, higher with a dense mask, highest with a dense bias."""
     each = 4.6 if shape.plain else 6.7 + 12.0 * ("bias" in needs) + 7.0 * ("bias_grad" in needs)
     return 15_000.0 + each * shape.rows * shape.heads * shape.queries * shape.keys
 
@@ -30,18 +30,18 @@ def run(
     scoring: Scoring,
     q_layout: TokenLayout,
     k_layout: TokenLayout,
-    seen: tuple[Tensor, Tensor] | str,
+    visible: tuple[Tensor, Tensor] | str,
 ) -> Tensor:
-    """(…, heads, n, head); `seen` is `all` or `causal` where such a flag says it all."""
+    """(…, heads, n, head). `visible` is the flag `all` or `causal`, or the dense mask and the queries that see no key."""
     flat = q.dim() == 3
     if flat:
         q, k, v = q[None], k[None], v[None]
     grouped = q.shape[-3] != k.shape[-3]
-    if isinstance(seen, str):
-        causal = seen == "causal" and q.shape[-2] > 1  # one query at the end sees every key
+    if isinstance(visible, str):
+        causal = visible == "causal" and q.shape[-2] > 1  # one query at the end sees every key
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scoring.scale, enable_gqa=grouped)
         return out[0] if flat else out
-    mask = seen[0]
+    mask = visible[0]
     if scoring.bias is not None:
         mask = torch.where(mask, scoring.bias(q_layout, k_layout, *scoring.tables).to(q.dtype), -torch.inf)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale, enable_gqa=grouped)

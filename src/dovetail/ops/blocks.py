@@ -1,12 +1,12 @@
-"""Tokens in blocks of a fixed size, counted from the beginning of each document; and attention to a few picked blocks.
+"""Blocks of tokens, counted from the beginning of each document, and attention to a few picked blocks per query.
 
-    block of a token = ⌊order / size⌋          a block is whole when its last token, (number + 1)·size − 1, has come
+    block of a token = ⌊order / size⌋          a block is complete with its last token, whose order is (number + 1)·size − 1
 
-A block knows its document, never its row or its call: documents may be packed, padded, flat, remembered or on other ranks, so
-tokens are looked up by (document, order). Attention to picked blocks in two forms:
+Documents may be packed, padded, flat, cached or split across ranks, so the tokens of a block are looked up by (document,
+order), not by their place in a row. Attention to picked blocks has two forms:
 
-    dense      every key, those of other blocks masked: as it is written on paper
-    gathered   the keys of the picked blocks alone, some queries at a time: cost goes with what is picked, not with the text
+    dense      all keys, with those of other blocks masked: the reference implementation
+    gathered   the keys of the picked blocks only, a chunk of queries at a time: the cost does not grow with the sequence
 
 Shapes: q (…, n, heads, head)   k, v (…, m, kv_heads, head)   picked (…, kv_heads, n, s) numbers of blocks, −1 for none.
 """
@@ -23,32 +23,32 @@ from dovetail.core.module import at_least_fp32
 from dovetail.ops.form import chunk, reference
 from dovetail.ops.mask import same_document
 
-LONGEST = 2**32  # tokens a document may have
+LONGEST = 2**32  # most tokens per document
 
 
 class Ended(NamedTuple):
     """The blocks that end among some tokens."""
 
-    layout: TokenLayout  # order is a block's number in its document
-    tokens: Tensor  # (…, b, size) where its tokens stand among the keys
+    layout: TokenLayout  # of the blocks: `order` is a block's number in its document
+    tokens: Tensor  # (…, b, size) indices of its tokens among the keys
 
 
 def ended(layout: TokenLayout, key_layout: TokenLayout, size: int) -> Ended:
-    """The blocks whose last token is one of those at `at`, their tokens looked up among the keys; once a step."""
+    """The blocks whose last token is in `layout`, with their tokens looked up among the keys; computed once per step."""
     return key_layout.once_for(layout, ("ended", size), _ended, layout, key_layout, size)
 
 
 def _ended(layout: TokenLayout, key_layout: TokenLayout, size: int) -> Ended:
     last = layout.real & ((layout.order + 1) % size == 0)
-    if layout.row is not None:  # as many as there are: a flat batch may end a block with every token
+    if layout.row is not None:  # exactly those that end: a flat batch may end a block with every token
         blocks = layout.pick(last.nonzero().squeeze(-1))
         blocks = TokenLayout.of(blocks.order // size, blocks.seg, blocks.row)
     else:
-        # known without looking, or as many as can be: a row's first block may have begun before it
+        # the exact number where `start` is known, else the most possible: a row's first block may have begun in an earlier call
         most = -(-layout.n // size) if layout.start is None else (layout.start + layout.n) // size - layout.start // size
-        where = (~last).to(torch.uint8).argsort(dim=-1, stable=True)[..., :most]
-        seg = torch.where(last.gather(-1, where), layout.seg.gather(-1, where), -1)
-        blocks = TokenLayout.of(layout.order.gather(-1, where) // size, seg)
+        index = (~last).to(torch.uint8).argsort(dim=-1, stable=True)[..., :most]
+        seg = torch.where(last.gather(-1, index), layout.seg.gather(-1, index), -1)
+        blocks = TokenLayout.of(layout.order.gather(-1, index) // size, seg)
     orders = blocks.order[..., None] * size + torch.arange(size, device=layout.order.device)
     tokens, _ = find(key_layout, _document(blocks)[..., None].expand_as(orders), orders)
     return Ended(blocks, tokens)
@@ -60,30 +60,30 @@ def _document(layout: TokenLayout) -> Tensor:
 
 
 def find(layout: TokenLayout, document: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the tokens of these documents and orders (…, any) stand among those at `at`, and whether they are there at all."""
-    names, places = layout.once("by document and order", lambda: (_document(layout) * LONGEST + layout.order).sort(-1))
-    wanted = (document * LONGEST + order).flatten(names.dim() - 1).contiguous()
-    found = torch.searchsorted(names, wanted).clamp_max(layout.n - 1)
-    here = (names.gather(-1, found) == wanted) & (wanted >= 0)
-    return places.gather(-1, found).view_as(order), here.view_as(order)
+    """The indices in `layout` of the tokens with these documents and orders (…, any), and whether each is there."""
+    ids, places = layout.once("by document and order", lambda: (_document(layout) * LONGEST + layout.order).sort(-1))
+    wanted = (document * LONGEST + order).flatten(ids.dim() - 1).contiguous()
+    index = torch.searchsorted(ids, wanted).clamp_max(layout.n - 1)
+    present = (ids.gather(-1, index) == wanted) & (wanted >= 0)
+    return places.gather(-1, index).view_as(order), present.view_as(order)
 
 
-def log_softmax_where(scores: Tensor, seen: Tensor) -> Tensor:
-    """Logarithms of weights over the last dimension, −∞ for what may not be seen."""
-    scores = scores.to(at_least_fp32(scores.dtype)).masked_fill(~seen, -torch.inf)
-    empty = ~seen.any(-1, keepdim=True)
+def log_softmax_where(scores: Tensor, visible: Tensor) -> Tensor:
+    """Log-probs over the last dimension, −∞ for keys that are not visible."""
+    scores = scores.to(at_least_fp32(scores.dtype)).masked_fill(~visible, -torch.inf)
+    empty = ~visible.any(-1, keepdim=True)
     return torch.log_softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, -torch.inf)
 
 
-def softmax_where(scores: Tensor, seen: Tensor) -> Tensor:
-    """Weights over the last dimension, zero where nothing may be seen at all."""
-    return log_softmax_where(scores, seen).exp()
+def softmax_where(scores: Tensor, visible: Tensor) -> Tensor:
+    """Probs over the last dimension, all zero where no key is visible."""
+    return log_softmax_where(scores, visible).exp()
 
 
 def attend_picked(
     q: Tensor, k: Tensor, v: Tensor, picked: Tensor, size: int, scale: float, layout: TokenLayout, key_layout: TokenLayout
 ) -> Tensor:
-    """Attention of each query to the tokens of its picked blocks that came before it, and itself: (…, n, heads, head)."""
+    """Attention of each query to the earlier tokens of its picked blocks and to itself: (…, n, heads, head)."""
     groups = k.shape[-2]
     q = q.unflatten(-2, (groups, -1)).movedim(-4, -2)  # (…, kv_heads, shared, n, head)
     k, v = k.transpose(-3, -2), v.transpose(-3, -2)
@@ -94,37 +94,37 @@ def attend_picked(
 def dense(
     q: Tensor, k: Tensor, v: Tensor, picked: Tensor, size: int, scale: float, layout: TokenLayout, key_layout: TokenLayout
 ) -> Tensor:
-    """Every key, those not picked masked: (…, kv_heads, shared, n, head)."""
+    """Attention over all keys, with those of other blocks masked: (…, kv_heads, shared, n, head)."""
     earlier = same_document(layout, key_layout) & (key_layout.order[..., None, :] <= layout.order[..., :, None])
     block = (key_layout.order // size)[..., None, None, :]
     chosen = torch.zeros((), dtype=torch.bool, device=q.device)
     for i in range(picked.shape[-1]):
         chosen = chosen | (picked[..., i, None] == block)
-    seen = (chosen & earlier[..., None, :, :]).unsqueeze(-3)
+    visible = (chosen & earlier[..., None, :, :]).unsqueeze(-3)
     score_dtype = at_least_fp32(q.dtype)
-    weights = softmax_where(q.to(score_dtype) @ k.to(score_dtype).unsqueeze(-3).transpose(-1, -2) * scale, seen)
-    return weights.to(v.dtype) @ v.unsqueeze(-3)
+    probs = softmax_where(q.to(score_dtype) @ k.to(score_dtype).unsqueeze(-3).transpose(-1, -2) * scale, visible)
+    return probs.to(v.dtype) @ v.unsqueeze(-3)
 
 
 def gathered(
     q: Tensor, k: Tensor, v: Tensor, picked: Tensor, size: int, scale: float, layout: TokenLayout, key_layout: TokenLayout
 ) -> Tensor:
-    """The keys that are picked and no others, `chunk()` queries at a time: (…, kv_heads, shared, n, head)."""
-    found: list[Tensor] = []
+    """Attention over the gathered keys of picked blocks, `chunk()` queries at a time: (…, kv_heads, shared, n, head)."""
+    outputs: list[Tensor] = []
     document = _document(layout)
     for begin in range(0, layout.n, chunk()):
-        some = slice(begin, begin + chunk())
-        orders = (picked[..., some, :, None] * size + torch.arange(size, device=q.device)).flatten(-2)
-        whose = document[..., None, some, None].expand_as(orders)
-        # what none picked (−1) lies before the document's beginning, and is not found
-        index, here = find(key_layout, torch.where(orders < 0, -1, whose), orders)
-        seen = here & (orders <= layout.order[..., None, some, None])
+        queries = slice(begin, begin + chunk())
+        orders = (picked[..., queries, :, None] * size + torch.arange(size, device=q.device)).flatten(-2)
+        own = document[..., None, queries, None].expand_as(orders)
+        # −1 (no block) gives orders below 0, which no token has
+        index, present = find(key_layout, torch.where(orders < 0, -1, own), orders)
+        visible = present & (orders <= layout.order[..., None, queries, None])
         flat = index.flatten(-2)[..., None]
         keys, values = (
             x.gather(-2, flat.expand(*flat.shape[:-1], x.shape[-1])).unflatten(-2, index.shape[-2:]) for x in (k, v)
         )
         score_dtype = at_least_fp32(q.dtype)
-        scores = torch.einsum("...gsnd,...gnkd->...gsnk", q[..., some, :].to(score_dtype), keys.to(score_dtype)) * scale
-        weights = softmax_where(scores, seen.unsqueeze(-3))
-        found.append(torch.einsum("...gsnk,...gnkd->...gsnd", weights.to(v.dtype), values))
-    return torch.cat(found, -2)
+        scores = torch.einsum("...gsnd,...gnkd->...gsnk", q[..., queries, :].to(score_dtype), keys.to(score_dtype)) * scale
+        probs = softmax_where(scores, visible.unsqueeze(-3))
+        outputs.append(torch.einsum("...gsnk,...gnkd->...gsnd", probs.to(v.dtype), values))
+    return torch.cat(outputs, -2)

@@ -29,21 +29,21 @@ LANE = 16  # bytes that torch's kernel reads at once: a row must be a multiple
 class Rows(NamedTuple):
     """The choices of all tokens, sorted by expert."""
 
-    choice: Tensor  # (rows,) the choice that stands here: token · k + which of its k
-    expert: Tensor  # (rows,) the expert among those held here
-    ends: Tensor  # (experts,) where the rows of each end
-    held: Tensor | None  # (rows, 1) whether the expert is held here; None: all are
+    choice: Tensor  # (rows,) the number of the choice: token · k + which of its k
+    expert: Tensor  # (rows,) the expert, numbered among those on this rank
+    ends: Tensor  # (experts,) where the rows of each expert end
+    local: Tensor | None  # (rows, 1) whether the expert is on this rank; None: all are
 
 
-def dispatch(chosen: Tensor, first: Tensor, experts: int, all_held: bool) -> Rows:
-    """Sort the choices (tokens, k) for `experts` experts numbered from `first` on; each has its tokens in their order."""
+def dispatch(chosen: Tensor, first: Tensor, experts: int, all_local: bool) -> Rows:
+    """Sort the choices (tokens, k) by expert, for the `experts` experts from number `first` on; tokens stay in order."""
     number = chosen.flatten() - first
-    if not all_held:
+    if not all_local:
         number = torch.where((number >= 0) & (number < experts), number, experts)
     expert, choice = number.sort(stable=True)
     counts = torch.zeros(experts + 1, dtype=torch.int64, device=chosen.device).scatter_add(0, number, torch.ones_like(number))
     ends = counts[:experts].cumsum(0).to(torch.int32)
-    if all_held:
+    if all_local:
         return Rows(choice, expert, ends, None)
     return Rows(choice, expert.clamp(max=experts - 1), ends, (expert < experts)[:, None])
 
@@ -55,34 +55,36 @@ def gather(x: Tensor, rows: Rows, choices: int) -> Tensor:
 
 def combine(y: Tensor, rows: Rows, weights: Tensor) -> Tensor:
     """y (rows, out), weights (tokens, k) -> (tokens, out): each token's choices weighted and summed, in the weights' dtype."""
-    if rows.held is not None:
-        y = torch.where(rows.held, y, 0.0)
-    mine = y.index_select(0, rows.choice.argsort()).unflatten(0, weights.shape)
-    return (mine * weights[..., None]).sum(-2)
+    if rows.local is not None:
+        y = torch.where(rows.local, y, 0.0)
+    by_token = y.index_select(0, rows.choice.argsort()).unflatten(0, weights.shape)
+    return (by_token * weights[..., None]).sum(-2)
 
 
 def product(x: Tensor, weights: Tensor, rows: Rows) -> Tensor:
-    """Each row by the matrix of its expert, in the form that fits; zero for rows of experts that are not held here."""
+    """Multiply each row by the matrix of its expert; rows of experts on other ranks are zero."""
     if not reference() and able(x, weights):
-        if rows.held is None:
+        if rows.local is None:
             return grouped(x, weights, rows.ends)
-        # the kernel leaves rows past the last run as the memory was, forward and backward
-        return torch.where(rows.held, grouped(torch.where(rows.held, x, 0.0), weights, rows.ends), 0.0)
+        # the kernel leaves rows past the last run uninitialized, forward and backward
+        return torch.where(rows.local, grouped(torch.where(rows.local, x, 0.0), weights, rows.ends), 0.0)
     return _looped_op(x, weights, rows.ends) if torch.compiler.is_compiling() else looped(x, weights, rows.ends)
 
 
 def looped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Expert by expert; rows past the last run are zero."""
+    """One matmul per expert; rows past the last run are zero."""
     edges = [0, *ends.tolist(), x.shape[0]]
-    *runs, rest = x.split([end - begin for begin, end in pairwise(edges)])  # split, not slices: its gradient is one join
+    *runs, rest = x.split(
+        [end - begin for begin, end in pairwise(edges)]
+    )  # split, not slices: its gradient is one concatenation
     pieces = [run @ weight.T for run, weight in zip(runs, weights.unbind(0), strict=True) if len(run)]
     return torch.cat([*pieces, rest.new_zeros(len(rest), weights.shape[1])])
 
 
 def grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """All experts by one kernel; rows past the last run are whatever the memory held."""
+    """One kernel for all experts; rows past the last run are uninitialized."""
     y = F.grouped_mm(x.contiguous(), weights.transpose(-2, -1), offs=ends)
-    return y if torch.compiler.is_compiling() else _Plain.apply(y)  # type: ignore[no-any-return]
+    return y if torch.compiler.is_compiling() else _ContiguousGrad.apply(y)  # type: ignore[no-any-return]
 
 
 def able(x: Tensor, weights: Tensor) -> bool:
@@ -94,8 +96,8 @@ def able(x: Tensor, weights: Tensor) -> bool:
     return x.dtype in (torch.float32, torch.float16) and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-class _Plain(torch.autograd.Function):
-    """x itself; its gradient laid out plainly, since the kernel refuses one that was only expanded."""
+class _ContiguousGrad(torch.autograd.Function):
+    """The identity, with a contiguous gradient: the kernel refuses an expanded one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -117,11 +119,11 @@ def _looped_op(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 @torch.library.custom_op("dovetail::experts_backward", mutates_args=())
 def _looped_back(g: Tensor, x: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and of the weights."""
-    at_weights, begin = torch.zeros_like(weights), 0
+    grad_weights, begin = torch.zeros_like(weights), 0
     for expert, end in enumerate(ends.tolist()):
-        at_weights[expert] = g[begin:end].T @ x[begin:end]
+        grad_weights[expert] = g[begin:end].T @ x[begin:end]
         begin = end
-    return looped(g, weights.transpose(-2, -1), ends), at_weights
+    return looped(g, weights.transpose(-2, -1), ends), grad_weights
 
 
 @_looped_op.register_fake

@@ -1,9 +1,9 @@
-"""Which keys a query sees: those of the spec's mask, in its own document, and never padding.
+"""Dense and tiled masks: a query sees the keys that the spec's mask allows, of its own document, and no padding.
 
     allowed(q, k) = mask(q, k)  ∧  seg_q = seg_k ≥ 0  ∧  row_q = row_k
 
-A kernel takes the dense mask, computed once per step and shared by all layers with an equal mask, or goes tile by tile: `plan`
-says for each tile of scores whether it is empty, full or partial, from the extremes of its tokens alone.
+A kernel takes the dense mask, computed once per step for all layers with an equal mask, or works tile by tile: `plan` finds
+out whether each tile of scores is empty, full or partial, from bounds on its tokens alone.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def allowed(mask: Mask, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor
 
 
 def dense(mask: Mask, q: TokenLayout, k: TokenLayout, heads: Tensor) -> tuple[Tensor, Tensor]:
-    """(allowed, rows that see nothing at all), computed once per step for all layers with an equal mask."""
-    return _shared("allowed", mask, q, k, heads.shape[0], lambda: _look(mask, q, k, heads))
+    """(allowed, queries that see no key), computed once per step for all layers with an equal mask."""
+    return _shared("allowed", mask, q, k, heads.shape[0], lambda: _dense(mask, q, k, heads))
 
 
-def _look(mask: Mask, q: TokenLayout, k: TokenLayout, heads: Tensor) -> tuple[Tensor, Tensor]:
-    seen = allowed(mask, q, k, heads)
-    return seen, ~seen.any(-1, keepdim=True)
+def _dense(mask: Mask, q: TokenLayout, k: TokenLayout, heads: Tensor) -> tuple[Tensor, Tensor]:
+    visible = allowed(mask, q, k, heads)
+    return visible, ~visible.any(-1, keepdim=True)
 
 
 def _shared(what: str, mask: Mask, q: TokenLayout, k: TokenLayout, heads: int, make: Callable[[], T]) -> T:
@@ -51,7 +51,7 @@ def _shared(what: str, mask: Mask, q: TokenLayout, k: TokenLayout, heads: int, m
 
 
 def span_document(q: Span, k: Span) -> Fill:
-    """The document rule for a tile."""
+    """How much of a tile lies within one document and row."""
     if max(q.seg_low, k.seg_low, 0) > min(q.seg_high, k.seg_high) or q.row_low > k.row_high or k.row_low > q.row_high:
         return Fill.EMPTY
     alone = q.seg_low == q.seg_high == k.seg_low == k.seg_high and q.row_low == q.row_high == k.row_low == k.row_high
@@ -59,9 +59,9 @@ def span_document(q: Span, k: Span) -> Fill:
 
 
 def spans(layout: TokenLayout, size: int, step: int = 1) -> list[Span]:
-    """The extremes of each run of `size` tokens, over all rows of the batch."""
+    """The bounds of each run of `size` tokens, over all rows of the batch."""
 
-    def look() -> list[Span]:
+    def compute() -> list[Span]:
         starts = np.arange(0, layout.n, size)
         order, seg = layout.order.numpy(force=True).reshape(-1, layout.n), layout.seg.numpy(force=True).reshape(-1, layout.n)
         row = np.zeros((1, layout.n), np.int64) if layout.row is None else layout.row.numpy(force=True)[None]
@@ -70,12 +70,12 @@ def spans(layout: TokenLayout, size: int, step: int = 1) -> list[Span]:
         steps = np.full(len(starts), step)
         return [Span(*edge) for edge in zip(*(e.tolist() for e in (*edges[:6], steps, *edges[6:])), strict=True)]
 
-    return layout.once(("spans", size, step), look)
+    return layout.once(("spans", size, step), compute)
 
 
 class Run(NamedTuple):
-    """Neighboring key tiles that one query tile touches, [begin, end); whether all of it is visible to every head, and
-    whether queries and keys are all of one document, so that the mask alone decides."""
+    """Neighboring key tiles that one query tile touches, [begin, end) in tokens. `full`: every head sees all of it. `alone`:
+    queries and keys are of one document, so that the mask alone decides."""
 
     begin: int
     end: int
@@ -84,20 +84,20 @@ class Run(NamedTuple):
 
 
 def plan(mask: Mask, q: TokenLayout, k: TokenLayout, heads: int, tile_q: int, tile_k: int) -> list[list[Run]]:
-    """For each query tile the runs of keys it touches, in tokens."""
+    """The runs of keys that each query tile touches."""
 
-    def look() -> list[list[Run]]:
+    def compute() -> list[list[Run]]:
         step = mask.regroup()
-        # heads with one answer need one question; otherwise a tile is skipped only where every head skips it
-        ask = range(heads) if mask.by_head() else range(1)
-        fills = _fills(mask, _levels(spans(q, tile_q, step)), _levels(spans(k, tile_k, step)), ask)
+        # where the mask differs by head, a tile is skipped only if every head skips it
+        tested_heads = range(heads) if mask.by_head() else range(1)
+        fills = _fills(mask, _levels(spans(q, tile_q, step)), _levels(spans(k, tile_k, step)), tested_heads)
         return [_runs(row, tile_k, k.n) for row in fills]
 
-    return _shared(f"plan {tile_q} {tile_k}", mask, q, k, heads, look)
+    return _shared(f"plan {tile_q} {tile_k}", mask, q, k, heads, compute)
 
 
 def _levels(tiles: list[Span]) -> list[list[Span]]:
-    """The tiles, then what is known of two of them as one, then of four …, up to all."""
+    """The bounds of single tiles, then of pairs of tiles, then of fours …, up to all tiles together."""
     levels = [tiles]
     while len(levels[-1]) > 1:
         levels.append([_around(levels[-1][i : i + 2]) for i in range(0, len(levels[-1]), 2)])
@@ -105,42 +105,42 @@ def _levels(tiles: list[Span]) -> list[list[Span]]:
 
 
 def _around(pair: list[Span]) -> Span:
-    """What is known of neighboring runs of tokens as one."""
+    """The bounds of one or two neighboring runs of tokens together."""
     low, high, seg_low, seg_high, row_low, row_high, step, residue_low, residue_high = zip(*pair, strict=True)
     edges = (min(low), max(high), min(seg_low), max(seg_high), min(row_low), max(row_high))
     return Span(*edges, step[0], min(residue_low), max(residue_high))
 
 
 def _fills(mask: Mask, q: list[list[Span]], k: list[list[Span]], heads: range) -> np.ndarray:
-    """(query tiles, key tiles) the fill of each, plus 3 where it lies in one document. All tiles are asked about as one;
-    what is partial is cut in four and asked again, so that a window costs as many questions as it touches tiles."""
+    """(query tiles, key tiles) the fill of each, plus 3 where it lies in one document. A quadtree: the whole is tested first,
+    and only partial rectangles are split into four, so that a window costs as many tests as it touches tiles."""
     fills = np.zeros((len(q[0]), len(k[0])), np.int8)
 
     def below(levels: list[list[Span]], level: int, i: int) -> range:
         return range(1) if level >= len(levels) else range(2 * i, min(2 * i + 2, len(levels[level - 1])))
 
-    def ask(level: int, i: int, j: int) -> None:
+    def visit(level: int, i: int, j: int) -> None:
         fill, alone = _fill(mask, q[min(level, len(q) - 1)][i], k[min(level, len(k) - 1)][j], heads)
         if fill is Fill.PART and level > 0:
             for a in below(q, level, i):
                 for b in below(k, level, j):
-                    ask(level - 1, a, b)
-        else:  # what is true of the whole is true of each
+                    visit(level - 1, a, b)
+        else:  # empty or full for every tile inside
             fills[i << level : (i + 1) << level, j << level : (j + 1) << level] = fill.value + 3 * alone
 
     if fills.size:
-        ask(max(len(q), len(k)) - 1, 0, 0)
+        visit(max(len(q), len(k)) - 1, 0, 0)
     return fills
 
 
 def _runs(fills: np.ndarray, size: int, n: int) -> list[Run]:
-    """Neighboring tiles with an equal fill as one run; empty ones left out."""
+    """Join neighboring tiles of equal fill to runs, and leave out empty ones."""
     edges = [0, *(np.flatnonzero(np.diff(fills)) + 1).tolist(), len(fills)]
-    found = ((begin, end, int(fills[begin])) for begin, end in pairwise(edges))
-    kinds = ((begin, end, Fill(value % 3), value >= 3) for begin, end, value in found)
+    values = ((begin, end, int(fills[begin])) for begin, end in pairwise(edges))
+    runs = ((begin, end, Fill(value % 3), value >= 3) for begin, end, value in values)
     return [
         Run(begin * size, min(end * size, n), fill is Fill.FULL, alone)
-        for begin, end, fill, alone in kinds
+        for begin, end, fill, alone in runs
         if fill is not Fill.EMPTY
     ]
 
@@ -156,23 +156,24 @@ def _fill(mask: Mask, q: Span, k: Span, heads: range) -> tuple[Fill, bool]:
     return Fill.PART if fill is Fill.FULL and not alone else fill, alone
 
 
-LOOKED_AT = 2**22  # scores that `pairs` looks at one by one before it turns to a sample of queries
-GOLDEN = 0.6180339887498949  # its multiples, less the whole part, spread evenly and share no period with any mask
+LOOKED_AT = 2**22  # most scores that `pairs` counts one by one; beyond, it samples queries
+GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are spread evenly and share no period with any mask
 
 
 @lru_cache(maxsize=4096)
 def pairs(mask: Mask, n: int) -> int:
-    """How many (query, key) pairs of one document of n tokens the mask lets through, averaged over heads by its own rule.
+    """The number of (query, key) pairs that the mask allows in one document of n tokens, averaged over heads.
 
-    Full tiles count by area. Partial ones are looked into: wholly where that is little, else at a few queries each, taken
-    in pairs mirrored about the tile's middle, so that what grows evenly from row to row (causal, blocks) stays exact.
+    Full tiles count by their area. Partial tiles are counted score by score, or, where there are too many, at a few queries
+    each. These are taken in pairs mirrored about the middle of the tile, so that counts that grow linearly from row to row
+    (causal, blocks) stay exact.
     """
     layout = TokenLayout.whole(1, n)
     heads = torch.arange(8 if mask.by_head() else 1)
     size = max(64, n // min(64, max(8, 2 * LOOKED_AT // (n * len(heads)))))
     tiles = plan(mask, layout, layout, len(heads), size, size)
-    unsure = sum(run.end - run.begin for runs in tiles for run in runs if not run.full) * size * len(heads)
-    rows = size if unsure <= LOOKED_AT else max(2, LOOKED_AT // (len(tiles) * n * len(heads)) // 2 * 2)
+    partial = sum(run.end - run.begin for runs in tiles for run in runs if not run.full) * size * len(heads)
+    rows = size if partial <= LOOKED_AT else max(2, LOOKED_AT // (len(tiles) * n * len(heads)) // 2 * 2)
     total = 0.0
     for i, runs in enumerate(tiles):
         query = torch.arange(i * size, min((i + 1) * size, n))
@@ -180,13 +181,13 @@ def pairs(mask: Mask, n: int) -> int:
         for run in runs:
             width = run.end - run.begin
             if not run.full:
-                seen = mask.visible(layout.pick(sample), layout.pick(slice(run.begin, run.end)), heads)
-                width = int(seen.expand(1, len(heads), -1, -1).sum()) / (len(sample) * len(heads))
+                visible = mask.visible(layout.pick(sample), layout.pick(slice(run.begin, run.end)), heads)
+                width = int(visible.expand(1, len(heads), -1, -1).sum()) / (len(sample) * len(heads))
             total += len(query) * width
     return round(total)
 
 
 def _mirrored(query: Tensor, count: int, tile: int) -> Tensor:
-    """2·count of the queries: some spread over the tile, others by tile, and their mirror images."""
+    """2·count of the queries: `count` spread over the tile, different ones in each tile, and their mirror images."""
     near = ((torch.arange(1, count + 1) + tile * count) * GOLDEN % 1 * len(query)).long()
     return query[torch.cat([near, len(query) - 1 - near])]

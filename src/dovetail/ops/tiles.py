@@ -1,9 +1,9 @@
-"""Which tokens a tiled kernel looks at together: tiles of queries, and for each the keys it touches, packed into pieces.
+"""Tilings for the tiled kernel: tiles of queries, and for each tile the keys that it touches, packed into pieces.
 
     queries  ▏tile▕▏tile▕▏tile▕ …          keys of a tile: run ──── run ── run ───────  ->  ▏piece▕▏piece▕
 
-The keys of one piece need not be neighbors: what a mask touches is gathered, so that a step has the same amount of work
-whether the mask is dense or full of holes. For a mask with holes tokens of one residue are tiled side by side.
+The keys of one piece need not be neighbors: the runs that a mask touches are gathered, so that pieces are full whether the
+mask is dense or sparse. For a strided mask, tokens are sorted by their residue modulo the stride before they are tiled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.ops.mask import Run, plan
 
-Where = slice | Tensor  # tokens that lie evenly, or any tokens by their index
+Where = slice | Tensor  # evenly spaced tokens, or any tokens by their index
 
 
 def take(x: Tensor, where: Where) -> Tensor:
@@ -45,8 +45,8 @@ def add(x: Tensor, where: Where, more: Tensor) -> None:
 
 
 class Tokens:
-    """Tokens in the order they are tiled: as they lie, or those of one residue modulo `step` side by side, so that the tiles
-    of a mask with holes are full or empty. Where rows differ, the first decides."""
+    """The order in which tokens are tiled: unchanged, or sorted by residue modulo `step`, so that the tiles of a strided mask
+    are full or empty. All rows use the order of the first."""
 
     def __init__(self, layout: TokenLayout, step: int) -> None:
         self.step, self.n, self.device = step, layout.n, layout.order.device
@@ -56,11 +56,12 @@ class Tokens:
             self.numbers, self.layout = self.index.tolist(), layout.pick(self.index)
 
     def tiled(self, layout: TokenLayout) -> TokenLayout:
-        """The same tokens in this order; never kept for tokens as they lie, or they would keep themselves alive."""
+        """The layout in this order. An unchanged layout is not stored here: it caches this object, and a reference cycle would
+        keep both alive."""
         return layout if self.index is None else self.layout
 
     def where(self, runs: list[Run]) -> Where:
-        """The tokens of some runs; a slice where they lie evenly."""
+        """The tokens of some runs; a slice where they are evenly spaced."""
         begin, end = runs[0].begin, runs[-1].end
         if any(a.end != b.begin for a, b in pairwise(runs)):
             places = torch.cat([torch.arange(run.begin, run.end, device=self.device) for run in runs])
@@ -73,7 +74,7 @@ class Tokens:
 
 
 class Piece(NamedTuple):
-    """Keys looked at in one step; the runs of them that have to be masked, and their columns in its scores."""
+    """Keys that are processed together; the runs of them that need a mask, and the columns of these in the scores."""
 
     keys: Where
     masked: list[Run]
@@ -81,7 +82,7 @@ class Piece(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Some queries, and the pieces of keys they touch."""
+    """Some queries, and the pieces of keys that they touch."""
 
     number: int
     queries: Where
@@ -89,7 +90,7 @@ class Tile(NamedTuple):
 
 
 class Tiling:
-    """The tiles of `size` queries that a mask touches, and for each the pieces of at most `most` keys."""
+    """The tiles of `size` queries, and for each the pieces of at most `most` keys that the mask touches."""
 
     def __init__(self, mask: Mask, q_layout: TokenLayout, k_layout: TokenLayout, heads: int, size: int, most: int) -> None:
         step = mask.regroup() if q_layout.n > 1 else 1
@@ -99,7 +100,7 @@ class Tiling:
         self.tiles = [self._tile(i, runs) for i, runs in enumerate(self.runs)]
 
     def touched(self) -> int:
-        """How many scores lie in the tiles that are looked at."""
+        """The number of scores in the tiles that are computed."""
         return sum((run.end - run.begin) * self.size for runs in self.runs for run in runs)
 
     def _tile(self, number: int, runs: list[Run]) -> Tile:
@@ -107,7 +108,7 @@ class Tiling:
         return Tile(number, self.q.where([queries]), [self._piece(packed) for packed in self._packed(runs)])
 
     def _packed(self, runs: list[Run]) -> Iterator[list[Run]]:
-        """The runs of one tile, cut and packed so that at most `most` keys lie together."""
+        """Split and pack the runs of one tile into lists of at most `most` keys."""
         packed, room = [], self.most
         for run in runs:
             begin = run.begin

@@ -1,5 +1,8 @@
-"""Activations: functions of one number. A gated ffn uses them on its gate, so `sigmoid` there is the GLU of 2016,
-`identity` the bilinear form, `gelu` GeGLU and `silu` SwiGLU (Shazeer 2020)."""
+"""Activations: elementwise functions.
+
+A gated ffn (`glu`) applies them to its gate: `silu` is SwiGLU, `gelu` GeGLU, `identity` the bilinear form (Shazeer 2020),
+`sigmoid` the GLU of Dauphin et al. 2016.
+"""
 
 from __future__ import annotations
 

@@ -86,19 +86,19 @@ class RandomFeatures(Feature):
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         count, head = scope.size("features"), scope.size("head")
-        chance = torch.Generator().manual_seed(self.draw)
-        q, r = torch.linalg.qr(torch.randn(-(-count // head), head, head, generator=chance, dtype=torch.float64))
+        generator = torch.Generator().manual_seed(self.draw)
+        q, r = torch.linalg.qr(torch.randn(-(-count // head), head, head, generator=generator, dtype=torch.float64))
         # with a positive diagonal of R, Q is uniform over all rotations, and the same in every LAPACK
-        turned = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT.flatten(0, 1)[:count]
-        return turned * torch.randn(count, head, generator=chance, dtype=torch.float64).norm(dim=1, keepdim=True)
+        rotated = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT.flatten(0, 1)[:count]
+        return rotated * torch.randn(count, head, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = 4 * n * scope.size("heads", "head") * scope.size("features")  # queries and keys, each with every direction
         return flops, flops
 
     def check(self, scope: Scope) -> list[Problem]:
-        found = [] if (self.features or 1) > 0 else [Problem("features", f"{self.features} is not above 0")]
-        return found if self.draw >= 0 else [*found, Problem("draw", f"{self.draw} is below 0")]
+        problems = [] if (self.features or 1) > 0 else [Problem("features", f"{self.features} is not above 0")]
+        return problems if self.draw >= 0 else [*problems, Problem("draw", f"{self.draw} is below 0")]
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         if scope.size("features") >= scope.size("head"):
@@ -117,19 +117,19 @@ class RandomFeaturesModule(FeatureModule):
     directions: Tensor
 
     def setup(self) -> None:
-        self.shrink, self.share = self.scope.size("head") ** -0.25, self.scope.size("features") ** -0.5
+        self.scale, self.amplitude = self.scope.size("head") ** -0.25, self.scope.size("features") ** -0.5
 
     def query(self, q: Tensor) -> Tensor:
         exponent = self.exponent(q)
         # the largest feature of each query becomes 1/√m, so that none overflows
-        return ((exponent - exponent.amax(-1, keepdim=True)).exp() * self.share).to(q.dtype)
+        return ((exponent - exponent.amax(-1, keepdim=True)).exp() * self.amplitude).to(q.dtype)
 
     def key(self, k: Tensor) -> Tensor:
         # an exponent is at most |ω|²/2, where k = ω, and 0 where k is: half of that is the middle
         middle = self.directions.square().sum(-1).amax() / 4
-        return ((self.exponent(k) - middle).exp() * self.share).to(k.dtype)
+        return ((self.exponent(k) - middle).exp() * self.amplitude).to(k.dtype)
 
     def exponent(self, x: Tensor) -> Tensor:
         """ω·x − |x|²/2 of the scaled x: (…, features)."""
-        x = x.to(at_least_fp32(x.dtype)) * self.shrink
+        x = x.to(at_least_fp32(x.dtype)) * self.scale
         return x @ self.directions.T - x.square().sum(-1, keepdim=True) / 2

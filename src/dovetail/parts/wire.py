@@ -1,4 +1,4 @@
-"""Wires: where a block's norms stand on the residual stream. The default, `pre_norm`, is in model.py.
+"""Wires: where a block's norms are, and how its branches join the residual stream. The default, `pre_norm`, is in model.py.
 
     post_norm      norm(x + f x)                                                     Vaswani et al. 2017
     sandwich_norm  x + norm(f(norm x))                                               Ding et al. 2021 (CogView), Gemma 2

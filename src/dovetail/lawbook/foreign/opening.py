@@ -1,4 +1,4 @@
-"""Opening a foreign model by its name on the command line: `hf:DIR` or `py:file.py:factory`."""
+"""Open a foreign model by its name on the command line: `hf:DIR` or `py:file.py:factory`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail.verification.user_code import factory_of
 
 
 def opened(text: str, *, seed: int = 0, as_is: bool = False) -> Foreign:
-    """The model that `hf:DIR` or `py:file.py:factory` names. Weights of a checkpoint stay as they are."""
+    """Return the model that `hf:DIR` or `py:file.py:factory` names. Weights of a checkpoint are not perturbed."""
     kind, _, rest = text.partition(":")
     if kind == "hf":
         make, stored = _of_directory(rest)

@@ -1,6 +1,6 @@
-"""Law 14, its own number: literal oracles for every kind that comes with Dovetail, one file a group."""
+"""Law 14, own_number: oracles with literal numbers for every kind that comes with Dovetail, one file per group."""
 
-# first what a part outside says its numbers with: it may be asked for while our own are still being read
+# first, because a package's own oracles may import these names while ours are still being imported
 from dovetail.lawbook.oracle.registry import (
     ORACLES,
     Comparison,

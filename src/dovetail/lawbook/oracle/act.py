@@ -1,4 +1,4 @@
-"""Activations at −2, −½, 0, ½, 2, from their formulas with a pocket calculator (Φ(2) = 0.97724987, σ(2) = 0.88079708 …)."""
+"""Oracles of activations at −2, −½, 0, ½, 2, computed from their formulas by hand (Φ(2) = 0.97724987, σ(2) = 0.88079708 …)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ VALUES = {
 }
 
 
-def _hold(kind: str, values: list[float]) -> None:
+def _register(kind: str, values: list[float]) -> None:
     @oracle(kind)
     def at_five_points() -> Iterator[Comparison]:
         yield Comparison("at −2, −½, 0, ½, 2", part(kind).function()(numbers(POINTS)), values, near=1e-9)
 
 
 for _kind, _values in VALUES.items():
-    _hold(_kind, _values)
+    _register(_kind, _values)

@@ -1,4 +1,4 @@
-"""Attention of 2014 and 2015, and of low rank, on numbers one can follow by hand."""
+"""Oracles of additive (2014) and multiplicative (2015) attention and of Linformer, computed by hand."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dovetail.ops.attend import offering, using
 
 @oracle("additive_attention")
 def additive_attention() -> Iterator[Comparison]:
-    """Tokens (0, 0), (0, 1), (1, −1): the first channel asks, the second answers, s = 2·tanh(asked + answered)."""
+    """Tokens (0, 0), (0, 1), (1, −1): the first channel is the query, the second the key, s = 2·tanh(q + k)."""
     weights = {"q.weight": [[1.0, 0.0]], "k.weight": [[0.0, 1.0]], "u": [[2.0]], "o.weight": eye(2)}
     module = alone(part("additive_attention", hidden=1), weights, embed=2)
     tokens = numbers([[[0.0, 0.0], [0.0, 1.0], [1.0, -1.0]]])
     for name in ("reference", "torch"):
         with using(name):
             z = module(tokens, ctx(3))[0]
-            # the last: 2·tanh of 1, 2, 0 is 1.52318831, 1.92805516, 0: weights 0.36803694, 0.55172524, 0.08023782
+            # the last: 2·tanh of 1, 2, 0 is 1.52318831, 1.92805516, 0: probs 0.36803694, 0.55172524, 0.08023782
             yield Comparison(f"the last token, by {name}", z[2], [0.08023782, 0.47148741])
-            # the middle: 2·tanh of 0, 1: the logistic of 1.52318831 on itself
+            # the middle: 2·tanh of 0, 1: σ(1.52318831) for itself
             yield Comparison(f"the middle one, by {name}", z[1], [0.0, 0.82100750])
             packed = module(tokens, Ctx(layout=TokenLayout.packed([[2, 1]], 3)))[0]
             yield Comparison(f"alone in its document, by {name}", packed[2], [1.0, -1.0])
     scope = module.part.axes(Scope(sizes={"embed": 2}))
     yield Comparison(
-        "remembered of 5 tokens: a key and itself", sum(s.values(scope, 5) for s in module.part.state(scope)), 15, near=0
+        "cache of 5 tokens: a key and the token", sum(s.values(scope, 5) for s in module.part.state(scope)), 15, near=0
     )
-    # 2·1·(1 + 2) FLOPs for each of 9 pairs, and of the 6 that are seen
+    # 2·1·(1 + 2) FLOPs for each of 9 pairs, and for the 6 that the mask leaves
     yield Comparison("FLOPs of 3 tokens", module.part.cost(scope, 3), [54, 36], near=0)
 
 
@@ -44,19 +44,17 @@ def multiplicative_attention() -> Iterator[Comparison]:
     for backend in offering(frozenset()):
         with using(backend.name):
             z = module(numbers([[[1.0, 0.0], [0.0, 1.0], [1.0, 2.0]]]), ctx(3))[0]
-            # scores 2, ½, 3: weights 0.25371618, 0.05661173, 0.68967209
+            # scores 2, ½, 3: probs 0.25371618, 0.05661173, 0.68967209
             yield Comparison(f"the last token, by {backend.name}", z[2], [0.94338827, 1.43595590])
             yield Comparison(f"the first sees itself, by {backend.name}", z[0], [1.0, 0.0])
     scope = module.part.axes(Scope(sizes={"embed": 2}))
-    yield Comparison(
-        "remembered of 5 tokens: themselves", sum(s.values(scope, 5) for s in module.part.state(scope)), 10, near=0
-    )
+    yield Comparison("cache of 5 tokens: the tokens", sum(s.values(scope, 5) for s in module.part.state(scope)), 10, near=0)
     yield Comparison("FLOPs of 3 tokens", module.part.cost(scope, 3), [72, 48], near=0)
 
 
 @oracle("linformer")
 def linformer() -> Iterator[Comparison]:
-    """Keys 1, 0, 1 mix to (1 + 1, 0 + 1) = (2, 1), values 1, 2, 4 to (1 + 2, 4) = (3, 4); a query of 1 weighs by e² and e."""
+    """Keys 1, 0, 1 become (1 + 1, 0 + 1) = (2, 1), values 1, 2, 4 become (1 + 2, 4) = (3, 4); a query of 1 scores 2, 1."""
     weights = {
         "q.weight": [[1.0, 0.0, 0.0]],
         "k.weight": [[0.0, 1.0, 0.0]],
@@ -70,11 +68,11 @@ def linformer() -> Iterator[Comparison]:
     for backend in offering(frozenset()):
         with using(backend.name):
             z = module(tokens, ctx(3))[0, :, 0]
-            # 0.73105858·3 + 0.26894142·4; a query of 0 takes the mean; the first token sees the last
-            yield Comparison(f"mixed down, by {backend.name}", z, [3.26894142, 3.26894142, 3.5])
+            # 0.73105858·3 + 0.26894142·4; a query of 0 gives the mean; the first token sees the last
+            yield Comparison(f"one document, by {backend.name}", z, [3.26894142, 3.26894142, 3.5])
             z = module(tokens, Ctx(layout=TokenLayout.packed([[1, 2]], 3)))[0, :, 0]
-            # alone: key (1, 0), value (1, 0), so 0.73105858; the second: keys 0, 1 mix to (0, 1), values 2, 4 to (6, 0)
+            # alone: key (1, 0), value (1, 0), so 0.73105858; the second: keys 0, 1 become (0, 1), values 2, 4 become (6, 0)
             yield Comparison(f"two documents, by {backend.name}", z, [0.73105858, 1.61364853, 3.0])
     scope = module.part.axes(Scope(sizes={"embed": 3}))
-    yield Comparison("FLOPs grow as n", [module.part.cost(scope, n)[0] for n in (3, 6)], [48, 96], near=0)
-    yield Comparison("nothing is remembered", len(module.part.state(scope)), 0, near=0)
+    yield Comparison("FLOPs are linear in n", [module.part.cost(scope, n)[0] for n in (3, 6)], [48, 96], near=0)
+    yield Comparison("decode states", len(module.part.state(scope)), 0, near=0)

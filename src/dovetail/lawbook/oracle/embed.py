@@ -1,4 +1,4 @@
-"""Embeddings: rows of a table, and squares of a picture in reading order."""
+"""Oracles of embeddings: rows of a table, and patches of an image, row by row."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def tokens() -> Iterator[Comparison]:
     typed = alone(part("tokens", types=2, scale_by_width=True), types, vocab=3, embed=4)
     second = typed(ids, Ctx(layout=row(2), types=torch.tensor([[0, 1]])))[0]
     yield Comparison("types 0 and 1", second, [[[10.1, 12.2, 14.3, 16.4], [102.0, 204.0, 306.0, 408.0]]])
-    untold = typed(ids, ctx(2))[0]
-    yield Comparison("type 0 where none is given", untold, [[[10.1, 12.2, 14.3, 16.4], [2.1, 4.2, 6.3, 8.4]]])
+    default = typed(ids, ctx(2))[0]
+    yield Comparison("type 0 where none is given", default, [[[10.1, 12.2, 14.3, 16.4], [2.1, 4.2, 6.3, 8.4]]])
     weights = {"table": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "project.weight": [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]}
     narrow = alone(part("tokens", width=2), {**weights, "project.bias": [0.0, 0.0, 0.5]}, vocab=3, table=2, embed=3)
     yield Comparison("two channels", narrow(ids, ctx(2))[0], [[[5.0, 6.0], [1.0, 2.0]]], near=0)
@@ -39,36 +39,36 @@ def tokens() -> Iterator[Comparison]:
 
 
 def _shared() -> Iterator[Comparison]:
-    """An encoder that reads its decoder's table: 3·4 numbers once, or twice."""
+    """An encoder that shares its decoder's table: one table, or two."""
     layer = part("block", mixer=part("attention", heads=2), ffn=None)
     deep = part("block", mixer=part("attention", heads=2), cross=part("cross_attention", heads=2), ffn=None)
     for shared, tables in ((True, 1), (False, 2)):
         encoder = part("model", width=4, vocab=3, embed=part("tokens", shared=shared), layers=(layer,), head=None)
         model = build(part("model", width=4, vocab=3, encoder=encoder, layers=(deep,)))
-        found = [name for name, _ in model.named_parameters() if name.endswith("embed.table")]
-        yield Comparison(f"tables, shared {shared}", len(found), tables, near=0)
+        names = [name for name, _ in model.named_parameters() if name.endswith("embed.table")]
+        yield Comparison(f"tables, shared {shared}", len(names), tables, near=0)
 
 
 @oracle("patches")
 def patches() -> Iterator[Comparison]:
-    """Squares from left to right, then down; within one channel by channel, row by row. 224²/16² = 196 squares of 768."""
+    """Patches from left to right, then down; the values of one by channel, then row by row. 224²/16² = 196 patches of 768."""
     square = part("patches", image=4, patch=2, channels=1)
-    picture = torch.arange(16.0, dtype=torch.float64).view(1, 1, 4, 4)
+    image = torch.arange(16.0, dtype=torch.float64).view(1, 1, 4, 4)
     weights = {"project.weight": eye(4), "project.bias": [0.5] * 4, "class_token": [-1.0, -2.0, -3.0, -4.0]}
-    x, layout = alone(square, weights, embed=4)(picture, ctx(5))
-    squares = [[0.5, 1.5, 4.5, 5.5], [2.5, 3.5, 6.5, 7.5], [8.5, 9.5, 12.5, 13.5], [10.5, 11.5, 14.5, 15.5]]
-    yield Comparison("a class token, then four squares", x, [[[-1.0, -2.0, -3.0, -4.0], *squares]])
-    yield Comparison("where they stand", layout.coords, [[[0, 0], [0, 0], [0, 1], [1, 0], [1, 1]]], near=0)
-    yield Comparison("their order", layout.order, [[0, 1, 2, 3, 4]], near=0)
+    x, layout = alone(square, weights, embed=4)(image, ctx(5))
+    expected = [[0.5, 1.5, 4.5, 5.5], [2.5, 3.5, 6.5, 7.5], [8.5, 9.5, 12.5, 13.5], [10.5, 11.5, 14.5, 15.5]]
+    yield Comparison("a class token, then four patches", x, [[[-1.0, -2.0, -3.0, -4.0], *expected]])
+    yield Comparison("coordinates", layout.coords, [[[0, 0], [0, 0], [0, 1], [1, 0], [1, 1]]], near=0)
+    yield Comparison("order", layout.order, [[0, 1, 2, 3, 4]], near=0)
     two = part("patches", image=2, patch=1, channels=2, class_token=False, bias=False)
     pixels = numbers([[[[1.0, 2.0], [3.0, 4.0]], [[10.0, 20.0], [30.0, 40.0]]]])
     x, layout = alone(two, {"project.weight": eye(2)}, embed=2)(pixels, ctx(4))
     yield Comparison("channels of a pixel", x, [[[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]]])
     big = part("patches")
     yield Comparison("tokens of 224² in 16²", big.tokens(), 197, near=0)
-    yield Comparison("values of a square", big.axes(Scope(sizes={"embed": 8})).size("patch_values"), 768, near=0)
+    yield Comparison("values of a patch", big.axes(Scope(sizes={"embed": 8})).size("patch_values"), 768, near=0)
     small = alone(part("patches", bias=False), {"project.weight": [[1.0] * 768], "class_token": [5.0]}, embed=1)
     x, _ = small(torch.ones(1, 3, 224, 224), ctx(1))
     yield Comparison(
-        "196 squares of 768 ones, and the class", [x.shape[-2], x[0, 0, 0].item(), x[0, 196, 0].item()], [197, 5.0, 768.0]
+        "196 patches of 768 ones, and the class token", [x.shape[-2], x[0, 0, 0].item(), x[0, 196, 0].item()], [197, 5.0, 768.0]
     )

@@ -1,4 +1,4 @@
-"""Feed-forwards of (1, 2) with three hidden numbers, every weight written by hand; and how wide they are unless told."""
+"""Oracles of feed-forward networks, of (1, 2) with three hidden channels and literal weights; and their default widths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads on a row of two real tokens behind one of padding: what is pooled, capped, tied and lost."""
+"""Oracles of heads, on a row of one padding token and two real ones: logits, pooling, soft-cap, tied tables and losses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lm() -> Iterator[Comparison]:
     yield Comparison("logits", plain(x, ctx), [[[1.0, 2.0, 3.0]]])
     yield Comparison("loss of label 1", plain.loss(x, torch.tensor([[1]]), ctx), 1.40760596)
     two = numbers([[[1.0, 2.0], [9.0, -9.0]]])
-    yield Comparison("label −100 is not asked", plain.loss(two, torch.tensor([[1, -100]]), ctx), 1.40760596)
+    yield Comparison("label −100 is ignored", plain.loss(two, torch.tensor([[1, -100]]), ctx), 1.40760596)
     biased = alone(part("lm", tied=False, bias=True, scale=0.5), {"table": TABLE, "bias": [1.0, 0.0, -1.0]}, vocab=3, embed=2)
     yield Comparison("½ of logits with bias", biased(x, ctx), [[[1.0, 1.0, 1.0]]])
     capped = alone(part("lm", tied=False, softcap=3.0), {"table": TABLE}, vocab=3, embed=2)  # 3·tanh(x/3)
@@ -44,13 +44,13 @@ def lm() -> Iterator[Comparison]:
     for tied, tables in ((True, 1), (False, 2)):
         model = build(part("model", width=4, vocab=3, layers=(layer,), head=part("lm", tied=tied)))
         one = tensor_at(model, "head.table") is tensor_at(model, "embed.table")
-        found = sum(name in ("head.table", "embed.table") for name, _ in model.named_parameters())
-        yield Comparison(f"tables, tied {tied}", [found, int(one)], [tables, int(tables == 1)], near=0)
+        count = sum(name in ("head.table", "embed.table") for name, _ in model.named_parameters())
+        yield Comparison(f"tables, tied {tied}", [count, int(one)], [tables, int(tables == 1)], near=0)
 
 
 @oracle("lm")
 def loss_in_chunks() -> Iterator[Comparison]:
-    """Logits 1, 2, 3 three times, labels 1, 2 and none: 1.40760596 and 0.40760596, in the mean 0.90760596, in one chunk or
+    """Logits 1, 2, 3 three times, labels 1, 2 and none: losses 1.40760596 and 0.40760596, mean 0.90760596, in one chunk or
     in several. The gradient of the first: (softmax − (0, 1, 0))/2 = (0.04501529, −0.37763576, 0.33262048) through the table."""
     table, labels = numbers(TABLE), torch.tensor([[1, 2, -100]])
     for chunk in (1, 2, 3, 1024):
@@ -62,7 +62,7 @@ def loss_in_chunks() -> Iterator[Comparison]:
         yield Comparison(f"gradients, chunks of {chunk}", x.grad[0, ::2], [[0.37763576, -0.04501529], [0.0, 0.0]])
         nothing = chunked_cross_entropy(lambda part: part @ table.T, x, labels.new_full((1, 3), -100), chunk)
         yield Comparison(f"no label at all, chunks of {chunk}", nothing, 0.0, near=0)
-        # half precision is summed in single
+        # bfloat16 losses are summed in float32
         half = chunked_cross_entropy(lambda part: part @ table.T.bfloat16(), x.detach().bfloat16(), labels, chunk)
         yield Comparison(f"half precision, chunks of {chunk}", str(half.dtype), "torch.float32")
         yield Comparison(f"its loss, chunks of {chunk}", half, 0.90760596)
@@ -142,11 +142,11 @@ def pooled_embedding() -> Iterator[Comparison]:
     expected = {"first": [[1.0, 2.0]], "last": [[3.0, 6.0]], "mean": [[2.0, 4.0]]}
     for pooling, vector in expected.items():
         yield Comparison(pooling, alone(part("pooled_embedding", pooling=pooling), embed=2)(numbers(ROW), _left()), vector)
-    # a row without a single token still gets an answer, which nobody reads: some place of it, or 0 as the mean of nothing
+    # a row without a real token still gives an output: the vector at some index, or zeros as the mean of no tokens
     empty = Ctx(layout=TokenLayout.padded([0], 3))
     for pooling, vector in (("first", [[3.0, 6.0]]), ("last", [[90.0, -70.0]]), ("mean", [[0.0, 0.0]])):
         yield Comparison(
-            f"{pooling} of nothing", alone(part("pooled_embedding", pooling=pooling), embed=2)(numbers(ROW), empty), vector
+            f"{pooling} of no tokens", alone(part("pooled_embedding", pooling=pooling), embed=2)(numbers(ROW), empty), vector
         )
     unit = alone(part("pooled_embedding", unit=True), embed=2)(numbers(ROW), _left())
     yield Comparison("unit", unit, [[0.44721360, 0.89442719]])

@@ -1,4 +1,4 @@
-"""Initial weights: the standard deviation each init part gives to the weights of a small model, by arithmetic on its sizes."""
+"""Oracles of initialization: the standard deviations of the weights of a small model, computed from its sizes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _spreads(init: Any) -> list[float]:
 
 @oracle("normal")
 def normal() -> Iterator[Comparison]:
-    """GPT-2: 0.02, and 0.02/√(2·12) = 0.0040824829 on o and down, which write to the stream."""
+    """GPT-2: 0.02, and 0.02/√(2·12) = 0.0040824829 on o and down, which write to the residual stream."""
     yield Comparison("GPT-2", _spreads(part("normal")), [0.02, 0.02, 0.0040824829, 0.0040824829, 0.02])
     yield Comparison("one spread", _spreads(part("normal", spread=0.05, residual=False)), [0.05] * 5)
-    drawn = tensor_at(build(_model(part("normal", spread=0.05))), "embed.table")
-    yield Comparison("drawn: 62·28 numbers of spread 0.05", drawn.std(), 0.05, near=0.05)
+    table = tensor_at(build(_model(part("normal", spread=0.05))), "embed.table")
+    yield Comparison("62·28 values of standard deviation 0.05", table.std(), 0.05, near=0.05)
 
 
 @oracle("fan_in")

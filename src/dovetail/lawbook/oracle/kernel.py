@@ -1,7 +1,7 @@
-"""What attention kernels compute, on tensors alone: every backend, many small tiles, and what a backend is asked with.
+"""Oracles of attention kernels, without parts: every backend, small tiles, and the shapes and needs that costs depend on.
 
-Where q is 0 all scores are equal, so that z is the mean of the values a query sees. With v = 1, 2, 4, 8 … no two sets of
-keys have the same sum: the number says which keys were seen. Gradients and larger shapes are for the law `fast`.
+With q = 0 all scores are equal, so that z is the mean of the visible values. With v = 1, 2, 4, 8 … no two sets of keys have the
+same sum, so that z determines which keys were visible. The law `fast` tests gradients and larger shapes.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from dovetail.lawbook.kernel import small_tiles
 from dovetail.lawbook.oracle.registry import Comparison, oracle
 from dovetail.lawbook.oracle.stand import numbers, part, row
 from dovetail.ops.attend import BACKENDS, attend, chosen, is_plain, offering, using
-from dovetail.ops.attend_tiled import Seen, Work
+from dovetail.ops.attend_tiled import MaskCache, Work
 from dovetail.ops.backend import Backend, Shape
 
 EVERY = frozenset({"bias", "bias_grad", "softcap", "sink", "edit", "compile"})
 
 
-def _rule(mask: Any, heads: int = 1, **more: Any) -> Scoring:
+def _scoring(mask: Any, heads: int = 1, **more: Any) -> Scoring:
     return Scoring(mask, 1.0, torch.arange(heads), **more)
 
 
 def _means(
     mask: Any, layout: TokenLayout, keys: TokenLayout | None = None, heads: int = 1, needs: str = "", **more: Any
 ) -> Tensor:
-    """(…, n, heads) what each query gets of v = 1, 2, 4, 8 … where all scores are equal."""
+    """(…, n, heads) the mean of the visible values, of v = 1, 2, 4, 8 …, since all scores are equal."""
     keys = layout if keys is None else keys
     q, k = (torch.zeros(*where.order.shape, heads, 1, dtype=torch.float64) for where in (layout, keys))
     v = (2.0 ** torch.arange(keys.n, dtype=torch.float64))[:, None, None].expand(k.shape)
-    return attend(q, k, v, _rule(mask, heads, **more), layout, keys, frozenset(needs.split()))[..., 0]
+    return attend(q, k, v, _scoring(mask, heads, **more), layout, keys, frozenset(needs.split()))[..., 0]
 
 
-def _by_all(name: str, ask: Callable[[], Tensor], expected: Any, needs: str = "") -> Iterator[Comparison]:
-    """The same question to every backend that offers what it needs, in one tile and in tiles of 2 with pieces of 3 keys."""
+def _by_all(name: str, compute: Callable[[], Tensor], expected: Any, needs: str = "") -> Iterator[Comparison]:
+    """The same computation by every backend that offers the needs, in one tile and in tiles of 2 with pieces of 3 keys."""
     for backend in offering(frozenset(needs.split())):
         with using(backend.name):
-            yield Comparison(f"{name}, by {backend.name}", ask(), expected)
+            yield Comparison(f"{name}, by {backend.name}", compute(), expected)
             with small_tiles(2, 3):
-                yield Comparison(f"{name}, by {backend.name} in small tiles", ask(), expected)
+                yield Comparison(f"{name}, by {backend.name} in small tiles", compute(), expected)
 
 
 CAUSAL = [1.0, 1.5, 7 / 3, 3.75, 6.2, 10.5, 127 / 7]
@@ -54,8 +54,8 @@ NEAR = [1.0, 1.5, 7 / 3, 14 / 3, 28 / 3, 56 / 3, 112 / 3]  # the last three
 
 
 @oracle("attention")
-def sees() -> Iterator[Comparison]:
-    """Seven tokens: which keys each query sees, wherever tiles and pieces begin."""
+def visible_keys() -> Iterator[Comparison]:
+    """Seven tokens: the keys that each query sees, wherever tiles and pieces begin."""
     causal, near = part("causal"), part("causal") & part("window", size=3)
     kept = part("causal") & part("window", size=2, keep=1)
     cases: list[tuple[str, Any, list[float]]] = [
@@ -72,12 +72,12 @@ def sees() -> Iterator[Comparison]:
     ]
     for name, mask, means in cases:
         yield from _by_all(name, lambda mask=mask: _means(mask, row(7))[0, :, 0], means)
-        # three alike rows stand at the same places, and one of them says it all
+        # three rows with equal positions: the mask is computed for one of them
         yield from _by_all(f"{name}, rows", lambda mask=mask: _means(mask, TokenLayout.whole(3, 7))[2, :, 0], means)
-        # a flat batch of a single sequence, of which is known where it begins
+        # a flat batch of a single sequence whose `start` is known
         flat = TokenLayout(None, torch.arange(7), None, start=0)
         yield from _by_all(f"{name}, flat", lambda mask=mask, flat=flat: _means(mask, flat)[:, 0], means)
-    # the last three tokens ask, two of them, one of them
+    # queries are the last three tokens, two of them, one of them
     yield from _by_all("3 at the end", lambda: _means(near, row(3, start=4), row(7))[0, :, 0], NEAR[4:])
     yield from _by_all("2 at the end", lambda: _means(causal, row(2, start=5), row(7))[0, :, 0], CAUSAL[5:])
     yield from _by_all("the last", lambda: _means(causal, row(1, start=6), row(7))[0, :, 0], CAUSAL[6:])
@@ -87,7 +87,7 @@ def sees() -> Iterator[Comparison]:
 
 @oracle("attention")
 def documents() -> Iterator[Comparison]:
-    """Documents begin anew, padding sees nothing and gets 0, rows of a flat batch do not meet."""
+    """Documents are separate, padding sees no key and gets 0, rows of a flat batch are separate."""
     causal, even = part("causal"), part("strided", step=2)
     packed, padded = TokenLayout.packed([[3, 2], [1, 4]], 6), TokenLayout.padded([2, 4], 4, left=True)
     means = [[1.0, 1.5, 7 / 3, 8.0, 12.0, 0.0], [1.0, 2.0, 3.0, 14 / 3, 7.5, 0.0]]
@@ -99,26 +99,26 @@ def documents() -> Iterator[Comparison]:
     flat = TokenLayout.flat([3, 1, 2], [0, 7, 4])
     yield from _by_all("flat", lambda: _means(causal, flat)[:, 0], [1.0, 1.5, 7 / 3, 8.0, 16.0, 24.0])
     yield from _by_all("flat, every second", lambda: _means(even, flat)[:, 0], [2.5, 2.0, 2.5, 8.0, 16.0, 32.0])
-    # a sink of ln 3 counts as three more keys without a value; who sees nothing still gets nothing
-    sunk = [[1 / 4, 3 / 5, 7 / 6, 2.0, 4.8, 0.0], [1 / 4, 1 / 2, 6 / 5, 14 / 6, 30 / 7, 0.0]]
+    # a sink of ln 3 counts as three more keys of value 0; a query that sees no key still gets 0
+    means = [[1 / 4, 3 / 5, 7 / 6, 2.0, 4.8, 0.0], [1 / 4, 1 / 2, 6 / 5, 14 / 6, 30 / 7, 0.0]]
     sink = numbers([1.0986122886681098])
-    yield from _by_all("a sink", lambda: _means(causal, packed, needs="sink", sink=sink)[..., 0], sunk, "sink")
+    yield from _by_all("a sink", lambda: _means(causal, packed, needs="sink", sink=sink)[..., 0], means, "sink")
 
 
 @oracle("attention")
 def by_heads() -> Iterator[Comparison]:
-    """Heads 0 and 2 see by the first mask, 1 by the second; each has its own bias and sink."""
+    """Heads 0 and 2 have the first mask, head 1 the second; each head has its own sink."""
     masks = part("by_head", masks=(part("causal"), part("window", size=1)))
     means = [[1.0, 1.0, 1.0], [1.5, 2.0, 1.5], [7 / 3, 4.0, 7 / 3], [3.75, 8.0, 3.75], [6.2, 16.0, 6.2]]
     yield from _by_all("three heads", lambda: _means(masks, row(5), heads=3)[0], means)
-    # one more key without a value, for head 1 three, for head 2 none
+    # one more key of value 0; for head 1 three, for head 2 none
     sink = numbers([0.0, 1.0986122886681098, -inf])
-    sunk = [[0.5, 0.25, 1.0], [1.0, 0.5, 1.5], [1.75, 1.0, 7 / 3], [3.0, 2.0, 3.75], [31 / 6, 4.0, 6.2]]
-    yield from _by_all("sinks", lambda: _means(masks, row(5), heads=3, needs="sink", sink=sink)[0], sunk, "sink")
+    means = [[0.5, 0.25, 1.0], [1.0, 0.5, 1.5], [1.75, 1.0, 7 / 3], [3.0, 2.0, 3.75], [31 / 6, 4.0, 6.2]]
+    yield from _by_all("sinks", lambda: _means(masks, row(5), heads=3, needs="sink", sink=sink)[0], means, "sink")
 
 
-def _heavier(q: TokenLayout, k: TokenLayout, *tables: Tensor) -> Tensor:
-    """A key at coordinate c weighs 1 + c, by table i more: (…, 1, n, m)."""
+def _weighted(q: TokenLayout, k: TokenLayout, *tables: Tensor) -> Tensor:
+    """A bias (…, 1, n, m) of log(1 + c) for a key at coordinate c, plus table i for the key of order i."""
     weight = (k.coords[..., 0] + 1.0).to(torch.float64).log()
     if tables:
         weight = weight + sum(table * (k.order == i) for i, table in enumerate(tables))
@@ -127,47 +127,49 @@ def _heavier(q: TokenLayout, k: TokenLayout, *tables: Tensor) -> Tensor:
 
 @oracle("attention")
 def biases() -> Iterator[Comparison]:
-    """Weights by coordinates, which are not the order; gradients of the tables that learn, and of no others."""
+    """Biases depend on coordinates, which differ from the order; tables that require a gradient get one, and no others."""
     order, seg = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 2]]), torch.tensor([[0, 0, 0, 0], [0, 1, 1, 1]])
     layout = TokenLayout(torch.tensor([[[0], [3], [2], [0]], [[1], [1], [4], [2]]]), order, seg)
-    # row 0 weighs 1, 4, 3, 1 and row 1 2, 2, 5, 3; every second of a document: 0, 2 | 1, 3 and 0 | 1, 3 | 2
+    # weights of row 0: 1, 4, 3, 1, of row 1: 2, 2, 5, 3; every second token of a document: 0, 2 | 1, 3 and 0 | 1, 3 | 2
     means = [[13 / 4, 16 / 5, 13 / 4, 16 / 5], [1.0, 28 / 5, 4.0, 28 / 5]]
     even, causal = part("strided", step=2), part("causal")
-    yield from _by_all("by coordinates", lambda: _means(even, layout, needs="bias", bias=_heavier)[..., 0], means, "bias")
-    # of two equal keys 10 and 30 the weight of either is ½: dz/d table = ±½·½·(30 − 10)
+    yield from _by_all("by coordinates", lambda: _means(even, layout, needs="bias", bias=_weighted)[..., 0], means, "bias")
+    # two equal keys with values 10 and 30 have probs ½: dz/d table = ±½·½·(30 − 10)
     for learned in (0, 1):
         for backend in offering(frozenset({"bias", "bias_grad"})):
             tables = tuple(torch.zeros((), dtype=torch.float64, requires_grad=i == learned) for i in range(2))
             place = TokenLayout(torch.zeros(1, 2, 1, dtype=torch.long), row(2).order, None)
             with using(backend.name):
                 q, v = torch.zeros(1, 2, 1, 1, dtype=torch.float64), numbers([[[[10.0]], [[30.0]]]])
-                z = attend(q, q, v, _rule(causal, bias=_heavier, tables=tables), place, place, frozenset({"bias", "bias_grad"}))
+                z = attend(
+                    q, q, v, _scoring(causal, bias=_weighted, tables=tables), place, place, frozenset({"bias", "bias_grad"})
+                )
                 z[0, 1].sum().backward()
-            yield Comparison(f"table {learned} learns, by {backend.name}", tables[learned].grad, (-5.0, 5.0)[learned])
-            yield Comparison(f"and the other does not, by {backend.name}", tables[1 - learned].grad is None, True)
+            yield Comparison(f"gradient of table {learned}, by {backend.name}", tables[learned].grad, (-5.0, 5.0)[learned])
+            yield Comparison(f"none for the other table, by {backend.name}", tables[1 - learned].grad is None, True)
 
 
 @oracle("attention")
-def next_to_nothing() -> Iterator[Comparison]:
-    """The tiled kernel leaves out weights below 2²⁴ times the least normal number, and only those: e^−70.5 counts in single
-    precision, e^−70.9 is nothing, and what may not be seen is nothing at all. In double precision the edge is at −691.7."""
+def tiny_probs() -> Iterator[Comparison]:
+    """The tiled kernel sets exponentials below 2²⁴ times the smallest normal number to 0, and only those: in float32 e^−70.5
+    counts and e^−70.9 does not; in float64 the limit is at −691.7. A masked key counts exactly 0."""
     for dtype, counts, lost, value in ((torch.float32, -70.5, -70.9, 1e31), (torch.float64, -691.5, -692.0, 1e300)):
         layout = row(3)
         k = torch.tensor([0.0, counts, lost], dtype=dtype).view(1, 3, 1, 1)
         q, v = torch.ones_like(k), torch.tensor([0.0, value, value], dtype=dtype).view(1, 3, 1, 1)
         with using("tiled"):
-            z = attend(q, k, v, _rule(part("causal")), layout, layout, frozenset())[0, :, 0, 0]
-            far = attend(q, k[:, ::2], v[:, ::2], _rule(part("full")), layout, row(2), frozenset())
-        yield Comparison(f"what may not be seen, {dtype}", z[0], 0.0, near=0)
+            z = attend(q, k, v, _scoring(part("causal")), layout, layout, frozenset())[0, :, 0, 0]
+            far = attend(q, k[:, ::2], v[:, ::2], _scoring(part("full")), layout, row(2), frozenset())
+        yield Comparison(f"a masked key, {dtype}", z[0], 0.0, near=0)
         # e^−70.5 = 2.4112322e−31; e^−691.5 = 4.8458031e−301
-        seen = 2.4112322 if dtype is torch.float32 else 0.48458031
-        yield Comparison(f"next to nothing, {dtype}", z[1:], [seen, seen], near=1e-4)
-        yield Comparison(f"nothing, {dtype}", far.flatten(), [0.0, 0.0, 0.0], near=0)
+        counted = 2.4112322 if dtype is torch.float32 else 0.48458031
+        yield Comparison(f"above the limit, {dtype}", z[1:], [counted, counted], near=1e-4)
+        yield Comparison(f"below the limit, {dtype}", far.flatten(), [0.0, 0.0, 0.0], near=0)
 
 
 @oracle("attention")
 def plain() -> Iterator[Comparison]:
-    """Where a kernel's own flag says it all: both begin together, or one query stands at the end."""
+    """Where a kernel's own flag is the whole mask: queries and keys begin together, or there is one query at the end."""
     causal, both = part("causal"), part("full")
     yield Comparison("as long as the keys", is_plain(causal, row(5), row(5)), True)
     yield Comparison("fewer", is_plain(causal, row(3), row(5)), False)
@@ -177,7 +179,7 @@ def plain() -> Iterator[Comparison]:
     yield Comparison("two, at and beyond the end", is_plain(causal, row(2, start=4), row(5)), False)
     yield Comparison("keys that begin later", is_plain(causal, row(5, start=1), row(5, start=1)), False)
     yield Comparison("documents", is_plain(both, TokenLayout.packed([[2, 3]], 5), row(5)), False)
-    yield Comparison("everything, from anywhere", is_plain(both, row(2, start=3), row(5)), True)
+    yield Comparison("full, from any start", is_plain(both, row(2, start=3), row(5)), True)
     yield Comparison("a window", is_plain(causal & part("window", size=9), row(5), row(5)), False)
 
 
@@ -186,7 +188,7 @@ Asked = list[tuple[Shape, frozenset[str]]]
 
 @contextmanager
 def _listening(offers: frozenset[str] = EVERY) -> Iterator[Asked]:
-    """One more backend, which only notes what it is asked with, and is never the cheapest."""
+    """Add a backend that records the arguments of its cost, which is infinite, so that it never runs."""
     asked: Asked = []
 
     def cost(shape: Shape, needs: frozenset[str]) -> float:
@@ -202,7 +204,7 @@ def _listening(offers: frozenset[str] = EVERY) -> Iterator[Asked]:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """As under a compiler."""
+    """Make torch.compiler.is_compiling() true."""
     known = torch.compiler.is_compiling
     torch.compiler.is_compiling = lambda: True
     try:
@@ -212,12 +214,12 @@ def _compiling() -> Iterator[None]:
 
 
 @oracle("attention")
-def asked_with() -> Iterator[Comparison]:
-    """Rows, queries, keys, heads, head, whether the mask is plain, and the scores in the tiles of 64 × 64 that it touches:
-    looked for only from four tiles on. A window of 64 touches the tile of a query and the one before it."""
+def cost_shapes() -> Iterator[Comparison]:
+    """The shape that costs depend on: rows, queries, keys, heads, head, whether the mask is plain, and the scores in the tiles
+    of 64 × 64 that it touches, which are planned from four tiles on. A window of 64 touches a query's tile and the previous."""
 
     def shape(mask: Any, n: int, needs: str = "", bias: Any = None, keys: int | None = None) -> tuple[list[int], str]:
-        scoring, layout = _rule(mask, 8, bias=bias), TokenLayout.whole(2, n)
+        scoring, layout = _scoring(mask, 8, bias=bias), TokenLayout.whole(2, n)
         with _listening() as asked:
             chosen(torch.empty(2, n, 8, 3), scoring, layout, TokenLayout.whole(2, keys or n), frozenset(needs.split()))
         return [int(number) for number in asked[0][0]], " ".join(sorted(asked[0][1]))
@@ -227,56 +229,58 @@ def asked_with() -> Iterator[Comparison]:
     yield Comparison("long: 1 + 2 + 2 + 2 tiles", shape(near, 256)[0], [2, 256, 256, 8, 3, 0, 28672], near=0)
     yield Comparison("more keys", shape(near, 100, keys=120)[0], [2, 100, 120, 8, 3, 0, 12000], near=0)
     yield Comparison("plain", shape(causal, 256)[0], [2, 256, 256, 8, 3, 1, 65536], near=0)
-    biased = shape(causal, 256, "bias", _heavier)
+    biased = shape(causal, 256, "bias", _weighted)
     yield Comparison("with a bias: 1 + 2 + 3 + 4 tiles", biased[0], [2, 256, 256, 8, 3, 0, 40960], near=0)
     halves = part("by_head", masks=(causal, near))
-    yield Comparison("half of the heads each", shape(halves, 256)[0], [2, 256, 256, 8, 3, 0, 34816], near=0)
-    yield Comparison("what it needs", biased[1], "bias")
+    yield Comparison("two masks by head", shape(halves, 256)[0], [2, 256, 256, 8, 3, 0, 34816], near=0)
+    yield Comparison("needs", biased[1], "bias")
 
 
 @oracle("attention")
-def under_a_compiler() -> Iterator[Comparison]:
+def in_a_compiled_graph() -> Iterator[Comparison]:
     """No cost is computed, because it would compare symbolic sizes: the first backend that offers all of the needs runs."""
-    scoring, layout = _rule(part("causal") & part("window", size=64), 8), TokenLayout.whole(2, 256)
+    scoring, layout = _scoring(part("causal") & part("window", size=64), 8), TokenLayout.whole(2, 256)
     with _compiling(), _listening() as asked:
         runs = [
             chosen(torch.empty(2, 256, 8, 3), scoring, layout, layout, frozenset(needs.split()))[0].name
             for needs in ("", "softcap", "bias bias_grad", "sink edit")
         ]
-    yield Comparison("which one runs", runs, ["torch", "reference", "torch", "reference"])
+    yield Comparison("backends that run", runs, ["torch", "reference", "torch", "reference"])
     yield Comparison("costs computed", len(asked), 0, near=0)
 
 
 @oracle("attention")
 def offers() -> Iterator[Comparison]:
-    """Who may run: all of the needs are offered, and `using` names one."""
-    yield Comparison("nothing special", [b.name for b in offering(frozenset())], ["torch", "tiled", "reference"])
+    """The backends that may run: those that offer all needs; with `using`, only the named one."""
+    yield Comparison("no needs", [b.name for b in offering(frozenset())], ["torch", "tiled", "reference"])
     yield Comparison("a soft-cap", [b.name for b in offering(frozenset({"softcap"}))], ["tiled", "reference"])
-    yield Comparison("and a compiler", [b.name for b in offering(frozenset({"softcap", "compile"}))], ["reference"])
+    yield Comparison(
+        "a soft-cap in a compiled graph", [b.name for b in offering(frozenset({"softcap", "compile"}))], ["reference"]
+    )
     with using("tiled"), using("reference"):
-        yield Comparison("the innermost", [b.name for b in offering(frozenset())], ["reference"])
+        yield Comparison("the innermost `using`", [b.name for b in offering(frozenset())], ["reference"])
     with _listening(frozenset()) as asked:
-        yield Comparison("a stranger", len(offering(frozenset())) - len(offering(frozenset({"bias"}))), 1, near=0)
-    yield Comparison("is not asked where it is not needed", len(asked), 0, near=0)
+        yield Comparison("a further backend", len(offering(frozenset())) - len(offering(frozenset({"bias"}))), 1, near=0)
+    yield Comparison("costs computed for it", len(asked), 0, near=0)
 
 
 @oracle("attention")
-def remembered() -> Iterator[Comparison]:
-    """Masks of tiles, up to so many numbers: what fits exactly is kept, what comes afterwards is made again."""
-    made: list[str] = []
+def cached_masks() -> Iterator[Comparison]:
+    """Tile masks are cached while there is room, to the last value; a mask that does not fit is computed again."""
+    computed: list[str] = []
 
-    def ask(seen: Seen, kind: str, count: int) -> None:
-        seen.once(kind, lambda: (made.append(kind), torch.zeros(count))[1])
+    def look_up(masks: MaskCache, kind: str, count: int) -> None:
+        masks.once(kind, lambda: (computed.append(kind), torch.zeros(count))[1])
 
-    room = Seen(6)
+    cache = MaskCache(6)
     for kind, count in (("four", 4), ("three", 3), ("two", 2), ("four", 4), ("three", 3), ("two", 2), ("one", 1), ("one", 1)):
-        ask(room, kind, count)
-    yield Comparison("made", made, ["four", "three", "two", "three", "one", "one"])
-    work = Work.of(_rule(part("causal")), row(3), row(5))
-    yield Comparison("four tiles of 64 for each of 3 tokens", work.seen.room, 768, near=0)
-    yield Comparison("known by distance", work.relative, True)
-    kept = Work.of(_rule(part("window", size=2, keep=1)), row(3), row(5))
-    yield Comparison("not where some are kept", kept.relative, False)
+        look_up(cache, kind, count)
+    yield Comparison("computed", computed, ["four", "three", "two", "three", "one", "one"])
+    work = Work.of(_scoring(part("causal")), row(3), row(5))
+    yield Comparison("four tiles of 64 for each of 3 tokens", work.masks.room, 768, near=0)
+    yield Comparison("causal is relative", work.relative, True)
+    kept = Work.of(_scoring(part("window", size=2, keep=1)), row(3), row(5))
+    yield Comparison("a window with `keep` is not", kept.relative, False)
     yield Comparison(
-        "nor among documents", Work.of(_rule(part("causal")), TokenLayout.packed([[3]], 3), row(5)).relative, False
+        "nor are packed documents", Work.of(_scoring(part("causal")), TokenLayout.packed([[3]], 3), row(5)).relative, False
     )

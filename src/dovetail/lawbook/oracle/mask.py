@@ -1,7 +1,7 @@
-"""Masks drawn: a row for each query, # where it sees the key, · where it does not. The same for tiles of 2 × 2 over eight
-tokens, + where a tile is seen in part; and tiles never contradict the mask.
+"""Oracles of masks, drawn as strings: one row per query, # where it sees the key, · where it does not. The same for tiles of
+2 × 2 over eight tokens, + for a partial tile; and tiles never contradict the mask.
 
-A window of w counts the token itself: at w = 4 position 9 sees 6, 7, 8, 9.
+A window of w includes the query: with w = 4, position 9 sees 6, 7, 8, 9.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ SIGNS = {Fill.FULL: "#", Fill.PART: "+", Fill.EMPTY: "·"}
 
 
 def _drawn(mask: Any, n: int, head: int = 0) -> list[str]:
-    """What each of n queries sees, as one text a row."""
-    seen = mask.visible(row(n), row(n), torch.arange(HEADS))
-    return ["".join("#" if on else "·" for on in line) for line in seen[0, min(head, seen.shape[1] - 1)].tolist()]
+    """The mask of n tokens, one string per query."""
+    visible = mask.visible(row(n), row(n), torch.arange(HEADS))
+    return ["".join("#" if on else "·" for on in line) for line in visible[0, min(head, visible.shape[1] - 1)].tolist()]
 
 
 def _sees(mask: Any, position: int, n: int = 12) -> list[int]:
-    """The keys one query sees."""
-    seen = mask.visible(row(1, start=position), row(n), torch.arange(HEADS))
-    return seen[0, 0, 0].nonzero().flatten().tolist()
+    """The keys that one query sees."""
+    visible = mask.visible(row(1, start=position), row(n), torch.arange(HEADS))
+    return visible[0, 0, 0].nonzero().flatten().tolist()
 
 
 def _tiles(mask: Any, n: int = 8, size: int = 2) -> list[str]:
-    """What the mask says of each tile without looking inside."""
+    """`mask.tile` of each tile, one string per tile of queries."""
     runs = spans(row(n), size, mask.regroup())
     return ["".join(SIGNS[mask.tile(q, k, 0)] for k in runs) for q in runs]
 
 
 def _contradictions(mask: Any) -> int:
-    """Pairs for which the tiles say one thing and the mask another, over several tile sizes and ways to lay out tokens."""
+    """The number of pairs for which tiles and mask disagree, over several tile sizes and layouts."""
     wrong = 0
     for layout in (row(23), TokenLayout.packed([[9, 11], [20]], 23), TokenLayout.flat([7, 1, 12], [0, 5, 3])):
         true = allowed(mask, layout, layout, torch.arange(HEADS))
@@ -56,30 +56,30 @@ def _contradictions(mask: Any) -> int:
     return wrong
 
 
-def _said(mask: Any) -> list[Any]:
-    """What the mask says of itself."""
+def _properties(mask: Any) -> list[Any]:
+    """The declared properties of a mask."""
     return [mask.order(), mask.reach(), mask.kept(), mask.relative(), mask.regroup(), mask.flag()]
 
 
-def _hold(mask: Any, rows: list[str], tiles: list[str], says: list[Any]) -> Iterator[Comparison]:
-    """The drawing, the tiles, and what the mask says of itself: order, reach, how many first tokens are kept, whether the
-    distance alone decides, modulo what tokens see only each other, and the flag that kernels know it by."""
+def _compare(mask: Any, rows: list[str], tiles: list[str], properties: list[Any]) -> Iterator[Comparison]:
+    """The drawing, the tiles, and the properties: order, reach, kept first tokens, whether it depends on the distance alone,
+    the modulus of its residues, and the flag of kernels."""
     yield Comparison("drawn", _drawn(mask, len(rows)), rows)
     yield Comparison("tiles", _tiles(mask), tiles)
-    yield Comparison("order, reach, kept, relative, regrouped by, flag", _said(mask), says)
+    yield Comparison("order, reach, kept, relative, regrouped by, flag", _properties(mask), properties)
     yield Comparison("tiles that contradict it", _contradictions(mask), 0, near=0)
 
 
 @oracle("full")
 def full() -> Iterator[Comparison]:
-    """All of the document."""
-    yield from _hold(part("full"), ["###", "###", "###"], ["####"] * 4, ["both", None, 0, True, 1, "all"])
+    """Every token of the document."""
+    yield from _compare(part("full"), ["###", "###", "###"], ["####"] * 4, ["both", None, 0, True, 1, "all"])
 
 
 @oracle("causal")
 def causal() -> Iterator[Comparison]:
-    """Itself and what came before."""
-    yield from _hold(
+    """The token itself and earlier ones."""
+    yield from _compare(
         part("causal"),
         ["#···", "##··", "###·", "####"],
         ["+···", "#+··", "##+·", "###+"],
@@ -88,8 +88,8 @@ def causal() -> Iterator[Comparison]:
     yield Comparison("tiles of one", _tiles(part("causal"), 3, 1), ["#··", "##·", "###"])
     # documents, padding and rows of a flat batch are separate whatever the mask
     layout = TokenLayout.packed([[2, 1]], 4)
-    seen = allowed(part("causal"), layout, layout, torch.arange(1))[0, 0].int()
-    yield Comparison("two documents and padding", seen, [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]], near=0)
+    visible = allowed(part("causal"), layout, layout, torch.arange(1))[0, 0].int()
+    yield Comparison("two documents and padding", visible, [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]], near=0)
     flat = TokenLayout.flat([2, 1])
     rows = allowed(part("causal"), flat, flat, torch.arange(1))[0].int()
     yield Comparison("two rows, flat", rows, [[1, 0, 0], [1, 1, 0], [0, 0, 1]], near=0)
@@ -97,11 +97,11 @@ def causal() -> Iterator[Comparison]:
 
 @oracle("window")
 def window() -> Iterator[Comparison]:
-    """The nearest, itself counted; the first `keep` for ever."""
+    """The nearest `size` tokens, the query included, and the first `keep`."""
     two = ["##···", "###··", "·###·", "··###", "···##"]
-    yield from _hold(part("window", size=2), two, ["#+··", "+#+·", "·+#+", "··+#"], ["both", 2, 0, True, 1, None])
+    yield from _compare(part("window", size=2), two, ["#+··", "+#+·", "·+#+", "··+#"], ["both", 2, 0, True, 1, None])
     kept = ["##···", "###··", "####·", "#·###", "#··##"]
-    yield from _hold(part("window", size=2, keep=1), kept, ["#+··", "+#+·", "++#+", "+·+#"], ["both", 2, 1, False, 1, None])
+    yield from _compare(part("window", size=2, keep=1), kept, ["#+··", "+#+·", "++#+", "+·+#"], ["both", 2, 1, False, 1, None])
     near = part("causal") & part("window", size=4)
     yield Comparison("w = 4, position 9", _sees(near, 9), [6, 7, 8, 9], near=0)
     yield Comparison("pairs of 10 tokens", [pairs(part("causal"), 10), pairs(near, 10)], [55, 34], near=0)  # 1 + 2 + 3 + 7·4
@@ -114,30 +114,32 @@ def window() -> Iterator[Comparison]:
 
 @oracle("prefix")
 def prefix() -> Iterator[Comparison]:
-    """The first tokens, seen by all."""
-    yield from _hold(part("prefix", length=2), ["##··", "##··", "##··", "##··"], ["#···"] * 4, ["both", 2, 2, False, 1, None])
+    """Every query sees the first tokens."""
+    yield from _compare(
+        part("prefix", length=2), ["##··", "##··", "##··", "##··"], ["#···"] * 4, ["both", 2, 2, False, 1, None]
+    )
     joined = part("causal") | part("prefix", length=3)
     rows = ["###··", "###··", "###··", "####·", "#####"]
-    yield from _hold(joined, rows, ["#+··", "#+··", "##+·", "###+"], ["ahead", None, 3, False, 1, None])
+    yield from _compare(joined, rows, ["#+··", "#+··", "##+·", "###+"], ["ahead", None, 3, False, 1, None])
 
 
 @oracle("global_tokens")
 def global_tokens() -> Iterator[Comparison]:
-    """The first tokens see all and are seen by all."""
+    """The first tokens see every token, and every token sees them."""
     one = ["####", "#···", "#···", "#···"]
-    yield from _hold(part("global_tokens", tokens=1), one, ["++++", "+···", "+···", "+···"], ["both", 1, 1, False, 1, None])
+    yield from _compare(part("global_tokens", tokens=1), one, ["++++", "+···", "+···", "+···"], ["both", 1, 1, False, 1, None])
     longformer = part("global_tokens", tokens=2) | part("window", size=2)
     rows = ["#####", "#####", "####·", "#####", "##·##"]
-    yield from _hold(longformer, rows, ["####", "##+·", "#+#+", "#·+#"], ["both", 2, 2, False, 1, None])
+    yield from _compare(longformer, rows, ["####", "##+·", "#+#+", "#·+#"], ["both", 2, 2, False, 1, None])
 
 
 @oracle("block_local")
 def block_local() -> Iterator[Comparison]:
-    """Its own block, and `back` more on either side."""
+    """The query's own block, and `back` more on either side."""
     two = ["##···", "##···", "··##·", "··##·", "····#"]
-    yield from _hold(part("block_local", size=2), two, ["#···", "·#··", "··#·", "···#"], ["both", 2, 0, False, 1, None])
+    yield from _compare(part("block_local", size=2), two, ["#···", "·#··", "··#·", "···#"], ["both", 2, 0, False, 1, None])
     back = ["####··", "####··", "######", "######", "··####", "··####"]
-    yield from _hold(
+    yield from _compare(
         part("block_local", size=2, back=1), back, ["##··", "###·", "·###", "··##"], ["both", 4, 0, False, 1, None]
     )
     yield Comparison("tiles across blocks of 3", _tiles(part("block_local", size=3)), ["#+··", "+++·", "·+#·", "···#"])
@@ -145,20 +147,20 @@ def block_local() -> Iterator[Comparison]:
 
 @oracle("strided")
 def strided() -> Iterator[Comparison]:
-    """Every step-th, itself counted; tiles are known where a tile holds one residue."""
+    """Every step-th token from the query on; a tile with one residue is full or empty."""
     rows = ["#··#·", "·#··#", "··#··", "#··#·", "·#··#"]
-    yield from _hold(part("strided", step=3), rows, ["++++"] * 4, ["both", None, 0, True, 3, None])
+    yield from _compare(part("strided", step=3), rows, ["++++"] * 4, ["both", None, 0, True, 3, None])
     yield Comparison("tiles of one", _tiles(part("strided", step=3), 5, 1), rows)
 
 
 @oracle("dilated")
 def dilated() -> Iterator[Comparison]:
-    """A window with holes."""
+    """A dilated window."""
     holes = ["#·#···", "·#·#··", "#·#·#·", "·#·#·#", "··#·#·", "···#·#"]
     mask = part("dilated", size=2, step=2)
     yield Comparison("drawn", _drawn(mask, 6), holes)
     yield Comparison("tiles of one", _tiles(mask, 6, 1), holes)
-    yield Comparison("order, reach, kept, relative, regrouped by, flag", _said(mask), ["both", 3, 0, True, 2, None])
+    yield Comparison("order, reach, kept, relative, regrouped by, flag", _properties(mask), ["both", 3, 0, True, 2, None])
     yield Comparison("tiles that contradict it", _contradictions(mask), 0, near=0)
     back = part("causal") & part("dilated", size=3, step=3)
     yield Comparison("3 tokens, 3 apart, position 10", _sees(back, 10), [4, 7, 10], near=0)
@@ -166,12 +168,12 @@ def dilated() -> Iterator[Comparison]:
 
 @oracle("random_blocks")
 def random_blocks() -> Iterator[Comparison]:
-    """The pair of blocks a ≥ b is on if b = h(seed, a, i) mod (a + 1), worked out with plain whole numbers. The picks are
-    frozen here: were the hash to change, old models would see other things."""
+    """Blocks a ≥ b see each other if b = h(seed, a, i) mod (a + 1), computed with plain integers. The picks are fixed here: a
+    change of the hash would change the masks of trained models."""
     one = ["#·#····", "·#·····", "#······", "···#···", "····#·#", "·····#·", "····#··"]
     yield Comparison("one pick", _drawn(part("random_blocks", size=1, count=1), 7), one)
     two = ["######···", "######···", "####··###", "####··###", "##··##··#", "##··##··#", "··##··##·", "··##··##·", "··####···"]
-    yield from _hold(
+    yield from _compare(
         part("random_blocks", size=2, count=2, seed=7), two, ["###·", "##·#", "#·#·", "·#·#"], ["both", None, 0, False, 1, None]
     )
     yield Comparison("tiles of one", _tiles(part("random_blocks", size=2, count=2, seed=7), 9, 1), two)
@@ -179,38 +181,40 @@ def random_blocks() -> Iterator[Comparison]:
 
 @oracle("all_of")
 def all_of() -> Iterator[Comparison]:
-    """What every one lets through."""
+    """The keys that all masks allow."""
     mask = part("all_of", masks=(part("causal"), part("window", size=2), part("block_local", size=3)))
     rows = ["#····", "##···", "·##··", "···#·", "···##"]
-    yield from _hold(mask, rows, ["+···", "++··", "·++·", "···+"], ["causal", 2, 0, False, 1, None])
+    yield from _compare(mask, rows, ["+···", "++··", "·++·", "···+"], ["causal", 2, 0, False, 1, None])
     columns = part("causal") & part("strided", step=3)
-    yield Comparison("& makes it", columns.kind, "all_of")
-    yield Comparison("columns: order, reach, kept, relative, regrouped by", _said(columns)[:5], ["causal", None, 0, True, 3])
+    yield Comparison("kind of a & b", columns.kind, "all_of")
+    yield Comparison(
+        "columns: order, reach, kept, relative, regrouped by", _properties(columns)[:5], ["causal", None, 0, True, 3]
+    )
     yield Comparison("order with a prefix", (part("prefix") & part("window")).order(), "both")
 
 
 @oracle("any_of")
 def any_of() -> Iterator[Comparison]:
-    """What at least one lets through."""
+    """The keys that at least one mask allows."""
     mask = part("any_of", masks=(part("window", size=1), part("block_local", size=3), part("prefix", length=2)))
     rows = ["###··", "###··", "###··", "##·##", "##·##"]
-    yield from _hold(mask, rows, ["#+··", "#++·", "#+#·", "#··#"], ["both", 3, 2, False, 1, None])
-    yield Comparison("| makes it", (part("causal") | part("strided", step=2)).kind, "any_of")
+    yield from _compare(mask, rows, ["#+··", "#++·", "#+#·", "#··#"], ["both", 3, 2, False, 1, None])
+    yield Comparison("kind of a | b", (part("causal") | part("strided", step=2)).kind, "any_of")
     first = part("any_of", masks=(part("strided", step=3), part("window", size=1)))
-    yield Comparison("every third counts though it stands first", _drawn(first, 4), ["#··#", "·#··", "··#·", "#··#"])
+    yield Comparison("a sparse mask in first place", _drawn(first, 4), ["#··#", "·#··", "··#·", "#··#"])
 
 
 @oracle("by_head")
 def by_head() -> Iterator[Comparison]:
-    """Heads 0 and 2 see by the first mask, 1 and 3 by the second."""
+    """Heads 0 and 2 have the first mask, heads 1 and 3 the second."""
     mask = part("by_head", masks=(part("window", size=1), part("causal")))
     even, odd = ["#··", "·#·", "··#"], ["#··", "##·", "###"]
     for head, rows in enumerate((even, odd, even, odd)):
         yield Comparison(f"head {head}", _drawn(mask, 3, head), rows)
-    yield Comparison("order, reach, kept, relative, regrouped by, flag", _said(mask), ["both", None, 0, True, 1, None])
+    yield Comparison("order, reach, kept, relative, regrouped by, flag", _properties(mask), ["both", None, 0, True, 1, None])
     yield Comparison("tiles that contradict it", _contradictions(mask), 0, near=0)
-    # a rank that holds heads 1 and 3 alone sees by their own numbers
-    held = mask.visible(row(3), row(3), torch.tensor([1, 3]))[0, 0].int()
-    yield Comparison("heads 1 and 3 alone", held, [[1, 0, 0], [1, 1, 0], [1, 1, 1]], near=0)
-    alike = part("by_head", masks=(part("causal"), part("causal") & part("window", size=3)))
-    yield Comparison("order of causal heads", alike.order(), "causal")
+    # a rank with heads 1 and 3 uses their numbers in the whole model
+    odd_heads = mask.visible(row(3), row(3), torch.tensor([1, 3]))[0, 0].int()
+    yield Comparison("heads 1 and 3 alone", odd_heads, [[1, 0, 0], [1, 1, 0], [1, 1, 1]], near=0)
+    both_causal = part("by_head", masks=(part("causal"), part("causal") & part("window", size=3)))
+    yield Comparison("order of causal heads", both_causal.order(), "causal")

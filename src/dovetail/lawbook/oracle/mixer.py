@@ -1,9 +1,10 @@
-"""Attention on numbers one can follow by hand.
+"""Oracles of attention, on numbers small enough to compute by hand.
 
-    q = (1, 0)     K = (1, 0), (0, 1), (1, 1)     V = 10, 20, 30 (and 1, 2, 4, so that the order shows)
+    q = (1, 0)     K = (1, 0), (0, 1), (1, 1)     V = 10, 20, 30 (and 1, 2, 4, so that an exchange of keys shows)
 
-Scores over √2: 0.70710678, 0, 0.70710678; e^ of them 2.02811498, 1, 2.02811498, of sum 5.05622996; weights 0.40111209,
-0.19777581, 0.40111209; so 20.0 and 2.40111209. A token's six channels are its own q, k and v; W_q, W_k, W_v pick them out.
+Scores over √2: 0.70710678, 0, 0.70710678; e^ of them 2.02811498, 1, 2.02811498, with the sum 5.05622996; probs
+0.40111209, 0.19777581, 0.40111209; outputs 20.0 and 2.40111209. The six channels of a token are its q, k and v; W_q, W_k and
+W_v select them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TOKENS = [
 
 
 def _pick(*channels: int, of: int = 6) -> list[list[float]]:
-    """A matrix whose rows pick these channels."""
+    """A matrix whose rows select these channels."""
     return [[1.0 if column == channel else 0.0 for column in range(of)] for channel in channels]
 
 
@@ -39,45 +40,45 @@ WEIGHTS: dict[str, Any] = {"q.weight": Q, "k.weight": K, "v.weight": V, "o.weigh
 
 
 def _attention(weights: dict[str, Any] | None = None, **fields: Any) -> Any:
-    told = {"heads": 1, "head": 2, "position": part("none"), **fields}
-    return alone(part("attention", **told), weights or WEIGHTS, embed=6)
+    fields = {"heads": 1, "head": 2, "position": part("none"), **fields}
+    return alone(part("attention", **fields), weights or WEIGHTS, embed=6)
 
 
 def _last(module: Any, channels: int = 2, layout: TokenLayout | None = None) -> Tensor:
-    """What the last of the three tokens gets."""
+    """The output of the last of the three tokens."""
     layout = row(3) if layout is None else layout
     return module(numbers([TOKENS]), Ctx(layout=layout))[0, -1, :channels]
 
 
 @oracle("attention")
 def every_backend() -> Iterator[Comparison]:
-    """Token 0 sees itself; token 1, q = (0, 1), has weights 0.33023845 and 0.66976155; token 2 is the example."""
+    """Token 0 sees itself; token 1, q = (0, 1), has probs 0.33023845 and 0.66976155; token 2 is the example."""
     expected = [[10.0, 1.0], [16.69761549, 1.66976155], [20.0, 2.40111209]]
     for backend in offering(frozenset()):
         with using(backend.name):
             z = _attention()(numbers([TOKENS]), Ctx(layout=row(3)))[0, :, :2]
             yield Comparison(f"causal, by {backend.name}", z, expected)
-            # a neighbor in the pack, and padding, are not seen: token 2 is a document of its own
+            # other documents of a packed row are not visible: token 2 is a document of its own
             packed = TokenLayout.packed([[2, 1]], 3)
             yield Comparison(f"packed, by {backend.name}", _last(_attention(), layout=packed), [30.0, 4.0])
             both = _attention(mask=part("full"))(numbers([TOKENS]), Ctx(layout=row(3)))[0, 1, :2]
             # token 1 against all: e^ of 0, 0.70710678, 0.70710678 again, so 0.19777581, 0.40111209, 0.40111209
-            yield Comparison(f"everything, by {backend.name}", both, [22.03336278, 2.60444837])
+            yield Comparison(f"full, by {backend.name}", both, [22.03336278, 2.60444837])
 
 
 @oracle("attention")
 def pattern() -> Iterator[Comparison]:
-    """The weights themselves."""
-    seen: list[Tensor] = []
+    """The probs, at the tap `pattern`."""
+    patterns: list[Tensor] = []
     module = _attention()
-    module(numbers([TOKENS]), Ctx(layout=row(3), listen=Listener({"*pattern": lambda _, x: seen.append(x)})))
+    module(numbers([TOKENS]), Ctx(layout=row(3), listen=Listener({"*pattern": lambda _, x: patterns.append(x)})))
     rows = [[1.0, 0.0, 0.0], [0.33023845, 0.66976155, 0.0], [0.40111209, 0.19777581, 0.40111209]]
-    yield Comparison("weights", seen[0], [[rows]])
+    yield Comparison("probs", patterns[0], [[rows]])
 
 
 @oracle("attention")
 def variations() -> Iterator[Comparison]:
-    """Each field that changes the scores, by every backend that offers it."""
+    """Each field that changes the scores, with every backend that offers it."""
     cases: list[tuple[str, Any, list[float]]] = [
         ("scale 2: scores 2, 0, 2", _attention(scale=2.0), [20.0, 2.46831053]),
         # ½·tanh(2·0.70710678) = 0.44419264
@@ -104,9 +105,7 @@ def variations() -> Iterator[Comparison]:
             with using(backend.name):
                 yield Comparison(f"{name}, by {backend.name}", _last(module), expected)
     out_bias = {**WEIGHTS, "o.bias": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
-    yield Comparison(
-        "bias on the way out", _last(_attention(out_bias, out_bias=True), 6), [21.0, 4.40111209, 3.0, 4.0, 5.0, 6.0]
-    )
+    yield Comparison("output bias", _last(_attention(out_bias, out_bias=True), 6), [21.0, 4.40111209, 3.0, 4.0, 5.0, 6.0])
 
 
 @oracle("attention")
@@ -130,7 +129,7 @@ def normed() -> Iterator[Comparison]:
 
 @oracle("attention")
 def grouped() -> Iterator[Comparison]:
-    """Heads 0, 1 share the first key head and 2, 3 the second. Sum of weights times v, one channel a head."""
+    """Heads 0, 1 share the first KV head and heads 2, 3 the second; one channel per head."""
     # q = (1, 0) of heads of one channel: scores of head h are q_h·k_g
     # k₀ = 1, 0, 1 and k₁ = 0, 1, 1; v₀ = 1, 2, 4 and v₁ = 10, 20, 30
     q = _pick(0, 1, 0, 1)
@@ -140,12 +139,12 @@ def grouped() -> Iterator[Comparison]:
         "v.weight": _pick(5, 4),
         "o.weight": [*_pick(0, 1, 2, 3, of=4), [0.0] * 4, [0.0] * 4],
     }
-    # scores 1, 0, 1: weights 0.42231880, 0.15536241, 0.42231880; flat, where q is 0: the mean
+    # scores 1, 0, 1: probs 0.42231880, 0.15536241, 0.42231880; where q is 0, the mean
     expected = [2.42231880, 2.33333333, 22.66956395, 20.0]
     split = alone(part("attention", heads=4, kv_heads=2, head=1, position=part("none")), weights, embed=6)
     for backend in offering(frozenset()):
         with using(backend.name):
-            yield Comparison(f"4 heads, 2 of keys, by {backend.name}", _last(split, 4), expected)
+            yield Comparison(f"4 heads, 2 KV heads, by {backend.name}", _last(split, 4), expected)
     # packed: a group's queries, its key, its value, then the next group's
     together = {"qkv.weight": [*_pick(0, 1, 2, 5), *_pick(0, 1, 3, 4)], "o.weight": weights["o.weight"]}
     packed = alone(part("attention", heads=4, kv_heads=2, head=1, packed=True, position=part("none")), together, embed=6)
@@ -154,25 +153,27 @@ def grouped() -> Iterator[Comparison]:
 
 @oracle("attention")
 def accounts() -> Iterator[Comparison]:
-    """8 heads of 32 over a width of 256, 2 of keys: 4·256 FLOPs a pair of tokens, 2·2·32 numbers remembered a token."""
+    """8 heads of 32 at width 256, 2 KV heads: 4·256 FLOPs per pair of tokens, a KV cache of 2·2·32 values per token."""
     mixer = part("attention", kv_heads=2)
     scope = mixer.axes(Scope(sizes={"embed": 256}))
     yield Comparison("head", scope.size("head"), 32, near=0)
-    alone_with_one = part("attention", heads=3, kv_heads=1).axes(Scope(sizes={"embed": 6}))
-    yield Comparison("packed: 3 queries, a key and a value", alone_with_one.size("slots"), 5, near=0)
-    # all 10² pairs as the readable path computes them; the 55 on and below the diagonal
+    mqa = part("attention", heads=3, kv_heads=1).axes(Scope(sizes={"embed": 6}))
+    yield Comparison("packed: 3 queries, a key and a value", mqa.size("slots"), 5, near=0)
+    # all 10² pairs, as the reference computes them; the 55 on and below the diagonal
     yield Comparison("FLOPs of 10 tokens", mixer.cost(scope, 10), [102400, 56320], near=0)
-    yield Comparison("remembered after 10 tokens", sum(s.values(scope, 10) for s in mixer.state(scope)), 1280, near=0)
+    yield Comparison("KV cache after 10 tokens", sum(s.values(scope, 10) for s in mixer.state(scope)), 1280, near=0)
     near = part("attention", kv_heads=2, mask=part("causal") & part("window", size=4, keep=2))
-    yield Comparison("with a window of 4, 2 kept", sum(s.values(scope, 10) for s in near.state(scope)), 768, near=0)
+    yield Comparison("KV cache with a window of 4, keep 2", sum(s.values(scope, 10) for s in near.state(scope)), 768, near=0)
     # 10 tokens see 1, 2, 3, 4, 5, 6 … 6 keys
-    yield Comparison("FLOPs through it", near.cost(scope, 10), [102400, 46080], near=0)
-    yield Comparison("a bidirectional one remembers", len(part("attention", mask=part("full")).state(scope)), 0, near=0)
+    yield Comparison("FLOPs with the window", near.cost(scope, 10), [102400, 46080], near=0)
+    yield Comparison(
+        "decode states of bidirectional attention", len(part("attention", mask=part("full")).state(scope)), 0, near=0
+    )
 
 
 @oracle("cross_attention")
 def cross() -> Iterator[Comparison]:
-    """The same keys and values from a memory whose first place is padding; the asking token sees all of it, and not itself."""
+    """The same keys and values from an encoder output whose first token is padding; a query sees all of it, and not itself."""
     encoder_output = torch.cat([torch.full((1, 4), 9.0, dtype=torch.float64), numbers(TOKENS)[:, 2:]])[None]
     weights = {"q.weight": _pick(0, 1, of=2), "k.weight": _pick(0, 1, of=4), "v.weight": _pick(2, 3, of=4)}
     module = alone(part("cross_attention", heads=1, head=2), {**weights, "o.weight": _pick(0, 1, of=2)}, embed=2, encoder=4)
@@ -180,7 +181,7 @@ def cross() -> Iterator[Comparison]:
         ctx = Ctx(layout=row(2, start=5), encoder_output=encoder_output, encoder_layout=TokenLayout.padded([3], 4, left=True))
         with using(backend.name):
             z = module(numbers([[[1.0, 0.0], [0.0, 0.0]]]), ctx)
-            yield Comparison(f"a left-padded memory, by {backend.name}", z, [[[20.0, 2.40111209], [20.0, 2.33333333]]])
+            yield Comparison(f"a left-padded encoder output, by {backend.name}", z, [[[20.0, 2.40111209], [20.0, 2.33333333]]])
     (state,) = module.part.state(module.scope)
-    yield Comparison("what it remembers is the source's", state.per, "source")
-    yield Comparison("of 3 source tokens: 2·2 numbers each", state.values(module.scope, 3), 12, near=0)
+    yield Comparison("its KV cache is per source", state.per, "source")
+    yield Comparison("KV cache of 3 source tokens: 2·2 values each", state.values(module.scope, 3), 12, near=0)

@@ -1,5 +1,8 @@
-"""Experts and routers by hand: logits are logarithms of small whole numbers, so that scores are tenths; expert e gives
-(e + 1)·x², moved one place on, the last expert ten times as much."""
+"""Oracles of MoE and routers, computed by hand.
+
+Logits are logarithms of small integers, so that probs are tenths. Expert e computes (e + 1)·x², with the channels moved by one;
+the last expert gives ten times as much.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from dovetail.ops.expert import dispatch
 LN2, LN3, LN4, LN5, LN9 = 0.6931471805599453, 1.0986122886681098, 1.3862943611198906, 1.6094379124341003, 2.1972245773362196
 # token (1, 0): 4, 2, 1, 3 tenths for the experts; token (0, 1): 1, 1, 5, 3 tenths
 TENTHS = [[LN4, 0.0], [LN2, 0.0], [0.0, LN5], [LN3, LN3]]
-# token (1, 0): σ is 0.9, 0.1, 0.75, 0.5: the best expert stands in the group that is worse as a whole
+# token (1, 0): σ is 0.9, 0.1, 0.75, 0.5: the best expert is in the group with the lower sum
 SINGLE = [[LN9, 0.0], [-LN9, 0.0], [LN3, 0.0], [0.0, 0.0]]
 ONE, OTHER = [[[1.0, 0.0]]], [[[0.0, 1.0]]]
 ON = [[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]  # (a, b, c, d) -> (d, a, b, c)
 
 
 def route(kind: str, weight: Any, x: Any, extra: dict[str, Any] | None = None, **fields: Any) -> tuple[Tensor, Tensor]:
-    """Chosen and weights, the chosen in rising order."""
+    """The chosen experts, in ascending order, and their weights."""
     chosen, weights = alone(part(kind, **fields), {"weight": weight, **(extra or {})}, embed=2, experts=4)(
         numbers(x), ctx(len(x[0]))
     )
@@ -36,7 +39,7 @@ def route(kind: str, weight: Any, x: Any, extra: dict[str, Any] | None = None, *
 
 @oracle("softmax_router")
 def softmax() -> Iterator[Comparison]:
-    """4, 2, 1, 3 tenths: experts 0 and 3; alone they have four sevenths and three sevenths."""
+    """Probs of 4, 2, 1, 3 tenths: experts 0 and 3, normalized to 4/7 and 3/7."""
     chosen, weights = route("softmax_router", TENTHS, ONE)
     yield Comparison("the two greatest", chosen, [[[0, 3]]], near=0)
     yield Comparison("softmax over the chosen", weights, [[[4 / 7, 3 / 7]]])
@@ -47,79 +50,79 @@ def softmax() -> Iterator[Comparison]:
     chosen, weights = route("softmax_router", TENTHS, ONE, groups=2)  # group (0, 1) has the best expert
     yield Comparison("the group of the best expert", chosen, [[[0, 1]]], near=0)
     yield Comparison("and its weights", weights, [[[2 / 3, 1 / 3]]])
-    # the bias of the matmul counts everywhere: 4, 4, 1, 3; the balancing one, where experts are chosen: 0.4, 0.5, 0.1, 0.3
+    # the bias of the matmul changes the probs: 4, 4, 1, 3; the balancing bias only the choice: 0.4, 0.5, 0.1, 0.3
     counts = route("softmax_router", TENTHS, ONE, {"bias": [0.0, LN2, 0.0, 0.0]}, bias=True, normalize=False)
     yield Comparison("a bias", counts[1], [[[1 / 3, 1 / 3]]])
     chosen, weights = route(
         "softmax_router", TENTHS, ONE, {"balance": [0.0, 0.3, 0.0, 0.0]}, balance_bias=True, normalize=False
     )
     yield Comparison("a balancing bias", chosen, [[[0, 1]]], near=0)
-    yield Comparison("does not weigh", weights, [[[0.4, 0.2]]])
+    yield Comparison("does not change the weights", weights, [[[0.4, 0.2]]])
 
 
 @oracle("sigmoid_router")
 def sigmoid() -> Iterator[Comparison]:
-    """0.9, 0.1, 0.75, 0.5."""
+    """Scores 0.9, 0.1, 0.75, 0.5."""
     chosen, weights = route("sigmoid_router", SINGLE, ONE, normalize=False)
     yield Comparison("the two greatest", chosen, [[[0, 2]]], near=0)
-    yield Comparison("each by itself", weights, [[[0.9, 0.75]]])
+    yield Comparison("scores are not normalized", weights, [[[0.9, 0.75]]])
     chosen, weights = route("sigmoid_router", SINGLE, ONE, groups=2, scale=2.5)  # 0.9 + 0.1 < 0.75 + 0.5
-    yield Comparison("the group whose best two are best together", chosen, [[[2, 3]]], near=0)
+    yield Comparison("the group with the larger sum of its best two", chosen, [[[2, 3]]], near=0)
     yield Comparison("normalized and scaled", weights, [[[1.5, 1.0]]])
     balanced = {"balance": [0.0, 0.9, 0.0, 0.0]}  # 0.9 + 1.0 > 0.75 + 0.5
     chosen, weights = route("sigmoid_router", SINGLE, ONE, balanced, groups=2, balance_bias=True)
-    yield Comparison("a balancing bias moves groups", chosen, [[[0, 1]]], near=0)
-    yield Comparison("does not weigh", weights, [[[0.9, 0.1]]])
-    # shares of the sum, 2.25, for the two that are chosen: 0.9/2.25 and 0.75/2.25
+    yield Comparison("a balancing bias changes the group", chosen, [[[0, 1]]], near=0)
+    yield Comparison("does not change the weights", weights, [[[0.9, 0.1]]])
+    # probs of the two chosen experts, by the sum of scores, 2.25: 0.9/2.25 and 0.75/2.25
     losses = added("sigmoid_router", SINGLE, ONE, TokenLayout.whole(1, 1), balance_loss=1.0)
-    yield Comparison("balance loss by shares: 4·(0.4 + 1/3)", losses[".balance"], 2.9333333333)
+    yield Comparison("balance loss: 4·(0.4 + 1/3)", losses[".balance"], 2.9333333333)
 
 
 def added(kind: str, weight: Any, x: Any, layout: TokenLayout, **fields: Any) -> dict[str, Tensor]:
-    """The losses a router adds."""
-    found: dict[str, Tensor] = {}
-    alone(part(kind, **fields), {"weight": weight}, embed=2, experts=4)(numbers(x), Ctx(layout=layout, losses=found))
-    return found
+    """The losses that a router adds."""
+    losses: dict[str, Tensor] = {}
+    alone(part(kind, **fields), {"weight": weight}, embed=2, experts=4)(numbers(x), Ctx(layout=layout, losses=losses))
+    return losses
 
 
 @oracle("softmax_router")
 def balance() -> Iterator[Comparison]:
-    """Choices a token: ½, 0, ½, 1; mean shares: 0.25, 0.15, 0.3, 0.3; 4·(0.125 + 0.15 + 0.3) = 2.3; logits' sum e^… is 10."""
+    """Choices per token: ½, 0, ½, 1; mean probs: 0.25, 0.15, 0.3, 0.3; 4·(0.125 + 0.15 + 0.3) = 2.3; Σ e^logit is 10."""
     x = [[[1.0, 0.0], [0.0, 1.0], [7.0, 7.0]]]
     for name, tokens, layout in (
         ("two tokens", [x[0][:2]], TokenLayout.whole(1, 2)),
-        ("padding is no token", x, TokenLayout.padded([2], 3)),
+        ("padding does not count", x, TokenLayout.padded([2], 3)),
     ):
-        found = added("softmax_router", TENTHS, tokens, layout, balance_loss=0.5, z_loss=0.1)
-        yield Comparison(f"balance loss, {name}", found[".balance"], 1.15)
-        yield Comparison(f"z-loss, {name}: 0.1·(ln 10)²", found[".z"], 0.53018981)
+        losses = added("softmax_router", TENTHS, tokens, layout, balance_loss=0.5, z_loss=0.1)
+        yield Comparison(f"balance loss, {name}", losses[".balance"], 1.15)
+        yield Comparison(f"z-loss, {name}: 0.1·(ln 10)²", losses[".z"], 0.53018981)
     module = alone(part("softmax_router", balance_bias=True), {"weight": TENTHS, "balance": [0.0] * 4}, embed=2, experts=4)
     module(numbers(x), Ctx(layout=TokenLayout.padded([2], 3)))
-    yield Comparison("nothing is counted in evaluation", module.load, [0.0] * 4)
+    yield Comparison("load in evaluation", module.load, [0.0] * 4)
     module(numbers(x), Ctx(layout=TokenLayout.padded([2], 3), seed=1))
-    yield Comparison("work in training", module.load, [1.0, 0.0, 1.0, 2.0])
+    yield Comparison("load in training", module.load, [1.0, 0.0, 1.0, 2.0])
     module.rebalance()  # the mean is 1
-    yield Comparison("less for who had more", module.balance, [0.0, 0.001, 0.0, -0.001])
-    yield Comparison("and counted anew", module.load, [0.0] * 4)
-    # five tokens for expert 0, one for expert 2; room for ⌈0.8 · 6 / 4⌉ = 2 at each; padding takes none
+    yield Comparison("bias after rebalance", module.balance, [0.0, 0.001, 0.0, -0.001])
+    yield Comparison("load after rebalance", module.load, [0.0] * 4)
+    # five tokens for expert 0, one for expert 2; each has a capacity of ⌈0.8 · 6 / 4⌉ = 2; padding takes none
     full = alone(part("softmax_router", top_k=1, capacity=0.8), {"weight": TENTHS}, embed=2, experts=4)
     rows = numbers([[[1.0, 0.0], *[[1.0, 0.0]] * 4, [0.0, 1.0], [1.0, 0.0]]])
     late = TokenLayout.of(torch.arange(7)[None], torch.tensor([[-1, 0, 0, 0, 0, 0, 0]]))
-    yield Comparison("room", full(rows, Ctx(layout=late, seed=1))[1].flatten()[1:], [1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
-    yield Comparison("for all in evaluation", full(rows, Ctx(layout=late))[1].flatten(), [1.0] * 7)
+    yield Comparison("within capacity", full(rows, Ctx(layout=late, seed=1))[1].flatten()[1:], [1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
+    yield Comparison("no capacity in evaluation", full(rows, Ctx(layout=late))[1].flatten(), [1.0] * 7)
     both = alone(part("softmax_router", top_k=2, capacity=0.5), {"weight": TENTHS}, embed=2, experts=4)
-    weights = both(numbers([ONE[0] * 2 + OTHER[0]]), Ctx(layout=TokenLayout.whole(1, 3), seed=1))[1]  # room for one
-    yield Comparison("first choices come first", weights, [[[4 / 7, 3 / 7], [0.0, 0.0], [5 / 8, 0.0]]])
+    weights = both(numbers([ONE[0] * 2 + OTHER[0]]), Ctx(layout=TokenLayout.whole(1, 3), seed=1))[1]  # a capacity of one
+    yield Comparison("first choices before second ones", weights, [[[4 / 7, 3 / 7], [0.0, 0.0], [5 / 8, 0.0]]])
     # token (1, 1) has 4, 2, 5, 9 twentieths: its first choice, expert 3, comes before the second choice of the token before it
     weights = both(numbers([[[1.0, 0.0], [1.0, 1.0]]]), Ctx(layout=TokenLayout.whole(1, 2), seed=1))[1]
-    yield Comparison("also those of later tokens", weights, [[[4 / 7, 0.0], [9 / 14, 5 / 14]]])
+    yield Comparison("first choices of later tokens too", weights, [[[4 / 7, 0.0], [9 / 14, 5 / 14]]])
 
 
 # -- experts -----------------------------------------------------------------------------------------------------------
 
 
 def bank(**fields: Any) -> tuple[Any, dict[str, Any]]:
-    """Four experts on four numbers, and their weights."""
+    """An MoE of four experts with four channels, and its weights."""
     spec = part("moe", experts=4, hidden=4, **{"act": part("identity"), **fields})
     wide = [[*row, 0.0, 0.0] for row in TENTHS]
     weights = {
@@ -132,12 +135,12 @@ def bank(**fields: Any) -> tuple[Any, dict[str, Any]]:
 
 @oracle("moe")
 def chosen_and_summed() -> Iterator[Comparison]:
-    """(1, 0, 0, 0): 4/7·1 + 3/7·4·10 = 124/7; (0, 1, 0, 0): 5/8·3 + 3/8·4·10 = 16.875; each one place on."""
+    """(1, 0, 0, 0): 4/7·1 + 3/7·4·10 = 124/7; (0, 1, 0, 0): 5/8·3 + 3/8·4·10 = 16.875; each moved by one channel."""
     spec, weights = bank()
     x = numbers([[[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]])
     want = [[[0.0, 124 / 7, 0.0, 0.0], [0.0, 0.0, 16.875, 0.0]]]
     module = alone(spec, weights, embed=4)
-    yield Comparison("two experts a token, weighted", module(x, ctx(2)), want)
+    yield Comparison("two experts per token, weighted", module(x, ctx(2)), want)
     yield Comparison("the same by torch's kernel", module.to(torch.float32)(x.to(torch.float32), ctx(2)), want)
     soft, weights = bank(router=part("softmax_router", top_k=4))  # 0.4·1 + 0.2·2 + 0.1·3 + 0.3·40
     yield Comparison("all experts", alone(soft, weights, embed=4)(x[:, :1], ctx(1)), [[[0.0, 13.1, 0.0, 0.0]]])
@@ -146,16 +149,16 @@ def chosen_and_summed() -> Iterator[Comparison]:
 
 
 @oracle("moe")
-def shared_out() -> Iterator[Comparison]:
-    """Of experts 2 and 3, held here, and 0 and 5, held elsewhere: each in its place, and what is not here told apart."""
+def expert_parallel() -> Iterator[Comparison]:
+    """Experts 2 and 3 are on this rank, 0 and 5 on others: rows are sorted by expert, those of other ranks at the end."""
     chosen = torch.tensor([[3, 0], [2, 5]])
-    rows = dispatch(chosen, torch.tensor(2), 2, all_held=False)
-    yield Comparison("sorted by expert, the others behind", rows.choice.tolist(), [2, 0, 1, 3])
-    yield Comparison("counted from the first one here", rows.expert.tolist(), [0, 1, 1, 1])
-    yield Comparison("held here", rows.held is not None and rows.held.flatten().tolist(), [True, True, False, False])
-    yield Comparison("where each ends", rows.ends.tolist(), [1, 2])
+    rows = dispatch(chosen, torch.tensor(2), 2, all_local=False)
+    yield Comparison("sorted by expert, those of other ranks at the end", rows.choice.tolist(), [2, 0, 1, 3])
+    yield Comparison("numbered from the first expert of this rank", rows.expert.tolist(), [0, 1, 1, 1])
+    yield Comparison("on this rank", rows.local is not None and rows.local.flatten().tolist(), [True, True, False, False])
+    yield Comparison("ends of each expert", rows.ends.tolist(), [1, 2])
     scope = alone(part("rmsnorm"), {"scale": [1.0]}, embed=1).scope.add(embed=3)
-    yield Comparison("four times the width inside", float(part("moe").axes(scope).size("ffn")), 12.0)
+    yield Comparison("hidden size: four times the width", float(part("moe").axes(scope).size("ffn")), 12.0)
 
 
 @oracle("moe")
@@ -168,14 +171,16 @@ def around() -> Iterator[Comparison]:
         "bank.down_bias": [[0.0, 5.0, 6.0, 0.0]] + [[9.0] * 4] * 3,
     }
     x = numbers([[[1.0, 0.0, 0.0, 0.0]]])
-    yield Comparison("biases of its expert", alone(spec, {**weights, **biases}, embed=4)(x, ctx(1)), [[[0.0, 11.0, 6.0, 0.0]]])
+    yield Comparison(
+        "biases of the chosen expert", alone(spec, {**weights, **biases}, embed=4)(x, ctx(1)), [[[0.0, 11.0, 6.0, 0.0]]]
+    )
     clamped, weights = bank(limit=7.0, plus_one=True, act=part("quick_gelu"), router=part("softmax_router", top_k=1))
     weights["bank.gate"], weights["bank.up"] = [eye(4, 8.0)] * 4, [eye(4, -9.0)] * 4
     out = alone(clamped, weights, embed=4)(x, ctx(1))  # 7·σ(1.702·7)·(1 − 7); the others: 0·(1 + 0)
     yield Comparison("clamped", out, [[[0.0, -41.99971877, 0.0, 0.0]]])
     weights["bank.gate"], weights["bank.up"] = [eye(4, -8.0)] * 4, [eye(4, 9.0)] * 4
     out = alone(clamped, weights, embed=4)(x, ctx(1))  # the gate is not clamped from below: −8·σ(−13.616)·(7 + 1)
-    yield Comparison("from above alone", out, [[[0.0, -7.81314309e-05, 0.0, 0.0]]])
+    yield Comparison("the gate is clamped from above only", out, [[[0.0, -7.81314309e-05, 0.0, 0.0]]])
     spec, weights = bank(shared=part("glu", hidden=4, act=part("identity")), shared_gate=True)
     common = {"shared.gate.weight": eye(4), "shared.up.weight": eye(4, 6.0), "shared.down.weight": eye(4)}
     gated = {**weights, **common, "shared_gate.weight": [[0.0] * 4]}

@@ -1,4 +1,4 @@
-"""Norms of (1, 2, 3, 4): mean 2.5, variance 1.25, mean square 7.5."""
+"""Oracles of norms, of (1, 2, 3, 4): mean 2.5, variance 1.25, mean square 7.5."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ X = [[1.0, 2.0, 3.0, 4.0]]
 
 
 class Halved:
-    """The first of two ranks, each with half of the numbers: every sum over ranks gains what the other half adds to it."""
+    """The first of two ranks with half of the channels each: `all_reduce` adds the literal sums of the other rank."""
 
     def __init__(self, *others: float) -> None:
         self.others = iter(others)
@@ -26,7 +26,7 @@ class Halved:
         return {"embed": 2}
 
     def sharded(self, axes: Sequence[str]) -> bool:
-        """The normed axis is cut."""
+        """The normalized axis is sharded."""
         return True
 
     def piece(self, pieces: int) -> int:
@@ -38,12 +38,12 @@ class Halved:
         return x
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """This rank's sum and the other's."""
+        """The sum of this rank plus that of the other."""
         return x + next(self.others)
 
 
 def halved(*others: float) -> Ctx:
-    """What a forward carries on such a rank."""
+    """The ctx of a forward pass on such a rank."""
     return Ctx(layout=row(1), ranks=Halved(*others))
 
 
@@ -59,9 +59,9 @@ def layernorm() -> Iterator[Comparison]:
     above = alone(part("layernorm", eps=0.1, plus_one=True), offset, embed=4)
     yield Comparison("plus one", above(numbers(X), ctx(1)), [[-1.19099445, -0.66066297, 1.59099445, 5.56397779]])
     whole = alone(part("layernorm", eps=0.1), weights, embed=4)
-    whole.scale, whole.shift = Parameter(whole.scale[:2]), Parameter(whole.shift[:2])  # 3 and 4 lie on the other rank
+    whole.scale, whole.shift = Parameter(whole.scale[:2]), Parameter(whole.shift[:2])  # 3 and 4 are on the other rank
     got = whole(numbers(X)[:, :2], halved(7.0, 2.5))  # 3 + 4, and 0.5² + 1.5² around the mean
-    yield Comparison("cut in two", got, [[-1.19099445, -0.66066297]])
+    yield Comparison("sharded across two ranks", got, [[-1.19099445, -0.66066297]])
 
 
 @oracle("rmsnorm")
@@ -69,11 +69,13 @@ def rms() -> Iterator[Comparison]:
     """x/√(7.5 + eps) · scale."""
     plain = alone(part("rmsnorm"), {"scale": [1.0] * 4}, embed=4)
     yield Comparison("scale 1", plain(numbers(X), ctx(1)), [[0.36514813, 0.73029626, 1.09544438, 1.46059251]])
-    yield Comparison("of nothing", plain(numbers([[0.0] * 4]), ctx(1)), [[0.0, 0.0, 0.0, 0.0]])
+    yield Comparison("of zeros", plain(numbers([[0.0] * 4]), ctx(1)), [[0.0, 0.0, 0.0, 0.0]])
     wide = alone(part("rmsnorm", eps=0.1), {"scale": [1.0, 2.0, 3.0, 4.0]}, embed=4)  # √7.6 = 2.75680975
     yield Comparison("eps 0.1", wide(numbers(X), ctx(1)), [[0.36273813, 1.45095250, 3.26464313, 5.80381000]])
-    gemma = alone(part("rmsnorm", plus_one=True), {"scale": [1.0, 2.0, 3.0, 4.0]}, embed=4)  # the weight stands for 2, 3, 4, 5
+    gemma = alone(part("rmsnorm", plus_one=True), {"scale": [1.0, 2.0, 3.0, 4.0]}, embed=4)  # factors of 2, 3, 4, 5
     yield Comparison("plus one", gemma(numbers(X), ctx(1)), [[0.73029626, 2.19088877, 4.38177754, 7.30296256]])
     half = alone(part("rmsnorm", eps=0.1), {"scale": [1.0, 2.0, 3.0, 4.0]}, embed=4)
     half.scale = Parameter(half.scale[:2])
-    yield Comparison("cut in two", half(numbers(X)[:, :2], halved(25.0)), [[0.36273813, 1.45095250]])  # 3² + 4² elsewhere
+    yield Comparison(
+        "sharded across two ranks", half(numbers(X)[:, :2], halved(25.0)), [[0.36273813, 1.45095250]]
+    )  # 3² + 4² on the other rank

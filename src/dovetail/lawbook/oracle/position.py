@@ -1,4 +1,4 @@
-"""Positions: waves, turned pairs, slopes and buckets, from the papers' formulas by hand; buckets from T5's published rule."""
+"""Oracles of positions: sinusoids, rotated pairs, slopes and buckets, computed by hand from the papers' formulas."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dovetail.lawbook.oracle.stand import alone, numbers, part, row
 
 @oracle("none")
 def none() -> Iterator[Comparison]:
-    """Every site is left as it was."""
+    """The identity everywhere."""
     module, layout = alone(part("none"), embed=4), row(2, start=3)
     x = numbers([[[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]])
     yield Comparison("stream", module.embed(x, layout), [[[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]], near=0)
     for name in ("rotate", "on_write", "on_read"):
-        turned = getattr(module, name)(x[..., None, :], layout)
-        yield Comparison(name, turned, [[[[1.0, 2.0, 3.0, 4.0]], [[5.0, 6.0, 7.0, 8.0]]]], near=0)
-    yield Comparison("asks nothing of a kernel", sorted(part("none").needs()), [])
+        got = getattr(module, name)(x[..., None, :], layout)
+        yield Comparison(name, got, [[[[1.0, 2.0, 3.0, 4.0]], [[5.0, 6.0, 7.0, 8.0]]]], near=0)
+    yield Comparison("needs", sorted(part("none").needs()), [])
 
 
 @oracle("sinusoidal")
@@ -51,7 +51,7 @@ def sinusoidal() -> Iterator[Comparison]:
 
 @oracle("learned")
 def learned() -> Iterator[Comparison]:
-    """Row p + offset of the table is added to token p; past its end there is nothing."""
+    """Row p + offset of the table is added to token p; a position past the last row raises."""
     module = alone(part("learned", length=3), {"table": [[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]]}, embed=2)
     x = numbers([[[1.0, 2.0], [3.0, 4.0]]])
     yield Comparison("positions 1 and 2", module.embed(x, row(2, start=1)), [[[31.0, 42.0], [53.0, 64.0]]], near=0)
@@ -60,26 +60,26 @@ def learned() -> Iterator[Comparison]:
     table = [[1.0, 1.0], [2.0, 2.0], [10.0, 20.0], [30.0, 40.0]]
     shifted = alone(part("learned", length=2, offset=2), {"table": table}, embed=2)
     yield Comparison("offset 2", shifted.embed(x, row(2)), [[[11.0, 22.0], [33.0, 44.0]]], near=0)
-    yield Comparison("position 3 of 3 rows", _refusal(module, x, row(2, start=2)), "position 3 … ends at 2")
+    yield Comparison("position 3 of 3 rows", _refusal(module, x, row(2, start=2)), "position 3 … row 2")
 
 
 def _refusal(module: Any, x: Tensor, layout: TokenLayout) -> str:
     try:
         module.embed(x, layout)
     except StateError as refused:
-        said = str(refused)
-        return "position 3 … ends at 2" if "position 3" in said and "ends at 2" in said else said
+        message = str(refused)
+        return "position 3 … row 2" if "position 3" in message and "last row of the table, 2" in message else message
     return "no refusal"
 
 
-def _turn(x: list[float], layout: TokenLayout, site: str = "rotate", **fields: Any) -> Tensor:
+def _rotated(x: list[float], layout: TokenLayout, site: str = "rotate", **fields: Any) -> Tensor:
     """One token of one head through a rope."""
     module = alone(part("rope", **fields), head=len(x))
     return getattr(module, site)(numbers(x)[None, None, None], layout)[0, 0, 0]
 
 
-def _standing(*coords: int) -> TokenLayout:
-    """One token at these coordinates of a picture or a film."""
+def _token_at(*coords: int) -> TokenLayout:
+    """One token at these coordinates of an image or a video."""
     order = torch.tensor([[7]])
     return TokenLayout(torch.tensor([[coords]]), order, torch.zeros_like(order))
 
@@ -94,34 +94,34 @@ def rope() -> Iterator[Comparison]:
     """(a, b) -> (a cos θ − b sin θ, b cos θ + a sin θ). Head 4, base 10000: θ = p for pair 0, p/100 for pair 1."""
     # half: pairs (1, 3) and (2, 4); 1·cos 1 − 3·sin 1 = −1.98411065, 2·cos 0.01 − 4·sin 0.01 = 1.95990067, …
     half = [-1.9841106486, 1.9599006675, 2.4623779024, 4.0197996683]
-    yield Comparison("half, position 1", _turn(ONE_TO_FOUR, row(1, start=1)), half)
-    yield Comparison("position 0 turns nothing", _turn(ONE_TO_FOUR, row(1)), ONE_TO_FOUR)
+    yield Comparison("half, position 1", _rotated(ONE_TO_FOUR, row(1, start=1)), half)
+    yield Comparison("position 0 rotates nothing", _rotated(ONE_TO_FOUR, row(1)), ONE_TO_FOUR)
     # adjacent: pairs (1, 2) and (3, 4); 1·cos 1 − 2·sin 1 = −1.14263966, 2·cos 1 + 1·sin 1 = 1.92207560, …
     adjacent = [-1.1426396637, 1.9220755965, 2.9598506679, 4.0297995017]
-    yield Comparison("adjacent, position 1", _turn(ONE_TO_FOUR, row(1, start=1), pairs="adjacent"), adjacent)
-    # half of 8 channels turn, the first four; base 100: θ = p and p/10
-    part_of = [-3.1440391170, 1.1654558325, -0.3391430828, 4.3176049730, 5.0, 6.0, 7.0, 8.0]
-    yield Comparison("share ½, position 2", _turn(ONE_TO_EIGHT, row(1, start=2), fraction=0.5, base=100.0), part_of)
-    # two coordinates, (row 1, column 2): the first half of the pairs turn by the row, the rest by the column
+    yield Comparison("adjacent, position 1", _rotated(ONE_TO_FOUR, row(1, start=1), pairs="adjacent"), adjacent)
+    # half of 8 channels are rotated, the first four; base 100: θ = p and p/10
+    first_half = [-3.1440391170, 1.1654558325, -0.3391430828, 4.3176049730, 5.0, 6.0, 7.0, 8.0]
+    yield Comparison("fraction ½, position 2", _rotated(ONE_TO_EIGHT, row(1, start=2), fraction=0.5, base=100.0), first_half)
+    # two coordinates, (row 1, column 2): the first half of the pairs rotate by the row, the others by the column
     two = [-1.9841106486, -4.4694833804, 2.4623779024, 0.1540075075]
-    yield Comparison("2 coordinates", _turn(ONE_TO_FOUR, _standing(1, 2), coords=2), two)
+    yield Comparison("2 coordinates", _rotated(ONE_TO_FOUR, _token_at(1, 2), coords=2), two)
     adjacent = [-1.1426396637, 1.9220755965, 2.5856788292, 4.2795169111]  # θ = 1, 0.1, then 2, 0.2
     adjacent += [-7.5365187437, 2.0496061148, 5.2711113985, 9.2312179383]
-    turned = _turn(ONE_TO_EIGHT, _standing(1, 2), coords=2, base=100.0, pairs="adjacent")
-    yield Comparison("2 coordinates, adjacent", turned, adjacent)
+    got = _rotated(ONE_TO_EIGHT, _token_at(1, 2), coords=2, base=100.0, pairs="adjacent")
+    yield Comparison("2 coordinates, adjacent", got, adjacent)
     three = [-2.8255816334, -5.3787808072, -3.8166975382, 3.0026802083, -0.2621393291, -5.5165949554]
-    yield Comparison("3 coordinates", _turn(ONE_TO_SIX, _standing(1, 2, 3), coords=3), three)
-    text = _turn(ONE_TO_FOUR, row(1, start=1), coords=2)  # text stands alike on both: θ = 1 and 1
+    yield Comparison("3 coordinates", _rotated(ONE_TO_SIX, _token_at(1, 2, 3), coords=3), three)
+    text = _rotated(ONE_TO_FOUR, row(1, start=1), coords=2)  # the same position on both coordinates: θ = 1 and 1
     yield Comparison("text with 2 coordinates", text, [-1.9841106486, -2.2852793274, 2.4623779024, 3.8441511931])
-    # the score of q = (1, 2, 3, 4) and k = (5, 6, 7, 8), three apart, wherever they stand
+    # the score of q = (1, 2, 3, 4) and k = (5, 6, 7, 8), three apart, at any positions
     for q, k in ((2, 5), (100, 103)):
-        score = _turn(ONE_TO_FOUR, row(1, start=q)) @ _turn([5.0, 6.0, 7.0, 8.0], row(1, start=k), site="on_write")
+        score = _rotated(ONE_TO_FOUR, row(1, start=q)) @ _rotated([5.0, 6.0, 7.0, 8.0], row(1, start=k), site="on_write")
         yield Comparison(f"score of ({q}, {k})", score, 19.6093206394)
     layout = row(1, start=1)
-    yield Comparison("on write", _turn(ONE_TO_FOUR, layout, site="on_write"), half)
-    yield Comparison("on write, not again on read", _turn(ONE_TO_FOUR, layout, site="on_read"), ONE_TO_FOUR)
-    yield Comparison("on read", _turn(ONE_TO_FOUR, layout, site="on_read", when="read"), half)
-    yield Comparison("on read, not on write", _turn(ONE_TO_FOUR, layout, site="on_write", when="read"), ONE_TO_FOUR)
+    yield Comparison("on write", _rotated(ONE_TO_FOUR, layout, site="on_write"), half)
+    yield Comparison("on write, not again on read", _rotated(ONE_TO_FOUR, layout, site="on_read"), ONE_TO_FOUR)
+    yield Comparison("on read", _rotated(ONE_TO_FOUR, layout, site="on_read", when="read"), half)
+    yield Comparison("on read, not on write", _rotated(ONE_TO_FOUR, layout, site="on_write", when="read"), ONE_TO_FOUR)
 
 
 @oracle("alibi")
@@ -146,7 +146,7 @@ TWO_SIDED = [31, 26, 21, 17, 0, 1, 7, 8, 8, 9, 10, 10, 10, 11, 12, 14, 15, 15, 1
 
 @oracle("t5_bias")
 def t5_bias() -> Iterator[Comparison]:
-    """The bucket of a distance, and the number a head's table holds for it."""
+    """The bucket of each distance, as in transformers' T5, and the table's bias for it."""
     for bidirectional, expected in ((False, ONE_SIDED), (True, TWO_SIDED)):
         module = alone(part("t5_bias", bidirectional=bidirectional), {"table": [[0.0] * 32]}, heads=1)
         name = "two-sided buckets" if bidirectional else "one-sided buckets"
@@ -159,4 +159,4 @@ def t5_bias() -> Iterator[Comparison]:
         mixer = part("attention", heads=6, head=4, position=part("t5_bias", buckets=4, max_distance=8, shared=shared))
         spec = part("model", width=24, layers=(part("block", mixer=mixer),) * 3)
         tables = sum(d.size for d in declared(spec) if d.path.endswith("position.table") and d.weight.learned)
-        yield Comparison(f"numbers in the tables of 3 layers, shared {shared}", tables, values, near=0)
+        yield Comparison(f"values in the tables of 3 layers, shared {shared}", tables, values, near=0)

@@ -1,12 +1,12 @@
-"""Law 14, its own number: each kind is held to literal numbers, written down and never computed by our own code.
+"""Law 14, own_number: each kind is compared with literal numbers that Dovetail's own code did not compute.
 
     @oracle("rope")
     def rope() -> Iterator[Comparison]:
-        yield Comparison("one turn", got=module.rotate(x, at), expected=[[0.54, 0.84]])
+        yield Comparison("position 1", got=module.rotate(x, layout), expected=[[0.54, 0.84]])
 
-Relations between our own forms cannot see a mistake made in all of them alike: rotary pairs interleaved everywhere, a window
-of w + 1 in the mask itself. A number from a paper, from CONCEPTS.md or from a hand calculation can. A stranger's package
-registers oracles for its own kinds in the same way; a kind with none fails the law.
+The other laws compare implementations with each other, so they cannot catch a mistake that all of them share: rotary pairs
+interleaved everywhere, a window of w + 1 in the mask itself. A number from a paper or from a hand calculation can. A user's
+package registers oracles for its own kinds in the same way; a kind without an oracle fails the law.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 from dovetail.core.group import GROUPS
 from dovetail.core.part import KINDS
 
-NEAR = 1e-6  # relative to the largest expected number: literals are written with eight digits or so
+NEAR = 1e-6  # relative to the largest expected number: literals have about eight digits
 
 
 class Comparison(NamedTuple):
-    """One number (text, list of numbers …) of ours against the literal it should be."""
+    """A computed value (number, tensor, string, list) and the literal it must equal."""
 
     name: str
     got: Any
@@ -33,7 +33,7 @@ class Comparison(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An oracle that did not come true: for which kind, in which comparison, and how."""
+    """A comparison that failed: the kind, the comparison's name, and the difference."""
 
     kind: str
     name: str
@@ -48,7 +48,7 @@ ORACLES: dict[str, list[Oracle]] = {}
 
 
 def oracle(*kinds: str) -> Callable[[Oracle], Oracle]:
-    """Hold these kinds to the comparisons the function makes."""
+    """Register a function that yields comparisons as an oracle of these kinds."""
 
     def decorate(function: Oracle) -> Oracle:
         for kind in kinds:
@@ -59,49 +59,49 @@ def oracle(*kinds: str) -> Callable[[Oracle], Oracle]:
 
 
 def ask_kinds() -> list[str]:
-    """Every registered kind that owes a number: those of a group (a block and a model are only their parts)."""
+    """Every registered kind that needs an oracle: all but `block` and `model`, which are in no group."""
     return sorted(kind for kind, cls in KINDS.items() if issubclass(cls, GROUPS))
 
 
 def missing(kinds: Iterable[str] | None = None) -> list[str]:
-    """The kinds that have no oracle at all: each a failure of the law."""
+    """The kinds without an oracle."""
     return [kind for kind in (ask_kinds() if kinds is None else kinds) if kind not in ORACLES]
 
 
 def comparisons(kind: str) -> Iterator[Comparison]:
-    """Everything a kind is held to."""
+    """All comparisons of a kind's oracles."""
     for function in ORACLES.get(kind, []):
         yield from function()
 
 
 def check_oracles(kinds: Iterable[str] | None = None) -> list[Failure]:
-    """What does not come true among the oracles of these kinds (all that owe one, by default); a kind without an oracle, an
-    oracle that compares nothing and one that raises are failures too."""
-    found: list[Failure] = []
+    """The failures of the oracles of these kinds (by default of all). A kind without an oracle, an oracle that compares nothing
+    and one that raises are failures too."""
+    failures: list[Failure] = []
     for kind in ask_kinds() if kinds is None else kinds:
         if kind not in ORACLES:
-            found.append(Failure(kind, "law 14", "has no literal number to be held to"))
+            failures.append(Failure(kind, "law 14", "has no oracle"))
         for function in ORACLES.get(kind, []):
-            found += _run(kind, function)
-    return found
+            failures += _run(kind, function)
+    return failures
 
 
 def _run(kind: str, function: Oracle) -> list[Failure]:
-    found: list[Failure] = []
-    made = 0
+    failures: list[Failure] = []
+    compared = 0
     try:
         for comparison in function():
-            made += 1
+            compared += 1
             problem = differs(comparison)
             if problem:
-                found.append(Failure(kind, comparison.name, problem))
-    except Exception as error:  # a part that breaks where it should give a number does not come true
-        return [*found, Failure(kind, function.__name__, f"{type(error).__name__}: {error}")]
-    return found if made else [Failure(kind, function.__name__, "compares nothing")]
+                failures.append(Failure(kind, comparison.name, problem))
+    except Exception as error:  # a part that raises fails its oracle
+        return [*failures, Failure(kind, function.__name__, f"{type(error).__name__}: {error}")]
+    return failures if compared else [Failure(kind, function.__name__, "compares nothing")]
 
 
 def differs(comparison: Comparison) -> str:
-    """What is wrong with a comparison; the empty text where nothing is."""
+    """The difference of a comparison; an empty string where it is equal."""
     got, expected = comparison.got, comparison.expected
     if not isinstance(got, Tensor):
         got = list(got) if isinstance(got, tuple) else got
@@ -112,7 +112,7 @@ def differs(comparison: Comparison) -> str:
     if have.shape != want.shape:
         return f"has shape {tuple(have.shape)}, not {tuple(want.shape)}"
     apart = (have - want).abs().max().item() if want.numel() else 0.0
-    # the comparison is written this way round so that a NaN fails it
+    # not (apart > …), so that NaN fails
     if apart <= comparison.near * max(1e-12, want.abs().max().item() if want.numel() else 0.0):
         return ""
     return f"is {_short(have)}, not {_short(want)}"

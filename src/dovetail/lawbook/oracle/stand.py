@@ -1,4 +1,4 @@
-"""Parts set up alone, with every weight written by hand, so that an oracle goes through the part's own module.
+"""Build the module of a single part with literal weights, so that an oracle runs the part's own code.
 
 module = alone(part("rmsnorm", eps=0.1), {"scale": [1.0, 2.0]}, dim="embed", embed=2)
 """
@@ -36,8 +36,8 @@ def eye(size: int, times: float = 1.0) -> list[list[float]]:
 
 
 def alone(spec: Part, weights: Mapping[str, Any] | None = None, *, dim: str = "embed", **sizes: int) -> Any:
-    """The module of one part in float64. `weights` names every stored one, by its path below the part; constants are the
-    part's own; `sizes` are those of the axes its parents would define, `dim` what a norm is over."""
+    """The module of one part in float64. `weights` gives every stored weight, by its path below the part; constants are the
+    part's own; `sizes` are the axes that its parents would define, `dim` the axis of a norm."""
     scope = Scope(sizes=sizes, stack="layers").bind(dim=dim)
     module = make(spec, scope)
     given = dict(weights or {})
@@ -64,5 +64,5 @@ def row(n: int, start: int = 0) -> TokenLayout:
 
 
 def ctx(n: int) -> Ctx:
-    """A plain forward over one sequence of n tokens."""
+    """The ctx of one sequence of n tokens."""
     return Ctx(layout=row(n))

@@ -1,4 +1,4 @@
-"""State spaces: an impulse that fades. With a = 0.9, b = 0.5, c = 1 it is 0.5, 0.45, 0.405, 0.3645, 0.32805, 0.295245."""
+"""Oracles of state spaces: the response to an impulse. With a = 0.9, b = 0.5, c = 1 it is 0.5, 0.45, 0.405, 0.3645, …"""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dovetail.parts.mixer.s4 import hippo_legs, initial_frequencies
 IMPULSE = [0.5, 0.45, 0.405, 0.3645, 0.32805, 0.295245]
 ONE = 1.2784645427610738  # silu of this is 1
 TWO = 2.2177151057570903  # silu of this is 2
-LOG_A = -2.2503673273124454  # ln(−ln 0.9): with a step of 1 the memory keeps 0.9
+LOG_A = -2.2503673273124454  # ln(−ln 0.9): with a step of 1 the decay is 0.9
 STEP_ONE = 0.5413248546129181  # softplus of this is 1
 
 
 @oracle("mamba2")
 def impulse() -> Iterator[Comparison]:
-    """One number of memory; B, C and the gate held at 1 by their biases; a norm so wide that it does nothing."""
+    """One value of state; the biases make B, C and the gate 1; the norm has an eps so large that it does nothing."""
     spec = part("mamba2", inner=1, head=1, state_size=1, conv_size=2, bias=True, norm=part("rmsnorm", eps=1e16))
     zero, one, current = [[0.0]], [[1.0]], [[0.0, 1.0]]
     weights = {
@@ -45,12 +45,12 @@ def impulse() -> Iterator[Comparison]:
         "norm.scale": [1e8],
     }
     y = alone(spec, weights, embed=1)(numbers([[[1.0]] + [[0.0]] * 5]), ctx(6))[0, :, 0]  # silu(1) = 0.7310585786300049
-    yield Comparison("what is left of an impulse", y * (0.5 / 0.7310585786300049), IMPULSE)
+    yield Comparison("impulse response", y * (0.5 / 0.7310585786300049), IMPULSE)
     yield Comparison("the impulse itself: silu(1)", alone(spec, weights, embed=1)(numbers([[[1.0]]]), ctx(1)), [[[0.73105858]]])
-    # step twice as wide, input 1: keeps 0.81, adds 2·silu(1)
-    wider = {**weights, "dt_bias": [1.8545865421312038]}
-    y = alone(spec, wider, embed=1)(numbers([[[1.0], [0.0]]]), ctx(2))[0, :, 0]
-    yield Comparison("a wider step writes more and keeps less", y, [1.46211716, 1.18431490])
+    # a step of 2, input 1: the decay is 0.81, the input adds 2·silu(1)
+    longer = {**weights, "dt_bias": [1.8545865421312038]}
+    y = alone(spec, longer, embed=1)(numbers([[[1.0], [0.0]]]), ctx(2))[0, :, 0]
+    yield Comparison("a longer step adds more and decays more", y, [1.46211716, 1.18431490])
     skipping = alone(spec, {**weights, "skip": [3.0]}, embed=1)(numbers([[[1.0]]]), ctx(1))
     yield Comparison("the skip adds 3·silu(1)", skipping, [[[2.92423431]]])
     gated = alone(spec, {**weights, "z.bias": [TWO]}, embed=1)(numbers([[[1.0]]]), ctx(1))
@@ -59,7 +59,7 @@ def impulse() -> Iterator[Comparison]:
 
 @oracle("mamba2")
 def forms() -> Iterator[Comparison]:
-    """The recurrence itself, in both forms, and a convolution across a call's edge."""
+    """The recurrence in both forms, and a convolution that continues from its state."""
     q, k, v = (
         torch.ones(1, 6, 1, 1, dtype=torch.float64),
         torch.ones(1, 6, 1, 1, dtype=torch.float64),
@@ -67,22 +67,22 @@ def forms() -> Iterator[Comparison]:
     )
     g, empty = numbers([-0.10536051565782628] * 6).view(1, 6, 1), torch.zeros(1, 1, 1, 1, dtype=torch.float64)
     for form in (decay.naive, decay.chunked):
-        y, left = form(q, k, v.view(1, 6, 1, 1), g, None, empty)
+        y, state = form(q, k, v.view(1, 6, 1, 1), g, None, empty)
         yield Comparison(form.__name__, y.flatten(), IMPULSE)
-        yield Comparison(f"{form.__name__}: left behind", left.flatten(), [0.295245])
+        yield Comparison(f"{form.__name__}: state", state.flatten(), [0.295245])
     # 1·x + 10·x₋₁ + 100·x₋₂
     weight, seq = numbers([[100.0, 10.0, 1.0]]), sequence_rows(row(2))
-    y, tail = causal_conv(numbers([[[1.0], [2.0]]]), weight, None, seq, None)
+    y, conv_state = causal_conv(numbers([[[1.0], [2.0]]]), weight, None, seq, None)
     yield Comparison("a convolution", y.flatten(), [1.0, 12.0])
-    y, tail = causal_conv(numbers([[[3.0]]]), weight, numbers([0.5]), sequence_rows(row(1, start=2)), tail)
-    yield Comparison("goes on", y.flatten(), [123.5])
-    yield Comparison("its tail", tail.flatten(), [2.0, 3.0])
+    y, conv_state = causal_conv(numbers([[[3.0]]]), weight, numbers([0.5]), sequence_rows(row(1, start=2)), conv_state)
+    yield Comparison("continued", y.flatten(), [123.5])
+    yield Comparison("conv state", conv_state.flatten(), [2.0, 3.0])
     first = part("mamba2", inner=6, head=2)
     scope = first.axes(alone(part("rmsnorm"), {"scale": [1.0]}, embed=1).scope.add(embed=3))
-    yield Comparison("twice the width inside", float(part("mamba2", head=2).axes(scope).size("heads")), 3.0)
-    yield Comparison("first decays", first.constant("a_log", scope).exp(), [1.0, 8.5, 16.0])
+    yield Comparison("inner width: twice the width", float(part("mamba2", head=2).axes(scope).size("heads")), 3.0)
+    yield Comparison("initial decays", first.constant("a_log", scope).exp(), [1.0, 8.5, 16.0])
     steps = torch.nn.functional.softplus(first.constant("dt_bias", scope))
-    yield Comparison("first steps", steps, [0.001, 0.01, 0.1], near=1e-5)
+    yield Comparison("initial steps", steps, [0.001, 0.01, 0.1], near=1e-5)
 
 
 # -- Mamba -----------------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def forms() -> Iterator[Comparison]:
 
 @oracle("mamba")
 def impulse_of_one_channel() -> Iterator[Comparison]:
-    """Two channels: the first carries the impulse; the second is always 1, and B and C are read off it."""
+    """Two channels: the first has the impulse; the second is always 1, and B and C are projections of it."""
     spec = part("mamba", inner=2, state_size=1, rank=1, conv_size=2, bias=True)
     weights = {
         "z.weight": [[0.0], [0.0]],
@@ -110,7 +110,7 @@ def impulse_of_one_channel() -> Iterator[Comparison]:
         "skip": [0.0, 0.0],
     }
     y = alone(spec, weights, embed=1)(numbers([[[1.0]] + [[0.0]] * 5]), ctx(6))[0, :, 0]  # silu(1) = 0.7310585786300049
-    yield Comparison("what is left of an impulse", y * (0.5 / 0.7310585786300049), IMPULSE)
+    yield Comparison("impulse response", y * (0.5 / 0.7310585786300049), IMPULSE)
     skipping = alone(spec, {**weights, "skip": [3.0, 0.0]}, embed=1)(numbers([[[1.0]]]), ctx(1))
     yield Comparison("the skip adds 3·silu(1)", skipping, [[[2.92423431]]])
 
@@ -137,25 +137,25 @@ def mamba_of_the_reference() -> Iterator[Comparison]:
     want = [[0.42361067, -1.29093366], [-0.74060946, 3.01989101], [0.33876736, -0.72263230], [0.76714050, -0.70997317]]
     yield Comparison("four tokens", y[0], want, near=1e-7)
     scope = spec.axes(alone(part("rmsnorm"), {"scale": [1.0]}, embed=1).scope.add(embed=2))
-    yield Comparison("first decays", spec.constant("a_log", scope).exp(), [[1.0, 2.0]] * 3)
+    yield Comparison("initial decays", spec.constant("a_log", scope).exp(), [[1.0, 2.0]] * 3)
     steps = torch.nn.functional.softplus(spec.constant("dt_bias", scope))
-    yield Comparison("first steps", steps, [0.001, 0.01, 0.1], near=1e-5)
+    yield Comparison("initial steps", steps, [0.001, 0.01, 0.1], near=1e-5)
     wide = part("mamba").axes(scope.add(embed=768))
     yield Comparison("sizes of the first Mamba", [wide.size("inner"), wide.size("rank"), wide.size("state")], [1536, 48, 16])
 
 
 @oracle("mamba")
 def selective_forms() -> Iterator[Comparison]:
-    """The recurrence in both forms: an impulse in the first of two numbers of memory, which fade by 0.9 and 0.5."""
+    """The recurrence in both forms: an impulse in two values of state with decays 0.9 and 0.5."""
     x, step = numbers([0.5] + [0.0] * 5).view(1, 6, 1), torch.ones(1, 6, 1, dtype=torch.float64)
     a = numbers([[-0.10536051565782628, -0.6931471805599453]])
     b, first, second = (numbers([row] * 6)[None] for row in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0]))
     for scan in (selective.naive, selective.chunked):
-        y, left = scan(x, step, a, b, first, None, torch.zeros(1, 1, 2, dtype=torch.float64))
+        y, state = scan(x, step, a, b, first, None, torch.zeros(1, 1, 2, dtype=torch.float64))
         yield Comparison(scan.__name__, y.flatten(), IMPULSE)
-        yield Comparison(f"{scan.__name__}: left behind", left.flatten(), [0.295245, 0.015625])
+        yield Comparison(f"{scan.__name__}: state", state.flatten(), [0.295245, 0.015625])
         y, _ = scan(x, step, a, b, second, None, torch.zeros(1, 1, 2, dtype=torch.float64))
-        yield Comparison(f"{scan.__name__}: the other number", y.flatten(), [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625])
+        yield Comparison(f"{scan.__name__}: the second value", y.flatten(), [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625])
 
 
 # -- S4 --------------------------------------------------------------------------------------------------------------------
@@ -169,15 +169,15 @@ def one_real_number() -> Iterator[Comparison]:
     with using("reference"):
         yield Comparison("a recurrence", space.space_scan(u, log_a, b, c, seq, None)[0].flatten(), IMPULSE)
     empty = torch.zeros(1, 1, 1, dtype=torch.complex128)
-    y, left = space.chunked(u, log_a, b, c, None, None, empty)
+    y, state = space.chunked(u, log_a, b, c, None, None, empty)
     yield Comparison("in chunks", y.flatten(), IMPULSE)
-    yield Comparison("in chunks: left behind", left.real.flatten(), [0.295245])
-    y, left = space.convolved(u, log_a, b, c, empty)
+    yield Comparison("in chunks: state", state.real.flatten(), [0.295245])
+    y, state = space.convolved(u, log_a, b, c, empty)
     yield Comparison("a convolution", y.flatten(), IMPULSE)
-    yield Comparison("a convolution: left behind", left.real.flatten(), [0.295245])
-    y, left = space.convolved(u * 0, log_a, b, c, empty + 1)
-    yield Comparison("a convolution: what came before", y.flatten(), [0.9, 0.81, 0.729, 0.6561, 0.59049, 0.531441])
-    yield Comparison("a convolution: what is left of it", left.real.flatten(), [0.531441])
+    yield Comparison("a convolution: state", state.real.flatten(), [0.295245])
+    y, state = space.convolved(u * 0, log_a, b, c, empty + 1)
+    yield Comparison("a convolution: outputs from an initial state", y.flatten(), [0.9, 0.81, 0.729, 0.6561, 0.59049, 0.531441])
+    yield Comparison("a convolution: that state afterwards", state.real.flatten(), [0.531441])
 
 
 @oracle("s4")
@@ -219,6 +219,6 @@ def hippo() -> Iterator[Comparison]:
     yield Comparison("inv: (6/π)(6/(2n+1) − 1)", initial_frequencies("inv", 3), [9.5492965855, 1.9098593171, 0.3819718634])
     spec = part("s4", inner=3, state_size=2)
     scope = spec.axes(alone(part("rmsnorm"), {"scale": [1.0]}, embed=1).scope)
-    yield Comparison("first steps", spec.constant("step_log", scope).exp(), [0.001, 0.01, 0.1])
-    yield Comparison("first decays", spec.constant("decay_log", scope).exp(), [[0.5, 0.5]] * 3)
-    yield Comparison("first turns", spec.constant("turn", scope), [[0.556501115084, 4.603293007067]] * 3)
+    yield Comparison("initial steps", spec.constant("step_log", scope).exp(), [0.001, 0.01, 0.1])
+    yield Comparison("initial decays", spec.constant("decay_log", scope).exp(), [[0.5, 0.5]] * 3)
+    yield Comparison("initial frequencies", spec.constant("turn", scope), [[0.556501115084, 4.603293007067]] * 3)

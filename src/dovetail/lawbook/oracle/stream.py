@@ -1,6 +1,6 @@
-"""Streaming: where tokens stand in a cache of fixed size, by hand. With one pair of channels the angle is the position itself.
+"""Oracles of streaming positions, computed by hand. With one pair of channels the angle is the position itself.
 
-A window of 3 that keeps 1 makes a cache of 4: kept token 0 has rank 0, the window ranks 1, 2, 3, and the query rank 3.
+A window of 3 with keep 1 has a cache of 4: token 0 has position 0, the window positions 1, 2, 3, and the query position 3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _module(of: Any, keep: int = 1, head: int = 2, heads: int = 1) -> Any:
     return alone(part("streaming", of=of), kept=keep, cache=keep + 3, coords=1, head=head, heads=heads)
 
 
-def _turned(module: Any, site: str, at: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def _rotated(module: Any, site: str, at: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """(1, 0) as a query or key at this position."""
     return getattr(module, site)(torch.tensor([[[[1.0, 0.0]]]], dtype=dtype), row(1, start=at))[0, 0, 0]
 
@@ -30,27 +30,30 @@ def _turned(module: Any, site: str, at: int, dtype: torch.dtype = torch.float64)
 def streaming() -> Iterator[Comparison]:
     """q = k = (1, 0): a score is the cosine of the distance."""
     module = _module(part("rope", when="read"))
-    query = [-0.8390715291, -0.5440211109, COS_3, 0.1411200081]  # cos 10, sin 10 in the text; cos 3, sin 3 in the cache
-    yield Comparison("a query at 10", _turned(module, "rotate", 10), query)
-    yield Comparison("the kept key", _turned(module, "on_read", 0), [0.0, 0.0, 1.0, 0.0])
-    yield Comparison("a key at 9", _turned(module, "on_read", 9), [-0.9111302619, 0.4121184852, 0.0, 0.0])
-    yield Comparison("keys are remembered unturned", _turned(module, "on_write", 9), [1.0, 0.0])
+    query = [-0.8390715291, -0.5440211109, COS_3, 0.1411200081]  # cos 10, sin 10 in the sequence; cos 3, sin 3 in the cache
+    yield Comparison("a query at 10", _rotated(module, "rotate", 10), query)
+    yield Comparison("the first key", _rotated(module, "on_read", 0), [0.0, 0.0, 1.0, 0.0])
+    yield Comparison("a key at 9", _rotated(module, "on_read", 9), [-0.9111302619, 0.4121184852, 0.0, 0.0])
+    yield Comparison("keys are cached without rotation", _rotated(module, "on_write", 9), [1.0, 0.0])
     for t, j, expected in ((2, 0, COS_2), (3, 0, COS_3), (4, 0, COS_3), (10, 0, COS_3), (10, 9, COS_1), (4, 2, COS_2)):
-        score = _turned(module, "rotate", t) @ _turned(module, "on_read", j)
+        score = _rotated(module, "rotate", t) @ _rotated(module, "on_read", j)
         yield Comparison(f"score of {t} and {j}", score, expected)
     far = 1_000_000_000
-    late = _turned(module, "rotate", far, torch.float32) @ _turned(module, "on_read", far - 1, torch.float32)
+    late = _rotated(module, "rotate", far, torch.float32) @ _rotated(module, "on_read", far - 1, torch.float32)
     yield Comparison("score of 10⁹ and the one before, in float32", late, COS_1, near=1e-6)
     none_kept = _module(part("rope", when="write"), keep=0)
-    yield Comparison("nothing kept, a query at 10", _turned(none_kept, "rotate", 10), query[:2])
-    yield Comparison("turned when written", _turned(none_kept, "on_write", 9), [-0.9111302619, 0.4121184852])
+    yield Comparison("keep 0, a query at 10", _rotated(none_kept, "rotate", 10), query[:2])
+    yield Comparison("rotated when written", _rotated(none_kept, "on_write", 9), [-0.9111302619, 0.4121184852])
     slopes = _module(part("alibi"), heads=2)  # 2^−4 and 2^−8
     score = slopes.score(row(1, start=10), row(11), *slopes.tables())[..., [0, 8, 9, 10]]
     near = [[-0.1875, -0.125, -0.0625, 0.0]]
     yield Comparison("ALiBi of 10 and 0, 8, 9, 10", score, [[near, [[-0.01171875, -0.0078125, -0.00390625, 0.0]]]])
-    for keep, products in ((1, 7000), (0, 0)):  # of 5 heads of 7 channels, 10 tokens: 2·35·100 more where queries turn twice
+    for keep, products in (
+        (1, 7000),
+        (0, 0),
+    ):  # 5 heads of 7 channels, 10 tokens: 2·35·100 more where queries are rotated twice
         scope = _module(part("rope"), keep, head=8).scope.add(heads=5, head=7)
-        yield Comparison(f"products more with {keep} kept", part("streaming").cost(scope, 10)[0], products, near=0)
-    # let through: of 10 tokens 1 + 2 + 3 + 4 and then 6 times 4 pairs, each 70
+        yield Comparison(f"additional FLOPs with keep {keep}", part("streaming").cost(scope, 10)[0], products, near=0)
+    # pairs that the mask leaves: 1 + 2 + 3 + 4, then 6 times 4, each 70
     scope = _module(part("rope"), head=8).scope.add(heads=5, head=7)
-    yield Comparison("and of those let through", part("streaming").cost(scope, 10)[1], 2380, near=0)
+    yield Comparison("additional FLOPs of the pairs that the mask leaves", part("streaming").cost(scope, 10)[1], 2380, near=0)

@@ -1,9 +1,9 @@
-"""Wires: a block on the single token (1, 7) with branches simple enough to follow by hand.
+"""Oracles of wires: a block on the single token (1, 7), with branches simple enough to compute by hand.
 
     mixer f(x) = 2·(x₂, x₁)          ffn g(x) = 3·x          norm(1, 7) = (0.2, 1.4), for √((1 + 49)/2) = 5
 
-One token attends to itself alone, so attention is W_o W_v x. The norms have scales of their own, so that none can stand in for
-another: mixer (1, 1), ffn (1, 2), behind the mixer (2, 1), behind the ffn (1, 3).
+One token attends to itself only, so attention is W_o W_v x. The norms have different scales, so that none can replace
+another: mixer (1, 1), ffn (1, 2), after the mixer (2, 1), after the ffn (1, 3).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _through(block: Any, seed: int | None = None) -> Tensor:
 
 
 def _added(kind: str, norms: tuple[str, ...]) -> Iterator[Comparison]:
-    """Multiplier, layer scale and dropout are the same for every wire, and act on what is added."""
+    """Multiplier, layer scale and dropout act on what a branch adds, alike in every wire."""
     scaled = _block(part(kind, multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
     plain = _block(part(kind), norms)
     x, ctx = numbers([[[2.0, 4.0]]]), Ctx(layout=row(1))
@@ -107,5 +107,5 @@ def parallel() -> Iterator[Comparison]:
     """(1, 7) + (2.8, 0.4) + 3·(0.2, 1.4) with one norm; 3·(0.2, 2.8) where the ffn has its own."""
     yield Comparison("one norm", _through(_block(part("parallel"), ("norm",))), [4.4, 11.6])
     two = ("mixer_norm", "ffn_norm")
-    yield Comparison("a norm each", _through(_block(part("parallel", one_norm=False), two)), [4.4, 15.8])
+    yield Comparison("one norm per branch", _through(_block(part("parallel", one_norm=False), two)), [4.4, 15.8])
     yield from _added("parallel", ("norm",))

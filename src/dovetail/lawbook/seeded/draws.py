@@ -76,9 +76,9 @@ def mutants() -> list[Mutant]:
         Mutant("packed documents drop by their row", "draws", instead(TokenLayout, "sample", property(samples_are_rows))),
         Mutant("every sample drops the same values", "draws", instead(TokenLayout, "sample", property(samples_draw_alike))),
         Mutant("dropout counts positions in the row", "draws", instead(Ctx, "_bits", positions_in_the_row)),
-        Mutant("dropout keeps a share of p", "draws", instead(context, "_drop", drop_rate_of_what_stays)),
+        Mutant("dropout keeps with probability p", "draws", instead(context, "_drop", drop_rate_of_what_stays)),
         Mutant("initial weights of two layers are equal", "draws", instead(construction, "_streams", layers_start_equal)),
-        Mutant("initial weights are too wide by a half", "draws", instead(construction, "_std", wide_spread)),
+        Mutant("initial weights are 1.5 times too large", "draws", instead(construction, "_std", wide_spread)),
         Mutant("experts start without 1/√(2·depth)", "draws", instead(init, "writes_stream", experts_without_depth), experts),
         Mutant("a slice of initial weights counts from 0", "draws", instead(construction, "_ranges", slices_counted_from_zero)),
     ]

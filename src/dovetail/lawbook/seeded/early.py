@@ -1,4 +1,4 @@
-"""Bugs of early and low-rank attention: a nonlinearity in the wrong place, documents mixed together, padding mixed in."""
+"""Seeded bugs of additive attention and Linformer: tanh in the wrong place, documents or padding projected together."""
 
 from __future__ import annotations
 
@@ -19,57 +19,65 @@ from dovetail.parts.mixer.linformer import LinformerModule
 _scores, _dense, _mixed = AdditiveAttentionModule.scores, additive.dense, LinformerModule.mixed
 
 
-def each_alone(self: AdditiveAttentionModule, q: Tensor, k: Tensor) -> Tensor:
-    """tanh of the query and of the key, not of their sum: then no query prefers another key than its neighbors do."""
+def tanh_of_each(self: AdditiveAttentionModule, q: Tensor, k: Tensor) -> Tensor:
+    """tanh of the query and of the key instead of their sum: then all queries have the same probs."""
     return _scores(self, q, torch.zeros_like(k)) + _scores(self, torch.zeros_like(q), k)
 
 
 def mask_of_the_neighbor(mask: Any, layout: TokenLayout, key_layout: TokenLayout, heads: Tensor) -> Any:
-    seen, empty = _dense(mask, layout, key_layout, heads)
-    return seen.roll(1, -2), empty
+    visible, empty = _dense(mask, layout, key_layout, heads)
+    return visible.roll(1, -2), empty
 
 
 def one_document(self: LinformerModule, x: Tensor, table: Tensor, layout: TokenLayout, documents: int) -> Tensor:
-    """All of a row mixed together, given to each document."""
-    share = F.embedding(layout.order, table) * layout.real[..., None]
-    mixed = (share.transpose(-1, -2) @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
+    """All documents of a row are projected together, and each document gets the result."""
+    coefficients = F.embedding(layout.order, table) * layout.real[..., None]
+    mixed = (coefficients.transpose(-1, -2) @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
     return mixed if layout.start is not None else torch.cat([mixed] * documents, -3)
 
 
-def padding_is_mixed_in(self: LinformerModule, x: Tensor, table: Tensor, layout: TokenLayout, documents: int) -> Tensor:
+def padding_projected(self: LinformerModule, x: Tensor, table: Tensor, layout: TokenLayout, documents: int) -> Tensor:
     if layout.row is not None or documents > 1:
         return _mixed(self, x, table, layout, documents)
     return (F.embedding(layout.order, table).transpose(-1, -2) @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
 
 
-def by_place_in_the_row(self: LinformerModule, x: Tensor, table: Tensor, layout: TokenLayout, documents: int) -> Tensor:
+def positions_in_the_row(self: LinformerModule, x: Tensor, table: Tensor, layout: TokenLayout, documents: int) -> Tensor:
     order = torch.arange(layout.n).expand_as(layout.order)
     return _mixed(self, x, table, TokenLayout.of(order, layout.seg, layout.row, layout.start), documents)
 
 
-def low_rank() -> Model:
-    """Two layers of an encoder."""
+def linformer_model() -> Model:
+    """A model of two Linformer layers."""
     return spec().set("layers.*.mixer", {"kind": "linformer", "heads": 6, "head": 12, "rank": 3, "length": 45})
 
 
-def scored() -> Model:
-    """The score of 2014."""
+def additive_model() -> Model:
+    """A model of two layers of additive attention."""
     return spec().set("layers.*.mixer", {"kind": "additive_attention", "heads": 2, "hidden": 10})
 
 
 def mutants() -> list[Mutant]:
-    """The rows."""
-    model = low_rank()
+    """The seeded bugs of this area."""
+    model = linformer_model()
 
-    def mixing(name: str, new: Any) -> Mutant:
+    def projecting(name: str, new: Any) -> Mutant:
         return Mutant(name, "padded", instead(LinformerModule, "mixed", new), model)
 
     return [
         Mutant(
-            "query and key are bent each alone", OWN_NUMBER, instead(AdditiveAttentionModule, "scores", each_alone), scored()
+            "tanh is applied to query and key separately",
+            OWN_NUMBER,
+            instead(AdditiveAttentionModule, "scores", tanh_of_each),
+            additive_model(),
         ),
-        Mutant("each query has its neighbor's mask", "causal", instead(additive, "dense", mask_of_the_neighbor), scored()),
-        mixing("documents of a row are mixed together", one_document),
-        mixing("padding is mixed into keys", padding_is_mixed_in),
-        mixing("places are counted from the row's beginning", by_place_in_the_row),
+        Mutant(
+            "each query has the mask of its neighbor",
+            "causal",
+            instead(additive, "dense", mask_of_the_neighbor),
+            additive_model(),
+        ),
+        projecting("documents of a row are projected together", one_document),
+        projecting("padding is projected into keys", padding_projected),
+        projecting("positions are counted from the beginning of the row", positions_in_the_row),
     ]

@@ -1,4 +1,4 @@
-"""Bugs of ported experts and recurrences: a matrix in another order, a word of a config that is read as another."""
+"""Seeded bugs of ported MoE and recurrent families: tensors in another layout, config fields read wrongly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail.core.fold import declared
 from dovetail.lawbook.ported import in_family
 from dovetail.lawbook.seeded.bug import Mutant, instead
 from dovetail.lawbook.seeded.moe import groups_ignored, never_normalized
-from dovetail.lawbook.seeded.port import crossed
+from dovetail.lawbook.seeded.port import exchanged
 from dovetail.model import Model
 from dovetail.parts.ffn.router import TopKModule
 from dovetail.parts.mixer.mla import MLAModule
@@ -25,8 +25,8 @@ _spread, _gathered, _channels, _taken = Unstack.to_hf, Unstack.from_hf, Unsqueez
 _given, _home, _forward, _setup = Switch.to_hf, Unsqueeze.from_hf, TopKModule.forward, MLAModule.setup
 
 
-def not_in_turns() -> AbstractContextManager[Any]:
-    """What lies in turns taken for one after the other."""
+def concatenated() -> AbstractContextManager[Any]:
+    """Interleaved tensors are read as concatenated ones."""
 
     def to_hf(self: Interleave, ours: Sequence[Tensor]) -> list[Tensor]:
         return Concat(self.dim).to_hf(ours)
@@ -37,8 +37,8 @@ def not_in_turns() -> AbstractContextManager[Any]:
     return patch.multiple(Interleave, to_hf=to_hf, from_hf=from_hf)
 
 
-def experts_backwards() -> AbstractContextManager[Any]:
-    """The last expert first, and the router as it was."""
+def experts_reversed() -> AbstractContextManager[Any]:
+    """Experts in reverse order, the router unchanged."""
 
     def to_hf(self: Unstack, ours: Sequence[Tensor]) -> list[Tensor]:
         return _spread(self, ours)[::-1]
@@ -49,8 +49,8 @@ def experts_backwards() -> AbstractContextManager[Any]:
     return patch.multiple(Unstack, to_hf=to_hf, from_hf=from_hf)
 
 
-def taps_backwards() -> AbstractContextManager[Any]:
-    """A convolution in the place of a correlation."""
+def kernel_reversed() -> AbstractContextManager[Any]:
+    """The kernel of a convolution reversed in time."""
 
     def to_hf(self: Unsqueeze, ours: Sequence[Tensor]) -> list[Tensor]:
         return [one.flip(-1) for one in _channels(self, ours)]
@@ -61,27 +61,27 @@ def taps_backwards() -> AbstractContextManager[Any]:
     return patch.multiple(Unsqueeze, to_hf=to_hf, from_hf=from_hf)
 
 
-def switches_turned() -> AbstractContextManager[Any]:
-    """Yes for no, both ways."""
+def switches_inverted() -> AbstractContextManager[Any]:
+    """A boolean config field is inverted in both directions."""
 
     def to_hf(self: Switch, spec: Model) -> dict[str, Any]:
         return {name: not value for name, value in _given(self, spec).items()}
 
     def from_hf(self: Switch, config: Config) -> Settings:
-        said = config.get(self.names[0])
-        return _taken(self, config if said is None else {**config, self.names[0]: not said})
+        value = config.get(self.names[0])
+        return _taken(self, config if value is None else {**config, self.names[0]: not value})
 
     return patch.multiple(Switch, to_hf=to_hf, from_hf=from_hf)
 
 
-def not_sharpened(self: MLAModule) -> None:
-    """1/√(nope + rope) whatever the spec says."""
+def yarn_scale_ignored(self: MLAModule) -> None:
+    """A scale of 1/√(nope + rope), whatever the spec has."""
     _setup(self)
     self.scale = self.qk_head**-0.5
 
 
-def what_is_learned_alone(spec: Model) -> dict[str, tuple[int, ...]]:
-    """A balancing bias does not travel."""
+def learned_weights_only(spec: Model) -> dict[str, tuple[int, ...]]:
+    """A balancing bias is not ported."""
     return {d.path: d.weight.shape(d.scope) for d in declared(spec) if d.weight.learned}
 
 
@@ -91,27 +91,27 @@ def always_normalized(self: TopKModule, x: Tensor, ctx: Any) -> tuple[Tensor, Te
 
 
 def mutants() -> list[Mutant]:
-    """The rows."""
+    """The seeded bugs of this area."""
     keys, order = "open-instruct#1839", "llama.cpp#3018"
     rows: list[tuple[str, Callable[[], AbstractContextManager[Any]], str, str]] = [
         (
-            "an expert's gate is taken for what it gates",
-            instead(tensors, "moves", crossed("bank.gate", "bank.up")),
+            "gate and up of an expert are exchanged",
+            instead(tensors, "moves", exchanged("bank.gate", "bank.up")),
             "mixtral",
             keys,
         ),
-        ("experts are numbered from the last", experts_backwards, "mixtral", keys),
+        ("experts are in reverse order", experts_reversed, "mixtral", keys),
         ("a ported router never normalizes", instead(TopKModule, "forward", never_normalized), "mixtral", ""),
         ("a ported router always normalizes", instead(TopKModule, "forward", always_normalized), "qwen3_moe", ""),
-        ("gate and up are halves, not turns", not_in_turns, "gpt_oss", keys),
-        ("keys and values are halves, not head by head", not_in_turns, "deepseek_v3", order),
-        ("a delta layer's q, k, v and z are not in groups", not_in_turns, "qwen3_next", order),
-        ("rotary pairs of a latent key are halves", switches_turned, "deepseek_v3", order),
-        ("scores of latents are not sharpened", instead(MLAModule, "setup", not_sharpened), "deepseek_v3", ""),
-        ("groups of ported experts do not limit", instead(TopKModule, "choose", groups_ignored), "deepseek_v3", ""),
-        ("a balancing bias does not travel", instead(tensors, "shapes_of", what_is_learned_alone), "deepseek_v3", ""),
-        ("a state space's input is taken for its gate", instead(tensors, "moves", crossed(".x.", ".z.")), "mamba", keys),
-        ("taps of a convolution are backwards", taps_backwards, "mamba2", keys),
-        ("what is written is taken for what is read", instead(tensors, "moves", crossed(".b.", ".c.")), "jamba", keys),
+        ("gate and up are concatenated, not interleaved", concatenated, "gpt_oss", keys),
+        ("keys and values are concatenated, not by head", concatenated, "deepseek_v3", order),
+        ("q, k, v and z of gated DeltaNet are not in groups", concatenated, "qwen3_next", order),
+        ("rotary pairs of MLA are halves, not adjacent", switches_inverted, "deepseek_v3", order),
+        ("the scale of MLA ignores YaRN", instead(MLAModule, "setup", yarn_scale_ignored), "deepseek_v3", ""),
+        ("groups of ported experts do not limit the choice", instead(TopKModule, "choose", groups_ignored), "deepseek_v3", ""),
+        ("a balancing bias is not ported", instead(tensors, "shapes_of", learned_weights_only), "deepseek_v3", ""),
+        ("input and gate of Mamba are exchanged", instead(tensors, "moves", exchanged(".x.", ".z.")), "mamba", keys),
+        ("the kernel of a convolution is reversed", kernel_reversed, "mamba2", keys),
+        ("B and C of Mamba are exchanged", instead(tensors, "moves", exchanged(".b.", ".c.")), "jamba", keys),
     ]
-    return [Mutant(name, "ported", plant, in_family(family), report) for name, plant, family, report in rows]
+    return [Mutant(name, "ported", seed, in_family(family), report) for name, seed, family, report in rows]

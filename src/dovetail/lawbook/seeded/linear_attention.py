@@ -1,4 +1,4 @@
-"""Bugs of linear attention, gated memories and the delta rule: weights that do not sum to 1, chunks that do not meet."""
+"""Seeded bugs of linear attention, GLA, gated DeltaNet and RWKV-6: normalizers, decays and chunk boundaries."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ _decay_scan, _gated_scan, _conv = linear_attention.decay_scan, gla.gated_scan, r
 _doubled, _gated_chunked, _delta_chunked = gated._doubled, gated.chunked, delta.chunked
 
 
-def weights_sum_to_anything(q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, carry: Any) -> tuple[Tensor, Tensor]:
-    y, memory = _decay_scan(q, k, v, g, seq, carry)
-    return torch.cat([y[..., :-1], torch.ones_like(y[..., -1:])], -1), memory
+def not_normalized(q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, carry: Any) -> tuple[Tensor, Tensor]:
+    y, state = _decay_scan(q, k, v, g, seq, carry)
+    return torch.cat([y[..., :-1], torch.ones_like(y[..., -1:])], -1), state
 
 
-def sum_not_handed_on(q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, carry: Any) -> tuple[Tensor, Tensor]:
-    y, memory = _decay_scan(q, k, v, g, seq, carry)
-    return y, torch.cat([memory[..., :-1], 0.5 * memory[..., -1:]], -1)
+def half_of_the_normalizer(q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, carry: Any) -> tuple[Tensor, Tensor]:
+    y, state = _decay_scan(q, k, v, g, seq, carry)
+    return y, torch.cat([state[..., :-1], 0.5 * state[..., -1:]], -1)
 
 
-def by_the_largest_of_the_call(self: feature.RandomFeaturesModule, k: Tensor) -> Tensor:
+def scaled_by_the_call(self: feature.RandomFeaturesModule, k: Tensor) -> Tensor:
     exponent = self.exponent(k)
-    return (exponent - exponent.amax((1, 2, 3), keepdim=True)).exp() * self.share
+    return (exponent - exponent.amax((1, 2, 3), keepdim=True)).exp() * self.amplitude
 
 
-def drawn_by_chance(self: feature.RandomFeatures, name: str, scope: Scope) -> Tensor:
+def unseeded_directions(self: feature.RandomFeatures, name: str, scope: Scope) -> Tensor:
     return torch.randn(scope.size("features"), scope.size("head"), dtype=torch.float64)
 
 
-def keys_do_not_fade_to_the_end(q: Tensor, k: Tensor, a: Tensor, own: Tensor, late: bool) -> tuple[Tensor, ...]:
+def keys_do_not_decay(q: Tensor, k: Tensor, a: Tensor, own: Tensor, late: bool) -> tuple[Tensor, ...]:
     scores, q, _, through = _doubled(q, k, a, own, late)
     return scores, q, k, through
 
 
-def documents_in_one_memory(q: Tensor, k: Tensor, v: Tensor, g: Tensor, bonus: Any, document: Any, carry: Tensor) -> Any:
+def documents_continue(q: Tensor, k: Tensor, v: Tensor, g: Tensor, bonus: Any, document: Any, carry: Tensor) -> Any:
     return _gated_chunked(q, k, v, g, bonus, None, carry)
 
 
-def fading_held_fixed(q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, carry: Any, bonus: Any = None) -> Any:
+def decay_detached(q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, carry: Any, bonus: Any = None) -> Any:
     return _gated_scan(q, k, v, g.detach(), seq, carry, bonus)
 
 
@@ -57,79 +57,86 @@ def bonus_lost(q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, ca
     return _gated_scan(q, k, v, g, seq, carry)
 
 
-def recalling_is_free(n: int, heads: int, key: int, value: int) -> int:
+def recall_not_counted(n: int, heads: int, key: int, value: int) -> int:
     return 4 * n * heads * key * value
 
 
-def believed_wholly(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, document: Any, carry: Tensor) -> Any:
+def beta_ignored(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, document: Any, carry: Tensor) -> Any:
     return _delta_chunked(q, k, v, g, torch.ones_like(beta), document, carry)
 
 
-def of_any_length(x: Tensor) -> Tensor:
+def keys_not_normalized(x: Tensor) -> Tensor:
     return x
 
 
-def last_token_of_the_neighbor(x: Tensor, weight: Tensor, bias: Any, seq: SequenceRows, tail: Any) -> tuple[Tensor, Tensor]:
-    return _conv(x, weight, bias, dc.replace(seq, document=None, ends=None), tail)
+def token_of_the_previous_document(
+    x: Tensor, weight: Tensor, bias: Any, seq: SequenceRows, conv_state: Any
+) -> tuple[Tensor, Tensor]:
+    return _conv(x, weight, bias, dc.replace(seq, document=None, ends=None), conv_state)
 
 
 def with_mixer(**mixer: Any) -> Model:
-    """A small Llama whose first layer mixes otherwise."""
+    """A small Llama with this mixer in its first layer."""
     return spec().set("layers.0.mixer", mixer)
 
 
 def mutants() -> list[Mutant]:
-    """The rows."""
+    """The seeded bugs of this area."""
     plain = with_mixer(kind="linear_attention", heads=4, feature={"kind": "relu_features", "floor": 0.2})
     random = with_mixer(kind="linear_attention", heads=4, feature={"kind": "random_features", "features": 11})
-    fading = with_mixer(kind="gla", heads=2, key_size=5, value_size=6, rank=3)
-    corrected = with_mixer(kind="gated_deltanet", heads=4, key_heads=2, key_size=5, value_size=6)
-    mixed = with_mixer(kind="rwkv6", heads=4, mix_rank=3, decay_rank=6)
+    gated_model = with_mixer(kind="gla", heads=2, key_size=5, value_size=6, rank=3)
+    delta_model = with_mixer(kind="gated_deltanet", heads=4, key_heads=2, key_size=5, value_size=6)
+    rwkv_model = with_mixer(kind="rwkv6", heads=4, mix_rank=3, decay_rank=6)
     return [
         Mutant(
-            "weights of linear attention do not sum to 1",
+            "linear attention does not normalize",
             OWN_NUMBER,
-            instead(linear_attention, "decay_scan", weights_sum_to_anything),
+            instead(linear_attention, "decay_scan", not_normalized),
             plain,
         ),
         Mutant(
-            "half of the sum of weights is forgotten",
+            "half of the normalizer is lost between calls",
             "chunked",
-            instead(linear_attention, "decay_scan", sum_not_handed_on),
+            instead(linear_attention, "decay_scan", half_of_the_normalizer),
             plain,
         ),
         Mutant(
             "random features are scaled by the largest of the call",
             "chunked",
-            instead(feature.RandomFeaturesModule, "key", by_the_largest_of_the_call),
+            instead(feature.RandomFeaturesModule, "key", scaled_by_the_call),
             random,
         ),
         Mutant(
-            "random directions are drawn anew in every process",
+            "random directions differ at every construction",
             "round_trip",
-            instead(feature.RandomFeatures, "constant", drawn_by_chance),
+            instead(feature.RandomFeatures, "constant", unseeded_directions),
             random,
         ),
         Mutant(
-            "keys do not fade until the chunk's end", "fast", instead(gated, "_doubled", keys_do_not_fade_to_the_end), fading
+            "keys do not decay until the end of the chunk", "fast", instead(gated, "_doubled", keys_do_not_decay), gated_model
         ),
         Mutant(
-            "a gated memory goes on into the next document", "fast", instead(gated, "chunked", documents_in_one_memory), mixed
+            "a gated state continues into the next document", "fast", instead(gated, "chunked", documents_continue), rwkv_model
         ),
-        Mutant("what fades is a constant in backward", "gradient", instead(gla, "gated_scan", fading_held_fixed), fading),
+        Mutant("the decay is constant in backward", "gradient", instead(gla, "gated_scan", decay_detached), gated_model),
         Mutant(
-            "what a key recalls is not counted",
+            "the FLOPs of recalling a key are not counted",
             "declared",
-            instead(gated_deltanet, "delta_flops", recalling_is_free),
-            corrected,
+            instead(gated_deltanet, "delta_flops", recall_not_counted),
+            delta_model,
         ),
-        Mutant("a chunk believes every token wholly", "fast", instead(delta, "chunked", believed_wholly), corrected),
+        Mutant("the chunked delta rule ignores β", "fast", instead(delta, "chunked", beta_ignored), delta_model),
         Mutant(
-            "keys of the delta rule are of any length",
+            "keys of the delta rule are not normalized",
             OWN_NUMBER,
-            instead(gated_deltanet, "_unit", of_any_length),
-            corrected,
+            instead(gated_deltanet, "_unit", keys_not_normalized),
+            delta_model,
         ),
-        Mutant("RWKV's bonus is lost", OWN_NUMBER, instead(rwkv6, "gated_scan", bonus_lost), mixed),
-        Mutant("the token before is a neighbor's", "padded", instead(rwkv6, "causal_conv", last_token_of_the_neighbor), mixed),
+        Mutant("RWKV's bonus is lost", OWN_NUMBER, instead(rwkv6, "gated_scan", bonus_lost), rwkv_model),
+        Mutant(
+            "token shift reads the previous document",
+            "padded",
+            instead(rwkv6, "causal_conv", token_of_the_previous_document),
+            rwkv_model,
+        ),
     ]

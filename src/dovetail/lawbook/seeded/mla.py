@@ -1,4 +1,4 @@
-"""Bugs of latent attention: a shared key turned twice, latents summed over ranks, an absorbed form of its own mind."""
+"""Seeded bugs of multi-head latent attention: the rotated key, latents under tensor parallel, and the absorbed form."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scale_of_the_latent(self: MLAModule, q: Tensor, *rest: Any) -> Tensor:
     return _absorbed(self, q * (self.qk_head / (self.part.kv_rank + self.part.rope)) ** 0.5, *rest)
 
 
-def place_forgotten(self: MLAModule, q: Tensor, latent: Tensor, turned: Tensor, *rest: Any) -> Tensor:
+def rotated_key_dropped(self: MLAModule, q: Tensor, latent: Tensor, turned: Tensor, *rest: Any) -> Tensor:
     return _absorbed(self, q, latent, torch.zeros_like(turned), *rest)
 
 
@@ -38,14 +38,14 @@ def values_of_other_heads(self: MLAModule, *given: Any) -> Tensor:
     return _absorbed(self, *given).flip(-2)
 
 
-def turned_again(
+def rotated_again(
     self: MLAModule, q: Tensor, latent: Tensor, turned: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx
 ) -> Tensor:
     turned = turned if key_layout is layout else self.position.rotate(turned, key_layout)
     return _expanded(self, q, latent, turned, layout, key_layout, ctx)
 
 
-def query_latent_not_normed(self: MLAModule, x: Tensor, ctx: Ctx) -> Tensor:
+def query_latent_not_normalized(self: MLAModule, x: Tensor, ctx: Ctx) -> Tensor:
     still, turning = self.q(self.q_down(x)).unflatten(-1, (-1, self.qk_head)).split([self.part.nope, self.part.rope], -1)
     return torch.cat([still, self.position.rotate(turning, ctx.layout)], -1)
 
@@ -55,7 +55,7 @@ def counted_from_the_call(self: MLAModule, x: Tensor, ctx: Ctx) -> Tensor:
     return _queries(self, x, dc.replace(ctx, layout=TokenLayout.of(order, ctx.layout.seg, ctx.layout.row)))
 
 
-def scale_of_what_stands_still(self: MLAModule) -> None:
+def scale_of_nope(self: MLAModule) -> None:
     _setup(self)
     self.scale = self.part.nope**-0.5
 
@@ -77,34 +77,38 @@ def latent(kv_rank: int) -> Model:
 
 
 def mutants() -> list[Mutant]:
-    """The rows. Latents that are small against the heads are looked at themselves, whatever the length; others only while
-    decoding."""
+    """The seeded bugs of this area. With a small latent the absorbed form always runs, with a large one only in decoding."""
     small, large = latent(5), latent(10)
 
     def absorbing(name: str, law: str, new: Any, model: Model) -> Mutant:
         return Mutant(name, law, instead(MLAModule, "absorbed", new), model)
 
     return [
-        absorbing("an absorbed query is scaled by the latent's size", "fast", scale_of_the_latent, small),
-        absorbing("an absorbed query forgets the turned key", "chunked", place_forgotten, large),
-        absorbing("heads answer with each other's values", "chunked", values_of_other_heads, large),
-        Mutant("a remembered key is turned again", "chunked", instead(MLAModule, "expanded", turned_again), large),
+        absorbing("the absorbed form scales by the size of the latent", "fast", scale_of_the_latent, small),
+        absorbing("the absorbed form drops the rotated key", "chunked", rotated_key_dropped, large),
+        absorbing("the absorbed form exchanges the values of heads", "chunked", values_of_other_heads, large),
+        Mutant("a cached key is rotated again", "chunked", instead(MLAModule, "expanded", rotated_again), large),
         Mutant(
-            "queries count from the start of the call",
+            "query positions count from the start of the call",
             "chunked",
             instead(MLAModule, "queries", counted_from_the_call),
             large,
         ),
-        Mutant("a query's latent is not normed", "every_weight", instead(MLAModule, "queries", query_latent_not_normed), large),
         Mutant(
-            "the scale forgets the turned channels",
-            OWN_NUMBER,
-            instead(MLAModule, "setup", scale_of_what_stands_still),
+            "the latent of queries is not normalized",
+            "every_weight",
+            instead(MLAModule, "queries", query_latent_not_normalized),
             large,
         ),
-        Mutant("a latent is remembered for each head", OWN_NUMBER, instead(MLA, "state", a_latent_for_each_head), large),
         Mutant(
-            "a latent is summed over ranks that all hold it",
+            "the scale ignores the rotated channels",
+            OWN_NUMBER,
+            instead(MLAModule, "setup", scale_of_nope),
+            large,
+        ),
+        Mutant("a latent is cached for each head", OWN_NUMBER, instead(MLA, "state", a_latent_for_each_head), large),
+        Mutant(
+            "a replicated latent is summed over ranks",
             "sharded",
             instead(MLAModule, "expanded", latents_are_summed),
             large,

@@ -1,4 +1,4 @@
-"""Bugs of experts and routers: tokens that meet the wrong expert, losses that teach nothing, shares that are counted twice."""
+"""Seeded bugs of MoE and routers: dispatch, weights, balance losses, capacity, expert parallel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dovetail.parts.ffn.router import SigmoidRouter, SoftmaxRouterModule, TopKMo
 
 _add_loss, _choose, _weights, _looped = Ctx.add_loss, TopKModule.choose, Bank.weights, expert.looped
 _dispatch, _combine, _forward, _count = moe.dispatch, moe.combine, TopKModule.forward, TopKModule.count
-_in_time = TopKModule.in_time
+_within_capacity = TopKModule.within_capacity
 _bank, _grouped, _looped_op, _enter = BankModule.forward, expert.grouped, expert._looped_op, shard.enter
 
 
@@ -31,7 +31,7 @@ def loss_without_gradient(self: Ctx, module: Any, name: str, loss: Tensor) -> No
     _add_loss(self, module, name, loss.detach())
 
 
-def loss_of_what_is_even(self: SoftmaxRouterModule, scores: Tensor) -> Tensor:
+def loss_of_uniform_probs(self: SoftmaxRouterModule, scores: Tensor) -> Tensor:
     return torch.full_like(scores, 1 / scores.shape[-1])
 
 
@@ -44,39 +44,39 @@ def padding_counted(self: TopKModule, logits: Tensor, scores: Tensor, chosen: Te
     _count(self, logits, scores, chosen, dc.replace(ctx, layout=type(layout)(layout.coords, layout.order, None, layout.row)))
 
 
-def next_expert(chosen: Tensor, first: Tensor, experts: int, all_held: bool) -> expert.Rows:
-    return _dispatch((chosen + 1) % experts, first, experts, all_held)
+def next_expert(chosen: Tensor, first: Tensor, experts: int, all_local: bool) -> expert.Rows:
+    return _dispatch((chosen + 1) % experts, first, experts, all_local)
 
 
 def never_normalized(self: TopKModule, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
-    held = self.part
-    self.part = dc.replace(held, normalize=False)
+    original = self.part
+    self.part = dc.replace(original, normalize=False)
     try:
         return _forward(self, x, ctx)
     finally:
-        self.part = held
+        self.part = original
 
 
 def weights_in_another_order(y: Tensor, rows: expert.Rows, weights: Tensor) -> Tensor:
     return _combine(y, rows, weights.flip(-1))
 
 
-def left_in_the_order_of_experts(y: Tensor, rows: expert.Rows, weights: Tensor) -> Tensor:
+def outputs_sorted_by_expert(y: Tensor, rows: expert.Rows, weights: Tensor) -> Tensor:
     return _combine(y, rows._replace(choice=torch.arange(y.shape[0])), weights)
 
 
-def balance_weighs_too(self: TopKModule, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+def balance_changes_weights(self: TopKModule, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
     chosen, weights = _forward(self, x, ctx)
     return chosen, weights + self.balance[chosen] if self.part.balance_bias else weights
 
 
-def balance_forgotten(self: TopKModule, scores: Tensor) -> Tensor:
-    held = self.part
-    self.part = dc.replace(held, balance_bias=False)
+def balance_ignored(self: TopKModule, scores: Tensor) -> Tensor:
+    original = self.part
+    self.part = dc.replace(original, balance_bias=False)
     try:
         return _choose(self, scores)
     finally:
-        self.part = held
+        self.part = original
 
 
 def balance_never_stored(self: Weight) -> bool:
@@ -87,16 +87,16 @@ def every_expert_is_active(self: Bank, scope: Scope) -> list[Weight]:
     return [dc.replace(weight, used=type(weight.used)(1)) for weight in _weights(self, scope)]
 
 
-def numbers_of_the_first_rank(self: BankModule, x: Tensor, ctx: Ctx, chosen: Tensor, weights: Tensor) -> Tensor:
-    held = self.expert_number
-    self.expert_number = torch.arange(len(held))
+def numbered_from_zero(self: BankModule, x: Tensor, ctx: Ctx, chosen: Tensor, weights: Tensor) -> Tensor:
+    original = self.expert_number
+    self.expert_number = torch.arange(len(original))
     try:
         return _bank(self, x, ctx, chosen, weights)
     finally:
-        self.expert_number = held
+        self.expert_number = original
 
 
-def choices_of_one_rank_teach_the_router(x: Tensor, group: Any) -> Tensor:
+def router_gradient_of_one_rank(x: Tensor, group: Any) -> Tensor:
     return x.view_as(x) if x.shape[-1] == 2 else _enter(x, group)
 
 
@@ -104,37 +104,37 @@ def first_expert_has_no_gradient(x: Tensor, weights: Tensor, ends: Tensor) -> Te
     return _looped(x, torch.cat([weights[:1].detach(), weights[1:]]), ends)
 
 
-def one_run_late(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+def next_expert_in_the_loop(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return _looped_op(x, weights.roll(1, 0), ends)
 
 
-def kernel_one_run_late(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+def next_expert_in_the_kernel(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return _grouped(x, weights.roll(1, 0), ends)
 
 
 def groups_ignored(self: TopKModule, scores: Tensor) -> Tensor:
-    held = self.part
-    self.part = dc.replace(held, groups=1, top_groups=1)
+    original = self.part
+    self.part = dc.replace(original, groups=1, top_groups=1)
     try:
         return _choose(self, scores)
     finally:
-        self.part = held
+        self.part = original
 
 
-def room_token_by_token(self: TopKModule, chosen: Tensor, capacity: float, ctx: Ctx) -> Tensor:
+def capacity_by_token(self: TopKModule, chosen: Tensor, capacity: float, ctx: Ctx) -> Tensor:
     seg = ctx.layout.seg.reshape(-1, 1).repeat(1, chosen.shape[-1]).view(1, -1)
     by_choice = dc.replace(ctx, layout=TokenLayout.of(torch.zeros_like(seg), seg))
-    return _in_time(self, chosen.reshape(1, -1, 1), capacity, by_choice).view(chosen.shape)
+    return _within_capacity(self, chosen.reshape(1, -1, 1), capacity, by_choice).view(chosen.shape)
 
 
 def experts(kind: str = "softmax_router", **fields: Any) -> Model:
-    """A small Mixtral."""
+    """A small Mixtral with this router."""
     router = {"kind": kind, **fields}
     return spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20, "router": router})
 
 
 def mutants() -> list[Mutant]:
-    """The rows."""
+    """The seeded bugs of this area."""
     plain, balanced = experts(), experts(balance_loss=0.5, z_loss=0.1)
     biased = experts("sigmoid_router", balance_bias=True)
     limited = experts("sigmoid_router", groups=2)
@@ -143,44 +143,58 @@ def mutants() -> list[Mutant]:
             "a router's balance loss has no gradient", "gradient", instead(Ctx, "add_loss", loss_without_gradient), balanced
         ),
         Mutant(
-            "a balance loss is the same whatever is chosen",
+            "a balance loss does not depend on the probs",
             OWN_NUMBER,
-            instead(SoftmaxRouterModule, "probs", loss_of_what_is_even),
+            instead(SoftmaxRouterModule, "probs", loss_of_uniform_probs),
             balanced,
         ),
         Mutant("a balance loss is never added", "every_field", instead(TopKModule, "count", loss_never_added), balanced),
         Mutant("padding counts in a balance loss", OWN_NUMBER, instead(TopKModule, "count", padding_counted), balanced),
         Mutant("tokens go to the next expert", OWN_NUMBER, instead(moe, "dispatch", next_expert), plain),
-        Mutant("weights of the chosen are not normalized", OWN_NUMBER, instead(TopKModule, "forward", never_normalized), plain),
+        Mutant(
+            "weights of the chosen experts are not normalized",
+            OWN_NUMBER,
+            instead(TopKModule, "forward", never_normalized),
+            plain,
+        ),
         Mutant("weights of two choices are exchanged", OWN_NUMBER, instead(moe, "combine", weights_in_another_order), plain),
-        Mutant("tokens come back sorted by expert", "causal", instead(moe, "combine", left_in_the_order_of_experts), plain),
-        Mutant("a balancing bias weighs experts too", OWN_NUMBER, instead(TopKModule, "forward", balance_weighs_too), biased),
-        Mutant("a balancing bias chooses nothing", OWN_NUMBER, instead(TopKModule, "choose", balance_forgotten), biased),
+        Mutant("outputs stay sorted by expert", "causal", instead(moe, "combine", outputs_sorted_by_expert), plain),
+        Mutant(
+            "a balancing bias changes the weights of experts",
+            OWN_NUMBER,
+            instead(TopKModule, "forward", balance_changes_weights),
+            biased,
+        ),
+        Mutant(
+            "a balancing bias does not change the choice", OWN_NUMBER, instead(TopKModule, "choose", balance_ignored), biased
+        ),
         Mutant(
             "a balancing bias is not saved", "round_trip", instead(Weight, "stored", property(balance_never_stored)), biased
         ),
         Mutant("groups do not limit the choice", "every_field", instead(TopKModule, "choose", groups_ignored), limited),
-        Mutant("a group is as good as its best expert alone", OWN_NUMBER, instead(SigmoidRouter, "best", 1), limited),
+        Mutant("a group is scored by its best expert only", OWN_NUMBER, instead(SigmoidRouter, "best", 1), limited),
         Mutant("every expert counts as active", "declared", instead(Bank, "weights", every_expert_is_active), plain),
         Mutant("an expert is never trained", "every_weight", instead(expert, "looped", first_expert_has_no_gradient), plain),
         Mutant(
-            "a rank takes its experts for the first",
+            "every rank numbers its experts from 0",
             "sharded",
-            instead(BankModule, "forward", numbers_of_the_first_rank),
+            instead(BankModule, "forward", numbered_from_zero),
             plain,
         ),
         Mutant(
-            "a router learns from one rank's experts",
+            "a router gets the gradient of one rank's experts",
             "sharded",
-            instead(shard, "enter", choices_of_one_rank_teach_the_router),
+            instead(shard, "enter", router_gradient_of_one_rank),
             plain,
         ),
-        Mutant("a compiled loop is one expert late", "compiled", instead(expert, "_looped_op", one_run_late), plain),
         Mutant(
-            "the room of an expert is filled token by token",
+            "the compiled loop uses the next expert", "compiled", instead(expert, "_looped_op", next_expert_in_the_loop), plain
+        ),
+        Mutant(
+            "capacity is filled token by token, not by choice",
             OWN_NUMBER,
-            instead(TopKModule, "in_time", room_token_by_token),
+            instead(TopKModule, "within_capacity", capacity_by_token),
             experts(capacity=0.5),
         ),
-        Mutant("torch's kernel is one expert late", OWN_NUMBER, instead(expert, "grouped", kernel_one_run_late), plain),
+        Mutant("torch's kernel uses the next expert", OWN_NUMBER, instead(expert, "grouped", next_expert_in_the_kernel), plain),
     ]

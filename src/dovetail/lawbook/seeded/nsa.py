@@ -1,4 +1,4 @@
-"""Bugs of selection by content: blocks read before they are whole, counted from a row's beginning, never remembered."""
+"""Seeded bugs of native sparse attention: blocks read too early, counted from the beginning of a row, or not cached."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _later(layout: TokenLayout, by: int) -> TokenLayout:
     return TokenLayout.of(layout.order + by, layout.seg, layout.row)
 
 
-def read_before_it_is_whole(
-    self: NSAModule, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, block_at: TokenLayout
+def read_before_it_is_complete(
+    self: NSAModule, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, block_layout: TokenLayout
 ) -> Any:
-    return _summary(self, q, k, v, _later(layout, self.block - 1), block_at)
+    return _summary(self, q, k, v, _later(layout, self.block - 1), block_layout)
 
 
-def pieces_of_this_call_alone(layout: TokenLayout, key_layout: TokenLayout, size: int) -> blocks.Ended:
+def tokens_of_this_call_only(layout: TokenLayout, key_layout: TokenLayout, size: int) -> blocks.Ended:
     return _ended(layout, layout, size)
 
 
@@ -39,10 +39,9 @@ def counted_from_the_row(layout: TokenLayout, key_layout: TokenLayout, size: int
     if layout.row is not None:
         return _ended(layout, key_layout, size)
     order = torch.arange(layout.n).expand_as(layout.order)
-    found = _ended(
+    return _ended(
         TokenLayout.of(order, layout.seg), TokenLayout.of(order, layout.seg) if key_layout is layout else key_layout, size
     )
-    return found
 
 
 def later_tokens_gathered(
@@ -51,22 +50,22 @@ def later_tokens_gathered(
     return _gathered(q, k, v, picked, size, scale, _later(layout, 1), key_layout)
 
 
-def never_remembered(self: frame.BlockView, layout: TokenLayout, *new: Tensor) -> Any:
+def never_cached(self: frame.BlockView, layout: TokenLayout, *new: Tensor) -> Any:
     return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_layout
 
 
-def twin_without_blocks(self: pool.Group, copies: Any) -> None:
+def fork_without_blocks(self: pool.Group, copies: Any) -> None:
     if copies[0] and self.per != "block":
         for store in self.tensors():
             store[torch.tensor(copies[1])] = store[torch.tensor(copies[0])]
 
 
-def each_rank_picks_alone(self: NSAModule, logs: Tensor, ctx: Ctx) -> Tensor:
+def own_heads_only(self: NSAModule, logs: Tensor, ctx: Ctx) -> Tensor:
     return logs.logsumexp(-3)
 
 
-def worst_first(self: NSAModule, worth: Tensor, layout: TokenLayout, block_at: TokenLayout) -> Tensor:
-    return _pick(self, -worth, layout, block_at)
+def worst_first(self: NSAModule, worth: Tensor, layout: TokenLayout, block_layout: TokenLayout) -> Tensor:
+    return _pick(self, -worth, layout, block_layout)
 
 
 def window_of_one_more(self: NSA) -> Any:
@@ -82,38 +81,36 @@ def sparse(kv_heads: int = 2) -> Model:
 
 
 def mutants() -> list[Mutant]:
-    """The rows."""
+    """The seeded bugs of this area."""
     model = sparse()
     return [
         Mutant(
-            "a block is read before it is whole",
+            "a block is read before it is complete",
             "causal",
-            instead(NSAModule, "summary", read_before_it_is_whole),
+            instead(NSAModule, "summary", read_before_it_is_complete),
             model,
         ),
         Mutant(
-            "a block forgets its tokens of earlier calls",
+            "a block loses its tokens of earlier calls",
             "chunked",
-            instead(nsa, "ended", pieces_of_this_call_alone),
+            instead(nsa, "ended", tokens_of_this_call_only),
             model,
         ),
         Mutant(
-            "blocks are counted from the row's beginning",
+            "blocks are counted from the beginning of the row",
             "padded",
             instead(nsa, "ended", counted_from_the_row),
             model,
         ),
         Mutant("a gathered query reads the next token", "fast", instead(blocks, "gathered", later_tokens_gathered), model),
-        Mutant("a block is never remembered", "chunked", instead(frame.BlockView, "extend", never_remembered), model),
-        Mutant("a fork leaves its blocks behind", "rollback", instead(pool.Group, "copy", twin_without_blocks), model),
+        Mutant("a block is never cached", "chunked", instead(frame.BlockView, "extend", never_cached), model),
+        Mutant("a fork does not copy its blocks", "rollback", instead(pool.Group, "copy", fork_without_blocks), model),
         Mutant(
-            "each rank picks blocks by its own heads",
+            "each rank selects blocks by its own heads",
             "sharded",
-            instead(NSAModule, "over_group", each_rank_picks_alone),
+            instead(NSAModule, "over_group", own_heads_only),
             sparse(1),
         ),
-        Mutant("the worst block is picked", OWN_NUMBER, instead(NSAModule, "pick", worst_first), model),
-        Mutant(
-            "the window beside the blocks is one too wide", OWN_NUMBER, instead(NSA, "visibility", window_of_one_more), model
-        ),
+        Mutant("the worst block is selected", OWN_NUMBER, instead(NSAModule, "pick", worst_first), model),
+        Mutant("the window of NSA is one too wide", OWN_NUMBER, instead(NSA, "visibility", window_of_one_more), model),
     ]

@@ -1,4 +1,4 @@
-"""Bugs of ported models: all keys and shapes agree, there and back is bit for bit, and the numbers are another model's."""
+"""Seeded bugs of ported models: names and shapes agree, export and import are bit-equal, and the outputs differ."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _moves, _setup, _bucket, _logits = tensors.moves, AttentionModule.setup, T5BiasM
 _there, _back, _given, _taken = PatchKernel.to_hf, PatchKernel.from_hf, LocalAttention.to_hf, LocalAttention.from_hf
 
 
-def crossed(one: str, other: str) -> Callable[..., Iterator[tensors.Move]]:
-    """Two of our tensors taken for each other on both roads."""
+def exchanged(one: str, other: str) -> Callable[..., Iterator[tensors.Move]]:
+    """Two of our tensors are exchanged in export and import."""
 
     def moves(*where: Any) -> Iterator[tensors.Move]:
         for move in _moves(*where):
@@ -41,7 +41,7 @@ def crossed(one: str, other: str) -> Callable[..., Iterator[tensors.Move]]:
 
 
 def scores_scaled(self: AttentionModule) -> None:
-    """1/√head whatever the spec says."""
+    """A scale of 1/√head, whatever the spec has."""
     _setup(self)
     self.scale = self.size**-0.5
 
@@ -50,15 +50,15 @@ def logits_not_scaled(self: LmModule, x: Tensor, ctx: Ctx) -> Tensor:
     return _logits(self, x, ctx) / self.part.scale
 
 
-def later_is_earlier(self: T5BiasModule, distance: Tensor) -> Tensor:
+def sides_exchanged(self: T5BiasModule, distance: Tensor) -> Tensor:
     return _bucket(self, -distance)
 
 
-def offset_forgotten(self: LearnedModule, x: Tensor, layout: TokenLayout) -> Tensor:
+def offset_ignored(self: LearnedModule, x: Tensor, layout: TokenLayout) -> Tensor:
     return x + F.embedding(layout.order, self.table)
 
 
-def types_forgotten(self: TokensModule, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
+def types_ignored(self: TokensModule, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
     return F.embedding(inputs, self.table) * self.scale + self.type_table[0], ctx.layout
 
 
@@ -66,12 +66,12 @@ def pooled_without_tanh(self: PooledEmbeddingModule, x: Tensor, ctx: Ctx) -> Ten
     return self.out(pool(x, ctx.layout, self.part.pooling))
 
 
-def classes_without_layer(self: ByClassModule, x: Tensor, ctx: Ctx) -> Tensor:
+def dense_layer_skipped(self: ByClassModule, x: Tensor, ctx: Ctx) -> Tensor:
     return x
 
 
-def squares_on_their_side() -> AbstractContextManager[Any]:
-    """Rows of a square for its columns."""
+def patches_transposed() -> AbstractContextManager[Any]:
+    """Rows and columns of a patch are exchanged."""
 
     def to_hf(self: PatchKernel, ours: Sequence[Tensor]) -> list[Tensor]:
         return [one.transpose(-1, -2).contiguous() for one in _there(self, ours)]
@@ -83,11 +83,11 @@ def squares_on_their_side() -> AbstractContextManager[Any]:
 
 
 def window_to_each_side() -> AbstractContextManager[Any]:
-    """A window of w reaches w to either side, not half of it."""
+    """A window of w reaches w to either side, not w/2."""
 
     def to_hf(self: LocalAttention, spec: Model) -> dict[str, Any]:
-        said = _given(self, spec)
-        return {**said, LOCAL: said[LOCAL] // 2}
+        fields = _given(self, spec)
+        return {**fields, LOCAL: fields[LOCAL] // 2}
 
     def from_hf(self: LocalAttention, config: Config) -> Settings:
         return _taken(self, {**config, LOCAL: 2 * config[LOCAL]})
@@ -96,31 +96,31 @@ def window_to_each_side() -> AbstractContextManager[Any]:
 
 
 def mutants() -> list[Mutant]:
-    """The rows."""
+    """The seeded bugs of this area."""
     t5, vit, keys = in_family("t5"), in_family("vit", "ViTModel"), "open-instruct#1839"
     bert, roberta = in_family("bert", "BertForMaskedLM"), in_family("roberta", "RobertaModel")
     rows: list[tuple[str, Callable[[], AbstractContextManager[Any]], Model, str]] = [
-        ("query and key are exchanged", instead(tensors, "moves", crossed(".q.", ".k.")), vit, keys),
-        ("a gate is taken for what it gates", instead(tensors, "moves", crossed(".gate.", ".up.")), t5, keys),
+        ("query and key are exchanged", instead(tensors, "moves", exchanged(".q.", ".k.")), vit, keys),
+        ("gate and up of T5 are exchanged", instead(tensors, "moves", exchanged(".gate.", ".up.")), t5, keys),
         (
-            "an encoder's norms are exchanged",
-            instead(tensors, "moves", crossed("mixer_norm", "ffn_norm")),
+            "the norms of an encoder are exchanged",
+            instead(tensors, "moves", exchanged("mixer_norm", "ffn_norm")),
             in_family("bert", "BertModel"),
             keys,
         ),
-        ("squares lie on their side", squares_on_their_side, vit, keys),
+        ("patches are transposed", patches_transposed, vit, keys),
         ("unscaled scores are scaled", instead(AttentionModule, "setup", scores_scaled), t5, "TransformerLens#693"),
         ("a tied head is not scaled", instead(LmModule, "logits", logits_not_scaled), t5, "TransformerLens#693"),
-        ("later keys are taken for earlier", instead(T5BiasModule, "bucket", later_is_earlier), t5, ""),
-        ("positions are read two rows early", instead(LearnedModule, "embed", offset_forgotten), roberta, ""),
-        ("types of tokens are forgotten", instead(TokensModule, "forward", types_forgotten), bert, ""),
+        ("buckets of later and earlier keys are exchanged", instead(T5BiasModule, "bucket", sides_exchanged), t5, ""),
+        ("positions are read two rows early", instead(LearnedModule, "embed", offset_ignored), roberta, ""),
+        ("token types are ignored", instead(TokensModule, "forward", types_ignored), bert, ""),
         ("the pooler has no tanh", instead(PooledEmbeddingModule, "forward", pooled_without_tanh), vit, ""),
         (
-            "a classifier skips its own layer",
-            instead(ByClassModule, "hidden", classes_without_layer),
+            "a classifier skips its dense layer",
+            instead(ByClassModule, "hidden", dense_layer_skipped),
             in_family("distilbert", "DistilBertForSequenceClassification"),
             "",
         ),
         ("a window reaches w to each side", window_to_each_side, in_family("modernbert", "ModernBertModel"), "vllm#3385"),
     ]
-    return [Mutant(name, "ported", plant, spec, report) for name, plant, spec, report in rows]
+    return [Mutant(name, "ported", seed, spec, report) for name, seed, spec, report in rows]

@@ -82,7 +82,7 @@ def marks_lost(self: Pool, a: int, b: int) -> None:
     self.marks[b] = []
 
 
-def twin_forgets_what_was_written(self: Pool, a: int, b: int) -> None:
+def written_not_copied(self: Pool, a: int, b: int) -> None:
     _fork(self, a, b)
     self.written[b] = self.lengths[b]
 
@@ -109,7 +109,7 @@ def pages_never_given_back(self: Paged, row: int, n: int) -> None:
     del self.owned[row][-(-n // self.page) :]
 
 
-def pages_of_a_twin_counted_once(self: Paged, a: int, b: int, length: int) -> Copies:
+def shared_pages_counted_once(self: Paged, a: int, b: int, length: int) -> Copies:
     self.rewind(b, 0)
     self.owned[b] = list(self.owned[a])
     self.table[b] = self.table[a]
@@ -162,20 +162,20 @@ def mutants() -> list[Mutant]:
         ),
         ("a ring rewinds further than its slack", instead(Ring, "can_rewind", ring_rewinds_its_window), window),
         ("a roll-back forgets what was written", instead(Pool, "rollback", written_forgotten_at_every_rollback), window),
-        ("a twin forgets what was written", instead(Pool, "fork", twin_forgets_what_was_written), window),
+        ("a fork does not copy what was written", instead(Pool, "fork", written_not_copied), window),
         ("a mark forgets what was written", instead(Pool, "_to_mark", mark_forgets_what_was_written), window),
         ("a fork loses its marks", instead(Pool, "fork", marks_lost), window),
         ("marks survive the tokens they mark", instead(Pool, "rollback", marks_survive_a_rollback), recurrent["gru"]),
         ("the first mark is restored, not the last", instead(Pool, "_to_mark", first_mark_restored), recurrent["gru"]),
         ("a refused step keeps the pages of its first row", instead(Paged, "check", pages_kept_by_a_refused_step), None),
         ("the pages of a step are checked row by row", instead(Paged, "check", checked_row_by_row), None),
-        ("a refused step copies a page that twins share", instead(Paged, "check", page_copied_by_a_refused_step), None),
+        ("a refused step copies a page that a fork shares", instead(Paged, "check", page_copied_by_a_refused_step), None),
         ("a refused step counts its tokens", instead(Pool, "step", length_counted_before_the_check), None),
         ("a full row is not refused", instead(Contiguous, "check", capacity_ignored), None),
         ("the pages of a freed row stay taken", instead(Paged, "rewind", pages_never_given_back), None),
-        ("a page of twins is counted once", instead(Paged, "fork", pages_of_a_twin_counted_once), None),
+        ("a page shared by a fork is counted once", instead(Paged, "fork", shared_pages_counted_once), None),
         ("a row that a fork replaces keeps its pages", instead(Paged, "fork", row_overwritten_by_a_fork_keeps_its_pages), None),
-        ("a twin reads the encoder output of the row it replaced", instead(Pool, "fork", source_stays_behind), cross),
+        ("a fork reads the encoder output of the row it replaced", instead(Pool, "fork", source_stays_behind), cross),
         ("rows of a step are sorted, their tokens are not", instead(Pool, "step", rows_in_sorted_order), None),
         ("rows of different lengths share one order", instead(pool_module, "_layout", orders_count_from_the_longest_row), None),
     ]

@@ -7,7 +7,7 @@ In chunks, with c the cumulative sum of g inside a chunk:   y_i = Σ_{j≤i} e^{
 Exponents are differences of c and never above 0, so nothing overflows, however fast the decay. A new document needs no
 reset: pairs of two documents are masked, and a carried state is read by its own document alone.
 
-Heads may shared queries and keys within a group, as in Mamba-2: q·k is computed once per group, and the values of its heads are
+Heads may share queries and keys within a group, as in Mamba-2: q·k is computed once per group, and the values of its heads are
 concatenated for the matmuls that write and read the state.
 
 Shapes: q, k (rows, n, groups, key)   v, y (rows, n, heads, value)   g (rows, n, heads)   S (rows, heads, key, value).

@@ -73,17 +73,17 @@ class MoE(Ffn):
             return [Problem("experts", f"{self.experts} is fewer than 2 experts", "use 2 or more, or a plain ffn")]
         if self.hidden is not None and self.hidden < 1:
             return [Problem("hidden", f"{self.hidden} is not above 0")]
-        found: list[Problem] = []
+        problems: list[Problem] = []
         if self.limit is not None and self.limit <= 0:
-            found.append(Problem("limit", f"{self.limit} is not above 0", "use null for none"))
+            problems.append(Problem("limit", f"{self.limit} is not above 0", "use null for none"))
         if not self.gated and (self.limit is not None or self.plus_one):
             field = "plus_one" if self.limit is None else "limit"
-            found.append(Problem(field, "needs a gated expert", "set gated: true"))
+            problems.append(Problem(field, "needs a gated expert", "set gated: true"))
         if self.shared_gate and self.shared is None:
-            found.append(Problem("shared_gate", "there is no shared expert to gate", "set `shared`"))
+            problems.append(Problem("shared_gate", "there is no shared expert to gate", "set `shared`"))
         if isinstance(self.shared, MoE):
-            found.append(Problem("shared", "a shared expert has no router", "use glu or mlp"))
-        return found
+            problems.append(Problem("shared", "a shared expert has no router", "use glu or mlp"))
+        return problems
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -112,8 +112,8 @@ class MoEModule(Module):
         chosen, weights = self.router(x, ctx)
         out = self.bank(x, ctx, chosen, weights)
         if self.part.shared is not None:
-            common = self.shared(x, ctx)
-            out = out + (common * torch.sigmoid(self.shared_gate(x)) if self.part.shared_gate else common)
+            shared = self.shared(x, ctx)
+            out = out + (shared * torch.sigmoid(self.shared_gate(x)) if self.part.shared_gate else shared)
         return ctx.tap(self, "out", out)
 
 
@@ -143,9 +143,9 @@ class Bank(Part):
         declared = [Weight(name=name, batch=experts, out=inner, inp=outer, used=used) for name in first]
         declared += [Weight(name="down", batch=experts, out=outer, inp=inner, used=used)]
         if self.of.bias:
-            made = {"batch": experts, "init": "zeros", "role": "bias", "used": used}
-            declared += [Weight(name=f"{name}_bias", out=inner, **made) for name in first]
-            declared += [Weight(name="down_bias", out=outer, tp="once", **made)]
+            bias = {"batch": experts, "init": "zeros", "role": "bias", "used": used}
+            declared += [Weight(name=f"{name}_bias", out=inner, **bias) for name in first]
+            declared += [Weight(name="down_bias", out=outer, tp="once", **bias)]
         return [*declared, Weight(name="expert_number", out=experts, role="const")]
 
     def constant(self, name: str, scope: Scope) -> Tensor:

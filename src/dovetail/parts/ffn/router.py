@@ -1,21 +1,21 @@
-"""Routers: which few of many experts a token goes to, and how much each of them counts.
+"""Routers of an MoE: the experts that each token is sent to, and their weights.
 
     s = softmax(x W)  or  σ(x W)            chosen = the k greatest of s + balance           weight_e = scale · s_e (/ Σ chosen)
 
-Softmax over all and then normalized over the chosen is the softmax over the chosen (Mixtral); not normalized, it is the form of
-Qwen2-MoE and Switch. With k = all experts nothing is chosen: soft routing. Numbers are float32 at least.
+A softmax over all experts, normalized over the chosen ones, equals the softmax over the chosen ones (Mixtral); not normalized,
+it is the form of Qwen2-MoE and Switch. With top_k = experts the routing is soft. All of it is computed in float32 or wider.
 
-    groups       experts stand in groups; only the `top_groups` best are chosen from. A group is as good as its best expert
-                 (softmax) or its best two together (sigmoid)                                              DeepSeek-V2, -V3
-    noise        in training, a normal draw added to x W                                                   Shazeer et al. 2017
-    balance_loss experts · Σ_e (choices of e a token)·(mean share of e): k where all are chosen alike      Fedus et al. 2021
+    groups       experts form groups, and only the best `top_groups` groups are used. The score of a group is that of its best
+                 expert (softmax), or the sum of its best two (sigmoid)                                    DeepSeek-V2, -V3
+    noise        in training, normal noise added to x W                                                    Shazeer et al. 2017
+    balance_loss experts · Σ_e (choices of e per token)·(mean prob of e); k where the load is even         Fedus et al. 2021
     z_loss       the mean of (log Σ_e e^{x W_e})²: keeps the logits small                                  Zoph et al. 2022
-    balance_bias a number an expert, added where experts are chosen and nowhere else; no gradient moves it: after each step of
-                 training it goes up for experts with less than the mean of the work, down for others      Wang et al. 2024
-    capacity     in training, an expert takes at most capacity times its even share of the choices, first choices first;
-                 the others count 0                                                                        Lepikhin et al. 2020
+    balance_bias one number per expert, added to the scores for the choice alone. It has no gradient: after each training step
+                 it rises for experts with less than the mean load and falls for the others                Wang et al. 2024
+    capacity     in training, an expert takes at most capacity times the mean load; first choices come before second choices,
+                 and choices beyond the capacity have weight 0                                             Lepikhin et al. 2020
 
-Losses, load and capacity are those of the whole batch, however ranks split it. Padding is neither counted nor given room.
+Losses, load and capacity are those of the whole batch, however ranks split it. Padding neither counts nor takes capacity.
 Shapes: x (…, n, embed)   logits, s (…, n, experts)   chosen, weights (…, n, top_k).
 """
 
@@ -35,12 +35,12 @@ from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
-RATE = 0.001  # how far a balancing bias goes in one step (Wang et al. 2024)
+RATE = 0.001  # change of the balancing bias per step (Wang et al. 2024)
 
 
 @dc.dataclass(frozen=True, kw_only=True)
 class TopK(Router):
-    """What routers that score every expert and take the best have in common."""
+    """The base of routers that score every expert and choose the best `top_k`."""
 
     TAPS = ("logits", "chosen", "weights")
 
@@ -58,7 +58,7 @@ class TopK(Router):
     balance_bias: bool = False
     capacity: float | None = None
 
-    best: ClassVar[int]  # how many of a group's best experts make its score
+    best: ClassVar[int]  # the number of experts whose scores sum to the score of a group
 
     def choices(self) -> int:
         return self.top_k
@@ -77,19 +77,20 @@ class TopK(Router):
         return torch.zeros(scope.size("experts"))
 
     def check(self, scope: Scope) -> list[Problem]:
-        experts, none = scope.size("experts"), "use 0 for none"
+        experts, off = scope.size("experts"), "use 0 for none"
         if not 1 <= self.top_k <= experts:
             return [Problem("top_k", f"{self.top_k} is not between 1 and {experts}, the number of experts")]
-        found = [
-            Problem(name, f"{value} is below 0", none)
+        problems = [
+            Problem(name, f"{value} is below 0", off)
             for name, value in (("noise", self.noise), ("balance_loss", self.balance_loss), ("z_loss", self.z_loss))
             if value < 0
         ]
         if self.capacity is not None and self.capacity <= 0:
-            found.append(Problem("capacity", f"{self.capacity} is not above 0", "use null for no limit"))
+            problems.append(Problem("capacity", f"{self.capacity} is not above 0", "use null for no limit"))
         if self.balance_loss and self.top_k == experts:
-            found.append(Problem("balance_loss", "every expert is chosen by every token, so there is nothing to balance", none))
-        return found + self.check_groups(experts)
+            what = "every token chooses every expert, so the load is always even"
+            problems.append(Problem("balance_loss", what, off))
+        return problems + self.check_groups(experts)
 
     def check_groups(self, experts: int) -> list[Problem]:
         """The problems of `groups` and `top_groups`: they must divide the experts and limit the choice."""
@@ -100,15 +101,16 @@ class TopK(Router):
         size = experts // self.groups
         if not 1 <= self.top_groups < self.groups:
             return [
-                Problem("top_groups", f"{self.top_groups} of {self.groups} groups is no limit", "use fewer groups than all")
+                Problem("top_groups", f"{self.top_groups} is not between 1 and {self.groups - 1}", "use fewer than all groups")
             ]
         if size < self.best:
-            return [Problem("groups", f"groups of {size} are judged by their best {self.best}", "use fewer groups")]
+            what = f"a group of {size} experts has no best {self.best}, whose scores sum to the group's"
+            return [Problem("groups", what, "use fewer groups")]
         if self.best == 1 and self.top_groups >= self.top_k:
-            what = f"the best {self.top_k} never stand in more than the best {self.top_k} groups, so this is no limit"
+            what = f"the best {self.top_k} experts are always in the best {self.top_k} groups, so this has no effect"
             return [Problem("top_groups", what, "use fewer than top_k")]
         if self.top_k > self.top_groups * size:
-            return [Problem("top_k", f"{self.top_groups} groups of {size} experts have no {self.top_k} to choose")]
+            return [Problem("top_k", f"{self.top_groups} groups of {size} experts are fewer than {self.top_k} experts")]
         return []
 
     @classmethod
@@ -154,50 +156,51 @@ class TopKModule(RouterModule):
         raise NotImplementedError
 
     def forward(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
-        part, kept = self.part, at_least_fp32(x.dtype)
-        logits = F.linear(x.to(kept), self.weight.to(kept), self.bias.to(kept) if part.bias else None)
+        part, dtype = self.part, at_least_fp32(x.dtype)
+        logits = F.linear(x.to(dtype), self.weight.to(dtype), self.bias.to(dtype) if part.bias else None)
         logits = ctx.tap(self, "logits", ctx.noise(logits, part.noise, self, axes=("experts",)))
         scores = self.scores(logits)
         chosen = ctx.tap(self, "chosen", self.choose(scores))
         weights = scores.gather(-1, chosen)
         if part.normalize:
-            weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(kept).tiny)
+            weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(dtype).tiny)
         if part.scale != 1.0:
             weights = weights * part.scale
         self.count(logits, scores, chosen, ctx)
         if part.capacity is not None and ctx.training:
-            weights = weights * self.in_time(chosen, part.capacity, ctx)
+            weights = weights * self.within_capacity(chosen, part.capacity, ctx)
         return chosen, ctx.tap(self, "weights", weights)
 
     def choose(self, scores: Tensor) -> Tensor:
-        """The best experts of each token (…, n, top_k)."""
+        """The indices of the best experts of each token (…, n, top_k)."""
         part = self.part
         ranked = scores.detach()
         if part.balance_bias:
             ranked = ranked + self.balance
         if part.groups > 1:
             grouped = ranked.unflatten(-1, (part.groups, -1))
-            worth = grouped.topk(part.best, -1).values.sum(-1)
-            among = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, worth.topk(part.top_groups, -1).indices, True)
-            ranked = grouped.masked_fill(~among[..., None], -torch.inf).flatten(-2)
+            group_scores = grouped.topk(part.best, -1).values.sum(-1)
+            best_groups = group_scores.topk(part.top_groups, -1).indices
+            selected = torch.zeros_like(group_scores, dtype=torch.bool).scatter(-1, best_groups, True)
+            ranked = grouped.masked_fill(~selected[..., None], -torch.inf).flatten(-2)
         return ranked.topk(part.top_k, -1).indices
 
     def count(self, logits: Tensor, scores: Tensor, chosen: Tensor, ctx: Ctx) -> None:
         """Add the router's losses and count the load of each expert; padding counts in neither."""
         part = self.part
-        loads = part.balance_bias and ctx.training
-        if not loads and (ctx.losses is None or not (part.balance_loss or part.z_loss)):
+        counts_load = part.balance_bias and ctx.training
+        if not counts_load and (ctx.losses is None or not (part.balance_loss or part.z_loss)):
             return
         real = ctx.layout.real.to(scores.dtype)
-        mine = [  # of this rank's tokens: how many there are, choices and probs of each expert, squares of log Σ e^logit
+        sums = [  # over this rank's tokens: their number, choices and probs of each expert, squares of log Σ e^logit
             real.sum()[None],
             (torch.zeros_like(scores).scatter(-1, chosen, 1.0) * real[..., None]).flatten(0, -2).sum(0),
             (self.probs(scores) * real[..., None]).flatten(0, -2).sum(0),
             (logits.logsumexp(-1).square() * real).sum()[None],
         ]
-        count, choices, probs, squares = ctx.batch_sum(torch.cat(mine)).split([1, self.experts, self.experts, 1])
+        count, choices, probs, squares = ctx.batch_sum(torch.cat(sums)).split([1, self.experts, self.experts, 1])
         tokens = count.clamp_min(1.0)
-        if loads:
+        if counts_load:
             with torch.no_grad():
                 self.load.add_(choices)
         if part.balance_loss:
@@ -205,19 +208,19 @@ class TopKModule(RouterModule):
         if part.z_loss:
             ctx.add_loss(self, "z", part.z_loss * (squares / tokens).sum())
 
-    def in_time(self, chosen: Tensor, capacity: float, ctx: Ctx) -> Tensor:
+    def within_capacity(self, chosen: Tensor, capacity: float, ctx: Ctx) -> Tensor:
         """(…, n, top_k) 1 for choices within the capacity of their expert, 0 for dropped ones.
 
         An expert takes first choices before second ones, and within these the tokens row by row.
         """
         n, k = chosen.shape[-2:]
-        waits = ctx.layout.real.reshape(-1, n, 1, 1).expand(-1, n, k, 1).long()  # bfloat16 counts to 256
-        asked = waits.new_zeros(*waits.shape[:3], self.experts).scatter(-1, chosen.reshape(-1, n, k, 1), waits)
-        before, total = ctx.batch_counts(asked.sum(1))  # (rows, k, experts), (k, experts)
-        earlier = total.cumsum(0) - total  # by a choice before this one
-        place = ((earlier + before[:, None] + asked.cumsum(1)) * asked).sum(-1)
-        room = torch.ceil(total[0].sum() * (capacity * k / self.experts))  # each token has one first choice
-        return (place <= room).view(chosen.shape).to(at_least_fp32(self.weight.dtype))
+        counted = ctx.layout.real.reshape(-1, n, 1, 1).expand(-1, n, k, 1).long()  # integers: bfloat16 counts to 256
+        one_hot = counted.new_zeros(*counted.shape[:3], self.experts).scatter(-1, chosen.reshape(-1, n, k, 1), counted)
+        before, total = ctx.batch_counts(one_hot.sum(1))  # (rows, k, experts), (k, experts)
+        earlier = total.cumsum(0) - total  # for top_k choice i, the choices of all tokens before it: first, second, …
+        place = ((earlier + before[:, None] + one_hot.cumsum(1)) * one_hot).sum(-1)
+        limit = torch.ceil(total[0].sum() * (capacity * k / self.experts))  # each token has one first choice
+        return (place <= limit).view(chosen.shape).to(at_least_fp32(self.weight.dtype))
 
     @torch.no_grad()
     def rebalance(self, rate: float = RATE) -> None:
@@ -237,7 +240,7 @@ class SoftmaxRouter(TopK):
         return SoftmaxRouterModule
 
     def idle(self, scope: Scope) -> frozenset[str]:
-        return frozenset({"normalize"} if self.top_k == scope.size("experts") else ())  # they sum to 1 already
+        return frozenset({"normalize"} if self.top_k == scope.size("experts") else ())  # the probs of all experts sum to 1
 
 
 class SoftmaxRouterModule(TopKModule):

@@ -1,4 +1,10 @@
-"""Masks joined: a list means &, {any: […]} means |; `by_head` gives heads different ones in turn."""
+"""Masks made of masks, and the mask that allows everything.
+
+full      every key of the document
+all_of    every mask allows the key: `a & b`, in YAML a list
+any_of    at least one mask allows it: `a | b`, in YAML {any: […]}
+by_head   head h has mask h mod count                                         Child et al. 2019 (Sparse Transformer)
+"""
 
 from __future__ import annotations
 
@@ -13,12 +19,12 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
 
-MAX_MASKS = 256  # joined in one: each is computed for every tile of scores
+MAX_MASKS = 256  # in one joined mask: each is computed for every tile of scores
 
 
 @register("full")
 class Full(Mask):
-    """Every token of the document."""
+    """Full attention: every token of the document."""
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(q.order.shape[:-1], k.order.shape[:-1])
@@ -35,12 +41,12 @@ class Full(Mask):
 
 
 class Joined(Mask):
-    """Several masks as one."""
+    """The base of masks made of several masks."""
 
     masks: tuple[Mask, ...]
 
     def by_head(self) -> bool:
-        return any([mask.by_head() for mask in self.masks])  # noqa: C419  a list, which a compiler can follow
+        return any([mask.by_head() for mask in self.masks])  # noqa: C419  torch.compile traces a list, not a generator
 
     def for_head(self, head: int) -> Mask:
         return dc.replace(self, masks=tuple(mask.for_head(head) for mask in self.masks)) if self.by_head() else self
@@ -53,7 +59,7 @@ class Joined(Mask):
 
     def check(self, scope: Scope) -> list[Problem]:
         if not self.masks:
-            return [Problem("masks", "holds no mask", "name at least one, or use `full`")]
+            return [Problem("masks", "is empty", "give at least one mask, or use `full`")]
         if len(self.masks) > MAX_MASKS:
             return [Problem("masks", f"{len(self.masks):,} masks", f"the limit is {MAX_MASKS}")]
         return [
@@ -63,15 +69,15 @@ class Joined(Mask):
 
 @register("all_of")
 class AllOf(Joined):
-    """What every one of the masks lets through."""
+    """The keys that all of the masks allow."""
 
     masks: tuple[Mask, ...] = ()
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
-        seen = self.masks[0].visible(q, k, heads)
+        visible = self.masks[0].visible(q, k, heads)
         for mask in self.masks[1:]:
-            seen = seen & mask.visible(q, k, heads)
-        return seen
+            visible = visible & mask.visible(q, k, heads)
+        return visible
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
         return min((mask.tile(q, k, head) for mask in self.masks), key=lambda fill: fill.value)
@@ -99,15 +105,15 @@ class AllOf(Joined):
 
 @register("any_of")
 class AnyOf(Joined):
-    """What at least one of the masks lets through."""
+    """The keys that at least one of the masks allows."""
 
     masks: tuple[Mask, ...] = ()
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
-        seen = self.masks[0].visible(q, k, heads)
+        visible = self.masks[0].visible(q, k, heads)
         for mask in self.masks[1:]:
-            seen = seen | mask.visible(q, k, heads)
-        return seen
+            visible = visible | mask.visible(q, k, heads)
+        return visible
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
         return max((mask.tile(q, k, head) for mask in self.masks), key=lambda fill: fill.value)
@@ -134,17 +140,17 @@ class AnyOf(Joined):
 
 @register("by_head")
 class ByHead(Joined):
-    """Head h sees by mask h mod count: a pattern may differ by head (Sparse Transformer, Child et al. 2019)."""
+    """A mask per head: head h has mask h mod count (Sparse Transformer, Child et al. 2019)."""
 
     masks: tuple[Mask, ...] = ()
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         each = [mask.visible(q, k, heads) for mask in self.masks]
-        shape = torch.broadcast_shapes(*(seen.shape for seen in each))
+        shape = torch.broadcast_shapes(*(visible.shape for visible in each))
         choice = heads % len(each)
         out = each[0].expand(shape)
-        for i, seen in enumerate(each):
-            out = torch.where((choice == i)[:, None, None], seen, out)
+        for i, visible in enumerate(each):
+            out = torch.where((choice == i)[:, None, None], visible, out)
         return out
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:

@@ -23,7 +23,7 @@ from dovetail.core.scope import Scope
 
 
 def distance(q: TokenLayout, k: TokenLayout) -> Tensor:
-    """(…, 1, n, m) how far each key lies behind each query."""
+    """(…, 1, n, m) order of the query minus order of the key."""
     return (q.order[..., :, None] - k.order[..., None, :])[..., None, :, :]
 
 
@@ -32,7 +32,7 @@ def _at_least(name: str, value: int, least: int) -> list[Problem]:
 
 
 def _within(low: int, high: int, least: int, most: int) -> Fill:
-    """All, none or some of the whole numbers in [low, high] lie in [least, most]."""
+    """How many of the integers in [low, high] are in [least, most]: all, none or some."""
     if high < least or low > most:
         return Fill.EMPTY
     return Fill.FULL if least <= low and high <= most else Fill.PART
@@ -62,7 +62,7 @@ class Causal(Mask):
 
 @register("window")
 class Window(Mask):
-    """The nearest tokens, itself counted, and the first `keep` for ever (Beltagy et al. 2020; Xiao et al. 2023)."""
+    """Sliding window of `size` tokens, the query included, and the first `keep` (Beltagy et al. 2020; Xiao et al. 2023)."""
 
     size: int = 256
     keep: int = 0
@@ -95,7 +95,7 @@ class Window(Mask):
 
 @register("prefix")
 class Prefix(Mask):
-    """The first tokens, seen by all; join it with causal by `any`."""
+    """Prefix LM: every query sees the first `length` tokens; join it with causal by `any`."""
 
     joins: ClassVar[Literal["all", "any"]] = "any"
     length: int = 64
@@ -123,7 +123,7 @@ class Prefix(Mask):
 
 @register("global_tokens")
 class GlobalTokens(Mask):
-    """The first tokens see all and are seen by all."""
+    """Global tokens: the first `tokens` see every token, and every token sees them."""
 
     tokens: int = 1
 
@@ -131,8 +131,8 @@ class GlobalTokens(Mask):
         return ((q.order < self.tokens)[..., :, None] | (k.order < self.tokens)[..., None, :])[..., None, :, :]
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
-        sees, seen = (_within(s.low, s.high, 0, self.tokens - 1) for s in (q, k))
-        return max(sees, seen, key=lambda fill: fill.value)
+        by_query, by_key = (_within(s.low, s.high, 0, self.tokens - 1) for s in (q, k))
+        return max(by_query, by_key, key=lambda fill: fill.value)
 
     def reach(self) -> int | None:
         return self.tokens
@@ -150,7 +150,7 @@ class GlobalTokens(Mask):
 
 @register("block_local")
 class BlockLocal(Mask):
-    """The token's own block and `back` neighbors on either side."""
+    """Block-local attention: the token's own block and `back` blocks on either side."""
 
     size: int = 64
     back: int = 0

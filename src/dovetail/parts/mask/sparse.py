@@ -1,12 +1,13 @@
-"""Masks with holes: strided, dilated, random blocks.
+"""Sparse masks: strided, dilated, random blocks.
 
     strided        (q − k) mod step = 0                              Child et al. 2019 (Sparse Transformer's columns)
     dilated        (q − k) mod step = 0 and |q − k| < size·step      Beltagy et al. 2020
     random_blocks  blocks a ≥ b see each other if b is one of `count` picks h(seed, a, i) mod (a + 1)
                                                                      Zaheer et al. 2020 (BigBird)
 
-In a dilated window tokens of one residue see only each other: the tiled kernel lays them side by side, so its tiles are full.
-A random pick depends on block numbers alone: the same for any length, chunking or batch.
+In a strided or dilated mask, tokens see only tokens of their own residue modulo `step`. The tiled kernel sorts tokens by
+residue, so that its tiles are full or empty. A random pick depends on block numbers alone: it is the same for any length,
+chunking or batch.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Strided(Mask):
 
 @register("dilated")
 class Dilated(Mask):
-    """A window with holes: `size` tokens on either side, `step` apart."""
+    """A dilated sliding window: `size` tokens on either side, `step` apart."""
 
     size: int = 64
     step: int = 2
@@ -84,7 +85,7 @@ class Dilated(Mask):
 
 
 def _same_residue(q: Span, k: Span, step: int) -> Fill:
-    """Tiles regrouped by residue mostly hold one residue each, and are all or nothing."""
+    """The fill of a tile whose tokens are sorted by residue: most tiles have one residue, and are full or empty."""
     if q.step != step or k.step != step:
         return Fill.PART
     if q.residue_low > k.residue_high or k.residue_low > q.residue_high:
@@ -94,7 +95,7 @@ def _same_residue(q: Span, k: Span, step: int) -> Fill:
 
 @register("random_blocks")
 class RandomBlocks(Mask):
-    """A few hashed blocks for each block of tokens."""
+    """Random block attention: each block of tokens sees `count` earlier blocks, picked by a hash."""
 
     size: int = 64
     count: int = 2
@@ -103,10 +104,11 @@ class RandomBlocks(Mask):
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         a, b = q.order // self.size, k.order // self.size
         of_a, of_b = (self.picks(block) for block in (a, b))
-        seen = torch.zeros((), dtype=torch.bool, device=a.device)
-        for i in range(self.count):  # a pick lies at or before its block, so of two blocks only the later can pick the other
-            seen = seen | (of_a[..., i][..., :, None] == b[..., None, :]) | (a[..., :, None] == of_b[..., i][..., None, :])
-        return seen[..., None, :, :]
+        visible = torch.zeros((), dtype=torch.bool, device=a.device)
+        for i in range(self.count):  # a block picks earlier blocks only, so of two blocks only the later can pick the other
+            picked = (of_a[..., i][..., :, None] == b[..., None, :]) | (a[..., :, None] == of_b[..., i][..., None, :])
+            visible = visible | picked
+        return visible[..., None, :, :]
 
     def picks(self, block: Tensor) -> Tensor:
         """(…, count) the blocks that each block (…) picks."""
@@ -114,9 +116,9 @@ class RandomBlocks(Mask):
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
         a, b = (range(span.low // self.size, span.high // self.size + 1) for span in (q, k))
-        on = any(pick in b for block in a for pick in _picks(block, self.count, self.seed))
-        on = on or any(pick in a for block in b for pick in _picks(block, self.count, self.seed))
-        return Fill.EMPTY if not on else Fill.FULL if len(a) == len(b) == 1 else Fill.PART
+        picked = any(pick in b for block in a for pick in _picks(block, self.count, self.seed))
+        picked = picked or any(pick in a for block in b for pick in _picks(block, self.count, self.seed))
+        return Fill.EMPTY if not picked else Fill.FULL if len(a) == len(b) == 1 else Fill.PART
 
     def check(self, scope: Scope) -> list[Problem]:
         return _at_least("size", self.size, 1) + _at_least("count", self.count, 1)
@@ -133,7 +135,7 @@ def _picks(block: int, count: int, seed: int) -> tuple[int, ...]:
 
 
 def _hash(block: Any, pick: Any, seed: int) -> Any:
-    """A 31-bit mix of whole numbers, the same for Python ints and integer tensors."""
+    """A 31-bit hash of integers, the same for Python ints and integer tensors."""
     mixed = (block * 0x9E3779B1 + pick * 0x85EBCA6B + seed * 0xC2B2AE35 + 0x27D4EB2F) & 0x7FFFFFFF
     for shift, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & 0x7FFFFFFF

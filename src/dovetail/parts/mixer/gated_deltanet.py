@@ -23,7 +23,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.group import Norm
 from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Problem, child, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule, check_conv, conv_state
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
@@ -83,7 +83,7 @@ class GatedDeltaNet(Recurrent):
         if not scope.decodes:
             return []
         convolved = [("q", ("key_heads", "key")), ("k", ("key_heads", "key")), ("v", ("heads", "value"))]
-        conv_states = [State(name=f"conv_{name}", axes=(*axes, "conv_state"), per="sequence") for name, axes in convolved]
+        conv_states = [conv_state(f"conv_{name}", *channels) for name, channels in convolved]
         return [*conv_states, State(name="state", axes=("heads", "key", "value"), per="sequence", at_least_fp32=True)]
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
@@ -100,8 +100,8 @@ class GatedDeltaNet(Recurrent):
         for name, value in sizes:
             if value is not None and value < 1:
                 return [Problem(name, f"{value} is not above 0")]
-        if self.conv_size < 2:
-            return [Problem("conv_size", f"{self.conv_size} sees no token but its own", "use 2 or more")]
+        if broken := check_conv(self.conv_size):
+            return broken
         if self.heads % self.groups():
             what = f"{self.groups()} does not divide {self.heads} heads"
             return [Problem("key_heads", what, "make heads a multiple of key_heads")]

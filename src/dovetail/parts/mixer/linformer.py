@@ -80,7 +80,7 @@ class Linformer(SoftmaxMixer):
             what = f"{length} tokens are more than the {self.length} rows of the tables"
             return [Problem("length", what, "raise it, or use attention")]
         if length <= self.rank:
-            what = f"{length} tokens are projected to {self.rank}, which is no fewer"
+            what = f"{length} tokens are projected to {self.rank}, which are not fewer"
             return [Problem("rank", what, "lower it, or use attention")]
         return []
 
@@ -146,13 +146,13 @@ class LinformerModule(SoftmaxModule):
         if longest > self.part.length:
             raise StateError(
                 f"{self.path}: position {longest - 1} is past the last row of the tables, {self.part.length - 1};"
-                " shorten the text, or give `linformer` a larger length"
+                " shorten the sequence, or give `linformer` a larger length"
             )
         return True
 
 
 def documents_of(layout: TokenLayout) -> int:
-    """The most documents of a row; in a flat batch, the number of rows."""
+    """The largest number of documents in a row; in a flat batch, the number of rows."""
     if layout.start is not None:
         return 1
-    return int((layout.seg if layout.row is None else layout.row).max()) + 1
+    return int(layout.seg.max()) + 1 if layout.row is None else layout.rows

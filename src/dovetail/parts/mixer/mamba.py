@@ -21,7 +21,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.group import Norm
 from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Part, Problem, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule, check_conv, conv_state
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
@@ -86,8 +86,7 @@ class Mamba(Recurrent):
     def state(self, scope: Scope) -> list[State]:
         if not scope.decodes:
             return []
-        conv_state = State(name="conv", axes=("inner", "conv_state"), per="sequence")
-        return [conv_state, State(name="state", axes=("inner", "state"), per="sequence", at_least_fp32=True)]
+        return [conv_state("conv", "inner"), State(name="state", axes=("inner", "state"), per="sequence", at_least_fp32=True)]
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = selective_flops(n, scope.size("inner"), scope.size("state"))
@@ -98,9 +97,7 @@ class Mamba(Recurrent):
             value = getattr(self, name)
             if value is not None and value < 1:
                 return [Problem(name, f"{value} is not above 0")]
-        if self.conv_size < 2:
-            return [Problem("conv_size", f"{self.conv_size} sees no token but its own", "use 2 or more")]
-        return []
+        return check_conv(self.conv_size)
 
     def tp_region(self) -> bool:
         return True

@@ -21,7 +21,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.group import Norm
 from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Part, Problem, child, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule, check_conv, conv_state
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
@@ -90,7 +90,7 @@ class Mamba2(Recurrent):
         if not scope.decodes:
             return []
         convolved = [("x", ("heads", "head")), ("b", ("groups", "state")), ("c", ("groups", "state"))]
-        conv_states = [State(name=f"conv_{name}", axes=(*axes, "conv_state"), per="sequence") for name, axes in convolved]
+        conv_states = [conv_state(f"conv_{name}", *channels) for name, channels in convolved]
         return [*conv_states, State(name="state", axes=("heads", "state", "head"), per="sequence", at_least_fp32=True)]
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
@@ -102,8 +102,8 @@ class Mamba2(Recurrent):
         for name, value in (("head", self.head), ("state_size", self.state_size), ("groups", self.groups)):
             if value < 1:
                 return [Problem(name, f"{value} is not above 0")]
-        if self.conv_size < 2:
-            return [Problem("conv_size", f"{self.conv_size} sees no token but its own", "use 2 or more")]
+        if broken := check_conv(self.conv_size):
+            return broken
         if inner % self.head:
             return [Problem("head", f"{self.head} does not divide the inner width, {inner}", "or set `inner`")]
         if (inner // self.head) % self.groups:

@@ -129,7 +129,7 @@ class NSA(SoftmaxMixer):
         reads = (self.top + ALWAYS) * self.block
         if length is None or length > reads:
             return []
-        return [Problem("top", f"{reads} tokens are selected of {length}: all of them", "use attention, or longer texts")]
+        return [Problem("top", f"all {length} tokens are selected: {reads} are the most", "use attention, or longer sequences")]
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:

@@ -38,8 +38,8 @@ class Learned(Position):
         return [Weight(name="table", out=("position",), inp=("embed",), role="embed")]
 
     def check(self, scope: Scope) -> list[Problem]:
-        found = [] if self.length > 0 else [Problem("length", f"{self.length} is not above 0")]
-        return found + ([] if self.offset >= 0 else [Problem("offset", f"{self.offset} is below 0")])
+        problems = [] if self.length > 0 else [Problem("length", f"{self.length} is not above 0")]
+        return problems + ([] if self.offset >= 0 else [Problem("offset", f"{self.offset} is below 0")])
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         if length is None or length <= self.length:
@@ -77,7 +77,7 @@ class LearnedModule(PositionModule):
             longest = int(layout.order.max()) + 1
         if longest > self.part.length:
             raise StateError(
-                f"{self.path}: a token stands at position {longest - 1}, but the table ends at {self.part.length - 1}"
-                " (shorten the text, or give `learned` a larger length)"
+                f"{self.path}: position {longest - 1} is past the last row of the table, {self.part.length - 1};"
+                " shorten the sequence, or give `learned` a larger length"
             )
         return True

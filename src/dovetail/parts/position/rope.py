@@ -52,12 +52,12 @@ class Rope(Position):
         return [frequency, Weight(name="unstretched", out=("pair",), role="const")] if varies else [frequency]
 
     def idle(self, scope: Scope) -> frozenset[str]:
-        never_remembered = set() if scope.decodes else {"when"}  # written and read at once
-        single = {"base"} if scope.size("pair") == 1 else set()  # base⁰ = 1 whatever the base
-        return frozenset(never_remembered | single)
+        no_cache = set() if scope.decodes else {"when"}
+        one_pair = {"base"} if scope.size("pair") == 1 else set()  # base⁰ = 1 whatever the base
+        return frozenset(no_cache | one_pair)
 
     def plain(self, scope: Scope) -> Tensor:
-        """(pairs,) unstretched frequencies of one coordinate."""
+        """(pairs,) frequencies of one coordinate, before scaling."""
         pairs = scope.size("pair")
         return self.base ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
 
@@ -67,15 +67,17 @@ class Rope(Position):
         return self.scaling.frequencies(self.plain(scope), self.base)
 
     def check(self, scope: Scope) -> list[Problem]:
-        turning, standing = self.turning(scope), scope.size("coords")
+        turning, token_coords = self.turning(scope), scope.size("coords")
         if not 0 < self.fraction <= 1:
             return [Problem("fraction", f"{self.fraction} is not in (0, 1]")]
         if self.coords not in (1, 2, 3):
             return [Problem("coords", f"{self.coords} is not 1 (text), 2 (image) or 3 (video)")]
-        if self.coords != 1 and standing not in (1, self.coords):
+        if self.coords != 1 and token_coords not in (1, self.coords):
             return [
                 Problem(
-                    "coords", f"{self.coords} coordinates for tokens with {standing}", "use 1, or as many as the tokens have"
+                    "coords",
+                    f"{self.coords} coordinates for tokens with {token_coords}",
+                    "use 1, or as many as the tokens have",
                 )
             ]
         if turning == 0 or turning % (2 * self.coords):
@@ -96,7 +98,7 @@ class Rope(Position):
     def excepts(self, scope: Scope) -> dict[str, str]:
         if self.scaling is None or not self.scaling.varies:
             return {}
-        why = f"{self.scaling.kind}: angles depend on how long the sequence is now"
+        why = f"{self.scaling.kind}: angles depend on the current length of the sequence"
         return {"chunked": why, "rollback": why}
 
 
@@ -139,7 +141,7 @@ class RopeModule(PositionModule):
         return turned if still is None else torch.cat([turned, still], -1)
 
     def angles(self, layout: TokenLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin (…, n, 1, pairs), at least in float32 until the end."""
+        """cos and sin (…, n, 1, pairs), computed in float32 or wider."""
         frequency = self.frequency.to(at_least_fp32(dtype))
         scaling = self.part.scaling
         if scaling is not None and scaling.varies:
@@ -147,7 +149,7 @@ class RopeModule(PositionModule):
             frequency = scaling.at_length(plain, self.part.base, lengths(layout))[..., None, :]
         if self.part.coords == 1:  # the order itself
             angle = layout.order[..., None, None] * frequency
-        else:  # text stands alike on each of several coordinates
+        else:  # a text token has the same position on each coordinate
             coords = layout.coords.expand(*layout.coords.shape[:-1], self.part.coords)
             angle = (coords[..., None] * frequency).flatten(-2)[..., None, :]
         cos, sin = angle.cos(), angle.sin()
@@ -157,7 +159,7 @@ class RopeModule(PositionModule):
 
 
 def lengths(layout: TokenLayout) -> Tensor:
-    """(…, n) how long the document of each token is now; in a flat batch a row is one document."""
+    """(…, n) the current length of the document of each token; in a flat batch a row is one document."""
     last = torch.where(layout.real, layout.order, 0)
     document = layout.seg.clamp_min(0) if layout.row is None else layout.row
     documents = layout.n if layout.row is None else layout.rows  # a flat step can have fewer tokens than rows

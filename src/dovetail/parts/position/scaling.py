@@ -1,4 +1,4 @@
-"""Stretching rotary frequencies f_i = base^(−i/pairs) to texts longer than a model was trained on.
+"""RoPE scaling: rotary frequencies f_i = base^(−i/pairs) changed for contexts longer than those of training.
 
 linear_scaling  f / factor                                                       Chen et al. 2023 (interpolation)
 ntk             base ← base · factor^(d/(d−2))                                   bloc97 2023 (NTK-aware)
@@ -27,8 +27,8 @@ def _above(name: str, value: float, least: float) -> list[Problem]:
     return [] if value >= least else [Problem(f"scaling.{name}", f"{value} is below {least}")]
 
 
-def _ladder(base: Tensor | float, like: Tensor) -> Tensor:
-    """base^(−i/pairs); a base for each token gives frequencies for each token."""
+def _frequencies(base: Tensor | float, like: Tensor) -> Tensor:
+    """base^(−i/pairs); a base per token (…) gives frequencies per token (…, pairs)."""
     steps = torch.arange(like.shape[-1], dtype=like.dtype, device=like.device) / like.shape[-1]
     return base[..., None] ** -steps if isinstance(base, Tensor) else base**-steps
 
@@ -37,7 +37,7 @@ def _several_pairs(scope: Scope) -> list[Problem]:
     return (
         []
         if scope.size("pair") > 1
-        else [Problem("scaling", "a base cannot be stretched for a single pair", "turn more channels")]
+        else [Problem("scaling", "needs at least 2 rotated pairs of channels, not 1", "raise `fraction` or the head size")]
     )
 
 
@@ -47,7 +47,7 @@ def _ntk_power(pairs: int) -> float:
 
 @register("linear_scaling")
 class Linear(Scaling):
-    """Positions divided by a factor."""
+    """Position interpolation: positions are divided by `factor`."""
 
     factor: float = 2.0
 
@@ -64,12 +64,12 @@ class Linear(Scaling):
 
 @register("ntk")
 class Ntk(Scaling):
-    """A larger base: fast pairs hardly change, slow ones stretch by the factor."""
+    """NTK-aware scaling: a larger base. High frequencies hardly change, the lowest is divided by `factor`."""
 
     factor: float = 2.0
 
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
-        return _ladder(base * self.factor ** _ntk_power(plain.shape[-1]), plain)
+        return _frequencies(base * self.factor ** _ntk_power(plain.shape[-1]), plain)
 
     def check(self, scope: Scope) -> list[Problem]:
         return _several_pairs(scope) + _above("factor", self.factor, 1.0)
@@ -81,7 +81,7 @@ class Ntk(Scaling):
 
 @register("dynamic_ntk")
 class DynamicNtk(Scaling):
-    """NTK-aware, by the length the text has now."""
+    """Dynamic NTK scaling: the base grows with the current length of the sequence."""
 
     varies: ClassVar[bool] = True
     factor: float = 2.0
@@ -96,7 +96,7 @@ class DynamicNtk(Scaling):
     def at_length(self, plain: Tensor, base: float, length: Tensor) -> Tensor:
         over = length.clamp_min(self.original).to(plain.dtype) / self.original
         grown = self.factor * over - (self.factor - 1)
-        return _ladder(base * grown ** _ntk_power(plain.shape[-1]), plain)
+        return _frequencies(base * grown ** _ntk_power(plain.shape[-1]), plain)
 
     def check(self, scope: Scope) -> list[Problem]:
         return _several_pairs(scope) + _above("factor", self.factor, 1.0) + _above("original", self.original, 1)
@@ -108,7 +108,7 @@ class DynamicNtk(Scaling):
 
 @register("yarn")
 class Yarn(Scaling):
-    """Fast pairs kept, slow pairs interpolated, a ramp between; attention sharpened."""
+    """YaRN: high frequencies unchanged, low ones interpolated, a ramp between; cos and sin are scaled by `attention`."""
 
     factor: float = 4.0
     original: int = 2048
@@ -152,18 +152,18 @@ class Yarn(Scaling):
 
 @register("llama3")
 class Llama3(Scaling):
-    """Short wavelengths kept, long ones divided, a smooth passage between."""
+    """Llama 3 scaling: short wavelengths unchanged, long ones divided by `factor`, interpolated between."""
 
     factor: float = 8.0
     original: int = 8192
     low: float = 1.0  # wavelengths longer than original/low are divided
-    high: float = 4.0  # those shorter than original/high are kept
+    high: float = 4.0  # those shorter than original/high are unchanged
 
     def limit(self) -> int:
         return self.original
 
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
-        turns = self.original * plain / (2 * pi)  # how often a pair turns within the original length
+        turns = self.original * plain / (2 * pi)  # full rotations of a pair within the original length
         smooth = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return (1 - smooth) * plain / self.factor + smooth * plain
 
@@ -179,13 +179,13 @@ class Llama3(Scaling):
 
 @register("longrope")
 class LongRope(Scaling):
-    """A factor for each pair: one list up to the original length, another beyond."""
+    """LongRoPE: one factor per pair, from one list up to the original length and from another beyond."""
 
     varies: ClassVar[bool] = True
     short: tuple[float, ...] = (1.0,)
     long: tuple[float, ...] = (1.0,)
     original: int = 4096
-    factor: float = bounded(1.0, above=0)  # how much longer than the original
+    factor: float = bounded(1.0, above=0)  # new context length / original; sets the amplitude of cos and sin
     attention: float | None = None
 
     def limit(self) -> int:
@@ -199,7 +199,7 @@ class LongRope(Scaling):
         return torch.where(beyond, plain / self._list(self.long, plain), plain / self._list(self.short, plain))
 
     def _list(self, factors: tuple[float, ...], like: Tensor) -> Tensor:
-        return torch.tensor(factors, dtype=like.dtype, device=like.device)  # one value serves all pairs
+        return torch.tensor(factors, dtype=like.dtype, device=like.device)  # a single factor broadcasts to all pairs
 
     def amplitude(self) -> float:
         if self.attention is not None:
@@ -212,7 +212,7 @@ class LongRope(Scaling):
             if len(factors) not in (1, pairs):
                 return [Problem(f"scaling.{name}", f"{len(factors)} factors for {pairs} pairs", f"give 1 or {pairs}")]
         if self.attention is not None and self.factor != 1.0:
-            return [Problem("scaling.factor", "is only there to give `attention`, which is given", "leave one of them out")]
+            return [Problem("scaling.factor", "has no effect where `attention` is given", "remove one of the two")]
         return _above("original", self.original, 2)
 
     @classmethod

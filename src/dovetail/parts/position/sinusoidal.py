@@ -49,9 +49,9 @@ class Sinusoidal(Position):
     def check(self, scope: Scope) -> list[Problem]:
         width = scope.size("embed")
         if width % 2:
-            return [Problem("", f"needs an even width, not {width}", "sine and cosine come in pairs")]
+            return [Problem("", f"needs an even width, not {width}", "make the width even")]
         if self.endpoint and width < 4:
-            return [Problem("endpoint", f"needs a width of 4 or more, not {width}", "two frequencies have a first and a last")]
+            return [Problem("endpoint", f"needs a width of 4 or more, not {width}", "set endpoint to false, or use a larger width")]
         return []
 
     @classmethod

@@ -1,17 +1,17 @@
-"""Streaming positions (StreamingLLM): counted inside a KV cache of fixed size, so that a text has no longest length.
+"""Streaming positions (StreamingLLM): positions inside a windowed KV cache, so that sequences can be arbitrarily long.
 
     cache     0 … k−1 │ the last w tokens          k = `keep` and w = `size` of the attention's window
-    distance  min(t, k + w − 1) − j                from token t to a kept one, j < k: at most as far as the cache is long
-              t − j                                to a token of the window: in the cache as in the text
+    distance  min(t, k + w − 1) − j                from token t to one of the first k, j < k: at most the size of the cache
+              t − j                                from token t to a token of the window, as usual
 
-A plain position would put kept tokens farther and farther away, past any distance the model was trained on. Here another
-position (`of`: rope, alibi …) is asked twice: a query turns as it stands in the text and as it stands in the cache, side by
-side, and a key answers to one of the two,
+With absolute positions the distance to the first k tokens would grow beyond every distance of training. This part wraps another
+position (`of`: rope, alibi …). With RoPE, R(p) the rotation by position p, each query is rotated twice, by its position in the
+sequence and by its position in the cache, and each key has zeros in the half that does not concern it:
 
     q ← (R(t) q, R(min(t, k + w − 1)) q)          k_j ← (0, R(j) k_j) where j < k, else (R(j) k_j, 0)
 
-so that the product is exact for one query or many at once. Keys are remembered unturned by default and turn when read. Angles
-are computed in float64: past ten million tokens float32 would turn by anything.
+so that one product gives the right score for every query. By default keys are cached without rotation and rotated when read.
+Angles are computed in float64: in float32 they are meaningless past ten million tokens.
 
 Shapes: q (…, n, heads, head) -> (…, n, heads, 2·head), k (…, m, kv_heads, head) likewise.     Xiao et al. 2023 (StreamingLLM)
 """
@@ -45,7 +45,7 @@ class Streaming(Position):
         return StreamingModule
 
     def twice(self, scope: Scope) -> bool:
-        """Whether queries turn twice: nothing is to be told apart where nothing turns, or no token is kept."""
+        """Whether queries are rotated twice: not without a rotation, and not where the window keeps no first tokens."""
         return self.rotates and scope.size("kept") > 0
 
     def needs(self) -> frozenset[str]:
@@ -59,16 +59,14 @@ class Streaming(Position):
 
     def check(self, scope: Scope) -> list[Problem]:
         if "cache" not in scope.sizes:
-            what = "there is no cache of fixed size to count in"
+            what = "needs a KV cache of fixed size"
             return [
                 Problem("", what, "give a decoder's attention a window: mask: [causal, {kind: window, size: 256, keep: 4}]")
             ]
         if self.of.site != "mixer":
-            return [
-                Problem("of", f"{self.of.kind} knows no distance between tokens", "use one that acts inside attention: rope")
-            ]
+            return [Problem("of", f"{self.of.kind} does not act in attention", "use a position that does: rope")]
         if isinstance(self.of, Streaming):
-            return [Problem("of", "counts in the cache already", "name the position itself: rope")]
+            return [Problem("of", "is itself streaming", "use the position that it wraps: rope")]
         return []
 
     @classmethod
@@ -87,14 +85,14 @@ class StreamingModule(PositionModule):
         self.twice = self.part.twice(self.scope)
 
     def rotate(self, q: Tensor, layout: TokenLayout) -> Tensor:
-        near = self.of.rotate(q, self.in_text(layout))
+        near = self.of.rotate(q, self.in_sequence(layout))
         return torch.cat([near, self.of.rotate(q, self.in_cache(layout))], -1) if self.twice else near
 
     def on_write(self, k: Tensor, layout: TokenLayout) -> Tensor:
-        return self.of.on_write(k, self.in_text(layout))
+        return self.of.on_write(k, self.in_sequence(layout))
 
     def on_read(self, k: Tensor, layout: TokenLayout) -> Tensor:
-        k = self.of.on_read(k, self.in_text(layout))
+        k = self.of.on_read(k, self.in_sequence(layout))
         if not self.twice:
             return k
         kept = (layout.order < self.kept)[..., None, None]
@@ -107,15 +105,15 @@ class StreamingModule(PositionModule):
         near = self.of.score(q, k, *tables)
         if not self.kept:
             return near
-        ranked = TokenLayout.of(q.order.clamp_max(self.last), q.seg, q.row)
-        return torch.where((k.order < self.kept)[..., None, None, :], self.of.score(ranked, k, *tables), near)
+        in_cache = TokenLayout.of(q.order.clamp_max(self.last), q.seg, q.row)
+        return torch.where((k.order < self.kept)[..., None, None, :], self.of.score(in_cache, k, *tables), near)
 
-    def in_text(self, layout: TokenLayout) -> TokenLayout:
-        """The same tokens, counted in float64."""
-        return layout.once("in text", lambda: TokenLayout.of(layout.order.double(), layout.seg, layout.row))
+    def in_sequence(self, layout: TokenLayout) -> TokenLayout:
+        """The same tokens with positions in float64."""
+        return layout.once("in sequence", lambda: TokenLayout.of(layout.order.double(), layout.seg, layout.row))
 
     def in_cache(self, layout: TokenLayout) -> TokenLayout:
-        """Each token as it stands in the cache at the moment it comes."""
+        """The same tokens with their positions in the cache when they are appended."""
         return layout.once(
             ("in cache", self.last), lambda: TokenLayout.of(layout.order.clamp_max(self.last).double(), layout.seg, layout.row)
         )

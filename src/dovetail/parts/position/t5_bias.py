@@ -47,7 +47,7 @@ class T5Bias(Position):
 
     def check(self, scope: Scope) -> list[Problem]:
         if self.buckets < 4 or self.buckets % 4:
-            return [Problem("buckets", f"{self.buckets} is not a multiple of 4", "halves are split again for the two sides")]
+            return [Problem("buckets", f"{self.buckets} is not a multiple of 4", "use a multiple of 4, such as 32")]
         exact = self.buckets // (4 if self.bidirectional else 2)
         if self.max_distance <= exact:
             return [
