@@ -217,7 +217,7 @@ class TopKModule(RouterModule):
         counted = ctx.layout.real.reshape(-1, n, 1, 1).expand(-1, n, k, 1).long()  # integers: bfloat16 counts to 256
         one_hot = counted.new_zeros(*counted.shape[:3], self.experts).scatter(-1, chosen.reshape(-1, n, k, 1), counted)
         before, total = ctx.batch_counts(one_hot.sum(1))  # (rows, k, experts), (k, experts)
-        earlier = total.cumsum(0) - total  # for top_k choice i, the choices of all tokens before it: first, second, …
+        earlier = total.cumsum(0) - total  # choices of a lower index, by any token
         place = ((earlier + before[:, None] + one_hot.cumsum(1)) * one_hot).sum(-1)
         limit = torch.ceil(total[0].sum() * (capacity * k / self.experts))  # each token has one first choice
         return (place <= limit).view(chosen.shape).to(at_least_fp32(self.weight.dtype))

@@ -51,7 +51,9 @@ class Sinusoidal(Position):
         if width % 2:
             return [Problem("", f"needs an even width, not {width}", "make the width even")]
         if self.endpoint and width < 4:
-            return [Problem("endpoint", f"needs a width of 4 or more, not {width}", "set endpoint to false, or use a larger width")]
+            return [
+                Problem("endpoint", f"needs a width of 4 or more, not {width}", "set endpoint to false, or use a larger width")
+            ]
         return []
 
     @classmethod
