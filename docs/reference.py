@@ -15,6 +15,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from figures import TABLE as FIGURES, standings
+
 import dovetail
 from dovetail.api.list_parts import list_parts
 from dovetail.cli import VERBS, main
@@ -32,7 +36,15 @@ WIDTH = "92"  # columns of a command's help
 def write_reference(place: Path) -> None:
     """Write every page; one that has not changed is left alone, so that a second build is short."""
     place.mkdir(exist_ok=True)
-    pages = {"python": python, "parts": parts, "commands": commands, "families": families, "presets": presets, "seeded": seeded}
+    pages = {
+        "python": python,
+        "parts": parts,
+        "commands": commands,
+        "families": families,
+        "presets": presets,
+        "seeded": seeded,
+        "results": results,
+    }
     texts = {f"{name}.md": "\n".join(page()) + "\n" for name, page in pages.items()}
     for name, text in {**texts, "rooms.svg": rooms(place.parent.parent / "pyproject.toml")}.items():
         file = place / name
@@ -56,6 +68,23 @@ def _documented(title: str, names: dict[str, Any]) -> Iterator[str]:
     for name, value in names.items():
         signature = "" if inspect.isclass(value) else str(inspect.signature(value)).replace("(self, ", "(")
         yield f"### {name}\n\n```text\n{name}{signature}\n```\n\n{inspect.cleandoc(value.__doc__ or '')}\n"
+
+
+def results() -> Iterator[str]:
+    """Every figure: its command, the commit it was taken at, whether its sources have changed since, and its rows."""
+    yield "# Results\n"
+    yield "Each figure is taken by a command and carries a hash of the files it measured. *Stale*: these have changed since.\n"
+    found = standings()
+    rows = [(f"`{one.name}`", one.state, one.commit or "–", f"`{FIGURES[one.name].command}`") for one in found]
+    yield from table(("figure", "state", "commit", "command"), rows)
+    for one in found:
+        if isinstance(one.result, dict) and isinstance(one.result.get("rows"), list) and one.result["rows"][:1]:
+            measured = [row for row in one.result["rows"] if {"name", "value", "goal", "holds"} <= set(row)]
+            if measured:
+                yield f"\n## {one.name}\n"
+                verdict = {True: "yes", False: "no", None: "–"}
+                lines = [(row["name"], f"{row['value']:g}", row["goal"] or "–", verdict[row["holds"]]) for row in measured]
+                yield from table(("figure", "value", "goal", "holds"), lines)
 
 
 def parts() -> Iterator[str]:

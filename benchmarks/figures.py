@@ -1,0 +1,159 @@
+"""Take the figures that the project states, and tell which are stale.
+
+    python benchmarks/figures.py                    list: each figure, the commit it was taken at, fresh or stale
+    python benchmarks/figures.py laws mutants       take these: run their commands and write docs/figures/NAME.json
+
+A result file is `{"taken": {"command", "commit", "sources", "seconds", …}, "result": what the command printed}`. `sources` is
+a hash of the files that the figure depends on; a figure is stale where these files have changed since. An issue that claims
+a figure closes with it fresh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses as dc
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = Path("docs/figures")
+SOURCE = "src/dovetail"
+RUNS = tuple(f"{SOURCE}/{room}" for room in ("core", "ops", "parts", "state", "model.py", "construction.py", "transformer.py"))
+HERE = "benchmarks/measure.py"
+
+
+@dc.dataclass(frozen=True)
+class Figure:
+    """The command that prints it as JSON, and the files and folders that it measures."""
+
+    command: str
+    measures: tuple[str, ...]
+    threads: int | None = None  # OMP_NUM_THREADS; None: as it is
+
+
+TABLE = {
+    "attend": Figure("python benchmarks/attend.py --json", ("benchmarks/attend.py", HERE, *RUNS), 2),
+    "bare": Figure("python benchmarks/bare.py --json", ("benchmarks/bare.py", HERE, *RUNS), 2),
+    "load": Figure("python benchmarks/load.py --json", ("benchmarks/load.py", HERE, f"{SOURCE}/port", f"{SOURCE}/io"), 2),
+    "mixers": Figure(
+        "python benchmarks/mixers.py --json --plot docs/figures/mixers.png", ("benchmarks/mixers.py", HERE, *RUNS), 2
+    ),
+    "verify": Figure(
+        "python benchmarks/verify.py --json",
+        ("benchmarks/verify.py", "benchmarks/seeded_bugs.py", HERE, f"{SOURCE}/verification", f"{SOURCE}/port", *RUNS),
+        1,
+    ),
+    "laws": Figure("dovetail laws --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", f"{SOURCE}/port", *RUNS)),
+    "mutants": Figure("dovetail laws --mutants --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", *RUNS)),
+    "random": Figure("dovetail laws --mutants --random 200 --seed 7301 --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", *RUNS)),
+    "random-2": Figure(
+        "dovetail laws --mutants --random 200 --seed 8219 --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", *RUNS)
+    ),
+    "parts": Figure("dovetail parts --json", (f"{SOURCE}/parts", f"{SOURCE}/core", f"{SOURCE}/model.py")),
+    "stream": Figure("python benchmarks/stream.py --json --threads 1", ("benchmarks/stream.py", HERE, *RUNS), 1),
+    "graft": Figure(
+        "python benchmarks/graft.py --json --threads 1 --train 4", ("benchmarks/graft.py", HERE, f"{SOURCE}/surgery"), 1
+    ),
+    "hostile": Figure("python benchmarks/hostile.py --json", ("benchmarks/hostile.py", SOURCE), 1),
+    "startup": Figure("python benchmarks/startup.py --json", ("benchmarks/startup.py", SOURCE), 1),
+    "tiny": Figure("python benchmarks/tiny.py --json", ("benchmarks/tiny.py", f"{SOURCE}/port", f"{SOURCE}/api", *RUNS), 1),
+}
+
+
+def sources(measures: tuple[str, ...], root: Path = ROOT) -> str:
+    """Return a hash of the names and contents of the Python and YAML files under these paths."""
+    digest = hashlib.sha256()
+    for path in sorted({file for name in measures for file in _files(root / name)}):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return [file for file in path.rglob("*") if file.suffix in (".py", ".yaml") and "__pycache__" not in file.parts]
+
+
+def take(name: str, root: Path = ROOT) -> dict[str, Any]:
+    """Run the command of a figure and write its result."""
+    figure = TABLE[name]
+    env = dict(os.environ)
+    if figure.threads is not None:
+        env["OMP_NUM_THREADS"] = str(figure.threads)
+    before, begin = sources(figure.measures, root), time.monotonic()
+    done = subprocess.run(shlex.split(figure.command), cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    seconds = time.monotonic() - begin
+    if sources(figure.measures, root) != before:
+        raise SystemExit(f"{name}: the sources changed while it was measured; nothing was written")
+    try:
+        result = json.loads(done.stdout)
+    except ValueError:
+        raise SystemExit(f"{name}: {figure.command} exited with {done.returncode} and printed no JSON") from None
+    taken = {"command": figure.command, "commit": commit(root), "sources": before, "exit": done.returncode}
+    data = {"taken": {**taken, "seconds": round(seconds), "cores": os.cpu_count()}, "result": result}
+    file = root / FIGURES / f"{name}.json"
+    fresh = file.with_suffix(".json.tmp")
+    fresh.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    os.replace(fresh, file)
+    return data
+
+
+def commit(root: Path = ROOT) -> str:
+    """Return the commit of the checkout, with a + where files differ from it."""
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--exclude", "*"], cwd=root, capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip() or "unknown"
+
+
+@dc.dataclass(frozen=True)
+class Standing:
+    """Whether a figure is there and fresh."""
+
+    name: str
+    state: str  # fresh, stale, or not taken
+    commit: str
+    seconds: int | None
+    result: Any
+
+
+def standings(root: Path = ROOT) -> list[Standing]:
+    """Return the state of every figure of the table."""
+    found: list[Standing] = []
+    for name, figure in TABLE.items():
+        file = root / FIGURES / f"{name}.json"
+        data = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        taken = data.get("taken") if isinstance(data, dict) else None
+        if taken is None:
+            found.append(Standing(name, "not taken" if data is None else "stale", "", None, data))
+            continue
+        state = "fresh" if taken["sources"] == sources(figure.measures, root) else "stale"
+        found.append(Standing(name, state, taken["commit"], taken["seconds"], data["result"]))
+    return found
+
+
+def main() -> int:
+    """List the figures, or take some."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"figures to take: {', '.join(TABLE)}")
+    names = parser.parse_args().names
+    if unknown := [name for name in names if name not in TABLE]:
+        parser.error(f"no figure is called {unknown[0]!r}; figures: {', '.join(TABLE)}")
+    for name in names:
+        data = take(name)
+        print(f"{name}: {data['taken']['seconds']} s at {data['taken']['commit']}", file=sys.stderr)
+    if not names:
+        for one in standings():
+            print(f"{one.name:10} {one.state:10} {one.commit}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
