@@ -35,7 +35,7 @@ def model(**mixer: object) -> Model:
         (model(softcap=0.0), "layers.0.mixer.softcap", "0.0 is not above 0"),
         (model(dropout=1.0), "layers.0.mixer.dropout", "1.0 is not in [0, 1)"),
         (model(qk_norm_whole=True), "layers.0.mixer.qk_norm_whole", "there is no qk_norm"),
-        (model(mask={"kind": "window", "size": 0}), "layers.0.mixer.mask.size", "0 is below 1"),
+        (model(mask={"kind": "window", "size": 0}), "layers.0.mixer.mask.size", "0 is not above 0"),
         (model().set("width", 0), "width", "0 is not above 0"),
         (model().set("position", "rope"), "position", "rope acts inside attention"),
         (model().replace("layers", ()), "layers", "there are none"),
@@ -60,7 +60,7 @@ def test_a_broken_parent_is_told_before_its_children() -> None:
 
 
 def test_several_problems_of_one_part_are_counted() -> None:
-    with pytest.raises(SpecError, match="and 1 more"):
+    with pytest.raises(SpecError, match="and 5 more"):
         check(model(softcap=-1.0, dropout=2.0))
 
 

@@ -21,7 +21,7 @@ from dovetail.io.spec import from_yaml
         (Bounds(at_least=0, below=1), 1.0, "1.0 is not in [0, 1)"),
         (Bounds(above=0, at_most=1), 0.0, "0.0 is not in (0, 1]"),
         (Bounds(at_most=3), 4, "4 is not at most 3"),
-        (Bounds(), 10**12, "1000000000000 is beyond the limit of 2147483647"),
+        (Bounds(), 10**12, "1000000000000 is beyond the limit of 2,147,483,647"),
         (Bounds(above=0, at_most=1), 1.0, ""),
     ],
 )

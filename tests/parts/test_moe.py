@@ -295,14 +295,14 @@ def test_a_balancing_bias_is_state_and_no_parameter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ffn", "field", "word"),
     [
-        ("experts: 1", "experts", "fewer than 2 experts"),
+        ("experts: 1", "experts", "1 is not at least 2"),
         ("hidden: 0", "hidden", "not above 0"),
         ("limit: -1.0", "limit", "not above 0"),
         ("gated: false, limit: 2.0", "limit", "needs a gated expert"),
         ("gated: false, plus_one: true", "plus_one", "needs a gated expert"),
         ("shared_gate: true", "shared_gate", "no shared expert"),
         ("shared: moe", "shared", "a shared expert has no router"),
-        ("router: {kind: softmax_router, top_k: 9}", "router.top_k", "not between 1 and 8"),
+        ("router: {kind: softmax_router, top_k: 9}", "router.top_k", "9 is more than the 8 experts"),
         ("router: {kind: softmax_router, groups: 3}", "router.groups", "does not divide 8"),
         ("router: {kind: softmax_router, top_groups: 2}", "router.top_groups", "one group"),
         ("router: {kind: sigmoid_router, groups: 4, top_groups: 4}", "router.top_groups", "4 is not between 1 and 3"),
@@ -310,7 +310,7 @@ def test_a_balancing_bias_is_state_and_no_parameter(tmp_path: Path) -> None:
         ("router: {kind: sigmoid_router, groups: 8}", "router.groups", "best 2"),
         ("router: {kind: sigmoid_router, groups: 4, top_k: 3}", "router.top_k", "fewer than 3 experts"),
         ("router: {kind: softmax_router, top_k: 8, balance_loss: 0.1}", "router.balance_loss", "the load is always even"),
-        ("router: {kind: softmax_router, noise: -0.1}", "router.noise", "below 0"),
+        ("router: {kind: softmax_router, noise: -0.1}", "router.noise", "-0.1 is not at least 0"),
         ("router: {kind: softmax_router, capacity: 0.0}", "router.capacity", "not above 0"),
     ],
 )

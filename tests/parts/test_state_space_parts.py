@@ -39,9 +39,9 @@ def test_ranks_share_out_channels_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("mixer", "problem"),
     [
-        ("{kind: mamba, conv_size: 1}", "layers.0.mixer.conv_size: a kernel of 1 mixes no tokens"),
+        ("{kind: mamba, conv_size: 1}", "layers.0.mixer.conv_size: 1 is not at least 2"),
         ("{kind: mamba, rank: 0}", "layers.0.mixer.rank: 0 is not above 0"),
-        ("{kind: s4, state_size: 0}", "layers.0.mixer.state_size: 0 is not above 0"),
+        ("{kind: s4, state_size: 0}", "layers.0.mixer.state_size: 0 is not in \\(0, 512\\]"),
     ],
 )
 def test_errors_come_before_any_tensor(mixer: str, problem: str) -> None:

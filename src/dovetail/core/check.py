@@ -5,13 +5,17 @@ from __future__ import annotations
 from dovetail.core.errors import SpecError
 from dovetail.core.field import faults
 from dovetail.core.fold import declared
-from dovetail.core.part import Part, Problem, join, walk, walk_spec
+from dovetail.core.part import Part, Problem, field_types, join, walk, walk_spec
 
 
 def problems(spec: Part) -> list[tuple[str, Problem]]:
     """(path of the field, problem) for the whole tree. Bounds are checked first, then parts, parents before children. The
     first part with errors ends the check, since its children's sizes follow from it."""
-    out_of_bounds = [(join(path, field), Problem("", fault)) for path, part in walk_spec(spec) for field, fault in faults(part)]
+    out_of_bounds = [
+        (join(path, field), Problem("", fault, remedy))
+        for path, part in walk_spec(spec)
+        for field, fault, remedy in faults(part, field_types(type(part)))
+    ]
     if out_of_bounds:
         return out_of_bounds
     try:

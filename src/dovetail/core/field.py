@@ -3,7 +3,8 @@
     heads: int = bounded(8, above=0)            eps: float = bounded(1e-5, above=0)            layers: tuple[Block, ...] = ()
 
 A value of the wrong type, NaN and infinity are refused when a part is constructed. A number outside its bounds is refused by
-`check`, which knows the path. Without `bounded`, a whole number is at least 0; no number is beyond LIMITS.
+`check`, which knows the path. Without `bounded`, a whole number is at least 0. No number is beyond LIMITS, and no number but 0
+is nearer to 0 than SMALLEST.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 LIMITS: dict[type, float] = {int: 2**31 - 1, float: 1e12}  # no size or factor of a model is larger
+MAX_FACTOR = 1e4  # of the residual stream: the square of a query times a key times a value stays in float32
+SMALLEST = 1e-30  # float32 rounds numbers near 1e-45 to 0, and a division by one near 1e-38 overflows
 
 
 @dc.dataclass(frozen=True)
@@ -27,15 +30,18 @@ class Bounds:
     at_least: float | None = None
     below: float | None = None
     at_most: float | None = None
+    remedy: str = ""  # what to do about a number outside
 
-    def fault(self, value: float) -> str:
-        """What is wrong with a value, empty where it is inside."""
+    def fault(self, value: float, declared: type | None = None) -> str:
+        """What is wrong with a value, empty where it is inside; `declared` is the type of the field, if not the value's own."""
         low, high = self.above if self.at_least is None else self.at_least, self.below if self.at_most is None else self.at_most
         inside = (self.above is None or value > self.above) and (self.at_least is None or value >= self.at_least)
         inside = inside and (self.below is None or value < self.below) and (self.at_most is None or value <= self.at_most)
         if inside:
-            limit = LIMITS[type(value)]
-            return "" if abs(value) <= limit else f"{value} is beyond the limit of {limit}"
+            limit = LIMITS[declared or type(value)]
+            if abs(value) > limit:
+                return f"{value} is beyond the limit of {limit:,.0f}"
+            return "" if value == 0 or abs(value) >= SMALLEST else f"{value} is nearer to 0 than {SMALLEST:g}"
         if low is not None and high is not None:
             left, right = "(" if self.at_least is None else "[", ")" if self.at_most is None else "]"
             return f"{value} is not in {left}{low:g}, {high:g}{right}"
@@ -54,20 +60,30 @@ def bounded(
     at_least: float | None = None,
     below: float | None = None,
     at_most: float | None = None,
+    remedy: str = "",
 ) -> Any:
     """A dataclass field for a number, an optional number or a tuple of numbers, with its legal range."""
-    return dc.field(default=default, metadata={"bounds": Bounds(above, at_least, below, at_most)})
+    return dc.field(default=default, metadata={"bounds": Bounds(above, at_least, below, at_most, remedy)})
 
 
-def faults(part: Any) -> Iterator[tuple[str, str]]:
-    """(field, what is wrong) for every number of a part that is outside its bounds."""
+@functools.cache
+def number_type(hint: Any) -> type | None:
+    """int or float where a declared type is a number, an optional number or a tuple of numbers; else None."""
+    types = {item for option in options(hint) for item in (typing.get_args(option) or (option,))}
+    return float if float in types else int if int in types else None
+
+
+def faults(part: Any, hints: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(field, what is wrong, what to do) for every number of a part that is outside its bounds; `hints`: the declared type of
+    each field."""
     for field in dc.fields(part):
-        value = getattr(part, field.name)
-        for item in value if isinstance(value, tuple) else (value,):
-            if type(item) in DEFAULT:
-                fault = field.metadata.get("bounds", DEFAULT[type(item)]).fault(item)
-                if fault:
-                    yield field.name, fault
+        value, number = getattr(part, field.name), number_type(hints[field.name])
+        if value is None or number is None:
+            continue
+        bounds: Bounds = field.metadata.get("bounds", DEFAULT[number])
+        for i, item in enumerate(value if isinstance(value, tuple) else (value,)):
+            if fault := bounds.fault(item, number):
+                yield f"{field.name}.{i}" if isinstance(value, tuple) else field.name, fault, bounds.remedy
 
 
 def options(hint: Any) -> tuple[Any, ...]:

@@ -28,11 +28,6 @@ def conv_state(name: str, *channels: str) -> State:
     return State(name=name, axes=(*channels, "conv_state"), per="sequence")
 
 
-def check_conv(size: int) -> list[Problem]:
-    """The problem of the field `conv_size`, the kernel size of a short causal convolution."""
-    return [] if size > 1 else [Problem("conv_size", f"a kernel of {size} mixes no tokens", "use 2 or more")]
-
-
 class Recurrent(Mixer):
     """A mixer whose decode state does not grow with the sequence."""
 

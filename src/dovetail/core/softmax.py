@@ -95,7 +95,7 @@ def head_size(heads: int, head: int | None, scope: Scope) -> int:
 
 def check_heads(heads: int, kv_heads: int, head: int | None, scope: Scope) -> list[Problem]:
     """The problems of the fields `heads`, `kv_heads` and `head`."""
-    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+    if heads % kv_heads:
         return [Problem("kv_heads", f"{kv_heads} does not divide {heads} heads", "make heads a multiple of kv_heads")]
     if head is None and scope.size("embed") % heads:
         what = f"{heads} does not divide the width, {scope.size('embed')}"
@@ -109,11 +109,6 @@ def check_position(position: Position) -> list[Problem]:
         return []
     what = f"{position.kind} acts on the residual stream, not in a mixer"
     return [Problem("position", what, "put it in the model's `position`, or use swap")]
-
-
-def check_dropout(dropout: float) -> list[Problem]:
-    """The problem of the field `dropout`."""
-    return [] if 0 <= dropout < 1 else [Problem("dropout", f"{dropout} is not in [0, 1)")]
 
 
 class SoftmaxModule(Module):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
+from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Wire
 from dovetail.core.module import Module
 from dovetail.core.scope import Scope
@@ -40,8 +40,9 @@ class Branching(Module):
 class Scaled(Wire):
     """A wire that can scale and drop out what its branches add."""
 
-    multiplier: float = bounded(1.0, above=0)
-    layer_scale: float | None = bounded(None, at_least=0)  # LayerScale: the initial value of one learned number per channel
+    multiplier: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
+    # LayerScale: the initial value of one learned number per channel
+    layer_scale: float | None = bounded(None, at_least=0, at_most=MAX_FACTOR)
     dropout: float = bounded(0.0, at_least=0, below=1)
 
     def weights(self, scope: Scope) -> list[Weight]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
+from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Embed, EmbedModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
@@ -31,11 +32,11 @@ class Tokens(Embed):
 
     TAPS = ("out",)
 
-    scale: float = 1.0
+    scale: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
     scale_by_width: bool = False  # multiplies by √width (Vaswani et al. 2017, Gemma)
-    types: int = 0  # rows of the token type table (BERT's segments)
+    types: int = bounded(0, at_least=0)  # rows of the token type table (BERT's segments)
     shared: bool = False  # an encoder that uses its decoder's table
-    width: int | None = None  # of the table, where it is projected to the residual stream; None: that of the residual stream
+    width: int | None = bounded(None, above=0)  # of the table, where it is projected to the residual stream; None: the same
 
     def module(self) -> type[Module]:
         return TokensModule
@@ -61,9 +62,7 @@ class Tokens(Embed):
             return [Problem("shared", "a decoder's embedding has no other table to share", "set it on the encoder's embedding")]
         if self.shared and self.width is not None:
             return [Problem("width", "a shared table has the width of its decoder's", "leave it null, or set shared: false")]
-        if self.width is not None and self.width < 1:
-            return [Problem("width", f"{self.width} is not above 0", "null is the width of the residual stream")]
-        return [Problem("types", f"{self.types} is below 0")] if self.types < 0 else []
+        return []
 
     def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
         return torch.randint(0, scope.size("vocab"), (batch, n), generator=generator)
@@ -118,9 +117,9 @@ class Patches(Embed):
     TAPS = ("out",)
     coords: ClassVar[int] = 2
 
-    image: int = 224
-    patch: int = 16
-    channels: int = 3
+    image: int = bounded(224, above=0)
+    patch: int = bounded(16, above=0)
+    channels: int = bounded(3, above=0)
     class_token: bool = True
     bias: bool = True
 
@@ -147,7 +146,7 @@ class Patches(Embed):
         return declared
 
     def check(self, scope: Scope) -> list[Problem]:
-        if self.patch < 1 or self.channels < 1 or self.image < 1 or self.image % self.patch:
+        if self.image % self.patch:
             return [Problem("patch", f"patches of {self.patch} do not tile an image of {self.image}")]
         return []
 

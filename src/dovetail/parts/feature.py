@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.core.field import bounded
 from dovetail.core.group import Feature, FeatureModule
 from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Problem, register
@@ -46,13 +47,10 @@ class EluFeaturesModule(FeatureModule):
 class ReluFeatures(Feature):
     """max(x, 0) + floor, so that every token has a weight above 0."""
 
-    floor: float = 1e-3
+    floor: float = bounded(1e-3, above=0, remedy="at 0 all weights of a query could be 0")
 
     def module(self) -> type[Module]:
         return ReluFeaturesModule
-
-    def check(self, scope: Scope) -> list[Problem]:
-        return [] if self.floor > 0 else [Problem("floor", f"{self.floor} is not above 0", "weights could sum to 0")]
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -72,8 +70,8 @@ class ReluFeaturesModule(FeatureModule):
 class RandomFeatures(Feature):
     """Positive random features (Performer): their products approximate softmax."""
 
-    features: int | None = None  # None: twice the head
-    draw: int = 0  # seed of the directions
+    features: int | None = bounded(None, above=0)  # None: twice the head
+    draw: int = bounded(0, at_least=0)  # seed of the directions
 
     def module(self) -> type[Module]:
         return RandomFeaturesModule
@@ -95,10 +93,6 @@ class RandomFeatures(Feature):
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = 4 * n * scope.size("heads", "head") * scope.size("features")  # queries and keys, each with every direction
         return flops, flops
-
-    def check(self, scope: Scope) -> list[Problem]:
-        problems = [] if (self.features or 1) > 0 else [Problem("features", f"{self.features} is not above 0")]
-        return problems if self.draw >= 0 else [*problems, Problem("draw", f"{self.draw} is below 0")]
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         if scope.size("features") >= scope.size("head"):

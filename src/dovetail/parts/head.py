@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Act, Head, HeadModule, Norm
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
@@ -112,8 +113,8 @@ class Lm(Head):
 
     tied: bool = True
     bias: bool = False
-    scale: float = 1.0  # multiplies the logits
-    softcap: float | None = None
+    scale: float = bounded(1.0, above=0)  # multiplies the logits
+    softcap: float | None = bounded(None, above=0, remedy="use null for none")
 
     def module(self) -> type[Module]:
         return LmModule
@@ -122,11 +123,10 @@ class Lm(Head):
         return _vocabulary(self.tied, self.bias)
 
     def check(self, scope: Scope) -> list[Problem]:
-        if self.tied and "table" in scope.sizes:
-            what = f"the embedding's table has width {scope.size('table')}, the residual stream {scope.size('embed')}"
-            return [Problem("tied", what, "set tied: false, or use masked_lm, whose dense layer has the table's width")]
-        bad = self.softcap is not None and self.softcap <= 0
-        return [Problem("softcap", f"{self.softcap} is not above 0", "use null for none")] if bad else []
+        if not self.tied or "table" not in scope.sizes:
+            return []
+        what = f"the embedding's table has width {scope.size('table')}, the residual stream {scope.size('embed')}"
+        return [Problem("tied", what, "set tied: false, or use masked_lm, whose dense layer has the table's width")]
 
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randint(0, scope.size("vocab"), shape, generator=generator)
@@ -209,11 +209,11 @@ class ByClass(Head):
 
     TAPS = ("logits",)
 
-    classes: int = 2
+    classes: int = bounded(2, above=0)
     act: Act | None = None  # None: no dense layer (RoBERTa has tanh, DistilBERT relu)
     norm: Norm | None = None  # after the activation (ModernBERT)
     dense_bias: bool = True
-    dropout: float = 0.0  # before the last matrix
+    dropout: float = bounded(0.0, at_least=0, below=1)  # before the last matrix
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(classes=self.classes)
@@ -227,11 +227,9 @@ class ByClass(Head):
         return scope.bind(dim="embed")
 
     def check(self, scope: Scope) -> list[Problem]:
-        if self.classes < 1:
-            return [Problem("classes", f"{self.classes} is not above 0")]
         if self.norm is not None and self.act is None:
             return [Problem("norm", "needs a dense layer before it", "give an `act`, or norm: null")]
-        return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
+        return []
 
     def idle(self, scope: Scope) -> frozenset[str]:
         return frozenset({"dense_bias"}) if self.act is None else frozenset()

@@ -17,6 +17,8 @@ from dovetail.core.part import register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
+LARGEST_SPREAD = 10.0  # far above any in use; products of the matrices of one branch stay in float32
+
 
 def writes_stream(weight: Weight, scope: Scope) -> bool:
     """Whether the matrix ends a branch: its output is added to the residual stream of a stack of layers."""
@@ -27,7 +29,7 @@ def writes_stream(weight: Weight, scope: Scope) -> bool:
 class Normal(Init):
     """One spread for all, smaller with depth for matrices that write to the residual stream."""
 
-    spread: float = bounded(0.02, at_least=0)
+    spread: float = bounded(0.02, at_least=0, at_most=LARGEST_SPREAD)
     residual: bool = True
 
     def std(self, weight: Weight, scope: Scope) -> float:
@@ -43,7 +45,7 @@ class Normal(Init):
 class FanIn(Init):
     """The spread that keeps a matmul's output variance equal to its input's."""
 
-    gain: float = 1.0
+    gain: float = bounded(1.0, at_least=0, at_most=LARGEST_SPREAD)
 
     def std(self, weight: Weight, scope: Scope) -> float:
         if weight.role == "embed" or not weight.inp:
@@ -63,8 +65,8 @@ class Mup(Init):
     by base_width/inputs and the logits of a tied head by base_width/width.
     """
 
-    spread: float = bounded(0.02, at_least=0)
-    base_width: int = 256
+    spread: float = bounded(0.02, at_least=0, at_most=LARGEST_SPREAD)
+    base_width: int = bounded(256, above=0, at_most=2**20)
 
     def std(self, weight: Weight, scope: Scope) -> float:
         if weight.role == "embed" or not weight.inp:

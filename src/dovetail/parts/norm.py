@@ -17,22 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Norm
 from dovetail.core.module import Module
-from dovetail.core.part import Problem, register
+from dovetail.core.part import register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
-
-def _positive(eps: float) -> list[Problem]:
-    return [] if eps > 0 else [Problem("eps", f"{eps} is not above 0", "use a small positive number, such as 1e-5")]
+EPS = "use a small positive number, such as 1e-5"
 
 
 @register("layernorm")
 class LayerNorm(Norm):
     """LayerNorm: zero mean and unit variance per token, then a learned scale and shift."""
 
-    eps: float = 1e-5
+    eps: float = bounded(1e-5, above=0, remedy=EPS)
     shift: bool = True
     plus_one: bool = False  # the factor is 1 + scale (Nemotron)
 
@@ -44,9 +43,6 @@ class LayerNorm(Norm):
         scale = Weight(name="scale", out=dim, over=dim, init="zeros" if self.plus_one else "ones", role="norm")
         shift = Weight(name="shift", out=dim, over=dim, init="zeros", role="bias")
         return [scale, shift] if self.shift else [scale]
-
-    def check(self, scope: Scope) -> list[Problem]:
-        return _positive(self.eps)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -77,7 +73,7 @@ class LayerNormModule(Module):
 class RMSNorm(Norm):
     """RMSNorm: unit mean square per token, then a learned scale."""
 
-    eps: float = 1e-5
+    eps: float = bounded(1e-5, above=0, remedy=EPS)
     plus_one: bool = False  # the factor is 1 + scale (Gemma)
 
     def module(self) -> type[Module]:
@@ -86,9 +82,6 @@ class RMSNorm(Norm):
     def weights(self, scope: Scope) -> list[Weight]:
         dim = scope.names(("dim",))
         return [Weight(name="scale", out=dim, over=dim, init="zeros" if self.plus_one else "ones", role="norm")]
-
-    def check(self, scope: Scope) -> list[Problem]:
-        return _positive(self.eps)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Problem, child, register
@@ -31,10 +32,10 @@ class Glu(Ffn):
 
     TAPS = ("hidden", "out")
 
-    hidden: int | None = None  # None: 8·width/3, rounded up to a multiple of 256
+    hidden: int | None = bounded(None, above=0)  # None: 8·width/3, rounded up to a multiple of 256
     act: Act = child("silu")
     bias: bool = False
-    dropout: float = 0.0
+    dropout: float = bounded(0.0, at_least=0, below=1)
 
     def module(self) -> type[Module]:
         return GluModule
@@ -50,11 +51,6 @@ class Glu(Ffn):
             declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in ("gate", "up")]
             declared += [Weight(name="down.bias", out=outer, init="zeros", role="bias", tp="once")]
         return declared
-
-    def check(self, scope: Scope) -> list[Problem]:
-        if self.hidden is not None and self.hidden < 1:
-            return [Problem("hidden", f"{self.hidden} is not above 0")]
-        return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         hidden, usual = scope.size("ffn"), 8 * scope.size("embed") / 3

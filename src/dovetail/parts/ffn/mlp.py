@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Problem, child, register
@@ -25,10 +26,10 @@ class Mlp(Ffn):
 
     TAPS = ("hidden", "out")
 
-    hidden: int | None = None  # None: 4·width
+    hidden: int | None = bounded(None, above=0)  # None: 4·width
     act: Act = child("gelu")
     bias: bool = True
-    dropout: float = 0.0
+    dropout: float = bounded(0.0, at_least=0, below=1)
 
     def module(self) -> type[Module]:
         return MlpModule
@@ -44,11 +45,6 @@ class Mlp(Ffn):
         up_bias = Weight(name="up.bias", out=("ffn",), init="zeros", role="bias")
         down_bias = Weight(name="down.bias", out=("embed",), init="zeros", role="bias", tp="once")
         return [up, up_bias, down, down_bias]
-
-    def check(self, scope: Scope) -> list[Problem]:
-        if self.hidden is not None and self.hidden < 1:
-            return [Problem("hidden", f"{self.hidden} is not above 0")]
-        return [] if 0 <= self.dropout < 1 else [Problem("dropout", f"{self.dropout} is not in [0, 1)")]
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         hidden, usual = scope.size("ffn"), 4 * scope.size("embed")

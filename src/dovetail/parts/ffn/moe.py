@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn, Router
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Part, Problem, child, register
@@ -40,12 +41,12 @@ class MoE(Ffn):
 
     TAPS = ("out",)
 
-    experts: int = 8
-    hidden: int | None = None  # of each expert; None: 4·width
+    experts: int = bounded(8, at_least=2, remedy="or use a plain ffn")
+    hidden: int | None = bounded(None, above=0)  # of each expert; None: 4·width
     act: Act = child("silu")
     gated: bool = True
     bias: bool = False
-    limit: float | None = None
+    limit: float | None = bounded(None, above=0, remedy="use null for none")
     plus_one: bool = False
     router: Router = child("softmax_router")
     shared: Ffn | None = None
@@ -69,13 +70,7 @@ class MoE(Ffn):
         return [Weight(name="shared_gate.weight", out=("gates",), inp=("embed",))] if self.shared_gate else []
 
     def check(self, scope: Scope) -> list[Problem]:
-        if self.experts < 2:
-            return [Problem("experts", f"{self.experts} is fewer than 2 experts", "use 2 or more, or a plain ffn")]
-        if self.hidden is not None and self.hidden < 1:
-            return [Problem("hidden", f"{self.hidden} is not above 0")]
         problems: list[Problem] = []
-        if self.limit is not None and self.limit <= 0:
-            problems.append(Problem("limit", f"{self.limit} is not above 0", "use null for none"))
         if not self.gated and (self.limit is not None or self.plus_one):
             field = "plus_one" if self.limit is None else "limit"
             problems.append(Problem(field, "needs a gated expert", "set gated: true"))

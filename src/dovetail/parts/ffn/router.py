@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Router, RouterModule
 from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Problem, register
@@ -46,17 +47,17 @@ class TopK(Router):
 
     training_only = frozenset({"noise", "balance_loss", "z_loss", "capacity"})
 
-    top_k: int = 2
+    top_k: int = bounded(2, above=0)
     normalize: bool = True  # weights of the chosen sum to `scale`
-    scale: float = 1.0
+    scale: float = bounded(1.0, above=0)
     bias: bool = False
-    groups: int = 1
-    top_groups: int = 1
-    noise: float = 0.0
-    balance_loss: float = 0.0
-    z_loss: float = 0.0
+    groups: int = bounded(1, above=0)
+    top_groups: int = bounded(1, above=0)
+    noise: float = bounded(0.0, at_least=0, remedy="use 0 for none")
+    balance_loss: float = bounded(0.0, at_least=0, remedy="use 0 for none")
+    z_loss: float = bounded(0.0, at_least=0, remedy="use 0 for none")
     balance_bias: bool = False
-    capacity: float | None = None
+    capacity: float | None = bounded(None, above=0, remedy="use null for no limit")
 
     best: ClassVar[int]  # the number of experts whose scores sum to the score of a group
 
@@ -77,29 +78,23 @@ class TopK(Router):
         return torch.zeros(scope.size("experts"))
 
     def check(self, scope: Scope) -> list[Problem]:
-        experts, off = scope.size("experts"), "use 0 for none"
-        if not 1 <= self.top_k <= experts:
-            return [Problem("top_k", f"{self.top_k} is not between 1 and {experts}, the number of experts")]
-        problems = [
-            Problem(name, f"{value} is below 0", off)
-            for name, value in (("noise", self.noise), ("balance_loss", self.balance_loss), ("z_loss", self.z_loss))
-            if value < 0
-        ]
-        if self.capacity is not None and self.capacity <= 0:
-            problems.append(Problem("capacity", f"{self.capacity} is not above 0", "use null for no limit"))
+        experts = scope.size("experts")
+        if self.top_k > experts:
+            return [Problem("top_k", f"{self.top_k} is more than the {experts} experts")]
+        problems: list[Problem] = []
         if self.balance_loss and self.top_k == experts:
             what = "every token chooses every expert, so the load is always even"
-            problems.append(Problem("balance_loss", what, off))
+            problems.append(Problem("balance_loss", what, "use 0 for none"))
         return problems + self.check_groups(experts)
 
     def check_groups(self, experts: int) -> list[Problem]:
         """The problems of `groups` and `top_groups`: they must divide the experts and limit the choice."""
-        if self.groups < 1 or experts % self.groups:
+        if experts % self.groups:
             return [Problem("groups", f"{self.groups} does not divide {experts} experts")]
         if self.groups == 1:
             return [] if self.top_groups == 1 else [Problem("top_groups", "there is one group", "set `groups`")]
         size = experts // self.groups
-        if not 1 <= self.top_groups < self.groups:
+        if self.top_groups >= self.groups:
             return [
                 Problem("top_groups", f"{self.top_groups} is not between 1 and {self.groups - 1}", "use fewer than all groups")
             ]

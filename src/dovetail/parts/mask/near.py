@@ -16,19 +16,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from dovetail.core.field import bounded
 from dovetail.core.group import Fill, Mask, Order, Span
 from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Problem, register
-from dovetail.core.scope import Scope
+from dovetail.core.part import register
 
 
 def distance(q: TokenLayout, k: TokenLayout) -> Tensor:
     """(…, 1, n, m) order of the query minus order of the key."""
     return (q.order[..., :, None] - k.order[..., None, :])[..., None, :, :]
-
-
-def _at_least(name: str, value: int, least: int) -> list[Problem]:
-    return [] if value >= least else [Problem(name, f"{value} is below {least}")]
 
 
 def _within(low: int, high: int, least: int, most: int) -> Fill:
@@ -64,8 +60,8 @@ class Causal(Mask):
 class Window(Mask):
     """Sliding window of `size` tokens, the query included, and the first `keep` (Beltagy et al. 2020; Xiao et al. 2023)."""
 
-    size: int = 256
-    keep: int = 0
+    size: int = bounded(256, above=0)
+    keep: int = bounded(0, at_least=0)
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         near = distance(q, k).abs() < self.size
@@ -85,9 +81,6 @@ class Window(Mask):
     def relative(self) -> bool:
         return self.keep == 0
 
-    def check(self, scope: Scope) -> list[Problem]:
-        return _at_least("size", self.size, 1) + _at_least("keep", self.keep, 0)
-
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {"size": [5, 8], "keep": [0, 2]}
@@ -98,7 +91,7 @@ class Prefix(Mask):
     """Prefix LM: every query sees the first `length` tokens; join it with causal by `any`."""
 
     joins: ClassVar[Literal["all", "any"]] = "any"
-    length: int = 64
+    length: int = bounded(64, above=0)
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(q.order.shape[:-1], k.order.shape[:-1])
@@ -113,9 +106,6 @@ class Prefix(Mask):
     def kept(self) -> int:
         return self.length
 
-    def check(self, scope: Scope) -> list[Problem]:
-        return _at_least("length", self.length, 1)
-
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {"length": [4, 7]}
@@ -125,7 +115,7 @@ class Prefix(Mask):
 class GlobalTokens(Mask):
     """Global tokens: the first `tokens` see every token, and every token sees them."""
 
-    tokens: int = 1
+    tokens: int = bounded(1, above=0)
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         return ((q.order < self.tokens)[..., :, None] | (k.order < self.tokens)[..., None, :])[..., None, :, :]
@@ -140,9 +130,6 @@ class GlobalTokens(Mask):
     def kept(self) -> int:
         return self.tokens
 
-    def check(self, scope: Scope) -> list[Problem]:
-        return _at_least("tokens", self.tokens, 1)
-
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {"tokens": [2, 5]}
@@ -152,8 +139,8 @@ class GlobalTokens(Mask):
 class BlockLocal(Mask):
     """Block-local attention: the token's own block and `back` blocks on either side."""
 
-    size: int = 64
-    back: int = 0
+    size: int = bounded(64, above=0)
+    back: int = bounded(0, at_least=0)
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         apart = (q.order // self.size)[..., :, None] - (k.order // self.size)[..., None, :]
@@ -165,9 +152,6 @@ class BlockLocal(Mask):
 
     def reach(self) -> int | None:
         return self.size * (self.back + 1)
-
-    def check(self, scope: Scope) -> list[Problem]:
-        return _at_least("size", self.size, 1) + _at_least("back", self.back, 0)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:

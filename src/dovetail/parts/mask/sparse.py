@@ -18,27 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.core.field import bounded
 from dovetail.core.group import Fill, Mask, Span
 from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Problem, register
-from dovetail.core.scope import Scope
-from dovetail.parts.mask.near import _at_least, _within, distance
+from dovetail.core.part import register
+from dovetail.parts.mask.near import _within, distance
+
+MAX_PICKS = 256  # random blocks of one block: each is compared with every block of keys
 
 
 @register("strided")
 class Strided(Mask):
     """Every step-th token, counted from the token itself."""
 
-    step: int = 64
+    step: int = bounded(64, at_least=2)
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         return distance(q, k) % self.step == 0
 
     def tile(self, q: Span, k: Span, head: int) -> Fill:
         return _same_residue(q, k, self.step)
-
-    def check(self, scope: Scope) -> list[Problem]:
-        return _at_least("step", self.step, 2)
 
     def regroup(self) -> int:
         return self.step
@@ -55,8 +54,8 @@ class Strided(Mask):
 class Dilated(Mask):
     """A dilated sliding window: `size` tokens on either side, `step` apart."""
 
-    size: int = 64
-    step: int = 2
+    size: int = bounded(64, above=0)
+    step: int = bounded(2, at_least=2)
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         apart = distance(q, k)
@@ -76,9 +75,6 @@ class Dilated(Mask):
     def relative(self) -> bool:
         return True
 
-    def check(self, scope: Scope) -> list[Problem]:
-        return _at_least("size", self.size, 1) + _at_least("step", self.step, 2)
-
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {"size": [3, 5], "step": [2, 3]}
@@ -97,9 +93,9 @@ def _same_residue(q: Span, k: Span, step: int) -> Fill:
 class RandomBlocks(Mask):
     """Random block attention: each block of tokens sees `count` earlier blocks, picked by a hash."""
 
-    size: int = 64
-    count: int = 2
-    seed: int = 0
+    size: int = bounded(64, above=0)
+    count: int = bounded(2, above=0, at_most=MAX_PICKS)
+    seed: int = bounded(0, at_least=0)
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         a, b = q.order // self.size, k.order // self.size
@@ -119,9 +115,6 @@ class RandomBlocks(Mask):
         picked = any(pick in b for block in a for pick in _picks(block, self.count, self.seed))
         picked = picked or any(pick in a for block in b for pick in _picks(block, self.count, self.seed))
         return Fill.EMPTY if not picked else Fill.FULL if len(a) == len(b) == 1 else Fill.PART
-
-    def check(self, scope: Scope) -> list[Problem]:
-        return _at_least("size", self.size, 1) + _at_least("count", self.count, 1)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Mask
 from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Part, Problem, child, register
@@ -49,8 +50,6 @@ class TokenValued(SoftmaxMixer):
         return self.cached(scope, State(name="tokens", axes=("embed",)))
 
     def check(self, scope: Scope) -> list[Problem]:
-        if self.heads < 1:
-            return [Problem("heads", f"{self.heads} is not above 0")]
         return self.check_mask(scope)
 
     @classmethod
@@ -64,9 +63,9 @@ class AdditiveAttention(TokenValued):
 
     TAPS = ("q", "k", "pattern", "z", "out")
 
-    heads: int = 1
+    heads: int = bounded(1, above=0)
     mask: Mask = child("causal")
-    hidden: int | None = None  # None: the width
+    hidden: int | None = bounded(None, above=0)  # None: the width
 
     def module(self) -> type[Module]:
         return AdditiveAttentionModule
@@ -88,11 +87,6 @@ class AdditiveAttention(TokenValued):
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         each = 2 * self.heads * (scope.size("hidden") + scope.size("embed"))
         return each * n * n, each * pairs(self.mask, n)
-
-    def check(self, scope: Scope) -> list[Problem]:
-        if self.hidden is not None and self.hidden < 1:
-            return [Problem("hidden", f"{self.hidden} is not above 0")]
-        return super().check(scope)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -142,9 +136,9 @@ class AdditiveAttentionModule(SoftmaxModule):
 class MultiplicativeAttention(TokenValued):
     """Luong attention: scores from a bilinear form of the two tokens; the cache holds the tokens themselves."""
 
-    heads: int = 1
+    heads: int = bounded(1, above=0)
     mask: Mask = child("causal")
-    scale: float = 1.0
+    scale: float = bounded(1.0, above=0)
 
     def module(self) -> type[Module]:
         return MultiplicativeAttentionModule

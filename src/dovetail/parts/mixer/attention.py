@@ -19,12 +19,13 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import StateError
+from dovetail.core.field import bounded
 from dovetail.core.group import Mask, Norm, Order, Position
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
-from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_dropout, check_heads, check_position, head_size
+from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, check_position, head_size
 from dovetail.core.weight import State, Weight
 from dovetail.ops.attend import attend
 from dovetail.ops.mask import pairs
@@ -39,22 +40,22 @@ class Attention(SoftmaxMixer):
 
     TAPS = ("q", "k", "v", "pattern", "z", "out")
 
-    heads: int = 8
-    kv_heads: int | None = None  # None: as many as heads
-    head: int | None = None  # None: width / heads
+    heads: int = bounded(8, above=0)
+    kv_heads: int | None = bounded(None, above=0)  # None: as many as heads
+    head: int | None = bounded(None, above=0)  # None: width / heads
     mask: Mask = child("causal")
     position: Position = child("rope")
-    scale: float | None = None  # None: 1/√head
+    scale: float | None = bounded(None, above=0)  # None: 1/√head
     bias: bool = False
     out_bias: bool = False
     packed: bool = False  # one matmul for q, k and v
     qk_norm: Norm | None = None
     qk_norm_whole: bool = False  # over all heads at once, rather than each alone
     qk_norm_after: bool = False  # after the rotation, rather than before it (Hunyuan)
-    softcap: float | None = None
+    softcap: float | None = bounded(None, above=0, remedy="use null for none")
     sink: bool = False
     gate: bool = False
-    dropout: float = 0.0
+    dropout: float = bounded(0.0, at_least=0, below=1)
 
     source = "embed"  # the axis that keys and values are projected from
 
@@ -131,9 +132,7 @@ class Attention(SoftmaxMixer):
         for name, on in (("qk_norm_whole", self.qk_norm_whole), ("qk_norm_after", self.qk_norm_after)):
             if on and self.qk_norm is None:
                 problems.append(Problem(name, "there is no qk_norm", "set qk_norm, or leave this false"))
-        if self.softcap is not None and self.softcap <= 0:
-            problems.append(Problem("softcap", f"{self.softcap} is not above 0", "use null for none"))
-        return problems + check_dropout(self.dropout) + self.check_mask(scope)
+        return problems + self.check_mask(scope)
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         head = scope.size("head")

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Problem, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
@@ -38,8 +39,8 @@ class Cell(Recurrent):
     states: ClassVar[tuple[str, ...]] = ("h",)
     step: ClassVar[Step] = staticmethod(rnn_step)
 
-    inner: int | None = None  # size of the state, over all heads; None: the width
-    heads: int = 1
+    inner: int | None = bounded(None, above=0)  # size of the state, over all heads; None: the width
+    heads: int = bounded(1, above=0)
     bias: bool = True
     out_bias: bool = False
 
@@ -69,9 +70,6 @@ class Cell(Recurrent):
 
     def check(self, scope: Scope) -> list[Problem]:
         inner = self.inner or scope.size("embed")
-        for name, value in (("inner", inner), ("heads", self.heads)):
-            if value < 1:
-                return [Problem(name, f"{value} is not above 0")]
         if inner % self.heads:
             return [Problem("heads", f"{self.heads} does not divide the state of size {inner}", "or set `inner`")]
         return []

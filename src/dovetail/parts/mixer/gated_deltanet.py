@@ -20,10 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Norm
 from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Problem, child, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule, check_conv, conv_state
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule, conv_state
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
@@ -40,11 +41,11 @@ class GatedDeltaNet(Recurrent):
 
     TAPS = ("q", "k", "v", "beta", "decay", "y", "out")
 
-    heads: int = 8
-    key_heads: int | None = None  # None: as many as heads
-    key_size: int | None = None  # None: width / heads
-    value_size: int | None = None  # None: width / heads
-    conv_size: int = 4  # kernel size of the convolution, in tokens
+    heads: int = bounded(8, above=0)
+    key_heads: int | None = bounded(None, above=0)  # None: as many as heads
+    key_size: int | None = bounded(None, above=0)  # None: width / heads
+    value_size: int | None = bounded(None, above=0)  # None: width / heads
+    conv_size: int = bounded(4, at_least=2, remedy="a kernel of 1 mixes no tokens")  # tokens under the convolution
     norm: Norm = child("rmsnorm")
 
     def module(self) -> type[Module]:
@@ -91,17 +92,6 @@ class GatedDeltaNet(Recurrent):
         return flops, flops
 
     def check(self, scope: Scope) -> list[Problem]:
-        sizes = (
-            ("heads", self.heads),
-            ("key_heads", self.key_heads),
-            ("key_size", self.key_size),
-            ("value_size", self.value_size),
-        )
-        for name, value in sizes:
-            if value is not None and value < 1:
-                return [Problem(name, f"{value} is not above 0")]
-        if broken := check_conv(self.conv_size):
-            return broken
         if self.heads % self.groups():
             what = f"{self.groups()} does not divide {self.heads} heads"
             return [Problem("key_heads", what, "make heads a multiple of key_heads")]

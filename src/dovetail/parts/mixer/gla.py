@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Norm
 from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Problem, child, register
@@ -33,11 +34,11 @@ class GLA(Recurrent):
 
     TAPS = ("q", "k", "v", "decay", "y", "out")
 
-    heads: int = 4
-    key_size: int | None = None  # None: width / heads / 2
-    value_size: int | None = None  # None: width / heads
-    rank: int = 16  # of the decay's projection
-    gate_normalizer: float = 16.0  # τ: the larger, the slower the decay
+    heads: int = bounded(4, above=0)
+    key_size: int | None = bounded(None, above=0)  # None: width / heads / 2
+    value_size: int | None = bounded(None, above=0)  # None: width / heads
+    rank: int = bounded(16, above=0)  # of the decay's projection
+    gate_normalizer: float = bounded(16.0, above=0, remedy="use 1 for no root")  # τ: the larger, the slower the decay
     norm: Norm = child("rmsnorm")
 
     def module(self) -> type[Module]:
@@ -68,17 +69,7 @@ class GLA(Recurrent):
         return flops, flops
 
     def check(self, scope: Scope) -> list[Problem]:
-        for name, value in (
-            ("heads", self.heads),
-            ("key_size", self.key_size),
-            ("value_size", self.value_size),
-            ("rank", self.rank),
-        ):
-            if value is not None and value < 1:
-                return [Problem(name, f"{value} is not above 0")]
         problems: list[Problem] = []
-        if self.gate_normalizer <= 0:
-            problems.append(Problem("gate_normalizer", f"{self.gate_normalizer} is not above 0", "use 1 for no root"))
         width = scope.size("embed")
         for name, value, parts in (("key_size", self.key_size, 2 * self.heads), ("value_size", self.value_size, self.heads)):
             if value is None and width % parts:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Feature, FeatureModule
 from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Problem, child, register
@@ -34,8 +35,8 @@ class LinearAttention(Recurrent):
 
     TAPS = ("q", "k", "v", "y", "out")
 
-    heads: int = 8
-    head: int | None = None  # None: width / heads
+    heads: int = bounded(8, above=0)
+    head: int | None = bounded(None, above=0)  # None: width / heads
     feature: Feature = child("elu_features")
     bias: bool = False
 
@@ -67,9 +68,6 @@ class LinearAttention(Recurrent):
         return flops, flops
 
     def check(self, scope: Scope) -> list[Problem]:
-        for name, value in (("heads", self.heads), ("head", self.head)):
-            if value is not None and value < 1:
-                return [Problem(name, f"{value} is not above 0")]
         if self.head is None and scope.size("embed") % self.heads:
             return [Problem("heads", f"{self.heads} does not divide the width, {scope.size('embed')}", "or set `head`")]
         return []

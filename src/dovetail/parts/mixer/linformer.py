@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import StateError
+from dovetail.core.field import bounded
 from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
@@ -34,10 +35,10 @@ class Linformer(SoftmaxMixer):
 
     TAPS = ("q", "k", "v", "mixed_k", "mixed_v", "z", "out")
 
-    heads: int = 8
-    head: int | None = None  # None: width / heads
-    rank: int = 256
-    length: int = 4096  # the most tokens of a document
+    heads: int = bounded(8, above=0)
+    head: int | None = bounded(None, above=0)  # None: width / heads
+    rank: int = bounded(256, above=0)
+    length: int = bounded(4096, above=0)  # the most tokens of a document
 
     def module(self) -> type[Module]:
         return LinformerModule
@@ -68,9 +69,6 @@ class Linformer(SoftmaxMixer):
         return flops, flops
 
     def check(self, scope: Scope) -> list[Problem]:
-        for name, value in (("heads", self.heads), ("rank", self.rank), ("length", self.length)):
-            if value < 1:
-                return [Problem(name, f"{value} is not above 0")]
         return check_heads(self.heads, self.heads, self.head, scope)
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:

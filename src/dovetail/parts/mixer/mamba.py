@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Norm
 from dovetail.core.module import Linear, Module, at_least_fp32
-from dovetail.core.part import Part, Problem, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule, check_conv, conv_state
+from dovetail.core.part import Part, register
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule, conv_state
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
@@ -38,10 +39,10 @@ class Mamba(Recurrent):
 
     TAPS = ("x", "b", "c", "dt", "y", "out")
 
-    inner: int | None = None  # None: twice the width
-    state_size: int = 16
-    rank: int | None = None  # of the projection to Δ; None: width / 16, rounded up
-    conv_size: int = 4  # kernel size of the convolution, in tokens
+    inner: int | None = bounded(None, above=0)  # None: twice the width
+    state_size: int = bounded(16, above=0)
+    rank: int | None = bounded(None, above=0)  # of the projection to Δ; None: width / 16, rounded up
+    conv_size: int = bounded(4, at_least=2, remedy="a kernel of 1 mixes no tokens")  # tokens under the convolution
     bias: bool = False
     conv_bias: bool = True
     norm: Norm | None = None  # of r, B and C
@@ -91,13 +92,6 @@ class Mamba(Recurrent):
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = selective_flops(n, scope.size("inner"), scope.size("state"))
         return flops, flops
-
-    def check(self, scope: Scope) -> list[Problem]:
-        for name in ("inner", "state_size", "rank"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                return [Problem(name, f"{value} is not above 0")]
-        return check_conv(self.conv_size)
 
     def tp_region(self) -> bool:
         return True

@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Norm
 from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Part, Problem, child, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule, check_conv, conv_state
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule, conv_state
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
@@ -38,11 +39,11 @@ class Mamba2(Recurrent):
 
     TAPS = ("x", "b", "c", "dt", "y", "out")
 
-    inner: int | None = None  # None: twice the width
-    head: int = 64
-    state_size: int = 128
-    groups: int = 1
-    conv_size: int = 4  # kernel size of the convolution, in tokens
+    inner: int | None = bounded(None, above=0)  # None: twice the width
+    head: int = bounded(64, above=0)
+    state_size: int = bounded(128, above=0)
+    groups: int = bounded(1, above=0)
+    conv_size: int = bounded(4, at_least=2, remedy="a kernel of 1 mixes no tokens")  # tokens under the convolution
     bias: bool = False
     conv_bias: bool = True
     norm: Norm = child("rmsnorm")
@@ -99,11 +100,6 @@ class Mamba2(Recurrent):
 
     def check(self, scope: Scope) -> list[Problem]:
         inner = self.inner or 2 * scope.size("embed")
-        for name, value in (("head", self.head), ("state_size", self.state_size), ("groups", self.groups)):
-            if value < 1:
-                return [Problem(name, f"{value} is not above 0")]
-        if broken := check_conv(self.conv_size):
-            return broken
         if inner % self.head:
             return [Problem("head", f"{self.head} does not divide the inner width, {inner}", "or set `inner`")]
         if (inner // self.head) % self.groups:

@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Mask, Norm, Position
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module, plain
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
-from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_dropout, check_position
+from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_position
 from dovetail.core.weight import State, Weight
 from dovetail.ops.attend import attend
 from dovetail.ops.form import reference
@@ -41,17 +42,17 @@ class MLA(SoftmaxMixer):
 
     TAPS = ("q", "latent", "turned", "pattern", "z", "out")
 
-    heads: int = 8
-    kv_rank: int = 512  # size of the latent
-    q_rank: int | None = None  # size of the queries' own latent; None: queries are projected from x
-    nope: int = 128  # channels of a query and key head without position
-    rope: int = 64  # channels with position
-    value: int = 128  # channels of a value head
+    heads: int = bounded(8, above=0)
+    kv_rank: int = bounded(512, above=0)  # size of the latent
+    q_rank: int | None = bounded(None, above=0)  # size of the queries' own latent; None: queries are projected from x
+    nope: int = bounded(128, above=0)  # channels of a query and key head without position
+    rope: int = bounded(64, above=0)  # channels with position
+    value: int = bounded(128, above=0)  # channels of a value head
     mask: Mask = child("causal")
     position: Position = child("rope")
     norm: Norm = child("rmsnorm")  # of the latents
-    scale: float | None = None  # None: 1/√(nope + rope)
-    dropout: float = 0.0
+    scale: float | None = bounded(None, above=0)  # None: 1/√(nope + rope)
+    dropout: float = bounded(0.0, at_least=0, below=1)
 
     def module(self) -> type[Module]:
         return MLAModule
@@ -103,11 +104,7 @@ class MLA(SoftmaxMixer):
         return each * n * n, each * pairs(self.mask, n)
 
     def check(self, scope: Scope) -> list[Problem]:
-        sizes = {name: getattr(self, name) for name in ("heads", "kv_rank", "q_rank", "nope", "rope", "value")}
-        for name, size in sizes.items():
-            if size is not None and size < 1:
-                return [Problem(name, f"{size} is not above 0")]
-        return check_position(self.position) or check_dropout(self.dropout) + self.check_mask(scope)
+        return check_position(self.position) or self.check_mask(scope)
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         expanded, cached = self.heads * (self.nope + self.rope + self.value), self.kv_rank + self.rope

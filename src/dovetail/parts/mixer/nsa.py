@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Mask, Position
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module, at_least_fp32
@@ -46,12 +47,12 @@ class NSA(SoftmaxMixer):
 
     TAPS = ("q", "k", "v", "block_k", "block_v", "summary", "picked", "gate", "z", "out")
 
-    heads: int = 8
-    kv_heads: int | None = 2  # None: as many as heads
-    head: int | None = None  # None: width / heads
-    block: int = 32  # tokens
-    top: int = 14  # blocks selected by content
-    window: int = 512  # tokens, the query's own included
+    heads: int = bounded(8, above=0)
+    kv_heads: int | None = bounded(2, above=0)  # None: as many as heads
+    head: int | None = bounded(None, above=0)  # None: width / heads
+    block: int = bounded(32, above=0)  # tokens
+    top: int = bounded(14, above=0)  # blocks selected by content
+    window: int = bounded(512, above=0)  # tokens, the query's own included
     position: Position = child("rope")
 
     def module(self) -> type[Module]:
@@ -115,9 +116,6 @@ class NSA(SoftmaxMixer):
     def check(self, scope: Scope) -> list[Problem]:
         if broken := check_heads(self.heads, self.groups(), self.head, scope):
             return broken
-        for name, value in (("block", self.block), ("top", self.top), ("window", self.window)):
-            if value < 1:
-                return [Problem(name, f"{value} is below 1")]
         if scope.sizes.get("coords", 1) != 1:
             return [Problem("", "blocks are runs of text tokens, not of patches", "use attention with mask: block_local")]
         if self.position.site == "stream" or self.position.needs():

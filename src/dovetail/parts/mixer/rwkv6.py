@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Problem, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
@@ -42,11 +43,11 @@ class Rwkv6(Recurrent):
 
     TAPS = ("r", "k", "v", "decay", "y", "out")
 
-    heads: int = 4
-    head: int | None = None  # None: width / heads
-    mix_rank: int = 32
-    decay_rank: int = 64
-    eps: float = 64e-5
+    heads: int = bounded(4, above=0)
+    head: int | None = bounded(None, above=0)  # None: width / heads
+    mix_rank: int = bounded(32, above=0)
+    decay_rank: int = bounded(64, above=0)
+    eps: float = bounded(64e-5, above=0)
 
     def module(self) -> type[Module]:
         return Rwkv6Module
@@ -90,13 +91,9 @@ class Rwkv6(Recurrent):
         return flops, flops
 
     def check(self, scope: Scope) -> list[Problem]:
-        sizes = {"heads": self.heads, "head": self.head, "mix_rank": self.mix_rank, "decay_rank": self.decay_rank}
-        for name, value in sizes.items():
-            if value is not None and value < 1:
-                return [Problem(name, f"{value} is not above 0")]
         if self.head is None and scope.size("embed") % self.heads:
             return [Problem("heads", f"{self.heads} does not divide the width, {scope.size('embed')}", "or set `head`")]
-        return [] if self.eps > 0 else [Problem("eps", f"{self.eps} is not above 0")]
+        return []
 
     def tp_region(self) -> bool:
         return True

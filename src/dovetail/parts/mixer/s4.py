@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
 from dovetail.core.group import Act
 from dovetail.core.module import Linear, Module
-from dovetail.core.part import Problem, child, register
+from dovetail.core.part import child, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
@@ -36,6 +37,7 @@ from dovetail.core.weight import State, Weight
 from dovetail.ops.scan.space import space_flops, space_scan
 
 LARGEST_STEP, SMALLEST_STEP = 0.1, 0.001  # Δ is initialized between these, evenly in its logarithm
+MAX_STATE = 512  # `legs` computes the eigenvalues of a matrix of twice this size
 
 
 def hippo_legs(size: int) -> Tensor:
@@ -64,8 +66,8 @@ class S4(Recurrent):
 
     TAPS = ("x", "y", "out")
 
-    inner: int | None = None  # None: the width
-    state_size: int = 32  # complex values per channel
+    inner: int | None = bounded(None, above=0)  # None: the width
+    state_size: int = bounded(32, above=0, at_most=MAX_STATE)  # complex values per channel
     start: Literal["legs", "lin", "inv"] = "legs"
     discretization: Literal["zoh", "bilinear"] = "zoh"
     bias: bool = False
@@ -104,13 +106,6 @@ class S4(Recurrent):
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = space_flops(n, scope.size("inner"), scope.size("state"))
         return flops, flops
-
-    def check(self, scope: Scope) -> list[Problem]:
-        for name in ("inner", "state_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                return [Problem(name, f"{value} is not above 0")]
-        return []
 
     def tp_region(self) -> bool:
         return True

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.errors import StateError
+from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
@@ -25,8 +26,8 @@ class Learned(Position):
     """Learned absolute positions: one row of a table per position."""
 
     site: ClassVar[Literal["stream", "mixer", "any"]] = "stream"
-    length: int = 1024
-    offset: int = 0
+    length: int = bounded(1024, above=0)
+    offset: int = bounded(0, at_least=0)
 
     def module(self) -> type[Module]:
         return LearnedModule
@@ -36,10 +37,6 @@ class Learned(Position):
 
     def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="table", out=("position",), inp=("embed",), role="embed")]
-
-    def check(self, scope: Scope) -> list[Problem]:
-        problems = [] if self.length > 0 else [Problem("length", f"{self.length} is not above 0")]
-        return problems + ([] if self.offset >= 0 else [Problem("offset", f"{self.offset} is below 0")])
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         if length is None or length <= self.length:

@@ -29,10 +29,10 @@ class Rope(Position):
 
     rotates: ClassVar[bool] = True
 
-    base: float = bounded(10000.0, above=0)
-    fraction: float = 1.0  # of a head's channels that are rotated, the first ones
+    base: float = bounded(10000.0, above=1)
+    fraction: float = bounded(1.0, above=0, at_most=1)  # of a head's channels that are rotated, the first ones
     pairs: Literal["half", "adjacent"] = "half"
-    coords: int = 1
+    coords: int = bounded(1, at_least=1, at_most=3)  # 1 text, 2 image, 3 video
     when: Literal["write", "read"] = "write"
     scaling: Scaling | None = None
 
@@ -68,10 +68,6 @@ class Rope(Position):
 
     def check(self, scope: Scope) -> list[Problem]:
         turning, token_coords = self.turning(scope), scope.size("coords")
-        if not 0 < self.fraction <= 1:
-            return [Problem("fraction", f"{self.fraction} is not in (0, 1]")]
-        if self.coords not in (1, 2, 3):
-            return [Problem("coords", f"{self.coords} is not 1 (text), 2 (image) or 3 (video)")]
         if self.coords != 1 and token_coords not in (1, self.coords):
             return [
                 Problem(

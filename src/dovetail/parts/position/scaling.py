@@ -22,9 +22,7 @@ from dovetail.core.group import Scaling
 from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
 
-
-def _above(name: str, value: float, least: float) -> list[Problem]:
-    return [] if value >= least else [Problem(f"scaling.{name}", f"{value} is below {least}")]
+MAX_FACTOR = 1e6  # in float32, dynamic NTK loses a factor above 2²⁴
 
 
 def _frequencies(base: Tensor | float, like: Tensor) -> Tensor:
@@ -49,13 +47,10 @@ def _ntk_power(pairs: int) -> float:
 class Linear(Scaling):
     """Position interpolation: positions are divided by `factor`."""
 
-    factor: float = 2.0
+    factor: float = bounded(2.0, at_least=1, at_most=MAX_FACTOR)
 
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         return plain / self.factor
-
-    def check(self, scope: Scope) -> list[Problem]:
-        return _above("factor", self.factor, 1.0)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -66,13 +61,13 @@ class Linear(Scaling):
 class Ntk(Scaling):
     """NTK-aware scaling: a larger base. High frequencies hardly change, the lowest is divided by `factor`."""
 
-    factor: float = 2.0
+    factor: float = bounded(2.0, at_least=1, at_most=MAX_FACTOR)
 
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         return _frequencies(base * self.factor ** _ntk_power(plain.shape[-1]), plain)
 
     def check(self, scope: Scope) -> list[Problem]:
-        return _several_pairs(scope) + _above("factor", self.factor, 1.0)
+        return _several_pairs(scope)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -84,8 +79,8 @@ class DynamicNtk(Scaling):
     """Dynamic NTK scaling: the base grows with the current length of the sequence."""
 
     varies: ClassVar[bool] = True
-    factor: float = 2.0
-    original: int = 2048
+    factor: float = bounded(2.0, at_least=1, at_most=MAX_FACTOR)
+    original: int = bounded(2048, above=0)
 
     def limit(self) -> int:
         return self.original
@@ -99,7 +94,7 @@ class DynamicNtk(Scaling):
         return _frequencies(base * grown ** _ntk_power(plain.shape[-1]), plain)
 
     def check(self, scope: Scope) -> list[Problem]:
-        return _several_pairs(scope) + _above("factor", self.factor, 1.0) + _above("original", self.original, 1)
+        return _several_pairs(scope)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -110,11 +105,11 @@ class DynamicNtk(Scaling):
 class Yarn(Scaling):
     """YaRN: high frequencies unchanged, low ones interpolated, a ramp between; cos and sin are scaled by `attention`."""
 
-    factor: float = 4.0
-    original: int = 2048
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention: float | None = None  # cos and sin are multiplied by it; by default 0.1·ln(factor) + 1
+    factor: float = bounded(4.0, at_least=1, at_most=MAX_FACTOR)
+    original: int = bounded(2048, above=0)
+    beta_fast: float = bounded(32.0, above=0)
+    beta_slow: float = bounded(1.0, above=0)
+    attention: float | None = bounded(None, above=0)  # cos and sin are multiplied by it; by default 0.1·ln(factor) + 1
     truncate: bool = True
 
     def limit(self) -> int:
@@ -136,7 +131,7 @@ class Yarn(Scaling):
         return 0.1 * log(self.factor) + 1.0 if self.attention is None else self.attention
 
     def check(self, scope: Scope) -> list[Problem]:
-        return _several_pairs(scope) + _above("factor", self.factor, 1.0) + _above("original", self.original, 1)
+        return _several_pairs(scope)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -154,10 +149,10 @@ class Yarn(Scaling):
 class Llama3(Scaling):
     """Llama 3 scaling: short wavelengths unchanged, long ones divided by `factor`, interpolated between."""
 
-    factor: float = 8.0
-    original: int = 8192
-    low: float = 1.0  # wavelengths longer than original/low are divided
-    high: float = 4.0  # those shorter than original/high are unchanged
+    factor: float = bounded(8.0, at_least=1, at_most=MAX_FACTOR)
+    original: int = bounded(8192, above=0)
+    low: float = bounded(1.0, above=0)  # wavelengths longer than original/low are divided
+    high: float = bounded(4.0, above=0)  # those shorter than original/high are unchanged
 
     def limit(self) -> int:
         return self.original
@@ -170,7 +165,7 @@ class Llama3(Scaling):
     def check(self, scope: Scope) -> list[Problem]:
         if self.high <= self.low:
             return [Problem("scaling.high", f"{self.high} is not above low, {self.low}")]
-        return _above("factor", self.factor, 1.0)
+        return []
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -182,11 +177,12 @@ class LongRope(Scaling):
     """LongRoPE: one factor per pair, from one list up to the original length and from another beyond."""
 
     varies: ClassVar[bool] = True
-    short: tuple[float, ...] = (1.0,)
-    long: tuple[float, ...] = (1.0,)
-    original: int = 4096
-    factor: float = bounded(1.0, above=0)  # new context length / original; sets the amplitude of cos and sin
-    attention: float | None = None
+    short: tuple[float, ...] = bounded((1.0,), above=0)
+    long: tuple[float, ...] = bounded((1.0,), above=0)
+    original: int = bounded(4096, at_least=2)
+    # new context length / original; sets the amplitude of cos and sin
+    factor: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
+    attention: float | None = bounded(None, above=0)
 
     def limit(self) -> int:
         return self.original
@@ -213,7 +209,7 @@ class LongRope(Scaling):
                 return [Problem(f"scaling.{name}", f"{len(factors)} factors for {pairs} pairs", f"give 1 or {pairs}")]
         if self.attention is not None and self.factor != 1.0:
             return [Problem("scaling.factor", "has no effect where `attention` is given", "remove one of the two")]
-        return _above("original", self.original, 2)
+        return []
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:

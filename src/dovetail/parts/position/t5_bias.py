@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
@@ -24,8 +25,8 @@ from dovetail.core.weight import Weight
 class T5Bias(Position):
     """T5 relative position bias: a learned number per head and bucket of distance."""
 
-    buckets: int = 32
-    max_distance: int = 128
+    buckets: int = bounded(32, at_least=4)
+    max_distance: int = bounded(128, above=0)
     bidirectional: bool = False
     shared: bool = True  # one table for all layers of a stack, stored in the first
 
@@ -46,7 +47,7 @@ class T5Bias(Position):
         return frozenset({"bias", "bias_grad"})
 
     def check(self, scope: Scope) -> list[Problem]:
-        if self.buckets < 4 or self.buckets % 4:
+        if self.buckets % 4:
             return [Problem("buckets", f"{self.buckets} is not a multiple of 4", "use a multiple of 4, such as 32")]
         exact = self.buckets // (4 if self.bidirectional else 2)
         if self.max_distance <= exact:
