@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses as dc
+import importlib
+import json
 import re
+import subprocess
 
 import pytest
 
+from dovetail import __version__
 from dovetail.cli import VERBS, main
-from dovetail.cli.flags import dtype_name
+from dovetail.core.dtypes import dtype_name
+from dovetail.core.errors import SpecError
 
 
 def help_of(verb: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
@@ -36,5 +42,39 @@ def test_dtypes_have_torch_names_and_short_ones() -> None:
         "float32",
         "float16",
     ]
-    with pytest.raises(ValueError, match="is not a dtype"):
+    with pytest.raises(SpecError, match="is not a dtype"):
         dtype_name("int3")
+
+
+def test_completion_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["completion", "bash"])
+    script = capsys.readouterr().out
+    ask = 'COMP_WORDS=(dovetail {}); COMP_CWORD={}; _dovetail; echo "${{COMPREPLY[@]}}"'
+    for line, index, word in (("sh", 1, "show"), ("show llama-t", 2, "llama-tiny"), ("train --learn", 2, "--learning-rate")):
+        asked = f"{script}\n{ask.format(line, index)}"
+        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout.split() == [word]
+
+
+def test_completion_names_every_verb_in_every_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        with pytest.raises(SystemExit):
+            main(["completion", shell])
+        script = capsys.readouterr().out
+        assert all(verb in script for verb in VERBS)
+
+
+def test_the_doctor_names_versions_and_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0
+    assert report["dovetail"] == __version__
+    assert {package["name"] for package in report["packages"]} >= {"torch", "tokenizers", "tyro"}
+    assert report["memory"]["available_bytes"] > 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_json(verb: str) -> None:
+    assert "json" in {field.name for field in dc.fields(importlib.import_module(f"dovetail.cli.{verb}").Command)}

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dovetail import __version__
 from dovetail.cli.failure import close_stdout, guarded, report
@@ -30,6 +29,8 @@ VERBS = {
     "export": "convert a model directory to Hugging Face layout",
     "port": "list the Hugging Face model types that can be imported and exported",
     "emit": "write a model as one PyTorch file without imports of dovetail",
+    "doctor": "print versions, processor, memory and missing packages",
+    "completion": "print a script that completes verbs, flags and presets in a shell",
 }
 HELP = """usage: dovetail VERB …
 
@@ -71,12 +72,14 @@ def _run(args: list[str]) -> int:
         return 0
     if args[0] not in VERBS:
         raise UsageError(f"unknown verb {args[0]!r}; {names_or_nearest(args[0], VERBS, 'verbs')}")
+    from dovetail.cli.flags import check_values
     from dovetail.cli.parsing import parse
 
     verb = importlib.import_module(f"dovetail.cli.{args[0]}")
     command = parse(verb, args[0], args[1:])
-    _read_specs_first(args[1:])
+    check_values(command)
     try:
+        _load_parts(command)
         return command.run() or 0
     except SystemExit as ended:  # code that the verb ran: a py: side, a module of --load
         raise UsageError(
@@ -84,10 +87,11 @@ def _run(args: list[str]) -> int:
         ) from ended
 
 
-def _read_specs_first(args: list[str]) -> None:
-    """Raise the syntax error of a YAML file before torch is imported."""
-    from dovetail.io.yaml import parse_yaml, read_text
+def _load_parts(command: Any) -> None:
+    """Load the modules of --load."""
+    from dovetail.cli.flags import LoadFlags
 
-    for arg in args:
-        if arg.endswith((".yaml", ".yml")) and Path(arg).is_file():
-            parse_yaml(read_text(Path(arg)), arg)
+    if isinstance(command, LoadFlags) and command.load:
+        from dovetail.core.extensions import load_parts
+
+        load_parts(command.load)

@@ -9,30 +9,29 @@ Weights are compared by path, layers by their number. `dovetail graft` applies t
 from __future__ import annotations
 
 import dataclasses as dc
-from pathlib import Path
-from typing import Annotated
 
 import tyro
 
+from dovetail.cli.flags import LoadFlags, OutFile, Sets, Spec, Swaps
 from dovetail.cli.output import print_json
 from dovetail.cli.shown import print_view, write_page
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """The two models to compare."""
 
-    a: tyro.conf.Positional[str]
+    a: tyro.conf.Positional[Spec]
     """A preset's name, a .yaml file or a model directory."""
-    b: tyro.conf.Positional[str]
+    b: tyro.conf.Positional[Spec]
     """Another one."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    set: Sets = ()
     """Change a field of B: --set layers.*.mixer.kv_heads=1; may be given many times."""
-    swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    swap: Swaps = ()
     """Change a part of B in every layer: --swap position=alibi; may be given many times, applied before --set."""
     json: bool = False
     """Print one JSON object."""
-    html: Path | None = None
+    html: OutFile | None = None
     """Also write an HTML page, the models side by side."""
 
     def run(self) -> int:

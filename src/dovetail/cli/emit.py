@@ -11,25 +11,25 @@ with a window, a bias or a soft-cap: equal up to rounding). A part that cannot b
 from __future__ import annotations
 
 import dataclasses as dc
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from dovetail.cli.flags import LoadFlags, OutFile, Sets, Spec, Swaps
 from dovetail.cli.output import print_json, print_line
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """The model and the file."""
 
-    spec: tyro.conf.Positional[str]
+    spec: tyro.conf.Positional[Spec]
     """A preset's name, a .yaml file or a model directory."""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    out: Annotated[OutFile | None, tyro.conf.arg(aliases=["-o"])] = None
     """The file to write (default: stdout)."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    set: Sets = ()
     """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
-    swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    swap: Swaps = ()
     """Change a part in every layer: --swap position=alibi; may be given many times, applied before --set."""
     force: bool = False
     """Replace an existing file."""

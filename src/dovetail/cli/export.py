@@ -9,21 +9,21 @@ part that cannot be written. `dovetail port` lists the families.
 from __future__ import annotations
 
 import dataclasses as dc
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from dovetail.cli.flags import InDir, LoadFlags, OutDir
 from dovetail.cli.output import print_json, print_line
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """Which model, as which family, and where to."""
 
-    directory: tyro.conf.Positional[Path]
+    directory: tyro.conf.Positional[InDir]
     """A model directory."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    out: Annotated[OutDir, tyro.conf.arg(aliases=["-o"])]
     """The directory to write."""
     family: str | None = None
     """The model_type to write, as `dovetail port` lists them."""

@@ -16,23 +16,26 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
 
-DTYPES = {  # the names of torch, and the short ones
-    "float64": ("fp64", "f64", "double"),
-    "float32": ("fp32", "f32", "float"),
-    "bfloat16": ("bf16",),
-    "float16": ("fp16", "f16", "half"),
-    "float8": ("fp8", "f8"),
-}
+from dovetail.cli.checks import check_directory, check_file, check_output, check_spec
+from dovetail.core.dtypes import dtype_name
+from dovetail.core.errors import SpecError
+from dovetail.core.limits import MAX_BATCH, MAX_LENGTH, MAX_NEW_TOKENS, MAX_SEED, MAX_STEPS
+
 ArgConfig: Any = type(tyro.conf.arg())
 POSITIONAL: Any = get_args(tyro.conf.Positional[int])[1]
 
 
-def dtype_name(text: str) -> str:
-    """Return torch's name of a dtype that is given by it or by a short one: bf16 is bfloat16."""
-    for name, short in DTYPES.items():
-        if text.removeprefix("torch.").lower() in (name, *short):
-            return name
-    raise ValueError(f"{text[:40]!r} is not a dtype: {', '.join(DTYPES)}")
+def _dtype(text: str) -> str:
+    try:
+        return dtype_name(text)
+    except SpecError as error:
+        raise ValueError(f"{error.problem}; {error.remedy}") from None
+
+
+def _run_dtype(text: str) -> str:
+    if (name := _dtype(text)) == "float8":
+        raise ValueError(f"{text} is a dtype of weights alone; run in bfloat16 or wider")
+    return name
 
 
 def _whole(text: str) -> int:
@@ -67,36 +70,88 @@ def parsed_by(metavar: str, parse: Callable[[str], Any]) -> Any:
     )
 
 
-Spec = Annotated[str, parsed_by("SPEC", str)]  # a preset's name, a .yaml file or a model directory
-Dir = Annotated[Path, parsed_by("DIR", Path)]
-File = Annotated[Path, parsed_by("FILE", Path)]
-Dtype = Annotated[str, parsed_by("DTYPE", dtype_name)]  # torch's name
+@dc.dataclass(frozen=True)
+class Check:
+    """A check of a flag's value, made after parsing and before torch is imported."""
+
+    check: Callable[[Any], None]
+
+
+def whole(low: int, high: int) -> Any:
+    """Return the annotation of a whole number from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        if not low <= (number := _whole(text)) <= high:
+            raise ValueError(f"{number} is not from {low:,} to {high:,}")
+        return number
+
+    return parsed_by("N", parse)
+
+
+def number(low: float, high: float, *, above: bool = False) -> Any:
+    """Return the annotation of a finite number from `low` to `high`; with `above`, greater than `low`."""
+
+    def parse(text: str) -> float:
+        value = _number(text)
+        if not low <= value <= high or (above and value == low):
+            raise ValueError(f"{text[:40]} is not {'above' if above else 'from'} {low:g}{', up' if above else ''} to {high:g}")
+        return value
+
+    return parsed_by("X", parse)
+
+
+Spec = Annotated[str, parsed_by("SPEC", str), Check(check_spec)]  # a preset's name, a .yaml file or a model directory
+InDir = Annotated[Path, parsed_by("DIR", Path), Check(check_directory)]
+OutDir = Annotated[Path, parsed_by("DIR", Path), Check(check_output)]
+InFile = Annotated[Path, parsed_by("FILE", Path), Check(check_file)]
+OutFile = Annotated[Path, parsed_by("FILE", Path), Check(check_output)]
+Batch = Annotated[int, whole(1, MAX_BATCH)]
+Length = Annotated[int, whole(1, MAX_LENGTH)]
+Steps = Annotated[int, whole(1, MAX_STEPS)]
+Seed = Annotated[int, whole(0, MAX_SEED)]
+NewTokens = Annotated[int, whole(1, MAX_NEW_TOKENS)]
+Dtype = Annotated[str, parsed_by("DTYPE", _dtype)]  # torch's name
+RunDtype = Annotated[str, parsed_by("DTYPE", _run_dtype)]  # one that a model computes in
+
+
+Sets = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PATH=VALUE")]
+Swaps = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="GROUP=KIND")]
+Loads = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE.py|MODULE")]
 
 
 @dc.dataclass(kw_only=True)
 class LoadFlags:
-    """The flag of parts that are not installed."""
+    """The flag of every verb that reads a spec; the modules are loaded before the verb runs."""
 
-    load: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE.py|MODULE")] = ()
+    load: Loads = ()
     """Run a Python file, or import a module, that registers parts of your own; may be given many times."""
-
-
-@dc.dataclass(kw_only=True)
-class ChangeFlags(LoadFlags):
-    """The flags that change a spec."""
-
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PATH=VALUE")] = ()
-    """Set a field: --set layers.*.mixer.kv_heads=1; may be given many times."""
-    swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="GROUP=KIND")] = ()
-    """Swap a part in every layer: --swap position=alibi; may be given many times, applied before --set."""
 
 
 def declared(command: type) -> type:
     """Complete the annotations of a verb's flags for tyro; return the class."""
     hints = typing.get_type_hints(command, include_extras=True)
+    fields = command.__dataclass_fields__
+    for name in [name for name in fields if name not in command.__annotations__]:
+        fields[name] = fields.pop(name)  # inherited flags come last in the help
     for field in dc.fields(command):
         command.__annotations__[field.name] = _complete(hints[field.name], field)
     return command
+
+
+def check_values(command: Any) -> None:
+    """Raise for a path or a spec name that cannot be right."""
+    for field in dc.fields(command):
+        _, extras = _flat(typing.get_type_hints(type(command), include_extras=True)[field.name])
+        value = getattr(command, field.name)
+        for extra in extras:
+            if isinstance(extra, Check) and value is not None:
+                extra.check(value)
+
+
+def takes_spec(command: type) -> bool:
+    """Return whether a flag of the verb is a spec, which may be a preset's name."""
+    hints = typing.get_type_hints(command, include_extras=True).values()
+    return any(extra == Check(check_spec) for hint in hints for extra in _flat(hint)[1])
 
 
 def flag_names(command: type) -> list[str]:
@@ -113,7 +168,7 @@ def flag_names(command: type) -> list[str]:
 
 
 def _complete(hint: Any, field: dc.Field[Any]) -> Any:
-    base, extras = _split(hint)
+    base, extras = _flat(hint)
     config: Any = next((one for one in extras if isinstance(one, ArgConfig)), tyro.conf.arg())
     others = [one for one in extras if not isinstance(one, ArgConfig)]
     if config.help_behavior_hint is None:
@@ -152,6 +207,13 @@ def _behavior(field: dc.Field[Any]) -> str:
 
 def _split(hint: Any) -> tuple[Any, list[Any]]:
     return (hint.__origin__, list(hint.__metadata__)) if get_origin(hint) is Annotated else (hint, [])
+
+
+def _flat(hint: Any) -> tuple[Any, list[Any]]:
+    """Return the type and all annotations of a hint, those inside `X | None`, too."""
+    base, extras = _split(hint)
+    inner = [_split(option)[1] for option in _options(base)]
+    return base, [*extras, *(extra for some in inner for extra in some)]
 
 
 def _options(hint: Any) -> tuple[Any, ...]:

@@ -11,22 +11,22 @@ The most probable token is taken unless --temperature is given. Generation ends 
 from __future__ import annotations
 
 import dataclasses as dc
-from pathlib import Path
 
 import tyro
 
+from dovetail.cli.flags import InDir, LoadFlags, NewTokens, Seed
 from dovetail.cli.output import print_json, print_note, print_text
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """The model, the prompt, and the sampling."""
 
-    directory: tyro.conf.Positional[Path]
+    directory: tyro.conf.Positional[InDir]
     """A model directory with a tokenizer.json: ours, or in Hugging Face layout."""
     prompt: tyro.conf.Positional[str]
     """The prompt."""
-    max_tokens: int = 128
+    max_tokens: NewTokens = 128
     """The largest number of tokens to generate."""
     temperature: float = 0.0
     """0 takes the most probable token; 1 samples from the model's probs as they are."""
@@ -34,7 +34,7 @@ class Command:
     """Sample from the fewest tokens whose probs sum to this."""
     top_k: int | None = None
     """Sample from this many of the most probable tokens."""
-    seed: int = 0
+    seed: Seed = 0
     """The seed of the sampling."""
     chat: bool = False
     """Render the prompt with the model's chat template, as a user message."""

@@ -23,6 +23,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from dovetail.cli.flags import Batch, InDir, InFile, Length, LoadFlags, OutDir, Seed, Sets, Swaps
 from dovetail.cli.output import print_error, print_json, print_note, to_json
 from dovetail.cli.shown import shown
 from dovetail.look.bar import bar as blocks
@@ -40,24 +41,24 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """The model, the changes, the training after them, and the output."""
 
-    directory: tyro.conf.Positional[Path]
+    directory: tyro.conf.Positional[InDir]
     """A model directory, in Dovetail's or Hugging Face's layout."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    set: Sets = ()
     """Change a field: --set layers.*.mixer.kv_heads=1; may be given many times."""
-    swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    swap: Swaps = ()
     """Change a part in every layer: --swap position=alibi; may be given many times, applied before --set."""
     layers: str | None = None
     """The old layers that make up the new model: 0-3,3,5 are six layers, layer 3 twice. --set then counts the new ones."""
     redraw: bool = False
     """Initialize a tensor where no map from the old one is known."""
-    text: Path | None = None
+    text: InFile | None = None
     """A UTF-8 text file: the loss is measured on its last twentieth, --heal trains on the rest."""
     heal: float | None = None
     """Train for this many minutes on the text."""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    out: Annotated[OutDir | None, tyro.conf.arg(aliases=["-o"])] = None
     """The model directory to write; DIRECTORY-grafted by default."""
     hf: bool = False
     """Write Hugging Face's layout, in the family of the source or the first family that can express the spec."""
@@ -65,11 +66,11 @@ class Command:
     """With --hf: the family to write, one of those that `dovetail port` lists."""
     force: bool = False
     """Replace an existing model directory."""
-    seed: int = 0
+    seed: Seed = 0
     """The seed of new weights and of the batches."""
-    batch: int = 8
+    batch: Batch = 8
     """Sequences per step."""
-    length: int = 128
+    length: Length = 128
     """Tokens per sequence."""
     learning_rate: float = 1e-3
     """The peak learning rate of --heal; much lower (1e-5) for a large model."""

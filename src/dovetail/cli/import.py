@@ -11,21 +11,21 @@ generation settings and license are copied.
 from __future__ import annotations
 
 import dataclasses as dc
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from dovetail.cli.flags import InDir, LoadFlags, OutDir
 from dovetail.cli.output import print_json, print_line
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """Which directory, and where to."""
 
-    directory: tyro.conf.Positional[Path]
+    directory: tyro.conf.Positional[InDir]
     """A directory with config.json and model.safetensors (or several files with an index)."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    out: Annotated[OutDir, tyro.conf.arg(aliases=["-o"])]
     """The directory to write."""
     force: bool = False
     """Replace it where it is a model already."""

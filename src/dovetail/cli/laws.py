@@ -13,20 +13,21 @@ from typing import Annotated, Any
 
 import tyro
 
+from dovetail.cli.flags import LoadFlags, Seed, Sets, Spec, Swaps
 from dovetail.cli.output import SafeConsole, print_json
 from dovetail.core.errors import SpecError
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """Laws on all wirings (default), on one SPEC, on a model that is not ours, or on planted bugs (--mutants)."""
 
-    spec: Annotated[str | None, tyro.conf.Positional] = None
+    spec: Annotated[Spec | None, tyro.conf.Positional] = None
     """A preset, .yaml or model directory: only this one is tried. `hf:DIR` is run by transformers, `py:file.py:factory` is any
     nn.Module that takes token ids: both are held to the laws that need no declarations."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    set: Sets = ()
     """Change a field of SPEC first: --set layers.*.mixer.kv_heads=1; may be given many times."""
-    swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    swap: Swaps = ()
     """Change a part of SPEC wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
     only: tuple[str, ...] = ()
     """On one model, these laws alone."""
@@ -38,19 +39,13 @@ class Command:
     """Plant each named bug and see that the law named with it fails."""
     random: int | None = None
     """With --mutants: this many mechanical mutations of parts/ and ops/ instead."""
-    seed: int = 0
+    seed: Seed = 0
     """Draws other wirings, weights and mutations."""
-    load: tuple[str, ...] = ()
-    """Modules that register parts of your own."""
     json: bool = False
     """Print plain data."""
 
     def run(self) -> int:
         """The exit code: 1 where a law fails or a bug lives."""
-        import importlib
-
-        for module in self.load:
-            importlib.import_module(module)
         foreign = self.spec is not None and self.spec.startswith(("hf:", "py:"))
         if (self.set or self.swap) and (self.spec is None or foreign or self.mutants):
             raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")

@@ -11,23 +11,26 @@ from typing import Annotated
 
 import tyro
 
-from dovetail.cli.output import print_line
+from dovetail.cli.flags import InDir, LoadFlags, OutFile
+from dovetail.cli.output import print_json, print_line
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """The model, the text, and the picture."""
 
-    model: tyro.conf.Positional[Path]
+    model: tyro.conf.Positional[InDir]
     """A model directory with a tokenizer.json: ours, or in Hugging Face layout."""
     text: tyro.conf.Positional[str]
     """The input of the model: a sentence or two."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("map.png")
+    out: Annotated[OutFile, tyro.conf.arg(aliases=["-o"])] = Path("map.png")
     """The picture to write: .png, .svg or .pdf."""
     layer: int | None = None
     """The layer, counted from 0; −1 is the last (default: the middle one)."""
     heads: tuple[int, ...] = ()
     """The heads to draw, counted from 0 (default: all)."""
+    json: bool = False
+    """Print one JSON object."""
 
     def run(self) -> int | None:
         """Trace the attention probs of the layer and draw them."""
@@ -49,5 +52,8 @@ class Command:
         title = f"{self.model.name}, layer {layer}: attention from each token (row) to each other (column)"
         labels = [tokenizer.label(int(token)) for token in tokens]
         draw_map(pattern, labels, self.heads or range(len(pattern)), self.out, title)
-        print_line(f"layer {layer} of {len(spec.layers)}, {len(pattern)} heads, {len(tokens)} tokens: {self.out}")
+        if self.json:
+            print_json({"file": str(self.out), "layer": layer, "heads": len(pattern), "tokens": len(tokens)})
+        else:
+            print_line(f"layer {layer} of {len(spec.layers)}, {len(pattern)} heads, {len(tokens)} tokens: {self.out}")
         return 0

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses as dc
 
+from dovetail.cli.flags import LoadFlags
 from dovetail.cli.output import print_json
 from dovetail.cli.shown import print_view
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """The parts to list."""
 
     group: str | None = None

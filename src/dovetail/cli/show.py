@@ -10,32 +10,31 @@ small one. --html writes the model as a foldable block diagram.
 from __future__ import annotations
 
 import dataclasses as dc
-from pathlib import Path
-from typing import Annotated, Literal
 
 import tyro
 
+from dovetail.cli.flags import Dtype, Length, LoadFlags, OutFile, Sets, Spec, Swaps
 from dovetail.cli.output import print_json
 from dovetail.cli.shown import print_view, write_page
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """The model, the length of a sequence, and the dtype."""
 
-    spec: tyro.conf.Positional[str]
+    spec: tyro.conf.Positional[Spec]
     """A preset's name, a .yaml file or a model directory."""
-    length: int | None = None
+    length: Length | None = None
     """Tokens per sequence (default: 2048, or the longest sequence of the model if that is shorter)."""
-    dtype: Literal["fp64", "fp32", "bf16", "fp16", "fp8"] | None = None
-    """The dtype of weights and decode state (default: that of the checkpoint's files, or bf16 without files)."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    dtype: Dtype | None = None
+    """The dtype of weights and decode state (default: that of the checkpoint's files, or bfloat16 without files)."""
+    set: Sets = ()
     """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
-    swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    swap: Swaps = ()
     """Change a part in every layer: --swap position=alibi; may be given many times, applied before --set."""
     json: bool = False
     """Print one JSON object."""
-    html: Path | None = None
+    html: OutFile | None = None
     """Also write an HTML page."""
 
     def run(self) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from dovetail.cli.flags import Batch, InFile, Length, LoadFlags, OutDir, Seed, Sets, Spec, Steps, Swaps
 from dovetail.cli.output import print_error, print_json, print_line, print_note, to_json
 from dovetail.training.plan import Plan
 
@@ -29,32 +30,32 @@ LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is no
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """The spec, the text, and the length of the run."""
 
-    spec: tyro.conf.Positional[str]
+    spec: tyro.conf.Positional[Spec]
     """A preset's name or a .yaml file. A directory with trained weights is refused: training starts from random weights."""
-    text: Path
+    text: InFile
     """A UTF-8 text file to train on, best of some megabytes."""
     minutes: float | None = None
     """Stop after this many minutes (default: 5, if --steps is not given)."""
-    steps: int | None = None
+    steps: Steps | None = None
     """Stop after this many steps; two such runs with one seed are bit-equal."""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    out: Annotated[OutDir | None, tyro.conf.arg(aliases=["-o"])] = None
     """The model directory to write (default: SPEC-trained)."""
     force: bool = False
     """Replace an existing model directory."""
-    seed: int = 0
+    seed: Seed = 0
     """The seed of initial weights, batches, dropout and the sample."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    set: Sets = ()
     """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
-    swap: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    swap: Swaps = ()
     """Change a part wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
     tokenizer: Literal["byte_pair", "wordpiece", "unigram", "characters", "words"] = "byte_pair"
     """The kind of tokenizer; byte_pair encodes any text without loss."""
-    batch: int = 8
+    batch: Batch = 8
     """Sequences per step."""
-    length: int = 128
+    length: Length = 128
     """Tokens per sequence."""
     learning_rate: float = Plan.learning_rate
     """The peak learning rate, after 40 steps of warm-up; then it decays along a cosine."""

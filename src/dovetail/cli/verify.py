@@ -18,10 +18,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from dovetail.cli.flags import Length, LoadFlags, OutFile, RunDtype, Seed
 from dovetail.cli.output import SafeConsole, print_json
 from dovetail.cli.shown import shown
 
@@ -38,7 +39,7 @@ MOST_ROWS, MOST_TOKENS = 256, 65_536  # of a random prompt
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """The two sides and their input."""
 
     a: tyro.conf.Positional[str]
@@ -49,20 +50,20 @@ class Command:
     """A text that both sides read, by the tokenizer of the first directory that has one; may be given many times."""
     rows: int = 2
     """Rows of random tokens, where no prompt is given."""
-    length: int | None = None
+    length: Length | None = None
     """Tokens per row; by default enough to pass the edge of a short window."""
     longest: int = 4096
     """The most tokens of the long prompt, which passes every window and length that a spec or config names; 0: none."""
     decode: bool = True
     """Decode with a cache, too."""
-    dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
+    dtype: RunDtype | None = None
     """Run both sides in this dtype; by default each in that of its weights."""
     map: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A module of a py: side that computes the output of one of ours: 'blocks.{}.attn.proj=layers.{}.mixer.o'; {} is the
     number of the layer."""
     model: str | None = None
     """The name by which a server knows its model, where it has several."""
-    seed: int = 0
+    seed: Seed = 0
     """Selects the random prompts."""
     why: bool = True
     """Search for the cause of a difference."""
@@ -70,7 +71,7 @@ class Command:
     """A line per tap in every layer."""
     json: bool = False
     """One JSON object on stdout."""
-    html: Path | None = None
+    html: OutFile | None = None
     """Write the whole report as an HTML page, too."""
 
     def run(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dovetail.core.extensions import load_parts, loaded
 from dovetail.dist.mesh import RankError
 
 START = 120.0  # seconds a rank may take to start
@@ -57,7 +58,9 @@ class Pair:
         context = mp.get_context("spawn")
         for rank in range(self.ranks):
             line, far_end = context.Pipe()
-            process = context.Process(target=serve, args=(far_end, meeting, rank, self.ranks, self.timeout), daemon=True)
+            process = context.Process(
+                target=serve, args=(far_end, meeting, rank, self.ranks, self.timeout, loaded()), daemon=True
+            )
             process.start()
             far_end.close()
             self.processes.append(process)
@@ -132,8 +135,9 @@ class Pair:
             self.meeting = None
 
 
-def serve(line: Connection, meeting: str, rank: int, ranks: int, timeout: float) -> None:
-    """The main loop of one rank: join the process group, then run jobs until stopped."""
+def serve(line: Connection, meeting: str, rank: int, ranks: int, timeout: float, load: Sequence[str] = ()) -> None:
+    """The main loop of one rank: load the parts of --load, join the process group, then run jobs until stopped."""
+    load_parts(load)
     torch.set_num_threads(1)
     store = dist.FileStore(meeting, ranks)  # pyright: ignore[reportPrivateImportUsage]  documented, if not listed
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))

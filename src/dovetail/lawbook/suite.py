@@ -8,7 +8,6 @@ the specs that has every kind twice.
 from __future__ import annotations
 
 import dataclasses as dc
-import importlib
 import multiprocessing as mp
 import time
 import traceback
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dovetail.core.extensions import load_parts, loaded
 from dovetail.core.part import walk, walk_spec
 from dovetail.io.spec import from_yaml, load_spec, to_yaml, zoo
 from dovetail.lawbook import draws, kernel, loss, narrow, ported, programs, sequence, sharded, structure
@@ -174,8 +174,7 @@ def try_spec(text: str, names: Iterable[str], seed: int = 0, share: int = 1) -> 
 
 def _start_worker(load: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
-    for module in load:  # a user's own parts are registered in every process
-        importlib.import_module(module)
+    load_parts(load)
 
 
 def presets() -> list[Model]:
@@ -211,7 +210,7 @@ def run_suite(
     fast, slow = ([law.name for law in LAWS.values() if law.slow == wanted] for wanted in (False, True))
     specs_with: Counter[str] = Counter()  # by kind
     known: set[str] = set()
-    with ProcessPoolExecutor(WORKERS, mp.get_context("spawn"), _start_worker, (load,)) as workers:
+    with ProcessPoolExecutor(WORKERS, mp.get_context("spawn"), _start_worker, ((*load, *loaded()),)) as workers:
         waiting: dict[Future[list[Outcome]], str] = {}
         for spec in specs_of(cover, quick, seed):
             text = to_yaml(spec)

@@ -1,0 +1,137 @@
+"""Print what a report of a defect needs: versions, processor, threads, memory, and which optional packages are installed.
+
+dovetail doctor
+dovetail doctor --json
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+from dovetail.cli.output import print_json, print_line
+
+FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
+
+
+@dc.dataclass
+class Command:
+    """Output format."""
+
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> int:
+        """Examine the machine and print the report; exit code 4 if a required package is missing."""
+        report = examined()
+        if self.json:
+            print_json(report, indent=2)
+        else:
+            print_line(text(report))
+        return 0 if all(package["installed"] for package in report["packages"]) else 4
+
+
+def examined() -> dict[str, Any]:
+    """Return the versions, the machine and the packages as plain data."""
+    from dovetail import __version__
+    from dovetail.core.memory import available_memory
+
+    return {
+        "dovetail": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": {"name": _processor(), "features": _features()},
+        "threads": _threads(),
+        "memory": {"available_bytes": available_memory()},
+        "devices": _devices(),
+        "packages": _packages(None),
+        "extras": {name: _packages(name) for name in ("look", "hf")},
+    }
+
+
+def text(report: dict[str, Any]) -> str:
+    """Return the report for people."""
+    memory = report["memory"]["available_bytes"]
+    threads = ", ".join(f"{name} {value}" for name, value in report["threads"].items() if value is not None)
+    lines = [
+        f"dovetail   {report['dovetail']} on Python {report['python']}, {report['system']}",
+        f"processor  {report['processor']['name']}: {', '.join(report['processor']['features']) or 'no known features'}",
+        f"threads    {threads}",
+        f"memory     {'unknown' if memory is None else f'{memory / 2**30:.1f} GB available'}",
+        f"devices    {', '.join(report['devices']) or 'none: torch cannot be imported'}",
+        "",
+        *(_line(package) for package in report["packages"]),
+    ]
+    for extra, packages in report["extras"].items():
+        missing = [package for package in packages if not package["installed"]]
+        remedy = f'   pip install "dovetail[{extra}]"' if missing else ""
+        lines += [_line(package) + remedy for package in packages]
+    return "\n".join(lines)
+
+
+def _line(package: dict[str, Any]) -> str:
+    return f"{'✓' if package['installed'] else '✗'} {package['name']} {package['installed'] or 'missing'} ({package['needed']})"
+
+
+def _packages(extra: str | None) -> list[dict[str, Any]]:
+    """Return the packages that the installation declares: the required ones, or those of an extra."""
+    rows = []
+    for line in metadata.requires("dovetail") or []:
+        requirement, _, marker = line.partition(";")
+        if marker.strip().replace('"', "'") == ("" if extra is None else f"extra == '{extra}'"):
+            name = requirement.strip()
+            for sign in "<>=!~ [":
+                name = name.partition(sign)[0]
+            rows.append({"name": name, "needed": requirement.strip(), "installed": _installed(name)})
+    return rows
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    return next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine())
+
+
+def _features() -> list[str]:
+    line = next((line for line in _cpuinfo() if line.startswith(("flags", "Features"))), "")
+    flags = set(line.partition(":")[2].split())
+    return [feature for feature in FEATURES if feature in flags]
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            return file.read().splitlines()
+    except OSError:  # another operating system
+        return []
+
+
+def _threads() -> dict[str, int | str | None]:
+    """Return how many processors and threads computations use."""
+    threads: dict[str, int | str | None] = {"processors": os.cpu_count()}
+    try:
+        import torch
+
+        threads["torch"] = torch.get_num_threads()
+    except ImportError:
+        threads["torch"] = None
+    return threads | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
+
+
+def _devices() -> list[str]:
+    try:
+        import torch
+    except ImportError:
+        return []
+    found = ["cpu"]
+    if torch.cuda.is_available():
+        found += [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return [*found, "mps"] if torch.backends.mps.is_available() else found
