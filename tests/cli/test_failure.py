@@ -120,7 +120,12 @@ def test_a_long_line_keeps_its_end(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_deletes_temporary_files(number: signal.Signals, code: int, tmp_path: Path) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", SAVING], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", SAVING],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "writing\n"

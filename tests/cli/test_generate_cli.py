@@ -91,7 +91,7 @@ def test_a_chat_goes_through_the_template(trained: Path, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("change", "args", "code", "said"),
     [
-        (None, ["--max-tokens=0"], 3, "max_tokens: 0 is not from 1 to"),
+        (None, ["--max-tokens=0"], 2, "--max-tokens: 0 is not from 1 to"),
         (None, ["--temperature=-1"], 3, "temperature: -1.0 is not 0 or more"),
         (None, ["--top-p=2"], 3, "top_p: 2.0 is not above 0"),
         (None, ["--chat"], 4, "has no chat template"),

@@ -133,7 +133,7 @@ def test_a_model_that_does_not_decode_says_so(capsys: pytest.CaptureFixture[str]
     ("args", "code", "words"),
     [
         (["no-such-model"], 4, "no such file, directory or preset"),
-        (["llama-tiny", "--length", "0"], 3, "--length: 0 is not a number of tokens"),
+        (["llama-tiny", "--length", "0"], 2, "--length: 0 is not from 1 to 16,777,216"),
         (["llama-tiny", "--set", "layers.*.mixer.kv_heads=3"], 3, "layers.0.mixer.kv_heads: 3 does not divide 8 heads"),
         (["llama-tiny", "--set", "layers.*.mixer.kv=3"], 3, "no field of layers.*.mixer matches 'kv' (did you mean kv_heads?)"),
         (["llama-tiny", "--swap", "norm=rope"], 3, "rope is a position, not a norm"),

@@ -105,7 +105,7 @@ InDir = Annotated[Path, parsed_by("DIR", Path), Check(check_directory)]
 OutDir = Annotated[Path, parsed_by("DIR", Path), Check(check_output)]
 InFile = Annotated[Path, parsed_by("FILE", Path), Check(check_file)]
 OutFile = Annotated[Path, parsed_by("FILE", Path), Check(check_output)]
-Batch = Annotated[int, whole(1, MAX_BATCH)]
+BatchSize = Annotated[int, whole(1, MAX_BATCH)]
 Length = Annotated[int, whole(1, MAX_LENGTH)]
 Steps = Annotated[int, whole(1, MAX_STEPS)]
 Seed = Annotated[int, whole(0, MAX_SEED)]
@@ -141,7 +141,7 @@ def declared(command: type) -> type:
 def check_values(command: Any) -> None:
     """Raise for a path or a spec name that cannot be right."""
     for field in dc.fields(command):
-        _, extras = _flat(typing.get_type_hints(type(command), include_extras=True)[field.name])
+        _, extras = unwrapped(typing.get_type_hints(type(command), include_extras=True)[field.name])
         value = getattr(command, field.name)
         for extra in extras:
             if isinstance(extra, Check) and value is not None:
@@ -151,7 +151,7 @@ def check_values(command: Any) -> None:
 def takes_spec(command: type) -> bool:
     """Return whether a flag of the verb is a spec, which may be a preset's name."""
     hints = typing.get_type_hints(command, include_extras=True).values()
-    return any(extra == Check(check_spec) for hint in hints for extra in _flat(hint)[1])
+    return any(extra == Check(check_spec) for hint in hints for extra in unwrapped(hint)[1])
 
 
 def flag_names(command: type) -> list[str]:
@@ -168,7 +168,7 @@ def flag_names(command: type) -> list[str]:
 
 
 def _complete(hint: Any, field: dc.Field[Any]) -> Any:
-    base, extras = _flat(hint)
+    base, extras = unwrapped(hint)
     config: Any = next((one for one in extras if isinstance(one, ArgConfig)), tyro.conf.arg())
     others = [one for one in extras if not isinstance(one, ArgConfig)]
     if config.help_behavior_hint is None:
@@ -209,7 +209,7 @@ def _split(hint: Any) -> tuple[Any, list[Any]]:
     return (hint.__origin__, list(hint.__metadata__)) if get_origin(hint) is Annotated else (hint, [])
 
 
-def _flat(hint: Any) -> tuple[Any, list[Any]]:
+def unwrapped(hint: Any) -> tuple[Any, list[Any]]:
     """Return the type and all annotations of a hint, those inside `X | None`, too."""
     base, extras = _split(hint)
     inner = [_split(option)[1] for option in _options(base)]

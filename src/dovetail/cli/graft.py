@@ -23,7 +23,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli.flags import Batch, InDir, InFile, Length, LoadFlags, OutDir, Seed, Sets, Swaps
+from dovetail.cli.flags import BatchSize, InDir, InFile, Length, LoadFlags, OutDir, Seed, Sets, Swaps
 from dovetail.cli.output import print_error, print_json, print_note, to_json
 from dovetail.cli.shown import shown
 from dovetail.look.bar import bar as blocks
@@ -68,7 +68,7 @@ class Command(LoadFlags):
     """Replace an existing model directory."""
     seed: Seed = 0
     """The seed of new weights and of the batches."""
-    batch: Batch = 8
+    batch: BatchSize = 8
     """Sequences per step."""
     length: Length = 128
     """Tokens per sequence."""

@@ -70,16 +70,17 @@ def _check_words(args: list[str], flags: list[str], prog: str) -> None:
 
 def problem(box: str) -> str:
     """Return the first paragraph of a message of tyro, which it prints in a box, as one line."""
-    lines = [match.group(1) for line in box.splitlines() if (match := FRAME.match(line.strip()))]
+    lines = [match.group(1) for line in box.split("\n") if (match := FRAME.match(line.strip()))]
     if lines and lines[0].strip().startswith(MISSING):  # one argument per line, indented by four; its description by eight
         names = [line.strip() for line in lines if line.startswith("    ") and not line.startswith("     ")]
         return f"missing {', '.join(name for name in names if not name.startswith('dovetail '))}"
     first: list[str] = []
     for line in lines or box.split("\n\n")[0].splitlines():
-        if RULE.match(line.strip()) and first:
+        if RULE.match(line.strip()):
             break
         first.append(line)
-    return " ".join(" ".join(first).split()).rstrip(".:").removeprefix("Error parsing ")
+    text = " ".join(" ".join(first).split()).rstrip(".:").removeprefix("Error parsing ")
+    return text or "the arguments cannot be parsed"
 
 
 def wrapped(text: str) -> str:

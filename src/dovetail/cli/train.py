@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from dovetail.cli.flags import Batch, InFile, Length, LoadFlags, OutDir, Seed, Sets, Spec, Steps, Swaps
+from dovetail.cli.flags import BatchSize, InFile, Length, LoadFlags, OutDir, Seed, Sets, Spec, Steps, Swaps
 from dovetail.cli.output import print_error, print_json, print_line, print_note, to_json
 from dovetail.training.plan import Plan
 
@@ -53,7 +53,7 @@ class Command(LoadFlags):
     """Change a part wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
     tokenizer: Literal["byte_pair", "wordpiece", "unigram", "characters", "words"] = "byte_pair"
     """The kind of tokenizer; byte_pair encodes any text without loss."""
-    batch: Batch = 8
+    batch: BatchSize = 8
     """Sequences per step."""
     length: Length = 128
     """Tokens per sequence."""

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from dovetail.cli.flags import Length, LoadFlags, OutFile, RunDtype, Seed
+from dovetail.cli.flags import Length, LoadFlags, OutFile, RunDtype, Seed, number
 from dovetail.cli.output import SafeConsole, print_json
 from dovetail.cli.shown import shown
+from dovetail.core.limits import ANSWER_SECONDS
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +64,8 @@ class Command(LoadFlags):
     number of the layer."""
     model: str | None = None
     """The name by which a server knows its model, where it has several."""
+    timeout: Annotated[float, number(0.1, 3600)] = ANSWER_SECONDS
+    """Seconds that one answer of a server may take in all."""
     seed: Seed = 0
     """Selects the random prompts."""
     why: bool = True
@@ -114,7 +117,9 @@ class Command(LoadFlags):
             progress(f"reading {self.a}")
             a = local(self.a, self._map())
             prompt, tokenizer = self._prompt(a, None), self._tokenizer()
-            verdict = compare_server(a, self.b, prompt, model=self.model, tokenizer=tokenizer, progress=progress)
+            verdict = compare_server(
+                a, self.b, prompt, model=self.model, tokenizer=tokenizer, seconds=self.timeout, progress=progress
+            )
         if self.json:
             print_json(verdict.data())
         else:

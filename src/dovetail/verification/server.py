@@ -27,6 +27,7 @@ from rich.text import Text
 from torch import Tensor
 
 from dovetail.core.errors import FileError
+from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.core.printable import printable
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.verification.comparison import EXACT, Progress, Status
@@ -111,6 +112,7 @@ def compare_server(
     *,
     model: str | None = None,
     tokenizer: Tokenizer | None = None,
+    seconds: float = ANSWER_SECONDS,
     progress: Progress = lambda line: None,
 ) -> ServerVerdict:
     """Ask the server for the first token after each prompt, and compare its log-probs with the first side's."""
@@ -121,7 +123,7 @@ def compare_server(
     rows = []
     for i, ids in enumerate(prompt.inputs.tolist()):
         progress(f"{url}, prompt {i + 1} of {prompt.batch}")
-        rows.append(compare_row(exact[i], coarse[i], ask(url, ids, model), tokenizer))
+        rows.append(compare_row(exact[i], coarse[i], ask(url, ids, model, seconds), tokenizer))
     return ServerVerdict(a.label, url, prompt.n, rows)
 
 
@@ -156,15 +158,15 @@ def _id(entry: TokenLogprob, tokenizer: Tokenizer | None) -> int | None:
     return ids[0] if len(ids) == 1 else None
 
 
-def ask(url: str, ids: list[int], model: str | None) -> list[TokenLogprob]:
+def ask(url: str, ids: list[int], model: str | None, seconds: float = ANSWER_SECONDS) -> list[TokenLogprob]:
     """The log-probs of the likeliest first tokens, the chosen one first."""
     body: dict[str, Any] = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP}
     if model is not None:
         body["model"] = model
     try:
-        answer = post_json(url, "/completions", {**body, "return_tokens_as_token_ids": True})
+        answer = post_json(url, "/completions", {**body, "return_tokens_as_token_ids": True}, seconds=seconds)
     except Refused:  # a strict server: ask without the field that it may not know
-        answer = post_json(url, "/completions", body)
+        answer = post_json(url, "/completions", body, seconds=seconds)
     try:
         return _entries(answer["choices"][0]["logprobs"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
