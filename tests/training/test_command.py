@@ -99,8 +99,8 @@ def test_a_bidirectional_spec_fills_in_and_writes_nothing(home, capsys):
         (["llama-tiny", "--text", "tale.txt", "--set=head=classifier"], 3, "head: training on text needs logits"),
         (["llama-tiny", "--text", "tale.txt", "--set=head=token_classifier"], 3, "head: training on text needs logits"),
         (["llama-tiny", "--text", "mine/rows.jsonl"], 4, "mine/rows.jsonl: is JSON, not plain text; extract the text first"),
-        (["llama-tiny", "--text", "tale.txt", "-o", "mine"], 4, "mine: exists already; choose another path"),
-        (["llama-tiny", "--text", "tale.txt", "-o", "mine", "--force"], 4, "mine: exists already; choose another path"),
+        (["llama-tiny", "--text", "tale.txt", "-o", "mine"], 4, "mine: exists and is not a model directory; choose another"),
+        (["llama-tiny", "--text", "tale.txt", "-o", "mine", "--force"], 4, "mine: exists and is not a model directory"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_leave_nothing(home, capsys, args, code, says):

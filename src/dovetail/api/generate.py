@@ -12,9 +12,9 @@ from dovetail.api.models import load
 from dovetail.core.errors import SpecError
 from dovetail.core.finite import check_weights
 from dovetail.generation import Sampling, Vocabulary, check_generates, generate_pieces, prompt_ids
+from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.port.load import origin
-from dovetail.text.tokenizer import TOKENIZER_FILE
 from dovetail.transformer import Transformer
 
 MAX_TOKENS = 2**20  # per call: a KV cache is allocated for all of them

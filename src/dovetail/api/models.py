@@ -14,11 +14,11 @@ import torch
 from dovetail import construction
 from dovetail.core.dtypes import dtype_of
 from dovetail.io import model_dir
+from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.port import load as loading
 from dovetail.port.load import SpecLike, Watch, find_spec
 from dovetail.port.vocabulary import read_vocabulary
-from dovetail.text.tokenizer import TOKENIZER_FILE
 from dovetail.transformer import Transformer
 
 

@@ -164,13 +164,14 @@ class Command(LoadFlags):
         return Trial(corpus, list(corpus.validation(self.batch, self.length)), tokenizer, self.batch, self.length, self.seed)
 
     def _write(self, model: ModelModule, source: Directory, out: Path, family: str | None, history: list[StepMetrics]) -> None:
+        from dovetail.io.model_files import LOSSES_FILE
         from dovetail.port.write import write_own, write_theirs
 
-        beside = {"loss.jsonl": "".join(f"{to_json(dc.asdict(metrics))}\n" for metrics in history).encode()} if history else {}
+        beside = {LOSSES_FILE: "".join(f"{to_json(dc.asdict(metrics))}\n" for metrics in history).encode()} if history else {}
         if family is None:
-            write_own(model, source, out, beside)
+            write_own(model, source, out, beside, keep_foreign=True)  # files that appeared during --heal
         else:
-            write_theirs(model, source, out, family, beside)
+            write_theirs(model, source, out, family, beside, keep_foreign=True)
 
 
 @dc.dataclass(frozen=True)

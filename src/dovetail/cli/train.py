@@ -74,10 +74,10 @@ class Command(LoadFlags):
         from dovetail.core.fold import parameters
         from dovetail.datasets.corpus import Corpus, read_corpus
         from dovetail.io.model_dir import must_be_free, save
+        from dovetail.io.model_files import LOSSES_FILE, TOKENIZER_FILE
         from dovetail.io.spec import changed
         from dovetail.port.load import find_spec
         from dovetail.text.learn import learn
-        from dovetail.text.tokenizer import TOKENIZER_FILE
         from dovetail.training.loop import train
         from dovetail.training.objective import check_learns_text, text_objective
 
@@ -115,8 +115,8 @@ class Command(LoadFlags):
         except KeyboardInterrupt:
             print_note(f"interrupted; the last save is in {out}" if out.exists() else "interrupted before the first save")
             return 130
-        beside["loss.jsonl"] = "".join(f"{to_json(dc.asdict(metrics))}\n" for metrics in history)
-        save(model, spec, out, beside)
+        beside[LOSSES_FILE] = "".join(f"{to_json(dc.asdict(metrics))}\n" for metrics in history)
+        save(model, spec, out, beside, keep_foreign=True)  # files that appeared during the run
         _plot(history, out, f"{name} on {self.text.name}")
         report = {"directory": str(out), "parameters": parameters(spec), **_report(history)}
         if spec.order() == "causal":
@@ -142,9 +142,8 @@ class Command(LoadFlags):
     def _refuse_weights(self) -> None:
         """Raise where SPEC is a directory with weights or a tokenizer: both would be discarded."""
         from dovetail.core.errors import FileError
-        from dovetail.io.spec import SPEC_FILE
+        from dovetail.io.model_files import SPEC_FILE, TOKENIZER_FILE
         from dovetail.io.untrusted import PICKLES, Directory
-        from dovetail.text.tokenizer import TOKENIZER_FILE
 
         if not Path(self.spec).is_dir():
             return
@@ -212,6 +211,7 @@ def _plot(history: list[StepMetrics], out: Path, title: str) -> None:
     if find_spec("matplotlib") is None:
         print_note('the losses are not plotted without matplotlib: pip install "dovetail[look]"')
         return
+    from dovetail.io.model_files import PLOT_FILE
     from dovetail.look.curve import draw_losses
 
-    draw_losses(history, out / "loss.png", title)
+    draw_losses(history, out / PLOT_FILE, title)

@@ -4,15 +4,18 @@
     DIR/model.safetensors    every stored weight under its path, once; tied weights and constants follow from the spec
     DIR/…                    further files: a tokenizer, a record of losses
 
-An existing model directory is replaced as a whole (io/replace.py): none of its files stay, since a chat template or generation
-config of another model would silently apply to the new one. A writer that wants such files passes them. Weights beyond SHARD
-bytes are split into several files with an index, `model.safetensors.index.json`. Reading is in port/load.py, for directories of
-both layouts.
+An existing model directory is replaced as a whole (io/replace.py): none of its model files stay, since a chat template or
+generation config of another model would silently apply to the new one. A writer that wants such files passes them. A directory
+with foreign files (io/model_files.py) is refused before any work. Weights beyond SHARD bytes are split into several files with
+an index, `model.safetensors.index.json`. Reading is in port/load.py, for directories of both layouts.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,13 +27,12 @@ from dovetail.core.finite import nonfinite
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
 from dovetail.core.undeclared import check_declared
+from dovetail.io.model_files import INDEX_FILE, SPEC_FILE, WEIGHTS_FILE, foreign, listed
 from dovetail.io.replace import replacing
-from dovetail.io.spec import SPEC_FILE, to_yaml
+from dovetail.io.spec import to_yaml
 from dovetail.io.tensors import write_tensors
 from dovetail.model import Model
 
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 SHARD = 5 * 2**30  # bytes per file of weights
 
 
@@ -42,12 +44,19 @@ class Piece(NamedTuple):
     make: Callable[[], Mapping[str, Tensor]]
 
 
-def save(model: nn.Module, spec: Model, directory: str | Path, beside: Mapping[str, str | bytes] | None = None) -> None:
-    """Write the model as a directory, whole or not at all; an existing model directory is replaced with all its files. `beside`
-    are further files, by name."""
+def save(
+    model: nn.Module,
+    spec: Model,
+    directory: str | Path,
+    beside: Mapping[str, str | bytes] | None = None,
+    *,
+    keep_foreign: bool = False,
+) -> None:
+    """Write the model as a directory, whole or not at all; an existing model directory is replaced with all its model files.
+    `beside` are further files, by name. A directory with foreign files is refused, or they are kept with `keep_foreign`."""
     check_declared(model, spec)
-    stored = [d.path for d in declared(spec) if d.weight.stored]
-    write_directory(directory, own_pieces({path: tensor_at(model, path) for path in stored}), spec_and(spec, beside or {}))
+    pieces = own_pieces({d.path: tensor_at(model, d.path) for d in declared(spec) if d.weight.stored})
+    write_directory(directory, pieces, spec_and(spec, beside or {}), keep_foreign=keep_foreign)
 
 
 def own_pieces(tensors: Mapping[str, Tensor]) -> list[Piece]:
@@ -65,12 +74,40 @@ def spec_and(spec: Model, beside: Mapping[str, str | bytes]) -> dict[str, bytes]
     return {SPEC_FILE: to_yaml(spec).encode(), **files}
 
 
-def write_directory(directory: str | Path, pieces: Sequence[Piece], beside: Mapping[str, bytes], *, shard: int = SHARD) -> None:
-    """Write weights and the files beside them in place of the directory, whole or not at all."""
-    with replacing(directory, _check_replaceable) as fresh:
+def write_directory(
+    directory: str | Path,
+    pieces: Sequence[Piece],
+    beside: Mapping[str, bytes],
+    *,
+    shard: int = SHARD,
+    keep_foreign: bool = False,
+) -> None:
+    """Write weights and the files beside them in place of the directory, whole or not at all. A directory with foreign files is
+    refused, or they are kept with `keep_foreign`."""
+    check = _check_is_model if keep_foreign else functools.partial(check_replaceable, beside=beside)
+    with replacing(directory, check) as fresh:
         _write_weights(fresh, pieces, shard, Path(directory))
         for name, data in beside.items():
             (fresh / name).write_bytes(data)
+        if keep_foreign:
+            _link_foreign(Path(directory), fresh, beside)
+
+
+def _link_foreign(old: Path, fresh: Path, beside: Iterable[str]) -> None:
+    """Hard-link the foreign files of the old directory into the new one: until the swap both have them."""
+    for name in foreign(old, beside) if old.is_dir() else ():
+        source, target = old / name, fresh / name
+        if name.endswith("/"):
+            shutil.copytree(source, target, symlinks=True, copy_function=_link)
+        else:
+            _link(source, target)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def _write_weights(place: Path, pieces: Sequence[Piece], shard: int, target: Path) -> None:
@@ -113,18 +150,24 @@ def _finite(pieces: Iterable[Piece], target: Path) -> Iterator[tuple[str, Tensor
             yield name, tensor
 
 
-def may_replace(place: Path) -> bool:
-    """Whether the directory is empty or holds a spec; any other directory is not ours to replace."""
-    return place.is_dir() and ((place / SPEC_FILE).is_file() or not any(place.iterdir()))
+def check_replaceable(place: str | Path, beside: Iterable[str] = ()) -> None:
+    """Raise unless nothing is there, or an empty directory, or a model directory without foreign files; `beside`: further files
+    that the writer writes anew."""
+    place = Path(place)
+    if not place.exists():
+        return
+    _check_is_model(place)
+    if names := foreign(place, beside):
+        raise FileError(f"{place}: holds files that are not the model's: {listed(names)}; move them, or choose another path")
 
 
-def _check_replaceable(place: Path) -> None:
-    if not may_replace(place):
+def _check_is_model(place: Path) -> None:
+    if not place.is_dir() or (any(place.iterdir()) and not (place / SPEC_FILE).is_file()):
         raise FileError(f"{place}: exists and is not a model directory; choose another path")
 
 
 def must_be_free(place: Path, force: bool) -> None:
-    """Raise unless nothing is there, or a model directory that may be replaced."""
-    if place.exists() and not (may_replace(place) and (force or not any(place.iterdir()))):
-        remedy = "choose another path with -o" + (", or replace it with --force" if may_replace(place) else "")
-        raise FileError(f"{place}: exists already; {remedy}")
+    """Raise unless nothing is there, or an empty directory, or with `force` a model directory that may be replaced."""
+    check_replaceable(place)
+    if place.exists() and any(place.iterdir()) and not force:
+        raise FileError(f"{place}: exists already; choose another path with -o, or replace it with --force")

@@ -199,8 +199,9 @@ def _exists(path: Path) -> bool:
 
 
 def _sync_tree(directory: Path) -> None:
-    for file in directory.iterdir():
-        _sync(file)
+    for path in directory.iterdir():
+        if not path.is_symlink() and (path.is_file() or path.is_dir()):  # opening a pipe would wait for its other end
+            _sync(path)
     _sync(directory)
 
 

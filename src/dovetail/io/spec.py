@@ -9,12 +9,11 @@ from typing import Any
 from dovetail import parts as _registered  # noqa: F401  registers every kind
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.part import from_data, plain
+from dovetail.io.model_files import SPEC_FILE
 from dovetail.io.presets import find_preset, preset_names
 from dovetail.io.untrusted import exists, is_directory
 from dovetail.io.yaml import dump_yaml, parse_yaml, read_text
 from dovetail.model import Model
-
-SPEC_FILE = "dovetail.yaml"
 
 
 def to_yaml(spec: Model) -> str:

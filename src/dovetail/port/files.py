@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dovetail.io.model_dir import INDEX_FILE, WEIGHTS_FILE
+from dovetail.io.model_files import CONFIG_FILE, INDEX_FILE, KEPT_CONFIG, WEIGHTS_FILE
 from dovetail.io.untrusted import Directory
-from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG, open_weights
-from dovetail.port.write import KEPT_CONFIG
+from dovetail.port.load import LARGEST_CONFIG, open_weights
 
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")  # of a config
 

@@ -29,9 +29,9 @@ from dovetail.core.fold import declared
 from dovetail.core.limits import SPEC_BYTES
 from dovetail.core.module import holder
 from dovetail.core.part import from_data
-from dovetail.io.model_dir import INDEX_FILE, WEIGHTS_FILE
+from dovetail.io.model_files import CONFIG_FILE, INDEX_FILE, SPEC_FILE, WEIGHTS_FILE
 from dovetail.io.replace import set_aside
-from dovetail.io.spec import SPEC_FILE, from_yaml, load_spec
+from dovetail.io.spec import from_yaml, load_spec
 from dovetail.io.tensors import TensorFile
 from dovetail.io.untrusted import PICKLES, Directory, pickle_refusal
 from dovetail.model import Model
@@ -42,7 +42,6 @@ from dovetail.port.quantized import split_quantization
 from dovetail.port.tensors import Dropped, ImportPlan, warn_dropped
 from dovetail.transformer import Transformer
 
-CONFIG_FILE = "config.json"
 LARGEST_CONFIG = 4 * 2**20  # bytes: one with the names of 20,000 classes takes two
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a weight may be in
 CONSTANTS = 2**22  # numbers that may follow from a spec without any weight standing behind them

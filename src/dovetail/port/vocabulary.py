@@ -6,11 +6,11 @@ from typing import Any
 
 from dovetail.core.errors import FileError
 from dovetail.generation import Vocabulary
+from dovetail.io.model_files import CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG, TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
-from dovetail.port.load import CONFIG_FILE
-from dovetail.port.write import GENERATION_FILE, KEPT_CONFIG, files_beside
+from dovetail.port.write import files_beside
 from dovetail.text.chat import ChatTemplate
-from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from dovetail.text.tokenizer import Tokenizer
 
 
 def read_vocabulary(where: Directory) -> Vocabulary:

@@ -23,35 +23,17 @@ from torch import Tensor
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
-from dovetail.io.model_dir import SHARD, Piece, own_pieces, spec_and, write_directory
+from dovetail.io.model_dir import SHARD, Piece, check_replaceable, own_pieces, spec_and, write_directory
+from dovetail.io.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import explicit
 from dovetail.port.hf import Ported, form_of, from_hf, to_hf
-from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG, Watch, load, load_reporting
+from dovetail.port.load import LARGEST_CONFIG, Watch, load, load_reporting
 from dovetail.port.rotary import LENGTH
 from dovetail.port.tensors import Dropped, Move
 
-KEPT_CONFIG = "imported_config.json"
-GENERATION_FILE = "generation_config.json"
-CARRIED = (
-    GENERATION_FILE,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "preprocessor_config.json",
-    "LICENSE",
-    "LICENSE.txt",
-    "LICENSE.md",
-)
 LARGEST_BESIDE = 64 * 2**20  # bytes of one such file
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
@@ -65,15 +47,24 @@ class Imported(NamedTuple):
 
 def import_directory(source: str | Path, out: str | Path, *, watch: Watch | None = None) -> Imported:
     """Write the model of a directory in Hugging Face layout as one of ours."""
+    check_replaceable(out)  # refused now, not after the weights are read
     model, dropped = load_reporting(source, watch=watch)
     write_own(model, Directory(source), out)
     return Imported(model.part, dropped)
 
 
-def write_own(model: ModelModule, source: Directory, out: str | Path, beside: Mapping[str, bytes] | None = None) -> None:
+def write_own(
+    model: ModelModule,
+    source: Directory,
+    out: str | Path,
+    beside: Mapping[str, bytes] | None = None,
+    *,
+    keep_foreign: bool = False,
+) -> None:
     """Write a model as a directory of ours, with the files beside the weights of `source`, and those of `beside`."""
     stored = {d.path: tensor_at(model, d.path) for d in declared(model.part) if d.weight.stored}
-    write_directory(out, own_pieces(stored), {**spec_and(model.part, {}), **files_beside(source), **(beside or {})})
+    files = {**spec_and(model.part, {}), **files_beside(source), **(beside or {})}
+    write_directory(out, own_pieces(stored), files, keep_foreign=keep_foreign)
 
 
 def files_beside(source: Directory) -> dict[str, bytes]:
@@ -94,6 +85,7 @@ def export_directory(
 ) -> Ported:
     """Write the model of a directory in Hugging Face layout as a family: the one named, else the one it was imported from,
     else the first that can express it."""
+    check_replaceable(out)  # refused now, not after the weights are read
     where = Directory(source)
     return write_theirs(load(source, watch=watch), where, out, family or _config(where).get("model_type"), shard=shard)
 
@@ -106,6 +98,7 @@ def write_theirs(
     beside: Mapping[str, bytes] | None = None,
     *,
     shard: int = SHARD,
+    keep_foreign: bool = False,
 ) -> Ported:
     """Write a model in Hugging Face layout as a family, or as the first that can express it, with the files beside the weights
     of `source`, and those of `beside`."""
@@ -115,7 +108,7 @@ def write_theirs(
         generation = source.json(GENERATION_FILE)
         ported.config.update({name: generation[name] for name in TOKEN_IDS if name in generation})
     files = {**spec_and(model.part, {}), **carried, **(beside or {}), CONFIG_FILE: _json(ported.config)}
-    write_directory(out, pieces, files, shard=shard)
+    write_directory(out, pieces, files, shard=shard, keep_foreign=keep_foreign)
     return ported
 
 

@@ -16,9 +16,10 @@ from typing import Any
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import JSON_BYTES, TEMPLATE_BYTES, TEMPLATE_CHARACTERS, TEMPLATE_MEMORY, TEMPLATE_SECONDS
+from dovetail.io.model_files import TEMPLATE_FILE
 from dovetail.io.untrusted import Directory
 
-TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
+CONFIG_FILE = "tokenizer_config.json"
 STARTED = 20  # seconds until the child that renders must have ended, however busy the machine is
 
 Message = Mapping[str, Any]  # role and content

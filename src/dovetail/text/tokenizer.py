@@ -18,10 +18,10 @@ from torch import Tensor
 
 from dovetail.core.errors import FileError, InputError
 from dovetail.core.limits import PROMPT_CHARACTERS, TOKENIZER_ADDED, TOKENIZER_BYTES, TOKENIZER_DEPTH, TOKENIZER_ITEMS
+from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.text.cut import cuts_are_exact, pieces
 
-TOKENIZER_FILE = "tokenizer.json"
 END, MASK = (
     "<|end|>",
     "<|mask|>",

@@ -22,7 +22,7 @@ from dovetail.core.group import RouterModule
 from dovetail.core.module import tensor_at
 from dovetail.core.undeclared import check_declared
 from dovetail.datasets.corpus import Batch
-from dovetail.io.model_dir import save
+from dovetail.io.model_dir import check_replaceable, save
 from dovetail.model import ModelModule
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import Objective
@@ -43,6 +43,8 @@ def train(
     weight or the held-out loss is not finite: no such model is saved or returned.
     """
     check_declared(model, model.part)
+    if plan.out is not None:
+        check_replaceable(plan.out, plan.beside)  # refused now, not at the first save
     optimizer = adamw(model, plan)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     history: list[StepMetrics] = []
@@ -73,7 +75,7 @@ def train(
             history.append(StepMetrics(step + 1, loss.item(), lr, tokens, time.monotonic() - start, val_loss))
             show(history[-1], min(done_after, 1.0))
             if is_eval and plan.out is not None:
-                save(model, model.part, plan.out, plan.beside)
+                save(model, model.part, plan.out, plan.beside, keep_foreign=True)
             if done_after >= 1:
                 return history
     raise AssertionError("a plan always ends")

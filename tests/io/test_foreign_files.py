@@ -1,0 +1,126 @@
+"""A model directory with files of a person or another tool is refused before any work, and nothing of it is deleted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.cli import main
+from dovetail.construction import build
+from dovetail.core.errors import FileError
+from dovetail.core.layout import TokenLayout
+from dovetail.datasets.corpus import Batch
+from dovetail.io.model_dir import save
+from dovetail.io.model_files import MODEL_FILES, foreign
+from dovetail.io.spec import from_yaml
+from dovetail.port.load import load
+from dovetail.port.write import export_directory, import_directory
+from dovetail.training.loop import train
+from dovetail.training.objective import next_token
+from dovetail.training.plan import Plan
+
+SPEC = from_yaml("{width: 24, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, head: 12}, ffn: {hidden: 44}}]}")
+REFUSED = r"model: holds files that are not the model's: eval/, notes.txt; move them, or choose another path"
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model directory with a person's notes and a sub-directory with results."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "model"
+    save(build(SPEC), SPEC, directory)
+    (directory / "notes.txt").write_text("learning rate 3e-4 was best")
+    (directory / "eval").mkdir()
+    (directory / "eval" / "scores.csv").write_text("1,2")
+    (tmp_path / "tale.txt").write_text("It was the best of times, it was the worst of times.\n" * 60)
+    (tmp_path / "spec.yaml").write_text((directory / "dovetail.yaml").read_text())
+    return directory
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory, with its content."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def batches(step: int) -> Batch:
+    tokens = torch.randint(0, SPEC.vocab, (2, 9), generator=torch.Generator().manual_seed(step))
+    return Batch(tokens[:, :-1], tokens[:, 1:], TokenLayout.whole(2, 8))
+
+
+def never(step: int) -> Batch:
+    raise AssertionError("training began")
+
+
+def test_python_functions_refuse_it(model_dir: Path, tmp_path: Path) -> None:
+    before = files(model_dir)
+    save(build(SPEC), SPEC, tmp_path / "other")
+    export_directory(tmp_path / "other", tmp_path / "theirs")
+    (tmp_path / "empty").mkdir()  # a source without a model: refused for the target before it is read
+    attempts: list[Any] = [
+        lambda: save(build(SPEC, seed=1), SPEC, model_dir),
+        lambda: import_directory(tmp_path / "empty", model_dir),
+        lambda: export_directory(tmp_path / "empty", model_dir),
+        lambda: train(build(SPEC), never, next_token, Plan(steps=2, out=model_dir, quiet=True)),
+    ]
+    for attempt in attempts:
+        with pytest.raises(FileError, match=REFUSED):
+            attempt()
+        assert files(model_dir) == before
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["train", "spec.yaml", "--text=tale.txt", "--steps=1"],
+        ["import", "nowhere"],
+        ["export", "nowhere"],
+        ["graft", "nowhere", "--set=layers.*.mixer.kv_heads=1"],
+    ],
+)
+def test_commands_refuse_it_even_with_force(model_dir: Path, capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+    before = files(model_dir)
+    with pytest.raises(SystemExit) as end:
+        main([*args, "-o", "model", "--force"])
+    assert end.value.code == 4
+    assert REFUSED in capsys.readouterr().err
+    assert files(model_dir) == before
+
+
+def test_files_that_appear_during_training_are_kept(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def batches_and_notes(step: int) -> Batch:
+        if step == 1:  # after the first save
+            (out / "notes.txt").write_text("it trains")
+            (out / "eval" / "step 1").mkdir(parents=True)
+            (out / "eval" / "step 1" / "scores.csv").write_text("1,2")
+            (out / "latest").symlink_to("nowhere")
+            os.mkfifo(out / "pipe")
+        return batches(step)
+
+    model = build(SPEC)
+    train(model, batches_and_notes, next_token, Plan(steps=3, evals=3, out=out, quiet=True))
+    assert (out / "notes.txt").read_text() == "it trains"
+    assert (out / "eval" / "step 1" / "scores.csv").read_text() == "1,2"
+    assert os.readlink(out / "latest") == "nowhere"
+    assert (out / "pipe").is_fifo()
+    assert torch.equal(load(out).get_parameter("embed.table"), model.get_parameter("embed.table"))
+
+
+def test_a_file_that_the_writer_writes_again_is_its_own(tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        save(build(SPEC), SPEC, tmp_path / "model", beside={"notes.txt": text})
+    assert (tmp_path / "model" / "notes.txt").read_text() == "new"
+
+
+def test_which_files_are_foreign(tmp_path: Path) -> None:
+    for name in (*MODEL_FILES, "model-00001-of-00002.safetensors", "optimizer.pt", "model.safetensors.bak", "Dovetail.yaml"):
+        (tmp_path / name).touch()
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "vocab.json").unlink()
+    (tmp_path / "vocab.json").mkdir()
+    assert foreign(tmp_path) == ["Dovetail.yaml", "model.safetensors.bak", "optimizer.pt", "tokenizer/", "vocab.json/"]
