@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
+from dovetail.dist.context import piece
 from dovetail.dist.mesh import make_mesh
-from dovetail.dist.shard import tensor_parallel
+from dovetail.dist.shard import fully_shard_model, tensor_parallel
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.case import perturbed
 
@@ -30,6 +33,21 @@ def default_calls(spec_yaml: str) -> dict[str, float]:
     gaps["training loss"] = _gap(sharded.train().loss(ids), trained)
     gaps["dropout is drawn"] = float(_gap(trained, whole.eval().loss(ids)) < 1e-6)
     return gaps
+
+
+def rows_of_a_batch(spec_yaml: str) -> float:
+    """Return how far the rows of this rank are from the same rows of the whole batch, in training, with dropout."""
+    spec = from_yaml(spec_yaml)
+    whole, sharded = perturbed(spec, 4).train(), perturbed(spec, 4).train()
+    mesh = make_mesh(data=2)["data"]
+    fully_shard_model(sharded, mesh)
+    ids = torch.randint(0, spec.vocab, (4, 7), generator=torch.Generator().manual_seed(2))
+    torch.manual_seed(11)
+    want = piece(whole(ids), mesh.get_group(), 0)
+    torch.manual_seed(11 + mesh.get_local_rank())  # ranks agree on the seed of the first
+    with warnings.catch_warnings():  # logits are a view; nothing here writes into them
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        return _gap(sharded(piece(ids, mesh.get_group(), 0)), want)
 
 
 def _gap(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -1,6 +1,6 @@
 """Tensor parallel is never left out where a call has no Ctx: two ranks compute what one computes."""
 
-from front_door_jobs import default_calls
+from front_door_jobs import default_calls, rows_of_a_batch
 
 from dovetail.dist.pair import Pair
 
@@ -18,3 +18,7 @@ layers:
 def test_calls_without_a_ctx_equal_one_rank(pair: Pair) -> None:
     for gaps in pair.run(default_calls, SPEC):
         assert {name: gap for name, gap in gaps.items() if gap > 1e-10} == {}
+
+
+def test_rows_without_a_ctx_draw_the_dropout_of_the_whole_batch(pair: Pair) -> None:
+    assert max(pair.run(rows_of_a_batch, SPEC)) < 1e-10

@@ -76,6 +76,11 @@ class TokenLayout:
             row = torch.arange(self.order.shape[:-1].numel(), device=self.order.device).view(*self.order.shape[:-1], 1)
         return (row if self._seg is None else row + (self._seg.clamp_min(0) << 20)).expand(self.order.shape)
 
+    @property
+    def has_samples(self) -> bool:
+        """Whether the numbers of documents were given; else they count the rows of this layout from 0."""
+        return self._sample is not None
+
     def numbered(self, first: int) -> TokenLayout:
         """The same tokens with samples counted from `first`: the rows of one data-parallel rank, or a row by itself."""
         return TokenLayout(self._coords, self.order, self._seg, self.row, self.start, self._rows, self.sample + first)

@@ -50,10 +50,16 @@ class TokenRanks:
         return x
 
     def given_to(self, ctx: Ctx) -> Ctx:
-        """Return the ctx with these ranks, beside those that split its sequence."""
-        before = ctx.batch_ranks
+        """Return the ctx with these ranks, beside those that split its sequence.
+
+        A layout without numbers of its documents gets those of the whole batch, of as many rows on every rank: with numbers
+        from 0, all ranks would draw the same dropout."""
+        before, layout = ctx.batch_ranks, ctx.layout
         sequence = before.sequence if isinstance(before, TokenRanks) else None
-        return dc.replace(ctx, batch_ranks=TokenRanks(self.data, sequence))
+        if self.data is not None and not layout.has_samples:
+            rows = layout.order.shape[0] if layout.row is None else layout.rows
+            layout = layout.numbered(dist.get_rank(self.data) * rows)
+        return dc.replace(ctx, layout=layout, batch_ranks=TokenRanks(self.data, sequence))
 
     def run(self) -> AbstractContextManager[None]:
         """Return a context that does nothing: a run of the model with split tokens needs no preparation."""
