@@ -21,7 +21,7 @@ import torch
 
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
-from dovetail.core.dtypes import dtype_name
+from dovetail.core.dtypes import short_dtype_name
 from dovetail.core.fold import (
     active_parameters,
     attention_flops,
@@ -37,13 +37,13 @@ from dovetail.core.scope import Scope
 from dovetail.core.weight import State
 from dovetail.model import Model
 
-Dtype = Literal["float64", "float32", "bfloat16", "float16", "float8"]
+Dtype = Literal["fp64", "fp32", "bf16", "fp16", "fp8"]
 DTYPES: dict[Dtype, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float8": torch.float8_e4m3fn,
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
 }
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 USUAL_LENGTH = 2048
@@ -201,7 +201,7 @@ class Account:
 
     def _bytes(self, state: State, scope: Scope, n: int) -> int:
         each = BYTES[self.dtype]
-        return state.values(scope, n) * (max(each, BYTES["float32"]) if state.at_least_fp32 else each)
+        return state.values(scope, n) * (max(each, BYTES["fp32"]) if state.at_least_fp32 else each)
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain data, for JSON."""
@@ -227,10 +227,10 @@ class Account:
         return {**data, "children": [self._node_data(child) for child in node.children]}
 
 
-def account(spec: Model, length: int | None = None, dtype: str = "bfloat16") -> Account:
-    """Check a spec and return its account at `length` tokens (by default `usual_length`); bf16 is bfloat16."""
+def account(spec: Model, length: int | None = None, dtype: str = "bf16") -> Account:
+    """Check a spec and return its account at `length` tokens (by default `usual_length`); bfloat16 is bf16."""
     check(spec)
-    return Account(spec, usual_length(spec) if length is None else length, cast(Dtype, dtype_name(dtype)))
+    return Account(spec, usual_length(spec) if length is None else length, cast(Dtype, short_dtype_name(dtype)))
 
 
 def usual_length(spec: Model) -> int:

@@ -46,15 +46,13 @@ def test_the_summary_prints_as_the_table_of_the_command_line() -> None:
     json.dumps(result.to_dict())
 
 
-@pytest.mark.parametrize(
-    ("dtype", "name"), [(torch.float32, "float32"), (torch.float16, "float16"), (torch.bfloat16, "bfloat16")]
-)
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "fp32"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")])
 def test_the_dtype_is_that_of_the_files(tmp_path: Path, dtype: torch.dtype, name: str) -> None:
     save(dt.build(SPEC, dtype=dtype), SPEC, tmp_path / "model")
     result = dt.show(tmp_path / "model")
     assert result.account.dtype == name
     assert f" {name}" in str(result)
-    assert dt.show(tmp_path / "model", dtype="fp8").account.dtype == "float8"
+    assert dt.show(tmp_path / "model", dtype="fp8").account.dtype == "fp8"
 
 
 def test_the_longest_sequence_is_that_of_the_config(tmp_path: Path) -> None:

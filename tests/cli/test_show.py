@@ -42,7 +42,7 @@ def shown(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
 def test_json_has_exactly_these_keys(capsys: pytest.CaptureFixture[str]) -> None:
     data = shown(capsys, "llama-3-70b", "--length", "4096")
     assert set(data) == KEYS
-    assert (data["spec"], data["length"], data["dtype"]) == ("llama-3-70b", 4096, "bfloat16")
+    assert (data["spec"], data["length"], data["dtype"]) == ("llama-3-70b", 4096, "bf16")
     assert data["parameters"] == data["active_parameters"] == 70_553_706_496
     assert data["state_bytes"] == 1_342_177_280  # 2 · 80 layers · 8 heads · 128 · 4096 tokens · 2 bytes
     assert data["state_values_per_token"] == 2 * 80 * 8 * 128

@@ -59,7 +59,7 @@ def show(
     """Return the parts, parameters, FLOPs per token and decode state of a model. No weight is allocated.
 
     `length` is the number of tokens per sequence: by default 2048, or the longest sequence of the model if that is shorter.
-    `dtype` is that of weights and decode state: by default the dtype of the checkpoint's files, or bfloat16 without files.
+    `dtype` is that of weights and decode state: by default the dtype of the checkpoint's files, or bf16 without files.
     """
     if length is not None and not 1 <= length <= MOST_TOKENS:
         raise SpecError("--length", f"{length} is not a number of tokens from 1 to {MOST_TOKENS}")
@@ -84,4 +84,4 @@ def _limit(spec: Model, directory: Path | None) -> Limit | None:
 def _stored(directory: Path | None) -> Dtype:
     stored = None if directory is None else stored_dtype(directory)
     names: list[Dtype] = [name for name, dtype in DTYPES.items() if dtype == stored]
-    return names[0] if names else "bfloat16"
+    return names[0] if names else "bf16"

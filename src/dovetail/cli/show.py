@@ -27,7 +27,7 @@ class Command(LoadFlags):
     length: Length | None = None
     """Tokens per sequence (default: 2048, or the longest sequence of the model if that is shorter)."""
     dtype: Dtype | None = None
-    """The dtype of weights and decode state (default: that of the checkpoint's files, or bfloat16 without files)."""
+    """The dtype of weights and decode state (default: that of the checkpoint's files, or bf16 without files)."""
     set: Sets = ()
     """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
     swap: Swaps = ()

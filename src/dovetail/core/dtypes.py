@@ -27,6 +27,12 @@ def dtype_name(text: str) -> str:
     return name
 
 
+def short_dtype_name(text: str) -> str:
+    """Return the short name of a dtype: bfloat16 is bf16."""
+    name = dtype_name(text)
+    return next(short for short, full in SHORT.items() if full == name)
+
+
 def dtype_of(name: str | torch.dtype) -> torch.dtype:
     """Return the floating-point dtype of a name: `bfloat16`, `bf16`, `torch.bfloat16`, or the dtype itself."""
     import torch

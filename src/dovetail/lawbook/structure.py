@@ -55,7 +55,7 @@ def declared_is_real(case: Case) -> None:
         whole = state_values(_unbounded(spec), N) * DTYPE.itemsize
         case.true(pool.bytes() == whole, f"{whole} bytes of state declared, {pool.bytes()} allocated")
         narrow = Pool(spec, 1, N, dtype=torch.bfloat16, source=N).bytes()  # some states stay in float32
-        forecast = Account(_unbounded(spec), N, "bfloat16").state_bytes(N)
+        forecast = Account(_unbounded(spec), N, "bf16").state_bytes(N)
         case.true(forecast == narrow, f"{forecast} bytes of state forecast in bfloat16, {narrow} allocated")
         written = _decode_state(case).values()
         case.true(all(bool((store[:-1] != 0).all()) for store in written), "a declared state is never written to")
