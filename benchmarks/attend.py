@@ -1,11 +1,11 @@
-"""Tiled attention: what it needs beside its results, and whether its time follows the tiles that a mask touches.
+"""Tiled attention: its workspace, and whether its time is proportional to the tiles that a mask touches.
 
-Workspace is the most bytes alive at once, forward and backward, beyond q, k, v, z, lse and the gradients; it must not grow
-with n, and with a window the time must grow as n. For every kind of mask the time is held against a·tiles + b·rows of tiles,
-with a and b taken from `causal` and from `full` over fewer and fewer keys. Last, the kernel that
-`attend` chooses must be the cheaper one. Every output is compared with the reference kernel first. What is timed is a step of
-8 layers: the plan and the masks are made anew in each step, once for all of its layers, as in a model. A time is the least of
-all rounds, since whatever else the machine does can only add to it; the spread is what half of the rounds say otherwise.
+Workspace is the peak of allocated bytes, forward and backward, beyond q, k, v, z, lse and the gradients. It must not grow with
+n; with a window the time must be linear in n. For every kind of mask the time is compared with a·tiles + b·rows of tiles, where
+a and b are fitted to `causal` and to `full` over different numbers of keys. Finally, the kernel that `attend` chooses must be
+the faster one. Every output is first compared with the reference kernel. A timed step has 8 layers: plan and masks are computed
+once per step for all of its layers, as in a model. A time is the minimum of all rounds, since other load only adds to it; the
+spread is the difference between two halves of the rounds.
 
     python benchmarks/attend.py [--rounds 7] [--json]
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Goal, Row, agree, arguments, middle, progress, seconds, tell
+from measure import Goal, Row, agree, arguments, middle, progress, report, seconds
 from memory import Alive
 from torch import Tensor
 
@@ -82,38 +82,38 @@ class Case:
     def scoring(self) -> Scoring:
         return Scoring(mask=self.mask, scale=self.q.shape[-1] ** -0.5, heads=torch.arange(self.q.shape[-2]))
 
-    def layout(self) -> tuple[TokenLayout, TokenLayout]:
-        """Where the tokens stand, made anew."""
+    def layouts(self) -> tuple[TokenLayout, TokenLayout]:
+        """New layouts of queries and keys, with empty caches."""
         layout = TokenLayout.whole(1, self.q.shape[1])
         return layout, layout if self.q.shape[1] == self.k.shape[1] else TokenLayout.whole(1, self.k.shape[1])
 
-    def run(self, kernel: str, layout: tuple[TokenLayout, TokenLayout] | None = None) -> tuple[Tensor, ...]:
+    def run(self, kernel: str, layouts: tuple[TokenLayout, TokenLayout] | None = None) -> tuple[Tensor, ...]:
         """One layer: the output and the gradients of q, k and v."""
         with using(kernel):
-            z = attend(self.q, self.k, self.v, self.scoring(), *(layout or self.at()), frozenset())
+            z = attend(self.q, self.k, self.v, self.scoring(), *(layouts or self.layouts()), frozenset())
         return z, *torch.autograd.grad(z, (self.q, self.k, self.v), self.g)
 
     def seconds(self, kernel: str = "tiled") -> float:
-        """How long one step takes."""
+        """The time of one step."""
 
         def step() -> None:
-            layout = self.at()
+            layouts = self.layouts()
             for _ in range(LAYERS):
-                self.run(kernel, layout)
+                self.run(kernel, layouts)
 
         return seconds(step)
 
     def tiles(self) -> float:
-        """How many tiles of scores the mask touches."""
-        return attend_tiled.touched(self.scoring(), *self.at()) / attend_tiled.TILE**2
+        """The number of tiles of scores that the mask touches."""
+        return attend_tiled.touched(self.scoring(), *self.layouts()) / attend_tiled.TILE**2
 
     def chosen(self) -> str:
-        """The kernel that `attend` takes of itself."""
-        return chosen(self.q, self.scoring(), *self.at(), frozenset())[0].name
+        """The kernel that `attend` chooses."""
+        return chosen(self.q, self.scoring(), *self.layouts(), frozenset())[0].name
 
 
 def slope(sizes: Sequence[int], values: Sequence[float]) -> float:
-    """Of log value against log size: 1 where it grows as n, 0 where it does not grow."""
+    """The slope of log value over log size: 1 for linear growth, 0 for none."""
     return statistics.linear_regression([log(n) for n in sizes], [log(value) for value in values]).slope
 
 
@@ -121,9 +121,9 @@ def slope(sizes: Sequence[int], values: Sequence[float]) -> float:
 
 
 def workspace(mask: Any, shape: Shape, n: int) -> int:
-    """Bytes alive at the worst moment beyond q, k, v, z, lse and the gradients."""
+    """The peak of allocated bytes beyond q, k, v, z, lse and the gradients."""
     case = Case.of(mask, shape, n)
-    layout, _ = case.at()
+    layout, _ = case.layouts()
     with using("tiled"), Alive(case.q, case.k, case.v, case.g, layout.order) as alive:
         z = attend(case.q, case.k, case.v, case.scoring(), layout, layout, frozenset())
         grads = torch.autograd.grad(z, (case.q, case.k, case.v), case.g)
@@ -156,7 +156,7 @@ def window_row(sizes: Sequence[int], shape: Shape, rounds: int) -> Row:
 
 
 def mask_rows(n: int, shape: Shape, rounds: int) -> list[Row]:
-    """Time of each mask ÷ what its tiles should take."""
+    """Time of each mask ÷ the time that its tiles predict."""
     known = [Case.of("causal", shape, n), *(Case.of("full", shape, n, n // cut) for cut in (1, 4, 16, 32))]
     tiles = np.array([[case.tiles(), 1.0] for case in known])
     asked = {name: Case.of(mask, shape, n) for name, mask in MASKS.items()}
@@ -168,7 +168,7 @@ def mask_rows(n: int, shape: Shape, rounds: int) -> list[Row]:
             tick()
 
     def ratios(some: np.ndarray) -> np.ndarray:
-        """(masks,) the least time in these rounds ÷ what is due."""
+        """(masks,) the minimum time in these rounds ÷ the predicted time."""
         least = some.min(0)
         (each, rest), *_ = np.linalg.lstsq(tiles / least[: len(known), None], np.ones(len(known)), rcond=None)
         return least[len(known) :] / (each * np.array(list(touched.values())) + rest)
@@ -182,7 +182,7 @@ def mask_rows(n: int, shape: Shape, rounds: int) -> list[Row]:
 
 
 def choice_rows(cases: dict[str, Case], rounds: int) -> list[Row]:
-    """How the two kernels compare, and whether the chosen one is the cheaper."""
+    """The times of both kernels, and whether the chosen one is the faster."""
     rows: list[Row] = []
     with progress("tiled and torch", len(cases) * (rounds + 1)) as tick:
         for name, case in cases.items():
@@ -200,7 +200,7 @@ def choice_rows(cases: dict[str, Case], rounds: int) -> list[Row]:
 
 
 def gate(cases: dict[str, Case], kernels: Sequence[str]) -> None:
-    """Every kernel gives what the reference gives, output and gradients."""
+    """Check that outputs and gradients of every kernel equal those of the reference."""
     with progress("outputs compared", len(cases)) as tick:
         for name, case in cases.items():
             want = case.run("reference")
@@ -234,7 +234,7 @@ def main() -> None:
             flags.rounds,
         ),
     ]
-    tell([row for figure in figures for row in figure()], flags.json)
+    report([row for figure in figures for row in figure()], flags.json)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What the structure costs: tokens/s of a Llama built from its spec ÷ the same model written by hand in plain PyTorch.
+"""Overhead: tokens/s of a Llama built from its spec ÷ the same model written by hand in plain PyTorch.
 
-Both run eagerly in fp32 with the same kernels (scaled_dot_product_attention, rms_norm, linear, rotary tables made once a step).
-Training is forward, loss, backward and fused AdamW. Decoding is greedy, one token at a time behind a prompt: ours through a
-pool, the other with caches allocated beforehand and a slice for each step; the two take turns token by token.
+Both run eagerly in fp32 with the same kernels (scaled_dot_product_attention, rms_norm, linear, rotary tables once per step).
+Training is forward, loss, backward and fused AdamW. Decoding is greedy, one token at a time after a prompt: ours with a pool,
+the other with preallocated caches and a slice per step; the two alternate token by token.
 
     python benchmarks/bare.py [--rounds 21] [--json]
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from measure import Goal, Row, agree, arguments, middle, progress, taking_steps, taking_turns, tell
+from measure import Goal, Row, agree, arguments, middle, progress, report, taking_steps, taking_turns
 from torch import Tensor, nn
 
 from dovetail import Ctx, Model, Pool, TokenLayout, from_yaml
@@ -24,7 +24,7 @@ from dovetail.construction import build
 from dovetail.model import ModelModule
 
 GOAL = Goal(low=0.97)
-NOISE = 0.06  # a wider interquartile range hides 3 %
+NOISE = 0.06  # with a larger interquartile range, 3 % cannot be measured
 
 
 @dc.dataclass(frozen=True)
@@ -115,7 +115,7 @@ class BareBlock(nn.Module):
 
 
 class Bare(nn.Module):
-    """A Llama as one writes it for one purpose."""
+    """A Llama in plain PyTorch."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Bare(nn.Module):
 
 
 def with_weights_of(model: ModelModule, shape: Shape) -> Bare:
-    """The model by hand, holding the very tensors of ours."""
+    """The plain model, sharing the parameters of ours."""
     bare = Bare(shape)
     ours = dict(model.named_parameters())
     names = {"embed.weight": "embed.table", "head.weight": "head.table"}
@@ -145,7 +145,7 @@ def with_weights_of(model: ModelModule, shape: Shape) -> Bare:
         owner, _, leaf = name.rpartition(".")
         source = names.get(name) or (name if name in ours else f"{owner}.scale")
         bare.get_submodule(owner).register_parameter(leaf, ours.pop(source))
-    assert not ours, f"weights without a place: {sorted(ours)}"
+    assert not ours, f"weights that were not used: {sorted(ours)}"
     return bare
 
 
@@ -153,7 +153,7 @@ def with_weights_of(model: ModelModule, shape: Shape) -> Bare:
 
 
 def training(shape: Shape, model: ModelModule, bare: Bare) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """One training step of each side, on the same tokens; each gives its loss."""
+    """One training step per side, on the same tokens; each returns its loss."""
     tokens = torch.randint(0, shape.vocab, (shape.train_batch, shape.train_tokens + 1))
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     our_optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -179,8 +179,7 @@ def training(shape: Shape, model: ModelModule, bare: Bare) -> tuple[Callable[[],
 def decoding(
     shape: Shape, spec: Model, model: ModelModule, bare: Bare, batch: int
 ) -> tuple[Callable[[int], Tensor], Callable[[int], Tensor]]:
-    """Greedy decoding of each side behind one prompt, which is read beforehand; each gives its i-th token (batch, 1), and
-    begins anew with the 0th."""
+    """Greedy decoding per side, after a prefilled prompt; each returns its i-th token (batch, 1), and starts again at 0."""
     prompt = torch.randint(0, shape.vocab, (batch, shape.prompt))
     capacity, rows, one = shape.prompt + shape.new, list(range(batch)), [1] * batch
     pool = Pool(spec, rows=batch, capacity=capacity)
@@ -211,7 +210,7 @@ def decoding(
 
 
 def row_of(name: str, ratios: Sequence[float]) -> Row:
-    """Tokens/s of ours ÷ theirs: both do the same tokens, so it is the ratio of times."""
+    """Tokens/s of ours ÷ theirs: the ratio of times, since both process the same tokens."""
     value, spread = middle(ratios)
     return Row(name, value, GOAL, spread, NOISE)
 
@@ -245,7 +244,7 @@ def main() -> None:
     name = "train tokens/s: ours ÷ bare"
     with progress(name, flags.rounds + 1) as tick:
         rows.insert(0, row_of(name, taking_turns(ours, theirs, flags.rounds, tick)))
-    tell(rows, flags.json)
+    report(rows, flags.json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from measure import Goal, Row, arguments, progress, tell
+from measure import Goal, Row, arguments, progress, report
 from seeded_bugs import FAMILIES
 from verify import DTYPES, CachedNative, Seeded, write_model
 
@@ -42,7 +42,7 @@ def main() -> None:
                     ratios["worst"] = max(ratios["worst"], tap.gap / tap.allowed)
                     ratios["float64"] = max(ratios["float64"], tap.exact / tap.allowed_exact)
             tick()
-    tell([Row(f"{name} gap, of its bound", ratio, Goal(high=1.0)) for name, ratio in ratios.items()], given.json)
+    report([Row(f"{name} gap, of its bound", ratio, Goal(high=1.0)) for name, ratio in ratios.items()], given.json)
 
 
 if __name__ == "__main__":

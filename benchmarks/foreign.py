@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Row, arguments, progress, tell
+from measure import Row, arguments, progress, report
 
 from dovetail.lawbook.foreign.laws import FOREIGN, laws_on, told_names
 from dovetail.lawbook.foreign.model import Foreign
@@ -250,7 +250,7 @@ def made(kind: str) -> tuple[Any, Any]:
 
 
 def try_class(kind: str, names: list[str], told: Any) -> None:
-    """In a process of its own: build the class, try the laws, tell each as it is known."""
+    """In a process of its own: build the class, test the laws, and print each result at once."""
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
     torch.set_num_threads(1)
@@ -357,7 +357,7 @@ def main() -> None:
                 print(f"{each.name} ({each.model}): {law['law']}: {law['detail']} [{' '.join(known(each.name, law)).strip()}]")
             if each.state != "tried":
                 print(f"{each.name} ({each.model}): {each.state}: {each.reason}")
-    tell(figures(tried), asked.json)
+    report(figures(tried), asked.json)
     sys.exit(0)
 
 

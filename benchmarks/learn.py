@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from learn_pictures import PICTURES
-from measure import Goal, Row, arguments, progress, tell
+from measure import Goal, Row, arguments, progress, report
 from trials import AT_HOME, BEYOND, MIXERS, POSITIONS, QUICK, REACHING, Size, Tick, lengths, reach, recall, wires
 
 from dovetail.core.errors import FileError
@@ -142,7 +142,7 @@ def main() -> None:
             path.write_text(json.dumps(data) + "\n", encoding="utf-8")
         PICTURES[name](data, path.with_suffix(".png"))
         rows += trial.rows(data)
-    tell(rows, args.json)
+    report(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Loading a checkpoint of 2 GB: how much memory it takes, and how long, against reading the bare file and against transformers.
+"""Loading a checkpoint of 2 GB: memory and time, compared with reading the bare file and with transformers.
 
-A random model in Llama's shape is written once, as Hugging Face lays it out; the file is warm when it is read. Each load is a
-process of its own, which does its imports first. Anonymous memory is what the process really took for itself: pages that are
-mapped from the file are not in it, and the pages it had before the load are taken off.
+A random Llama is written once in Hugging Face layout; the file is in the page cache when it is read. Each load runs in a
+process of its own, after its imports. Anonymous memory is the memory that the process allocates: pages mapped from the file do
+not count, and the pages before the load are subtracted.
 
     bare    readinto of every file into fresh memory, in pieces of 64 MB
 
-Files are mapped by ours and by transformers, so a load by itself reads next to nothing: what is timed is the load and one touch
-of every page of every weight, as the first forward would do.
+Both loaders map the files, so that a load alone reads almost nothing: the time includes one read of every page of every
+weight, as in the first forward pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Goal, Row, agree, arguments, middle, progress, tell
+from measure import Goal, Row, agree, arguments, middle, progress, report
 
 from dovetail.construction import build
 from dovetail.io.model_dir import spec_and, write_directory
@@ -37,7 +37,7 @@ from dovetail.port.write import CONFIG_FILE, exported
 
 MEMORY = Goal(high=1.15)
 TIME = Goal(high=1.5)
-NOISE = 0.3  # spread of the ratio of times beyond which nothing is claimed
+NOISE = 0.3  # largest spread of the ratio of times at which the goal is tested
 PIECE = 64 * 2**20
 
 
@@ -51,7 +51,7 @@ class Shape:
     vocab: int = 32000
 
     def spec(self) -> Model:
-        """Two bytes a number: 1.0 billion of them are 2 GB."""
+        """The spec: 1.0 billion parameters of two bytes are 2 GB."""
         return from_yaml(f"""
 width: {self.width}
 vocab: {self.vocab}
@@ -69,11 +69,11 @@ QUICK = Shape(width=96, hidden=264, heads=6, kv_heads=2, layers=3, vocab=512)
 
 
 def write(place: Path, shape: Shape) -> int:
-    """A checkpoint as Hugging Face lays it out, in bfloat16 and in files of 1 GB; its bytes of weights."""
+    """Write a checkpoint in Hugging Face layout, in bfloat16 and in files of 1 GB; return the bytes of its weights."""
     model = build(shape.spec(), dtype=torch.bfloat16)
     ported, pieces = exported(model, "llama", {})
     write_directory(place, pieces, {**spec_and(model.part, {}), CONFIG_FILE: json.dumps(ported.config).encode()}, shard=10**9)
-    (place / "dovetail.yaml").unlink()  # as anyone else would have written it
+    (place / "dovetail.yaml").unlink()  # as a checkpoint of another library
     return sum(weight.nbytes for weight in model.parameters())
 
 
@@ -81,19 +81,19 @@ def write(place: Path, shape: Shape) -> int:
 
 
 def anonymous() -> int:
-    """Bytes of memory this process took for itself."""
+    """The anonymous memory of this process, in bytes."""
     with open("/proc/self/status") as lines:
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 class Peak:
-    """The most anonymous memory while it watches, looked at every millisecond."""
+    """The peak of anonymous memory inside the context, sampled every millisecond."""
 
     def __enter__(self) -> Peak:
         gc.collect()
         self.before = self.most = anonymous()
         self.over = False
-        self.watch = threading.Thread(target=self._look)
+        self.watch = threading.Thread(target=self._sample)
         self.watch.start()
         return self
 
@@ -102,23 +102,23 @@ class Peak:
         self.watch.join()
         self.most = max(self.most, anonymous())
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self.over:
             self.most = max(self.most, anonymous())
             time.sleep(0.001)
 
 
 def bare(place: Path) -> Any:
-    kept = []
+    buffers = []
     for path in sorted(place.glob("*.safetensors")):
-        room = torch.empty(path.stat().st_size, dtype=torch.uint8)
-        kept.append(room)
-        view = memoryview(room.numpy())
+        buffer = torch.empty(path.stat().st_size, dtype=torch.uint8)
+        buffers.append(buffer)
+        view = memoryview(buffer.numpy())
         with path.open("rb", buffering=0) as file:
             done = 0
             while count := file.readinto(view[done : done + PIECE]):
                 done += count
-    return kept
+    return buffers
 
 
 def theirs(place: Path) -> Any:
@@ -128,7 +128,7 @@ def theirs(place: Path) -> Any:
 
 
 def touched(model: torch.nn.Module) -> Any:
-    """The model after one byte of every page of its weights was read."""
+    """Read one byte of every page of the weights, and return the model."""
     assert sum(int(weight.detach().reshape(-1).view(torch.uint8)[::4096].sum()) for weight in model.parameters()) > 0
     return model
 
@@ -141,7 +141,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 
 
 def child(way: str, place: Path, threads: int, watched: bool) -> None:
-    """Print the seconds of one load and the anonymous memory it took; memory is watched in a run that is not timed."""
+    """Print the seconds of one load, or its anonymous memory: memory is sampled in a run that is not timed."""
     torch.set_num_threads(threads)
     if way == "transformers":
         import transformers
@@ -151,27 +151,27 @@ def child(way: str, place: Path, threads: int, watched: bool) -> None:
         assert modeling_llama
     if watched:
         with Peak() as peak:
-            kept = WAYS[way](place)
+            model = WAYS[way](place)
         print(json.dumps({"memory": peak.most - peak.before}))
     else:
         begin = time.perf_counter()
-        kept = WAYS[way](place)
+        model = WAYS[way](place)
         print(json.dumps({"seconds": time.perf_counter() - begin}))
-    assert kept
+    assert model  # alive until here
 
 
-def ask(way: str, place: Path, threads: int, *, watched: bool = False) -> float:
-    """The same in a process of its own."""
+def in_child(way: str, place: Path, threads: int, *, watched: bool = False) -> float:
+    """Run `child` in a process of its own, and return its figure."""
     flags = ["--child", way, "--place", str(place), "--threads", str(threads), *(["--watched"] if watched else [])]
     done = subprocess.run([sys.executable, __file__, *flags], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{way}: {done.stderr[-2000:]}")
-    told = json.loads(done.stdout.splitlines()[-1])
-    return told["memory"] if watched else told["seconds"]
+    figures = json.loads(done.stdout.splitlines()[-1])
+    return figures["memory"] if watched else figures["seconds"]
 
 
 def same_weights(place: Path) -> None:
-    """Before anything is timed: both loads hold the same numbers."""
+    """Check that both loaders give the same weights."""
     ours, reference = load(place), theirs(place)
     pairs = {"embed.table": "model.embed_tokens.weight", "layers.1.ffn.down.weight": "model.layers.1.mlp.down_proj.weight"}
     for mine, other in pairs.items():
@@ -182,7 +182,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=7, help="paired rounds of each time")
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
-    parser.add_argument("--place", type=Path, help="where the checkpoint is written; a temporary place by default")
+    parser.add_argument("--place", type=Path, help="the directory of the checkpoint; by default a temporary one")
     parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.child:
@@ -193,16 +193,16 @@ def main() -> None:
         place = Path(root) / "model"
         size = write(place, QUICK if flags.quick else Shape())
         same_weights(place)
-        tell(measured(place, size, flags), flags.json)
+        report(measured(place, size, flags), flags.json)
 
 
 def measured(place: Path, size: int, flags: argparse.Namespace) -> list[Row]:
-    memory = {way: ask(way, place, flags.threads, watched=True) / size for way in ("ours", "transformers")}
+    memory = {way: in_child(way, place, flags.threads, watched=True) / size for way in ("ours", "transformers")}
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     with progress("loads", (flags.rounds + 1) * len(WAYS)) as tick:
         for i in range(flags.rounds + 1):
             for way in list(WAYS) if i % 2 else reversed(WAYS):
-                times[way].append(ask(way, place, flags.threads))
+                times[way].append(in_child(way, place, flags.threads))
                 tick()
     ratios = {way: middle([a / b for a, b in zip(times["ours"][1:], times[way][1:], strict=True)]) for way in WAYS}
     return [

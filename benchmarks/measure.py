@@ -1,8 +1,8 @@
 """Measurement and report of a benchmark: rows with a goal, paired timing, a table or JSON.
 
-A benchmark is `python benchmarks/NAME.py [--json]`. One run holds both sides; their outputs are compared before anything is
-timed; A and B take turns, and the turn that comes first changes from round to round. Only ratios are kept: on a shared machine
-a time alone says little. `holds` is null where the spread is too wide to tell.
+A benchmark is `python benchmarks/NAME.py [--json]`. One process runs both sides. Their outputs are compared before they are
+timed. A and B alternate, and the one that runs first changes from round to round. Only ratios are reported: on a shared machine
+a single time means little. `holds` is null where the spread is too large to decide.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Goal:
     high: float | None = None
 
     def met(self, value: float) -> bool:
-        """Whether the value lies within."""
+        """Whether the value is within the goal."""
         return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Goal:
 
 @dc.dataclass(frozen=True)
 class Row:
-    """One figure. `spread` is the interquartile range of the repeats; beyond `noise` nothing is claimed."""
+    """One figure. `spread` is the interquartile range of the repeats; above `noise` the goal is not tested."""
 
     name: str
     value: float
@@ -54,13 +54,13 @@ class Row:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the goal is met; None where there is no goal, or where noise hides the answer."""
+        """Whether the goal is met; None where there is no goal, or where the spread is above `noise`."""
         if self.goal is None or (self.noise is not None and self.spread is not None and self.spread > self.noise):
             return None
         return self.goal.met(self.value)
 
     def data(self) -> dict[str, object]:
-        """The row for machines."""
+        """The row as plain data, for JSON."""
         goal = None if self.goal is None else str(self.goal)
         spread = None if self.spread is None else round(self.spread, 4)
         return {"name": self.name, "value": round(self.value, 4), "goal": goal, "holds": self.holds, "spread": spread}
@@ -82,7 +82,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def taking_turns(a: Callable[[], object], b: Callable[[], object], rounds: int, tick: Callable[[], None]) -> list[float]:
-    """Time of b ÷ time of a in each round, after one round to warm up; who goes first changes every round."""
+    """Time of b ÷ time of a in each round, after one warm-up round; the one that runs first alternates."""
     ratios: list[float] = []
     for i in range(rounds + 1):
         if i % 2:
@@ -97,7 +97,7 @@ def taking_turns(a: Callable[[], object], b: Callable[[], object], rounds: int, 
 def taking_steps(
     a: Callable[[int], object], b: Callable[[int], object], steps: int, rounds: int, tick: Callable[[], None]
 ) -> list[float]:
-    """The same for work of many short steps: a and b take turns step by step, so that both meet the machine in the same mood;
+    """The same for work of many short steps: a and b alternate step by step, so that other load affects both alike. Returns
     the time of all steps of b ÷ that of a, in each round."""
     ratios: list[float] = []
     for _ in range(rounds + 1):
@@ -116,7 +116,7 @@ def taking_steps(
 
 @contextmanager
 def progress(what: str, steps: int) -> Iterator[Callable[[], None]]:
-    """A bar with an estimate on stderr; gives the function that moves it on."""
+    """A progress bar on stderr; yields the function that advances it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(what, total=steps)
@@ -124,16 +124,16 @@ def progress(what: str, steps: int) -> Iterator[Callable[[], None]]:
 
 
 def arguments(about: str) -> argparse.ArgumentParser:
-    """The flags every benchmark has."""
+    """The flags of every benchmark."""
     parser = argparse.ArgumentParser(description=about.split("\n\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes: shows that it runs, measures nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes: tests that it runs; its figures mean nothing")
     parser.add_argument("--threads", type=int, default=2, help="threads of both sides")
     return parser
 
 
 def versions() -> dict[str, str]:
-    """What a figure was taken with."""
+    """The versions of a figure."""
     return {
         "dovetail": dovetail.__version__,
         "torch": torch.__version__,
@@ -143,13 +143,13 @@ def versions() -> dict[str, str]:
     }
 
 
-def tell(rows: Sequence[Row], as_json: bool) -> None:
+def report(rows: Sequence[Row], as_json: bool) -> None:
     """Print the rows with the versions they were taken with."""
-    taken = versions()
+    used = versions()
     if as_json:
-        print(json.dumps({"rows": [row.data() for row in rows], "versions": taken}, ensure_ascii=False))
+        print(json.dumps({"rows": [row.data() for row in rows], "versions": used}, ensure_ascii=False))
         return
-    table = Table("figure", "value", "goal", "holds", "spread", caption=" · ".join(f"{k} {v}" for k, v in taken.items()))
+    table = Table("figure", "value", "goal", "holds", "spread", caption=" · ".join(f"{k} {v}" for k, v in used.items()))
     for row in rows:
         holds = {True: "yes", False: "NO", None: "–" if row.goal is None else "too noisy"}[row.holds]
         spread = "–" if row.spread is None else f"{row.spread:.3f}"

@@ -1,8 +1,8 @@
-"""Every mixer on longer and longer texts: how time and workspace grow, and its speed against its reference implementation.
+"""Time and workspace of every mixer as a function of the sequence length, and its speed-up over its reference implementation.
 
-Each mixer stands alone, about the same width, forward and backward of one sequence in fp32. A slope of 1 means that time grows
-as n, 2 as n². Recurrences are also timed token by token (the form one reads) against chunks (the form that runs), after both
-gave the same output; and the grouped matmul of experts against a loop over them, on tokens sorted by expert.
+Each mixer runs alone, at about the same width, forward and backward on one sequence in fp32. A slope of 1 is linear growth, 2
+quadratic growth. Recurrences are also timed token by token (the reference implementation) and in chunks, after their outputs
+were compared; and the grouped matmul of experts against a loop over experts, on tokens sorted by expert.
 
     python benchmarks/mixers.py [--rounds 3] [--plot docs/figures/mixers.png] [--json]
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Goal, Row, agree, arguments, middle, progress, seconds, taking_turns, tell
+from measure import Goal, Row, agree, arguments, middle, progress, report, seconds, taking_turns
 from memory import Alive
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ from dovetail.ops.form import using
 
 WIDTH, HEADS, HEAD = 128, 4, 32
 LINEAR = Goal(high=1.15)
-NOISE = 0.15  # a slope known no better is not held against a goal
+NOISE = 0.15  # with a larger spread of the slope the goal is not tested
 MIXERS: dict[str, tuple[str, Goal | None]] = {
     "full attention": (f"{{kind: attention, heads: {HEADS}}}", None),
     "window 256": (f"{{kind: attention, heads: {HEADS}, mask: [causal, {{kind: window, size: 256}}]}}", LINEAR),
@@ -42,7 +42,7 @@ MIXERS: dict[str, tuple[str, Goal | None]] = {
     "gru": ("{kind: gru}", LINEAR),
     "native sparse": (f"{{kind: nsa, heads: {HEADS}}}", None),
 }
-SEQUENTIAL = ("mamba2", "gated linear")  # those whose gain over token by token has a goal
+SEQUENTIAL = ("mamba2", "gated linear")  # mixers whose speed-up over token by token has a goal
 
 
 def mixer(text: str, width: int) -> nn.Module:
@@ -69,19 +69,19 @@ class Timed:
         torch.autograd.grad(self.forward(), (self.x, *self.module.parameters()), self.g, allow_unused=True)
 
     def workspace(self) -> int:
-        """The most bytes alive at once in a step, beyond the input."""
+        """The peak of allocated bytes in a step, beyond the input."""
         with Alive(self.x, self.g, *self.module.parameters()) as alive:
             self.step()
         return alive.peak
 
 
 def slope(sizes: Sequence[int], values: Sequence[float]) -> float:
-    """Of log value against log size: 1 where it grows as n."""
+    """The slope of log value over log size: 1 for linear growth."""
     return statistics.linear_regression([log(n) for n in sizes], [log(value) for value in values]).slope
 
 
 def growth(name: str, text: str, goal: Goal | None, sizes: Sequence[int], rounds: int, width: int) -> tuple[list[Row], Any]:
-    """The rows of one mixer, and its times (the middle of the rounds) and workspaces for the picture."""
+    """The rows of one mixer, and its median times and workspaces for the figure."""
     cases = [Timed(mixer(text, width), n, width) for n in sizes]
     times: list[list[float]] = []
     with progress(name, rounds + 1) as tick:
@@ -137,7 +137,7 @@ def experts(dtype: torch.dtype, tokens: int, count: int, width: int, hidden: int
     return Row(f"time of a loop over experts ÷ grouped matmul, {name}", value, Goal(low=1.0), spread, noise=0.3)
 
 
-def draw(path: Path, sizes: Sequence[int], found: dict[str, Any]) -> None:
+def draw(path: Path, sizes: Sequence[int], curves: dict[str, Any]) -> None:
     """Time and workspace against n, both axes logarithmic."""
     import matplotlib
 
@@ -146,7 +146,7 @@ def draw(path: Path, sizes: Sequence[int], found: dict[str, Any]) -> None:
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     marks, colors = "os^vD<>pPX*", plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
-    for i, (name, (times, used)) in enumerate(found.items()):
+    for i, (name, (times, used)) in enumerate(curves.items()):
         for axis, values in zip(axes, ([1e3 * t for t in times], [b / 1e6 for b in used]), strict=True):
             axis.loglog(sizes, values, marker=marks[i % len(marks)], color=colors[i % len(colors)], markersize=4, label=name)
     for axis, what in zip(axes, ("milliseconds, forward and backward", "workspace, MB"), strict=True):
@@ -171,9 +171,9 @@ def main() -> None:
     sizes = (32, 64, 128) if quick else (1024, 2048, 4096, 8192, 16384)
     rounds = 1 if quick else flags.rounds
     rows: list[Row] = []
-    found: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
     for name, (text, goal) in MIXERS.items():
-        more, found[name] = growth(name, text, goal, sizes, rounds, WIDTH)
+        more, curves[name] = growth(name, text, goal, sizes, rounds, WIDTH)
         rows += more
     for name in SEQUENTIAL:
         rows.append(gain(name, MIXERS[name][0], 64 if quick else 4096, rounds, WIDTH))
@@ -181,8 +181,8 @@ def main() -> None:
         shape = (64, 4, 16, 32) if quick else (4096, 16, 256, 512)
         rows.append(experts(dtype, *shape, rounds if quick else 3 * rounds))
     if flags.plot is not None:
-        draw(flags.plot, sizes, found)
-    tell(rows, flags.json)
+        draw(flags.plot, sizes, curves)
+    report(rows, flags.json)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""An endless stream through a window that keeps its first tokens: does memory stay flat, does the model stay as good?
+"""Streaming (StreamingLLM): does a window with `keep` hold memory and perplexity constant over a long stream?
 
     python benchmarks/stream.py [--json] [--figure stream.png] [--text plays.txt]
 
-A small model learns to go on with real text by full attention over windows of 64 tokens, each behind one fixed first token,
-until some head leans on that token. Then 100,000 tokens go through a cache of 64: `keep` and window, positions counted inside
-the cache. The last 10,000 tokens are the first 10,000 again, so that a harder text cannot pass for a worse model. Beside it run
-the same weights without `keep`, with `keep` but positions counted in the text, and by full attention over each window of 64.
+A small language model trains with full attention on windows of 64 tokens, each after one fixed first token, until some head
+has an attention sink there. Then 100,000 tokens go through a KV cache of 64: `keep` and window, positions in the cache. The
+last 10,000 tokens repeat the first 10,000, so that both ends have the same difficulty. The baselines have the same weights:
+without `keep`, with `keep` but positions in the sequence, and full attention over each window of 64.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from measure import Goal, Row, agree, arguments, progress, tell
+from measure import Goal, Row, agree, arguments, progress, report
 from memory import Alive
 from prose import python_text
 from torch import Tensor
@@ -45,19 +45,19 @@ layers: [{repeat: 4, mixer: {heads: 8, head: 16, bias: true}, ffn: {hidden: 168}
 """
 LENGTH = 64  # tokens of a window in training, the first one included; and of the cache
 KEEP = 4
-LEANS = 0.3  # share of a head's attention on the first token
-ROUNDS = 4  # of training, until a head leans so much
-BIN = 2500  # tokens of one point in the picture
+SINK = 0.3  # attention of a head on the first token, at least, to call it a sink
+ROUNDS = 4  # of training, until a head has a sink
+BIN = 2500  # tokens per point of the figure
 
 
 class Size(NamedTuple):
-    """How much of everything."""
+    """The sizes of a run."""
 
     characters: int
-    steps: int  # of a round of training
+    steps: int  # per round of training
     stream: int  # tokens
     ends: int  # tokens at either end that are compared
-    chunk: int  # tokens a call
+    chunk: int  # tokens per call
 
 
 FULL = Size(characters=2_000_000, steps=3000, stream=100_000, ends=10_000, chunk=32)
@@ -65,7 +65,7 @@ QUICK = Size(characters=120_000, steps=4, stream=2_000, ends=500, chunk=32)
 
 
 class Tokens(NamedTuple):
-    """What is learned from, and what is streamed."""
+    """The tokens of training and of the stream."""
 
     first: int  # the fixed first token
     learned: Tensor
@@ -73,7 +73,7 @@ class Tokens(NamedTuple):
 
 
 def tokens_of(text: str, size: Size) -> Tokens:
-    """The end of the text, never trained on, becomes the stream; its beginning comes once more at the end of it."""
+    """Split the text: its end, which is not trained on, becomes the stream, followed by the beginning of the stream."""
     tokenizer = learn(text, from_yaml(SPEC).vocab)
     ids, first = tokenizer.encode(text), tokenizer.id_of(END)
     once = size.stream - size.ends
@@ -84,36 +84,36 @@ def tokens_of(text: str, size: Size) -> Tokens:
 
 
 def windows(tokens: Tokens, step: int, rows: int = 8) -> Batch:
-    """Windows from random places, each behind the first token."""
+    """A batch of random windows, each after the first token."""
     generator = torch.Generator().manual_seed(step)
     starts = torch.randint(0, len(tokens.learned) - LENGTH, (rows, 1), generator=generator)
     ids = tokens.learned[starts + torch.arange(LENGTH)]
     return Batch(torch.cat([torch.full((rows, 1), tokens.first), ids[:, :-1]], 1), ids, TokenLayout.whole(rows, LENGTH))
 
 
-def leaning(model: ModelModule, tokens: Tokens) -> Tensor:
-    """(layers, heads) the share of attention on the first token, over queries past a quarter of the window."""
+def attention_on_first(model: ModelModule, tokens: Tokens) -> Tensor:
+    """(layers, heads) the mean attention on the first token, over queries past a quarter of the window."""
     rows = tokens.stream[1 : 1 + 16 * (LENGTH - 1)].view(16, LENGTH - 1)
-    looks = trace(model, torch.cat([torch.full((16, 1), tokens.first), rows], 1), "*.mixer.pattern")
-    return torch.stack([pattern[:, :, LENGTH // 4 :, 0].mean((0, 2)) for pattern in looks.values()])
+    patterns = trace(model, torch.cat([torch.full((16, 1), tokens.first), rows], 1), "*.mixer.pattern")
+    return torch.stack([pattern[:, :, LENGTH // 4 :, 0].mean((0, 2)) for pattern in patterns.values()])
 
 
 def trained(tokens: Tokens, size: Size) -> tuple[ModelModule, Tensor]:
-    """A model trained in rounds until a head leans on the first token, and how much each does."""
+    """Train in rounds until a head has a sink; return the model and the attention of each head on the first token."""
     model = build(from_yaml(SPEC))
     share = torch.zeros(0)
     for i in range(ROUNDS):
         plan = Plan(steps=size.steps, learning_rate=6e-3)
         train(model, lambda step, i=i: windows(tokens, i * size.steps + step), next_token, plan)
-        share = leaning(model, tokens)
-        say(f"round {i + 1}: the head that leans most has {share.max():.2f} of its attention on the first token")
-        if share.max() >= LEANS:
+        share = attention_on_first(model, tokens)
+        log(f"round {i + 1}: the largest attention of a head on the first token is {share.max():.2f}")
+        if share.max() >= SINK:
             break
     return model, share
 
 
 def windowed(model: ModelModule, keep: int, position: str) -> ModelModule:
-    """The same weights behind a window that fills the same cache."""
+    """The same weights with a window that fills the same cache."""
     mask = ["causal", {"kind": "window", "size": LENGTH - keep, "keep": keep}]
     spec: Model = model.part.set("layers.*.mixer.mask", mask).set("layers.*.mixer.position", position)
     changed = build(spec)
@@ -122,20 +122,20 @@ def windowed(model: ModelModule, keep: int, position: str) -> ModelModule:
 
 
 class Streamed(NamedTuple):
-    """What a stream gave."""
+    """The losses and memory of a stream."""
 
     losses: Tensor  # (tokens,) nats
     cache: float  # bytes of the cache at the end ÷ at the beginning
-    alive: float  # most bytes alive in a step at the end ÷ once the cache was full
+    alive: float  # peak bytes of a step at the end ÷ when the cache is full for the first time
 
     def perplexity(self, part: slice) -> float:
-        """e to the mean loss of some of the tokens."""
+        """The perplexity of some of the tokens."""
         return math.exp(self.losses[part].mean().item())
 
 
 @torch.no_grad()
 def streamed(model: ModelModule, stream: Tensor, chunk: int, tick: Callable[[], None] = lambda: None) -> Streamed:
-    """The loss of every token, the cache going on from call to call."""
+    """Compute the loss of every token, with one cache for all calls."""
     pool = Pool(model.part, rows=1, capacity=LENGTH, layout="ring", slack=chunk)
     before, losses = pool.bytes(), torch.empty(len(stream) - 1)
     starts = range(0, len(losses), chunk)
@@ -165,9 +165,9 @@ def pool_tensors(pool: Pool) -> list[Tensor]:
 
 
 @torch.no_grad()
-def anew(model: ModelModule, tokens: Tokens, ends: int) -> float:
-    """Perplexity of the first tokens of the stream where full attention reads every window of 64 anew and is asked for its
-    second half alone: what a cache of that length could give at best."""
+def recomputed(model: ModelModule, tokens: Tokens, ends: int) -> float:
+    """Perplexity of the first tokens of the stream with full attention over every window of 64, of which the second half
+    counts: a bound on what a cache of this length can reach."""
     half = LENGTH // 2
     text = tokens.stream[1 : ends + 1]
     rows = text.unfold(0, LENGTH, half)
@@ -189,8 +189,8 @@ def rows_of(model: ModelModule, share: Tensor, ways: dict[str, Streamed], whole:
     end = kept.perplexity(last)
     thousand = f"{size.ends / 1000:g}k"
     return [
-        Row("largest share of a head's attention on the first token", share.max().item(), Goal(low=LEANS)),
-        Row(f"heads of {share.numel()} with at least {LEANS} on it", float((share >= LEANS).sum())),
+        Row("largest share of a head's attention on the first token", share.max().item(), Goal(low=SINK)),
+        Row(f"heads of {share.numel()} with at least {SINK} on it", float((share >= SINK).sum())),
         Row(f"window + keep: perplexity of the first {thousand}", kept.perplexity(first)),
         Row(f"window + keep: perplexity, last {thousand} ÷ first", end / kept.perplexity(first), Goal(0.95, 1.05)),
         Row("window + keep ÷ full attention on each window anew", kept.perplexity(first) / whole),
@@ -202,7 +202,7 @@ def rows_of(model: ModelModule, share: Tensor, ways: dict[str, Streamed], whole:
 
 
 def draw(ways: dict[str, Streamed], path: str, size: Size) -> None:
-    """Perplexity along the stream."""
+    """Plot the perplexity along the stream."""
     figure = new_figure(7.6, 4.6)
     axes = figure.add_subplot()
     size_of_bin = min(BIN, size.ends)
@@ -222,24 +222,24 @@ def draw(ways: dict[str, Streamed], path: str, size: Size) -> None:
     write_figure(figure, path)
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def asked() -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--text", help="a UTF-8 text to learn from and to stream; by default what Python says of itself")
-    parser.add_argument("--figure", help="a picture of perplexity along the stream")
+    parser.add_argument("--text", help="a UTF-8 text to train on and to stream; by default the documentation of Python")
+    parser.add_argument("--figure", help="write a figure of the perplexity along the stream")
     return parser.parse_args()
 
 
 def main() -> None:
-    args = asked()
+    args = parse()
     torch.set_num_threads(args.threads)
     size = QUICK if args.quick else FULL
-    say("reading the text and training a tokenizer on it")
+    log("reading the text and training a tokenizer on it")
     tokens = tokens_of(read_corpus(args.text) if args.text else python_text(most=size.characters), size)
-    say(f"{len(tokens.learned):,} tokens to learn from, {len(tokens.stream) - 1:,} to stream")
+    log(f"{len(tokens.learned):,} tokens to learn from, {len(tokens.stream) - 1:,} to stream")
     model, share = trained(tokens, size)
     cached = windowed(model, KEEP, "streaming")
     some = tokens.stream[: 5 * LENGTH]
@@ -253,7 +253,7 @@ def main() -> None:
         ways = {name: streamed(way, tokens.stream, size.chunk, tick) for name, way in variants.items()}
     if args.figure:
         draw(ways, args.figure, size)
-    tell(rows_of(model, share, ways, anew(model, tokens, size.ends), size), args.json)
+    report(rows_of(model, share, ways, recomputed(model, tokens, size.ends), size), args.json)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Goal, Row, arguments, progress, tell
+from measure import Goal, Row, arguments, progress, report
 from rich.console import Console
 from rich.table import Table
 from seeded_bugs import BUGS, FAMILIES, Bug
@@ -234,7 +234,7 @@ def main() -> None:
         for row in by_kind(verdicts):
             table.add_row(*map(str, row))
         Console(width=140).print(table)
-    tell(rows, given.json)
+    report(rows, given.json)
 
 
 if __name__ == "__main__":

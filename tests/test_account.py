@@ -1,4 +1,4 @@
-"""The account of a spec: what masks let through at any length, folded layers, lengths a model takes."""
+"""The account of a spec: FLOPs of masks at any length, folded layers, the longest length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and listings of the documents that repeat what the code knows are compared with the code."""
+"""Tables and listings of the documents are compared with the code that they describe."""
 
 from __future__ import annotations
 

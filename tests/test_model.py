@@ -1,4 +1,4 @@
-"""Specs of whole models: swapping parts, layers written short, and the 2017 wiring of what is where."""
+"""Specs of whole models: swapping parts, short forms of layers, and the original Transformer."""
 
 from __future__ import annotations
 

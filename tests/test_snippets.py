@@ -1,11 +1,11 @@
-"""Every snippet of the documents is run: what they show is what happens.
+"""Every snippet of the documents is run, and the console output that they show is compared.
 
     ```python     snippets of one file share a namespace
     ```yaml       a spec that can be built
     ```bash       each line is a `dovetail …` that exits with 0
-    ```console    the same for each line after `$ `, and what stands below it is what it prints
+    ```console    the same for each line after `$ `, with the output that it must print below
 
-A file has a directory of its own to work in. In what is printed a line `…` stands for any lines, and spaces do not count.
+A file has a directory of its own to work in. In an output, a line `…` matches any lines, and spaces do not count.
 `<!-- no run: reason -->` before a snippet leaves it out, and must say why.
 """
 

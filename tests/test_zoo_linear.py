@@ -1,4 +1,4 @@
-"""The presets of linear attention and its kin: counts by arithmetic, and a memory that does not grow with the text."""
+"""The presets of linear attention and its relatives: parameter counts, and a state that does not grow with the sequence."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The sparse presets: the mask is what runs. Blocks that are skipped cost nothing, and what is touched grows as it should."""
+"""The sparse presets: skipped blocks cost nothing, and the touched tiles grow as the mask predicts."""
 
 from __future__ import annotations
 

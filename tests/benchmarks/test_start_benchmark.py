@@ -45,31 +45,31 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Any:
     return start
 
 
-def test_a_page_is_typed_in_its_order(start: Any) -> None:
-    typed = [line.text for line in start.typed(PAGE)]
-    assert typed == ["pip install torch", "dovetail show a", "x = 1\ny = 2", "dovetail train a", "dovetail map a"]
+def test_commands_of_a_page_are_in_order(start: Any) -> None:
+    texts = [command.text for command in start.commands(PAGE)]
+    assert texts == ["pip install torch", "dovetail show a", "x = 1\ny = 2", "dovetail train a", "dovetail map a"]
 
 
-def test_the_clone_is_what_is_installed(start: Any) -> None:
-    line = start.Typed('pip install -e ".[look,hf]"', python=False)
-    assert start.typed_install(line) == f'pip install -e "{start.ROOT}[look,hf]"'
+def test_this_clone_is_installed(start: Any) -> None:
+    command = start.Command('pip install -e ".[look,hf]"', python=False)
+    assert start.local_install(command) == f'pip install -e "{start.ROOT}[look,hf]"'
 
 
-def test_a_transcript_shows_what_came_back(start: Any) -> None:
-    told = start.transcript(
+def test_a_transcript_has_commands_and_outputs(start: Any) -> None:
+    text = start.transcript(
         [
-            start.Answered(start.Typed("pip install torch", python=False), "much\n", 3.21),
-            start.Answered(start.Typed("x = 1\ny = 2", python=True), "", 0.04),
-            start.Answered(start.Typed("dovetail show a", python=False), "\n".join(map(str, range(50))), 1.0),
+            start.Result(start.Command("pip install torch", python=False), "much\n", 3.21),
+            start.Result(start.Command("x = 1\ny = 2", python=True), "", 0.04),
+            start.Result(start.Command("dovetail show a", python=False), "\n".join(map(str, range(50))), 1.0),
         ]
     )
-    assert told.startswith("$ pip install torch\n[3.2 s]\n\n>>> x = 1\n... y = 2\n[0.0 s]\n\n$ dovetail show a\n0\n1\n")
-    assert "\n19\n… 10 lines …\n30\n" in told
+    assert text.startswith("$ pip install torch\n[3.2 s]\n\n>>> x = 1\n... y = 2\n[0.0 s]\n\n$ dovetail show a\n0\n1\n")
+    assert "\n19\n… 10 lines …\n30\n" in text
 
 
-def test_a_line_that_fails_ends_it(start: Any, tmp_path: Path) -> None:
+def test_a_command_that_fails_ends_the_run(start: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="ended with 3"):
-        start.answered(start.Typed("exit 3", python=False), "exit 3", tmp_path, {"PATH": "/usr/bin:/bin"})
+        start.run(start.Command("exit 3", python=False), "exit 3", tmp_path, {"PATH": "/usr/bin:/bin"})
 
 
 @pytest.mark.slow

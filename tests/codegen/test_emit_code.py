@@ -1,4 +1,4 @@
-"""Text of Python: templates whose lines may be left out, calls laid out within a width, names that never clash."""
+"""Python source: templates with optional lines, calls wrapped within a width, names that never clash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An emitted file: bit-equal with ours, alone in a fresh process, formatted, short; torch and the standard library alone."""
+"""An emitted file: bit-equal outputs in its own process, formatted, short, importing only torch and the standard library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An emitted file holds no code from outside, and no field of the spec is left out of it."""
+"""An emitted file contains no code from untrusted input, and every field of the spec."""
 
 from __future__ import annotations
 

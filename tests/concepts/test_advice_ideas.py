@@ -1,4 +1,4 @@
-"""Advice: each rule of thumb is given where it is broken, and a healthy spec is left in peace."""
+"""Advice: each rule of thumb is reported where a spec breaks it, and a common spec gets no advice."""
 
 from __future__ import annotations
 

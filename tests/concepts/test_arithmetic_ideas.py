@@ -1,4 +1,4 @@
-"""Parameter and FLOP arithmetic: the figures everyone quotes follow from the declared weights."""
+"""Parameter and FLOP arithmetic: well-known figures follow from the declared weights."""
 
 from __future__ import annotations
 

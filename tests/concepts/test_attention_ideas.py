@@ -1,4 +1,4 @@
-"""Attention: each idea held to the number or identity that proves it."""
+"""Attention: each concept tested by a number or an identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The block: norms, wires, feed-forwards, initialization, tying; each idea held to what proves it."""
+"""The block: norms, wires, feed-forwards, initialization, tying; each concept tested by a number or an identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every test that tests/concepts.yaml names is there; a bracketed case is one that pytest would really collect."""
+"""Every test that tests/concepts.yaml names exists; a bracketed case is one that pytest collects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families: decoders, encoders, encoder–decoders, vision, other heads; what makes each the one it is."""
+"""Families: decoders, encoders, encoder–decoders, vision, other heads; the properties that distinguish them."""
 
 from __future__ import annotations
 

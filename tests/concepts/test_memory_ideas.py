@@ -1,4 +1,4 @@
-"""Memory: caches, prefill and decode, pages; windows and tiled attention; each held to the number that proves it."""
+"""Decode state: KV caches, prefill and decode, pages, windows, tiled attention; each concept tested by a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions: each idea held to the number or identity that proves it."""
+"""Positions: each concept tested by a number or an identity."""
 
 from __future__ import annotations
 

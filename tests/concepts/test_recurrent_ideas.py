@@ -1,4 +1,4 @@
-"""Recurrences against attention: what is remembered, and how far back a gradient reaches."""
+"""Recurrent mixers compared with attention: the size of the state, and how far back a gradient reaches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors before any tensor, each with its path; advice that stops no one."""
+"""Errors before any tensor is allocated, each with its path; advice, which is never an error."""
 
 from __future__ import annotations
 

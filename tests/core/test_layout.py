@@ -1,4 +1,4 @@
-"""TokenLayout: whole, padded, packed and flat batches; what is computed once per step; shapes that do not fit."""
+"""TokenLayout: whole, padded, packed and flat batches; tensors cached per step; shapes that do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory that is left, and a check before a computation that needs more."""
+"""The available memory, and a check before a computation that needs more."""
 
 from __future__ import annotations
 

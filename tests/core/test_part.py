@@ -1,4 +1,4 @@
-"""Parts as plain data: what is read, what is refused and where; changing a spec by path; the registry."""
+"""Parts as plain data: legal and illegal values, with paths in errors; changing a spec by path; the registry."""
 
 from __future__ import annotations
 

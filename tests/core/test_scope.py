@@ -1,4 +1,4 @@
-"""Env: named sizes, generic axes, and where the same part stands in another layer."""
+"""Scope: named sizes, generic axes, and the path of the same part in another layer."""
 
 from __future__ import annotations
 

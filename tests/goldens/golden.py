@@ -1,6 +1,6 @@
-"""Goldens: what every tiny preset and fifty sampled specs compute, kept so that a rename or a clean-up changes no bit.
+"""Goldens: the stored results of every tiny preset and fifty sampled specs, so that a rename changes no bit.
 
-    python tests/goldens/golden.py --write      writes results.json anew, after a change that is meant
+    python tests/goldens/golden.py --write      rewrites results.json, after an intended change
     python tests/goldens/golden.py              compares bit for bit, and exits 1 where anything differs
 
 Per spec: a digest of the float64 logits and eight of them, the loss, 16 greedy tokens, the bytes of the decode state, the

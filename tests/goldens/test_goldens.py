@@ -1,4 +1,4 @@
-"""Every golden is what the code computes now: numbers to 1e-9, tokens, bytes and accounts exactly."""
+"""Every golden equals the present result: numbers to 1e-9, tokens, bytes and accounts exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file is written as a whole or not at all; what killed writers leave does not stay; odd paths are refused."""
+"""A file is written completely or not at all; files of killed writers are removed; illegal paths are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our safetensors reader and writer against the reference implementation's."""
+"""Our safetensors reader and writer compared with the safetensors package."""
 
 import faulthandler
 import os

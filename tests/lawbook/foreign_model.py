@@ -1,4 +1,4 @@
-"""A small language model as anybody might write it, with bugs that can be planted: width 28, 2 heads of 14, window 7."""
+"""A small language model in plain PyTorch, with bugs that can be seeded: width 28, 2 heads of 14, window 7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wirings: legal, reproducible, and covering what they say they cover."""
+"""Sampled specs: legal, reproducible, and covering the pairs that they report."""
 
 import itertools
 import random

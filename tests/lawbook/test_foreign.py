@@ -1,4 +1,4 @@
-"""Laws on models that are not ours: a correct one passes, each planted bug is caught by the law that names it."""
+"""Laws on foreign models: a correct model passes, each seeded bug is caught by its law."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws on tiny classes of transformers, from a directory with weights and from one with a config alone."""
+"""Laws on tiny classes of transformers, from a directory with weights and from one with a config only."""
 
 from __future__ import annotations
 

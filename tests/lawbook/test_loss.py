@@ -1,4 +1,4 @@
-"""Law 18: the criteria it is written from, and the heads it holds for."""
+"""Law 18, loss: its criteria, and the heads that it is tested on."""
 
 import pytest
 import torch

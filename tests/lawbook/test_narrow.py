@@ -1,4 +1,4 @@
-"""Law 17: what it compares, what it bounds, and what it lets pass."""
+"""Law 17, narrow: what it compares, its bounds, and what passes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The pytest plugin in a repository of a user's own, by a pytest of its own."""
+"""The pytest plugin, in a separate pytest process on a user's own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite itself: what it counts, what it calls a failure, and that a few laws really run on real specs."""
+"""The suite: what it counts, what is a failure, and a few laws on real specs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tiled attention equals the reference, forward and backward, for any mask and layout of tokens, without memory of n²."""
+"""Tiled attention equals the reference, forward and backward, for any mask and layout, in memory linear in n."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of tokens: found by document wherever their tokens lie; what is gathered equals what is masked, at any chunk."""
+"""Blocks of tokens: looked up by document in any layout; the gathered form equals the masked one, at any chunk size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent cells step by step: padding is inert, a document starts from nothing, and a call goes on where the last ended."""
+"""Recurrent cells step by step: padding changes nothing, a document starts from zeros, a call continues the previous one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Fading matrix memories: forms agree at every chunk size, across documents, padding and calls; nothing overflows."""
+"""Decay per head: all forms agree at every chunk size, across documents, padding and calls, without overflow."""
 
 import pytest
 import torch

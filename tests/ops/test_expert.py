@@ -1,4 +1,4 @@
-"""Experts' matmuls: torch's kernel and the loop are one function, forward and backward, whatever runs are empty or not held."""
+"""Matmuls of experts: torch's kernel equals the loop, forward and backward, with empty experts and experts on other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memories that fade by the channel: forms agree at every chunk size, and with the formula; nothing overflows or cancels."""
+"""Decay per key channel: forms agree at every chunk size, and with the formula; nothing overflows or cancels."""
 
 import numpy as np
 import pytest

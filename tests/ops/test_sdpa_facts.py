@@ -1,4 +1,4 @@
-"""Facts about torch's scaled_dot_product_attention that our kernels lean on: a torch that breaks one must be noticed here."""
+"""Properties of torch's scaled_dot_product_attention that our kernels rely on; a torch that breaks one fails here."""
 
 from __future__ import annotations
 

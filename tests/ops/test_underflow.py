@@ -1,4 +1,4 @@
-"""What is left of a memory: e^log, and nothing where it is too little to be seen beside anything."""
+"""Decay factors: e^log, and exactly 0 where it is too small to change any sum."""
 
 from math import exp
 

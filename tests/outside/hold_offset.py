@@ -1,4 +1,4 @@
-"""What the author of an outside part would run: wirings that hold it, and every law on each. One JSON object on stdout.
+"""What the author of an external part would run: every law on sampled specs with the part. One JSON object on stdout.
 
     python hold_offset.py            the laws on every spec; `--plant` breaks the part first, and the laws must see it
 

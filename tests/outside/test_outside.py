@@ -1,6 +1,6 @@
-"""A part from another package: found by its entry point, listed, shown, drawn into wirings, and held to every law.
+"""A part from another package: found by its entry point, listed, shown, used in sampled specs, and tested by every law.
 
-The package in `offset_position/` is made to count as installed by what an installer would write, a `.dist-info` on the path.
+The package in `offset_position/` counts as installed by the metadata that an installer writes, a `.dist-info` on the path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RNN, LSTM and GRU as mixers: equal to torch.nn's for the same weights, forward and backward; heads are cells side by side."""
+"""RNN, LSTM and GRU as mixers: equal to torch.nn's for the same weights, forward and backward; heads are independent cells."""
 
 from __future__ import annotations
 

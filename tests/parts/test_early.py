@@ -1,4 +1,4 @@
-"""Attention of 2014 and 2015, and of low rank: what their formulas say, what they remember, where they end."""
+"""Additive and multiplicative attention and Linformer: their formulas, their caches, and lengths that they refuse."""
 
 from __future__ import annotations
 

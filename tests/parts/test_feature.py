@@ -1,4 +1,4 @@
-"""Feature maps: positive, the same wherever they are made, and for random ones near what softmax weighs by."""
+"""Feature maps: positive, equal at every construction, and random features that approximate softmax."""
 
 import pytest
 import torch

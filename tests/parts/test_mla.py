@@ -1,4 +1,4 @@
-"""Latent attention: its two forms are one, a token leaves 576 numbers behind, and the answers are the reference's."""
+"""MLA: both forms agree, the cache has 576 values per token, and outputs equal those of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts and routers: equal to the reference library's blocks, balanced where they should be, stored whole."""
+"""MoE and routers: equal to the blocks of transformers, balanced in training, saved completely."""
 
 from __future__ import annotations
 

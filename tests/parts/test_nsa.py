@@ -1,4 +1,4 @@
-"""Native sparse attention: what it picks, what it reads, what it remembers, and that all of it open is plain attention."""
+"""Native sparse attention: the selected blocks, the FLOPs, the cache; with every block selected it is plain attention."""
 
 from __future__ import annotations
 

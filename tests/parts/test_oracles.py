@@ -1,4 +1,4 @@
-"""Law 14 on every kind that comes with Dovetail; and that it fails where a number, or an oracle, is wrong or missing."""
+"""Law 14 on every kind that comes with Dovetail; it fails where a number is wrong or an oracle is missing."""
 
 from __future__ import annotations
 

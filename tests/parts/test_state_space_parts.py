@@ -1,4 +1,4 @@
-"""Mamba and S4 as parts: what ranks share out, errors, and S4 against scipy's discretisation of HiPPO's own system."""
+"""Mamba and S4 as parts: sharding, errors, and S4 compared with scipy's discretization of the HiPPO system."""
 
 from __future__ import annotations
 

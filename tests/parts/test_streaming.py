@@ -1,4 +1,4 @@
-"""Streaming: each query's visible keys stand at 0 … size − 1, a ring streams without end, and misuse raises."""
+"""Streaming: the visible keys of each query have positions 0 … size − 1, a ring streams without end, and misuse raises."""
 
 from __future__ import annotations
 

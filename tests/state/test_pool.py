@@ -1,4 +1,4 @@
-"""Pools: room that is declared and no more, refusals that change nothing, roll-back in numbers, twins, sources."""
+"""Pools: exactly the declared memory, refused steps that change nothing, roll-back, forks, encoder sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts: arithmetic on (row, position) -> slot, and the accounts of pages."""
+"""Layouts of the decode state: (row, position) -> slot, and the bookkeeping of pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""diff: ten pairs of specs with every status written out, and every transformation really done.
+"""diff: ten pairs of specs with every status written out, and every transformation applied.
 
 Sizes are all different: width 28, 6 heads of 12, 2 groups, ffn 44, vocabulary 62.
 """

@@ -1,4 +1,4 @@
-"""graft: every surgery on a small model, what it keeps to the last bit and what it makes.
+"""graft: every operation on a small model, the tensors that stay bit-equal and the new ones.
 
 Sizes are all different: width 28, 6 heads of 12, 2 groups, ffn 44, vocabulary 62.
 """

@@ -1,4 +1,4 @@
-"""Chat templates: equal to the reference's where they are honest, stopped where they are not."""
+"""Chat templates: rendered as transformers renders them; malicious ones are stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Five kinds of tokenizers, trained, kept, and read again."""
+"""Five kinds of tokenizers: trained, saved and loaded."""
 
 import json
 

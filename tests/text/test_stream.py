@@ -1,4 +1,4 @@
-"""Pieces of a text as it is written: joined they are the whole, and no character is broken."""
+"""Streamed text: the pieces join to the whole, and no character is split."""
 
 import pytest
 from hypothesis import given, settings, strategies as st

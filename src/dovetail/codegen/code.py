@@ -64,7 +64,7 @@ class Call:
         return dc.replace(self, args=tuple((key, args.get(key, value)) for key, value in self.args))
 
     def is_open(self) -> bool:
-        """Whether it can never stand on one line."""
+        """Whether it never fits on one line."""
         return self.open or any(isinstance(value, Call) and value.is_open() for _, value in self.args)
 
     def flat(self) -> str:
@@ -79,7 +79,7 @@ def _flat(key: str, value: Any) -> str:
 
 def laid(before: str, call: Call, after: str, indent: int) -> str:
     """`before call after` within the width: on one line, or its arguments on a line of their own, or each on its own. The first
-    line is not indented, since it stands in a template's place."""
+    line is not indented, since it replaces a placeholder of a template."""
     one = f"{before}{call.flat()}{after}"
     if not call.is_open() and indent + len(one) <= WIDTH:
         return one
@@ -105,13 +105,13 @@ def signature(name: str, given: Iterable[str], gives: str = "", indent: int = ST
 
 def fill(text: str, flags: Mapping[str, object] | None = None, **holes: Any) -> str:
     """A template with its holes filled, and without the lines that are for flags that do not hold."""
-    held = {name for name, holds in (flags or {}).items() if holds}
+    true = {name for name, value in (flags or {}).items() if value}
     kept: list[str] = []
     for line in text.strip("\n").split("\n"):
         mark = MARK.search(line)
         if mark is None:
             kept.append(line)
-        elif _holds(mark["flags"].split(), held):
+        elif _holds(mark["flags"].split(), true):
             kept.append(line[: mark.start()])
     source = "\n".join(kept)
     if not holes:
@@ -123,7 +123,7 @@ def fill(text: str, flags: Mapping[str, object] | None = None, **holes: Any) -> 
 
 
 def _holds(words: list[str], flags: set[str]) -> bool:
-    """Whether every named flag holds, and none that stands behind a `not`."""
+    """Whether every named flag is true, and none after a `not`."""
     wanted = True
     for before, word in itertools.pairwise(["", *words]):
         if word != "not":
@@ -144,13 +144,13 @@ class File:
         it is called `other`, or gets a number."""
         for number in itertools.count():
             own = name if number == 0 else other if other and number == 1 else f"{other or name}{number + (not other)}"
-            made = text.replace("$name", own)
-            if self.definitions.setdefault(own, made) == made:
+            definition = text.replace("$name", own)
+            if self.definitions.setdefault(own, definition) == definition:
                 return own
         raise AssertionError("numbers never end")
 
     def letter(self, **letters: str) -> None:
-        """What letters of shapes stand for."""
+        """The meaning of the letters in shapes."""
         self.letters |= letters
 
     def note(self, text: str) -> None:

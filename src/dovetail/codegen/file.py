@@ -100,7 +100,7 @@ if __name__ == "__main__":
 
 
 def emit(spec: Model, name: str = "model") -> str:
-    """The text of a file that computes what the spec says; `name` is what the file calls the model."""
+    """The source of a file that computes the spec; `name` is the title of the model in it."""
     check(spec)
     for path, part in walk_spec(spec):
         if part.kind not in WRITERS and not isinstance(part, Init):
@@ -139,7 +139,7 @@ def _header(file: File, body: str, name: str) -> str:
     imports.append("from pathlib import Path")
     imports += ["", "import torch", "import torch.nn.functional as F", "from torch import Tensor, nn"]
     letters = "; ".join(f"{letter} {meaning}" for letter, meaning in file.letters.items())
-    told = [textwrap.fill(text, WIDTH) for text in (f"Shapes: {letters}.", *file.notes)]
+    notes = [textwrap.fill(text, WIDTH) for text in (f"Shapes: {letters}.", *file.notes)]
     script = f"{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_') or 'model'}.py"  # a line to paste: plain letters alone
-    holes = {"title": in_docstring(name), "letters": told[0], "script": script, "imports": "\n".join(imports)}
-    return fill(HEADER, {"notes": file.notes}, **holes, notes="\n".join(told[1:])) + "\n\n\n"
+    holes = {"title": in_docstring(name), "letters": notes[0], "script": script, "imports": "\n".join(imports)}
+    return fill(HEADER, {"notes": file.notes}, **holes, notes="\n".join(notes[1:])) + "\n\n\n"

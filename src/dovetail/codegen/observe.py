@@ -61,16 +61,16 @@ class _Observed:
         return repr(self._record.part)
 
     def parts(self) -> dict[str, Part]:
-        """The parts held in fields, as `Part.parts` gives them, observed."""
+        """The parts in the fields, as `Part.parts` returns them, observed."""
         record = self._record
         return {name: _at(record.values, name) for name in record.part.parts()}
 
 
 def observed(part: Part, path: str = "") -> Any:
     """Return a part that behaves as the given one and records which of its fields are read."""
-    made: Any = object.__new__(_observed_class(type(part)))
-    object.__setattr__(made, "_record", Record(part, path))
-    return made
+    observed: Any = object.__new__(_observed_class(type(part)))
+    object.__setattr__(observed, "_record", Record(part, path))
+    return observed
 
 
 def plain_part(part: Any) -> Any:
@@ -79,7 +79,7 @@ def plain_part(part: Any) -> Any:
 
 
 def ignore(part: Any, fields: tuple[str, ...]) -> None:
-    """Record that an emitted file has no place for these fields of the part. A part made by its parent is not observed."""
+    """Record that an emitted file has no place for these fields of the part. Parts without a spec are not observed."""
     if isinstance(part, _Observed):
         part._record.ignored.update(fields)
 

@@ -108,7 +108,7 @@ def is_directory(path: Path) -> bool:
 
 
 def problem(error: Exception) -> str:
-    """Return what an error of the operating system says, without its path and number."""
+    """Return the message of an operating-system error, without its path and number."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
@@ -172,7 +172,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
         parsed = json.loads(data.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_constant)
     except RecursionError as error:
         raise FileError(f"{where}: is nested deeper than {JSON_DEPTH} levels") from error
-    except ValueError as error:  # what is no JSON, no UTF-8, or a number of thousands of digits
+    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise FileError(f"{where}: is not JSON ({_short(str(error))})") from error
     if not isinstance(parsed, dict):
         raise FileError(f"{where}: is not a JSON object")

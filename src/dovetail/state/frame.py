@@ -1,4 +1,4 @@
-"""Frame: what all layers of one state group share in one step: slots to write, slots to read, the layout of the keys.
+"""Frame: the indices that all layers of a state group share in one step: slots to write, slots to read, the layout of the keys.
 
 A frame is computed once per step; the views of the layers index their stores with it. Leading dimensions are `batch`, or none
 for a flat batch of tokens from many sequences, whose keys then lie one sequence behind the other.

@@ -1,4 +1,4 @@
-"""Pool: the decode state of a model (KV caches, recurrent states), allocated from what its parts declare with `state()`.
+"""Pool: the decode state of a model (KV caches, recurrent states), allocated from the declarations of its parts (`state()`).
 
     pool = Pool(spec, rows=8, capacity=4096)
     step = pool.step([0, 1], [5, 3])          # 5 and 3 new tokens for rows 0 and 1: their layout, and a view per layer
@@ -110,7 +110,7 @@ class Pool:
         """
         self.rows = rows
         self.lengths = [0] * rows  # tokens per row
-        self.written = [0] * rows  # the most tokens a row has held since its stores were fresh or restored
+        self.written = [0] * rows  # largest length of a row since its stores were new or restored
         self.source_lengths = [0] * rows  # tokens of encoder output per row
         self.marks: list[list[Mark]] = [[] for _ in range(rows)]
         self.groups: dict[Any, Group] = {}

@@ -49,7 +49,7 @@ class Slots:
         return True
 
     def rewind(self, row: int, n: int) -> None:
-        """Give back what the tokens after the first n took."""
+        """Free the slots of the tokens after the first n."""
 
     def fork(self, a: int, b: int, length: int) -> Copies:
         """Let row b hold the `length` tokens of row a; returns the entries to copy."""

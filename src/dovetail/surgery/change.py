@@ -36,7 +36,7 @@ class FieldChange(NamedTuple):
 
     @property
     def key(self) -> tuple[type[Part], str]:
-        """The field, at whatever path."""
+        """The name of the field, without its path."""
         return type(self.b), self.field
 
     def change(self, shapes_only: bool, shape_differs: bool) -> Change:

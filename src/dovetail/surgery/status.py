@@ -1,4 +1,4 @@
-"""The status of each tensor between two specs, from what the parts declare: paths, named axes, ties, fields. No kind is asked.
+"""The status of each tensor between two specs, from the declarations of parts: paths, named axes, ties and fields.
 
     kept            the same path, axes and sizes, used as before
     reinterpreted   the same numbers, used in another way (RoPE -> ALiBi for queries and keys, a window, an activation)

@@ -29,7 +29,7 @@ class Owner(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """Where a module stands: the block or model that holds its branch, the branch, whether a wire joins it to the residual
+    """The place of a module: the block or model that has its branch, the branch, whether a wire joins it to the residual
     stream, and the parts from the branch down to the module."""
 
     home: str
@@ -51,7 +51,7 @@ class Content(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A declared tensor and where it stands."""
+    """A declared tensor and its place."""
 
     path: str
     weight: Weight

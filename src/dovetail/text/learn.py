@@ -48,7 +48,7 @@ def _samples(text: str) -> Iterator[str]:
 
 
 def _bytes(model: models.Model, vocab: int) -> tuple[Engine, list[str]]:
-    """Return an engine on bytes, and the characters that stand for them."""
+    """Return an engine on bytes, and the characters that represent them."""
     if vocab < LEAST:
         raise SpecError("vocab", f"{vocab} is too small: bytes and special tokens alone are {LEAST}", f"--set vocab={LEAST}")
     engine = Engine(model)

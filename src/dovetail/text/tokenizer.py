@@ -116,7 +116,7 @@ class Tokenizer:
 
 @contextlib.contextmanager
 def _engine_errors(what: str) -> Iterator[None]:
-    """Raise FileError for what the engine raises: bare Exception, or a panic, which is no Exception."""
+    """Raise FileError for the errors of the engine: bare Exception, or a panic, which is not an Exception."""
     try:
         yield
     except BaseException as error:

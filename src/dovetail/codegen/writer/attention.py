@@ -131,10 +131,10 @@ def _written(context: Context, cross: bool) -> MixerCode:
     arguments: dict[str, object] = dict(sizes)
     if dense:
         given, arguments = [*given, "mask: Callable"], {**arguments, "mask": mask_function(context.below("mask"))}
-    if flags["position"]:  # a table that a stack shares is held by its first layer alone
+    if flags["position"]:  # a table that a stack shares is in its first layer only
         holder = "position: nn.Module | None = None" if placed.given else "position: nn.Module"
         given, arguments = [*given, holder], {**arguments, "position": placed.module}
-    asked = {**({"encoder_output": "encoder_output"} if cross else {}), **placed.given}
+    inputs = {**({"encoder_output": "encoder_output"} if cross else {}), **placed.given}
     file.letter(H="heads", K="head size", **({"G": "KV heads"} if grouped else {}))
     if cross:
         file.letter(M="source tokens")
@@ -143,7 +143,7 @@ def _written(context: Context, cross: bool) -> MixerCode:
         flags,
         doc=_doc(cross),
         init=signature("__init__", given),
-        forward=signature("forward", ["x: Tensor", *(f"{name}: Tensor" for name in asked)], "Tensor"),
+        forward=signature("forward", ["x: Tensor", *(f"{name}: Tensor" for name in inputs)], "Tensor"),
         scale=_scale(context),
         bias=part.bias,
         out_bias=part.out_bias,
@@ -161,7 +161,7 @@ def _written(context: Context, cross: bool) -> MixerCode:
         **norms,
     )
     name, other = ("CrossAttention", "") if cross else ("Attention", OTHERWISE[flag])
-    return MixerCode(Call.to(file.define(name, text, other), **arguments), asked)
+    return MixerCode(Call.to(file.define(name, text, other), **arguments), inputs)
 
 
 def _doc(cross: bool) -> str:

@@ -139,7 +139,7 @@ def _by_class(context: Context) -> Call:
 
 @writes("classifier")
 def classifier(context: Context) -> HeadCode:
-    """One class for a row."""
+    """Logits over classes per row."""
     return HeadCode(_by_class(context), f"x = {POOLS[context.part.pooling]}\nreturn self.head(x)", "(B, classes)")
 
 
@@ -151,7 +151,7 @@ def token_classifier(context: Context) -> HeadCode:
 
 @writes("pooled_embedding")
 def pooled_embedding(context: Context) -> HeadCode:
-    """A vector for a row."""
+    """One vector per row."""
     part, call, lines = context.part, None, [f"x = {POOLS[context.part.pooling]}"]
     if part.dense:
         doc = "One vector for the whole row: tanh(W x + b)."
@@ -166,7 +166,7 @@ def pooled_embedding(context: Context) -> HeadCode:
 
 @writes("reward")
 def reward(context: Context) -> HeadCode:
-    """One number for a row."""
+    """One number per row."""
     text = fill(POOLED, doc="One number for the whole row.", out="1, bias=False", shape="1", applied="self.out(x)")
     call = Call.to(context.file.define("ScalarHead", text), width=context.size("embed"))
     return HeadCode(call, f"x = {POOLS[context.part.pooling]}\nreturn self.head(x)", "(B, 1)")

@@ -51,7 +51,7 @@ class $name(nn.Module):
         self.k = nn.Linear(width, heads * head, bias=$bias)
         self.v = nn.Linear(width, heads * head, bias=$bias)
         self.o = nn.Linear(heads * head, width, bias=$bias)
-        self.feature = feature  #? held
+        self.feature = feature  #? module
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
         q = self.q(x).unflatten(-1, (-1, self.head)).to(at_least_fp32(x.dtype))  # (B, N, H, K)
@@ -74,8 +74,8 @@ def elu_features(context: Context) -> FeatureCode:
 @writes("relu_features")
 def relu_features(context: Context) -> FeatureCode:
     """max(x, 0) and a little."""
-    made = f"F.relu({{}}) + {context.part.floor}".format
-    return FeatureCode(made, made)
+    floored = f"F.relu({{}}) + {context.part.floor}".format
+    return FeatureCode(floored, floored)
 
 
 @writes("random_features")
@@ -91,16 +91,16 @@ def linear(context: Context) -> MixerCode:
     """The mixer, its features and its scan."""
     part, file = context.part, context.file
     define_decay_scan(file)
-    made: FeatureCode = context.write("feature")
+    feature: FeatureCode = context.write("feature")
     file.letter(H="heads", K="head size", S="features of a query or key")
     sizes = {"width": context.size("embed"), "heads": part.heads, "head": context.size("head")}
-    given = [f"{name}: int" for name in sizes] + (["feature: nn.Module"] if made.module else [])
+    given = [f"{name}: int" for name in sizes] + (["feature: nn.Module"] if feature.module else [])
     text = fill(
         LINEAR,
-        {"held": made.module},
+        {"module": feature.module},
         init=f"def __init__(self, {', '.join(given)}):",
         bias=part.bias,
-        query=made.query("q"),
-        key=made.key("k"),
+        query=feature.query("q"),
+        key=feature.key("k"),
     )
-    return MixerCode(Call.to(file.define("LinearAttention", text), **sizes, feature=made.module))
+    return MixerCode(Call.to(file.define("LinearAttention", text), **sizes, feature=feature.module))

@@ -37,15 +37,19 @@ def $name(block: Tensor, pick: int, seed: int) -> Tensor:
 
 def mask_function(context: Context) -> str:
     """The name of a function of the file that gives the whole mask."""
-    seen: MaskCode = context.written()
-    ending = "[None]" if seen.by_head else ".expand(n, n)" if seen.by_key else ""
-    line = f"return ({seen.expression}){ending}" if ending else f"return {seen.expression}"
-    if STEP + len(line) > WIDTH and seen.terms:
-        first, *others = seen.terms
-        joined = [f"seen = {first}", *(f"seen = seen {seen.sign} ({term})" for term in others), f"return seen{ending}"]
+    mask: MaskCode = context.written()
+    ending = "[None]" if mask.by_head else ".expand(n, n)" if mask.by_key else ""
+    line = f"return ({mask.expression}){ending}" if ending else f"return {mask.expression}"
+    if STEP + len(line) > WIDTH and mask.terms:
+        first, *others = mask.terms
+        joined = [
+            f"visible = {first}",
+            *(f"visible = visible {mask.sign} ({term})" for term in others),
+            f"return visible{ending}",
+        ]
         line = f"\n{' ' * STEP}".join(joined)
-    shape = "(1, H, N, N)" if seen.by_head else "(N, N)"
-    return context.file.define(f"{seen.name}_mask", fill(FUNCTION, {"by_key": seen.by_key}, shape=shape, lines=line))
+    shape = "(1, H, N, N)" if mask.by_head else "(N, N)"
+    return context.file.define(f"{mask.name}_mask", fill(FUNCTION, {"by_key": mask.by_key}, shape=shape, lines=line))
 
 
 @writes("full")
@@ -76,7 +80,7 @@ def prefix(context: Context) -> MaskCode:
 
 @writes("global_tokens")
 def global_tokens(context: Context) -> MaskCode:
-    """The first tokens see all and are seen by all."""
+    """The first tokens see every token, and every token sees them."""
     return MaskCode("global", f"(q < {context.part.tokens}) | (k < {context.part.tokens})")
 
 
@@ -122,13 +126,13 @@ def _joined(context: Context, sign: str, word: str) -> MaskCode:
 
 @writes("all_of")
 def all_of(context: Context) -> MaskCode:
-    """What all of the masks let through."""
+    """The keys that all of the masks allow."""
     return _joined(context, "&", "_")
 
 
 @writes("any_of")
 def any_of(context: Context) -> MaskCode:
-    """What any of the masks lets through."""
+    """The keys that any of the masks allows."""
     return _joined(context, "|", "_or_")
 
 

@@ -21,7 +21,7 @@ from dovetail.codegen.registry import (
     writes,
 )
 
-PERIOD = 8  # layers: the longest pattern that is looked for
+PERIOD = 8  # layers of the longest pattern that is detected
 
 BLOCK = '''
 class $name(nn.Module):
@@ -29,7 +29,7 @@ class $name(nn.Module):
 
     $init
         super().__init__()
-        $made
+        $assignments
 
     $forward  # -> (B, N, D)
         $lines
@@ -42,7 +42,7 @@ class $name(nn.Module):
 
     def __init__(self):
         super().__init__()
-        $made
+        $assignments
 
     $forward
         $lines
@@ -50,7 +50,7 @@ class $name(nn.Module):
 
 LAYER = """
 def $name() -> $kind:
-    $made
+    $line
 """
 
 
@@ -59,7 +59,7 @@ def _body(lines: Sequence[str]) -> str:
     return ("\n" + " " * BODY).join(lines)
 
 
-def _held(name: str, call: Call) -> str:
+def _assignment(name: str, call: Call) -> str:
     return laid(f"self.{name} = ", call, "", BODY)
 
 
@@ -68,25 +68,25 @@ def block(context: Context) -> BlockCode:
     """The branches, the norms that the wire asks for, and the wire's lines."""
     part = context.part
     branches = {name: context.write(name) for name in part.branches()}
-    calls = {name: made.call if isinstance(made, MixerCode) else made for name, made in branches.items()}
-    asked: dict[str, Mapping[str, str]] = {n: m.given if isinstance(m, MixerCode) else {} for n, m in branches.items()}
+    calls = {name: code.call if isinstance(code, MixerCode) else code for name, code in branches.items()}
+    arguments: dict[str, Mapping[str, str]] = {n: m.given if isinstance(m, MixerCode) else {} for n, m in branches.items()}
     join: Join = context.write("wire")
-    wiring: WireCode = join({name: f"self.{name}({', '.join(['{}', *asked[name]])})" for name in branches})
+    wiring: WireCode = join({name: f"self.{name}({', '.join(['{}', *arguments[name]])})" for name in branches})
     norms = {name: context.write(name, part.norm) for name in part.wire.norms(part.branches())}
 
     def define(taken: Sequence[str]) -> Call:
-        held = [_held("wire", wiring.scale)] if wiring.scale is not None else []
-        held += [_held(name, norm) for name, norm in norms.items() if not name.startswith(tuple(branches))]
+        assignments = [_assignment("wire", wiring.scale)] if wiring.scale is not None else []
+        assignments += [_assignment(name, norm) for name, norm in norms.items() if not name.startswith(tuple(branches))]
         for branch in branches:
-            held += [_held(name, norm) for name, norm in norms.items() if name.startswith(branch)]
-            held.append(f"self.{branch} = {branch}")
+            assignments += [_assignment(name, norm) for name, norm in norms.items() if name.startswith(branch)]
+            assignments.append(f"self.{branch} = {branch}")
         if part.wire.dropout:
-            held.append(f"self.dropout = nn.Dropout({part.wire.dropout})")
+            assignments.append(f"self.dropout = nn.Dropout({part.wire.dropout})")
         text = fill(
             BLOCK,
             doc=wiring.doc,
             init=signature("__init__", [f"{name}: nn.Module" for name in branches]),
-            made=_body(held),
+            assignments=_body(assignments),
             forward=signature("forward", ["x: Tensor", *(f"{name}: Tensor" for name in taken)], "Tensor"),
             lines=_body(wiring.lines),
             out=wiring.out,
@@ -94,7 +94,7 @@ def block(context: Context) -> BlockCode:
         inside = "Encoder" if context.scope.stack.startswith("encoder") else "Decoder"
         return Call.to(context.file.define("Block", text, f"{inside}Block"), **calls).opened()
 
-    return BlockCode({name: made for given in asked.values() for name, made in given.items()}, define)
+    return BlockCode({name: made for given in arguments.values() for name, made in given.items()}, define)
 
 
 @writes("model", ignores=("init",))
@@ -109,19 +109,21 @@ def model(context: Context) -> ModelCode:
     norms: dict[str, Call] = {n: context.write(n) for n in ("embed_norm", "norm") if getattr(part, n) is not None}
     layers, given = _layers(context)
     answer: HeadCode = HeadCode(None, "return x", "(B, N, D)") if part.head is None else context.write("head")
-    held: dict[str, Call | None] = {"embed": entry.module, "position": placed.module, "embed_norm": norms.get("embed_norm")}
-    lines = [_held(name, call) for name, call in held.items() if call is not None]
+    calls: dict[str, Call | None] = {"embed": entry.module, "position": placed.module, "embed_norm": norms.get("embed_norm")}
+    lines = [_assignment(name, call) for name, call in calls.items() if call is not None]
     if part.dropout:
         lines.append(f"self.dropout = nn.Dropout({part.dropout})")
     if encoder is not None:
-        lines.append(_held("encoder", encoder.call))
+        lines.append(_assignment("encoder", encoder.call))
     lines.append(layers)
-    lines += [_held(name, call) for name, call in (("norm", norms.get("norm")), ("head", answer.module)) if call is not None]
+    lines += [
+        _assignment(name, call) for name, call in (("norm", norms.get("norm")), ("head", answer.module)) if call is not None
+    ]
     inputs = (*(("source: Tensor",) if encoder is not None else ()), *entry.inputs)
     text = fill(
         MODEL,
         doc=_doc(outer, encoder is not None, entry, answer),
-        made=_body(lines),
+        assignments=_body(lines),
         forward=signature("forward", inputs, "Tensor") + f"  # -> {answer.shape}",
         lines=_body(_forward(part, encoder, entry, placed, given, answer)),
     )
@@ -130,7 +132,7 @@ def model(context: Context) -> ModelCode:
 
 
 def _doc(outer: bool, reads: bool, entry: EmbedCode, answer: HeadCode) -> str:
-    """What goes in and what comes out."""
+    """The inputs and outputs of the model."""
     name = entry.inputs[0].partition(":")[0]
     source = "source (B, M) and " if reads else ""
     shape = "(B, channels, height, width)" if name == "images" else "(B, N)"
@@ -164,29 +166,29 @@ def _forward(
 
 
 def _layers(context: Context) -> tuple[str, Mapping[str, str]]:
-    """The line that makes all layers, and what they take beside x."""
+    """The line that constructs all layers, and their arguments besides x."""
     blocks: list[BlockCode] = [context.write(f"layers.{i}", block) for i, block in enumerate(context.part.layers)]
     given = {name: made for block in blocks for name, made in block.given.items()}
     calls = [block.define(list(given)) for block in blocks]
     if all(call == calls[0] for call in calls):
         inner, outer = " " * (BODY + STEP), " " * BODY
-        made = laid("", calls[0], "", BODY + STEP)
-        return f"self.layers = nn.ModuleList(\n{inner}{made}\n{inner}for _ in range({len(calls)})\n{outer})", given
+        layer = laid("", calls[0], "", BODY + STEP)
+        return f"self.layers = nn.ModuleList(\n{inner}{layer}\n{inner}for _ in range({len(calls)})\n{outer})", given
     names = _functions(context.file, calls)
     kinds = _order([names[call] for call in calls])
     return _body([*kinds, "self.layers = nn.ModuleList(make() for make in kinds)"]), given
 
 
 def _functions(file: File, calls: Sequence[Call]) -> dict[Call, str]:
-    """A function for every distinct block, called by what tells them apart."""
+    """A function for every distinct block, named by what distinguishes it: mixer, mask or ffn."""
     distinct = list(dict.fromkeys(calls))
     if len(distinct) == 2 and calls.count(distinct[0]) == 1:
         names = [f"{when}_{_snake(call.name)}" for when, call in zip(("first", "later"), distinct, strict=True)]
     else:
         tells = [[words(call) for call in distinct] for words in (_by_mixer, _by_mask, _by_ffn)]
         names = next((words for words in tells if len(set(words)) == len(distinct)), tells[0])
-    made = [fill(LAYER, kind=call.name, made=laid("return ", call, "", STEP)) for call in distinct]
-    return {call: file.define(name, text) for call, name, text in zip(distinct, names, made, strict=True)}
+    texts = [fill(LAYER, kind=call.name, line=laid("return ", call, "", STEP)) for call in distinct]
+    return {call: file.define(name, text) for call, name, text in zip(distinct, names, texts, strict=True)}
 
 
 def _by_mixer(call: Call) -> str:
@@ -209,7 +211,7 @@ def _snake(name: str) -> str:
 
 
 def _order(names: Sequence[str]) -> list[str]:
-    """Lines that give `kinds`, the layers in order: a pattern that begins anew where there is one."""
+    """Lines that assign `kinds`, the kinds of the layers in order, written as a repeated pattern where there is one."""
     for period in range(1, PERIOD + 1):
         if period < len(names) and all(name == names[i % period] for i, name in enumerate(names)):
             times, rest = -(-len(names) // period), len(names) % period

@@ -120,6 +120,6 @@ def t5_bias(context: Context) -> PositionCode:
     module = Call.to(name, heads=context.size("heads"))
     if not part.shared:
         return PositionCode(module, bias="self.position(x.shape[1])")
-    # the first layer of the stack holds the table; what it gives is handed to every layer
+    # the first layer of the stack has the table; its bias is passed to every layer
     given = {"bias": "self.layers[0].mixer.position(x.shape[1])"}
     return PositionCode(None if context.scope.layer else module, bias="bias", given=given)

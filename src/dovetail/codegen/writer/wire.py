@@ -36,7 +36,7 @@ def _added(context: Context, number: int, what: str) -> str:
 
 
 def _lines(context: Context, number: int, call: str, join: str) -> list[str]:
-    """`x = …` with what a branch adds in the hole of `join`: one line, or two where one would be too long."""
+    """`x = …` with the branch's output in the placeholder of `join`: one line, or two where one would be too long."""
     line = join.format(_added(context, number, call))
     return [line] if BODY + len(line) <= WIDTH else [f"y = {call}", join.format(_added(context, number, "y"))]
 
