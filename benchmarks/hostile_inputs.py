@@ -285,7 +285,7 @@ def path_inputs() -> Iterator[Input]:
         for verb, args in reads.items():
             yield Input(f"read {verb} {name}", tuple(a.format(path) if a == "{}" else a for a in args), prepare, must_fail=True)
         for verb, args in writes.items():
-            if name in ("none", "evil", "dangling"):
+            if name in ("none", "evil", "dangling", "locked"):
                 continue  # these can be written
             yield Input(
                 f"write {verb} {name}",

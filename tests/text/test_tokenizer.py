@@ -105,3 +105,10 @@ def test_text_that_is_no_unicode_is_refused() -> None:
     for encode in (tokenizer.encode, tokenizer.prompt):
         with pytest.raises(InputError, match="character 1 of the text is not Unicode"):
             encode("a\udc80")
+
+
+def test_a_panic_of_the_engine_is_an_error_without_a_page_on_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    post = adding(3) | {"special_tokens": {}}
+    with pytest.raises(FileError, match="cannot be read as a tokenizer"):
+        Tokenizer.load(hostile(tmp_path, post_processor=post))
+    assert "panicked" not in capfd.readouterr().err

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -46,11 +48,13 @@ class Tokenizer:
         where = Directory(directory)
         path, text = where.place / TOKENIZER_FILE, where.text(TOKENIZER_FILE, TOKENIZER_BYTES)
         _check_bounds(text, path)
-        with _engine_errors(f"{path}: cannot be read as a tokenizer"):
+        with _engine_errors(f"{path}: cannot be read as a tokenizer"), _without_panic_messages():
             engine = Engine.from_str(text)
             engine.no_padding()  # padding and truncation of the file are for batches
             engine.no_truncation()
             added = engine.num_special_tokens_to_add(False)
+            if added <= TOKENIZER_ADDED:
+                engine.decode(engine.encode("a").ids)  # components that do not fit each other panic here
         if added > TOKENIZER_ADDED:
             raise FileError(f"{path}: adds {added:,} special tokens to a prompt; the limit is {TOKENIZER_ADDED:,}")
         return Tokenizer(engine)
@@ -94,7 +98,7 @@ class Tokenizer:
             raise InputError(f"the prompt has {len(text):,} characters; the limit is {PROMPT_CHARACTERS:,}")
         self.engine.encode_special_tokens = False
         try:
-            with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the prompt"):
+            with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the prompt"), _without_panic_messages():
                 return self.engine.encode(text, add_special_tokens=add_special).ids
         finally:
             self.engine.encode_special_tokens = True
@@ -123,6 +127,25 @@ def _engine_errors(what: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__module__ != PANICS:
             raise  # an interrupt
         raise FileError(f"{what} ({str(error)[:300]})") from error
+
+
+@contextlib.contextmanager
+def _without_panic_messages() -> Iterator[None]:
+    """Discard what is written to stderr: a panic in Rust prints a page there before it is raised."""
+    try:
+        sys.stderr.flush()
+        kept = os.dup(2)
+    except (OSError, AttributeError, ValueError):  # stderr is closed
+        yield
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
 
 
 def _check_unicode(text: str) -> None:
