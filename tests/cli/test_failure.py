@@ -159,3 +159,38 @@ def test_a_terminal_without_unicode_gets_escapes(encoding: str) -> None:
         [sys.executable, "-m", "dovetail", "laws", "--help"], env=env, capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("flags", [["llama-3-405b"], ["llama-tiny", "--batch", "65536", "--length", "1000000"]])
+def test_training_that_needs_more_memory_than_there_is_is_refused_at_once(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("It was the best of times. " * 100)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *flags, "--text", "text.txt"])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (4, "")
+    assert "GB of memory" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["train", "llama-tiny", "--text", "text.txt", "-o", "/proc/x"],
+        ["show", "llama-tiny", "--html", "/proc/x.html"],
+        ["train", "llama-tiny", "--text", "pipe"],
+        ["show", "pipe"],
+    ],
+)
+def test_paths_are_checked_before_torch_is_imported(args: list[str], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("It was the best of times. " * 100)
+    os.mkfifo(tmp_path / "pipe")
+    code = (
+        "import sys\nfrom dovetail.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n    print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, *args]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (4, "False\n")
+    assert len(done.stderr.splitlines()) == 1

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dovetail.text.tokenizer import Tokenizer
     from dovetail.training.metrics import StepMetrics
 
+BYTES_PER_PARAMETER = 16  # float32: the weight, its gradient, and two moments of Adam
 LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is noisy
 
 
@@ -72,6 +73,7 @@ class Command(LoadFlags):
         """Train, write the model directory, and print the losses and a sample."""
         from dovetail.construction import build
         from dovetail.core.fold import parameters
+        from dovetail.core.memory import check_memory
         from dovetail.datasets.corpus import Corpus, read_corpus
         from dovetail.io.model_dir import must_be_free, save
         from dovetail.io.model_files import LOSSES_FILE, TOKENIZER_FILE
@@ -89,6 +91,8 @@ class Command(LoadFlags):
         must_be_free(out, self.force)
         spec = changed(find_spec(self.spec), self.set, self.swap)
         check_learns_text(spec)
+        needed = BYTES_PER_PARAMETER * parameters(spec) + 4 * self.batch * self.length * spec.vocab
+        check_memory(needed, f"training {parameters(spec):,} parameters on {self.batch:,} × {self.length:,} tokens per step")
         model = build(spec, seed=self.seed)
         text = read_corpus(self.text)
         print_note(f"{self.text}: {len(text):,} characters; training a tokenizer of {spec.vocab} tokens")
