@@ -52,6 +52,15 @@ assert dovetail.graft(model, other).model.part == other
 with tempfile.TemporaryDirectory() as place:
     dovetail.save(model, Path(place) / "model")
     assert dovetail.load(Path(place) / "model").spec == spec
+    assert dovetail.export(Path(place) / "model", Path(place) / "hf").model_type == "llama"
+    assert dovetail.import_(Path(place) / "hf", Path(place) / "again").layers == 6
+    assert not dovetail.verify(model, Path(place) / "again", decode=False, longest=0).failed
+    try:
+        dovetail.map(Path(place) / "again", "text")
+    except dovetail.DovetailError as refused:
+        assert "tokenizer" in str(refused)
+assert not dovetail.laws(spec, only=["round_trip"]).failed
+assert "llama" in [family.model_type for family in dovetail.list_families()]
 assert isinstance(model, dovetail.Transformer)
 assert isinstance(spec.layers[0], dovetail.Block)
 try:

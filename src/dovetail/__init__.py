@@ -24,25 +24,37 @@ _PUBLIC = {
     "check": "dovetail.core.check",
     "diff": "dovetail.api.diff",
     "emit": "dovetail.api.emit",
+    "export": "dovetail.api.export",
     "from_yaml": "dovetail.io.spec",
     "generate": "dovetail.api.generate",
     "graft": "dovetail.surgery.graft",
+    "import_": "dovetail.api.import_",
+    "laws": "dovetail.api.laws",
+    "list_families": "dovetail.api.list_families",
     "list_parts": "dovetail.api.list_parts",
     "load": "dovetail.api.models",
     "load_spec": "dovetail.io.spec",
+    "map": "dovetail.api.map",
     "save": "dovetail.api.models",
     "show": "dovetail.api.show",
     "to_yaml": "dovetail.io.spec",
+    "verify": "dovetail.api.verify",
 }
 
 if TYPE_CHECKING:
     from dovetail import parts as parts
     from dovetail.api.diff import diff as diff
     from dovetail.api.emit import emit as emit
+    from dovetail.api.export import export as export
     from dovetail.api.generate import generate as generate
+    from dovetail.api.import_ import import_ as import_
+    from dovetail.api.laws import laws as laws
+    from dovetail.api.list_families import list_families as list_families
     from dovetail.api.list_parts import list_parts as list_parts
+    from dovetail.api.map import map as map
     from dovetail.api.models import build as build, load as load, save as save
     from dovetail.api.show import show as show
+    from dovetail.api.verify import verify as verify
     from dovetail.core.check import check as check
     from dovetail.core.ctx import Ctx as Ctx, Listener as Listener
     from dovetail.core.errors import DovetailError as DovetailError, SpecError as SpecError

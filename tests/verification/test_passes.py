@@ -16,7 +16,7 @@ from dovetail.verification.check import verify
 from dovetail.verification.lengths import limits_of, long_length
 from dovetail.verification.module_side import ModuleSide
 from dovetail.verification.prompt import random_prompt
-from dovetail.verification.report import page, sentences
+from dovetail.verification.report import body, sentences
 from dovetail.verification.sides import NativeSide
 from dovetail.verification.transformers_side import TransformersSide
 from dovetail.verification.verdict import Verdict
@@ -72,7 +72,7 @@ def test_a_clean_pair_is_decoded_and_long_on_both_sides(places: tuple[Path, Path
         "float64 and float32; 2 × 37 tokens at 42 taps; decoding of A and B with a cache (21 + 16 × 1 tokens);"
     )
     assert "padding" in not_tested
-    html, data = page(verdict), json.dumps(verdict.data())
+    html, data = body(verdict), json.dumps(verdict.data())
     assert all(text in html and text in data for text in ("decoding of A and B", "padding"))
 
 

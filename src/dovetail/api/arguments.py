@@ -2,26 +2,24 @@
 
 "llama-tiny"                     a preset
 "spec.yaml", Path("my-model")    a file, or a model directory of either layout; a path takes precedence over a preset
-"width: 64\\nlayers: …"           YAML text
+"width: 64\\nlayers: …"           YAML text, or a mapping of plain data
 Model(…)                         a spec
 build(…), load(…)                a model: its spec
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from dovetail.account import say
 from dovetail.core.part import plain
-from dovetail.io.spec import Changes, changed, from_yaml
+from dovetail.io.spec import Changes, changed
 from dovetail.model import Model, ModelModule
-from dovetail.port.load import find_spec
+from dovetail.port import load as loading
 
-SpecLike = str | Path | Model | ModelModule
-YAML_TEXT = re.compile(r"\n|^\s*\{|:\s")  # no file or preset in use has a name like this
+SpecLike = loading.SpecLike | ModelModule
 
 
 class NamedSpec(NamedTuple):
@@ -39,21 +37,13 @@ def read_spec(value: SpecLike, set: Changes = (), swap: Changes = ()) -> NamedSp
 
 
 def _read(value: SpecLike) -> NamedSpec:
-    if isinstance(value, Model):
-        return NamedSpec("spec", value)
     if isinstance(value, ModelModule):
         return NamedSpec("model", value.part)
-    if isinstance(value, str) and YAML_TEXT.search(value) and not _exists(value):
-        return NamedSpec("spec", from_yaml(value))
+    spec = loading.find_spec(value)
+    if not isinstance(value, (str, Path)) or loading.is_yaml(value):
+        return NamedSpec("spec", spec)
     path = Path(value)
-    return NamedSpec(str(value), find_spec(value), path if path.is_dir() else None)
-
-
-def _exists(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):  # too long for a path, or with a zero byte
-        return False
+    return NamedSpec(str(value), spec, path if path.is_dir() else None)
 
 
 def _name(name: str, set: Changes, swap: Changes) -> str:

@@ -14,7 +14,7 @@ import tyro
 
 from dovetail.cli.flags import LoadFlags, OutFile, Sets, Spec, Swaps
 from dovetail.cli.output import print_json
-from dovetail.cli.shown import print_view, write_page
+from dovetail.cli.shown import options, print_view, write_page
 
 
 @dc.dataclass
@@ -38,7 +38,7 @@ class Command(LoadFlags):
         """Compare the specs and print the result."""
         from dovetail.api.diff import diff
 
-        result = diff(self.a, self.b, set=self.set, swap=self.swap)
+        result = diff(**options(self, "json", "html", "load"))
         write_page(self.html, result)
         if self.json:
             print_json(result.to_dict())

@@ -17,6 +17,7 @@ import tyro
 
 from dovetail.cli.flags import LoadFlags, OutFile, Sets, Spec, Swaps
 from dovetail.cli.output import print_json, print_line
+from dovetail.cli.shown import options
 
 
 @dc.dataclass
@@ -36,11 +37,11 @@ class Command(LoadFlags):
     json: bool = False
     """Print one JSON object, with the text of the file."""
 
-    def run(self) -> int | None:
+    def run(self) -> int:
         """Write the file, or print it."""
         from dovetail.api.emit import emit
 
-        result = emit(self.spec, out=self.out, set=self.set, swap=self.swap, force=self.force)
+        result = emit(**options(self, "json", "load"))
         if self.json:
             print_json(result.to_dict())
         elif self.out is None:

@@ -1,4 +1,4 @@
-"""Write a model directory in Hugging Face layout: config.json, and tensors under a family's names.
+"""Convert a model directory to Hugging Face layout: config.json, and tensors under a family's names.
 
 The family is the one the model was imported from, or the first that can express the spec; where none can, the error names the
 part that cannot be written. `dovetail port` lists the families.
@@ -14,38 +14,34 @@ from typing import Annotated
 import tyro
 
 from dovetail.cli.flags import InDir, LoadFlags, OutDir
-from dovetail.cli.output import print_json, print_line
+from dovetail.cli.output import print_json
+from dovetail.cli.shown import options, print_view
 
 
 @dc.dataclass
 class Command(LoadFlags):
-    """Which model, as which family, and where to."""
+    """The two directories, and the family."""
 
     directory: tyro.conf.Positional[InDir]
     """A model directory."""
     out: Annotated[OutDir, tyro.conf.arg(aliases=["-o"])]
     """The directory to write."""
     family: str | None = None
-    """The model_type to write, as `dovetail port` lists them."""
+    """The model_type to write, one of those that `dovetail port` lists."""
     force: bool = False
-    """Replace the directory where it is a model already."""
+    """Replace an existing model directory."""
     json: bool = False
-    """One JSON object on stdout."""
+    """Print one JSON object."""
 
-    def run(self) -> int | None:
-        """Load the model, write it, and report the family."""
+    def run(self) -> int:
+        """Convert, and print the family."""
+        from dovetail.api.export import export
         from dovetail.cli.loading import shown_loading
-        from dovetail.io.model_dir import must_be_free
-        from dovetail.port.write import export_directory
 
-        must_be_free(self.out, self.force)
         with shown_loading(self.directory.name) as watch:
-            ported = export_directory(self.directory, self.out, self.family, watch=watch)
-        names = sum(len(move.hf_names) for move in ported.moves)
-        architecture = ported.form.architecture
+            result = export(**options(self, "json", "load"), watch=watch)
         if self.json:
-            report = {"directory": str(self.out), "model_type": ported.dialect, "architecture": architecture, "tensors": names}
-            print_json(report)
+            print_json(result.to_dict())
         else:
-            print_line(f"{self.directory}: written to {self.out} as {ported.dialect} ({architecture}), {names} tensors")
+            print_view(result)
         return 0

@@ -1,8 +1,7 @@
-"""Turn a model directory in Hugging Face layout into one of ours: its spec as dovetail.yaml, its tensors under our names.
+"""Convert a model directory from Hugging Face layout to ours: the spec as dovetail.yaml, tensors under our names.
 
 No code in the directory is executed. Every weight is kept bit for bit, except tensors that are reported as dropped; tokenizer,
-generation settings and license are copied.
-(`show`, `generate` and `dovetail.load` read a directory in Hugging Face layout as it is: this is for changing the spec.)
+generation settings and license are copied. `show`, `generate` and `dovetail.load` read Hugging Face layout without conversion.
 
     dovetail import Meta-Llama-3-8B -o llama
     dovetail show llama
@@ -16,38 +15,32 @@ from typing import Annotated
 import tyro
 
 from dovetail.cli.flags import InDir, LoadFlags, OutDir
-from dovetail.cli.output import print_json, print_line
+from dovetail.cli.output import print_json
+from dovetail.cli.shown import options, print_view
 
 
 @dc.dataclass
 class Command(LoadFlags):
-    """Which directory, and where to."""
+    """The two directories."""
 
     directory: tyro.conf.Positional[InDir]
     """A directory with config.json and model.safetensors (or several files with an index)."""
     out: Annotated[OutDir, tyro.conf.arg(aliases=["-o"])]
     """The directory to write."""
     force: bool = False
-    """Replace it where it is a model already."""
+    """Replace an existing model directory."""
     json: bool = False
-    """One JSON object on stdout."""
+    """Print one JSON object."""
 
-    def run(self) -> int | None:
-        """Load the model, write it, and report its size and the dropped tensors."""
+    def run(self) -> int:
+        """Convert, and print the size and the dropped tensors."""
+        from dovetail.api.import_ import import_
         from dovetail.cli.loading import shown_loading
-        from dovetail.core.fold import parameters
-        from dovetail.io.model_dir import must_be_free
-        from dovetail.port.write import import_directory
 
-        must_be_free(self.out, self.force)
         with shown_loading(self.directory.name) as watch:
-            spec, dropped = import_directory(self.directory, self.out, watch=watch)
-        count = parameters(spec)
+            result = import_(**options(self, "json", "load"), watch=watch)
         if self.json:
-            report = {"directory": str(self.out), "parameters": count, "layers": len(spec.layers)}
-            print_json({**report, "dropped": [dc.asdict(one) for one in dropped]})
+            print_json(result.to_dict())
         else:
-            print_line(f"{self.directory}: {count:,} parameters in {len(spec.layers)} layers, written to {self.out}")
-            for one in dropped:
-                print_line(f"  {one}")
+            print_view(result)
         return 0

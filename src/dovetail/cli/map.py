@@ -12,7 +12,8 @@ from typing import Annotated
 import tyro
 
 from dovetail.cli.flags import InDir, LoadFlags, OutFile
-from dovetail.cli.output import print_json, print_line
+from dovetail.cli.output import print_json
+from dovetail.cli.shown import options, print_view
 
 
 @dc.dataclass
@@ -30,30 +31,17 @@ class Command(LoadFlags):
     heads: tuple[int, ...] = ()
     """The heads to draw, counted from 0 (default: all)."""
     json: bool = False
-    """Print one JSON object."""
+    """Print one JSON object, with the attention probs."""
 
-    def run(self) -> int | None:
+    def run(self) -> int:
         """Trace the attention probs of the layer and draw them."""
-        import torch
+        from dovetail.api.map import map
+        from dovetail.cli.loading import shown_loading
 
-        from dovetail.core.finite import check_weights
-        from dovetail.look.map import attention_of, draw_map
-        from dovetail.port.load import load
-        from dovetail.text.tokenizer import Tokenizer
-
-        model = load(self.model)
-        spec = model.part
-        check_weights(model, spec)
-        tokenizer = Tokenizer.load(self.model)
-        tokens = torch.tensor(tokenizer.prompt(self.text), dtype=torch.long)  # with [CLS], <s> … as the model was trained
-        layer = len(spec.layers) // 2 if self.layer is None else self.layer
-        pattern = attention_of(model, tokens, layer)
-        layer %= len(spec.layers)
-        title = f"{self.model.name}, layer {layer}: attention from each token (row) to each other (column)"
-        labels = [tokenizer.label(int(token)) for token in tokens]
-        draw_map(pattern, labels, self.heads or range(len(pattern)), self.out, title)
+        with shown_loading(self.model.name) as watch:
+            result = map(**options(self, "json", "load"), watch=watch)
         if self.json:
-            print_json({"file": str(self.out), "layer": layer, "heads": len(pattern), "tokens": len(tokens)})
+            print_json(result.to_dict())
         else:
-            print_line(f"layer {layer} of {len(spec.layers)}, {len(pattern)} heads, {len(tokens)} tokens: {self.out}")
+            print_view(result)
         return 0

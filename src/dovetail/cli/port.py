@@ -1,4 +1,4 @@
-"""List the families of models that can be read from Hugging Face's layout and written in it.
+"""List the Hugging Face model types that can be imported and exported.
 
 dovetail port
 dovetail port --json
@@ -8,42 +8,24 @@ from __future__ import annotations
 
 import dataclasses as dc
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from dovetail.cli.output import print_json
-from dovetail.cli.shown import shown
+from dovetail.cli.shown import print_view
 
 
 @dc.dataclass
 class Command:
-    """Output format."""
+    """The format of the output."""
 
     json: bool = False
-    """One JSON array on stdout."""
+    """Print a JSON list."""
 
-    def run(self) -> int | None:
+    def run(self) -> int:
         """Print one row per family."""
-        from dovetail.port.survey import REFERENCE_VERSION, survey
+        from dovetail.api.list_families import list_families
 
-        rows = survey()
+        result = list_families()
         if self.json:
-            print_json([row.data() for row in rows])
-            return 0
-        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
-        for name in ("model_type", "read", "written", "architectures"):
-            table.add_column(name)
-        table.add_column("lines", justify="right", style="dim")
-        for row in rows:
-            table.add_row(
-                f"[bold]{row.model_type}[/]",
-                "yes",
-                "yes",
-                ", ".join(row.architectures),
-                "" if row.lines is None else str(row.lines),
-            )
-        version, compared = REFERENCE_VERSION, sum(row.transformers is not None for row in rows)
-        below = Text(f"\n{len(rows)} families, {compared} of them compared with transformers {version} in our tests", "dim")
-        shown(lambda _: Group(table, below))
+            print_json(result.to_dict()["families"])
+        else:
+            print_view(result)
         return 0

@@ -15,7 +15,7 @@ import tyro
 
 from dovetail.cli.flags import Dtype, Length, LoadFlags, OutFile, Sets, Spec, Swaps
 from dovetail.cli.output import print_json
-from dovetail.cli.shown import print_view, write_page
+from dovetail.cli.shown import options, print_view, write_page
 
 
 @dc.dataclass
@@ -41,7 +41,7 @@ class Command(LoadFlags):
         """Print the summary."""
         from dovetail.api.show import show
 
-        result = show(self.spec, length=self.length, dtype=self.dtype, set=self.set, swap=self.swap)
+        result = show(**options(self, "json", "html", "load"))
         write_page(self.html, result)
         if self.json:
             print_json(result.to_dict())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses as dc
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
@@ -24,7 +25,12 @@ def shown(view: Callable[[int], RenderableType]) -> None:
     console = SafeConsole()
     if not console.is_terminal:
         console = SafeConsole(width=WIDE)
-    console.print(view(console.width), highlight=False)
+    console.print(view(console.width), highlight=False, crop=False)
+
+
+def options(command: Any, *without: str) -> dict[str, Any]:
+    """Return the flags of a verb by name: the arguments of the function that it calls. `without` are those of the output."""
+    return {field.name: getattr(command, field.name) for field in dc.fields(command) if field.name not in without}
 
 
 def write_page(path: Path | None, result: PageResult) -> None:

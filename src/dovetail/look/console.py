@@ -10,9 +10,10 @@ import shutil
 from collections.abc import Collection, Iterable
 from io import StringIO
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from dovetail.core.printable import LINES, printable
 
@@ -36,8 +37,13 @@ def render_text(renderable: RenderableType, width: int) -> str:
     """Return the lines that a renderable prints in `width` columns, without colors."""
     console = SafeConsole(file=StringIO(), width=width, color_system=None)
     with console.capture() as capture:
-        console.print(renderable, highlight=False)
+        console.print(renderable, highlight=False, crop=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def unwrapped(text: str) -> Group:
+    """Return text whose lines stay whole, however narrow the terminal is: they hold paths to copy."""
+    return Group(Text(text, no_wrap=True, overflow="ignore"))  # in a group, since print joins bare texts and wraps the result
 
 
 def plain_table(*names: str, right: Collection[str] = (), header: bool = False) -> Table:

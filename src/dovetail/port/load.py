@@ -115,12 +115,17 @@ def find_spec(name: SpecLike) -> Model:
         return name
     if isinstance(name, Mapping):
         return from_data(name, Model)
-    path = Path(name)
-    if isinstance(name, str) and ("\n" in name or ": " in name) and not _exists(path):
+    if isinstance(name, str) and is_yaml(name):
         return from_yaml(name)
+    path = Path(name)
     if path.is_dir() or (path.is_file() and path.suffix in PICKLES):  # a pickle is refused with the reason
         return origin(Directory(path)).spec
     return load_spec(name)
+
+
+def is_yaml(name: str | Path) -> bool:
+    """Whether a string is YAML text rather than a name or a path."""
+    return isinstance(name, str) and ("\n" in name or ": " in name) and not _exists(Path(name))
 
 
 def _exists(path: Path) -> bool:

@@ -1,33 +1,50 @@
-"""Open the sides that two strings on the command line name."""
+"""Open the sides that strings or models name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from torch import nn
 
 from dovetail.core.errors import FileError
 from dovetail.io.untrusted import Directory
+from dovetail.model import ModelModule
 from dovetail.port.load import Watch, origin
-from dovetail.verification.module_side import emitted, from_file
-from dovetail.verification.sides import NativeSide, Side
+from dovetail.verification.module_side import ModuleSide, emitted, from_file
+from dovetail.verification.sides import ModelSide, NativeSide, Side
 from dovetail.verification.transformers_side import TransformersSide
 
+SideLike = str | Path | ModelModule | Callable[[], nn.Module]  # see sides.py
 EMITTED = "emit:"
 
 
-def pair(a: str, b: str, user_map: Mapping[str, str] | None = None, *, watch: Watch | None = None) -> tuple[Side, Side]:
-    """The two sides that two strings name."""
-    if a.startswith(EMITTED) and b.startswith(EMITTED):
+def pair(
+    a: SideLike, b: SideLike, user_map: Mapping[str, str] | None = None, *, watch: Watch | None = None
+) -> tuple[Side, Side]:
+    """The two sides that two strings or models name."""
+    files = [value.removeprefix(EMITTED) if isinstance(value, str) and value.startswith(EMITTED) else None for value in (a, b)]
+    if files[0] is not None and files[1] is not None:
         raise FileError(f"{a}, {b}: emitted files hold no weights; one side must be a model directory")
-    if a.startswith(EMITTED):
+    if files[0] is not None:
         other = local(b, user_map, watch=watch)
-        return emitted(a.removeprefix(EMITTED), other), other
+        return emitted(files[0], other), other
     first = local(a, user_map, watch=watch)
-    return first, emitted(b.removeprefix(EMITTED), first) if b.startswith(EMITTED) else local(b, user_map, watch=watch)
+    return first, local(b, user_map, watch=watch) if files[1] is None else emitted(files[1], first)
 
 
-def local(text: str, user_map: Mapping[str, str] | None = None, *, watch: Watch | None = None) -> Side:
-    """The side that a string names, run on this machine."""
+def local(value: SideLike, user_map: Mapping[str, str] | None = None, *, watch: Watch | None = None) -> Side:
+    """The side that a string, a model or a function that returns a module names, run on this machine."""
+    if isinstance(value, ModelModule):
+        return ModelSide(value)
+    if isinstance(value, nn.Module):
+        name = type(value).__name__
+        raise FileError(
+            f"{name}: a module is compared in float64, too, with constants computed in float64; give a function that returns it"
+        )
+    if not isinstance(value, (str, Path)):
+        return ModuleSide(getattr(value, "__name__", type(value).__name__), value, user_map)
+    text = str(value)
     kind, colon, rest = text.partition(":")
     if colon and kind == "hf":
         return TransformersSide(rest)

@@ -1,4 +1,4 @@
-"""Show a verdict on a terminal and as one HTML page.
+"""Show a verdict on a terminal and as an HTML page.
 
 Each layer is one line; the layer in which the sides diverge has a line per tap. The length of a bar is the gap from 1e-16 to
 1, in powers of ten.
@@ -7,7 +7,6 @@ Each layer is one line; the layer in which the sides diverge has a line per tap.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from math import isfinite, log10
 
 from rich.console import Group
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from dovetail.core.printable import printable
 from dovetail.look.bar import bar as blocks
+from dovetail.look.page import badge, text
 from dovetail.verification.comparison import Tap, short
 from dovetail.verification.match import layer_of
 from dovetail.verification.piece import OTHER_WEIGHTS
@@ -176,42 +176,41 @@ def _cause(verdict: Verdict) -> list[Text]:
     return [Text.assemble(("cause", "bold"), ": no known cause explains the difference")]
 
 
-STYLE = """
-body{font:14px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1d21;background:#fff}
-h1{font-size:1.3rem} table{border-collapse:collapse;width:100%} td,th{padding:.15rem .6rem;text-align:left;white-space:nowrap}
-th{color:#667;font-weight:500;border-bottom:1px solid #dde} td.n{text-align:right;font-variant-numeric:tabular-nums}
-tr.layer td{padding-top:.6rem;font-weight:600} tr.first td{background:#fdecea;font-weight:600}
-.bar{height:.7rem;border-radius:2px} .status{color:#fff;padding:.1rem .5rem;border-radius:4px}
-.equal{background:#3a9a5b}.rounding{background:#d9a514}.structural,.non-finite{background:#c7362b}
-p{margin:.4rem 0} .dim{color:#667} code{background:#f2f4f7;padding:0 .25rem;border-radius:3px}
-@media(prefers-color-scheme:dark){body{background:#14171a;color:#e6e8ea}tr.first td{background:#3a1c1a}
-code{background:#23282d}th{border-color:#333}}
+RULES = """
+.dovetail .first td{background:var(--first);font-weight:600}
+.dovetail .layer th{padding-top:.7rem;font-weight:600;color:var(--ink)}
+.dovetail .taps{width:100%}
+.dovetail .bar{display:block;height:.7rem;border-radius:2px;min-width:1px}
+.dovetail .bars{width:25%}
+@media(max-width:600px){.dovetail .own{display:none}.dovetail td,.dovetail th{padding-right:.5rem}}
 """
 
 
-def page(verdict: Verdict) -> str:
-    """The verdict as one self-contained HTML page."""
+def body(verdict: Verdict) -> str:
+    """The content of the page."""
     dtypes = [short(dtype) for dtype in verdict.comparison.dtypes]
     rows: list[str] = []
     for name, taps in grouped(verdict.comparison.taps).items():
-        rows.append(f'<tr class="layer"><td colspan="6">{escape(name)}</td></tr>')
+        rows.append(f'<tr class="layer"><th colspan="6">{text(name)}</th></tr>')
         rows += [_html_row(tap, tap is verdict.first) for tap in taps]
-    text = "".join(f"<p>{escape(line.plain)}</p>" for line in sentences(verdict))
-    count = _shown_pass(verdict)
-    titles = (f"gap in {dtypes[0]}", "gap in float64", "A from its float64", "B from its float64", "float64, 1e-16 to 1")
-    header = "".join(f"<th>{escape(text)}</th>" for text in ("", *titles))
+    words = "".join(f"<p>{text(line.plain)}</p>" for line in sentences(verdict))
+    own = "".join(f'<th class="n own">{letter} from its float64</th>' for letter in "AB")
+    header = (
+        f'<th>tap</th><th class="n">gap, {text(dtypes[0])}</th><th class="n">gap, float64</th>{own}<th>float64, 1e-16 to 1</th>'
+    )
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>verify: {verdict.status}</title><style>{STYLE}</style>'
-        f'<h1>dovetail verify <span class="word {verdict.status}">{verdict.status}</span></h1>'
-        f"<p>A <code>{escape(verdict.a)}</code> {dtypes[0]}<br>B <code>{escape(verdict.b)}</code> {dtypes[1]}</p>"
-        f'<p class="dim">{escape(count)}</p>{text}<table><tr>{header}</tr>{"".join(rows)}</table></html>\n'
+        f"<h1>dovetail verify {badge(verdict.status)}</h1>"
+        f"<p>A <code>{text(verdict.a)}</code> {text(dtypes[0])}<br>B <code>{text(verdict.b)}</code> {text(dtypes[1])}</p>"
+        f'<p class="soft">{text(_shown_pass(verdict))}</p>{words}'
+        f'<table class="taps"><tr>{header}</tr>{"".join(rows)}</table>'
     )
 
 
 def _html_row(tap: Tap, first: bool) -> str:
     gap = tap.exact if isfinite(tap.exact) else 1.0
     width = 0.0 if gap <= 0 else min(max(log10(gap) + DECADES, 0.0), DECADES) / DECADES * 100
-    numbers = "".join(f'<td class="n">{number(one)}</td>' for one in (tap.gap, tap.exact, tap.own_a, tap.own_b))
-    name, title = escape(within(tap.address) or "out"), escape(meaning(tap.address))
-    shown = f'<td style="width:12rem"><div class="bar {tap.status}" style="width:{width:.0f}%"></div></td>'
-    return f'<tr{" class=first" if first else ""}><td title="{title}">{name}</td>{numbers}{shown}</tr>'
+    gaps = "".join(f'<td class="n">{number(one)}</td>' for one in (tap.gap, tap.exact))
+    own = "".join(f'<td class="n own">{number(one)}</td>' for one in (tap.own_a, tap.own_b))
+    name, title = text(within(tap.address) or "out"), text(meaning(tap.address))
+    bars = f'<td class="bars"><span class="bar {tap.status}" style="width:{width:.0f}%"></span></td>'
+    return f'<tr{" class=first" if first else ""}><td title="{title}">{name}</td>{gaps}{own}{bars}</tr>'

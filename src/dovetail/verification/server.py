@@ -29,6 +29,7 @@ from torch import Tensor
 from dovetail.core.errors import FileError
 from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.core.printable import printable
+from dovetail.look.page import badge, text
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.verification.comparison import EXACT, Progress, Status
 from dovetail.verification.http import Refused, post_json
@@ -190,24 +191,46 @@ def _plain_id(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
+SENTENCES: dict[Status, str] = {
+    "equal": "first tokens agree, and log-probs agree to rounding",
+    "structural": "more than rounding; the layers of a server cannot be compared",
+    "non-finite": "a log-prob is NaN or infinite, and is equal to nothing",
+}
+COLUMNS = ("prompt", "first token, A", "first token, B", "log-prob gap", "allowed")
+
+
+def _cells(i: int, row: Row) -> tuple[str, ...]:
+    """One row of the table, by COLUMNS."""
+    theirs = row.text if row.theirs is None else str(row.theirs)
+    gap = "not finite" if row.nonfinite else f"{row.gap:.4f}"
+    return str(i), str(row.ours), theirs, gap, f"{row.allowed:.4f}"
+
+
 def view(verdict: ServerVerdict) -> Group:
     """The verdict on a terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("prompt", "first token, A", "first token, B", "log-prob gap", "allowed", ""):
+    for name in (*COLUMNS, ""):
         table.add_column(name, justify="left" if not name else "right")
     for i, row in enumerate(verdict.rows):
-        style = "bold red" if row.differs else ""
-        theirs = row.text if row.theirs is None else str(row.theirs)
         mark = Text("✗" if row.differs else "✓", "red" if row.differs else "green")
-        gap = "not finite" if row.nonfinite else f"{row.gap:.4f}"
-        table.add_row(*(Text(text, style) for text in (str(i), str(row.ours), theirs, gap, f"{row.allowed:.4f}")), mark)
-    sentences = {
-        "equal": "first tokens agree, and log-probs agree to rounding",
-        "structural": "more than rounding; the layers of a server cannot be compared",
-        "non-finite": "a log-prob is NaN or infinite, and is equal to nothing",
-    }
+        table.add_row(*(Text(cell, "bold red" if row.differs else "") for cell in _cells(i, row)), mark)
     color = "bold red" if verdict.failed else "bold green"
-    lines = [Text.assemble((verdict.status, color), f": {sentences[verdict.status]}")]
+    lines = [Text.assemble((verdict.status, color), f": {SENTENCES[verdict.status]}")]
     lines += [Text(f"tested: {verdict.tested()}", "dim"), Text(f"not tested: {verdict.not_tested()}", "dim")]
     sides = [Text.assemble(("A ", "bold"), verdict.a), Text.assemble(("B ", "bold"), verdict.b)]
     return Group(*sides, Text(), table, Text(), *lines)
+
+
+def body(verdict: ServerVerdict) -> str:
+    """The content of the page."""
+    header = "".join(f'<th class="n">{text(name)}</th>' for name in COLUMNS)
+    rows = ""
+    for i, row in enumerate(verdict.rows):
+        cells = "".join(f'<td class="n">{text(cell)}</td>' for cell in _cells(i, row))
+        rows += f"<tr{' class=first' if row.differs else ''}>{cells}</tr>"
+    lines = (SENTENCES[verdict.status], f"tested: {verdict.tested()}", f"not tested: {verdict.not_tested()}")
+    return (
+        f"<h1>dovetail verify {badge(verdict.status)}</h1>"
+        f"<p>A <code>{text(verdict.a)}</code><br>B <code>{text(verdict.b)}</code></p>"
+        f'{"".join(f"<p>{text(line)}</p>" for line in lines)}<div class="wide"><table><tr>{header}</tr>{rows}</table></div>'
+    )

@@ -1,5 +1,7 @@
 """Sides: implementations that can be run here and compared.
 
+    model                  a model of ours in memory (this file); in Python, as the next
+    factory                a function that returns an nn.Module, which is called with token ids (batch, n) (module_side.py)
     dir                    a model directory in our layout or Hugging Face's, run by us (this file)
     hf:dir                 a directory in Hugging Face layout, run by transformers (transformers_side.py)
     py:file.py:factory     an nn.Module that a function of the user's returns; called with token ids (batch, n) (module_side.py)
@@ -11,6 +13,7 @@ A side builds its module once per dtype. In a float64 run, operations that ask f
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -136,6 +139,19 @@ class NativeSide:
 
     def reference(self) -> ModelModule | None:
         return self.module(torch.float64)
+
+
+class ModelSide(NativeSide):
+    """A model of ours in memory."""
+
+    def __init__(self, model: ModelModule, label: str = "model") -> None:
+        self.label, self.model = label, model.eval()
+        self.spec: Model | None = model.part
+        self.config: Mapping[str, Any] = {}
+        self.dtype = dtype_of(model)
+
+    def module(self, dtype: torch.dtype) -> ModelModule:
+        return self.model if dtype == self.dtype else in_dtype(copy.deepcopy(self.model), dtype)
 
 
 def _source_layout(source: Tensor) -> TokenLayout:

@@ -1,0 +1,198 @@
+"""laws: check the laws on all parts, on one spec, on a model of another library, or test them with seeded bugs."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.api.arguments import SpecLike, read_spec
+from dovetail.api.result import Result
+from dovetail.core.errors import SpecError
+from dovetail.core.extensions import load_parts
+from dovetail.io.spec import Changes, to_yaml
+from dovetail.lawbook import mutate
+from dovetail.lawbook.case import LAWS, chosen
+from dovetail.lawbook.foreign.laws import FOREIGN, Found, laws_on, told_names
+from dovetail.lawbook.foreign.opening import opened
+from dovetail.lawbook.seeded.run import run_seeded
+from dovetail.lawbook.suite import Outcome, run_suite, try_spec
+from dovetail.look.console import plain_table
+
+Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
+MOST_FAILURES = 10  # that a terminal shows
+FOREIGN_PREFIXES = ("hf:", "py:")
+MARKS = {"held": ("✓", "green"), "failed": ("✗", "red"), "not applicable": ("–", "dim")}
+
+
+class LawsResult(Result):
+    """What the laws found."""
+
+    @property
+    @abstractmethod
+    def failed(self) -> bool:
+        """Whether a law fails, or no law fails on a seeded bug; the exit code is then 1."""
+
+
+@dc.dataclass(frozen=True, repr=False)
+class ModelLaws(LawsResult):
+    """The laws on one model."""
+
+    name: str
+    rows: tuple[Outcome | Found, ...]
+    statements: Mapping[str, str]  # law -> what it states
+    about: Mapping[str, Any]  # further fields of `to_dict`
+
+    @property
+    def failures(self) -> tuple[Outcome | Found, ...]:
+        """The rows of the laws that fail."""
+        return tuple(row for row in self.rows if row.state == "failed")
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.failures)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.about, "failed": len(self.failures), "laws": [dc.asdict(row) for row in self.rows]}
+
+    def view(self, width: int) -> RenderableType:
+        table = plain_table("mark", "law", "statement")
+        for row in self.rows:
+            mark, style = MARKS.get(row.state, ("~", "yellow"))
+            statement = Text(self.statements[row.law])
+            if row.detail:
+                statement.append(f"\n{row.detail}", "dim")
+            table.add_row(Text(f" {mark}", style), row.law, statement)
+        return Group(Text(self.name, "bold"), table)
+
+
+@dc.dataclass(frozen=True, repr=False)
+class SuiteLaws(LawsResult):
+    """Every law on every sampled spec."""
+
+    data: dict[str, Any]
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.data["failed"])
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.data
+
+    def view(self, width: int) -> RenderableType:
+        data = self.data
+        title = f"{data['cells']} cells: {data['specs']} specs × {data['laws']} laws, {data['parts']} parts"
+        columns = ("held", "excepted", "failed", "not applicable", "seconds")
+        table = Table(title=title)
+        table.add_column("law")
+        for column in columns:
+            table.add_column(column, justify="right")
+        for name, row in data["by_law"].items():
+            held = row["cells"] - row["failed"] - row["excepted"]
+            cells = (held, row["excepted"], row["failed"], row["not_applicable"], f"{row['seconds']:.1f}")
+            table.add_row(Text(name, "red" if row["failed"] else "green"), *map(str, cells))
+        lines: list[RenderableType] = [table]
+        if "pairs_covered" in data:
+            covered, excepted = f"{data['pairs_covered']:.1%}", f"{data['excepted_share']:.1%}"
+            lines.append(Text(f"pairs covered: {covered}   excepted: {excepted}   {data['seconds']:.0f} s"))
+        for name, times in data["over_budget"].items():
+            lines.append(Text(f"{name}: {times['seconds_per_spec']} s per spec, the budget is {times['budget']} s", "yellow"))
+        for failure in data["failures"][:MOST_FAILURES]:
+            lines += [Text.assemble((failure["law"], "red"), f": {failure['detail']}"), Text(failure["spec"], "dim")]
+        return Group(*lines)
+
+
+@dc.dataclass(frozen=True, repr=False)
+class SeededLaws(LawsResult):
+    """The seeded bugs, or random mutations of the code, and the law that catches each."""
+
+    data: dict[str, Any]
+    random: bool  # random mutations: some cannot be caught, so a survivor is not a failure
+
+    @property
+    def failed(self) -> bool:
+        return self.data["caught"] != self.data["mutants"] and not self.random
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.data
+
+    def view(self, width: int) -> RenderableType:
+        table = plain_table("mark", "name", "law")
+        for row in self.data["rows"]:
+            mark = Text(" caught", "green") if row["caught"] else Text(" not caught", "red")
+            table.add_row(mark, Text(row["name"]), Text(row.get("by", ""), "dim"))
+        return Group(table, Text(f"{self.data['caught']} of {self.data['mutants']} caught"))
+
+
+def laws(
+    spec: SpecLike | None = None,
+    *,
+    set: Changes = (),
+    swap: Changes = (),
+    only: Sequence[str] = (),
+    as_is: bool = False,
+    quick: bool = False,
+    mutants: bool = False,
+    random: int | None = None,
+    seed: int = 0,
+    load: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> LawsResult:
+    """Check the laws, and return what failed.
+
+    With a spec (a preset, a path, YAML text or an object), the laws run on that model alone; `hf:DIR` and `py:FILE.py:FACTORY`
+    name a model of another library, on which the laws run that need no declarations. Without one, they run on sampled specs
+    that cover every pair of parts, or on a few (`quick`). `mutants` seeds each known bug instead and checks that a law fails;
+    with `random`, so many random mutations of the code. `load` are files or modules that register parts of your own.
+    """
+    load_parts(load)
+    foreign = isinstance(spec, str) and spec.startswith(FOREIGN_PREFIXES)
+    if (set or swap) and (spec is None or foreign or mutants):
+        raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
+    report = progress or _silent
+    if mutants:
+        data = mutate.run_random(random, seed, report) if random else run_seeded(report, quick)
+        return SeededLaws(data, random is not None)
+    if spec is None:
+        return _on_all(quick, seed, report)
+    if isinstance(spec, str) and foreign:
+        return _on_foreign(spec, only, seed, as_is, report)
+    return _on_spec(spec, set, swap, only, seed, report)
+
+
+def _silent(done: int, known: int, note: str) -> None:
+    """Report nothing."""
+
+
+def _on_all(quick: bool, seed: int, progress: Progress) -> SuiteLaws:
+    data = run_suite(quick, seed, progress).data()
+    if quick:
+        data.pop("pairs_covered")  # a few specs do not cover the pairs
+    return SuiteLaws(data)
+
+
+def _on_spec(spec: SpecLike, set: Changes, swap: Changes, only: Sequence[str], seed: int, progress: Progress) -> ModelLaws:
+    names = chosen(LAWS, only)
+    name, changed, _ = read_spec(spec, set, swap)
+    text, rows = to_yaml(changed), list[Outcome]()
+    for i, law in enumerate(names):
+        progress(i, len(names), law)
+        rows += try_spec(text, [law], seed)
+    return ModelLaws(name, tuple(rows), {law.name: law.says for law in LAWS.values()}, {"spec": name})
+
+
+def _on_foreign(name: str, only: Sequence[str], seed: int, as_is: bool, progress: Progress) -> ModelLaws:
+    names, rows = told_names(only), list[Found]()
+    case = opened(name, seed=seed, as_is=as_is)
+    for i, law in enumerate(names):
+        progress(i, len(names), law)
+        rows += laws_on(case, [law])
+    dtype = str(case.dtype).removeprefix("torch.")
+    about = {"model": case.label, "dtype": dtype, "tolerance": case.tolerance}
+    title = f"{case.label}  ({dtype}, equal to {case.tolerance:g} of their scale)"
+    return ModelLaws(title, tuple(rows), {law.name: law.says for law in FOREIGN.values()}, about)

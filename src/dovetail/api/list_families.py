@@ -1,0 +1,48 @@
+"""list_families: the Hugging Face model types that can be imported and exported."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Sequence
+from typing import Any, overload
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from dovetail.api.result import Result
+from dovetail.look.console import plain_table
+from dovetail.port.survey import REFERENCE_VERSION, Family, survey
+
+
+@dc.dataclass(frozen=True, repr=False)
+class FamilyList(Result, Sequence[Family]):
+    """The families, in the order in which an export tries them."""
+
+    families: tuple[Family, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> Family: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Family, ...]: ...
+    def __getitem__(self, index: int | slice) -> Family | tuple[Family, ...]:
+        return self.families[index]
+
+    def __len__(self) -> int:
+        return len(self.families)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"families": [family.data() for family in self.families]}
+
+    def view(self, width: int) -> RenderableType:
+        table = plain_table("model_type", "read", "written", "architectures", "lines", right=("lines",), header=True)
+        for family in self.families:
+            lines = "" if family.lines is None else str(family.lines)
+            table.add_row(Text(family.model_type, "bold"), "yes", "yes", ", ".join(family.architectures), Text(lines, "dim"))
+        compared = sum(family.transformers is not None for family in self.families)
+        below = f"\n{len(self)} families, {compared} of them compared with transformers {REFERENCE_VERSION} in our tests"
+        return Group(table, Text(below, "dim"))
+
+
+def list_families() -> FamilyList:
+    """Return the families of models that can be read from Hugging Face layout and written in it."""
+    return FamilyList(tuple(survey()))

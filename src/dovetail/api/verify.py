@@ -1,0 +1,170 @@
+"""verify: where two implementations of a model diverge, whether that is rounding or a bug, and which bug."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from rich.console import RenderableType
+
+from dovetail.api.result import PageResult
+from dovetail.core.dtypes import dtype_of
+from dovetail.core.errors import FileError, SpecError
+from dovetail.core.limits import ANSWER_SECONDS
+from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from dovetail.verification import report, server
+from dovetail.verification.check import padding_token, verify as verify_sides
+from dovetail.verification.comparison import Status
+from dovetail.verification.lengths import LONGEST
+from dovetail.verification.opening import SideLike, local, pair
+from dovetail.verification.prompt import ROWS, Prompt, prompt_of_ids, random_prompt
+from dovetail.verification.server import ServerVerdict, compare_server
+from dovetail.verification.sides import Side
+from dovetail.verification.verdict import Verdict
+
+MOST_ROWS, MOST_TOKENS = 256, 65_536  # of a random prompt
+SERVER = ("http://", "https://")
+
+
+@dc.dataclass(frozen=True, repr=False)
+class Verification(PageResult):
+    """The verdict: `status` is equal, rounding, structural or non-finite."""
+
+    rules: ClassVar[str] = report.RULES
+    verdict: Verdict | ServerVerdict
+    every: bool = False  # whether the table has a line per tap in every layer
+
+    @property
+    def status(self) -> Status:
+        """The verdict in one word."""
+        return self.verdict.status
+
+    @property
+    def failed(self) -> bool:
+        """Whether the sides are two functions, or hold NaN or infinity."""
+        return self.verdict.failed
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.verdict.data()
+
+    def view(self, width: int) -> RenderableType:
+        verdict = self.verdict
+        return server.view(verdict) if isinstance(verdict, ServerVerdict) else report.view(verdict, every=self.every)
+
+    @property
+    def title(self) -> str:
+        return f"verify: {self.status}"
+
+    def body(self) -> str:
+        verdict = self.verdict
+        return server.body(verdict) if isinstance(verdict, ServerVerdict) else report.body(verdict)
+
+
+def verify(
+    a: SideLike,
+    b: SideLike,
+    *,
+    prompt: Sequence[str] | str = (),
+    rows: int = ROWS,
+    length: int | None = None,
+    longest: int = LONGEST,
+    decode: bool = True,
+    dtype: str | torch.dtype | None = None,
+    map: Iterable[str] | Mapping[str, str] = (),
+    model: str | None = None,
+    timeout: float = ANSWER_SECONDS,
+    seed: int = 0,
+    why: bool = True,
+    every: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Verification:
+    """Compare two implementations on the same prompts, tap by tap, in their own dtype and in float64.
+
+    A side is a built model, a function that returns an nn.Module of token ids, a model directory, `hf:DIR` (run by
+    transformers), `py:FILE.py:FACTORY` (the file is executed), `emit:FILE.py`, or, as the second side, `http://…` (a server).
+    `prompt` are texts (by the tokenizer of the first directory that has one) or token ids (`"3 14 15"`); by default `rows` rows
+    of random tokens. `longest` bounds the long prompt, which passes every window; 0: none. `map` pairs modules by name:
+    {"blocks.{}.attn.proj": "layers.{}.mixer.o"}. `model` is a server's name of its model, and `timeout` the seconds that one of
+    its answers may take. `why` searches for the cause of a difference.
+    """
+    report_step = progress or _silent
+    dtype = None if dtype is None else dtype_of(dtype)
+    if isinstance(a, str) and a.startswith(SERVER):
+        raise FileError(f"{a}: a server can be the second side only; the first must be run here")
+    pairs, texts, tokenizer = _pairs(map), (prompt,) if isinstance(prompt, str) else tuple(prompt), _tokenizer(a, b)
+    random = _RandomPrompt(rows, length, seed)
+    report_step(f"reading {_label(a)} and {_label(b)}")
+    if isinstance(b, str) and b.startswith(SERVER):
+        side = local(a, pairs)
+        read = _prompt(texts, random, tokenizer, side)
+        verdict = compare_server(side, b, read, model=model, tokenizer=tokenizer, seconds=timeout, progress=report_step)
+        return Verification(verdict)
+    first, second = pair(a, b, pairs)
+    read = _prompt(texts, random, tokenizer, first, second)
+    verdict = verify_sides(first, second, read, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step)
+    return Verification(verdict, every)
+
+
+def _silent(line: str) -> None:
+    """Report nothing."""
+
+
+def _label(side: SideLike) -> str:
+    return str(side) if isinstance(side, (str, Path)) else "a model in memory"
+
+
+def _pairs(map: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return the modules that `map` pairs; strings are THEIRS=OURS."""
+    if isinstance(map, Mapping):
+        return {theirs: map[theirs] for theirs in map}
+    pairs: dict[str, str] = {}
+    for text in map:
+        theirs, equals, ours = text.partition("=")
+        if not equals or not theirs or not ours:
+            raise FileError(f"--map takes THEIRS=OURS, not {text!r}")
+        pairs[theirs] = ours
+    return pairs
+
+
+@dc.dataclass(frozen=True)
+class _RandomPrompt:
+    rows: int
+    length: int | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name, value, most in (("rows", self.rows, MOST_ROWS), ("length", self.length, MOST_TOKENS)):
+            if value is not None and not 1 <= value <= most:
+                raise SpecError(f"--{name}", f"{value} is not from 1 to {most:,}")
+
+
+def _prompt(texts: Sequence[str], random: _RandomPrompt, tokenizer: Tokenizer | None, *sides: Side) -> Prompt:
+    """Return the token ids of the texts, or random tokens where there are none."""
+    spec = next((side.spec for side in sides if side.spec is not None), None)
+    if not texts:
+        if spec is None:
+            remedy = "give --prompt ids, e.g. --prompt '3 14 15'"
+            raise SpecError("prompt", "neither side has a spec to draw a prompt from", remedy)
+        avoid = padding_token(*sides)
+        return random_prompt(spec, rows=random.rows, length=random.length, seed=random.seed, avoid=avoid)
+    if tokenizer is not None:
+        rows = [tokenizer.prompt(text) for text in texts]
+    elif all(text.replace(" ", "").isdigit() for text in texts):
+        rows = [[int(word) for word in text.split()] for text in texts]
+    else:
+        raise SpecError("prompt", "no side has a tokenizer", "give token ids instead: --prompt '3 14 15'")
+    shortest = min(len(row) for row in rows)  # both sides read rows of one length
+    return prompt_of_ids([row[:shortest] for row in rows], None if spec is None else spec.vocab)
+
+
+def _tokenizer(*sides: SideLike) -> Tokenizer | None:
+    """Return the tokenizer of the first directory that has one."""
+    for side in sides:
+        if isinstance(side, (str, Path)):
+            place = Path(str(side).removeprefix("hf:"))
+            if (place / TOKENIZER_FILE).is_file():
+                return Tokenizer.load(place)
+    return None
