@@ -5,17 +5,20 @@ import time
 
 import pytest
 
-from dovetail.lawbook import mutate
+from dovetail.io.spec import to_yaml
+from dovetail.lawbook import mutate, sites
+from dovetail.lawbook.seeded.bug import spec
+from dovetail.lawbook.sharded import SPLITS
 
 
-def site(file: str, what: str, within: str = "") -> mutate.Site:
+def site(file: str, what: str, within: str = "") -> sites.Site:
     """The one mutation with this file and description."""
-    (match,) = [s for s in mutate.sites() if s.file == file and s.what == what and within in s.within]
+    (match,) = [s for s in sites.sites() if s.file == file and s.what == what and within in s.within]
     return match
 
 
 def offered(source: str, room: str) -> set[str]:
-    visitor = mutate._Visitor(room=room)
+    visitor = sites.Visitor(room=room)
     visitor.visit(ast.parse(source))
     return set(visitor.places)
 
@@ -33,11 +36,11 @@ def test_a_site_has_its_function_and_module():
 
 
 def test_users_of_a_module():
-    assert "dovetail.parts.head" in mutate.users("dovetail.ops.loss")
-    tiles = mutate.users("dovetail.ops.tiles")
+    assert "dovetail.parts.head" in sites.users("dovetail.ops.loss")
+    tiles = sites.users("dovetail.ops.tiles")
     assert {"dovetail.ops.attend_tiled", "dovetail.ops.attend", "dovetail.parts.mixer.attention"} <= tiles
     assert not {"dovetail.parts.head", "dovetail.ops.mask"} & tiles
-    assert mutate.users("dovetail.parts.act") == {"dovetail.parts.act"}
+    assert sites.users("dovetail.parts.act") == {"dovetail.parts.act"}
 
 
 @pytest.mark.parametrize(
@@ -71,18 +74,32 @@ def test_a_mutant_that_changes_nothing_survives():
     assert message == ""
 
 
-def test_sites_reach_state_core_model_floats_and_constants():
-    sites = mutate.sites()
-    rooms = {site.file.partition("/")[0] for site in sites}
-    assert rooms == {"parts", "ops", "state", "core", "model.py", "construction.py"}
-    constants = [site.name for site in sites if site.within == ""]
+def test_sites_reach_state_core_dist_model_floats_and_constants():
+    possible = sites.sites()
+    rooms = {site.file.partition("/")[0] for site in possible}
+    assert rooms == {"parts", "ops", "state", "core", "model.py", "construction.py", "dist"}
+    constants = [site.name for site in possible if site.within == ""]
     assert any("parts/ffn/router.py" in name and "0.001: 0.0015" in name for name in constants)
-    assert not any(name.startswith("core/errors.py") for name in (site.name for site in sites))
-    visitor = mutate._Visitor()
+    assert not any(name.startswith("core/errors.py") for name in (site.name for site in possible))
+    visitor = sites.Visitor()
     visitor.visit(ast.parse("CHUNK = 4\nRATE = 0.5\nlocal = 3\n"))
     assert [what for _, what in visitor.found] == ["0.5: 0.75"]
 
 
 def test_a_changed_slot_of_the_cache_is_caught():
-    _, said = mutate._try(site("state/slots.py", "row * self.capacity + position: Sub"), 0)
-    assert said
+    _, message = mutate._try(site("state/slots.py", "row * self.capacity + position: Sub"), 0)
+    assert message
+
+
+LLAMA = to_yaml(spec())
+
+
+def test_ranks_import_the_changed_file():
+    _, message = mutate._try(site("dist/shard.py", "self.running > 0: GtE"), 0, {LLAMA: dict.fromkeys(SPLITS, False)})
+    assert message.startswith("sharded: tp, evaluation: "), message
+
+
+def test_a_spec_that_is_no_longer_refused_is_a_failure():
+    unchanged = dict.fromkeys(SPLITS, False)
+    harmless = site("dist/mesh.py", "min(sizes) < 1 or data * sequence * tensor != world: And")
+    assert mutate._try(harmless, 0, {LLAMA: {**unchanged, "tp": True}})[1].startswith("sharded: tp is not refused")

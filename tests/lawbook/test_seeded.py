@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.lawbook import mutate
+from dovetail.lawbook import mutate, sites
 from dovetail.lawbook.case import LAWS
 from dovetail.lawbook.seeded import run
 from dovetail.lawbook.seeded.run import MACHINERY, areas, run_seeded, seeded_bugs, verdict
@@ -44,24 +44,24 @@ def test_a_law_that_fails_without_the_bug_does_not_count_as_caught(monkeypatch: 
 
 
 def test_sites_are_many_and_each_changes_the_source():
-    sites = mutate.sites()
-    assert len(sites) > 500
-    for site in sites[::97]:
-        before = ast.unparse(ast.parse((mutate.ROOT / site.file).read_text(encoding="utf-8")))
-        assert mutate.mutated(site) != before, site
+    possible = sites.sites()
+    assert len(possible) > 500
+    for site in possible[::97]:
+        before = ast.unparse(ast.parse((sites.ROOT / site.file).read_text(encoding="utf-8")))
+        assert sites.mutated(site) != before, site
 
 
 def test_what_laws_try_and_say_is_left_alone():
     source = "def samples(cls):\n    return 1 + 2\n\ndef forward(x):\n    return x + 1\n"
-    visitor = mutate._Visitor()
+    visitor = sites.Visitor()
     visitor.visit(ast.parse(source))
     assert {line for line, _ in visitor.found} == {5}
 
 
 def test_a_mechanical_mutant_is_caught_in_a_process_of_its_own():
-    site = next(s for s in mutate.sites() if s.file == "parts/position/alibi.py" and "sign dropped" in s.what)
-    _, said = mutate._try(site, 0)
-    assert "own_number" in said
+    site = next(s for s in sites.sites() if s.file == "parts/position/alibi.py" and "sign dropped" in s.what)
+    _, message = mutate._try(site, 0)
+    assert "own_number" in message
 
 
 def test_every_seeded_bug_replaces_code_that_exists():

@@ -148,15 +148,17 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def _give(tensors: Sequence[Tensor], to: int, group: dist.ProcessGroup) -> None:
     shapes = [number for tensor in tensors for number in (DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape)]
-    said = torch.tensor([len(tensors), *shapes, *[0] * (MOST - 1 - len(shapes))])
-    for message in (said, *tensors):
+    numbers = torch.tensor([len(tensors), *shapes])
+    header = torch.zeros(MOST, dtype=torch.long)
+    header[: len(numbers)] = numbers
+    for message in (header, *tensors):
         dist.send(message.detach().contiguous(), group=group, group_dst=to)
 
 
 def _take(like: Tensor, origin: int, group: dist.ProcessGroup) -> list[Tensor]:
-    said = torch.zeros(MOST, dtype=torch.long)
-    dist.recv(said, group=group, group_src=origin)
-    count, *numbers = said.tolist()
+    header = torch.zeros(MOST, dtype=torch.long)
+    dist.recv(header, group=group, group_src=origin)
+    count, *numbers = header.tolist()
     taken: list[Tensor] = []
     for _ in range(count):
         (dtype, dims), numbers = numbers[:2], numbers[2:]

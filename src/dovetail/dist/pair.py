@@ -34,10 +34,10 @@ GRACE = 5.0  # seconds the other ranks get once one has failed, and all ranks ge
 
 
 class Pair:
-    """Ranks that wait for jobs; two by default."""
+    """Ranks that wait for jobs; two by default. `main` is what each rank runs, with the arguments of `serve`."""
 
-    def __init__(self, ranks: int = 2, timeout: float = 120.0) -> None:
-        self.ranks, self.timeout = ranks, timeout
+    def __init__(self, ranks: int = 2, timeout: float = 120.0, main: Callable[..., None] | None = None) -> None:
+        self.ranks, self.timeout, self.main = ranks, timeout, main or serve
         self.processes: list[BaseProcess] = []
         self.lines: list[Connection] = []
         self.meeting: tempfile.TemporaryDirectory[str] | None = None
@@ -58,9 +58,8 @@ class Pair:
         context = mp.get_context("spawn")
         for rank in range(self.ranks):
             line, far_end = context.Pipe()
-            process = context.Process(
-                target=serve, args=(far_end, meeting, rank, self.ranks, self.timeout, loaded()), daemon=True
-            )
+            arguments = (far_end, meeting, rank, self.ranks, self.timeout, loaded())
+            process = context.Process(target=self.main, args=arguments, daemon=True)
             process.start()
             far_end.close()
             self.processes.append(process)

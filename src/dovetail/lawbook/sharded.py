@@ -30,6 +30,7 @@ from dovetail.construction import generator
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.layout import TokenLayout
+from dovetail.core.module import tensor_at
 from dovetail.core.scope import Scope
 from dovetail.dist.collective import joined, summed
 from dovetail.dist.context import piece, split_ctx, split_views, whole_encoder_output
@@ -263,7 +264,8 @@ def _run(
     added = torch.stack(list(losses.values())).sum() if losses else 0.0
     (projected * (out * batch.weight).sum() + losses_count * added).backward()
     gradients: dict[str, Tensor] = {}
-    for name, weight in model.named_parameters():
+    for name, _ in model.named_parameters():
+        weight = tensor_at(model, name)  # as an attribute: outside of a run it must be the parameter
         g = torch.zeros(weight.shape, dtype=weight.dtype) if weight.grad is None else weight.grad
         gradients[name] = g.full_tensor() if isinstance(g, DTensor) else g
     changed = {name: buffer - before[name] for name, buffer in model.named_buffers() if not buffer.equal(before[name])}
