@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hostile_inputs import BASE, CANARY, Input, every_input, fixtures
-from measure import Goal, Row, arguments, progress, tell
+from measure import Goal, Row, arguments, progress, report
 
 from dovetail.cli import main as dovetail
 from dovetail.cli.failure import INTERNAL
@@ -351,7 +351,7 @@ def main() -> None:
     rows += [Row(name, found[name], Goal(high=0)) for name in FAULTS]
     rows += [Row("kills", killed, None if asked.quick or asked.kills < 230 else Goal(low=230))]
     rows += [Row("half-written accepted", half, Goal(high=0)), Row("leftovers that block", len(problems) - half, Goal(high=0))]
-    tell(rows, asked.json)
+    report(rows, asked.json)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import resource
 import subprocess
 import sys
 
-from measure import Goal, Row, arguments, middle, progress, tell
+from measure import Goal, Row, arguments, middle, progress, report
 
 COMMANDS = {
     "dovetail show llama-tiny": ("-m", "dovetail", "show", "llama-tiny"),
@@ -53,7 +53,7 @@ def main() -> None:
     for name, values in ratios.items():
         ratio, spread = middle(values)
         rows.append(Row(f"CPU time of {name} ÷ import torch", ratio, Goal(high=GOALS[name]), spread, NOISE))
-    tell(rows, asked.json)
+    report(rows, asked.json)
 
 
 if __name__ == "__main__":
