@@ -38,7 +38,7 @@ def mask(name: str) -> Mask:
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_pairs_are_counted_one_by_one_where_that_is_little(name: str) -> None:
+def test_few_pairs_are_counted_one_by_one(name: str) -> None:
     n = 311
     layout, heads = TokenLayout.whole(1, n), torch.arange(8)
     dense = mask(name).visible(layout, layout, heads).expand(1, 8, n, n)
@@ -58,12 +58,12 @@ def test_pairs_are_counted_one_by_one_where_that_is_little(name: str) -> None:
         ("full", lambda n: n),
     ],
 )
-def test_pairs_of_long_texts_are_near_the_closed_form(name: str, per_token: Any) -> None:
+def test_pairs_of_long_sequences_are_near_the_closed_form(name: str, per_token: Any) -> None:
     n = 65_536
     assert pairs(mask(name), n) / n == pytest.approx(per_token(n), rel=2e-2)
 
 
-def test_what_grows_evenly_is_exact_at_any_length() -> None:
+def test_counts_that_grow_linearly_are_exact_at_any_length() -> None:
     for n in (40_000, 131_072, 1_000_001):
         assert pairs(mask("causal"), n) == n * (n + 1) // 2
     n, w = 65_536, 4096
@@ -88,7 +88,7 @@ def test_layers_fold_by_their_period() -> None:
     assert [(period[0].path, times) for period, times in runs(layers)] == [("layers.0", 3), ("layers.3", 1), ("layers.4", 2)]
 
 
-def test_the_most_tokens_a_model_takes() -> None:
+def test_the_longest_length_of_a_model() -> None:
     assert longest_length(load_spec("llama-tiny")) is None
     assert longest_length(load_spec("gpt2-tiny")) == 512
     image = (
@@ -101,12 +101,12 @@ def test_the_most_tokens_a_model_takes() -> None:
 def test_state_bytes_are_what_keys_and_values_take() -> None:
     spec = from_yaml("width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}}]")
     model = build(spec, dtype=torch.bfloat16)
-    heard: list[int] = []
+    sizes: list[int] = []
     for block in model.layers:
-        block.mixer.k.register_forward_hook(lambda _m, _i, out: heard.append(out.numel() * out.element_size()))
-        block.mixer.v.register_forward_hook(lambda _m, _i, out: heard.append(out.numel() * out.element_size()))
+        block.mixer.k.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel() * out.element_size()))
+        block.mixer.v.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel() * out.element_size()))
     model(torch.zeros(1, 13, dtype=torch.long), Ctx(layout=TokenLayout.whole(1, 13)))
-    assert account(spec, 13, "bf16").state_bytes(13) == sum(heard)
+    assert account(spec, 13, "bf16").state_bytes(13) == sum(sizes)
 
 
 def test_405b_takes_no_time() -> None:

@@ -123,7 +123,7 @@ def test_one_sequence_without_a_batch_says_how_to_add_one(model: dt.Transformer,
         model(ids[0])
 
 
-def test_a_ctx_stands_alone(model: dt.Transformer, ids: Tensor) -> None:
+def test_a_ctx_excludes_other_arguments(model: dt.Transformer, ids: Tensor) -> None:
     with pytest.raises(InputError, match="give it alone"):
         model(ids, dt.Ctx(layout=dt.TokenLayout.whole(2, 9)), lengths=[9, 9])
 
@@ -163,7 +163,7 @@ def test_padding_never_counts_in_a_loss(model: dt.Transformer, ids: Tensor) -> N
     torch.testing.assert_close(model.loss(inputs[:1], targets[:1], lengths=[5]), alone, atol=1e-5, rtol=1e-4)
 
 
-def test_a_bidirectional_model_asks_for_targets(ids: Tensor) -> None:
+def test_a_bidirectional_model_needs_targets(ids: Tensor) -> None:
     model = dt.build(dt.from_yaml(TINY).set("layers.*.mixer.mask", "full"))
     with pytest.raises(InputError, match=r"model\.loss\(ids, targets\)"):
         model.loss(ids)

@@ -33,7 +33,7 @@ def model():
 
 
 @torch.no_grad()
-def test_written_with_a_memory_equals_read_whole_each_time(model):
+def test_cached_generation_equals_recomputing_the_whole_sequence(model):
     written = list(generate_tokens(model, PROMPT, 12))
     text = PROMPT
     for token in written:
@@ -57,7 +57,7 @@ def test_an_encoder_decoder_reads_the_prompt_once_and_begins_with_its_own_token(
         next(generate_tokens(model, PROMPT, 8))
 
 
-def test_a_seed_writes_the_same_again(model):
+def test_a_seed_generates_the_same_again(model):
     one, two, other = (list(generate_tokens(model, PROMPT, 20, Sampling(temperature=2.0, seed=seed))) for seed in (1, 1, 2))
     assert one == two
     assert one != other
@@ -94,12 +94,12 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
 @pytest.mark.parametrize(
     "how", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}]
 )
-def test_wishes_that_make_no_sense_are_refused(how):
+def test_illegal_sampling_settings_are_refused(how):
     with pytest.raises(SpecError):
         Sampling(**how)
 
 
-def test_who_cannot_write_says_so(model):
+def test_models_that_cannot_generate_raise(model):
     both = from_yaml(TINY).set("layers.*.mixer.mask", "full")
     for spec, path in ((both, "layers"), (from_yaml(TINY).set("head", None), "head")):
         with pytest.raises(SpecError) as refused:

@@ -35,7 +35,7 @@ def test_a_position_fills_its_own_site_and_clears_the_others() -> None:
     assert set(positions(spec.swap("position", KINDS["none"]())).values()) == {"none"}
 
 
-def test_there_and_back_is_the_same_spec() -> None:
+def test_data_round_trips_to_the_same_spec() -> None:
     spec = from_yaml(SMALL)
     assert spec.swap("position", KINDS["sinusoidal"]()).swap("position", KINDS["rope"]()) == spec
 
@@ -51,7 +51,7 @@ def test_encoder_and_decoder_get_it_cross_attention_never() -> None:
         assert from_yaml(to_yaml(swapped)) == swapped
 
 
-def test_a_group_is_swapped_wherever_it_stands_and_empty_fields_stay_empty() -> None:
+def test_a_group_is_swapped_everywhere_and_empty_fields_stay_empty() -> None:
     spec = from_yaml(SMALL).set("layers.1.mixer.qk_norm", "rmsnorm")
     norms = [part for _, part in walk_spec(spec.swap("norm", KINDS["layernorm"](shift=False))) if part.group == "norm"]
     assert norms == [KINDS["layernorm"](shift=False)] * 5  # three blocks, the last norm, one QK-norm
@@ -95,7 +95,7 @@ def test_a_pattern_without_repeat_is_gone_through_once() -> None:
     assert [block.mixer.heads for block in spec.layers] == [2, 7, 8, 8]
 
 
-def test_what_a_layer_says_itself_wins() -> None:
+def test_the_fields_of_a_layer_override_the_common_ones() -> None:
     (own, common) = from_yaml("layers: [{pattern: [a, b], a: {norm: rmsnorm}, b: {}, norm: layernorm}]").layers
     assert (own.norm.kind, common.norm.kind) == ("rmsnorm", "layernorm")
 

@@ -1,7 +1,7 @@
 """The backbone rule: whoever reads Llama's forward pass needs three files; every other file it enters is a leaf.
 
 A profiler watches a real forward. Of our files outside core/ and state/, only the three may call into others of ours; a call
-that goes through torch (a module's `__call__`) or through core/ (what is made once a step) counts for the file that asked.
+that goes through torch (a module's `__call__`) or through core/ (tensors cached per step) counts for the calling file.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def forward() -> Callable[[], Any]:
 
 
 def step() -> Callable[[], Any]:
-    """One token more for each of two sequences that are remembered."""
+    """One decode step of two cached sequences."""
     spec = load_spec("llama-tiny")
     model, tokens, pool = build(spec), torch.arange(18).reshape(2, 9), Pool(spec, 2, 16)
 

@@ -111,7 +111,7 @@ def test_snippets_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 run(args, where, shown, capsys)
 
 
-def test_what_is_not_run_says_why() -> None:
+def test_snippets_that_are_not_run_have_a_reason() -> None:
     found = [(path.name, snippet) for path in FILES for snippet in snippets(path.read_text(encoding="utf-8"))]
     assert sum(snippet.language in RUN and snippet.skipped is None for _, snippet in found) >= 10
     for name, snippet in found:
@@ -167,11 +167,11 @@ def test_snippets_are_found() -> None:
         ([], False),
     ],
 )
-def test_what_is_shown_is_compared(shown: list[str], holds: bool) -> None:
+def test_shown_outputs_are_compared(shown: list[str], holds: bool) -> None:
     assert agrees(shown, "first\nsecond one   \n  last\n") is holds
 
 
-def test_a_snippet_that_fails_is_seen(
+def test_a_snippet_that_fails_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for text in ("```python\nassert 1 == 2\n```", "```bash\ndovetail show nowhere\n```", "```bash\nls\n```"):

@@ -22,7 +22,7 @@ layers:
 TOKENS = torch.tensor([[5, 17, 3, 60, 8], [1, 1, 2, 40, 33]])
 
 
-def test_patterns_are_found_by_address_and_are_shares_that_respect_the_mask():
+def test_patterns_are_found_by_address_and_are_probs_that_respect_the_mask():
     found = trace(build(SPEC), TOKENS, "*.mixer.pattern")
     assert list(found) == ["layers.0.mixer.pattern", "layers.1.mixer.pattern"]
     assert found["layers.0.mixer.pattern"].shape == (2, 6, 5, 5)
@@ -35,12 +35,12 @@ def test_patterns_are_found_by_address_and_are_shares_that_respect_the_mask():
 
 
 @torch.no_grad()
-def test_listening_changes_nothing_and_every_tap_is_heard():
+def test_listening_changes_nothing_and_every_tap_fires():
     model = build(SPEC)
     plain = model(TOKENS, Ctx(layout=TokenLayout.whole(2, 5)))
-    heard = trace(model, TOKENS, "*")
-    assert sorted(heard) == sorted(taps(SPEC))
-    torch.testing.assert_close(heard["head.logits"], plain)
+    traced = trace(model, TOKENS, "*")
+    assert sorted(traced) == sorted(taps(SPEC))
+    torch.testing.assert_close(traced["head.logits"], plain)
 
 
 def test_several_patterns_and_a_ctx_of_ones_own():
@@ -51,12 +51,12 @@ def test_several_patterns_and_a_ctx_of_ones_own():
     torch.testing.assert_close(found["normed"][1:, :2], alone["normed"])
 
 
-def test_what_was_heard_is_ours_to_change():
-    """The stream behind the embedding is what the first layer reads: one tensor, heard at two addresses."""
-    heard = trace(build(SPEC), TOKENS, "embedded", "layers.0.in")
-    assert torch.equal(heard["embedded"], heard["layers.0.in"])
-    heard["embedded"].zero_()
-    assert heard["layers.0.in"].abs().sum() > 0
+def test_traced_tensors_are_copies():
+    """The residual stream after the embedding is the input of the first layer: one tensor at two addresses."""
+    traced = trace(build(SPEC), TOKENS, "embedded", "layers.0.in")
+    assert torch.equal(traced["embedded"], traced["layers.0.in"])
+    traced["embedded"].zero_()
+    assert traced["layers.0.in"].abs().sum() > 0
 
 
 def test_a_pattern_that_matches_nothing_is_refused():

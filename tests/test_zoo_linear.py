@@ -33,7 +33,7 @@ def test_counts_are_the_arithmetic(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEMORY)
-def test_memory_does_not_grow_with_the_text(name: str) -> None:
+def test_the_state_does_not_grow_with_the_sequence(name: str) -> None:
     assert state_values(load_spec(name), 100) == state_values(load_spec(name), 100_000) == MEMORY[name]
 
 

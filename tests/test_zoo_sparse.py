@@ -94,7 +94,7 @@ def test_a_strided_transformer_touches_n_root_n() -> None:
 
 
 @pytest.mark.parametrize("name", ["longformer-tiny", "bigbird-tiny", "block-sparse-tiny"])
-def test_what_is_touched_grows_as_n(name: str) -> None:
+def test_touched_tiles_grow_linearly(name: str) -> None:
     def touched(length: int) -> float:
         layout = TokenLayout.whole(1, length)
         return attend_tiled.touched(scoring(mask_of(name)), layout, layout) / length
@@ -123,12 +123,12 @@ def test_by_tiles_is_by_definition(name: str) -> None:
     assert (run("tiled") - run("reference")).abs().max() < 1e-9
 
 
-def test_a_hybrid_pays_for_its_full_layers_alone() -> None:
+def test_the_cache_of_a_hybrid_is_that_of_its_full_layers() -> None:
     spec, n = load_spec("local-full-tiny"), 4096
     full = spec.swap("mask", Causal())
-    # what is remembered: windows of 32 in four of six layers
+    # KV cache: windows of 32 in four of six layers
     assert state_values(spec, n) == 2 * 2 * 24 * (4 * 32 + 2 * n)
     assert state_values(full, n) == 2 * 2 * 24 * 6 * n
-    # what is let through: the two full layers, and 32 keys a token in the others
+    # pairs that the masks leave: the two full layers, and 32 keys per token in the others
     let_through, whole = attention_flops(spec, n)[1], attention_flops(full, n)[1]
     assert let_through / whole == pytest.approx(1 / 3 + 2 / 3 * 32 * n / (n * (n + 1) / 2), rel=0.01)

@@ -1,4 +1,4 @@
-"""bamba: positions that begin anew part documents in attention, not in the recurrence beside it."""
+"""bamba: restarted positions separate documents in attention, but not in the recurrent layers."""
 
 import torch
 from transformers import BambaConfig, BambaForCausalLM

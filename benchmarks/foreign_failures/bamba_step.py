@@ -1,4 +1,4 @@
-"""bamba: without position_ids a step stands at position 0, whatever its memory holds."""
+"""bamba: without position_ids a decode step has position 0, whatever the cache contains."""
 
 import torch
 from transformers import BambaConfig, BambaForCausalLM

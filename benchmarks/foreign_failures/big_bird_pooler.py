@@ -1,4 +1,4 @@
-"""big_bird: the language model carries a pooler that no answer depends on."""
+"""big_bird: the language model has a pooler that no output depends on."""
 
 import torch
 from transformers import BigBirdConfig, BigBirdForCausalLM

@@ -1,4 +1,4 @@
-"""blt: beside a memory patches are made of the new bytes alone, and a mask does not reach the patches."""
+"""blt: with a cache, patches are formed from the new bytes only, and the attention mask does not apply to patches."""
 
 import torch
 from transformers import BltConfig, BltForCausalLM

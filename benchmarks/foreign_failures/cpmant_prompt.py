@@ -1,4 +1,4 @@
-"""cpmant: a text is a prompt, read in both directions; a memory wants all of it again; padding is id 0, on the left alone."""
+"""cpmant: the input is a bidirectional prompt; a cache needs all of it again; padding is id 0, on the left only."""
 
 import torch
 from transformers import CpmAntConfig, CpmAntForCausalLM
@@ -17,4 +17,4 @@ with torch.no_grad():
     try:
         model(ids[:, 8:], past_key_values=memory)
     except RuntimeError as error:
-        print("the last token beside a memory:", error)
+        print("the last token with a cache:", error)

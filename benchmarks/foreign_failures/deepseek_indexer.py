@@ -1,4 +1,4 @@
-"""deepseek_v32: the indexer chooses keys, and no gradient goes through a choice; it is trained by a loss of its own."""
+"""deepseek_v32: the indexer selects keys, and a selection has no gradient; it is trained by a loss of its own."""
 
 import torch
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM

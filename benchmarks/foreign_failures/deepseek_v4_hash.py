@@ -1,4 +1,4 @@
-"""deepseek_v4: which experts serve a token is a table of the checkpoint; in a fresh model it is zeros, so one serves all."""
+"""deepseek_v4: the experts of a token come from a table of the checkpoint; in a new model it is zeros, so one is used."""
 
 import torch
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM

@@ -1,4 +1,4 @@
-"""deepseek_v4: a mask does not reach the compressor; it counts windows from the first padding and compresses padding too."""
+"""deepseek_v4: the compressor ignores the mask; it counts windows from the first padding and compresses padding too."""
 
 import torch
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM

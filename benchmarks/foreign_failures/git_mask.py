@@ -1,4 +1,4 @@
-"""git: beside a memory a mask is widened for an image, also where there was none."""
+"""git: with a cache, the mask is extended for an image, also where there is none."""
 
 import torch
 from transformers import GitConfig, GitForCausalLM

@@ -1,4 +1,4 @@
-"""hrm_text: gradients go through the last of its cycles alone, by L_bp_cycles; with all of them they agree with differences."""
+"""hrm_text: gradients go through the last cycles only (L_bp_cycles); through all of them they agree with differences."""
 
 import torch
 from transformers import HrmTextConfig, HrmTextForCausalLM

@@ -1,4 +1,4 @@
-"""llama4: in a packed row chunks of attention are counted from its begin, not from that of a document; padding is left out."""
+"""llama4: in a packed row, attention chunks are counted from the beginning of the row, not of the document."""
 
 import torch
 from transformers import Llama4ForCausalLM, Llama4TextConfig

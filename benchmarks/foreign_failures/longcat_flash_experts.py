@@ -1,4 +1,4 @@
-"""longcat_flash: experts that compute nothing have weights all the same, in one of the two banks."""
+"""longcat_flash: in one of the two banks, experts that compute nothing have weights."""
 
 from transformers import LongcatFlashConfig, LongcatFlashForCausalLM
 

@@ -1,4 +1,4 @@
-"""mamba: several tokens beside a memory are read as if there were none."""
+"""mamba: several tokens with a cache are processed as if there were no cache."""
 
 import torch
 from transformers import MambaConfig, MambaForCausalLM

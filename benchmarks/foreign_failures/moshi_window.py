@@ -1,4 +1,4 @@
-"""moshi: a pass over the whole text sees all of it; the memory keeps sliding_window tokens, so steps do not."""
+"""moshi: a whole pass attends to the whole sequence; the cache keeps sliding_window tokens, so decode steps do not."""
 
 import torch
 from transformers import MoshiConfig, MoshiForCausalLM

@@ -1,4 +1,4 @@
-"""nemotron_h: in a whole pass no step of time is shorter than time_step_min; in a step with the memory it may be."""
+"""nemotron_h: time_step_min bounds the step size Δ in a whole pass, but not in a decode step with the cache."""
 
 import torch
 from transformers import NemotronHConfig, NemotronHForCausalLM

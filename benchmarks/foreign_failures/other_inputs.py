@@ -1,4 +1,4 @@
-"""xlnet, roc_bert: weights for segments and targets, for shapes and sounds of characters; ids of tokens do not reach them."""
+"""xlnet, roc_bert: weights for segments and targets, for glyphs and sounds of characters, which token ids do not reach."""
 
 import torch
 from transformers import RoCBertConfig, RoCBertForCausalLM, XLNetConfig, XLNetLMHeadModel

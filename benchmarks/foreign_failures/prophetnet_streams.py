@@ -1,4 +1,4 @@
-"""prophetnet: in a whole pass a token weighs its distances by what other tokens ask, later ones too; in a step by its own."""
+"""prophetnet: in a whole pass the relative bias of a token depends on other queries, later ones too; in a step on its own."""
 
 import torch
 from transformers import ProphetNetConfig, ProphetNetForCausalLM

@@ -1,4 +1,4 @@
-"""recurrent_gemma: a mask reaches attention alone; the convolution before the recurrence reads padding on the left."""
+"""recurrent_gemma: the mask applies to attention only; the convolution before the recurrence reads left padding."""
 
 import torch
 from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM

@@ -1,4 +1,4 @@
-"""reformer: chunks are counted from the first padding, a memory takes token after token, eval mode has no gradient."""
+"""reformer: chunks are counted from the first padding; a cache takes one token at a time; eval mode has no gradient."""
 
 import torch
 from transformers import ReformerConfig, ReformerModelWithLMHead

@@ -1,4 +1,4 @@
-"""roberta: after a prefill padded on the left, a step counts padding as positions, which the prefill did not."""
+"""roberta: after a left-padded prefill, a decode step counts padding as positions; the prefill does not."""
 
 import torch
 from transformers import RobertaConfig, RobertaForCausalLM

@@ -1,4 +1,4 @@
-"""rwkv: attention_mask is taken and not used, which it warns of; padding on the left is read like text."""
+"""rwkv: attention_mask is accepted and ignored, with a warning; left padding is processed like text."""
 
 import torch
 from transformers import RwkvConfig, RwkvForCausalLM

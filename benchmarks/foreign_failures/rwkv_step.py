@@ -1,4 +1,4 @@
-"""rwkv: beside a memory one token is answered as if it were several."""
+"""rwkv: with a cache, one token is processed as if it were several."""
 
 import torch
 from transformers import RwkvConfig, RwkvForCausalLM

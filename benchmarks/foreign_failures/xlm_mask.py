@@ -1,4 +1,4 @@
-"""xlm: with causal=True attention does not see the mask, so padding on the left is attended to."""
+"""xlm: with causal=True attention ignores the mask, so it attends to left padding."""
 
 import torch
 from transformers import XLMConfig, XLMWithLMHeadModel

@@ -1,4 +1,4 @@
-"""xlnet: with attn_type "uni" a mask for more than one row is refused, by an error of shapes."""
+"""xlnet: with attn_type "uni" a mask for more than one row raises a shape error."""
 
 import torch
 from transformers import XLNetConfig, XLNetLMHeadModel

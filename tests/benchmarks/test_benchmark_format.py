@@ -79,7 +79,7 @@ def test_median_and_interquartile_range(measure: Any) -> None:
     assert measure.middle([2.0]) == (2.0, 0.0)
 
 
-def test_sides_take_turns_and_the_first_round_is_left_out(measure: Any) -> None:
+def test_sides_alternate_and_the_first_round_is_left_out(measure: Any) -> None:
     order: list[str] = []
     ratios = measure.taking_turns(lambda: order.append("a"), lambda: order.append("b"), 3, lambda: None)
     assert "".join(order) == "abbaabba"

@@ -28,7 +28,7 @@ def run(name: str, *flags: str) -> Any:
 
 
 @pytest.mark.slow
-def test_a_short_stream_keeps_its_memory_flat_and_is_drawn(tmp_path: Path) -> None:
+def test_a_short_stream_has_constant_memory_and_a_figure(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = {row["name"]: row for row in run("stream", "--figure", str(tmp_path / "stream.png"))["rows"]}
     assert len(rows) == 9
@@ -62,7 +62,7 @@ def test_selective_copying_asks_for_the_symbols_in_order(bench: Any) -> None:
     assert len({tuple((row[:26] != 0).nonzero().flatten().tolist()) for row in batch.tokens}) > 40  # places differ
 
 
-def test_induction_asks_for_what_stood_behind_the_mark(bench: Any) -> None:
+def test_induction_labels_are_the_tokens_after_the_mark(bench: Any) -> None:
     tasks = bench("tasks")
     batch = tasks.induction(3, 50)
     for tokens, labels in zip(batch.tokens, batch.labels, strict=True):

@@ -28,7 +28,7 @@ def test_lines_go_by_their_flags(flags: dict[str, object], kept: list[str]) -> N
     assert fill(TEMPLATE, flags, value=7).split("\n") == kept
 
 
-def test_the_longer_hole_is_filled_first() -> None:
+def test_the_longer_placeholder_is_filled_first() -> None:
     assert fill("$norm $norm_eps", norm="a", norm_eps="b") == "a b"
 
 

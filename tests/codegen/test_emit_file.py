@@ -201,7 +201,7 @@ def test_every_preset_is_bit_equal_and_formatted_or_names_its_part(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_any_wiring_of_written_kinds_is_bit_equal_and_formatted(tmp_path: Path) -> None:
+def test_any_sampled_spec_of_written_kinds_is_bit_equal_and_formatted(tmp_path: Path) -> None:
     chance, met, tried = random.Random(7), set(), 0
     while tried < 60:
         spec = attempt(chance, {})

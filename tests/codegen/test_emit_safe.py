@@ -61,7 +61,7 @@ def without_docstring(text: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_is_text_and_nothing_else(name: str) -> None:
+def test_a_malicious_name_stays_text(name: str) -> None:
     spec = from_yaml(SMALL)
     text = emit(spec, name)
     text.encode()  # a file can hold it
@@ -107,7 +107,7 @@ def test_a_number_that_python_cannot_write_is_refused_with_its_path(value: float
     assert refused.value.path == "norm.eps"
 
 
-def test_a_value_that_looks_like_a_hole_stays_as_it_is() -> None:
+def test_a_value_that_looks_like_a_placeholder_is_unchanged() -> None:
     assert fill("$a $b", a="$b", b="$a") == "$b $a"
 
 
@@ -188,6 +188,6 @@ def test_a_field_inside_experts_is_refused_too() -> None:
         assert refused.value.path == path
 
 
-def test_how_weights_begin_changes_no_file() -> None:
+def test_the_init_part_changes_no_file() -> None:
     spec = from_yaml(SMALL)
     assert emit(spec.set("init", {"kind": "mup", "base_width": 14})) == emit(spec)

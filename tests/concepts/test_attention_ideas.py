@@ -58,7 +58,7 @@ def pattern(module: Any, x: Tensor, layout: TokenLayout) -> Tensor:
 # -- the definition
 
 
-def test_weights_are_shares_and_the_output_lies_among_the_values() -> None:
+def test_probs_sum_to_one_and_the_output_is_a_mean_of_the_values() -> None:
     seen: list[Tensor] = []
     q, k, v = randn(1, 5, 1, 4), randn(1, 7, 1, 4, seed=1), randn(1, 7, 1, 4, seed=2)
     needs = frozenset({"edit"})
@@ -266,7 +266,7 @@ def test_no_gradient_reaches_an_earlier_output_from_a_later_token(name: str) -> 
         assert (grad[0, 6] != 0).any(), backend.name
 
 
-def test_padding_and_other_documents_are_not_seen() -> None:
+def test_padding_and_other_documents_are_not_visible() -> None:
     x = randn(1, 9, WIDTH, seed=5)
     packed = pattern(attention(), x, TokenLayout.packed([[4, 3]], 9))
     assert (packed[0, :, 4:7, :4] == 0).all()

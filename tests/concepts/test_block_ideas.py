@@ -38,7 +38,7 @@ def test_norms_are_torch_s() -> None:
         torch.testing.assert_close(ours(x, ctx), F.rms_norm(x, (28,), scale, eps))
 
 
-def test_a_norm_knows_nothing_of_its_batch() -> None:
+def test_a_norm_does_not_depend_on_the_batch() -> None:
     """Statistics lie within a token; those of a batch norm would not."""
     x, ctx = randn(4, 5, 28), Ctx(layout=TokenLayout.whole(4, 5))
     for kind, weights in (("layernorm", {"scale": [1.0] * 28, "shift": [0.0] * 28}), ("rmsnorm", {"scale": [1.0] * 28})):
@@ -143,7 +143,7 @@ def test_a_plain_ffn_of_512_has_2_1_million_weights() -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_block_gives_what_it_takes(wire: str) -> None:
+def test_the_output_of_a_block_has_the_shape_of_its_input(wire: str) -> None:
     model = build(from_yaml(f"{{width: 24, layers: [{{repeat: 2, wire: {wire}, mixer: {{heads: 2}}, ffn: {{hidden: 40}}}}]}}"))
     shapes: list[torch.Size] = []
     ctx = Ctx(
@@ -155,7 +155,7 @@ def test_a_block_gives_what_it_takes(wire: str) -> None:
     assert set(shapes) == {torch.Size([3, 7, 24])}
 
 
-def test_a_part_that_changes_the_length_says_so() -> None:
+def test_a_part_that_changes_the_length_declares_it() -> None:
     model = build(load_spec("vit-tiny"))
     x, ctx = model.hidden(torch.zeros(2, 1, 28, 28), Ctx(layout=TokenLayout.whole(2, 1)))
     assert x.shape == (2, 50, 100)
@@ -184,7 +184,7 @@ def test_outputs_stay_level_with_depth_where_the_start_is_scaled_and_grow_where_
     assert 2.5 < growing[2] / growing[1] < 6
 
 
-def test_first_weights_follow_role_and_depth() -> None:
+def test_initial_weights_follow_role_and_depth() -> None:
     for kind, q, o in (("normal", 0.02, 0.02 / 8**0.5), ("fan_in", 64**-0.5, 64**-0.5), ("mup", 0.04, 0.04)):
         model = build(from_yaml(f"{{width: 64, layers: [{{repeat: 4, mixer: {{heads: 2}}}}], init: {kind}}}"))
         mixer = model.layers[0].mixer

@@ -71,7 +71,7 @@ def test_the_next_token_loss_is_the_mean_of_minus_log_p() -> None:
     assert model.loss(tokens, labels, ctx).item() == pytest.approx(sum(chosen) / 16)
 
 
-def test_an_encoder_fills_in_and_tells_sentences_apart() -> None:
+def test_an_encoder_fills_in_and_separates_sentences() -> None:
     spec = changed(load_spec("bert-tiny"), ["head={kind: masked_lm}"])
     model = lively(spec)
     tokens = torch.randint(0, 512, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -143,7 +143,7 @@ def test_a_vision_model_classifies_from_its_class_token() -> None:
         ("{kind: pooled_embedding, pooling: first, dense: true}", (3, 120)),
     ],
 )
-def test_other_heads_answer_a_row_or_a_token_whatever_the_padding(head: str, shape: tuple[int, ...]) -> None:
+def test_other_heads_give_an_output_per_row_or_token_with_any_padding(head: str, shape: tuple[int, ...]) -> None:
     model = lively(changed(load_spec("bert-tiny"), [f"head={head}"]))
     rows = [torch.randint(0, 512, (n,), generator=torch.Generator().manual_seed(n)) for n in (6, 4, 2)]
     for left in (False, True):

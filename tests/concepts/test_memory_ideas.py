@@ -102,8 +102,8 @@ def test_pages_waste_less_than_four_hundredths() -> None:
     assert (64 * 2048 - sum(lengths)) / (64 * 2048) > 0.3  # a slice of the greatest length for each wastes far more
 
 
-def test_a_shared_prefix_is_held_once(model: Any, whole: Tensor) -> None:
-    """A fork takes no page; each twin then takes its own, and goes on as if alone."""
+def test_a_shared_prefix_is_stored_once(model: Any, whole: Tensor) -> None:
+    """A fork takes no page; each of its rows then takes its own, and continues as if alone."""
     pool = Pool(TINY, rows=2, capacity=24, layout="paged", page=4, dtype=torch.float64)
     step = pool.step([0], [18])
     model(TOKENS[:1, :18], Ctx(layout=step.layout, views=step.views))
@@ -116,8 +116,8 @@ def test_a_shared_prefix_is_held_once(model: Any, whole: Tensor) -> None:
     logits = model(torch.stack([TOKENS[0, 18:19], TOKENS[1, 18:19]]), Ctx(layout=step.layout, views=step.views))
     assert free - len(slots.free) == 1  # of the last, half-filled page there are now two
     torch.testing.assert_close(logits[0, 0], whole[0, 18], rtol=0, atol=1e-9)
-    twin = model(torch.cat([TOKENS[0, :18], TOKENS[1, 18:19]])[None], Ctx(layout=TokenLayout.whole(1, 19)))
-    torch.testing.assert_close(logits[1, 0], twin[0, 18], rtol=0, atol=1e-9)
+    forked = model(torch.cat([TOKENS[0, :18], TOKENS[1, 18:19]])[None], Ctx(layout=TokenLayout.whole(1, 19)))
+    torch.testing.assert_close(logits[1, 0], forked[0, 18], rtol=0, atol=1e-9)
 
 
 # -- windows, and attention in tiles
@@ -203,7 +203,7 @@ def test_tiled_attention_is_exact_forward_and_backward(n: int) -> None:
         torch.testing.assert_close(tiled, plain, rtol=0, atol=1e-12)
 
 
-def test_tiled_attention_needs_memory_as_n_and_not_as_n_squared() -> None:
+def test_tiled_attention_takes_memory_linear_in_n() -> None:
     tiled = [_attended("tiled", n, track=True)[1] for n in (1024, 2048, 4096)]
     plain = [_attended("reference", n, track=True)[1] for n in (512, 1024, 2048)]
     assert tiled[2] / tiled[1] <= 2.01

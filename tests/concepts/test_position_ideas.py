@@ -100,7 +100,7 @@ def test_the_mean_rotary_score_decays_with_distance() -> None:
     assert means[-1] < 0.35 * means[0]
 
 
-def test_turning_keys_on_read_is_turning_them_on_write() -> None:
+def test_rotating_keys_on_read_equals_rotating_them_on_write() -> None:
     x = torch.randn(1, 9, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     outs = []
     for when in ("write", "read"):
@@ -110,8 +110,8 @@ def test_turning_keys_on_read_is_turning_them_on_write() -> None:
     torch.testing.assert_close(outs[0], outs[1])
 
 
-def test_two_coordinates_turn_by_row_and_column() -> None:
-    """A score between patches depends on how far apart they are in each direction, and not on where they stand."""
+def test_two_coordinates_rotate_by_row_and_column() -> None:
+    """A score between patches depends on their distance in each direction, and not on their positions."""
     module = alone(part("rope", coords=2), head=16)
     q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
@@ -154,7 +154,7 @@ LISTS = {"short": [1.0 + 0.05 * i for i in range(PAIRS)], "long": [2.0 + 0.2 * i
 
 
 @pytest.mark.parametrize("name", STRETCHED)
-def test_stretched_frequencies_and_amplitude_are_the_reference_library_s(name: str) -> None:
+def test_scaled_frequencies_and_amplitude_equal_those_of_transformers(name: str) -> None:
     ours, theirs, length = STRETCHED[name]
     kind = name.partition(",")[0]
     if kind == "longrope":
@@ -184,7 +184,7 @@ def test_stretched_frequencies_and_amplitude_are_the_reference_library_s(name: s
     assert scaling.amplitude() == pytest.approx(amplitude, abs=1e-12)
 
 
-def test_ntk_aware_keeps_the_fastest_pair_and_stretches_the_slowest_by_the_factor() -> None:
+def test_ntk_aware_scaling_keeps_the_highest_frequency_and_divides_the_lowest_by_the_factor() -> None:
     plain = alone(part("rope"), head=48).frequency
     grown = alone(part("rope", scaling=part("ntk", factor=4.0)), head=48).frequency
     assert grown[0] == plain[0]
@@ -232,7 +232,7 @@ def stack(mask: str, spread: float = 0.3) -> Any:
     return build(from_yaml(f"{{width: 24, vocab: 9, layers: [{layer}], init: {{spread: {spread}}}}}"), dtype=torch.float64)
 
 
-def test_a_causal_mask_alone_tells_order() -> None:
+def test_a_causal_mask_alone_gives_order() -> None:
     """What comes first matters to a decoder without positions, and not to an encoder."""
     one, other = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 1, 3, 4]])
     for mask, tells in (("causal", True), ("full", False)):

@@ -22,14 +22,14 @@ def one_layer(mixer: str) -> str:
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
-def test_a_recurrence_remembers_as_much_after_ten_tokens_as_after_a_million(kind: str) -> None:
+def test_a_recurrent_state_has_the_same_size_after_ten_and_a_million_tokens(kind: str) -> None:
     spec = from_yaml(one_layer(kind))
     assert state_values(spec, 10) == state_values(spec, 1_000_000) > 0
     attention = from_yaml(one_layer("attention"))
     assert state_values(attention, 1_000_000) == 100_000 * state_values(attention, 10)
 
 
-def test_a_hybrid_remembers_tokens_in_its_attention_layers_alone() -> None:
+def test_only_the_attention_layers_of_a_hybrid_have_a_kv_cache() -> None:
     spec = load_spec("mamba2-hybrid-tiny")
     assert [block.mixer.kind for block in spec.layers] == ["mamba2", "mamba2", "mamba2", "attention"]
     a_token = state_values(spec, 1001) - state_values(spec, 1000)

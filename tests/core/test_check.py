@@ -47,14 +47,14 @@ def model(**mixer: object) -> Model:
         (from_yaml(SEQ2SEQ).set("layers.0.cross.position", "rope"), "layers.0.cross.position", "share no order"),
     ],
 )
-def test_what_cannot_be_built_is_said_before_it_is_built(spec: Model, path: str, problem: str) -> None:
+def test_illegal_specs_raise_before_they_are_built(spec: Model, path: str, problem: str) -> None:
     with pytest.raises(SpecError) as refused:
         build(spec, device="meta")
     assert refused.value.path == path
     assert problem in refused.value.problem
 
 
-def test_a_broken_parent_is_told_before_its_children() -> None:
+def test_errors_of_a_parent_come_before_those_of_its_children() -> None:
     found = problems(model(kv_heads=4).set("width", -1))
     assert [path for path, _ in found] == ["width"]
 
@@ -77,7 +77,7 @@ def test_sound_specs_pass() -> None:
     assert problems(model()) == problems(from_yaml(SEQ2SEQ)) == []
 
 
-def test_advice_stops_no_one_and_is_given_once() -> None:
+def test_advice_is_no_error_and_is_listed_once() -> None:
     spec = model()  # heads of 12, in three layers alike
     said = [(path, problem.problem) for path, problem in advice(spec) if problem.field == "head"]
     assert said == [("layers.0.mixer.head", "a head of 12 is outside the usual 32 to 128")]

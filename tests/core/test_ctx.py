@@ -58,7 +58,7 @@ def test_the_same_draw_every_time_and_another_for_another_seed_or_path() -> None
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_the_share_dropped_is_p_and_the_mean_stays(p: float) -> None:
+def test_the_dropped_fraction_is_p_and_the_mean_stays(p: float) -> None:
     x = dropped(3, "here", p)
     assert (x == 0).double().mean().item() == pytest.approx(p, abs=0.01)
     assert x.mean().item() == pytest.approx(1.0, abs=0.03)
@@ -85,7 +85,7 @@ def test_padded_packed_flat_and_alone_draw_the_same_mask() -> None:
             assert torch.equal(other, alone)
 
 
-def test_an_answer_per_sample_draws_by_its_sample() -> None:
+def test_a_pooled_output_draws_by_its_sample() -> None:
     def answers(count: int, layout: TokenLayout) -> Tensor:
         return Ctx(layout=layout, seed=1).dropout(torch.ones(count, 8), 0.5, Site("head"))
 
@@ -171,19 +171,19 @@ def test_the_draw_is_the_same_when_compiled(backend: str) -> None:
         assert torch.equal(compiled(x, ctx), ctx.dropout(x, 0.3, site))
 
 
-def test_a_listener_sees_addresses_and_may_answer() -> None:
-    model, heard = build(SPEC), []
+def test_a_listener_gets_addresses_and_may_replace_values() -> None:
+    model, taps = build(SPEC), []
     plain = model(TOKENS, Ctx(layout=TokenLayout.whole(3, 7)))
-    listener = Listener({"layers.*.mixer.out": lambda address, x: heard.append((address, tuple(x.shape)))})
+    listener = Listener({"layers.*.mixer.out": lambda address, x: taps.append((address, tuple(x.shape)))})
     assert torch.equal(model(TOKENS, Ctx(layout=TokenLayout.whole(3, 7), listen=listener)), plain)
-    assert heard == [("layers.0.mixer.out", (3, 7, 28)), ("layers.1.mixer.out", (3, 7, 28))]
+    assert taps == [("layers.0.mixer.out", (3, 7, 28)), ("layers.1.mixer.out", (3, 7, 28))]
     silenced = model(
         TOKENS, Ctx(layout=TokenLayout.whole(3, 7), listen=Listener({"*.mixer_add": lambda _, x: torch.zeros_like(x)}))
     )
     assert not torch.equal(silenced, plain)
 
 
-def test_without_ranks_a_total_is_the_thing_itself() -> None:
+def test_without_ranks_all_reduce_is_the_identity() -> None:
     ctx, x = Ctx(layout=TokenLayout.whole(1, 2)), torch.ones(2)
     assert ctx.all_reduce(x, ("heads",)) is x
     assert not ctx.sharded(("heads",))

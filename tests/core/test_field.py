@@ -25,7 +25,7 @@ from dovetail.io.spec import from_yaml
         (Bounds(above=0, at_most=1), 1.0, ""),
     ],
 )
-def test_bounds_say_what_is_wrong(bounds: Bounds, value: float, fault: str) -> None:
+def test_errors_of_bounds_have_the_value_and_the_limit(bounds: Bounds, value: float, fault: str) -> None:
     assert bounds.fault(value) == fault
 
 

@@ -9,7 +9,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
 
 
-def test_whole_rows_begin_where_they_are_told() -> None:
+def test_whole_rows_begin_at_start() -> None:
     layout = TokenLayout.whole(2, 3, start=4)
     assert layout.order.tolist() == [[4, 5, 6], [4, 5, 6]]
     assert (layout.start, layout.n) == (4, 3)
@@ -17,7 +17,7 @@ def test_whole_rows_begin_where_they_are_told() -> None:
     assert layout.coords.shape == (2, 3, 1)
 
 
-def test_padding_stands_nowhere_and_each_row_counts_from_its_own_first_token() -> None:
+def test_padding_has_no_position_and_each_row_counts_from_its_first_token() -> None:
     right, left = TokenLayout.padded([2, 3], 4), TokenLayout.padded([2, 3], 4, left=True)
     assert right.real.tolist() == [[True, True, False, False], [True, True, True, False]]
     assert left.real.tolist() == [[False, False, True, True], [False, True, True, True]]
@@ -48,14 +48,14 @@ def test_pieces() -> None:
     assert (flat.order.tolist(), flat.row.tolist()) == ([0, 1], [0, 1])
 
 
-def test_once_is_made_once_a_key() -> None:
+def test_once_is_computed_once_per_key() -> None:
     layout, made = TokenLayout.whole(1, 2), []
     for key in ("a", "a", "b"):
         layout.once(key, lambda: made.append(1))
     assert len(made) == 2
 
 
-def test_what_depends_on_the_queries_is_made_for_each_of_them() -> None:
+def test_tensors_that_depend_on_the_queries_are_cached_per_layout_of_queries() -> None:
     keys, one, other = TokenLayout.whole(1, 4), TokenLayout.whole(1, 2, start=2), TokenLayout.whole(1, 1, start=3)
     asked = [keys.once_for(queries, "mask", lambda n=queries.n: n) for queries in (one, one, other, keys)]
     assert asked == [2, 2, 1, 4]
@@ -77,7 +77,7 @@ def test_a_flat_batch_counts_rows_without_a_token() -> None:
         (TokenLayout(torch.zeros(1, 2, 2), torch.zeros(1, 2), None), "TokenLayout(1 × 2, orders 0.0 to 0.0, 2 coordinates)"),
     ],
 )
-def test_a_layout_reads_as_one_line(layout: TokenLayout, text: str) -> None:
+def test_the_repr_of_a_layout_is_one_line(layout: TokenLayout, text: str) -> None:
     assert repr(layout) == text
 
 

@@ -68,7 +68,7 @@ def test_every_refusal_names_its_path(text: str, path: str, problem: str) -> Non
     assert problem in refused.problem
 
 
-def test_a_refusal_says_what_there_is() -> None:
+def test_an_error_lists_the_alternatives() -> None:
     assert refusal("layers: [{norm: xyz}]").remedy == f"kinds: {', '.join(kinds('norm'))}"
     assert refusal("layers: [{norm: rmsnrm}]").remedy == "did you mean rmsnorm?"
     assert refusal("layers: [{norm: {kind: rmsnorm, epz: 1.0}}]").remedy == "did you mean eps?"
@@ -80,7 +80,7 @@ def kinds(group: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", ["kind: [a]", "layers: [{mixer: {kind: {a: b}}}]"])
-def test_a_kind_that_is_no_text_is_refused(text: str) -> None:
+def test_a_kind_that_is_not_a_string_is_refused(text: str) -> None:
     assert "no part is called" in refusal(text).problem
 
 

@@ -31,7 +31,7 @@ def test_left_padding_belongs_to_no_new_document() -> None:
     assert seq.ends.tolist() == [4, 4]
 
 
-def test_a_row_that_goes_on_stays_document_0() -> None:
+def test_a_row_that_continues_stays_document_0() -> None:
     seq = sequence_rows(TokenLayout.flat([3, 2], [4, 0]))
     assert seq.document is not None
     assert seq.document.tolist() == [[0, 0, 0], [1, 1, 1]]

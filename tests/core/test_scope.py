@@ -15,7 +15,7 @@ def test_sizes_multiply() -> None:
     assert ENV.size() == 1
 
 
-def test_a_generic_axis_stands_for_one_or_several() -> None:
+def test_a_generic_axis_is_bound_to_one_or_several() -> None:
     assert ENV.bind(dim="embed").size("dim") == 28
     both = ENV.bind(dim=("heads", "head"))
     assert both.size("dim") == 72

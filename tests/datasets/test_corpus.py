@@ -22,7 +22,7 @@ def test_labels_are_the_tokens_one_further():
     assert torch.equal(batch.layout.order, torch.arange(12).expand(5, 12))
 
 
-def test_what_is_held_out_is_never_trained_on_and_all_the_rest_is():
+def test_held_out_tokens_are_never_trained_on_and_all_others_are():
     corpus = Corpus.cut(torch.arange(400), 12, fraction=0.1)
     assert len(corpus.held_out) == 40
     seen = torch.cat([corpus.batch(0, step, 8, 12).labels.flatten() for step in range(300)]).unique()

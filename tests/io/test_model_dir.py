@@ -178,7 +178,7 @@ def test_saving_again_replaces_the_model_with_all_its_files(saved):
     assert {path.name for path in saved.parent.iterdir()} == {"model"}
 
 
-def test_a_directory_that_is_no_model_is_never_replaced(tmp_path):
+def test_a_directory_without_a_model_is_never_replaced(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("ten years")
     (tmp_path / "file").write_text("also mine")

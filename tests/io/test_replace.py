@@ -87,7 +87,9 @@ def test_two_writers_at_once_both_succeed(tmp_path: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.001, 0.004, 0.01, 0.02, 0.04])
-def test_a_killed_writer_leaves_a_whole_directory_and_what_the_next_one_deletes(tmp_path: Path, delay: float, way: str) -> None:
+def test_a_killed_writer_leaves_a_complete_directory_and_files_that_the_next_deletes(
+    tmp_path: Path, delay: float, way: str
+) -> None:
     target = tmp_path / "out"
     write(target, "first")
 

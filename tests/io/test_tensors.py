@@ -28,7 +28,7 @@ def same(one: torch.Tensor, two: torch.Tensor) -> bool:
     return one.shape == two.shape and one.dtype == two.dtype and (not bits or torch.equal(bits[0], bits[1]))
 
 
-def test_what_we_write_the_reference_reads(tmp_path: Path) -> None:
+def test_our_files_are_read_by_the_safetensors_package(tmp_path: Path) -> None:
     tensors = some_tensors()
     write_tensors(tmp_path / "a", tensors, reversed(list(tensors.items())))
     read = load_file(tmp_path / "a")
@@ -36,7 +36,7 @@ def test_what_we_write_the_reference_reads(tmp_path: Path) -> None:
     assert all(same(read[name], tensors[name]) for name in tensors)
 
 
-def test_what_the_reference_writes_we_read(tmp_path: Path) -> None:
+def test_files_of_the_safetensors_package_are_read(tmp_path: Path) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in some_tensors().items()}
     save_file(tensors, tmp_path / "a", metadata={"format": "pt"})
     with TensorFile(tmp_path / "a") as file:
@@ -53,7 +53,7 @@ def test_a_layout_is_enough_to_write_by(tmp_path: Path) -> None:
         write_tensors(tmp_path / "b", layout, [])
 
 
-def test_every_tensor_lies_where_its_numbers_may(tmp_path: Path) -> None:
+def test_every_tensor_is_aligned(tmp_path: Path) -> None:
     tensors = {
         "bytes": torch.zeros(3, dtype=torch.uint8),
         "wide": torch.zeros(2, dtype=torch.float64),
@@ -74,7 +74,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> Non
             file.read("a")
 
 
-def test_what_is_written_to_a_tensor_is_not_in_the_file(tmp_path: Path) -> None:
+def test_writing_to_a_tensor_does_not_change_the_file(tmp_path: Path) -> None:
     tensors = {"a": torch.arange(6.0), "b": torch.ones(5, 3)}
     write_tensors(tmp_path / "a", tensors, tensors.items())
     with TensorFile(tmp_path / "a") as file:
@@ -87,7 +87,7 @@ def test_what_is_written_to_a_tensor_is_not_in_the_file(tmp_path: Path) -> None:
     assert again.equal(torch.zeros(6))  # the same pages
 
 
-def test_tensors_that_lie_askew_are_read(tmp_path: Path) -> None:
+def test_unaligned_tensors_are_read(tmp_path: Path) -> None:
     header = b'{"b":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"w":{"dtype":"F32","shape":[2],"data_offsets":[3,11]}}'
     numbers = torch.tensor([1.5, -2.0])
     (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + b"abc" + numbers.numpy().tobytes())

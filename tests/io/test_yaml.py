@@ -61,7 +61,7 @@ def test_size_and_encoding_are_bounded(tmp_path: Path) -> None:
         assert str(path) in str(refused.value)
 
 
-def test_what_is_written_is_read_back_in_order() -> None:
+def test_written_entries_are_read_back_in_order() -> None:
     data = {"width": 28, "layers": [{"repeat": 2, "mixer": {"heads": 6}}], "head": None, "eps": 1e-06, "text": "no: yes"}
     assert list(parse_yaml(dump_yaml(data), "here").items()) == list(data.items())
 
@@ -178,7 +178,7 @@ def test_a_key_given_twice_is_refused_where_it_is(text: str, place: str, parser:
         ("%YAML 9.9\n---\na: 1", "not YAML"),
     ],
 )
-def test_whatever_else_yaml_has_is_refused(text: str, problem: str, parser: str) -> None:
+def test_other_yaml_features_are_refused(text: str, problem: str, parser: str) -> None:
     with pytest.raises(SpecError, match=problem):
         parse_yaml(text, "here")
 

@@ -10,7 +10,7 @@ from dovetail.lawbook.cover import Factor, PairCover, all_factors, consistent, m
 from dovetail.lawbook.sample import BLOCK, attempt
 
 
-def test_draws_are_legal_and_reproducible():
+def test_samples_are_legal_and_reproducible():
     one, other = ([s for _ in range(20) if (s := attempt(random.Random(i), {}))] for i in (3, 3))
     assert one == other
     for spec in one:
@@ -27,20 +27,20 @@ def test_pins_name_the_kinds_above():
     }
 
 
-def test_a_pinned_draw_holds_what_was_pinned():
+def test_a_pinned_sample_has_the_pinned_values():
     factor = Factor(f"{BLOCK}/mixer=attention/position=rope/base", "100.0", False)
     drawn = [spec for i in range(40) if (spec := attempt(random.Random(i), pins(factor)))]
     held = [spec for spec in drawn if any(factor in scope for scope in scopes(spec))]
     assert len(held) >= 10
 
 
-def test_two_kinds_in_one_slot_are_no_pair():
+def test_two_kinds_in_one_slot_are_not_a_pair():
     rope = Factor(f"{BLOCK}/mixer=attention/position=rope/base", "100.0", False)
     alibi = Factor(f"{BLOCK}/mixer=attention/position", "alibi", True)
     assert not consistent(rope, alibi)
 
 
-def test_pairs_by_rule_equal_pairs_by_looking_at_all():
+def test_counted_pairs_equal_those_of_the_dense_mask():
     def inside(a: Factor, b: Factor) -> bool:
         """Whether the part of one is that of the other or lies in it."""
         return a.node == b.node or a.node.startswith(f"{b.node}/")
@@ -59,7 +59,7 @@ def test_pairs_by_rule_equal_pairs_by_looking_at_all():
     assert set(meeting(scope)) == {pair for pair in itertools.combinations(sorted(scope), 2) if meets(*pair)}
 
 
-def test_each_value_comes_up_or_is_said_to_be_impossible(monkeypatch):
+def test_each_value_occurs_or_is_reported_as_impossible(monkeypatch):
     monkeypatch.setattr(cover, "CANDIDATES", 1)
     made = PairCover(0)
     for spec in itertools.islice(made.each_value(), 12):

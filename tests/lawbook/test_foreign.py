@@ -38,13 +38,13 @@ def test_a_correct_model_passes_every_law() -> None:
         ("unused", "every_weight", "no gradient: layers.0.gate.bias, layers.0.gate.weight, layers.1.gate.bias and 1 more"),
     ],
 )
-def test_a_planted_bug_is_caught_by_its_law(bug: str, law: str, where: str) -> None:
+def test_a_seeded_bug_is_caught_by_its_law(bug: str, law: str, where: str) -> None:
     (found,) = tried(bug, law).values()
     assert found.state == "failed"
     assert where in found.detail
 
 
-def test_what_a_model_offers_is_found_by_trying() -> None:
+def test_the_features_of_a_model_are_detected_by_calling_it() -> None:
     case = opened(f"py:{FILE}:Tiny")
     assert case.vocab == 62
     assert (case.masks, case.positions, case.documents) == (True, True, False)
@@ -53,18 +53,18 @@ def test_what_a_model_offers_is_found_by_trying() -> None:
     assert (case.dtype, case.tolerance) == (torch.float64, 1e-9)
 
 
-def test_a_model_that_ignores_its_mask_is_held_to_it_all_the_same() -> None:
+def test_a_model_that_ignores_its_mask_fails() -> None:
     assert opened(f"py:{FILE}:padding").masks
 
 
-def test_laws_without_means_are_not_applicable() -> None:
+def test_laws_without_the_needed_features_are_not_applicable() -> None:
     found = tried("Stateless", "causal", "chunked", "padded")
     assert [one.state for one in found.values()] == ["held", "not applicable", "held"]
     assert "no cache" in found["chunked"].detail
     assert found["padded"].detail == "it takes no attention_mask; it does not separate packed documents"
 
 
-def test_a_model_of_float32_alone_is_held_to_a_wider_envelope() -> None:
+def test_a_model_in_float32_only_has_a_wider_tolerance() -> None:
     case = opened(f"py:{FILE}:single")
     assert (case.dtype, case.tolerance) == (torch.float32, 1e-4)
     states = {found.law: found.state for found in laws_on(case, ["causal", "chunked", "gradient"])}
@@ -81,7 +81,7 @@ def test_a_model_of_float32_alone_is_held_to_a_wider_envelope() -> None:
         ("hf:nowhere", "no such directory"),
     ],
 )
-def test_what_cannot_be_opened_says_why(text: str, says: str) -> None:
+def test_a_model_that_cannot_be_opened_raises_with_the_reason(text: str, says: str) -> None:
     with pytest.raises(FileError, match=says):
         opened(text)
 
@@ -92,7 +92,7 @@ def test_code_of_a_directory_is_not_run(tmp_path: Path) -> None:
         opened(f"hf:{tmp_path}")
 
 
-def test_the_command_tells_the_first_failure_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_the_first_failure_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["laws", f"py:{FILE}:leak", "--only", "causal", "padded", "--json"])
     assert ended.value.code == 1

@@ -52,13 +52,13 @@ def test_a_sound_class_passes(config: Any, weights: bool, tmp_path: Path) -> Non
     assert found["padded"].detail == ""  # packed documents were tried too
 
 
-def test_memory_and_mask_of_a_recurrence_are_found_by_other_names(tmp_path: Path) -> None:
+def test_cache_and_mask_of_a_recurrent_model_are_detected_under_other_names(tmp_path: Path) -> None:
     case = opened(directory(tmp_path, mamba(), False))
     assert case.cache is not None
     assert (case.cache.argument, case.masks, case.positions, case.mask_covers) == ("cache_params", True, False, "new")
     found = {one.law: one for one in laws_on(case, ["causal", "chunked"])}
     assert found["causal"].state == "held"
-    assert found["chunked"].state == "failed"  # its forward takes one token beside a memory: see docs/foreign.md
+    assert found["chunked"].state == "failed"  # its forward takes one token with a cache: see docs/foreign.md
     assert found["chunked"].detail.startswith("in chunks: first differ at row 0, position 6")
 
 

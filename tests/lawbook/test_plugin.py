@@ -43,7 +43,7 @@ def test_each_law_is_an_item(repository: Path) -> None:
 
 
 @pytest.mark.slow
-def test_settings_name_models_and_laws_without_means_are_skipped(repository: Path) -> None:
+def test_settings_name_models_and_laws_that_do_not_apply_are_skipped(repository: Path) -> None:
     (repository / "pytest.ini").write_text("[pytest]\ndovetail =\n    py:model.py:Stateless\n")
     code, out = run(repository, "-v", "-rs", "-k", "chunked")
     assert code == 0, out

@@ -51,7 +51,7 @@ def test_sites_are_many_and_each_changes_the_source():
         assert sites.mutated(site) != before, site
 
 
-def test_what_laws_try_and_say_is_left_alone():
+def test_messages_and_samples_are_not_mutated():
     source = "def samples(cls):\n    return 1 + 2\n\ndef forward(x):\n    return x + 1\n"
     visitor = sites.Visitor()
     visitor.visit(ast.parse(source))

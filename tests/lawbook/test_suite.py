@@ -19,17 +19,17 @@ def test_every_law_of_this_release_is_registered():
     assert {law.number for law in LAWS.values()} | {14} >= {*range(1, 9), *range(10, 18), 19}
 
 
-def test_cheap_laws_hold_for_a_small_llama():
+def test_fast_laws_hold_for_a_small_llama():
     states = {outcome.law: (outcome.state, outcome.detail) for outcome in try_spec(TINY, CHEAP)}
     assert all(state == "held" for state, _ in states.values()), states
 
 
-def test_ported_holds_where_the_reference_can_say_it():
+def test_ported_holds_where_hugging_face_can_express_the_spec():
     (outcome,) = try_spec(TINY.replace("width: 28", "width: 30"), ["ported"])
     assert outcome.state == "held", outcome.detail
 
 
-def test_a_declared_exception_is_tried_and_seen_to_fail():
+def test_a_declared_exception_is_tested_and_fails():
     spec = from_yaml(TINY).set("layers.*.mixer.position", {"kind": "rope", "scaling": {"kind": "dynamic_ntk", "original": 8}})
     declared = exceptions(spec)
     assert set(declared) == {"chunked", "rollback", "programs"}  # programs, because its steps are chunks and roll-backs
@@ -55,7 +55,7 @@ def test_a_law_that_compares_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatc
     assert try_law(Case(from_yaml(TINY)), "causal", []).state == "failed"
 
 
-def test_not_applicable_is_counted_apart():
+def test_not_applicable_is_counted_separately():
     report = Report()
     report.take("a spec", Outcome("causal", "not applicable"))
     report.take("a spec", Outcome("causal", "held"))

@@ -41,7 +41,7 @@ def dark(path):
     return float((picture.min(-1) < 0.5).mean())
 
 
-def test_what_is_looked_at_is_dark(tmp_path):
+def test_attended_tokens_are_dark(tmp_path):
     labels = [f"t{i}" for i in range(7)]
     draw_map(torch.eye(7).expand(2, 7, 7), labels, [0, 1], tmp_path / "self.png", "each at itself")
     draw_map(torch.full((2, 7, 7), 1 / 7), labels, [0, 1], tmp_path / "even.png", "each at all")
@@ -62,7 +62,7 @@ def test_labels_are_drawn_as_they_are_not_as_formulas(tmp_path):
     assert (tmp_path / "odd.png").stat().st_size > 1000
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path):
+def test_an_illegal_figure_is_refused(tmp_path):
     with pytest.raises(SpecError, match=r"heads\.6: there is no such head"):
         draw_map(torch.rand(6, 3, 3), ["a"] * 3, [0, 6], tmp_path / "x.png", "")
     with pytest.raises(FileError, match=r"x\.docx: \.docx is not a format of pictures; formats: \.png"):

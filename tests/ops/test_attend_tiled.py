@@ -116,7 +116,7 @@ def test_each_feature_alone(feature: str) -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("mask", MASKS)
-def test_a_chunk_of_queries_over_remembered_keys(mask: str) -> None:
+def test_a_chunk_of_queries_over_cached_keys(mask: str) -> None:
     assert compared(MASKS[mask], TokenLayout.whole(2, 11, start=18), TokenLayout.whole(2, 29)) < 1e-9
     assert compared(MASKS[mask], TokenLayout.flat([3, 9, 1], [4, 0, 20]), TokenLayout.flat([7, 9, 21])) < 1e-9
 
@@ -129,7 +129,7 @@ def test_natural_tiles(mask: str, n: int) -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
-def test_a_token_that_sees_nothing_gives_zero_and_gets_no_gradient() -> None:
+def test_a_token_without_a_visible_key_gives_zero_and_gets_no_gradient() -> None:
     layout = TokenLayout.padded([5, 37], 37, left=True)
     q, k, v = some(2, 37, HEADS, HEAD), some(2, 37, KV, HEAD), some(2, 37, KV, HEAD)
     scoring = Scoring(mask=mask_of("causal"), scale=0.3, heads=torch.arange(HEADS), sink=some(HEADS))
@@ -145,7 +145,7 @@ def test_a_token_that_sees_nothing_gives_zero_and_gets_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("mask", ["causal", "causal strided", "by head", "block_local"])
-def test_nothing_of_a_step_outlives_it(mask: str) -> None:
+def test_no_tensor_of_a_step_outlives_it(mask: str) -> None:
     layout, tensors = TokenLayout.whole(1, 150), [some(1, 150, heads, HEAD) for heads in (HEADS, KV, KV)]
     scoring = Scoring(mask=mask_of(MASKS[mask]), scale=0.3, heads=torch.arange(HEADS))
     order = weakref.ref(layout.order)
@@ -190,7 +190,7 @@ def test_low_precision_is_near(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_asking_about_stretches_first_changes_no_answer(mask: str, layout: str) -> None:
+def test_planned_tiles_equal_those_tested_one_by_one(mask: str, layout: str) -> None:
     layout, made = LAYOUTS[layout], mask_of(MASKS[mask])
     heads = range(HEADS if made.by_head() else 1)
     runs = spans(layout, 2, made.regroup())

@@ -101,7 +101,7 @@ def test_gathered_is_dense(name: str, chunk: int, monkeypatch: pytest.MonkeyPatc
         assert (got - want).abs().max() < 1e-12
 
 
-def test_gathering_never_looks_at_other_blocks() -> None:
+def test_gathering_never_reads_other_blocks() -> None:
     layout, n = TokenLayout.whole(1, 300), 300
     q, k = torch.randn(1, n, HEADS, HEAD), torch.randn(1, n, GROUPS, HEAD)
     picked = torch.tensor([0, 99]).expand(1, GROUPS, 1, 2)

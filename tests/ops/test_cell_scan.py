@@ -20,7 +20,7 @@ def some(gates: int, memories: int) -> tuple[torch.Tensor, torch.Tensor, tuple[t
 
 @pytest.mark.parametrize(("step", "gates", "memories"), CELLS.values(), ids=CELLS)
 @pytest.mark.parametrize("sizes", [[1] * 11, [5, 6], [2, 1, 8]])
-def test_a_cell_goes_on_across_calls(step: Step, gates: int, memories: int, sizes: list[int]) -> None:
+def test_a_cell_continues_across_calls(step: Step, gates: int, memories: int, sizes: list[int]) -> None:
     x, u, carry = some(gates, memories)
     want, kept = unroll(step, x, u, None, sequence_rows(TokenLayout.whole(ROWS, N, start=2)), carry)
     got, place = [], 0
@@ -34,7 +34,7 @@ def test_a_cell_goes_on_across_calls(step: Step, gates: int, memories: int, size
 
 
 @pytest.mark.parametrize(("step", "gates", "memories"), CELLS.values(), ids=CELLS)
-def test_padding_is_inert_and_documents_start_from_nothing(step: Step, gates: int, memories: int) -> None:
+def test_padding_changes_nothing_and_documents_start_from_zeros(step: Step, gates: int, memories: int) -> None:
     x, u, carry = some(gates, memories)
     nothing = tuple(torch.zeros_like(m[:1]) for m in carry)
     h, left = unroll(step, x, u, None, sequence_rows(TokenLayout.packed([(4, 5), (11,)], N)), carry)
@@ -45,7 +45,7 @@ def test_padding_is_inert_and_documents_start_from_nothing(step: Step, gates: in
     assert all(torch.allclose(a[:1], b, atol=1e-14) for a, b in zip(left, last, strict=True))
 
 
-def test_memory_is_kept_in_float32_at_least() -> None:
+def test_the_state_is_float32_or_wider() -> None:
     x, u, carry = some(4, 2)
     h, left = unroll(lstm_step, x.bfloat16(), u.bfloat16(), None, sequence_rows(TokenLayout.whole(ROWS, N)), carry)
     assert h.dtype == torch.bfloat16

@@ -33,7 +33,7 @@ def test_chunks_of_any_size_are_the_recurrence(size: int, layout: TokenLayout, m
     assert (left - kept).abs().max() < 1e-12
 
 
-def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
+def test_a_state_that_decays_at_once_does_not_overflow() -> None:
     q, k, v, _ = some(torch.float32)
     g = torch.full((ROWS, N, HEADS), -500.0)
     y, left = decay_scan(q, k, v, g, sequence_rows(TokenLayout.whole(ROWS, N)), None)
@@ -43,7 +43,7 @@ def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
     assert left.isfinite().all()
 
 
-def test_memory_is_kept_in_float32_at_least() -> None:
+def test_the_state_is_float32_or_wider() -> None:
     q, k, v, g = (x.bfloat16() for x in some(torch.float32))
     y, left = decay_scan(q, k, v, g, sequence_rows(TokenLayout.whole(ROWS, N)), None)
     assert y.dtype == torch.bfloat16
@@ -51,7 +51,7 @@ def test_memory_is_kept_in_float32_at_least() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[13], [1] * 13, [2, 1, 7, 3]])
-def test_a_convolution_goes_on_across_calls(sizes: list[int]) -> None:
+def test_a_convolution_continues_across_calls(sizes: list[int]) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(ROWS, N, 3, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
     want = torch.nn.functional.conv1d(torch.nn.functional.pad(x.mT, (3, 0)), weight[:, None], groups=3).mT

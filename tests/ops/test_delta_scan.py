@@ -46,7 +46,7 @@ def test_it_is_what_transformers_computes(theirs: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[13], [1] * 13, [2, 1, 7, 3]])
-def test_it_goes_on_across_calls(sizes: list[int]) -> None:
+def test_it_continues_across_calls(sizes: list[int]) -> None:
     want, kept = delta_scan(*some(), sequence_rows(TokenLayout.whole(ROWS, N)), None)
     carry, place, got = None, 0, []
     for size in sizes:
@@ -59,7 +59,7 @@ def test_it_goes_on_across_calls(sizes: list[int]) -> None:
     assert (carry - kept).abs().max() < 1e-12
 
 
-def test_a_key_written_twice_recalls_what_was_written_last() -> None:
+def test_a_key_written_twice_recalls_the_last_value() -> None:
     k = torch.tensor([1.0, 0.0]).expand(1, 3, 1, 2).double()
     v = torch.tensor([4.0, -7.0, 5.0], dtype=torch.float64).view(1, 3, 1, 1)
     one = torch.ones(1, 3, 1, dtype=torch.float64)
@@ -68,7 +68,7 @@ def test_a_key_written_twice_recalls_what_was_written_last() -> None:
     assert left.flatten().tolist() == [5.0, 0.0]
 
 
-def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
+def test_a_state_that_decays_at_once_does_not_overflow() -> None:
     q, k, v, _, beta = some(torch.float32)
     g = torch.full((ROWS, N, HEADS), -500.0).requires_grad_()
     y, left = delta_scan(q, k, v, g, beta, sequence_rows(TokenLayout.whole(ROWS, N)), None)
@@ -78,7 +78,7 @@ def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
     assert grad.isfinite().all()
 
 
-def test_what_comes_after_a_sudden_fade_is_exact() -> None:
+def test_outputs_after_a_sudden_decay_are_exact() -> None:
     """Running sums of g would be near −8,000 here, and their differences off by a thousandth."""
     q, k, v, g, beta = some(torch.float32, 64)
     g = 0.005 * g
@@ -89,7 +89,7 @@ def test_what_comes_after_a_sudden_fade_is_exact() -> None:
     assert (got - want).abs().max() < 2e-6 * want.abs().max()
 
 
-def test_memory_is_kept_in_float32_at_least() -> None:
+def test_the_state_is_float32_or_wider() -> None:
     y, left = delta_scan(*(x.bfloat16() for x in some(torch.float32)), sequence_rows(TokenLayout.whole(ROWS, N)), None)
     assert y.dtype == torch.bfloat16
     assert left.dtype == torch.float32

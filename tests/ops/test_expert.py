@@ -59,7 +59,7 @@ def test_an_expanded_gradient_is_taken() -> None:
 @pytest.mark.parametrize(
     ("dtype", "inp", "fits"), [(torch.float32, 28, True), (torch.float32, 26, False), (torch.float64, 28, False)]
 )
-def test_the_kernel_is_asked_only_for_what_it_takes(dtype: torch.dtype, inp: int, fits: bool) -> None:
+def test_the_kernel_runs_only_where_it_supports_the_operands(dtype: torch.dtype, inp: int, fits: bool) -> None:
     x, weights = torch.zeros(8, inp, dtype=dtype), torch.zeros(2, 12, inp, dtype=dtype)
     assert able(x, weights) is fits
     assert able(x, weights[:, :11]) is False  # rows of the gradient would not be whole lanes
@@ -86,7 +86,7 @@ def reference(x: Tensor, weights: Tensor, chosen: Tensor, shares: Tensor, held: 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("held", [range(5), range(2), range(2, 5), range(4, 5)])
-def test_every_token_gets_the_sum_of_the_experts_held_here(held: range, dtype: torch.dtype) -> None:
+def test_every_token_gets_the_sum_of_the_experts_of_this_rank(held: range, dtype: torch.dtype) -> None:
     x, weights = operands(dtype, TOKENS, EXPERTS)
     chosen = choices()
     shares = torch.rand(TOKENS, K, generator=torch.Generator().manual_seed(1), dtype=dtype).requires_grad_()
@@ -102,7 +102,7 @@ def test_every_token_gets_the_sum_of_the_experts_held_here(held: range, dtype: t
         assert torch.allclose(a, b, atol=20 * near)  # nothing of what the kernel leaves in memory comes through
 
 
-def test_rows_say_where_they_came_from() -> None:
+def test_rows_have_the_number_of_their_choice() -> None:
     rows = dispatch(torch.tensor([[2, 0], [0, 1], [2, 1]]), torch.tensor(0), 3, True)
     assert rows.choice.tolist() == [1, 2, 3, 5, 0, 4]
     assert rows.expert.tolist() == [0, 0, 1, 1, 2, 2]
@@ -114,7 +114,7 @@ def test_rows_say_where_they_came_from() -> None:
     assert rows.local.flatten().tolist() == [True, True, False, False, False, False]
 
 
-def test_the_readable_form_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_implementation_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weights = operands(torch.float32)
     rows = Rows(torch.arange(40), torch.zeros(40, dtype=torch.long), torch.tensor(ENDS["even"], dtype=torch.int32), None)
     monkeypatch.setattr(expert, "grouped", lambda *_: pytest.fail("the kernel ran"))

@@ -60,7 +60,7 @@ def test_it_is_the_formula(asked: bool) -> None:
 
 @pytest.mark.parametrize("sizes", [[13], [1] * 13, [2, 1, 7, 3]])
 @pytest.mark.parametrize("asked", [False, True])
-def test_it_goes_on_across_calls(sizes: list[int], asked: bool) -> None:
+def test_it_continues_across_calls(sizes: list[int], asked: bool) -> None:
     want, kept = gated_scan(*some(), sequence_rows(TokenLayout.whole(ROWS, N)), None, some_bonus(asked))
     carry, place, got = None, 0, []
     for size in sizes:
@@ -84,7 +84,7 @@ def test_inputs_are_left_as_they_were(n: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))
 
 
-def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
+def test_a_state_that_decays_at_once_does_not_overflow() -> None:
     q, k, v, _ = some(torch.float32)
     g = torch.full((ROWS, N, HEADS, KEY), -500.0).requires_grad_()
     y, left = gated_scan(q, k, v, g, sequence_rows(TokenLayout.whole(ROWS, N)), None)
@@ -94,7 +94,7 @@ def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
     assert grad.isfinite().all()
 
 
-def test_what_comes_after_a_sudden_fade_is_exact() -> None:
+def test_outputs_after_a_sudden_decay_are_exact() -> None:
     """Running sums of g would be near −8,000 here, and their differences off by a thousandth."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 64, 1, 8) for _ in range(3))
@@ -106,7 +106,7 @@ def test_what_comes_after_a_sudden_fade_is_exact() -> None:
     assert (got - want).abs().max() < 2e-6 * want.abs().max()
 
 
-def test_memory_is_kept_in_float32_at_least() -> None:
+def test_the_state_is_float32_or_wider() -> None:
     q, k, v, g = (x.bfloat16() for x in some(torch.float32))
     y, left = gated_scan(q, k, v, g, sequence_rows(TokenLayout.whole(ROWS, N)), None)
     assert y.dtype == torch.bfloat16

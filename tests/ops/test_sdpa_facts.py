@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", ["bool", "float"])
-def test_a_row_that_sees_nothing_gets_zero_and_finite_gradients(dtype: torch.dtype, form: str) -> None:
+def test_a_query_without_a_visible_key_gets_zero_and_finite_gradients(dtype: torch.dtype, form: str) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 3, 5, 8, generator=generator).to(dtype).requires_grad_() for _ in range(3))
     mask = torch.ones(5, 5, dtype=torch.bool).tril()

@@ -58,7 +58,7 @@ def test_gradients_of_runs_are_those_of_the_recurrence(monkeypatch: pytest.Monke
         assert (one - other).abs().max() < 1e-12
 
 
-def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
+def test_a_state_that_decays_at_once_does_not_overflow() -> None:
     x, dt, a, b, c = some(torch.float32)
     y, left = selective_scan(x, dt + 1, a * 1e4 - 1e4, b, c, sequence_rows(TokenLayout.whole(ROWS, N)), None)
     alone = (b * c).sum(-1, keepdim=True) * x * (dt + 1)  # nothing but the token itself is left
@@ -66,12 +66,12 @@ def test_a_memory_that_fades_at_once_does_not_overflow() -> None:
     assert left.isfinite().all()
 
 
-def test_memory_is_kept_in_float32_at_least() -> None:
+def test_the_state_is_float32_or_wider() -> None:
     y, left = selective_scan(*(x.bfloat16() for x in some(torch.float32)), sequence_rows(TokenLayout.whole(ROWS, N)), None)
     assert (y.dtype, left.dtype) == (torch.bfloat16, torch.float32)
 
 
-def test_what_is_held_at_once_does_not_grow_with_n(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_does_not_grow_with_n(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selective, "SLAB", 200)  # eight runs of 64 tokens
     longest: list[int] = []
     plain = selective.in_runs

@@ -74,7 +74,7 @@ def test_the_impulse_of_the_concepts(n: int) -> None:
     assert np.allclose(y[0, :, 0], lfilter([0.5], [1, -0.9], u[0, :, 0].numpy()), atol=1e-12)
 
 
-def test_phases_stay_right_over_long_texts_in_float32() -> None:
+def test_phases_stay_exact_over_long_sequences_in_float32() -> None:
     u, log_a, b, c = some(4096)
     slow = torch.complex(log_a.real * 0.01, log_a.imag)
     want, _ = space_scan(u, slow, b, c, sequence_rows(TokenLayout.whole(ROWS, 4096)), None)

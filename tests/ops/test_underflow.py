@@ -15,7 +15,7 @@ def test_it_is_the_exponential_and_nothing_below_e_to_the_minus_40() -> None:
     assert zero_if_tiny(torch.tensor([0.5, 1e-17, 1e-18])).tolist() == [0.5, torch.tensor(1e-17).item(), 0.0]
 
 
-def test_no_number_is_one_that_processors_are_slow_with() -> None:
+def test_no_result_is_subnormal() -> None:
     left = exp_or_zero(-200 * torch.rand(1000))
     assert bool(((left == 0) | (left > torch.finfo(torch.float32).tiny)).all())
 

@@ -41,7 +41,7 @@ def test_it_is_shown_trained_and_generates(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_held_to_every_law(folder: Path) -> None:
+def test_it_is_tested_by_every_law(folder: Path) -> None:
     report = json.loads(run(folder, "laws", "ema.yaml", "--load", "ema.py", "--json", *SMALL))
     assert report["failed"] == 0
     states = {row["law"]: row["state"] for row in report["laws"]}

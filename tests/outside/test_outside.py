@@ -84,7 +84,7 @@ def test_where_it_is_installed_the_command_line_takes_it_like_any_other(installe
 
 
 @pytest.mark.slow
-def test_every_law_holds_in_every_wiring_drawn_for_it(installed: dict[str, str]) -> None:
+def test_every_law_holds_on_every_spec_sampled_for_it(installed: dict[str, str]) -> None:
     done = run(installed, str(HERE / "hold_offset.py"))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -101,7 +101,7 @@ def test_every_law_holds_in_every_wiring_drawn_for_it(installed: dict[str, str])
 
 
 @pytest.mark.slow
-def test_a_bug_in_it_is_seen(installed: dict[str, str]) -> None:
+def test_a_seeded_bug_in_it_is_caught(installed: dict[str, str]) -> None:
     done = run(installed, str(HERE / "hold_offset.py"), "--plant")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]

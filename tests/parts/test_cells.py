@@ -85,7 +85,7 @@ def test_heads_are_cells_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_head_cannot_be_shared_out(kind: str) -> None:
+def test_one_head_cannot_be_sharded(kind: str) -> None:
     for heads, cuts in ((1, False), (2, True)):
         spec = from_yaml(f"{{width: 28, vocab: 62, layers: [{{mixer: {{kind: {kind}, heads: {heads}}}}}]}}")
         check(spec)
@@ -98,6 +98,6 @@ def test_one_head_cannot_be_shared_out(kind: str) -> None:
                 [cut_of(d, tp_region, 2) for d in inside]
 
 
-def test_a_memory_that_heads_do_not_divide_is_an_error() -> None:
+def test_a_state_size_that_heads_do_not_divide_is_an_error() -> None:
     with pytest.raises(SpecError, match=r"layers.0.mixer.heads: 3 does not divide the state of size 28"):
         build(from_yaml("{width: 28, vocab: 62, layers: [{mixer: {kind: lstm, heads: 3}}]}"))

@@ -67,7 +67,7 @@ def test_multiplicative_is_its_formula() -> None:
 
 
 @torch.no_grad()
-def test_linformer_with_a_map_that_mixes_nothing_is_attention() -> None:
+def test_linformer_with_identity_projections_is_attention() -> None:
     low = perturbed(spec("linformer", rank=N, length=N)).layers[0].mixer
     low.k_map.copy_(torch.eye(N))
     low.v_map.copy_(torch.eye(N))
@@ -79,7 +79,7 @@ def test_linformer_with_a_map_that_mixes_nothing_is_attention() -> None:
     assert (low(x, Ctx(layout=layout)) - full(x, Ctx(layout=layout))).abs().max() < 1e-12
 
 
-def test_what_a_token_leaves_behind() -> None:
+def test_the_decode_state_per_token() -> None:
     assert state_values(spec("additive_attention"), 7) == 7 * (2 * 10 + 28)
     assert state_values(spec("multiplicative_attention"), 7) == 7 * 28, "itself, however many heads"
     assert state_values(spec("linformer"), 7) == 0
@@ -90,7 +90,7 @@ def test_low_rank_costs_n_and_not_n_squared() -> None:
     assert attention_flops(low, 4000)[0] == 10 * attention_flops(low, 400)[0]
 
 
-def test_a_listener_sees_the_whole_pattern_once() -> None:
+def test_a_listener_gets_the_whole_pattern_once() -> None:
     for kind in ("additive_attention", "multiplicative_attention"):
         seen: list[Tensor] = []
         model = perturbed(spec(kind))
@@ -101,7 +101,7 @@ def test_a_listener_sees_the_whole_pattern_once() -> None:
 
 
 @pytest.mark.parametrize("layout", [TokenLayout.whole(1, 46), TokenLayout.packed([(46,)], 46)])
-def test_a_text_longer_than_its_tables_is_refused(layout: TokenLayout) -> None:
+def test_a_sequence_longer_than_its_tables_is_refused(layout: TokenLayout) -> None:
     model = perturbed(spec("linformer"))
     with pytest.raises(StateError, match="position 45 is past the last row of the tables, 44"):
         model(torch.zeros(1, 46, dtype=torch.long), Ctx(layout=layout))
@@ -117,7 +117,7 @@ def test_a_text_longer_than_its_tables_is_refused(layout: TokenLayout) -> None:
         ("linformer", {"head": None, "heads": 5}, "layers.0.mixer.heads"),
     ],
 )
-def test_what_cannot_be_built_is_said_with_its_path(kind: str, more: dict[str, Any], path: str) -> None:
+def test_illegal_specs_raise_with_their_path(kind: str, more: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError, match=f"^{path}"):
         check(spec(kind, **more))
 

@@ -30,7 +30,7 @@ def model_of(head: str) -> ModelModule:
 
 @pytest.mark.parametrize("head", POOLED)
 @torch.no_grad()
-def test_a_pooled_answer_is_that_of_the_document_alone(head: str) -> None:
+def test_a_pooled_output_is_that_of_the_document_alone(head: str) -> None:
     model, texts = model_of(head), [torch.arange(n) + 7 * n for n in LENGTHS]
     alone = torch.cat([model(text[None], Ctx(layout=TokenLayout.whole(1, len(text)))) for text in texts])
     flat = torch.cat(texts)
@@ -49,7 +49,7 @@ def test_a_pooled_answer_is_that_of_the_document_alone(head: str) -> None:
 
 
 @torch.no_grad()
-def test_a_row_without_a_token_has_an_answer_of_its_own() -> None:
+def test_a_row_without_a_token_has_an_output() -> None:
     model = model_of("{kind: pooled_embedding}")
     flat = model(torch.arange(4), Ctx(layout=TokenLayout.flat([3, 0, 1])))
     assert flat.shape == (3, 28)

@@ -145,14 +145,14 @@ def test_the_cheaper_form_runs() -> None:
     assert deepseek.absorbing(64, 4096)
     assert not deepseek.absorbing(4096, 4096)
     assert not deepseek.absorbing(1, 1)
-    # per remembered token: 256·512 products to make keys and values against 1024 − 256 more a query to do without
+    # per cached token: 256·512 products to expand keys and values, against 1024 − 256 more per query in the absorbed form
     assert deepseek.absorbing(170, 10**6)
     assert not deepseek.absorbing(171, 10**6)
     with using("reference"):
         assert not deepseek.absorbing(1, 4096)
 
 
-def test_decoding_never_makes_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_never_expands_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = model()
     lm, tokens = perturbed(spec), torch.randint(62, (2, 9))
     want, pool = lm(tokens, Ctx(layout=TokenLayout.whole(2, 9))), Pool(spec, 2, 9, dtype=torch.float64)
@@ -164,7 +164,7 @@ def test_decoding_never_makes_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (got - want[:, 8:]).abs().max() < 1e-9
 
 
-def test_a_token_leaves_its_latent_and_one_turned_key_behind() -> None:
+def test_the_cache_has_a_latent_and_one_rotated_key_per_token() -> None:
     spec = model()
     assert Pool(spec, 1, 20, dtype=torch.float32).bytes() == 2 * 20 * (10 + 8) * 4
 
@@ -183,7 +183,7 @@ def test_a_token_leaves_its_latent_and_one_turned_key_behind() -> None:
         ({"mask": {"kind": "window", "size": 0}}, "layers.0.mixer.mask.size"),
     ],
 )
-def test_what_cannot_be_built_is_said_with_its_path(mixer: dict[str, Any], path: str) -> None:
+def test_illegal_specs_raise_with_their_path(mixer: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError, match=f"^{path}"):
         check(model(**mixer))
 

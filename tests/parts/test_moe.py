@@ -169,7 +169,7 @@ def routers(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, RouterModule)]
 
 
-def test_the_balance_loss_is_that_of_the_reference_and_padding_has_no_say() -> None:
+def test_the_balance_loss_is_that_of_transformers_and_ignores_padding() -> None:
     torch.manual_seed(0)
     router = KINDS["softmax_router"](top_k=2, balance_loss=1.0)
     module = make(router, Scope(sizes={"embed": WIDTH, "experts": EXPERTS})).to_empty(device="cpu")
@@ -379,7 +379,7 @@ def test_usage_stays_balanced_in_training(router: str, even: bool) -> None:
     assert (float(shares.min()) * EXPERTS > 0.4) or not even, shares
 
 
-def test_the_room_of_an_expert_is_counted_exactly_in_bfloat16() -> None:
+def test_the_capacity_of_an_expert_is_exact_in_bfloat16() -> None:
     model = build(small("kind: softmax_router, top_k: 1, capacity: 0.5"), dtype=torch.bfloat16)
     router = model.layers[0].ffn.router
     chosen, ctx = torch.zeros(1, 9000, 1, dtype=torch.long), Ctx(layout=TokenLayout.whole(1, 9000))

@@ -88,14 +88,14 @@ def test_a_step_maps_only_the_block_that_it_ends(monkeypatch: pytest.MonkeyPatch
     assert counts == [int((t + 1) % 4 == 0) for t in range(21, 30) for _ in range(4)]
 
 
-def test_blocks_are_remembered_once_they_are_whole() -> None:
+def test_blocks_are_cached_once_they_are_complete() -> None:
     sparse = spec()
     assert state_values(sparse, 30) == 2 * 2 * 2 * 12 * (30 + 30 // 4)
     pool = Pool(sparse, 3, 30, dtype=torch.float32)
     assert pool.bytes() == 3 * 4 * state_values(sparse, 30)
 
 
-def test_going_back_into_a_block_and_on_another_way() -> None:
+def test_a_roll_back_into_a_block_and_other_tokens() -> None:
     sparse = spec()
     model, tokens = perturbed(sparse), torch.randint(62, (1, 20))
     pool = Pool(sparse, 1, 20, dtype=torch.float64)
@@ -113,8 +113,8 @@ def test_going_back_into_a_block_and_on_another_way() -> None:
         pool.step([0], [1])
 
 
-def test_the_gathered_form_costs_what_is_picked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the dense form out of reach a long text still runs; the readable form has no other."""
+def test_the_gathered_form_costs_only_the_picked_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the dense form a long sequence still runs; the reference implementation uses the dense form."""
     model, tokens = perturbed(spec()), torch.randint(62, (1, 90))
     with using("reference"):
         want = model(tokens, Ctx(layout=TokenLayout.whole(1, 90)))
@@ -134,7 +134,7 @@ def test_the_gathered_form_costs_what_is_picked(monkeypatch: pytest.MonkeyPatch)
         ({"position": "sinusoidal"}, "layers.0.mixer.position"),
     ],
 )
-def test_what_cannot_be_built_is_said_with_its_path(mixer: dict[str, Any], path: str) -> None:
+def test_illegal_specs_raise_with_their_path(mixer: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError, match=f"^{path}"):
         check(spec(**mixer))
 
@@ -146,6 +146,6 @@ def test_an_image_has_no_blocks_of_tokens() -> None:
         )
 
 
-def test_a_text_that_is_selected_whole_is_advised_against() -> None:
+def test_selecting_every_block_gets_advice() -> None:
     assert [path for path, _ in advice(spec(), 16) if path.endswith("top")]
     assert not [path for path, _ in advice(spec(), 17) if path.endswith("top")]

@@ -21,7 +21,7 @@ from dovetail.parts.position.rope import RopeModule
 
 
 @pytest.mark.parametrize("kind", ask_kinds())
-def test_every_kind_comes_true(kind: str) -> None:
+def test_every_kind_passes_its_oracles(kind: str) -> None:
     assert [str(failure) for failure in check_oracles([kind])] == []
     assert len(list(comparisons(kind))) >= 1
 
@@ -38,7 +38,7 @@ def test_together_they_are_quick() -> None:
     assert time.process_time() - began < 3
 
 
-def test_pairs_interleaved_everywhere_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_interleaved_everywhere_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = RopeModule.turn
 
     def interleaved(self: Any, x: torch.Tensor, layout: Any) -> torch.Tensor:
@@ -50,13 +50,13 @@ def test_pairs_interleaved_everywhere_are_seen(monkeypatch: pytest.MonkeyPatch) 
     assert check_oracles(["rope"])
 
 
-def test_a_window_of_one_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_is_one_too_wide_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Window.visible
     monkeypatch.setattr(Window, "visible", lambda self, q, k, h: right(KINDS["window"](size=self.size + 1), q, k, h))
     assert {"w = 4, position 9", "drawn"} <= {failure.name for failure in check_oracles(["window"])}
 
 
-def test_other_planted_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_seeded_bugs_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AlibiModule, "score", lambda self, q, k, slope: torch.zeros(1, 2, q.n, k.n, dtype=torch.float64))
     monkeypatch.setattr(
         LayerNormModule, "forward", lambda self, x, ctx: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
@@ -67,7 +67,7 @@ def test_other_planted_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def doubled() -> Iterator[str]:
-    """A stranger's kind."""
+    """A kind of another package."""
 
     @register("doubled")
     class Doubled(Act):
@@ -79,7 +79,7 @@ def doubled() -> Iterator[str]:
     ORACLES.pop("doubled", None)
 
 
-def test_a_stranger_registers_oracles_alike(doubled: str) -> None:
+def test_a_package_registers_its_own_oracles(doubled: str) -> None:
     assert missing() == [doubled]
     assert "has no oracle" in str(check_oracles([doubled])[0])
 

@@ -49,11 +49,11 @@ def test_it_is_the_formula() -> None:
     assert np.abs(got - want).max() < 1e-12
 
 
-def test_state_is_one_token_and_a_matrix_a_head() -> None:
+def test_the_state_is_one_token_and_one_matrix_per_head() -> None:
     assert state_values(spec(), 10) == state_values(spec(), 10_000) == 28 + HEADS * HEAD * HEAD
 
 
-def test_first_layers_forget_sooner_than_last_ones() -> None:
+def test_first_layers_decay_faster_than_last_ones() -> None:
     made = from_yaml("{width: 28, layers: [{repeat: 3, mixer: {kind: rwkv6, heads: 4}}]}")
     fades = [block.mixer.fade.mean().item() for block in build(made).layers]
     assert fades == sorted(fades, reverse=True)

@@ -21,7 +21,7 @@ from dovetail.parts.mixer.s4 import hippo_legs, initial_frequencies
 MAMBA = "{width: 28, vocab: 62, layers: [{mixer: {kind: mamba, inner: 36, state_size: 5, rank: 3, norm: rmsnorm}, ffn: null}]}"
 
 
-def test_ranks_share_out_channels_and_nothing_else() -> None:
+def test_ranks_shard_channels_and_nothing_else() -> None:
     spec = from_yaml(MAMBA)
     (tp_region,) = tp_regions(spec)
     assert tp_region.shared_out == tp_region.summed == {"inner"}
@@ -50,7 +50,7 @@ def test_errors_come_before_any_tensor(mixer: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mamba", "s4", "lstm"])
-def test_a_short_text_is_advised_to_attend(kind: str) -> None:
+def test_short_sequences_get_the_advice_to_use_attention(kind: str) -> None:
     spec = from_yaml(f"{{width: 512, vocab: 62, layers: [{{mixer: {{kind: {kind}}}}}]}}")
     assert [path for path, _ in advice(spec, 100)] == ["layers.0.mixer"]
     assert advice(spec, 512) == []

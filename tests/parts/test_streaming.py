@@ -48,7 +48,7 @@ def turned(x: Tensor, ranks: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("when", ["read", "write"])
-def test_every_query_sees_its_keys_at_their_rank_in_the_cache(when: str) -> None:
+def test_every_query_sees_its_keys_at_their_positions_in_the_cache(when: str) -> None:
     model = perturbed(spec(position={"kind": "streaming", "of": {"kind": "rope", "when": when}}))
     attention, n = model.layers[0].mixer, 23
     x = torch.randn(1, n, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -83,7 +83,7 @@ def stream(model: ModelModule, pool: Pool, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("position", "goes_on"), [("streaming", True), ("rope", False)])
-def test_a_stream_does_not_feel_how_long_it_has_been_going_on(position: str, goes_on: bool) -> None:
+def test_a_stream_does_not_depend_on_its_length(position: str, goes_on: bool) -> None:
     """After a thousand million tokens, in float32: the ring and the answers are those of the beginning."""
     model = build(spec(position=position))
     answers = []
@@ -96,7 +96,7 @@ def test_a_stream_does_not_feel_how_long_it_has_been_going_on(position: str, goe
     assert (apart < 1e-4) == goes_on
 
 
-def test_memory_is_flat_however_long_the_stream() -> None:
+def test_memory_is_constant_in_the_length_of_the_stream() -> None:
     model = build(spec())
     pool = Pool(model.part, 1, 1, layout="ring", slack=3)
     assert pool.bytes() == 2 * 2 * (KEEP + SIZE + 3) * 2 * 12 * 4  # layers, k and v, slots, heads, channels, bytes
@@ -116,7 +116,7 @@ def test_memory_is_flat_however_long_the_stream() -> None:
         ({"position": {"kind": "streaming", "of": "streaming"}}, "layers.0.mixer.position.of", "is itself streaming"),
     ],
 )
-def test_misuse_is_told(mixer: dict[str, Any], path: str, says: str) -> None:
+def test_misuse_raises(mixer: dict[str, Any], path: str, says: str) -> None:
     with pytest.raises(SpecError, match=says) as told:
         check(spec(**mixer))
     assert str(told.value).startswith(path)

@@ -64,12 +64,12 @@ def test_bytes_are_what_is_declared() -> None:
     assert pool_of(FULL, sharded={"kv_heads": 2}).bytes() * 2 == pool_of(FULL).bytes()
 
 
-def test_a_source_has_room_of_its_own() -> None:
+def test_a_source_has_slots_of_its_own() -> None:
     with_source, without = pool_of(SEQ2SEQ, source=7).bytes(), pool_of(SEQ2SEQ, source=0).bytes()
     assert with_source - without == 3 * 7 * 2 * (2 * 2 * 10) * 8  # rows, tokens, layers, (key and value, heads, head), bytes
 
 
-def test_a_model_that_sees_both_ways_remembers_nothing() -> None:
+def test_a_bidirectional_model_has_no_decode_state() -> None:
     assert pool_of(FULL.set("layers.*.mixer.mask", "full")).bytes() == 0
 
 
@@ -87,7 +87,7 @@ def test_a_full_pool_refuses_and_stays_as_it_was(model: ModelModule, layout: Lay
     torch.testing.assert_close(feed(model, pool, 0, TOKENS[22:24]), alone(model, TOKENS[:24]))
 
 
-def test_a_pool_without_pages_goes_on_once_a_row_has_ended(model: ModelModule) -> None:
+def test_a_pool_without_pages_continues_after_a_row_is_freed(model: ModelModule) -> None:
     pool = pool_of(layout="paged", pages=6)
     feed(model, pool, 0, TOKENS[:16])
     feed(model, pool, 1, TOKENS[:8])
@@ -98,7 +98,7 @@ def test_a_pool_without_pages_goes_on_once_a_row_has_ended(model: ModelModule) -
     torch.testing.assert_close(feed(model, pool, 2, TOKENS[5:12]), alone(model, TOKENS[5:12]))
 
 
-def test_a_twin_that_was_refused_a_page_still_has_what_it_had(model: ModelModule) -> None:
+def test_a_fork_that_was_refused_a_page_is_unchanged(model: ModelModule) -> None:
     pool = pool_of(layout="paged", pages=3)
     feed(model, pool, 0, TOKENS[:6])
     pool.fork(0, 1)
@@ -124,7 +124,7 @@ def test_a_refused_step_keeps_no_page_of_any_row(model: ModelModule) -> None:
     torch.testing.assert_close(feed(model, pool, 1, TOKENS[8:10]), alone(model, TOKENS[:10]))
 
 
-def test_twins_of_a_row_that_was_refused_a_step_share_no_page_they_write_to(model: ModelModule) -> None:
+def test_forks_of_a_row_that_was_refused_a_step_share_no_page_they_write_to(model: ModelModule) -> None:
     pool = pool_of(layout="paged", pages=5)
     feed(model, pool, 0, TOKENS[:8])
     feed(model, pool, 2, TOKENS[:4])
@@ -183,7 +183,7 @@ def test_a_row_that_is_not_there(row: int) -> None:
 
 
 @pytest.mark.parametrize("n", [-1, 6])
-def test_no_row_goes_back_to_what_it_never_held(n: int) -> None:
+def test_no_row_rolls_back_to_more_tokens_than_it_had(n: int) -> None:
     pool = pool_of()
     pool.step([0], [5])
     with pytest.raises(StateError, match=f"row 0 holds 5 tokens; it cannot return to length {n}"):
@@ -191,7 +191,7 @@ def test_no_row_goes_back_to_what_it_never_held(n: int) -> None:
 
 
 @pytest.mark.parametrize(("door", "rows"), [("rollback", (3, 0)), ("free", (3,)), ("fork", (0, 3)), ("fork", (0, -1))])
-def test_every_door_looks_at_its_row(door: str, rows: tuple[int, ...]) -> None:
+def test_every_method_checks_its_row(door: str, rows: tuple[int, ...]) -> None:
     with pytest.raises(StateError, match="is not in the pool; its rows are 0 to 2"):
         getattr(pool_of(), door)(*rows)
 
@@ -200,7 +200,7 @@ def test_every_door_looks_at_its_row(door: str, rows: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "paged"])
-def test_where_nothing_is_let_go_every_point_is_reached(model: ModelModule, layout: Layout) -> None:
+def test_without_a_window_every_roll_back_is_exact(model: ModelModule, layout: Layout) -> None:
     pool = pool_of(layout=layout)
     feed(model, pool, 0, TOKENS[:20])
     assert pool.rollback(0, 6) == 6
@@ -209,9 +209,7 @@ def test_where_nothing_is_let_go_every_point_is_reached(model: ModelModule, layo
 
 
 @pytest.mark.parametrize(("to", "reached"), [(17, 17), (16, 12), (12, 12), (11, 0), (0, 0)])
-def test_a_ring_goes_back_exactly_to_its_slack_then_to_a_mark_then_to_the_start(
-    model: ModelModule, to: int, reached: int
-) -> None:
+def test_a_ring_rolls_back_within_its_slack_then_to_a_mark_then_to_the_start(model: ModelModule, to: int, reached: int) -> None:
     pool = pool_of(layout="ring")
     feed(model, pool, 0, TOKENS[:12])
     pool.mark(0)
@@ -221,7 +219,7 @@ def test_a_ring_goes_back_exactly_to_its_slack_then_to_a_mark_then_to_the_start(
     torch.testing.assert_close(feed(model, pool, 0, TOKENS[30:33]), alone(model, tokens))
 
 
-def test_a_ring_that_was_rolled_back_does_not_take_overwritten_tokens_for_its_own(model: ModelModule) -> None:
+def test_a_ring_that_was_rolled_back_does_not_read_overwritten_tokens(model: ModelModule) -> None:
     """Roll back from 20 to 17, and then to 16: token 12, which 16 needs, lies in the slot that token 20 − 1 took."""
     pool = pool_of(layout="ring")
     feed(model, pool, 0, TOKENS[:12])
@@ -231,7 +229,7 @@ def test_a_ring_that_was_rolled_back_does_not_take_overwritten_tokens_for_its_ow
     torch.testing.assert_close(feed(model, pool, 0, TOKENS[30:33]), alone(model, torch.cat([TOKENS[:12], TOKENS[30:33]])))
 
 
-def test_a_mark_remembers_which_tokens_of_its_ring_were_overwritten(model: ModelModule) -> None:
+def test_a_mark_stores_which_tokens_of_its_ring_were_overwritten(model: ModelModule) -> None:
     pool = pool_of(layout="ring")
     feed(model, pool, 0, TOKENS[:20])
     pool.rollback(0, 18)
@@ -241,7 +239,7 @@ def test_a_mark_remembers_which_tokens_of_its_ring_were_overwritten(model: Model
     assert pool.rollback(0, 16) == 0
 
 
-def test_a_twin_knows_how_far_its_ring_was_written(model: ModelModule) -> None:
+def test_a_fork_copies_how_far_its_ring_was_written(model: ModelModule) -> None:
     pool = pool_of(layout="ring")
     feed(model, pool, 0, TOKENS[:20])
     pool.rollback(0, 18)
@@ -249,7 +247,7 @@ def test_a_twin_knows_how_far_its_ring_was_written(model: ModelModule) -> None:
     assert pool.rollback(1, 16) == 0
 
 
-def test_a_twin_has_the_marks_of_the_row_it_came_from(model: ModelModule) -> None:
+def test_a_fork_has_the_marks_of_its_row(model: ModelModule) -> None:
     pool = pool_of(layout="ring")
     feed(model, pool, 0, TOKENS[:12])
     pool.mark(0)
@@ -261,7 +259,7 @@ def test_a_twin_has_the_marks_of_the_row_it_came_from(model: ModelModule) -> Non
     assert pool.marks[1] == []
 
 
-def test_a_mark_beyond_the_point_reached_is_forgotten(model: ModelModule) -> None:
+def test_a_mark_beyond_the_reached_length_is_dropped(model: ModelModule) -> None:
     pool = pool_of(layout="ring")
     for begin in (0, 10, 15):
         feed(model, pool, 0, TOKENS[begin : begin + 5 + 5 * (begin == 0)])
@@ -282,10 +280,10 @@ def test_marks_cost_nothing_where_going_back_is_exact() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_twins_go_their_own_ways(model: ModelModule, layout: Layout) -> None:
+def test_both_rows_of_a_fork_continue_independently(model: ModelModule, layout: Layout) -> None:
     pool = pool_of(layout=layout)
     feed(model, pool, 0, TOKENS[:14])
-    feed(model, pool, 2, TOKENS[3:9])  # what was in the second row is let go
+    feed(model, pool, 2, TOKENS[3:9])  # the entries of the second row are freed
     pool.fork(0, 2)
     assert pool.lengths == [14, 0, 14]
     for row, begin in ((2, 20), (0, 30), (2, 23), (0, 33)):
@@ -303,7 +301,7 @@ def test_a_fork_onto_itself_changes_nothing(model: ModelModule) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_row_that_ended_begins_anew(model: ModelModule, layout: Layout) -> None:
+def test_a_freed_row_starts_again(model: ModelModule, layout: Layout) -> None:
     pool = pool_of(layout=layout)
     feed(model, pool, 0, TOKENS[:20])
     pool.free(0)

@@ -24,7 +24,7 @@ def test_a_row_is_a_slice() -> None:
     assert slots.can_rewind(9, 9, 4)
 
 
-def test_a_full_row_says_how_full() -> None:
+def test_the_error_of_a_full_row_has_its_length() -> None:
     slots = Contiguous(3, 10)
     slots.check([1], [7], [3])
     assert slots.reserve([1], [7], [3]) == NO_COPIES
@@ -39,7 +39,7 @@ def paged(pages: int | None = None) -> Paged:
     return Paged(rows=3, capacity=12, page=4, pages=pages)
 
 
-def test_pages_are_taken_when_needed_and_given_back() -> None:
+def test_pages_are_allocated_when_needed_and_freed() -> None:
     slots = paged()
     assert len(slots.free) == 9
     slots.reserve([0], [0], [5])
@@ -55,7 +55,7 @@ def test_pages_are_taken_when_needed_and_given_back() -> None:
     assert slots.uses == [0] * 9
 
 
-def test_slots_of_different_rows_never_meet() -> None:
+def test_slots_of_different_rows_are_distinct() -> None:
     slots = paged()
     for row in (0, 1, 0, 2, 1):  # interleaved, so that pages of a row lie apart
         slots.reserve([row], [4 * len(slots.owned[row])], [4])
@@ -146,7 +146,7 @@ def test_how_far_a_ring_can_rewind(written: int, length: int, to: int, exact: bo
     assert Ring(rows=1, window=5, keep=1, slack=3).can_rewind(length, written, to) == exact
 
 
-def test_what_a_ring_still_needs_after_a_rewind_is_stored() -> None:
+def test_a_ring_keeps_the_tokens_it_needs_after_a_rewind() -> None:
     slots = Ring(rows=1, window=5, keep=1, slack=3)
     for written in range(10, 40):
         for n in range(written + 1):
@@ -165,7 +165,7 @@ def test_a_check_counts_the_pages_of_all_rows() -> None:
     assert len(slots.free) == 2
 
 
-def test_twins_that_both_write_need_one_copy_of_their_page() -> None:
+def test_both_rows_of_a_fork_that_write_need_one_copy_of_their_page() -> None:
     slots = paged(pages=3)
     slots.reserve([0], [0], [6])
     slots.fork(0, 1, 6)

@@ -227,7 +227,7 @@ def test_every_status(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_no_tensor_is_forgotten(name: str) -> None:
+def test_no_tensor_is_missing(name: str) -> None:
     a, b, _ = PAIRS[name]
     found = diff(a, b)
     learned = [{d.path for d in declared(spec) if d.weight.learned} for spec in (a, b)]
@@ -264,7 +264,7 @@ def test_a_spec_and_itself() -> None:
 @pytest.mark.parametrize(
     "name", ["packed", "tables of the layers", "repeated", "untied", "counted from 0", "both packed, repeated", "unpacked"]
 )
-def test_what_keeps_the_logits(name: str) -> None:
+def test_changes_that_keep_the_logits(name: str) -> None:
     pairs = {
         "packed": PAIRS["packed"][:2],
         "tables of the layers": (small(of=RELATIVE), small("layers.*.mixer.position.shared=false", of=RELATIVE)),
@@ -406,7 +406,7 @@ def test_a_default_written_out_is_no_change_of_a_reader() -> None:
     assert [c.path for c in found.change] == ["layers.0.mixer.kv_heads", "layers.0.mixer.head", "layers.0.ffn.hidden"]
 
 
-def test_sizes_exchanged_within_one_shape_are_seen() -> None:
+def test_sizes_exchanged_within_one_shape_are_caught() -> None:
     """17 rows are 17 rows, but with an offset of 2 each token reads another one."""
     found = diff(small(of=OLD), small("position.length=15", "position.offset=2", of=OLD))
     row = next(row for row in found.tensors if row.b == "position.table")

@@ -63,7 +63,7 @@ def test_runs_and_numbers_of_layers() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0-", "a", "0,,1", "-1", "0-6", "9", "0-3:2", "1" * 30])
-def test_layers_that_are_none(text: str) -> None:
+def test_illegal_layers(text: str) -> None:
     with pytest.raises(SpecError, match="layers: "):
         parse_picks(text, 6)
 
@@ -130,7 +130,7 @@ def test_as_many_layers_are_picked_as_there_are() -> None:
 
 
 @pytest.mark.parametrize("change", [YARN, WINDOW])
-def test_what_only_reads_otherwise_changes_no_weight(change: str) -> None:
+def test_a_reinterpretation_changes_no_weight(change: str) -> None:
     model = random_model()
     made, found = graft(model, changed(model.part, [change]))
     before, after = stored(model), stored(made)
@@ -140,7 +140,7 @@ def test_what_only_reads_otherwise_changes_no_weight(change: str) -> None:
     assert not torch.equal(logits(made), logits(model))
 
 
-def test_a_window_as_long_as_the_text_changes_nothing() -> None:
+def test_a_window_as_long_as_the_sequence_changes_nothing() -> None:
     model = random_model()
     made, _ = graft(model, changed(model.part, [WINDOW.replace("size: 5", "size: 23")]))
     torch.testing.assert_close(logits(made), logits(model), rtol=0, atol=1e-5)
@@ -178,7 +178,7 @@ def test_an_untied_head_starts_equal() -> None:
     assert made.embed.table.abs().sum() > 0
 
 
-def test_what_is_new_is_as_a_new_model_has_it() -> None:
+def test_new_tensors_equal_those_of_a_new_model() -> None:
     model = random_model()
     made, found = graft(model, changed(model.part, ["layers.1.mixer.qk_norm=rmsnorm", "layers.*.mixer.bias=true"]), seed=3)
     fresh = stored(build(made.part, seed=3))
@@ -187,7 +187,7 @@ def test_what_is_new_is_as_a_new_model_has_it() -> None:
     assert all(torch.equal(tensor_at(made, path), fresh[path]) for path in new if path)
 
 
-def test_what_no_map_is_known_for_is_refused_with_its_path() -> None:
+def test_an_unknown_transformation_is_refused_with_its_path() -> None:
     model = random_model()
     spec = changed(model.part, ["layers.2.ffn.hidden=48"])
     with pytest.raises(SpecError, match=r"layers\.2\.ffn\.\w+\.weight: cannot be carried over: ffn 44 → 48.*--redraw"):
@@ -218,7 +218,7 @@ def test_a_graft_can_be_trained() -> None:
     assert all(torch.equal(tensor, before[path]) for path, tensor in stored(model).items())
 
 
-def test_a_kept_weight_takes_no_memory_of_its_own() -> None:
+def test_a_kept_weight_takes_no_extra_memory() -> None:
     model = random_model()
     spec: Model = changed(model.part, [WINDOW])
     made, _ = graft(model, spec)

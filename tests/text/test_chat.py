@@ -81,9 +81,7 @@ def reference() -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_usual_templates_are_rendered_as_the_reference_does(
-    name: str, prompt: bool, reference: PreTrainedTokenizerFast
-) -> None:
+def test_common_templates_are_rendered_as_by_transformers(name: str, prompt: bool, reference: PreTrainedTokenizerFast) -> None:
     wanted = reference.apply_chat_template(
         MESSAGES, chat_template=TEMPLATES[name], add_generation_prompt=prompt, tokenize=False
     )

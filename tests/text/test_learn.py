@@ -14,7 +14,7 @@ MADE = {kind: learn(TEXT, 300, kind) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_kept_and_read_again(kind, tmp_path):
+def test_it_is_saved_and_loaded(kind, tmp_path):
     made = MADE[kind]
     (tmp_path / TOKENIZER_FILE).write_text(made.to_json(), encoding="utf-8")
     again = Tokenizer.load(tmp_path)
@@ -39,7 +39,7 @@ def test_the_text_comes_back(kind):
 @pytest.mark.parametrize("kind", ["byte_pair", "unigram"])
 @given(text=st.text(max_size=60))
 @settings(max_examples=100, deadline=None)
-def test_bytes_know_every_text(kind, text):
+def test_byte_tokenizers_encode_every_text(kind, text):
     assert MADE[kind].decode(MADE[kind].encode(text)) == text
 
 
@@ -49,7 +49,7 @@ def test_wordpiece_keeps_words_and_loses_gaps():
     assert any(made.label(i).startswith("##") for i in range(made.size))
 
 
-def test_what_was_never_seen_is_unknown():
+def test_unknown_words_become_the_unknown_token():
     for kind in ("wordpiece", "characters", "words"):
         made = MADE[kind]
         assert made.id_of(UNKNOWN) == 2
@@ -58,7 +58,7 @@ def test_what_was_never_seen_is_unknown():
     assert len(MADE["words"].encode("the cat")) == 3
 
 
-def test_impossible_wishes_are_refused():
+def test_impossible_settings_are_refused():
     with pytest.raises(SpecError, match=f"vocab: 257 is too small: .* {LEAST}"):
         learn(TEXT, 257)
     with pytest.raises(SpecError, match="kinds: byte_pair, wordpiece"):

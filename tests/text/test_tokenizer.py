@@ -41,7 +41,7 @@ def test_special_tokens_have_ids_that_no_text_can_spell():
     assert TRAINED.decode([0, *TRAINED.encode("cat"), 1]) == "cat"
 
 
-def test_it_is_kept_as_one_file(tmp_path):
+def test_it_is_saved_as_one_file(tmp_path):
     (tmp_path / TOKENIZER_FILE).write_text(TRAINED.to_json(), encoding="utf-8")
     again = Tokenizer.load(tmp_path)
     assert again.encode(TEXT + "<|end|> ü").tolist() == TRAINED.encode(TEXT + "<|end|> ü").tolist()
@@ -89,7 +89,7 @@ def test_a_nested_normalizer_is_refused_before_it_is_parsed(tmp_path: Path) -> N
             Tokenizer.load(hostile(tmp_path, normalizer=nested(levels)))
 
 
-def test_brackets_in_strings_are_no_levels(tmp_path: Path) -> None:
+def test_brackets_in_strings_are_not_levels(tmp_path: Path) -> None:
     pre = {"type": "Split", "pattern": {"String": '[{"' * 100}, "behavior": "Isolated", "invert": False}
     Tokenizer.load(hostile(tmp_path, pre_tokenizer=pre))
 

@@ -36,7 +36,7 @@ def run(*args):
     return end.value.code
 
 
-def test_a_run_says_what_it_did_and_leaves_a_model_that_map_can_draw(home, capsys):
+def test_a_run_reports_and_leaves_a_model_that_map_can_draw(home, capsys):
     pytest.importorskip("matplotlib")
     assert run("train", "llama-tiny", "--text", "tale.txt", "--steps", "25", "--learning-rate", "1e-2", *SMALL) == 0
     shown = capsys.readouterr()
@@ -79,7 +79,7 @@ def test_the_run_is_named_after_the_changed_spec(home, capsys):
     assert "\nllama-tiny --swap position=alibi --set width=28 " in capsys.readouterr().err
 
 
-def test_a_bidirectional_spec_fills_in_and_writes_nothing(home, capsys):
+def test_a_bidirectional_spec_fills_in_and_does_not_generate(home, capsys):
     both = ["--set=layers.*.mixer.mask=full", "--set=head=masked_lm"]
     assert run("train", "llama-tiny", "--text", "tale.txt", "--steps=2", "--json", *SMALL, *both) == 0
     shown = capsys.readouterr()

@@ -39,7 +39,7 @@ def same(a, b):
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_tiny_model_learns_a_rhyme_and_says_it(tiny):
+def test_a_tiny_model_learns_a_rhyme_and_generates_it(tiny):
     tokenizer = learn(RHYME, 270)
     spec = tiny.replace("vocab", 270)
     corpus = Corpus.cut(tokenizer.encode(RHYME * 30), 24)
@@ -79,7 +79,7 @@ def test_a_run_ends_by_steps_or_by_minutes(tiny):
     assert 1 < len(history) < 10**4
 
 
-def test_a_loss_that_is_no_number_changes_no_weight(tiny):
+def test_a_loss_that_is_not_finite_changes_no_weight(tiny):
     model = build(tiny)
     with torch.no_grad():
         tensor_at(model, "layers.1.ffn.down.weight")[3, 5] = torch.inf
@@ -89,7 +89,7 @@ def test_a_loss_that_is_no_number_changes_no_weight(tiny):
     assert same(before, bits(model))
 
 
-def test_a_gradient_that_is_no_number_changes_no_weight(tiny):
+def test_a_gradient_that_is_not_finite_changes_no_weight(tiny):
     def cliff(model, batch, seed, training):
         loss = next_token(model, batch, seed, training)
         return loss + (tensor_at(model, "norm.scale").sum() * 0).sqrt()  # 0, with an infinite slope
@@ -115,7 +115,7 @@ def test_a_held_out_loss_that_is_not_finite_is_divergence(tiny):
         train(build(tiny), draws(), overflows, Plan(steps=4, evals=2, quiet=True), [draws(9)(0)])
 
 
-def test_a_step_goes_as_far_as_its_rate_says(tiny):
+def test_the_size_of_a_step_follows_the_learning_rate(tiny):
     """AdamW's first step moves every weight that has a gradient by the rate itself."""
     model = build(tiny)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -125,7 +125,7 @@ def test_a_step_goes_as_far_as_its_rate_says(tiny):
     assert moved == pytest.approx(2e-3, rel=1e-3)
 
 
-def test_every_step_draws_anew_and_evaluation_drops_nothing(tiny):
+def test_every_step_has_its_own_mask_and_evaluation_drops_nothing(tiny):
     model, seeds = build(tiny.replace("dropout", 0.3)), []
 
     def noted(model, batch, seed, training):

@@ -33,7 +33,7 @@ def draw(shape, top, seed):
     return torch.randint(0, top, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_masked_tokens_have_their_shares():
+def test_masked_tokens_have_their_fractions():
     objective = MaskedTokens(mask=61, vocab=61)
     tokens = draw((40, 100), 50, 0)
     real = torch.ones_like(tokens, dtype=torch.bool)
@@ -66,7 +66,7 @@ def test_the_same_seed_hides_the_same_tokens_and_padding_is_left_alone():
     assert (first[1][real] >= 0).any()
 
 
-def test_padding_is_never_asked_for(tiny):
+def test_padding_has_no_labels(tiny):
     model, layout = build(tiny), TokenLayout.padded([7, 3], 7)
     tokens, labels = draw((2, 7), 62, 2), draw((2, 7), 62, 3)
     one = next_token(model, Batch(tokens, labels, layout), 0, False)
@@ -138,7 +138,7 @@ def copies(step, rows=24, longest=6):
     return Batch(torch.cat([nothing, letters[:, :-1]], 1), letters, layout, source, source_layout)
 
 
-def test_seq2seq_looks_at_its_source_and_not_at_its_padding(lively):
+def test_seq2seq_reads_its_source_and_not_its_padding(lively):
     model, batch = lively(build(from_yaml(SEQ2SEQ))), copies(0)
     assert batch.source is not None
     assert batch.source_layout is not None
