@@ -37,6 +37,7 @@ _PUBLIC = {
     "map": "dovetail.api.map",
     "save": "dovetail.api.models",
     "show": "dovetail.api.show",
+    "tiny": "dovetail.api.tiny",
     "to_yaml": "dovetail.io.spec",
     "verify": "dovetail.api.verify",
 }
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from dovetail.api.map import map as map
     from dovetail.api.models import build as build, load as load, save as save
     from dovetail.api.show import show as show
+    from dovetail.api.tiny import tiny as tiny
     from dovetail.api.verify import verify as verify
     from dovetail.core.check import check as check
     from dovetail.core.ctx import Ctx as Ctx, Listener as Listener

@@ -27,6 +27,7 @@ VERBS = {
     "map": "draw the attention maps of a layer",
     "import": "convert a model directory from Hugging Face layout to ours",
     "export": "convert a model directory to Hugging Face layout",
+    "tiny": "write a small checkpoint of a model, in Hugging Face layout",
     "port": "list the Hugging Face model types that can be imported and exported",
     "emit": "write a model as one PyTorch file without imports of dovetail",
     "doctor": "print versions, processor, memory and missing packages",

@@ -274,6 +274,10 @@ class Embed(Part):
         """Whether input i becomes token i, so that tokens can be decoded one by one."""
         return True
 
+    def tokens(self) -> int | None:
+        """The number of tokens per input; None: inputs differ."""
+        return None
+
     def table_width(self) -> int | None:
         """The width of the embeddings where it differs from that of the residual stream; None: it does not."""
         return None

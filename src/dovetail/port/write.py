@@ -112,6 +112,16 @@ def write_theirs(
     return ported
 
 
+def write_fresh(model: ModelModule, out: str | Path, family: str | None = None) -> Ported:
+    """Write a new model in Hugging Face layout, without the files of a source. Its token ids are null, since the defaults of a
+    config class may lie beyond a small vocabulary; an encoder–decoder starts with token 0."""
+    ported, pieces = exported(model, family, {})
+    start = {} if model.part.encoder is None else {"decoder_start_token_id": 0, "pad_token_id": 0}
+    ported = ported._replace(config={**dict.fromkeys(TOKEN_IDS[:3]), **start, **ported.config})
+    write_directory(out, pieces, {**spec_and(model.part, {}), CONFIG_FILE: _json(ported.config)})
+    return ported
+
+
 def family_for(spec: Model, source: Directory, family: str | None = None) -> str:
     """The family to write a changed spec as: the one named, else the one of the directory, else the first that can express it.
     Raises SpecError with the path of the part that cannot be written."""

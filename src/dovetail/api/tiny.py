@@ -1,0 +1,103 @@
+"""tiny: a small checkpoint in Hugging Face layout from a config alone, whose top-1 tokens survive rounding."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from dovetail.api.arguments import SpecLike, read_spec
+from dovetail.api.result import Result
+from dovetail.core.fold import declared
+from dovetail.io.model_dir import must_be_free
+from dovetail.io.untrusted import Directory, exists
+from dovetail.model import Model
+from dovetail.port.config import base_spec
+from dovetail.port.dialect import DIALECTS
+from dovetail.port.family import family_spec
+from dovetail.port.hf import from_hf
+from dovetail.port.load import LARGEST_CONFIG, origin
+from dovetail.port.opinion import Opinion, opinionated, predicts_tokens
+from dovetail.port.quantized import split_quantization
+from dovetail.port.shrink import shrink
+from dovetail.port.write import write_fresh
+
+
+@dc.dataclass(frozen=True, repr=False)
+class TinyCheckpoint(Result):
+    """A small checkpoint: its directory, its family, and how clear its top-1 tokens are (None without a vocabulary)."""
+
+    directory: Path
+    model_type: str
+    architecture: str
+    spec: Model
+    opinion: Opinion | None
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        return sum(d.size for d in declared(self.spec) if d.weight.stored)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "directory": str(self.directory),
+            "model_type": self.model_type,
+            "architecture": self.architecture,
+            "layers": len(self.spec.layers),
+            "parameters": self.parameters,
+            "margin": None if self.opinion is None else self.opinion.margin,
+            "rounding": None if self.opinion is None else self.opinion.rounding,
+        }
+
+    def view(self, width: int) -> RenderableType:
+        lines = [f"{self.directory}: {self.architecture}, {len(self.spec.layers)} layers, {self.parameters:,} parameters"]
+        if self.opinion is None:
+            lines.append("random weights; it has no logits over a vocabulary")
+        else:
+            margin, rounding = self.opinion.margin, self.opinion.rounding
+            lines.append(f"least margin of the top-1 token {margin:.2g}; bfloat16 moves a logit by at most {rounding:.2g}")
+        return Text("\n".join(lines))
+
+
+def tiny(
+    model: SpecLike | Mapping[str, Any], out: str | Path, *, family: str | None = None, seed: int = 0, force: bool = False
+) -> TinyCheckpoint:
+    """Write a small checkpoint of a model in Hugging Face layout, which transformers loads.
+
+    `model` is a model type (`"llama"`), a config.json or its content, a model directory, a preset or a spec; no weights are
+    read. Sizes are small and different, and every kind of layer is kept. Weights are random, a function of `seed`, and moved
+    until the top-1 token of every position is clear: bfloat16 and float32 agree on it. `force` replaces an existing model.
+    """
+    must_be_free(Path(out), force)
+    spec, named = _source(model)
+    small = shrink(spec, family or named)
+    built, opinion = opinionated(small, seed)
+    ported = write_fresh(built, out, family or named)
+    return TinyCheckpoint(Path(out), ported.dialect, ported.form.architecture, small, opinion)
+
+
+def _source(model: SpecLike | Mapping[str, Any]) -> tuple[Model, str | None]:
+    """The spec, and the family it is from."""
+    if isinstance(model, Mapping):
+        return from_hf(split_quantization(model)[0]), str(model.get("model_type"))
+    if isinstance(model, (str, Path)):
+        path = Path(model)
+        if str(model) in DIALECTS and not exists(path):
+            return typical(str(model)), str(model)
+        if path.suffix == ".json":
+            return _source(Directory(path.parent).json(path.name, LARGEST_CONFIG))
+        if path.is_dir():
+            spec, config = origin(Directory(path))
+            return spec, None if config is None else str(config.get("model_type"))
+    return read_spec(model).spec, None
+
+
+def typical(name: str) -> Model:
+    """The spec of a family, as its language model if it has one."""
+    dialect = DIALECTS[name]
+    forms = [form for form in dialect.forms if predicts_tokens(base_spec(dialect, form))]
+    return family_spec(dialect, (forms or dialect.forms)[0])
