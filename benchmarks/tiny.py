@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from measure import Goal, Row, arguments, progress, tell
+from measure import Goal, Row, arguments, progress, report
 
 from dovetail.api.tiny import typical
 from dovetail.construction import build
@@ -37,7 +37,7 @@ def main() -> None:
     with progress("checkpoints", len(families) * seeds) as tick:
         rows = [row for family in families for row in measured(family, seeds, tick)]
     total = sum(row.value for row in rows if row.goal is not None)
-    tell([*rows, Row("flips in all families", total, Goal(high=0))], options.json)
+    report([*rows, Row("flips in all families", total, Goal(high=0))], options.json)
 
 
 def measured(family: str, seeds: int, tick: Callable[[], None]) -> Iterator[Row]:

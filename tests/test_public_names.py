@@ -55,6 +55,7 @@ with tempfile.TemporaryDirectory() as place:
     assert dovetail.export(Path(place) / "model", Path(place) / "hf").model_type == "llama"
     assert dovetail.import_(Path(place) / "hf", Path(place) / "again").layers == 6
     assert not dovetail.verify(model, Path(place) / "again", decode=False, longest=0).failed
+    assert dovetail.tiny("vit", Path(place) / "tiny").model_type == "vit"
     try:
         dovetail.map(Path(place) / "again", "text")
     except dovetail.DovetailError as refused:

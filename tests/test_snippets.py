@@ -16,17 +16,26 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 
 from dovetail.cli import main
 from dovetail.core.check import check
 from dovetail.io.spec import from_yaml
+from dovetail.port.dialect import DIALECTS
 
 ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = ("python", "bash", "console", "yaml")
 SKIP = re.compile(r"<!-- no run:(.*?)-->", re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def dialects() -> Iterator[None]:
+    """A dialect that a page registers is gone after it."""
+    with patch.dict(DIALECTS):
+        yield
 
 
 class Snippet(NamedTuple):

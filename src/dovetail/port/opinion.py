@@ -52,6 +52,7 @@ def opinionated(spec: Model, seed: int = 0) -> tuple[ModelModule, Opinion | None
         return model, None
     target = torch.randperm(spec.vocab, generator=generator(seed, "opinions"))
     optimizer = torch.optim.Adam(model.parameters(), RATE)
+    opinion = None
     for step in range(MOST_STEPS + 1):
         inputs = Inputs.random(spec, seed, step)
         if step % EVERY == 0:
@@ -65,7 +66,7 @@ def opinionated(spec: Model, seed: int = 0) -> tuple[ModelModule, Opinion | None
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(inputs.run(model).flatten(0, -2), target[inputs.tokens].flatten()).backward()
         optimizer.step()
-    raise DovetailError(f"no clear margin after {MOST_STEPS} steps: {opinion.margin:.3g}, rounding {opinion.rounding:.3g}")
+    raise DovetailError(f"no clear margin of the top-1 token after {MOST_STEPS} steps ({opinion}); try another seed")
 
 
 def predicts_tokens(spec: Model) -> bool:
@@ -118,11 +119,15 @@ class Inputs:
 
     def run(self, model: ModelModule) -> Tensor:
         """The logits (batch, length, vocab)."""
-        ctx = Ctx(layout=TokenLayout.whole(*self.tokens.shape))
+        ctx = Ctx(layout=_whole(self.tokens))
         if self.source is not None:
-            output, layout = model.encode(self.source, Ctx(layout=TokenLayout.whole(*self.source.shape)))
+            output, layout = model.encode(self.source, Ctx(layout=_whole(self.source)))
             ctx = dc.replace(ctx, encoder_output=output, encoder_layout=layout)
         return model(self.tokens, ctx)
+
+
+def _whole(tokens: Tensor) -> TokenLayout:
+    return TokenLayout.whole(tokens.shape[0], tokens.shape[1])
 
 
 @torch.no_grad()
