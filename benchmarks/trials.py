@@ -65,7 +65,7 @@ def corpus(characters: int, length: int) -> Corpus:
 def learned(spec: Model, batches: Callable[[int], Batch], seed: int, steps: int, rate: float, **plan: Any) -> ModelModule:
     """A model trained from scratch."""
     model = build(spec, seed=seed)
-    train(model, batches, next_token, Plan(steps=steps, learning_rate=rate, seed=seed, quiet=True, **plan))
+    train(model, batches, next_token, Plan(steps=steps, learning_rate=rate, seed=seed, quiet=True, **{"warmup": 40, **plan}))
     return model
 
 

@@ -60,6 +60,10 @@ with tempfile.TemporaryDirectory() as place:
         dovetail.map(Path(place) / "again", "text")
     except dovetail.DovetailError as refused:
         assert "tokenizer" in str(refused)
+try:
+    dovetail.train(spec, "nowhere.txt", steps=1)
+except dovetail.DovetailError as refused:
+    assert "nowhere.txt" in str(refused)
 assert not dovetail.laws(spec, only=["round_trip"]).failed
 assert "llama" in [family.model_type for family in dovetail.list_families()]
 assert isinstance(model, dovetail.Transformer)

@@ -39,6 +39,7 @@ _PUBLIC = {
     "show": "dovetail.api.show",
     "tiny": "dovetail.api.tiny",
     "to_yaml": "dovetail.io.spec",
+    "train": "dovetail.api.train",
     "verify": "dovetail.api.verify",
 }
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from dovetail.api.models import build as build, load as load, save as save
     from dovetail.api.show import show as show
     from dovetail.api.tiny import tiny as tiny
+    from dovetail.api.train import train as train
     from dovetail.api.verify import verify as verify
     from dovetail.core.check import check as check
     from dovetail.core.ctx import Ctx as Ctx, Listener as Listener

@@ -36,8 +36,10 @@ def train(
     objective: Objective,
     plan: Plan,
     validation: Sequence[Batch] = (),
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[StepMetrics]:
-    """Train the model in place and return the metrics of each step.
+    """Train the model in place and return the metrics of each step. The run ends early, with an eval, once `stop()` is true
+    after a step.
 
     Raises Diverged where a loss or a gradient norm is not finite (no weight changes in that step), and at each eval where a
     weight or the held-out loss is not finite: no such model is saved or returned.
@@ -66,7 +68,8 @@ def train(
             rebalance(model)
             tokens += batch.count
             done_after = plan.fraction_done(step + 1, time.monotonic() - start)
-            is_eval = int(done_after * plan.evals) > int(done * plan.evals) or done_after >= 1
+            last = done_after >= 1 or stop()
+            is_eval = int(done_after * plan.evals) > int(done * plan.evals) or last
             val_loss = evaluate(model, validation, objective, plan.seed) if is_eval and validation else None
             if is_eval and (nonfinite_weight(model, model.part) or not math.isfinite(val_loss or 0.0)):
                 raise _diverged(
@@ -76,7 +79,7 @@ def train(
             show(history[-1], min(done_after, 1.0))
             if is_eval and plan.out is not None:
                 save(model, model.part, plan.out, plan.beside, keep_foreign=True)
-            if done_after >= 1:
+            if last:
                 return history
     raise AssertionError("a plan always ends")
 
