@@ -112,3 +112,16 @@ def test_a_panic_of_the_engine_is_an_error_without_a_page_on_stderr(tmp_path: Pa
     with pytest.raises(FileError, match="cannot be read as a tokenizer"):
         Tokenizer.load(hostile(tmp_path, post_processor=post))
     assert "panicked" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        {"type": "Prepend", "prepend": "y" * 1_000_000},
+        {"type": "Replace", "pattern": {"Regex": ".*"}, "content": "x" * 100_000},
+        {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "x"}, "content": "x" * 10}] * 6},
+    ],
+)
+def test_normalizers_that_lengthen_a_text_without_bound_are_refused(normalizer: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"lengthen a text .* the limit is 64"):
+        Tokenizer.load(hostile(tmp_path, normalizer=normalizer))

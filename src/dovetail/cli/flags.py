@@ -110,6 +110,7 @@ Length = Annotated[int, whole(1, MAX_LENGTH)]
 Steps = Annotated[int, whole(1, MAX_STEPS)]
 Seed = Annotated[int, whole(0, MAX_SEED)]
 NewTokens = Annotated[int, whole(1, MAX_NEW_TOKENS)]
+SampleTokens = Annotated[int, whole(0, MAX_NEW_TOKENS)]
 Dtype = Annotated[str, parsed_by("DTYPE", _dtype)]  # torch's name
 RunDtype = Annotated[str, parsed_by("DTYPE", _run_dtype)]  # one that a model computes in
 

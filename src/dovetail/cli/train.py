@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dovetail.cli.flags import BatchSize, InFile, Length, LoadFlags, OutDir, Seed, Sets, Spec, Steps, Swaps
+from dovetail.cli.flags import BatchSize, InFile, Length, LoadFlags, OutDir, SampleTokens, Seed, Sets, Spec, Steps, Swaps
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options, print_view
 from dovetail.training.plan import Plan
@@ -57,7 +57,7 @@ class Command(LoadFlags):
     """The fraction of the run over which the learning rate rises to its peak."""
     prompt: str = "The "
     """The prompt of the sample at the end."""
-    sample: int = 160
+    sample: SampleTokens = 160
     """Tokens to generate at the end."""
     temperature: float = 0.8
     """The temperature of the sample; 0 takes the most probable token."""

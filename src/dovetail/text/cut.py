@@ -89,7 +89,7 @@ def _normalizes_locally(engine: Engine) -> bool:
         return True
     known = all(
         part["type"] in LOCAL_NORMALIZERS or (part["type"] == "Replace" and part["pattern"] == SPACE_RUNS)
-        for part in _components(engine.normalizer, "normalizers")
+        for part in components(engine.normalizer, "normalizers")
     )
     return known and all(engine.normalizer.normalize_str(text) == text for text in (" b", "a", "a b"))
 
@@ -98,7 +98,7 @@ def _splits_at_spaces(engine: Engine) -> bool:
     """The first component that is more than a splitter of digits or punctuation decides: all later ones work on its pieces."""
     if engine.pre_tokenizer is None:
         return False
-    parts = _components(engine.pre_tokenizer, "pretokenizers")
+    parts = components(engine.pre_tokenizer, "pretokenizers")
     first = next((part for part in parts if part["type"] not in CHARACTER_SPLITTERS), None)
     return first is not None and _starts_pre_tokens_at_spaces(first)
 
@@ -127,7 +127,7 @@ def _touches(content: str) -> bool:
     return content[:1].isalpha() or content[-1:].isalpha()
 
 
-def _components(component: Any, inner: str) -> list[dict[str, Any]]:
+def components(component: Any, inner: str) -> list[dict[str, Any]]:
     """Return the component, or the flat list of those in a Sequence, as plain data."""
 
     def flat(data: dict[str, Any]) -> list[dict[str, Any]]:

@@ -19,10 +19,17 @@ from tokenizers import Tokenizer as Engine
 from torch import Tensor
 
 from dovetail.core.errors import FileError, InputError
-from dovetail.core.limits import PROMPT_CHARACTERS, TOKENIZER_ADDED, TOKENIZER_BYTES, TOKENIZER_DEPTH, TOKENIZER_ITEMS
+from dovetail.core.limits import (
+    PROMPT_CHARACTERS,
+    TOKENIZER_ADDED,
+    TOKENIZER_BYTES,
+    TOKENIZER_DEPTH,
+    TOKENIZER_GROWTH,
+    TOKENIZER_ITEMS,
+)
 from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
-from dovetail.text.cut import cuts_are_exact, pieces
+from dovetail.text.cut import components, cuts_are_exact, pieces
 
 END, MASK = (
     "<|end|>",
@@ -52,6 +59,7 @@ class Tokenizer:
             engine = Engine.from_str(text)
             engine.no_padding()  # padding and truncation of the file are for batches
             engine.no_truncation()
+            _check_growth(engine, path)
             added = engine.num_special_tokens_to_add(False)
             if added <= TOKENIZER_ADDED:
                 engine.decode(engine.encode("a").ids)  # components that do not fit each other panic here
@@ -124,8 +132,8 @@ def _engine_errors(what: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__module__ != PANICS:
-            raise  # an interrupt
+        if isinstance(error, FileError) or (not isinstance(error, Exception) and type(error).__module__ != PANICS):
+            raise  # an error of ours, or an interrupt
         raise FileError(f"{what} ({str(error)[:300]})") from error
 
 
@@ -146,6 +154,18 @@ def _without_panic_messages() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(null)
+
+
+def _check_growth(engine: Engine, path: Path) -> None:
+    """Raise for components that lengthen a text without bound: a replacement multiplies its length by that of its content."""
+    for component, inner in ((engine.normalizer, "normalizers"), (engine.decoder, "decoders")):
+        growth, before = 1, 0
+        for part in components(component, inner) if component is not None else ():
+            growth *= max(1, len(part.get("content", ""))) if part["type"] == "Replace" else 1
+            before += len(part.get("prepend", ""))
+        if max(growth, before) > TOKENIZER_GROWTH:
+            problem = f"its {inner} lengthen a text {growth:,} times, or put {before:,} characters before it"
+            raise FileError(f"{path}: {problem}; the limit is {TOKENIZER_GROWTH}")
 
 
 def _check_unicode(text: str) -> None:

@@ -6,6 +6,7 @@ the socket at the deadline, whatever the connection waits for.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -36,12 +37,17 @@ def post_json(url: str, path: str, body: Mapping[str, Any], *, seconds: float = 
     if parts.scheme not in CONNECTIONS or not host:
         raise FileError(f"{printable(url)}: only http:// and https:// addresses of a host are asked")
     where = printable(address)
-    connection = CONNECTIONS[parts.scheme](host, port, timeout=seconds)
-    late = threading.Event()
-    timer = threading.Timer(seconds, _close, (connection, late))
+    try:
+        connection = CONNECTIONS[parts.scheme](host, port, timeout=seconds)
+    except (http.client.HTTPException, ValueError) as error:
+        raise FileError(f"{where}: is not a URL ({printable(str(error))})") from error
+    late, sockets = threading.Event(), list[socket.socket]()
+    timer = threading.Timer(seconds, _close, (sockets, late))
     timer.daemon = True
     timer.start()
     try:
+        connection.connect()
+        sockets.append(connection.sock)  # the connection forgets it as soon as an answer that ends with the socket begins
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         connection.request("POST", target, json.dumps(body).encode(), {"Content-Type": "application/json"})
         response = connection.getresponse()
@@ -58,14 +64,12 @@ def post_json(url: str, path: str, body: Mapping[str, Any], *, seconds: float = 
     return _parsed(where, response.status, response.getheader("Location", ""), text)
 
 
-def _close(connection: http.client.HTTPConnection, late: threading.Event) -> None:
+def _close(sockets: list[socket.socket], late: threading.Event) -> None:
     """End a connection from outside: a blocked read returns at once."""
     late.set()
-    if connection.sock is not None:
-        try:
-            connection.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it has ended already
+    for one in sockets:
+        with contextlib.suppress(OSError):  # it has ended already
+            one.shutdown(socket.SHUT_RDWR)
 
 
 def _parsed(where: str, status: int, location: str, text: bytes) -> dict[str, Any]:
