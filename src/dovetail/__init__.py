@@ -27,7 +27,7 @@ _PUBLIC = {
     "export": "dovetail.api.export",
     "from_yaml": "dovetail.io.spec",
     "generate": "dovetail.api.generate",
-    "graft": "dovetail.surgery.graft",
+    "graft": "dovetail.api.graft",
     "import_": "dovetail.api.import_",
     "laws": "dovetail.api.laws",
     "list_families": "dovetail.api.list_families",
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from dovetail.api.emit import emit as emit
     from dovetail.api.export import export as export
     from dovetail.api.generate import generate as generate
+    from dovetail.api.graft import graft as graft
     from dovetail.api.import_ import import_ as import_
     from dovetail.api.laws import laws as laws
     from dovetail.api.list_families import list_families as list_families
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from dovetail.io.spec import from_yaml as from_yaml, load_spec as load_spec, to_yaml as to_yaml
     from dovetail.model import Block as Block, Model as Model
     from dovetail.state.pool import Pool as Pool
-    from dovetail.surgery.graft import graft as graft
     from dovetail.transformer import Transformer as Transformer
 
 

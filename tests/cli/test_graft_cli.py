@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.api.graft import bar, sparkline
 from dovetail.cli import main
-from dovetail.cli.graft import bar, sparkline
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.port.load import load

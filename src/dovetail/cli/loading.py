@@ -29,6 +29,8 @@ def shown_loading(name: str) -> Iterator[Watch]:
         if not bar.live.is_started and time.monotonic() - begin > DELAY:
             bar.start()
         bar.update(task, completed=done, total=total)
+        if done >= total and bar.live.is_started:  # what follows the load may show progress of its own
+            bar.stop()
 
     from dovetail.port.tensors import DroppedTensors
 

@@ -1,0 +1,259 @@
+"""graft: change the spec of a trained model and carry its weights over."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.account import longest_length
+from dovetail.api.arguments import SpecLike, read_spec
+from dovetail.api.diff import SpecDiff, with_names
+from dovetail.api.diff_view import diff_view
+from dovetail.api.models import load, save
+from dovetail.api.result import Result
+from dovetail.core.errors import FileError, SpecError, UsageError
+from dovetail.core.fold import parameters
+from dovetail.datasets.corpus import Batch, Corpus, read_corpus
+from dovetail.io.model_dir import must_be_free
+from dovetail.io.model_files import LOSSES_FILE
+from dovetail.io.spec import Changes, changed
+from dovetail.io.untrusted import Directory
+from dovetail.look.bar import bar as blocks
+from dovetail.model import Model
+from dovetail.port.load import Watch, origin
+from dovetail.port.write import family_for, write_own, write_theirs
+from dovetail.surgery import parse_picks, picked
+from dovetail.surgery.graft import graft as graft_model
+from dovetail.text.tokenizer import Tokenizer
+from dovetail.training.interrupt import Interrupt
+from dovetail.training.loop import evaluate, train
+from dovetail.training.metrics import StepMetrics
+from dovetail.training.objective import check_learns_text, text_objective
+from dovetail.training.plan import Plan
+from dovetail.transformer import Transformer
+
+BAR = 32  # characters of the longest bar
+LEVELS = "▁▂▃▄▅▆▇█"
+
+
+@dc.dataclass(frozen=True, repr=False, eq=False)
+class GraftResult(Result):
+    """The changed model, the status of each tensor, and its losses in nats per token."""
+
+    model: Transformer
+    diff: SpecDiff
+    loss: dict[str, float]  # before, after, healed: on held-out text, as far as they were measured
+    history: tuple[StepMetrics, ...] = ()  # of the training after the change
+    directory: Path | None = None  # the directory that was written
+    family: str | None = None  # in Hugging Face layout: its family
+    interrupted: bool = False  # Ctrl-C ended the training early
+
+    def to_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"directory": None if self.directory is None else str(self.directory), "family": self.family}
+        data["parameters"] = {"before": parameters(self.diff.a), "after": parameters(self.diff.b)}
+        data["loss"] = self.loss
+        if self.history:
+            last = self.history[-1]
+            losses = [metrics.val_loss for metrics in self.history if metrics.val_loss is not None]
+            data["healing"] = {
+                "steps": last.step,
+                "tokens": last.tokens,
+                "seconds": round(last.seconds, 1),
+                "held_out": losses,
+                "interrupted": self.interrupted,
+            }
+        return {**data, **self.diff.to_dict()}
+
+    def view(self, width: int) -> RenderableType:
+        counts = [parameters(spec) for spec in (self.diff.a, self.diff.b)]
+        sizes = f"{counts[0]:,} → {counts[1]:,} parameters" if counts[0] != counts[1] else f"{counts[0]:,} parameters"
+        lines: list[RenderableType] = [diff_view(self.diff, self.diff.names), Text(), Text(sizes, "dim")]
+        if self.loss:
+            heading = Text("loss on the held-out text, nats per token", "bold")
+            lines += [Text(), heading, loss_table(self.loss, self.history)]
+        if self.directory is not None:
+            layout = f" in Hugging Face layout, as {self.family}" if self.family else ""
+            lines.append(Text(f"\nwritten to {self.directory}{layout}", no_wrap=True, overflow="ignore"))
+        return Group(*lines)
+
+
+def graft(
+    model: str | Path | Transformer,
+    spec: SpecLike | None = None,
+    *,
+    set: Changes = (),
+    swap: Changes = (),
+    layers: str | Sequence[int] | None = None,
+    redraw: bool = False,
+    text: str | Path | None = None,
+    heal: float | None = None,
+    out: str | Path | None = None,
+    hf: bool = False,
+    family: str | None = None,
+    force: bool = False,
+    seed: int = 0,
+    batch: int = 8,
+    length: int = 128,
+    learning_rate: float = 1e-3,
+    quiet: bool = False,
+    watch: Watch | None = None,
+) -> GraftResult:
+    """Return a model of another spec with the weights of `model`: kept, transformed, or initialized where they are new.
+
+    `model` is a built model or a model directory. The new spec is `spec`, or the old one after `layers` (the old layers that
+    make up the new model: "0-3,3,5"), `swap` and `set`. A tensor that cannot be carried over raises SpecError, unless `redraw`
+    initializes it. With `text` (a file) the loss is measured on its last twentieth, and `heal` trains for so many minutes on
+    the rest. `out` is the directory to write, with `hf` in Hugging Face layout. Kept weights are shared with a built model.
+    """
+    numbers = {"heal": heal, "batch": batch, "length": length, "learning_rate": learning_rate}
+    _check_options(numbers, text, heal, hf, family)
+    if spec is None and not (set or swap or layers):
+        raise UsageError("no change is given; give --set, --swap or --layers")
+    place = None if out is None else Path(out)
+    if place is not None:
+        must_be_free(place, force)
+    source = None if isinstance(model, Transformer) else Directory(model)
+    old = model.spec if isinstance(model, Transformer) else origin(Directory(model)).spec
+    new, picks = _new_spec(old, spec, layers, set, swap)
+    if hf and source is None:
+        raise UsageError("--hf: needs a model directory, whose config names the family; save the model first")
+    family = family_for(new, source, family) if hf and source is not None else None  # refused before an hour of training
+    tokenizer = model.tokenizer if isinstance(model, Transformer) else None
+    trial = None
+    if text is not None:
+        if tokenizer is None and not isinstance(model, Transformer):
+            tokenizer = Tokenizer.load(Path(model))
+        trial = _trial((old, new), text, tokenizer, batch, length, seed)
+    before = model if isinstance(model, Transformer) else load(model, watch=watch)
+    losses = {} if trial is None else {"before": trial.loss(before)}
+    grafted, rows = graft_model(before, new, picks=picks, redraw=redraw, seed=seed)
+    assert isinstance(grafted, Transformer)
+    grafted.vocabulary = before.vocabulary
+    names = ("model" if isinstance(model, Transformer) else Path(model).name, "changed" if place is None else place.name)
+    del before
+    history: list[StepMetrics] = []
+    with Interrupt() as interrupted:
+        if trial is not None:
+            losses["after"] = trial.loss(grafted)
+        if trial is not None and heal is not None:
+            history = trial.heal(grafted, heal, learning_rate, quiet, interrupted)
+            losses["healed"] = history[-1].val_loss or math.nan
+    if place is not None:
+        _write(grafted, source, place, family, history)
+    result = with_names(rows, names)
+    return GraftResult(grafted, result, losses, tuple(history), place, family, interrupted.received)
+
+
+def _check_options(
+    numbers: dict[str, float | None], text: str | Path | None, heal: float | None, hf: bool, family: str | None
+) -> None:
+    for name, value in numbers.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')}: {value} is not above 0")
+    if heal is not None and text is None:
+        raise UsageError("--heal: needs a text to train on; give --text")
+    if family is not None and not hf:
+        raise UsageError("--family: needs --hf")
+
+
+def _new_spec(
+    old: Model, spec: SpecLike | None, layers: str | Sequence[int] | None, set: Changes, swap: Changes
+) -> tuple[Model, tuple[int, ...] | None]:
+    """Return the new spec, and the old layer of each of its layers."""
+    picks = parse_picks(layers, len(old.layers)) if isinstance(layers, str) else None if layers is None else tuple(layers)
+    if spec is not None:
+        return read_spec(spec, set, swap).spec, picks
+    return changed(old if picks is None else picked(old, picks), set, swap), picks
+
+
+@dc.dataclass(frozen=True)
+class _Trial:
+    """A text to evaluate models on and to train them with."""
+
+    corpus: Corpus
+    held_out: list[Batch]
+    tokenizer: Tokenizer
+    batch: int
+    length: int
+    seed: int
+
+    def loss(self, model: Transformer) -> float:
+        """Return the held-out loss in nats per token."""
+        return evaluate(model, self.held_out, text_objective(model.part, self.tokenizer)[0], self.seed)
+
+    def heal(self, model: Transformer, minutes: float, rate: float, quiet: bool, stop: Interrupt) -> list[StepMetrics]:
+        """Train for some minutes on the text that is not held out."""
+
+        def batches(step: int) -> Batch:
+            return self.corpus.batch(self.seed, step, self.batch, self.length)
+
+        plan = Plan(minutes=minutes, learning_rate=rate, seed=self.seed, quiet=quiet)
+        return train(model, batches, text_objective(model.part, self.tokenizer)[0], plan, self.held_out, stop)
+
+
+def _trial(
+    specs: tuple[Model, Model], text: str | Path, tokenizer: Tokenizer | None, batch: int, length: int, seed: int
+) -> _Trial:
+    """Return the text, tokenized and checked against both specs."""
+    if tokenizer is None:
+        raise FileError(f"{text}: the model has no tokenizer to read it; load it from a directory with a tokenizer.json")
+    ids = tokenizer.encode(read_corpus(Path(text)))
+    for spec in specs:
+        check_learns_text(spec)
+        if len(ids) and int(ids.max()) >= spec.vocab:
+            problem = f"the text has token {int(ids.max())}; the vocabulary has {spec.vocab} tokens"
+            raise SpecError("vocab", problem, f"keep {tokenizer.size}, or leave --text out")
+        longest = longest_length(spec)
+        if longest is not None and length > longest:
+            raise SpecError("--length", f"{length} tokens; the limit of the model is {longest}")
+    corpus = Corpus.cut(ids, length, name=str(text))
+    return _Trial(corpus, list(corpus.validation(batch, length)), tokenizer, batch, length, seed)
+
+
+def _write(model: Transformer, source: Directory | None, out: Path, family: str | None, history: list[StepMetrics]) -> None:
+    lines = "".join(f"{json.dumps(dc.asdict(metrics))}\n" for metrics in history)
+    beside = {LOSSES_FILE: lines.encode()} if history else {}
+    if source is None:
+        save(model, out)
+    elif family is None:
+        write_own(model, source, out, beside)
+    else:
+        write_theirs(model, source, out, family, beside)
+
+
+# -- the printed view -----------------------------------------------------------------------------------------------------
+
+
+def loss_table(losses: dict[str, float], history: Sequence[StepMetrics]) -> Table:
+    """A bar for each loss, its difference from the first, and the losses during training."""
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    styles = {"before": "green", "after": "red", "healed": "cyan"}
+    most = max(losses.values())
+    for name, loss in losses.items():
+        gap = loss - losses["before"]
+        note = f"{gap:+.3f}" if name != "before" else ""
+        if name == "healed":
+            note += f"   {history[-1].step:,} steps in {history[-1].seconds:.0f} s  " + sparkline(
+                [losses["after"], *(p.val_loss for p in history if p.val_loss is not None)]
+            )
+        table.add_row(Text(f"  {name}"), Text(f"{loss:.3f}", "bold"), Text(bar(loss / most), styles[name]), Text(note, "dim"))
+    return table
+
+
+def bar(fraction: float) -> str:
+    """A bar of up to BAR characters; a full one where the loss is not finite."""
+    return blocks(fraction if math.isfinite(fraction) else 1.0, BAR)
+
+
+def sparkline(values: list[float]) -> str:
+    """One character per value, the highest the tallest."""
+    low, high = min(values), max(values)
+    return "".join(LEVELS[round((value - low) / ((high - low) or 1.0) * 7)] for value in values)
