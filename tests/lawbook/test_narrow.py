@@ -23,11 +23,20 @@ def test_an_interior_in_bfloat16_fails(bug):
         narrow.narrow(Case(bug.spec))
 
 
-def test_rounding_alone_is_a_fifth_of_the_bound():
+@pytest.mark.parametrize("dtype", narrow.NARROW)
+def test_the_bound_is_four_times_the_error_of_rounding_and_four_ulp(dtype):
+    pair = narrow.Pair(spec(), dtype, 0)
     x = torch.randn(100_000, dtype=torch.float64)
-    for dtype in narrow.NARROW:
-        error = narrow.rms(x.to(dtype).double() - x) / (torch.finfo(dtype).eps * narrow.rms(x))
-        assert error == pytest.approx(narrow.BOUND / 5, rel=0.1)
+    rounding, ulp = narrow.rms(x.to(dtype).double() - x), 2**-23 * narrow.rms(x)
+    assert pair.limit(x, narrow.BOUND) == pytest.approx(4 * rounding + 4 * ulp)
+    assert rounding == pytest.approx(0.23 * torch.finfo(dtype).eps * narrow.rms(x), rel=0.1)
+    exact = x.to(dtype).double()  # a step that only moves numbers may not change them
+    assert pair.limit(exact, narrow.BOUND) == pytest.approx(4 * ulp, rel=0.1)
+
+
+def test_it_compares_the_tiled_kernel():
+    case = Case(spec())
+    assert narrow.Pair(case.spec, torch.bfloat16, 0).kernels(case) == ["reference", "tiled"]
 
 
 def test_a_step_starts_from_the_narrow_value():

@@ -167,11 +167,10 @@ class Work:
         return end - first, step, *((first - keys.start, keys.stop - keys.start, keys.step) for keys in each)
 
     def scores(self, query: Tensor, key: Tensor, tile: Tile, piece: Piece, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(rows, kv_heads, shared, n, m) scores of one piece with −∞ where not allowed; tanh of the capped scores."""
+        """(rows, kv_heads, shared, n, m) scores of one piece with −∞ where not allowed; tanh of the capped scores.
+        Query and key have the dtype of the scores: a product rounded to bfloat16 moves a score of 30 by up to 1/16."""
         groups, shared = query.shape[1], len(self.scoring.heads) // query.shape[1]
-        scores = (
-            (query @ key.transpose(-1, -2)).to(at_least_fp32(query.dtype)).mul_(self.scoring.scale).unflatten(2, (shared, -1))
-        )
+        scores = (query @ key.transpose(-1, -2)).mul_(self.scoring.scale).unflatten(2, (shared, -1))
         capped = None
         if self.scoring.softcap is not None:
             capped = torch.tanh(scores / self.scoring.softcap)
@@ -214,23 +213,23 @@ class _Tiled(torch.autograd.Function):
         out = q.new_zeros(rows, n, groups, shared, v.shape[-1]).permute(
             0, 2, 3, 1, 4
         )  # strided by token, like the residual stream
+        dtype = at_least_fp32(q.dtype)
         # for a query that sees no key: very low but finite, so that σ(lse − sink) is 0 with gradient 0, not NaN
-        lowest = torch.finfo(at_least_fp32(q.dtype)).min / 4
-        lse = q.new_full(q.shape[:-1], lowest, dtype=at_least_fp32(q.dtype))
+        lse = q.new_full(q.shape[:-1], torch.finfo(dtype).min / 4, dtype=dtype)
         for tile in work.tiling.tiles:
-            query = take(q, tile.queries).flatten(2, 3)
+            query = take(q, tile.queries).flatten(2, 3).to(dtype)
             top = take(lse[..., None], tile.queries)
             total, acc = torch.zeros_like(top), lse.new_zeros(*query.shape[:-1], v.shape[-1])
             for piece in tile.pieces:
-                key, value = take(k, piece.keys), take(v, piece.keys)
+                key, value = take(k, piece.keys).to(dtype), take(v, piece.keys).to(dtype)
                 scores, _ = work.scores(query, key, tile, piece, work.bias(tile, piece, tables))
                 peak = torch.maximum(top, scores.amax(-1, keepdim=True))
                 shrink, top = torch.exp(top - peak), peak
                 p = _exp(scores.sub_(peak))
                 total = total.mul_(shrink).add_(p.sum(-1, keepdim=True))
-                acc = acc.mul_(shrink.flatten(2, 3)).add_(p.to(v.dtype).flatten(2, 3) @ value)
+                acc = acc.mul_(shrink.flatten(2, 3)).add_(p.flatten(2, 3) @ value)
             total = total.clamp_min_(1.0)  # the greatest score adds 1, so only a query that sees no key has less
-            put(out, tile.queries, acc.div_(total.flatten(2, 3)).unflatten(2, (shared, -1)))
+            put(out, tile.queries, acc.div_(total.flatten(2, 3)).unflatten(2, (shared, -1)).to(out.dtype))
             put(lse[..., None], tile.queries, top + total.log())
         ctx.save_for_backward(q, k, v, out, lse, *tables)
         ctx.set_materialize_grads(False)
@@ -242,25 +241,26 @@ class _Tiled(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, g_lse: Tensor | None) -> Any:  # type: ignore[override]
         q, k, v, out, lse, *tables = ctx.saved_tensors
         work: Work = ctx.work
-        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dtype = lse.dtype  # of every sum; gradients are rounded to the dtype of q, k and v at the end
+        dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (q, k, v))
         learned = [i for i in range(len(tables)) if ctx.needs_input_grad[4 + i]]
         dtables = [torch.zeros_like(t) if i in learned else None for i, t in enumerate(tables)]
         g = torch.zeros_like(out) if g is None else g
         for tile in work.tiling.tiles:
-            query, grad = take(q, tile.queries).flatten(2, 3), take(g, tile.queries)
+            query, grad = take(q, tile.queries).flatten(2, 3).to(dtype), take(g, tile.queries).to(dtype)
             level = take(lse[..., None], tile.queries)
-            delta = (grad * take(out, tile.queries)).sum(-1, keepdim=True, dtype=lse.dtype)
+            delta = (grad * take(out, tile.queries)).sum(-1, keepdim=True)
             if g_lse is not None:
                 delta -= take(g_lse[..., None], tile.queries)
             grad, dquery = grad.flatten(2, 3), torch.zeros_like(query)
             for piece in tile.pieces:
-                key, value = take(k, piece.keys), take(v, piece.keys)
+                key, value = take(k, piece.keys).to(dtype), take(v, piece.keys).to(dtype)
                 with torch.enable_grad():
                     free = tuple(t.detach().requires_grad_(i in learned) for i, t in enumerate(tables))
                     bias = work.bias(tile, piece, free)
                 scores, capped = work.scores(query, key, tile, piece, None if bias is None else bias.detach())
                 p = _exp(scores.sub_(level))
-                add(dv, piece.keys, p.to(v.dtype).flatten(2, 3).transpose(-1, -2) @ grad)
+                add(dv, piece.keys, p.flatten(2, 3).transpose(-1, -2) @ grad)
                 ds = (grad @ value.transpose(-1, -2)).view_as(p).sub(delta).mul_(p)
                 if bias is not None and learned:
                     each = torch.autograd.grad(bias, [free[i] for i in learned], ds.flatten(1, 2).sum_to_size(bias.shape))
@@ -268,8 +268,9 @@ class _Tiled(torch.autograd.Function):
                         dtables[i] += d  # type: ignore[operator]
                 if capped is not None:
                     ds = ds * (1 - capped * capped)
-                ds = ds.to(q.dtype).flatten(2, 3)
+                ds = ds.flatten(2, 3)
                 dquery += ds @ key
                 add(dk, piece.keys, ds.transpose(-1, -2) @ query)
             put(dq, tile.queries, dquery.unflatten(2, (q.shape[2], -1)))
-        return dq.mul_(work.scoring.scale), dk.mul_(work.scoring.scale), dv, None, *dtables
+        dq, dk = dq.mul_(work.scoring.scale), dk.mul_(work.scoring.scale)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, *dtables

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.core.module import at_least_fp32
 from dovetail.core.rows import SequenceRows
 
 
@@ -23,14 +24,16 @@ def causal_conv(
     longer = torch.cat([before, x], 1)
     # document 0 continues from the conv state
     document = None if seq.document is None else F.pad(seq.document, (back, 0))
-    y = None
+    y, dtype = None, at_least_fp32(x.dtype)
+    wide, kernel = longer.to(dtype), weight.to(dtype)  # the sum is rounded once, at the end
     for d in range(weight.shape[1]):
-        term = longer[:, back - d : back - d + n] * weight[:, back - d]
+        term = wide[:, back - d : back - d + n] * kernel[:, back - d]
         if document is not None and d:
             term = term * (document[:, back - d : back - d + n] == document[:, back:])[..., None]
         y = term if y is None else y + term
     assert y is not None
-    return (y if bias is None else y + bias), _last_inputs(longer, document, back, seq.ends).transpose(1, 2)
+    y = y if bias is None else y + bias.to(dtype)
+    return y.to(x.dtype), _last_inputs(longer, document, back, seq.ends).transpose(1, 2)
 
 
 def _last_inputs(longer: Tensor, document: Tensor | None, back: int, ends: Tensor | None) -> Tensor:

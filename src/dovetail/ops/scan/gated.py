@@ -33,7 +33,7 @@ def gated_scan(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, carry: Tensor | None, bonus: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """y (rows, n, heads, value) and the state afterwards; padding neither adds to the state nor decays it."""
-    dtype, wide = q.dtype, at_least_fp32(q.dtype)
+    dtype, wide = v.dtype, at_least_fp32(v.dtype)
     q, k, v, g = q.to(wide), seq.only_real(k.to(wide)), v.to(wide), seq.only_real(g.to(wide))
     if carry is None:
         carry = q.new_zeros(q.shape[0], q.shape[2], k.shape[-1], v.shape[-1])

@@ -107,6 +107,6 @@ class GLAModule(RecurrentModule):
         v = ctx.tap(self, "v", self.v(x).unflatten(-1, (-1, self.value)))
         log_decay = self.fade_up(self.fade_down(x)).to(at_least_fp32(x.dtype)).unflatten(-1, (-1, self.key))
         log_decay = ctx.tap(self, "decay", F.logsigmoid(log_decay) / self.part.gate_normalizer)  # log a, at most 0
-        y, state = gated_scan(q * self.scale, k, v, log_decay, seq, None if carry is None else carry[0])
+        y, state = gated_scan(q.to(log_decay.dtype) * self.scale, k, v, log_decay, seq, None if carry is None else carry[0])
         y = self.norm(ctx.tap(self, "y", y), ctx).flatten(-2) * F.silu(self.gate(x))
         return ctx.tap(self, "out", self.o(y)), (state,)
