@@ -13,6 +13,8 @@ from dovetail.core.part import Part
 
 def nonfinite(tensor: Tensor) -> str | None:
     """Return "nan", "inf" or "-inf" where the tensor holds such a value, else None. Allocates nothing of the tensor's size."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
     if not tensor.is_floating_point() or not tensor.numel():
         return None
     if tensor.dtype.itemsize == 1:  # float8 has no reductions

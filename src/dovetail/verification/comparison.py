@@ -22,6 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dovetail.core.finite import nonfinite
 from dovetail.verification.envelope import envelope
 from dovetail.verification.match import Place, comparable, layer_of, rows_of, same_named
 from dovetail.verification.prompt import Prompt
@@ -207,7 +208,7 @@ def _tap(address: str, runs: Sequence[Tensor], dtypes: tuple[torch.dtype, torch.
     """One tap from its four runs: A and B in float64, A and B in their dtype."""
     exact_a, exact_b, own_a, own_b = runs
     scale = row_scale(exact_b)
-    exact, nonfinite = relative_gap(exact_a, exact_b, scale), next(_nonfinite(runs, dtypes), "")
+    exact, culprit = relative_gap(exact_a, exact_b, scale), next(_nonfinite(runs, dtypes), "")
     applies = exact_a.shape[:1] == excused.shape and bool(excused.any())
     compared = [x[~excused] for x in runs] if applies else runs
     exact_a, exact_b, own_a, own_b = compared
@@ -217,13 +218,13 @@ def _tap(address: str, runs: Sequence[Tensor], dtypes: tuple[torch.dtype, torch.
     limits = envelope(dtypes, layers, (typical_a, typical_b), (worst_a, worst_b))
     count = int(excused.sum()) if applies else 0
     bounds = (limits.worst, limits.typical, limits.exact)
-    return Tap(address, gap, typical, exact, worst_a, worst_b, *bounds, nonfinite=nonfinite, excused=count)
+    return Tap(address, gap, typical, exact, worst_a, worst_b, *bounds, nonfinite=culprit, excused=count)
 
 
 def _nonfinite(runs: Sequence[Tensor], dtypes: tuple[torch.dtype, torch.dtype]) -> Iterator[str]:
     """The runs that hold NaN or infinity, float64 first."""
     for x, letter, dtype in zip(runs, "ABAB", (EXACT, EXACT, *dtypes), strict=True):
-        if not bool(x.isfinite().all()):
+        if nonfinite(x):
             yield f"{letter} in {short(dtype)}"
 
 
@@ -243,7 +244,7 @@ def row_scale(y: Tensor) -> float:
 
 def relative_gap(x: Tensor, y: Tensor, scale: float, *, median: bool = False) -> float:
     """The largest (or median) distance of two rows, in units of `scale`; infinite where either side is not finite."""
-    if not bool(x.isfinite().all() and y.isfinite().all()):
+    if nonfinite(x) or nonfinite(y):
         return float("inf")
     if not x.numel():
         return 0.0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import DovetailError
+from dovetail.core.finite import nonfinite
 from dovetail.core.fold import declared
 from dovetail.model import Model
 from dovetail.port.dialect import DIALECTS
@@ -30,7 +31,7 @@ class WeightDifference(NamedTuple):
 def nonfinite_weights(side: Side) -> list[str]:
     """The first few parameters of a side that hold NaN or infinity, by their own names."""
     weights = side.module(side.dtype).named_parameters()
-    return [name for name, weight in weights if not bool(weight.isfinite().all())][:MOST]
+    return [name for name, weight in weights if nonfinite(weight)][:MOST]
 
 
 def weight_differences(a: Side, b: Side) -> list[WeightDifference]:
