@@ -76,13 +76,15 @@ def test_python_functions_refuse_it(model_dir: Path, tmp_path: Path) -> None:
     "args",
     [
         ["train", "spec.yaml", "--text=tale.txt", "--steps=1"],
-        ["import", "nowhere"],
-        ["export", "nowhere"],
-        ["graft", "nowhere", "--set=layers.*.mixer.kv_heads=1"],
+        ["import", "theirs"],
+        ["export", "other"],
+        ["graft", "other", "--set=layers.*.mixer.kv_heads=1"],
     ],
 )
 def test_commands_refuse_it_even_with_force(model_dir: Path, capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
     before = files(model_dir)
+    save(build(SPEC), SPEC, model_dir.with_name("other"))
+    export_directory(model_dir.with_name("other"), model_dir.with_name("theirs"))
     with pytest.raises(SystemExit) as end:
         main([*args, "-o", "model", "--force"])
     assert end.value.code == 4

@@ -224,9 +224,9 @@ def _write(model: Transformer, source: Directory | None, out: Path, family: str 
     if source is None:
         save(model, out)
     elif family is None:
-        write_own(model, source, out, beside)
+        write_own(model, source, out, beside, keep_foreign=True)  # files that appeared while it trained
     else:
-        write_theirs(model, source, out, family, beside)
+        write_theirs(model, source, out, family, beside, keep_foreign=True)
 
 
 # -- the printed view -----------------------------------------------------------------------------------------------------
