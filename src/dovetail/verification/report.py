@@ -180,9 +180,11 @@ RULES = """
 .dovetail .first td{background:var(--first);font-weight:600}
 .dovetail .layer th{padding-top:.7rem;font-weight:600;color:var(--ink)}
 .dovetail .taps{width:100%}
-.dovetail .bar{display:block;height:.7rem;border-radius:2px;min-width:1px}
+.dovetail .bar{display:block;height:.7rem;border-radius:2px}
 .dovetail .bars{width:25%}
-@media(max-width:600px){.dovetail .own{display:none}.dovetail td,.dovetail th{padding-right:.5rem}}
+.dovetail .taps td,.dovetail .taps th{overflow-wrap:normal}
+@media(max-width:600px){.dovetail .own{display:none}.dovetail .taps th.n{white-space:normal}
+.dovetail .taps td,.dovetail .taps th{padding-right:.5rem}}
 """
 
 
