@@ -7,7 +7,7 @@
 
 The directions are a constant of the spec. Each is normally distributed, and every `head` of them are orthogonal, which lowers
 the variance. The features of all keys, and those of any one query, are multiplied by a factor that the normalizer cancels; it
-keeps them from overflowing.
+keeps them from overflowing. The exponent of a key is at least −60, so that a key of large norm does not underflow.
 
 Shapes: x (…, head)   φ(x) (…, features)   directions (features, head).
 """
@@ -105,6 +105,11 @@ class RandomFeatures(Feature):
         return {"features": [None, 11], "draw": [0, 3]}
 
 
+# of the exponent of a key: without it all features of a key of norm 20 underflow in float32, and tokens that see only such keys
+# divide 0 by 0
+FLOOR = -60.0
+
+
 class RandomFeaturesModule(FeatureModule):
     """e^{ω·x − |x|²/2} / √m, in float32 at least."""
 
@@ -121,7 +126,7 @@ class RandomFeaturesModule(FeatureModule):
     def key(self, k: Tensor) -> Tensor:
         # an exponent is at most |ω|²/2, where k = ω, and 0 where k is: half of that is the middle
         middle = self.directions.square().sum(-1).amax() / 4
-        return ((self.exponent(k) - middle).exp() * self.amplitude).to(k.dtype)
+        return ((self.exponent(k) - middle).clamp_min(FLOOR).exp() * self.amplitude).to(k.dtype)
 
     def exponent(self, x: Tensor) -> Tensor:
         """ω·x − |x|²/2 of the scaled x: (…, features)."""

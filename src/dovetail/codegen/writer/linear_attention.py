@@ -34,7 +34,8 @@ class $name(nn.Module):
     def key(self, k: Tensor) -> Tensor:  # (..., head) -> (..., features)
         directions = self.directions(k)
         middle = directions.square().sum(-1).amax() / 4  # keeps features from overflowing
-        return (self.exponent(k, directions) - middle).exp() * self.features**-0.5
+        exponent = (self.exponent(k, directions) - middle).clamp_min(-60.0)  # or from underflowing
+        return exponent.exp() * self.features**-0.5
 '''
 
 LINEAR = '''

@@ -35,6 +35,8 @@ def features() -> Iterator[Comparison]:
     # times e: the longest direction is 2, so keys are divided by e^{2²/4}
     keys = module.key(numbers([[1.0, 0.0], [0.0, 2.0]])) * 2.718281828459045
     yield Comparison("e^{ω·x − |x|²/2}/√2", keys, [[1.15115920, 0.49652225], [0.17190949, 4.96691294]])
+    long = module.key(numbers([50.0, 0.0])) * 1.1420073898156842e26  # times e^60
+    yield Comparison("a key of large norm: e^{−60}/√2", long, [0.70710678, 0.70710678])
     query = module.query(numbers([1.0, 0.0]))  # 1/√2, and that times e^{−2^{−1/4}}
     yield Comparison("of a query, the largest is 1/√2", query, [0.70710678, 0.30499192])
 
