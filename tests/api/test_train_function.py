@@ -66,6 +66,7 @@ def test_warm_up_is_a_fraction_of_the_steps(tale: Path) -> None:
 
 
 def test_ctrl_c_in_python_ends_the_run_and_keeps_it(tale: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with the signal ignored
     timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     run = dt.train(SPEC, tale, minutes=5, out=tale.parent / "model", **SMALL)
@@ -81,6 +82,7 @@ def test_ctrl_c_on_the_command_line_saves_model_losses_and_picture(tale: Path) -
     (home / "spec.yaml").write_text(SPEC)
     args = ["train", "spec.yaml", "--text", "tale.txt", "--minutes=5", "--batch=4", "--length=16", "-o", "model"]
     command = [sys.executable, "-m", "dovetail", *args]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits a signal that is ignored
     with subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         for line in child.stderr:

@@ -105,7 +105,7 @@ def test_the_command_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["laws", f"py:{FILE}:Stateless", "--only", "causal", "chunked"])
     assert ended.value.code == 0
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert "✓ causal" in out
     assert "– chunked" in out
     assert "no cache" in out

@@ -15,6 +15,7 @@ from dovetail.port.dialect import DIALECTS
 from dovetail.port.hf import from_hf, to_hf
 from dovetail.port.tensors import MAX_NAMES
 
+DEEPER = {"gpt_neo": 24}  # its default types are those of 24 layers
 VALUES: tuple[Any, ...] = (0, None, float("nan"), float("inf"), 1e308, 10**9, "x", [], {"factor": float("nan")})
 
 
@@ -22,7 +23,8 @@ def spoilt(name: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """(field, value, config) for every field that a dialect reads, those inside mappings too."""
     dialect = DIALECTS[name]
     form = dialect.forms[-1]
-    base = AutoConfig.for_model(name, **{field: 2 for field in (dialect.layers, dialect.encoder) if field}).to_dict()
+    depth = DEEPER.get(name, 2)
+    base = AutoConfig.for_model(name, **{field: depth for field in (dialect.layers, dialect.encoder) if field}).to_dict()
     base |= {"model_type": name, "architectures": [form.architecture]}
     for field in sorted({name for one in (*dialect.fields, *form.fields) for name in one.names} | dialect.fixed.keys()):
         inside = base.get(field) if isinstance(base.get(field), dict) and field != "id2label" else {}

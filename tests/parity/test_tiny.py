@@ -72,7 +72,7 @@ def test_from_a_config_a_directory_a_preset_and_a_spec(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="exists already"):
+    with pytest.raises(FileError, match="exists and is not a model directory"):
         dt.tiny("llama", tmp_path / "file")
     with pytest.raises(SpecError, match=r"config\.model_type: 'nonesuch' is not a known family"):
         dt.tiny({"model_type": "nonesuch"}, tmp_path / "out")

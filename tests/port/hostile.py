@@ -271,7 +271,7 @@ WHOLE: dict[str, tuple[Callable[[Path], None], str]] = {
     "very deep": (config_text('{"a":' * 200_000 + "1" + "}" * 200_000), "is nested deeper than 40 levels"),
     "many items": (config_text('{"a":[' + "[]," * 700_000 + "0]}"), "holds more than 500,000 items"),
     "some items": (config(a=[{}] * 240_000), "config.json: a: is not a known field"),
-    "large": (config_text(b" " * (2**22 + 1)), "config.json: is of 4,194,305 bytes"),
+    "large": (config_text(b" " * (2**22 + 1)), "config.json: has 4,194,305 bytes"),
     "long number": (config_text('{"vocab_size": ' + "9" * 100_000 + "}"), "config.json: is not JSON"),
     "same key": (config_text('{"model_type": "llama", "model_type": "gpt2"}'), "'model_type' is given twice"),
     "no text": (config_text(b"\xff\xfe\x00"), "config.json: is not JSON"),

@@ -11,25 +11,25 @@ position is clear, so that a comparison of greedy tokens in float32 and bfloat16
 from __future__ import annotations
 
 import dataclasses as dc
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from dovetail.cli.flags import LoadFlags, OutDir, Seed
 from dovetail.cli.output import print_json, print_line
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """The model and the directory."""
 
-    model: tyro.conf.Positional[str]
+    model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
     """A model type, a config.json, a model directory, a preset's name or a .yaml file."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    out: Annotated[OutDir, tyro.conf.arg(aliases=["-o"])]
     """The directory to write."""
     family: str | None = None
     """The model_type to write, as `dovetail port` lists them (default: that of the config, else the first that fits)."""
-    seed: int = 0
+    seed: Seed = 0
     """Samples other weights."""
     force: bool = False
     """Replace the directory where it is a model already."""
