@@ -37,7 +37,7 @@ from dovetail.core.group import (
 from dovetail.core.layers import expand, fold
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
-from dovetail.core.part import KINDS, Part, Place, Problem, child, join, register, walk_spec
+from dovetail.core.part import KINDS, Mistake, Part, Place, Problem, child, join, register, walk_spec
 from dovetail.core.scope import Scope
 from dovetail.core.suggest import names_or_nearest
 from dovetail.core.swap import Lost, P, fit, losses
@@ -85,6 +85,8 @@ class PreNormModule(WireModule):
 @register("block")
 class Block(Part):
     """A mixer, perhaps cross attention, and an ffn, wired to the stream."""
+
+    MISTAKES = {"norm": Mistake("kind of norm"), "wire": Mistake("wiring")}
 
     group: ClassVar[str] = "block"
 
@@ -144,6 +146,12 @@ NO_VIEWS: Mapping[str, Any] = {}
 @register("model")
 class Model(Part):
     """A whole model: embedding, layers, norm, head; perhaps an encoder."""
+
+    MISTAKES = {
+        "position": Mistake("position missing"),
+        "embed_norm": Mistake("norm missing"),
+        "norm": Mistake("norm missing"),
+    }
 
     group: ClassVar[str] = "model"
     TAPS = ("embedded", "normed")

@@ -14,7 +14,7 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
-from dovetail.core.part import KINDS, Part
+from dovetail.core.part import KINDS, Mistake, Part
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -153,6 +153,7 @@ class Scaling(Part):
     group: ClassVar[str] = "scaling"
 
     varies: ClassVar[bool] = False  # whether frequencies depend on the current length of the sequence
+    mistaken: ClassVar[Mistake] = Mistake("rope scaling")  # any field of any scaling
 
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         """(pairs,) scaled angular frequencies, from the plain ones, base^(−i/pairs)."""
@@ -161,6 +162,9 @@ class Scaling(Part):
     def at_length(self, plain: Tensor, base: float, length: Tensor) -> Tensor:
         """(…, pairs) frequencies for sequences whose current lengths are `length` (…); called only where `varies`."""
         raise NotImplementedError
+
+    def mistake(self, field: str, path: str) -> Mistake:
+        return self.mistaken
 
     def limit(self) -> int | None:
         """The context length in tokens before scaling; None where the scaling has no such field."""

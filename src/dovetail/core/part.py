@@ -39,6 +39,15 @@ class Problem:
     remedy: str = ""
 
 
+@dc.dataclass(frozen=True)
+class Mistake:
+    """What a port with another value of a field is said to have wrong, and values that ports confuse it with, beside those that
+    follow from its type. `verify` searches and names causes by these."""
+
+    cause: str
+    values: tuple[Any, ...] = ()
+
+
 def child(kind: str, **fields: Any) -> Any:
     """A dataclass field whose default is a part of this kind."""
     return dc.field(default_factory=lambda: KINDS[kind](**fields))
@@ -68,6 +77,7 @@ class Part:
     kind: ClassVar[str] = ""
     group: ClassVar[str] = ""
     TAPS: ClassVar[tuple[str, ...]] = ()
+    MISTAKES: ClassVar[Mapping[str, Mistake]] = {}  # by field
     training_only: ClassVar[frozenset[str]] = frozenset({"dropout"})  # fields that change nothing outside training
 
     def __post_init__(self) -> None:
@@ -141,6 +151,10 @@ class Part:
     def taps(self) -> tuple[str, ...]:
         """Names of the activations that listeners can read and replace."""
         return self.TAPS
+
+    def mistake(self, field: str, path: str) -> Mistake:
+        """How `verify` calls another value of this field; by default by its path."""
+        return self.MISTAKES.get(field) or Mistake(path)
 
     def acts_on(self, field: str) -> tuple[str, ...] | None:
         """Names of the weights (`q` for `q.weight`) and children whose outputs this field acts on. Changing the field

@@ -18,12 +18,13 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.group import Mask, Mixer, Order, Position, PositionModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
-from dovetail.core.part import Problem
+from dovetail.core.part import Mistake, Problem
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
 
 # (probs (…, heads, n, m), layout of the queries, layout of the keys) -> the probs to use
 Edit = Callable[[Tensor, TokenLayout, TokenLayout], Tensor]
+SCORE_SCALE = Mistake("score scale", (1.0,))  # of the field that multiplies the scores
 
 
 @dc.dataclass(slots=True)
@@ -42,6 +43,8 @@ class Scoring:
 
 class SoftmaxMixer(Mixer):
     """A mixer with `heads` softmax heads and one mask."""
+
+    MISTAKES = {"scale": SCORE_SCALE}
 
     heads: int
     mask: Mask

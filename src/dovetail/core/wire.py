@@ -18,6 +18,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Wire
 from dovetail.core.module import Module
+from dovetail.core.part import Mistake
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -39,6 +40,8 @@ class Branching(Module):
 @dc.dataclass(frozen=True, kw_only=True)
 class Scaled(Wire):
     """A wire that can scale and drop out what its branches add."""
+
+    MISTAKES = {"multiplier": Mistake("residual scale", (1.0,))}
 
     multiplier: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
     # LayerScale: the initial value of one learned number per channel

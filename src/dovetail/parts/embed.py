@@ -21,7 +21,7 @@ from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Embed, EmbedModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
-from dovetail.core.part import Problem, register
+from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -31,6 +31,11 @@ class Tokens(Embed):
     """Token embedding: one row of the table per token id."""
 
     TAPS = ("out",)
+    MISTAKES = {
+        "scale": Mistake("embedding scale", (1.0,)),
+        "scale_by_width": Mistake("embedding scale", (1.0,)),
+        "types": Mistake("token types missing"),
+    }
 
     scale: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
     scale_by_width: bool = False  # multiplies by √width (Vaswani et al. 2017, Gemma)

@@ -28,7 +28,7 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Act, Head, HeadModule, Norm
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
-from dovetail.core.part import Problem, child, register
+from dovetail.core.part import Mistake, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 from dovetail.ops.loss import chunked_cross_entropy
@@ -110,6 +110,11 @@ class Lm(Head):
     """Language modeling: logits over the vocabulary per token."""
 
     TAPS = ("logits",)
+    MISTAKES = {
+        "softcap": Mistake("soft-cap"),
+        "scale": Mistake("logit scale", (1.0,)),
+        "bias": Mistake("bias missing"),
+    }
 
     tied: bool = True
     bias: bool = False
@@ -157,6 +162,7 @@ class MaskedLm(Head):
     """Masked language modeling (BERT): logits over the vocabulary per token, behind a dense layer."""
 
     TAPS = ("logits",)
+    MISTAKES = {"bias": Mistake("bias missing"), "act": Mistake("activation")}
 
     act: Act = child("gelu")
     norm: Norm = child("layernorm")

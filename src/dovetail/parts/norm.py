@@ -20,16 +20,19 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Norm
 from dovetail.core.module import Module
-from dovetail.core.part import register
+from dovetail.core.part import Mistake, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 EPS = "use a small positive number, such as 1e-5"
+WRONG_EPS = Mistake("norm's eps", (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-2))
 
 
 @register("layernorm")
 class LayerNorm(Norm):
     """LayerNorm: zero mean and unit variance per token, then a learned scale and shift."""
+
+    MISTAKES = {"eps": WRONG_EPS, "shift": Mistake("bias missing")}
 
     eps: float = bounded(1e-5, above=0, remedy=EPS)
     shift: bool = True
@@ -72,6 +75,8 @@ class LayerNormModule(Module):
 @register("rmsnorm")
 class RMSNorm(Norm):
     """RMSNorm: unit mean square per token, then a learned scale."""
+
+    MISTAKES = {"eps": WRONG_EPS, "plus_one": Mistake("norm's + 1")}
 
     eps: float = bounded(1e-5, above=0, remedy=EPS)
     plus_one: bool = False  # the factor is 1 + scale (Gemma)

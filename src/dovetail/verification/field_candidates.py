@@ -1,8 +1,8 @@
 """Candidate bugs from fields: every field of every part takes its other values.
 
-    flags turned, choices changed, another part of the same group, numbers near by or often confused (words.py)
+    flags turned, choices changed, another part of the same group, numbers near by or often confused (declared by the part: MISTAKES)
 
-A field without a row in words.py is tried all the same, from its type alone; the cause is then called by its path.
+A field for which its part declares no mistake is tried all the same, from its type alone; the cause is then called by its path.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dovetail.core.errors import SpecError
 from dovetail.core.group import Scaling
 from dovetail.core.part import KINDS, Part, field_types, join, walk_spec
 from dovetail.core.scope import Scope
+from dovetail.core.softmax import SCORE_SCALE
 from dovetail.verification.candidates import Candidate
-from dovetail.verification.words import SCALE, STRETCHED, word_of
 
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # by which a rope is often stretched
 
@@ -34,14 +34,14 @@ def field_candidates(part: Part, skip: frozenset[str] = frozenset()) -> Iterator
             where, value = join(path, field.name), getattr(below, field.name)
             if where.split(".")[0] in skip:
                 continue
-            word = word_of(below.kind, below.group, field.name, where)
-            for other in _other_values(value, hints[field.name], word.values):
+            mistake = below.mistake(field.name, where)
+            for other in _other_values(value, hints[field.name], mistake.values):
                 try:
                     changed = part.replace(where, other)
                 except (SpecError, TypeError, ValueError):
                     continue
                 description = f"{where}: {show(other)} instead of {show(value)}"
-                yield Candidate(word.cause, where, description, changed)
+                yield Candidate(mistake.cause, where, description, changed)
 
 
 def _other_values(value: Any, hint: Any, confused: tuple[Any, ...]) -> Iterator[Any]:
@@ -104,9 +104,9 @@ def score_scales(part: Part, scope: Scope) -> Iterator[Candidate]:
     for path, below in walk_spec(part):
         for field in dc.fields(below):
             where = join(path, field.name)
-            if word_of(below.kind, below.group, field.name, where) == SCALE:
+            if below.mistake(field.name, where) == SCORE_SCALE:
                 for name, scale in scales.items():
-                    yield Candidate(SCALE.cause, where, f"{where}: {name}", part.replace(where, scale))
+                    yield Candidate(SCORE_SCALE.cause, where, f"{where}: {name}", part.replace(where, scale))
 
 
 def rope_stretches(part: Part) -> Iterator[Candidate]:
@@ -121,7 +121,7 @@ def rope_stretches(part: Part) -> Iterator[Candidate]:
                 other = kind().replace("factor", factor)
                 if other != now:
                     description = f"{where}: {other.kind} by {factor:g} instead of {show(now)}"
-                    yield Candidate(STRETCHED, where, description, part.replace(where, other))
+                    yield Candidate(Scaling.mistaken.cause, where, description, part.replace(where, other))
             if isinstance(now, Part) and "attention" in now.__dataclass_fields__:
                 changed = part.replace(join(where, "attention"), 1.0)
-                yield Candidate(STRETCHED, where, f"{where}: without its amplitude", changed)
+                yield Candidate(Scaling.mistaken.cause, where, f"{where}: without its amplitude", changed)

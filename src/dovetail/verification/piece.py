@@ -26,7 +26,6 @@ from dovetail.verification.comparison import EXACT, Comparison
 from dovetail.verification.field_candidates import field_candidates, rope_stretches, score_scales, show
 from dovetail.verification.prompt import Prompt
 from dovetail.verification.record import ANSWER
-from dovetail.verification.words import word_of
 
 OTHER_WEIGHTS = "other numbers in the weights"
 MOST_ROWS = 0.5  # of a table: where fewer rows differ it is the same table with some values changed
@@ -189,7 +188,7 @@ def _toward(ours: Part, theirs: Part) -> Iterator[Candidate]:
         part = ours
         for name in owner.split(".") if owner else ():
             part = part.parts().get(name, part)
-        cause = word_of(part.kind, part.group, field, where).cause
+        cause = part.mistake(field, where).cause
         description = f"{where}: {show(other)} instead of {show(mine)}, as its config says"
         yield Candidate(cause, where, description, ours.replace(where, other))
 

@@ -16,7 +16,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn
 from dovetail.core.module import Linear, Module
-from dovetail.core.part import Problem, child, register
+from dovetail.core.part import Mistake, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -31,6 +31,7 @@ class Glu(Ffn):
     """Gated feed-forward: SwiGLU with silu, GeGLU with gelu."""
 
     TAPS = ("hidden", "out")
+    MISTAKES = {"act": Mistake("activation"), "bias": Mistake("bias missing")}
 
     hidden: int | None = bounded(None, above=0)  # None: 8·width/3, rounded up to a multiple of 256
     act: Act = child("silu")

@@ -15,7 +15,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn
 from dovetail.core.module import Linear, Module
-from dovetail.core.part import Problem, child, register
+from dovetail.core.part import Mistake, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -25,6 +25,7 @@ class Mlp(Ffn):
     """Feed-forward network of two matrices."""
 
     TAPS = ("hidden", "out")
+    MISTAKES = {"act": Mistake("activation"), "bias": Mistake("bias missing")}
 
     hidden: int | None = bounded(None, above=0)  # None: 4·width
     act: Act = child("gelu")

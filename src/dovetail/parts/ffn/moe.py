@@ -29,7 +29,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn, Router
 from dovetail.core.module import Linear, Module
-from dovetail.core.part import Part, Problem, child, register
+from dovetail.core.part import Mistake, Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 from dovetail.ops.expert import combine, dispatch, gather, product
@@ -40,6 +40,7 @@ class MoE(Ffn):
     """Mixture of experts: a router, experts, optionally a shared expert."""
 
     TAPS = ("out",)
+    MISTAKES = {"act": Mistake("activation")}
 
     experts: int = bounded(8, at_least=2, remedy="or use a plain ffn")
     hidden: int | None = bounded(None, above=0)  # of each expert; None: 4·width

@@ -32,7 +32,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Router, RouterModule
 from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Problem, register
+from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -44,6 +44,11 @@ class TopK(Router):
     """The base of routers that score every expert and choose the best `top_k`."""
 
     TAPS = ("logits", "chosen", "weights")
+    MISTAKES = {
+        "normalize": Mistake("router's weights"),
+        "scale": Mistake("router's weights"),
+        "top_k": Mistake("experts per token"),
+    }
 
     training_only = frozenset({"noise", "balance_loss", "z_loss", "capacity"})
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dovetail.core.group import Fill, Mask, Order, Span
 from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Problem, register
+from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 
 MAX_MASKS = 256  # in one joined mask: each is computed for every tile of scores
@@ -70,6 +70,8 @@ class Joined(Mask):
 @register("all_of")
 class AllOf(Joined):
     """The keys that all of the masks allow."""
+
+    MISTAKES = {"masks": Mistake("window missing")}
 
     masks: tuple[Mask, ...] = ()
 

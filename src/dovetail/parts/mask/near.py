@@ -19,7 +19,7 @@ from torch import Tensor
 from dovetail.core.field import bounded
 from dovetail.core.group import Fill, Mask, Order, Span
 from dovetail.core.layout import TokenLayout
-from dovetail.core.part import register
+from dovetail.core.part import Mistake, register
 
 
 def distance(q: TokenLayout, k: TokenLayout) -> Tensor:
@@ -59,6 +59,8 @@ class Causal(Mask):
 @register("window")
 class Window(Mask):
     """Sliding window of `size` tokens, the query included, and the first `keep` (Beltagy et al. 2020; Xiao et al. 2023)."""
+
+    MISTAKES = {"size": Mistake("window size")}
 
     size: int = bounded(256, above=0)
     keep: int = bounded(0, at_least=0)

@@ -23,7 +23,7 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Mask, Norm, Order, Position
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
-from dovetail.core.part import Part, Problem, child, register
+from dovetail.core.part import Mistake, Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, check_position, head_size
 from dovetail.core.weight import State, Weight
@@ -39,6 +39,18 @@ class Attention(SoftmaxMixer):
     """Scaled dot-product attention (MHA, MQA, GQA) with QK-norm, soft-cap, sink, gate and biases."""
 
     TAPS = ("q", "k", "v", "pattern", "z", "out")
+    MISTAKES = {
+        **SoftmaxMixer.MISTAKES,
+        "position": Mistake("position missing"),
+        "softcap": Mistake("soft-cap"),
+        "qk_norm": Mistake("qk-norm missing"),
+        "qk_norm_whole": Mistake("qk-norm over all heads"),
+        "mask": Mistake("mask"),
+        "bias": Mistake("bias missing"),
+        "out_bias": Mistake("bias missing"),
+        "gate": Mistake("output gate missing"),
+        "sink": Mistake("sink missing"),
+    }
 
     heads: int = bounded(8, above=0)
     kv_heads: int | None = bounded(None, above=0)  # None: as many as heads

@@ -16,7 +16,7 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
-from dovetail.core.part import Problem, register
+from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -24,6 +24,8 @@ from dovetail.core.weight import Weight
 @register("learned")
 class Learned(Position):
     """Learned absolute positions: one row of a table per position."""
+
+    MISTAKES = {"offset": Mistake("position offset", (0, 1, 2))}
 
     site: ClassVar[Literal["stream", "mixer", "any"]] = "stream"
     length: int = bounded(1024, above=0)

@@ -18,7 +18,7 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule, Scaling
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Problem, register
+from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -26,6 +26,13 @@ from dovetail.core.weight import Weight
 @register("rope")
 class Rope(Position):
     """Rotary position embedding of queries and keys."""
+
+    MISTAKES = {
+        "pairs": Mistake("rotary pair order"),
+        "base": Mistake("rope base", (1e4, 5e5, 1e6, 1e5, 1e3, 500.0, 300.0, 100.0, 1.6e5, 5e6, 8e6, 1e7, 1.5e5)),
+        "fraction": Mistake("rotary fraction", (1.0, 0.5, 0.25, 0.75)),
+        "scaling": Scaling.mistaken,
+    }
 
     rotates: ClassVar[bool] = True
 
