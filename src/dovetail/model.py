@@ -4,7 +4,7 @@
 
       x ← x + f(norm x)          f a mixer, then an ffn; x (…, n, embed); `parts/wire.py` has the other ways to join them
 
-An encoder–decoder holds its encoder as a child model, whose output is the memory that cross attention looks at.
+An encoder–decoder holds its encoder as a child model, whose output cross attention reads.
 Vaswani et al. 2017; Xiong et al. 2020 (the norm before the branch).
 """
 
@@ -119,9 +119,9 @@ class Block(Part):
 
     def check(self, scope: Scope) -> list[Problem]:
         if self.mixer.reads_encoder():
-            return [Problem("mixer", f"{self.mixer.kind} looks at a memory", "it belongs in `cross`")]
+            return [Problem("mixer", f"{self.mixer.kind} reads an encoder output", "it belongs in `cross`")]
         if self.cross is not None and not self.cross.reads_encoder():
-            return [Problem("cross", f"{self.cross.kind} does not look at a memory", "use cross_attention")]
+            return [Problem("cross", f"{self.cross.kind} does not read an encoder output", "use cross_attention")]
         return []
 
 
@@ -212,7 +212,7 @@ class Model(Part):
             found.append(Problem("encoder.head", "an encoder that feeds a decoder has no head", "head: null"))
         crosses = any(block.cross is not None for block in self.layers)
         if self.encoder is not None and not crosses:
-            found.append(Problem("encoder", "no layer looks at it", "give the layers a `cross: cross_attention`"))
+            found.append(Problem("encoder", "no layer reads it", "give the layers a `cross: cross_attention`"))
         return found
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
@@ -322,7 +322,7 @@ def _no_group(spec: Model, where: str, new: Any) -> tuple[str, str]:
     if paths:
         pattern = ".".join("*" if name.isdigit() else name for name in paths[0].split("."))
         return "is a field, not a group of parts", f"set it: --set '{pattern}={new}'"
-    return "is no group of parts", f"{names_or_nearest(where, [g.group for g in GROUPS], 'groups')}; or give a path"
+    return "is not a group of parts", f"{names_or_nearest(where, [g.group for g in GROUPS], 'groups')}; or give a path"
 
 
 def _swap_group(part: Any, new: Any, group: type[Part], lost: list[Lost], path: str = "") -> Any:
@@ -360,7 +360,7 @@ class ModelModule(Module):
         self.embedded_axes = ("embed",) if self.part.embed.table_width() is None else ("table",)
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> Tensor:
-        """Logits (…, n, vocab), or what the head gives; the hidden stream where there is no head."""
+        """Logits (…, n, vocab), or what the head computes; hidden states where there is no head."""
         x, ctx = self.hidden(inputs, ctx)
         return x if self.part.head is None else self.head(x, ctx)
 
@@ -377,7 +377,7 @@ class ModelModule(Module):
         return self.head(x[..., -1:, :], ctx)
 
     def hidden(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Ctx]:
-        """The stream after the last layer and norm (…, n, embed), and the ctx with where its tokens stand."""
+        """Hidden states after the last layer and norm (…, n, embed), and the ctx with their token layout."""
         ctx = ctx.for_mode(self)
         x, layout = self.embed(inputs, ctx)
         layout.expect(x, "inputs")
@@ -395,12 +395,12 @@ class ModelModule(Module):
         return (x if self.part.norm is None else ctx.tap(self, "normed", self.norm(x, ctx))), ctx
 
     def encode(self, source: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
-        """The encoder's memory (…, m, memory) of a source, and where its tokens stand; `ctx` is the source's."""
+        """The encoder output (…, m, encoder) of a source, and its token layout; `ctx` is that of the source."""
         x, ctx = self.encoder.hidden(source, ctx)
         return x, ctx.layout
 
     def fill(self, ctx: Ctx, views: Any) -> None:
-        """At admission: let every cross attention remember the memory's keys and values."""
+        """At admission: store the keys and values of the encoder output for every cross attention."""
         for block, view in zip(self.layers, views, strict=True):
             if block.part.cross is not None:
                 block._modules["cross"].fill(ctx, view["cross"])

@@ -49,5 +49,5 @@ def test_list_parts_is_a_sequence_of_parts() -> None:
     rope = next(part for part in every if part.kind == "rope")
     assert [field.name for field in rope.fields][:2] == ["base", "fraction"]
     assert "rope" in str(every)
-    with pytest.raises(SpecError, match="'glue' is no group of parts"):
+    with pytest.raises(SpecError, match="'glue' is not a group of parts"):
         dt.list_parts("glue")

@@ -71,5 +71,5 @@ def test_one_group_alone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_group_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "--group", "glue")
     assert (code, out) == (3, "")
-    assert "'glue' is no group of parts" in err
+    assert "'glue' is not a group of parts" in err
     assert "scaling" in err

@@ -85,7 +85,7 @@ def list_parts(group: str | None = None) -> PartList:
     """Return every registered part, yours included, or those of one group (`mask`, `norm`, `position` …)."""
     names = [one.group for one in GROUPS]
     if group is not None and group not in names:
-        raise SpecError("--group", f"{group!r} is no group of parts", f"groups: {', '.join(names)}")
+        raise SpecError("--group", f"{group!r} is not a group of parts", f"groups: {', '.join(names)}")
     kinds = sorted(KINDS.values(), key=lambda part: part.kind)
     chosen = names if group is None else [group]
     return PartList(tuple(_described(part) for name in chosen for part in kinds if part.group == name))

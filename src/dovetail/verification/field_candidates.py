@@ -1,6 +1,6 @@
 """Candidate bugs from fields: every field of every part takes its other values.
 
-    flags turned, choices changed, another part of the same group, numbers near by or often confused (declared by the part: MISTAKES)
+    flags turned, choices changed, another part of the same group, numbers near by or often confused (Part.MISTAKES)
 
 A field for which its part declares no mistake is tried all the same, from its type alone; the cause is then called by its path.
 """
