@@ -81,6 +81,7 @@ def verify(
     deciding = verdict.deciding
     if why and verdict.status == "structural" and deciding.across and deciding.comparison.first is not None:
         progress("searching for the cause")
+        verdict.searched = True
         verdict.cause = explain(a, b, deciding.prompt, deciding.comparison, deciding.comparison.first)
         if verdict.cause is None:
             verdict.weights = weight_differences(a, b)

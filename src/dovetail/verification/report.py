@@ -173,7 +173,8 @@ def _cause(verdict: Verdict) -> list[Text]:
     if verdict.weights:
         lines = [Text.assemble(("cause", "bold"), ": ", (OTHER_WEIGHTS, "bold"))]
         return lines + [Text(f"  {one.path}: {one.how}, by {number(one.gap)} of the largest value") for one in verdict.weights]
-    return [Text.assemble(("cause", "bold"), ": no known cause explains the difference")]
+    unknown = "no known cause explains the difference" if verdict.searched else "not searched"
+    return [Text.assemble(("cause", "bold"), f": {unknown}")]
 
 
 RULES = """

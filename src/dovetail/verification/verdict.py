@@ -33,6 +33,7 @@ class Verdict:
     b: str
     passes: list[Pass] = dc.field(default_factory=list)
     cause: Cause | None = None
+    searched: bool = False  # whether a cause was searched
     weights: list[WeightDifference] = dc.field(default_factory=list)  # tensors whose values differ
     nonfinite: list[str] = dc.field(default_factory=list)  # weights that hold NaN or infinity: `A: layers.0.mixer.q.weight`
     tested: list[str] = dc.field(default_factory=list)
