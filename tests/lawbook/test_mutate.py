@@ -86,6 +86,7 @@ def test_sites_reach_state_core_dist_model_floats_and_constants():
     assert [what for _, what in visitor.found] == ["0.5: 0.75"]
 
 
+@pytest.mark.slow
 def test_a_changed_slot_of_the_cache_is_caught():
     _, message = mutate._try(site("state/slots.py", "row * self.capacity + position: Sub"), 0)
     assert message
@@ -99,6 +100,7 @@ def test_ranks_import_the_changed_file():
     assert message.startswith("sharded: tp, evaluation: "), message
 
 
+@pytest.mark.slow
 def test_a_spec_that_is_no_longer_refused_is_a_failure():
     unchanged = dict.fromkeys(SPLITS, False)
     harmless = site("dist/mesh.py", "min(sizes) < 1 or data * sequence * tensor != world: And")

@@ -32,6 +32,7 @@ def run(folder: Path, *args: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_it_is_shown_trained_and_generates(folder: Path) -> None:
     assert "ema" in run(folder, "show", "ema.yaml", "--load", "ema.py")
     steps = ["--steps=20", "--batch=4", "--length=24", "--sample=0", "-o", "trained"]

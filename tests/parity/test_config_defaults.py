@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from quick import FAMILIES
 from transformers import AutoConfig
 
 from dovetail.core.errors import DovetailError
@@ -70,7 +71,7 @@ def filled(name: str, config: Fields) -> Model | None:
         return None
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_field_left_out_means_the_reference_s_default(name: str) -> None:
     dialect, compared, wrong = DIALECTS[name], 0, []
     for base in bases(dialect):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from quick import FAMILIES
 from transformers import AutoConfig
 
 from dovetail.core.errors import DovetailError, SpecError
@@ -34,7 +35,7 @@ def spoilt(name: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
                 yield f"{field}.{inner}", value, {**base, field: {**base[field], inner: copy.deepcopy(value)}}
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_value_is_read_or_refused_by_name(name: str) -> None:
     refused = 0
     for field, value, config in spoilt(name):

@@ -102,6 +102,7 @@ def test_a_tensor_without_a_row_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
             ask()
 
 
+@pytest.mark.slow
 def test_a_package_offers_a_dialect_by_an_entry_point(tmp_path: Path) -> None:
     (tmp_path / "others.py").write_text(
         "from dovetail.port.dialect.llama import LLAMA\n"

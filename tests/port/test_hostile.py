@@ -105,6 +105,7 @@ def test_bits_that_flip_in_a_header_are_seen_or_change_no_weight(tmp_path: Path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@pytest.mark.slow
 def test_no_memory_is_taken(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     places = [str(good(tmp_path / "good"))]

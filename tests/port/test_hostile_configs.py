@@ -17,7 +17,7 @@ from dovetail.io.model_dir import WEIGHTS_FILE
 from dovetail.io.tensors import write_tensors
 from dovetail.port.load import find_spec, load
 
-QUICK, ALL = 300, 5_000
+QUICK, ALL = 60, 5_000
 MOST = 50_000  # kB that one config may take
 
 

@@ -57,6 +57,7 @@ def test_a_bug_of_cached_decoding_alone_is_found_in_its_layer(places: tuple[Path
     assert "decoding with a cache is another function than the whole pass" in sentences(verdict)[0].plain
 
 
+@pytest.mark.slow
 def test_a_rope_that_is_wrong_beyond_64_tokens_is_found_in_its_layer(places: tuple[Path, Path]) -> None:
     verdict = checked(places, wrong_beyond_64)
     assert (verdict.status, verdict.deciding.name, verdict.layer) == ("structural", "long prompt", "layers.1")
