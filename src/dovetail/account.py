@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from fractions import Fraction
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
-from dovetail.core.dtypes import short_dtype_name
+from dovetail.core.dtypes import SHORT, dtype_of, short_dtype_name
 from dovetail.core.fold import (
     active_parameters,
     attention_flops,
@@ -37,14 +37,7 @@ from dovetail.core.scope import Scope
 from dovetail.core.weight import State
 from dovetail.model import Model
 
-Dtype = Literal["fp64", "fp32", "bf16", "fp16", "fp8"]
-DTYPES: dict[Dtype, torch.dtype] = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8": torch.float8_e4m3fn,
-}
+DTYPES = {short: torch.float8_e4m3fn if name == "float8" else dtype_of(name) for short, name in SHORT.items()}
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 USUAL_LENGTH = 2048
 LONGEST_PERIOD = 16  # layers in the longest pattern that `runs` detects
@@ -154,7 +147,7 @@ class Account:
 
     spec: Model
     length: int
-    dtype: Dtype
+    dtype: str  # a short name: bf16
 
     @cached_property
     def tree(self) -> Node:
@@ -230,7 +223,7 @@ class Account:
 def account(spec: Model, length: int | None = None, dtype: str = "bf16") -> Account:
     """Check a spec and return its account at `length` tokens (by default `usual_length`); bfloat16 is bf16."""
     check(spec)
-    return Account(spec, usual_length(spec) if length is None else length, cast(Dtype, short_dtype_name(dtype)))
+    return Account(spec, usual_length(spec) if length is None else length, short_dtype_name(dtype))
 
 
 def usual_length(spec: Model) -> int:

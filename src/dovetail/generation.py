@@ -18,7 +18,7 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.finite import check_result
-from dovetail.core.fold import declared, position_limit
+from dovetail.core.fold import over_vocab, position_limit
 from dovetail.core.layout import TokenLayout
 from dovetail.model import Model, ModelModule
 from dovetail.state.pool import Pool
@@ -51,7 +51,7 @@ GREEDY = Sampling()
 
 def check_generates(spec: Model) -> None:
     """Raise SpecError unless the model predicts the next token and sees no later one."""
-    if spec.head is None or not any(d.path.startswith("head.") and "vocab" in d.weight.out for d in declared(spec)):
+    if "head" not in over_vocab(spec):
         raise SpecError("head", "the model has no logits over the vocabulary, so it cannot generate", "set head: lm")
     if spec.order() != "causal":
         raise SpecError("layers", "the model is not causal, so it cannot generate token by token", "use a causal mask")

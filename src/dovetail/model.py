@@ -37,10 +37,9 @@ from dovetail.core.group import (
 from dovetail.core.layers import expand, fold
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
-from dovetail.core.part import KINDS, Mistake, Part, Place, Problem, child, join, register, walk_spec
+from dovetail.core.part import KINDS, Mistake, Part, Place, Problem, child, register, walk_spec
 from dovetail.core.scope import Scope
-from dovetail.core.suggest import names_or_nearest
-from dovetail.core.swap import Lost, P, fit, losses
+from dovetail.core.swap import Lost, fit, no_group, replaced, swap_group, with_position
 from dovetail.core.wire import Branching, Scaled, WireModule
 from dovetail.io.yaml import dump_yaml
 
@@ -253,25 +252,25 @@ class Model(Part):
             return self._swap_position(new, lost)
         group = next((group for group in GROUPS if group.group == where), None)
         if group is not None and (not isinstance(new, Part) or isinstance(new, group)):
-            return _swap_group(self, new, group, lost)
+            return swap_group(self, new, group, lost)
         if "." not in where and where not in {field.name for field in dc.fields(self)}:
-            raise SpecError(where, *_no_group(self, where, new))
+            raise SpecError(where, *no_group(self, where, new))
 
-        def replaced(place: Place) -> Any:
+        def at(place: Place) -> Any:
             groups = [option for option in options(place.hint) if isinstance(option, type) and issubclass(option, Part)]
             if new is None or not groups:
                 return new
-            return _replaced(new, place.old, groups[0], place.path, lost)
+            return replaced(new, place.old, groups[0], place.path, lost)
 
-        return self.rewrite(where, replaced)
+        return self.rewrite(where, at)
 
     def _swap_position(self, new: Any, lost: list[Lost], path: str = "") -> Self:
         cleared = KINDS["none"]()
         site = fit(new, None, Position).site
         inside = cleared if site == "stream" else new
-        stream = _replaced(new, self.position, Position, "position", lost) if site == "stream" else cleared
+        stream = replaced(new, self.position, Position, "position", lost) if site == "stream" else cleared
         blocks = tuple(
-            dc.replace(b, mixer=_with_position(b.mixer, inside, f"{path}layers.{i}.mixer", lost))
+            dc.replace(b, mixer=with_position(b.mixer, inside, f"{path}layers.{i}.mixer", lost))
             for i, b in enumerate(self.layers)
         )
         encoder = None if self.encoder is None else self.encoder._swap_position(new, lost, f"{path}encoder.")
@@ -302,45 +301,6 @@ class Model(Part):
         if self.encoder is not None:
             data["encoder"] = {k: v for k, v in data["encoder"].items() if k != "dovetail"}
         return data
-
-
-def _replaced(new: Any, old: Any, group: type[P], path: str, lost: list[Lost]) -> P:
-    """The part that `new` describes in place of `old`, and what is lost."""
-    part = fit(new, old, group, path)
-    lost += losses(part, old, path)
-    return part
-
-
-def _with_position(mixer: Mixer, new: Any, path: str, lost: list[Lost]) -> Mixer:
-    fields = {f.name: getattr(mixer, f.name) for f in dc.fields(mixer) if isinstance(getattr(mixer, f.name), Position)}
-    return dc.replace(mixer, **{name: _replaced(new, old, Position, f"{path}.{name}", lost) for name, old in fields.items()})
-
-
-def _no_group(spec: Model, where: str, new: Any) -> tuple[str, str]:
-    """Return the problem and the remedy of a swap of something that is not a group; a field is set instead."""
-    paths = [join(path, where) for path, part in walk_spec(spec) if any(field.name == where for field in dc.fields(part))]
-    if paths:
-        pattern = ".".join("*" if name.isdigit() else name for name in paths[0].split("."))
-        return "is a field, not a group of parts", f"set it: --set '{pattern}={new}'"
-    return "is not a group of parts", f"{names_or_nearest(where, [g.group for g in GROUPS], 'groups')}; or give a path"
-
-
-def _swap_group(part: Any, new: Any, group: type[Part], lost: list[Lost], path: str = "") -> Any:
-    """The new part in every field that holds one of this group; an empty field stays empty."""
-
-    def replaced(value: Part, here: str) -> Part:
-        if isinstance(value, group):
-            return _replaced(new, value, group, here, lost)
-        return _swap_group(value, new, group, lost, here)
-
-    changes: dict[str, Any] = {}
-    for name, value in ((f.name, getattr(part, f.name)) for f in dc.fields(part)):
-        here = join(path, name)
-        if isinstance(value, Part):
-            changes[name] = replaced(value, here)
-        elif isinstance(value, tuple) and value and isinstance(value[0], Part):
-            changes[name] = tuple(replaced(item, join(here, str(i))) for i, item in enumerate(value))
-    return dc.replace(part, **changes) if changes else part
 
 
 class ModelModule(Module):

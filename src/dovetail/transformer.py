@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
+from dovetail.core.fold import over_vocab
 from dovetail.core.inputs import default_ctx
 from dovetail.generation import Sampling, Vocabulary, generate_pieces, generate_tokens, prompt_ids
 from dovetail.model import Model, ModelModule
@@ -61,8 +62,7 @@ class Transformer(ModelModule):
     def setup(self) -> None:
         super().setup()
         self.vocabulary: Vocabulary | None = None
-        over_vocab = self.part.head is not None and any("vocab" in w.out for w in self.head.part.weights(self.head.scope))
-        self.predicts_next = over_vocab and self.part.order() == "causal"
+        self.predicts_next = "head" in over_vocab(self.part) and self.part.order() == "causal"
 
     @property
     def spec(self) -> Model:

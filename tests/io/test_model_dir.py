@@ -121,7 +121,7 @@ def whole_numbers(tensors):
     ("change", "says"),
     [
         (drop, r"layers\.1\.mixer\.k\.weight is missing"),
-        (add, r"layers\.2\.mixer\.k\.weight is no weight of this spec"),
+        (add, r"layers\.2\.mixer\.k\.weight is not a weight of this spec"),
         (transpose, r"layers\.0\.ffn\.down\.weight is \[44, 28\]; the spec says \[28, 44\]"),
         (whole_numbers, r"norm\.scale holds torch\.int64"),
     ],

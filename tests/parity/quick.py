@@ -1,4 +1,4 @@
-"""Families that the quick run tries where a test goes through every field of each: one in three; `slow` tries the others."""
+"""Families for tests that go through every field of each: the quick run tries one in three, `slow` the others."""
 
 from __future__ import annotations
 
@@ -7,3 +7,4 @@ import pytest
 from dovetail.port.dialect import DIALECTS
 
 FAMILIES = [name if i % 3 == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(sorted(DIALECTS))]
+DEEPER = {"gpt_neo": 24}  # layers of a default config: its default layer types are those of 24 layers

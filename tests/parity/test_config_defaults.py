@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from quick import FAMILIES
+from quick import DEEPER, FAMILIES
 from transformers import AutoConfig
 
 from dovetail.core.errors import DovetailError
@@ -21,7 +21,6 @@ from dovetail.port.hf import from_hf
 from dovetail.port.table import Dialect, Form
 
 Fields = dict[str, Any]
-DEEPER = {"gpt_neo": 24}  # its default types are those of 24 layers
 DEPTH = 8  # Jamba's first attention is its fifth layer, the first full attention of Gemma 3 is its sixth
 # names of the width and of the numbers of heads; twice as many heads as by default show a default number of KV heads
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from quick import FAMILIES
+from quick import DEEPER, FAMILIES
 from transformers import AutoConfig
 
 from dovetail.core.errors import DovetailError, SpecError
@@ -16,7 +16,6 @@ from dovetail.port.dialect import DIALECTS
 from dovetail.port.hf import from_hf, to_hf
 from dovetail.port.tensors import MAX_NAMES
 
-DEEPER = {"gpt_neo": 24}  # its default types are those of 24 layers
 VALUES: tuple[Any, ...] = (0, None, float("nan"), float("inf"), 1e308, 10**9, "x", [], {"factor": float("nan")})
 
 

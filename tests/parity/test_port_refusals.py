@@ -227,7 +227,7 @@ def test_our_own_tensors_must_fit_too() -> None:
     mine = ours(LLAMA)
     with pytest.raises(FileError, match="is missing"):
         export_tensors(LLAMA, {k: v for k, v in mine.items() if k != "norm.scale"})
-    with pytest.raises(FileError, match="is no tensor of this spec"):
+    with pytest.raises(FileError, match="is not a tensor of this spec"):
         export_tensors(LLAMA, {**mine, "bogus": torch.ones(1)})
 
 

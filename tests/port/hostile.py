@@ -284,7 +284,7 @@ SHARDED: dict[str, tuple[Callable[[Path], None], str]] = {
     "backslash": (index(all_in("..\\evil.safetensors")), "is a path, not the name of a file"),
     "pickle in the index": (index(all_in("pytorch_model.bin")), "names no file of safetensors"),
     "number for a name": (index(all_in(7)), "names no file of safetensors"),
-    "no map": (index(no_map), "model.safetensors.index.json: weight_map is no mapping"),
+    "no map": (index(no_map), "model.safetensors.index.json: weight_map is not a mapping"),
     "not there": (index(all_in("model-9.safetensors")), "model-9.safetensors: no such file"),
     "other file": (index(swapped_files), "is not in model-0000"),
     "shard elsewhere": (link(FIRST_SHARD, f"../outside/{FIRST_SHARD}"), "is a link out"),

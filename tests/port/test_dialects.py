@@ -40,7 +40,7 @@ def test_every_dialect_is_sound(name: str) -> None:
         ({"fields": (Copy("part", "layers.*.ffn"),)}, "layers.*.ffn.hidden: is set by config.part and config.inter"),
         ({"without": ("norm.weight",)}, "x, LlamaForCausalLM: norm.scale: lies in no tensor of x"),
         ({"tensors": (Row("another.weight", "norm.scale"),)}, "norm.scale: lies in two tensors of x (model.norm.weight and"),
-        ({"without": ("mlp_bais",)}, "x: `without` names 'mlp_bais', which is no field or tensor of llama"),
+        ({"without": ("mlp_bais",)}, "x: `without` names 'mlp_bais', which is not a field or tensor of llama"),
         ({"without": ("hidden_act",), "required": ("act",)}, "x, LlamaForCausalLM: config.act: is missing"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Arguments that the public functions share: a spec or a model, given in any of several forms.
+"""Arguments that the public functions share: a spec or a model in any of several forms, numbers, functions to report to.
 
 "llama-tiny"                     a preset
 "spec.yaml", Path("my-model")    a file, or a model directory of either layout; a path takes precedence over a preset
@@ -9,11 +9,13 @@ build(…), load(…)                a model: its spec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from dovetail.account import say
+from dovetail.core.errors import UsageError
 from dovetail.core.part import plain
 from dovetail.io.spec import Changes, changed
 from dovetail.model import Model, ModelModule
@@ -29,14 +31,13 @@ class NamedSpec(NamedTuple):
     spec: Model
     directory: Path | None = None
 
-
-def read_spec(value: SpecLike, set: Changes = (), swap: Changes = ()) -> NamedSpec:
-    """Return the spec that an argument names, after the changes; the name lists the changes."""
-    named = _read(value)
-    return NamedSpec(_name(named.name, set, swap), changed(named.spec, set, swap), named.directory)
+    def after(self, set: Changes, swap: Changes) -> NamedSpec:
+        """Return the spec after the changes; the name lists them."""
+        return NamedSpec(_name(self.name, set, swap), changed(self.spec, set, swap), self.directory)
 
 
-def _read(value: SpecLike) -> NamedSpec:
+def read_spec(value: SpecLike) -> NamedSpec:
+    """Return the spec that an argument names."""
     if isinstance(value, ModelModule):
         return NamedSpec("model", value.part)
     spec = loading.find_spec(value)
@@ -44,6 +45,17 @@ def _read(value: SpecLike) -> NamedSpec:
         return NamedSpec("spec", spec)
     path = Path(value)
     return NamedSpec(str(value), spec, path if path.is_dir() else None)
+
+
+def check_positive(numbers: Mapping[str, float | None]) -> None:
+    """Raise UsageError for the first number that is not above 0 and finite; None: not given."""
+    for name, value in numbers.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')}: {value} is not above 0")
+
+
+def silent(*_: object) -> None:
+    """Report nothing: what progress is told where a caller gives no function."""
 
 
 def _name(name: str, set: Changes, swap: Changes) -> str:

@@ -41,7 +41,7 @@ def diff(a: SpecLike, b: SpecLike, *, set: Changes = (), swap: Changes = ()) -> 
 
     `set` and `swap` change b first. Tensors are compared by path, layers by their number.
     """
-    first, second = read_spec(a), read_spec(b, set, swap)
+    first, second = read_spec(a), read_spec(b).after(set, swap)
     return with_names(diff_specs(first.spec, second.spec), (first.name, second.name))
 
 

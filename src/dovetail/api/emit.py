@@ -46,8 +46,9 @@ def emit(
 
     Weights saved by Dovetail load into the emitted model by the same names. A part that cannot be written raises SpecError.
     """
-    name, changed, _ = read_spec(spec, set, swap)
-    text = emit_text(changed, Path(read_spec(spec).name).stem)
+    before = read_spec(spec)
+    name, changed, _ = before.after(set, swap)
+    text = emit_text(changed, Path(before.name).stem)
     if out is not None:
         write_new(Path(out), text, force)
     return EmittedFile(name, text, None if out is None else Path(out))

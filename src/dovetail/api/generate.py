@@ -11,13 +11,12 @@ from typing import Any, Literal
 from dovetail.api.models import load
 from dovetail.core.errors import SpecError
 from dovetail.core.finite import check_weights
+from dovetail.core.limits import MAX_NEW_TOKENS
 from dovetail.generation import Sampling, Vocabulary, check_generates, generate_pieces, prompt_ids
 from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.port.load import origin
 from dovetail.transformer import Transformer
-
-MAX_TOKENS = 2**20  # per call: a KV cache is allocated for all of them
 
 
 @dc.dataclass(frozen=True)
@@ -92,8 +91,8 @@ def check_options(
     max_tokens: int, temperature: float = 0.0, top_p: float = 1.0, top_k: int | None = None, seed: int = 0
 ) -> Sampling:
     """Return the sampling; raise SpecError for an option outside its range."""
-    if not 1 <= max_tokens <= MAX_TOKENS:
-        raise SpecError("max_tokens", f"{max_tokens} is not from 1 to {MAX_TOKENS:,}")
+    if not 1 <= max_tokens <= MAX_NEW_TOKENS:
+        raise SpecError("max_tokens", f"{max_tokens} is not from 1 to {MAX_NEW_TOKENS:,}")
     return Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.account import longest_length
-from dovetail.api.arguments import SpecLike, read_spec
+from dovetail.api.arguments import SpecLike, check_positive, read_spec
 from dovetail.api.diff import SpecDiff, with_names
 from dovetail.api.diff_view import diff_view
 from dovetail.api.models import load, save
@@ -35,7 +34,7 @@ from dovetail.surgery.graft import graft as graft_model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import evaluate, train
-from dovetail.training.metrics import StepMetrics
+from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.objective import check_learns_text, text_objective
 from dovetail.training.plan import Plan
 from dovetail.transformer import Transformer
@@ -155,9 +154,7 @@ def graft(
 def _check_options(
     numbers: dict[str, float | None], text: str | Path | None, heal: float | None, hf: bool, family: str | None
 ) -> None:
-    for name, value in numbers.items():
-        if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"--{name.replace('_', '-')}: {value} is not above 0")
+    check_positive(numbers)
     if heal is not None and text is None:
         raise UsageError("--heal: needs a text to train on; give --text")
     if family is not None and not hf:
@@ -170,7 +167,7 @@ def _new_spec(
     """Return the new spec, and the old layer of each of its layers."""
     picks = parse_picks(layers, len(old.layers)) if isinstance(layers, str) else None if layers is None else tuple(layers)
     if spec is not None:
-        return read_spec(spec, set, swap).spec, picks
+        return read_spec(spec).after(set, swap).spec, picks
     return changed(old if picks is None else picked(old, picks), set, swap), picks
 
 
@@ -219,8 +216,7 @@ def _trial(
 
 
 def _write(model: Transformer, source: Directory | None, out: Path, family: str | None, history: list[StepMetrics]) -> None:
-    lines = "".join(f"{json.dumps(dc.asdict(metrics))}\n" for metrics in history)
-    beside = {LOSSES_FILE: lines.encode()} if history else {}
+    beside = {LOSSES_FILE: to_jsonl(history).encode()} if history else {}
     if source is None:
         save(model, out)
     elif family is None:

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.api.arguments import SpecLike, read_spec
+from dovetail.api.arguments import SpecLike, read_spec, silent
 from dovetail.api.result import Result
 from dovetail.core.errors import SpecError
 from dovetail.core.extensions import load_parts
@@ -154,7 +154,7 @@ def laws(
     foreign = isinstance(spec, str) and spec.startswith(FOREIGN_PREFIXES)
     if (set or swap) and (spec is None or foreign or mutants):
         raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
-    report = progress or _silent
+    report = progress or silent
     if mutants:
         data = mutate.run_random(random, seed, report) if random else run_seeded(report, quick)
         return SeededLaws(data, random is not None)
@@ -163,10 +163,6 @@ def laws(
     if isinstance(spec, str) and foreign:
         return _on_foreign(spec, only, seed, as_is, report)
     return _on_spec(spec, set, swap, only, seed, report)
-
-
-def _silent(done: int, known: int, note: str) -> None:
-    """Report nothing."""
 
 
 def _on_all(quick: bool, seed: int, progress: Progress) -> SuiteLaws:
@@ -178,7 +174,7 @@ def _on_all(quick: bool, seed: int, progress: Progress) -> SuiteLaws:
 
 def _on_spec(spec: SpecLike, set: Changes, swap: Changes, only: Sequence[str], seed: int, progress: Progress) -> ModelLaws:
     names = chosen(LAWS, only)
-    name, changed, _ = read_spec(spec, set, swap)
+    name, changed, _ = read_spec(spec).after(set, swap)
     text, rows = to_yaml(changed), list[Outcome]()
     for i, law in enumerate(names):
         progress(i, len(names), law)

@@ -8,18 +8,16 @@ from typing import Any, ClassVar
 
 from rich.console import RenderableType
 
-from dovetail.account import DTYPES, Account, Dtype, account, longest_length, usual_length
+from dovetail.account import DTYPES, Account, account, longest_length
 from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.api.result import PageResult
-from dovetail.core.check import check
 from dovetail.core.errors import SpecError
+from dovetail.core.limits import MAX_LENGTH
 from dovetail.io.spec import Changes, swap_losses
 from dovetail.look.diagram import RULES, diagram
 from dovetail.look.summary import Limit, summary_view
 from dovetail.model import Model
 from dovetail.port.files import context_length, stored_dtype
-
-MOST_TOKENS = 2**24
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -61,15 +59,15 @@ def show(
     `length` is the number of tokens per sequence: by default 2048, or the longest sequence of the model if that is shorter.
     `dtype` is that of weights and decode state: by default the dtype of the checkpoint's files, or bf16 without files.
     """
-    if length is not None and not 1 <= length <= MOST_TOKENS:
-        raise SpecError("--length", f"{length} is not a number of tokens from 1 to {MOST_TOKENS}")
-    lost = swap_losses(read_spec(spec).spec, swap)
-    name, changed, directory = read_spec(spec, set, swap)
-    check(changed)
+    if length is not None and not 1 <= length <= MAX_LENGTH:
+        raise SpecError("--length", f"{length} is not a number of tokens from 1 to {MAX_LENGTH}")
+    before = read_spec(spec)
+    name, changed, directory = before.after(set, swap)
+    costs = account(changed, length, dtype or _stored(directory))
     limit = _limit(changed, directory)
-    if length is None:
-        length = min(usual_length(changed), usual_length(changed) if limit is None else limit.tokens)
-    return Summary(name, account(changed, length, dtype or _stored(directory)), limit, tuple(lost))
+    if length is None and limit is not None and limit.tokens < costs.length:
+        costs = dc.replace(costs, length=limit.tokens)
+    return Summary(name, costs, limit, tuple(swap_losses(before.spec, swap)))
 
 
 def _limit(spec: Model, directory: Path | None) -> Limit | None:
@@ -81,7 +79,7 @@ def _limit(spec: Model, directory: Path | None) -> Limit | None:
     return None if context is None else Limit(context.tokens, f"{context.field} of the config")
 
 
-def _stored(directory: Path | None) -> Dtype:
+def _stored(directory: Path | None) -> str:
     stored = None if directory is None else stored_dtype(directory)
-    names: list[Dtype] = [name for name, dtype in DTYPES.items() if dtype == stored]
+    names = [name for name, dtype in DTYPES.items() if dtype == stored]
     return names[0] if names else "bf16"

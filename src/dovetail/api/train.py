@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 import math
 from collections.abc import Callable
 from importlib.util import find_spec as find_module
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 from rich.console import RenderableType
 
-from dovetail.api.arguments import SpecLike, read_spec
+from dovetail.api.arguments import SpecLike, check_positive, read_spec, silent
 from dovetail.api.result import Result
 from dovetail.construction import build
 from dovetail.core.errors import DovetailError, FileError, UsageError
@@ -30,7 +29,7 @@ from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import train as train_loop
-from dovetail.training.metrics import StepMetrics
+from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.objective import check_learns_text, text_objective
 from dovetail.training.plan import Plan
 from dovetail.transformer import Transformer
@@ -136,8 +135,8 @@ def train(
     """
     numbers = {"minutes": minutes, "steps": steps, "batch": batch, "length": length, "learning_rate": learning_rate}
     _check_options(numbers, {"temperature": temperature, "sample": sample, "seed": seed}, warmup, prompt)
-    say = note or _silent
-    name, changed, directory = read_spec(spec, set, swap)
+    say = note or silent
+    name, changed, directory = read_spec(spec).after(set, swap)
     if directory is not None:
         _refuse_weights(directory)
     place = None if out is None else Path(out)
@@ -171,7 +170,7 @@ def train(
             model, lambda step: corpus.batch(seed, step, batch, length), objective, plan, held_out, interrupted
         )
     if place is not None:
-        beside[LOSSES_FILE] = "".join(f"{json.dumps(dc.asdict(metrics))}\n" for metrics in history)
+        beside[LOSSES_FILE] = to_jsonl(history)
         save(model, changed, place, beside, keep_foreign=True)  # files that appeared during the run
         _plot(history, place / PICTURE, f"{name} on {Path(text).name}", say)
     run = TrainingRun(name, model, vocabulary, tuple(history), interrupted.received, place, prompt=prompt)
@@ -182,15 +181,9 @@ def train(
     return dc.replace(run, held_out_bits_per_byte=bits, sample=written)
 
 
-def _silent(line: str) -> None:
-    """Print nothing."""
-
-
 def _check_options(positive: dict[str, float | None], other: dict[str, float], warmup: float, prompt: str) -> None:
     """Raise UsageError for the first option with an impossible value."""
-    for name, value in positive.items():
-        if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"--{name.replace('_', '-')}: {value} is not above 0")
+    check_positive(positive)
     for name, value in other.items():
         if not 0 <= value < math.inf:
             raise UsageError(f"--{name}: {value} is below 0")

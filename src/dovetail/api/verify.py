@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from rich.console import RenderableType
 
+from dovetail.api.arguments import silent
 from dovetail.api.result import PageResult
 from dovetail.core.dtypes import dtype_of
 from dovetail.core.errors import FileError, SpecError
@@ -90,7 +91,7 @@ def verify(
     {"blocks.{}.attn.proj": "layers.{}.mixer.o"}. `model` is a server's name of its model, and `timeout` the seconds that one of
     its answers may take. `why` searches for the cause of a difference.
     """
-    report_step = progress or _silent
+    report_step = progress or silent
     dtype = None if dtype is None else dtype_of(dtype)
     if isinstance(a, str) and a.startswith(SERVER):
         raise FileError(f"{a}: a server can be the second side only; the first must be run here")
@@ -106,10 +107,6 @@ def verify(
     read = _prompt(texts, random, tokenizer, first, second)
     verdict = verify_sides(first, second, read, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step)
     return Verification(verdict, every)
-
-
-def _silent(line: str) -> None:
-    """Report nothing."""
 
 
 def _label(side: SideLike) -> str:

@@ -46,7 +46,7 @@ class Command:
 
         if self.shell not in SCRIPTS:
             known = names_or_nearest(self.shell, SCRIPTS, "shells")
-            raise UsageError(f"completion: {self.shell!r} is no shell known here; {known}")
+            raise UsageError(f"completion: {self.shell!r} is not a shell that Dovetail completes in; {known}")
         words = {verb: [*flags, *presets] for verb, flags, presets in _words()}
         if self.json:
             print_json({"shell": self.shell, "words": words})

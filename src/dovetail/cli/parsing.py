@@ -51,7 +51,7 @@ class _Captured(io.StringIO):
 
 
 def _check_words(args: list[str], flags: list[str], prog: str) -> None:
-    """Raise for a flag that does not exist, and for a word that is no text (tests can pass one, a shell cannot)."""
+    """Raise for a flag that does not exist, and for an argument that is not text (tests can pass one, a shell cannot)."""
     for word in args:
         try:
             word.encode("utf-8", "surrogateescape")

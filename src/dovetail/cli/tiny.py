@@ -1,7 +1,7 @@
 """Write a small checkpoint of a model in Hugging Face layout, from a config alone, for tests of any library that loads one.
 
 All sizes are small and different; every kind of layer is kept. Weights are random, and moved until the top-1 token of every
-position is clear, so that a comparison of greedy tokens in float32 and bfloat16 is no coin toss.
+position is clear, so that a comparison of greedy tokens in float32 and bfloat16 does not depend on rounding.
 
     dovetail tiny qwen3 -o qwen3-small                  a model type, as `dovetail port` lists them
     dovetail tiny Qwen3-8B/config.json -o qwen3-small   a config; no weights are read

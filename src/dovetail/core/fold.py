@@ -79,6 +79,11 @@ def position_limit(spec: Part) -> int | None:
     return min((d.scope.size("position") for d in declared(spec) if "position" in d.weight.out), default=None)
 
 
+def over_vocab(spec: Part) -> frozenset[str]:
+    """Which children have a weight over the vocabulary: `embed` then reads tokens, and `head` predicts them."""
+    return frozenset(d.path.partition(".")[0] for d in declared(spec) if "vocab" in d.weight.out)
+
+
 def targets(spec: Part, role: str = "linear") -> list[str]:
     """Paths of the weights of one role: the targets of adapters and quantizers."""
     return [d.path for d in declared(spec) if d.weight.role == role and d.weight.learned]

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from dovetail.core.errors import SpecError
-from dovetail.core.part import Part, default_of, field_types, from_data
+from dovetail.core.group import GROUPS, Mixer, Position
+from dovetail.core.part import Part, default_of, field_types, from_data, join, walk_spec
+from dovetail.core.suggest import names_or_nearest
 
 P = TypeVar("P", bound=Part)
 
@@ -56,3 +58,43 @@ def losses(new: Part, old: Any, path: str) -> list[Lost]:
     known = field_types(type(new))
     changed = [field.name for field in dc.fields(old) if getattr(old, field.name) != default_of(field)]
     return [Lost(f"{path}.{name}", getattr(old, name), new.kind) for name in changed if name not in known]
+
+
+def replaced(new: Any, old: Any, group: type[P], path: str, lost: list[Lost]) -> P:
+    """The part that `new` describes in place of `old`, and what is lost."""
+    part = fit(new, old, group, path)
+    lost += losses(part, old, path)
+    return part
+
+
+def with_position(mixer: Mixer, new: Any, path: str, lost: list[Lost]) -> Mixer:
+    """The mixer with a new position wherever it has one."""
+    fields = {f.name: getattr(mixer, f.name) for f in dc.fields(mixer) if isinstance(getattr(mixer, f.name), Position)}
+    return dc.replace(mixer, **{name: replaced(new, old, Position, f"{path}.{name}", lost) for name, old in fields.items()})
+
+
+def no_group(spec: Part, where: str, new: Any) -> tuple[str, str]:
+    """Return the problem and the remedy of a swap of something that is not a group; a field is set instead."""
+    paths = [join(path, where) for path, part in walk_spec(spec) if any(field.name == where for field in dc.fields(part))]
+    if paths:
+        pattern = ".".join("*" if name.isdigit() else name for name in paths[0].split("."))
+        return "is a field, not a group of parts", f"set it: --set '{pattern}={new}'"
+    return "is not a group of parts", f"{names_or_nearest(where, [g.group for g in GROUPS], 'groups')}; or give a path"
+
+
+def swap_group(part: Any, new: Any, group: type[Part], lost: list[Lost], path: str = "") -> Any:
+    """The new part in every field that holds one of this group; an empty field stays empty."""
+
+    def below(value: Part, here: str) -> Part:
+        return (
+            replaced(new, value, group, here, lost) if isinstance(value, group) else swap_group(value, new, group, lost, here)
+        )
+
+    changes: dict[str, Any] = {}
+    for name, value in ((f.name, getattr(part, f.name)) for f in dc.fields(part)):
+        here = join(path, name)
+        if isinstance(value, Part):
+            changes[name] = below(value, here)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Part):
+            changes[name] = tuple(below(item, join(here, str(i))) for i, item in enumerate(value))
+    return dc.replace(part, **changes) if changes else part

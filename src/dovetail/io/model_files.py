@@ -46,7 +46,7 @@ LISTED = 3  # foreign files that a message names
 
 
 def foreign(directory: Path, written: Iterable[str] = ()) -> list[str]:
-    """Return the names of a directory that are no model files, a sub-directory with a slash at its end; `written`: names that
+    """Return the names of a directory that are not model files, a sub-directory with a slash at its end; `written`: names that
     the writer writes anew."""
     anew = frozenset(written)
     with os.scandir(directory) as entries:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.field import ABSENT, Config, Settings, is_kind, value_at
+from dovetail.port.field import ABSENT, Config, Copy, Settings, is_kind, value_at
 from dovetail.port.table import Row
 
 WEIGHT, DEFAULT_WEIGHT = "router_aux_loss_coef", 0.001
@@ -35,6 +35,16 @@ class BalanceLoss:
     def from_hf(self, config: Config) -> Settings:
         all_chosen = config.get("num_experts_per_tok") == config.get(self.experts, ABSENT)
         return {self.path: 0.0 if all_chosen else config.get(WEIGHT, DEFAULT_WEIGHT)}
+
+
+def expert_fields(experts: str) -> tuple[Copy, ...]:
+    """The fields of a config with `num_experts`; `experts` is the path of the experts."""
+    return (
+        Copy("num_experts", f"{experts}.experts"),
+        Copy("num_experts_per_tok", f"{experts}.router.top_k"),
+        Copy("norm_topk_prob", f"{experts}.router.normalize"),
+        Copy("moe_intermediate_size", f"{experts}.hidden"),
+    )
 
 
 def expert_rows(

@@ -217,7 +217,7 @@ def export_tensors(spec: Model, own: Mapping[str, Tensor], name: str | None = No
     shapes = tensors.shapes_of(spec)
     for path in own:
         if path not in shapes and path not in tensors.ties_of(spec):
-            raise FileError(f"{path}: is no tensor of this spec")
+            raise FileError(f"{path} is not a tensor of this spec")
     for path, shape in shapes.items():
         if path not in own:
             raise FileError(f"{path}: is missing")

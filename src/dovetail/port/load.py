@@ -181,7 +181,7 @@ def _index(where: Directory) -> dict[str, str]:
     """The name of the file of each tensor."""
     weight_map = where.json(INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise FileError(f"{where.place / INDEX_FILE}: weight_map is no mapping of tensors to files")
+        raise FileError(f"{where.place / INDEX_FILE}: weight_map is not a mapping of tensors to files")
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not name.endswith(".safetensors"):
             raise FileError(f"{where.place / INDEX_FILE}: weight_map.{tensor[:200]} names no file of safetensors")
@@ -228,7 +228,7 @@ def _theirs(spec: Model, config: Mapping[str, Any], reading: _Reading) -> tuple[
 def _own(spec: Model, reading: _Reading) -> Iterator[tuple[str, Tensor]]:
     shapes = {d.path: d.weight.shape(d.scope) for d in declared(spec) if d.weight.stored}
     if unknown := sorted(set(reading.files) - set(shapes)):
-        raise FileError(f"{unknown[0]} is no weight of this spec{_more(unknown)}; was the spec edited?")
+        raise FileError(f"{unknown[0]} is not a weight of this spec{_more(unknown)}; was the spec edited?")
     if missing := sorted(set(shapes) - set(reading.files)):
         raise FileError(f"{missing[0]} is missing{_more(missing)}; was the spec edited?")
     for path, file in reading.files.items():

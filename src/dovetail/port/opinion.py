@@ -22,7 +22,7 @@ from torch import Tensor
 from dovetail.construction import build, generator
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import DovetailError
-from dovetail.core.fold import declared
+from dovetail.core.fold import declared, over_vocab
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.model import Model, ModelModule
@@ -71,7 +71,7 @@ def opinionated(spec: Model, seed: int = 0) -> tuple[ModelModule, Opinion | None
 
 def predicts_tokens(spec: Model) -> bool:
     """Whether the head has logits over the vocabulary."""
-    return spec.embed.causal() and any(d.path.startswith("head.") and "vocab" in d.weight.out for d in declared(spec))
+    return spec.embed.causal() and "head" in over_vocab(spec)
 
 
 def table_alone(spec: Model) -> bool:

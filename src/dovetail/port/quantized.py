@@ -50,7 +50,7 @@ class Fp8(Conversion):
         out, inp = numbers.shape if numbers.dim() == 2 else (0, 0)
         if numbers.dtype != torch.float8_e4m3fn or scales.shape != (-(-out // self.rows), -(-inp // self.columns)):
             what = f"{numbers.dtype} {tuple(numbers.shape)} with scales {tuple(scales.shape)}"
-            raise FileError(f"{what} is no matrix of e4m3 in blocks of {self.rows} × {self.columns}")
+            raise FileError(f"{what} is not a matrix of e4m3 in blocks of {self.rows} × {self.columns}")
         wide = scales.float().repeat_interleave(self.columns, 1)[:, :inp]
         made = torch.empty(out, inp, dtype=torch.bfloat16)
         for i in range(scales.shape[0]):  # a row of blocks at a time: the float32 in between stays small
@@ -81,7 +81,7 @@ class Mxfp4(Conversion):
         fit = blocks.dim() > 2 and blocks.shape[-1] == GROUP // 2 and scales.shape == blocks.shape[:-1]
         if not fit or blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
             what = f"{blocks.dtype} {tuple(blocks.shape)} with scales {scales.dtype} {tuple(scales.shape)}"
-            raise FileError(f"{what} is no mxfp4: blocks of {GROUP // 2} bytes with one exponent each")
+            raise FileError(f"{what} is not mxfp4: that has blocks of {GROUP // 2} bytes with one exponent each")
         if (scales == NO_NUMBER).any():
             raise FileError(f"an exponent of {NO_NUMBER} stands for no number")
         table = torch.tensor((*HALVES, *(-half for half in HALVES)), dtype=torch.bfloat16)

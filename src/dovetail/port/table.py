@@ -174,7 +174,7 @@ class Dialect:
         config fields and tensors that it does not have; `fields` and `tensors` are added, replacing those of the same name."""
         known = {name for field in self.fields for name in field.names} | {row.hf_name for row in self.tensors}
         for unknown in set(without) - known - self.fixed.keys():
-            raise SpecError(name, f"`without` names {unknown!r}, which is no field or tensor of {self.name}")
+            raise SpecError(name, f"`without` names {unknown!r}, which is not a field or tensor of {self.name}")
         own = {**self.spec, **(spec or {})}
         if layer is not None:
             own["layers"] = [_overlaid(self.spec["layers"][0], layer)]

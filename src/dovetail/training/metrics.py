@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses as dc
+import json
+from collections.abc import Iterable
 
 
 @dc.dataclass(frozen=True)
@@ -15,3 +17,8 @@ class StepMetrics:
     tokens: int  # trained on so far
     seconds: float  # since the start of the run
     val_loss: float | None = None  # on held-out data, at evals only
+
+
+def to_jsonl(history: Iterable[StepMetrics]) -> str:
+    """Return one JSON object per step and line."""
+    return "".join(f"{json.dumps(dc.asdict(metrics))}\n" for metrics in history)

@@ -19,7 +19,7 @@ from torch import Tensor
 from dovetail.construction import generator
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
+from dovetail.core.fold import over_vocab
 from dovetail.datasets.corpus import Batch
 from dovetail.model import Model, ModelModule
 from dovetail.ops.loss import IGNORED
@@ -100,12 +100,12 @@ class MaskedTokens:
 
 def check_learns_text(spec: Model) -> None:
     """Raise SpecError unless the spec can be trained on plain text."""
-    over_vocab = {d.path.partition(".")[0] for d in declared(spec) if "vocab" in d.weight.out}
+    tokens = over_vocab(spec)
     if spec.encoder is not None:
         raise SpecError("encoder", "plain text has no sources and targets", "use dovetail.training.objective.seq2seq in Python")
-    if "embed" not in over_vocab:
+    if "embed" not in tokens:
         raise SpecError("embed", f"{spec.embed.kind} does not read tokens", "--set embed=tokens")
-    if "head" not in over_vocab:
+    if "head" not in tokens:
         raise SpecError("head", "training on text needs logits over the vocabulary at every position", "--set head=lm")
     if spec.order() == "ahead":
         raise SpecError("layers", "a prefix mask shows later tokens, which are the labels", "use a causal mask")

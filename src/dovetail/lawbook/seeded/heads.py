@@ -7,9 +7,10 @@ from torch import Tensor
 from dovetail.core.layout import TokenLayout
 from dovetail.lawbook.seeded.bug import Mutant, instead, spec
 from dovetail.model import Model
+from dovetail.ops import pooling as ops
 from dovetail.parts import head
 
-_pool, _documents_of = head.pool, head.documents_of
+_pool, _documents_of = ops.pool, ops.documents_of
 
 
 def pooled_by_row(layout: TokenLayout) -> None:
@@ -22,7 +23,7 @@ def neighbor_in_a_flat_batch(layout: TokenLayout) -> tuple[Tensor, int] | None:
     return documents if documents is None or layout.row is None else (documents[0].where(documents[0] != 1, 0), documents[1])
 
 
-def padding_pooled(x: Tensor, layout: TokenLayout, pooling: head.Pool) -> Tensor:
+def padding_pooled(x: Tensor, layout: TokenLayout, pooling: ops.Pool) -> Tensor:
     """The mean of a padded row counts its padding."""
     if layout.start is not None or layout.row is not None:
         return _pool(x, layout, pooling)
@@ -36,8 +37,8 @@ def pooling(kind: str, how: str) -> Model:
 
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
-    together = instead(head, "documents_of", pooled_by_row)
-    neighbor = instead(head, "documents_of", neighbor_in_a_flat_batch)
+    together = instead(ops, "documents_of", pooled_by_row)
+    neighbor = instead(ops, "documents_of", neighbor_in_a_flat_batch)
     padding = instead(head, "pool", padding_pooled)
     return [
         Mutant("packed documents are pooled as one", "padded", together, pooling("classifier", "first")),

@@ -15,8 +15,9 @@ from dovetail.core.layout import TokenLayout
 from dovetail.lawbook.ported import in_family
 from dovetail.lawbook.seeded.bug import Mutant, instead
 from dovetail.model import Model
+from dovetail.ops.pooling import pool
 from dovetail.parts.embed import TokensModule
-from dovetail.parts.head import ByClassModule, LmModule, PooledEmbeddingModule, pool
+from dovetail.parts.head import ByClassModule, LmModule, PooledEmbeddingModule
 from dovetail.parts.mixer.attention import AttentionModule
 from dovetail.parts.position.learned import LearnedModule
 from dovetail.parts.position.t5_bias import T5BiasModule

@@ -15,6 +15,20 @@ LAYER = {
 }
 QKV = ("layers.{}.mixer.q", "layers.{}.mixer.k", "layers.{}.mixer.v")
 
+FIELDS = (
+    Copy("vocab_size", "vocab"),
+    Copy("n_embd", "width"),
+    Copy("n_head", "layers.*.mixer.heads"),
+    Copy("n_inner", "layers.*.ffn.hidden"),
+    Copy("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),
+    Copy("resid_pdrop", "layers.*.wire.dropout"),
+    Copy("attn_pdrop", "layers.*.mixer.dropout"),
+    Copy("embd_pdrop", "dropout"),
+    Copy("tie_word_embeddings", "head.tied"),
+    Copy("initializer_range", "init.spread"),
+    Choice("activation_function", "layers.*.ffn.act", {"gelu_new": "gelu_tanh", **ACTIVATIONS}),
+)
+
 GPT2 = Dialect(
     name="gpt2",
     forms=(Form(architecture="GPT2LMHeadModel", prefix="transformer.", tensors=(Row("lm_head.weight", "head.table"),)),),
@@ -28,19 +42,9 @@ GPT2 = Dialect(
     layers="n_layer",
     required=("vocab_size", "n_embd", "n_layer", "n_head"),
     fields=(
-        Copy("vocab_size", "vocab"),
-        Copy("n_embd", "width"),
+        *FIELDS,
         Copy("n_positions", "position.length"),
-        Copy("n_head", "layers.*.mixer.heads"),
-        Copy("n_inner", "layers.*.ffn.hidden"),
-        Copy("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),
-        Copy("resid_pdrop", "layers.*.wire.dropout"),
-        Copy("attn_pdrop", "layers.*.mixer.dropout"),
-        Copy("embd_pdrop", "dropout"),
-        Copy("tie_word_embeddings", "head.tied"),
-        Copy("initializer_range", "init.spread"),
         Switch("scale_attn_weights", "layers.*.mixer.scale", on=None, off=1.0),
-        Choice("activation_function", "layers.*.ffn.act", {"gelu_new": "gelu_tanh", **ACTIVATIONS}),
     ),
     fixed={
         "scale_attn_by_inverse_layer_idx": False,

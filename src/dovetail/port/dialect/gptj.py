@@ -6,7 +6,8 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
-from dovetail.port.field import ACTIVATIONS, Choice, Config, Copy, Settings, value_at
+from dovetail.port.dialect.gpt2 import FIELDS
+from dovetail.port.field import Config, Settings, value_at
 from dovetail.port.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 
 ROPE = {"kind": "rope", "pairs": "adjacent"}
@@ -57,17 +58,7 @@ GPTJ = Dialect(
     layers="n_layer",
     required=("vocab_size", "n_embd", "n_layer", "n_head"),
     fields=(
-        Copy("vocab_size", "vocab"),
-        Copy("n_embd", "width"),
-        Copy("n_head", "layers.*.mixer.heads"),
-        Copy("n_inner", "layers.*.ffn.hidden"),
-        Copy("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps"),
-        Copy("resid_pdrop", "layers.*.wire.dropout"),
-        Copy("attn_pdrop", "layers.*.mixer.dropout"),
-        Copy("embd_pdrop", "dropout"),
-        Copy("tie_word_embeddings", "head.tied"),
-        Copy("initializer_range", "init.spread"),
-        Choice("activation_function", "layers.*.ffn.act", {"gelu_new": "gelu_tanh", **ACTIVATIONS}),
+        *FIELDS,
         RotaryDim(),
     ),
     tensors=(

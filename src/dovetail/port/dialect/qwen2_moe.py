@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.port.dialect.qwen2 import QWEN2
-from dovetail.port.expert import BalanceLoss, SparseLayers, expert_rows, glu_rows
+from dovetail.port.expert import BalanceLoss, SparseLayers, expert_fields, expert_rows, glu_rows
 from dovetail.port.field import ACTIVATIONS, Choice, Config, Copy
 from dovetail.port.layer import FULL, SLIDING, LayerTypes
 from dovetail.port.table import Row
@@ -31,10 +31,7 @@ QWEN2_MOE = QWEN2.variant(
         LayerTypes("num_hidden_layers", default, switch="use_sliding_window", also=("max_window_layers",)),
         Copy("qkv_bias", "layers.*.mixer.bias"),
         SparseLayers("num_hidden_layers"),
-        Copy("num_experts", f"{EXPERTS}.experts"),
-        Copy("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
-        Copy("norm_topk_prob", f"{EXPERTS}.router.normalize"),
-        Copy("moe_intermediate_size", f"{EXPERTS}.hidden"),
+        *expert_fields(EXPERTS),
         Copy("shared_expert_intermediate_size", f"{EXPERTS}.shared.hidden"),
         Copy("intermediate_size", "layers.*.ffn:glu.hidden"),
         Choice("hidden_act", "layers.*.ffn.act", ACTIVATIONS, also=(f"{EXPERTS}.shared.act",)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.port.dialect.qwen3 import QWEN3
-from dovetail.port.expert import BalanceLoss, SparseLayers, expert_rows
+from dovetail.port.expert import BalanceLoss, SparseLayers, expert_fields, expert_rows
 from dovetail.port.field import ACTIVATIONS, Choice, Copy
 from dovetail.port.layer import Window
 from dovetail.port.table import Row
@@ -18,10 +18,7 @@ QWEN3_MOE = QWEN3.variant(
     fields=(
         Window(switch="use_sliding_window"),
         SparseLayers("num_hidden_layers"),
-        Copy("num_experts", f"{EXPERTS}.experts"),
-        Copy("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
-        Copy("norm_topk_prob", f"{EXPERTS}.router.normalize"),
-        Copy("moe_intermediate_size", f"{EXPERTS}.hidden"),
+        *expert_fields(EXPERTS),
         Copy("intermediate_size", f"{PLAIN}.hidden"),
         Choice("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
         BalanceLoss(f"{EXPERTS}.router.balance_loss", "num_experts"),

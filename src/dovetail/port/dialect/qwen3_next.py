@@ -8,7 +8,7 @@ from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.convert import CONCAT, DEPTHWISE
 from dovetail.port.dialect.llama import LLAMA
-from dovetail.port.expert import BalanceLoss, SparseLayers, depth_of, expert_rows, glu_rows, integer
+from dovetail.port.expert import BalanceLoss, SparseLayers, depth_of, expert_fields, expert_rows, glu_rows, integer
 from dovetail.port.field import Config, Copy, Settings, is_kind, value_at
 from dovetail.port.layer import FULL, LAYER_TYPES
 from dovetail.port.rotary import Rotary
@@ -67,10 +67,7 @@ QWEN3_NEXT = LLAMA.variant(
         Copy("attention_dropout", f"{FULL_ONE}.dropout"),
         Copy("rms_norm_eps", "norm.eps", "layers.*.norm.eps", f"{FULL_ONE}.qk_norm.eps", f"{DELTA}.norm.eps"),
         Rotary(f"{FULL_ONE}.position", partial=True),
-        Copy("num_experts", f"{EXPERTS}.experts"),
-        Copy("num_experts_per_tok", f"{EXPERTS}.router.top_k"),
-        Copy("norm_topk_prob", f"{EXPERTS}.router.normalize"),
-        Copy("moe_intermediate_size", f"{EXPERTS}.hidden"),
+        *expert_fields(EXPERTS),
         Copy("shared_expert_intermediate_size", f"{EXPERTS}.shared.hidden"),
         Copy("intermediate_size", "layers.*.ffn:glu.hidden"),
         BalanceLoss(f"{EXPERTS}.router.balance_loss", "num_experts"),
