@@ -247,13 +247,13 @@ def _tokens_per_input(spec: Model) -> int:
     return x.shape[-2]
 
 
-def say(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format plain data in one line: {kind: window, size: 8} is `window(size 8)`."""
     if isinstance(value, dict):
-        fields = ", ".join(f"{name} {say(item)}" for name, item in value.items() if name != "kind")
+        fields = ", ".join(f"{name} {format_value(item)}" for name, item in value.items() if name != "kind")
         return f"{value.get('kind', '')}({fields})"
     if isinstance(value, list):
-        return f"[{', '.join(map(say, value))}]"
+        return f"[{', '.join(map(format_value, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -22,7 +22,7 @@ def tried(factory: str, *laws: str) -> dict[str, Found]:
 
 def test_a_correct_model_passes_every_law() -> None:
     found = tried("Tiny")
-    assert {name: one.state for name, one in found.items()} == dict.fromkeys(FOREIGN, "held"), found
+    assert {name: one.state for name, one in found.items()} == dict.fromkeys(FOREIGN, "passed"), found
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_model_that_ignores_its_mask_fails() -> None:
 
 def test_laws_without_the_needed_features_are_not_applicable() -> None:
     found = tried("Stateless", "causal", "chunked", "padded")
-    assert [one.state for one in found.values()] == ["held", "not applicable", "held"]
+    assert [one.state for one in found.values()] == ["passed", "not applicable", "passed"]
     assert "no cache" in found["chunked"].detail
     assert found["padded"].detail == "it takes no attention_mask; it does not separate packed documents"
 
@@ -68,7 +68,7 @@ def test_a_model_in_float32_only_has_a_wider_tolerance() -> None:
     case = opened(f"py:{FILE}:single")
     assert (case.dtype, case.tolerance) == (torch.float32, 1e-4)
     states = {found.law: found.state for found in laws_on(case, ["causal", "chunked", "gradient"])}
-    assert states == {"causal": "held", "chunked": "held", "gradient": "not applicable"}
+    assert states == {"causal": "passed", "chunked": "passed", "gradient": "not applicable"}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_command_reports_the_first_failure_and_exits_with_1(capsys: pytest.C
     assert ended.value.code == 1
     data = json.loads(capsys.readouterr().out)
     assert (data["failed"], data["dtype"], data["tolerance"]) == (1, "float64", 1e-9)
-    assert [(row["law"], row["state"]) for row in data["laws"]] == [("causal", "failed"), ("padded", "held")]
+    assert [(row["law"], row["state"]) for row in data["laws"]] == [("causal", "failed"), ("padded", "passed")]
 
 
 def test_the_command_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:

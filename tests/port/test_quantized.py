@@ -79,11 +79,11 @@ def test_mxfp4_is_written_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("convert", "tensors", "said"),
     [
-        (Fp8(), (torch.ones(3, 5), torch.ones(1, 1)), "no matrix of e4m3"),
-        (Fp8(), (torch.ones(3, 5).to(E4M3), torch.ones(2, 1)), "no matrix of e4m3"),
-        (Fp8(), (torch.ones(5).to(E4M3), torch.ones(1)), "no matrix of e4m3"),
-        (Mxfp4(), (torch.ones(2, 3, 16), torch.ones(2, 3)), "no mxfp4"),
-        (Mxfp4(), (drawn(2, 3, 16), drawn(3, 2)), "no mxfp4"),
+        (Fp8(), (torch.ones(3, 5), torch.ones(1, 1)), "not a matrix of e4m3"),
+        (Fp8(), (torch.ones(3, 5).to(E4M3), torch.ones(2, 1)), "not a matrix of e4m3"),
+        (Fp8(), (torch.ones(5).to(E4M3), torch.ones(1)), "not a matrix of e4m3"),
+        (Mxfp4(), (torch.ones(2, 3, 16), torch.ones(2, 3)), "not mxfp4"),
+        (Mxfp4(), (drawn(2, 3, 16), drawn(3, 2)), "not mxfp4"),
         (Mxfp4(), (drawn(2, 3, 16), torch.full((2, 3), 255, dtype=torch.uint8)), "an exponent of 255"),
     ],
 )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from dovetail.account import say
+from dovetail.account import format_value
 from dovetail.core.errors import UsageError
 from dovetail.core.part import plain
 from dovetail.io.spec import Changes, changed
@@ -55,7 +55,7 @@ def check_positive(numbers: Mapping[str, float | None]) -> None:
 
 
 def silent(*_: object) -> None:
-    """Report nothing: what progress is told where a caller gives no function."""
+    """Report nothing: the default of `progress` and `note`."""
 
 
 def _name(name: str, set: Changes, swap: Changes) -> str:
@@ -67,5 +67,5 @@ def _texts(changes: Changes) -> list[str]:
     if isinstance(changes, str):
         return [changes]
     if isinstance(changes, Mapping):
-        return [f"{where}={say(plain(changes[where]))}" for where in changes]
+        return [f"{where}={format_value(plain(changes[where]))}" for where in changes]
     return list(changes)

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.account import say
+from dovetail.account import format_value
 from dovetail.look.console import plain_table
 from dovetail.surgery import Diff, Row, Status
 
@@ -63,7 +63,9 @@ def field_groups(result: Diff) -> list[FieldGroup]:
     """Return the fields that differ; equal changes of several layers are one."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for change in result.change:
-        groups.setdefault((LAYER_NUMBER.sub("*", change.path), say(change.a), say(change.b)), []).append(change.path)
+        groups.setdefault((LAYER_NUMBER.sub("*", change.path), format_value(change.a), format_value(change.b)), []).append(
+            change.path
+        )
     return [FieldGroup(_folded(paths, result), old, new) for (_, old, new), paths in groups.items()]
 
 

@@ -18,7 +18,7 @@ from dovetail.core.extensions import load_parts
 from dovetail.io.spec import Changes, to_yaml
 from dovetail.lawbook import mutate
 from dovetail.lawbook.case import LAWS, chosen
-from dovetail.lawbook.foreign.laws import FOREIGN, Found, laws_on, told_names
+from dovetail.lawbook.foreign.laws import FOREIGN, Found, law_names, laws_on
 from dovetail.lawbook.foreign.opening import opened
 from dovetail.lawbook.seeded.run import run_seeded
 from dovetail.lawbook.suite import Outcome, run_suite, try_spec
@@ -27,7 +27,7 @@ from dovetail.look.console import plain_table
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
 MOST_FAILURES = 10  # that a terminal shows
 FOREIGN_PREFIXES = ("hf:", "py:")
-MARKS = {"held": ("✓", "green"), "failed": ("✗", "red"), "not applicable": ("–", "dim")}
+MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not applicable": ("–", "dim")}
 
 
 class LawsResult(Result):
@@ -87,14 +87,14 @@ class SuiteLaws(LawsResult):
     def view(self, width: int) -> RenderableType:
         data = self.data
         title = f"{data['cells']} cells: {data['specs']} specs × {data['laws']} laws, {data['parts']} parts"
-        columns = ("held", "excepted", "failed", "not applicable", "seconds")
+        columns = ("passed", "excepted", "failed", "not applicable", "seconds")
         table = Table(title=title)
         table.add_column("law")
         for column in columns:
             table.add_column(column, justify="right")
         for name, row in data["by_law"].items():
-            held = row["cells"] - row["failed"] - row["excepted"]
-            cells = (held, row["excepted"], row["failed"], row["not_applicable"], f"{row['seconds']:.1f}")
+            passed = row["cells"] - row["failed"] - row["excepted"]
+            cells = (passed, row["excepted"], row["failed"], row["not_applicable"], f"{row['seconds']:.1f}")
             table.add_row(Text(name, "red" if row["failed"] else "green"), *map(str, cells))
         lines: list[RenderableType] = [table]
         if "pairs_covered" in data:
@@ -183,7 +183,7 @@ def _on_spec(spec: SpecLike, set: Changes, swap: Changes, only: Sequence[str], s
 
 
 def _on_foreign(name: str, only: Sequence[str], seed: int, as_is: bool, progress: Progress) -> ModelLaws:
-    names, rows = told_names(only), list[Found]()
+    names, rows = law_names(only), list[Found]()
     case = opened(name, seed=seed, as_is=as_is)
     for i, law in enumerate(names):
         progress(i, len(names), law)

@@ -67,9 +67,9 @@ class ModelLaws(pytest.Collector):
 
     def collect(self) -> Iterator[LawItem]:
         """Yield one item per law."""
-        from dovetail.lawbook.foreign.laws import told_names
+        from dovetail.lawbook.foreign.laws import law_names
 
-        for law in told_names():
+        for law in law_names():
             yield LawItem.from_parent(self, law=law)
 
 

@@ -6,7 +6,7 @@ A mutation flips an operator, moves an integer by one, multiplies a float by 1.5
 and in constants of a module. Left out:
 
 - by function: `samples`, `excepts` (with `shifts_keys`, which only it calls), `idle`, `example` and `labels` are inputs of
-  laws; `check`, `expect`, `advise`, `refuse_beyond` and `__repr__` are messages, which tests compare; `cost` in ops/ chooses a
+  laws; `check`, `expect`, `advise`, `check_length` and `__repr__` are messages, which tests compare; `cost` in ops/ chooses a
   kernel; `joined_ranks` joins a torchrun job, which has tests of its own
 - by name: module constants that set the size of a tile, chunk or message, which change no result, or that bound a field, which
   tests compare (SETTINGS)
@@ -36,7 +36,7 @@ NO_RESULT = frozenset(
         "excepts",
         "shifts_keys",
         "idle",
-        "refuse_beyond",
+        "check_length",
         "example",
         "labels",
         "__repr__",
@@ -48,7 +48,7 @@ LEFT_ALONE = {"ops": frozenset({"cost"})}
 LEFT_OUT = ("core/errors.py", "core/printable.py", "core/limits.py", "dist/pair.py")
 # module constants that choose how something is computed, never what
 SETTINGS = frozenset(
-    {"TILE", "PIECE", "CHUNK", "LEAST", "FEW", "LOOKED_AT", "LONGEST", "MOST", "SHORT", "CACHED_MASKS"}
+    {"TILE", "PIECE", "CHUNK", "LEAST", "FEW", "MAX_COUNTED", "LONGEST", "MOST", "SHORT", "CACHED_MASKS"}
     | {"MAX_FACTOR", "MAX_MASKS", "MAX_PICKS", "MAX_STATE", "LARGEST_SPREAD"}  # bounds of fields
 )
 CHOOSING = frozenset({"reference", "chunk"})  # calls by which an expression chooses how something is computed, not what

@@ -54,7 +54,7 @@ class Outcome:
     """One law on one spec."""
 
     law: str
-    state: str  # held, failed, excepted, excepted but held, not applicable
+    state: str  # passed, failed, excepted, excepted but passed, not applicable
     detail: str = ""
     seconds: float = 0.0
     exceptions: list[tuple[str, str]] = dc.field(default_factory=list)  # (kind, reason) of the declared exceptions
@@ -93,12 +93,12 @@ class Report:
             self.failures.append({"law": outcome.law, "spec": spec, "detail": outcome.detail})
 
     def end(self, seconds: float) -> Report:
-        """Add a failure for every exception whose law held in all cells."""
+        """Add a failure for every exception whose law passed in all cells."""
         self.seconds = seconds
         for (part, law, reason), states in self.excepted.items():
             if not states["excepted"] and sum(states.values()) >= ENOUGH:
                 detail = (
-                    f"{part} declares that this law cannot hold ({reason}), but it held in all {sum(states.values())} cells"
+                    f"{part} declares that this law cannot hold ({reason}), but it passed in all {sum(states.values())} cells"
                 )
                 self.failures.append({"law": law, "spec": "", "detail": detail})
         return self
@@ -152,7 +152,7 @@ def try_law(case: Case, name: str, declared: list[tuple[str, str]]) -> Outcome:
     begin, before = time.process_time(), case.compared
     try:
         LAWS[name].check(case)
-        state, detail = ("excepted but held" if declared else "held"), ""
+        state, detail = ("excepted but passed" if declared else "passed"), ""
         if case.compared == before:
             state, detail = "failed", "the law compared nothing"
     except NotApplicable as reason:
@@ -206,7 +206,7 @@ def run_suite(
     report, cover = Report(parts=len(ask_kinds())), PairCover(seed)
     for kind in ask_kinds():
         failed = check_oracles([kind])
-        report.take(kind, Outcome(OWN_NUMBER, "failed" if failed else "held", "; ".join(map(str, failed))))
+        report.take(kind, Outcome(OWN_NUMBER, "failed" if failed else "passed", "; ".join(map(str, failed))))
     fast, slow = ([law.name for law in LAWS.values() if law.slow == wanted] for wanted in (False, True))
     specs_with: Counter[str] = Counter()  # by kind
     known: set[str] = set()

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.account import BYTES, Account, Node, runs, say
+from dovetail.account import BYTES, Account, Node, format_value, runs
 from dovetail.core.check import advice
 from dovetail.core.fold import active_parameters
 from dovetail.look.amounts import count, flops, size
@@ -83,7 +83,7 @@ def part_table(tree: Node, width: int) -> Table:
 def description(node: Node) -> list[str]:
     """Return the sizes and fields of a part, each as a few words, and its tied weights."""
     ties = [f"{name} = {owner}" for name, owner in node.same_as.items()]
-    return [f"{name} {say(value)}" for name, value in node.about.items()] + ties
+    return [f"{name} {format_value(value)}" for name, value in node.about.items()] + ties
 
 
 def fold_lines(node: Node, times: int = 1, label: str = "model", guide: str = "") -> Iterator[Line]:

@@ -156,7 +156,7 @@ def _fill(mask: Mask, q: Span, k: Span, heads: range) -> tuple[Fill, bool]:
     return Fill.PART if fill is Fill.FULL and not alone else fill, alone
 
 
-LOOKED_AT = 2**22  # most scores that `pairs` counts one by one; beyond, it samples queries
+MAX_COUNTED = 2**22  # most scores that `pairs` counts one by one; beyond, it samples queries
 GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are spread evenly and share no period with any mask
 
 
@@ -170,10 +170,10 @@ def pairs(mask: Mask, n: int) -> int:
     """
     layout = TokenLayout.whole(1, n)
     heads = torch.arange(8 if mask.by_head() else 1)
-    size = max(64, n // min(64, max(8, 2 * LOOKED_AT // (n * len(heads)))))
+    size = max(64, n // min(64, max(8, 2 * MAX_COUNTED // (n * len(heads)))))
     tiles = plan(mask, layout, layout, len(heads), size, size)
     partial = sum(run.end - run.begin for runs in tiles for run in runs if not run.full) * size * len(heads)
-    rows = size if partial <= LOOKED_AT else max(2, LOOKED_AT // (len(tiles) * n * len(heads)) // 2 * 2)
+    rows = size if partial <= MAX_COUNTED else max(2, MAX_COUNTED // (len(tiles) * n * len(heads)) // 2 * 2)
     total = 0.0
     for i, runs in enumerate(tiles):
         query = torch.arange(i * size, min((i + 1) * size, n))

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from math import lcm
 from typing import Any, Literal, NamedTuple, get_args
 
-from dovetail.account import say
+from dovetail.account import format_value
 from dovetail.core.check import check
 from dovetail.core.errors import SpecError
 from dovetail.core.weight import Weight
@@ -124,7 +124,9 @@ def _reasons(tensor: Tensor, tied: list[Tensor], before: dict[str, Tensor], chan
     for user in (tensor, *tied):
         for c in change:
             if user.reinterpreted_by(c.path):
-                reasons[f"{c.path.removeprefix(user.branch.home).lstrip('.')}: {say(c.a)} → {say(c.b)}"] = None
+                reasons[f"{c.path.removeprefix(user.branch.home).lstrip('.')}: {format_value(c.a)} → {format_value(c.b)}"] = (
+                    None
+                )
         if user is not tensor and user.path in before and before[user.path].owner != tensor.path:
             reasons[f"{user.path} is tied to it"] = None
     return list(reasons)

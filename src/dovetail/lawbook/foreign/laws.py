@@ -48,7 +48,7 @@ class Found:
     """The result of one law on one foreign model."""
 
     law: str
-    state: str  # held, failed, not applicable
+    state: str  # passed, failed, not applicable
     detail: str = ""
     seconds: float = 0.0
 
@@ -283,8 +283,8 @@ def try_law(case: Foreign, name: str) -> Found:
     try:
         detail = FOREIGN[name].check(case) or ""
         case.settle()
-        state = "held" if case.compared > before else "failed"
-        detail = detail if state == "held" else "the law compared nothing"
+        state = "passed" if case.compared > before else "failed"
+        detail = detail if state == "passed" else "the law compared nothing"
     except NotApplicable as reason:
         state, detail = "not applicable", str(reason)
     except Broken as broken:
@@ -303,12 +303,12 @@ def _raised(error: Exception) -> str:
     return f"{first_line(error, 200)}{where}"
 
 
-def told_names(only: Sequence[str] = ()) -> list[str]:
+def law_names(only: Sequence[str] = ()) -> list[str]:
     """The names of these laws for foreign models, or of all, by number; FileError for an unknown name."""
     return chosen(FOREIGN, only)
 
 
 def laws_on(case: Foreign, names: Sequence[str] = ()) -> Iterator[Found]:
     """Test these laws, or all, on a model, by number."""
-    for name in told_names(names):
+    for name in law_names(names):
         yield try_law(case, name)

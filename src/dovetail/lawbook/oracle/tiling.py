@@ -122,11 +122,11 @@ def planning_steps() -> Iterator[Comparison]:
 @contextmanager
 def _counting_at_most(most: int) -> Iterator[None]:
     """Lower the number of scores that are counted one by one, so that short sequences are sampled like long ones."""
-    default, counted.LOOKED_AT = counted.LOOKED_AT, most
+    default, counted.MAX_COUNTED = counted.MAX_COUNTED, most
     try:
         yield
     finally:
-        counted.LOOKED_AT = default
+        counted.MAX_COUNTED = default
 
 
 def _count(mask: Any, n: int, most: int) -> tuple[int, _Watched]:
@@ -150,8 +150,8 @@ def exact_pairs() -> Iterator[Comparison]:
 
 @oracle("causal")
 def sampled_pairs() -> Iterator[Comparison]:
-    """Tiles have at least 64 tokens, and there are at most 64. Beyond LOOKED_AT partial scores only an even number of queries
-    per tile is counted, as many as LOOKED_AT allows if all tiles were partial. Counts are within 1 %."""
+    """Tiles have at least 64 tokens, and there are at most 64. Beyond MAX_COUNTED partial scores only an even number of queries
+    per tile is counted, as many as MAX_COUNTED allows if all tiles were partial. Counts are within 1 %."""
     causal, third = part("causal"), part("strided", step=3)
     # eight tiles on the diagonal: 8·64·64 scores, exactly the limit
     found, watched = _count(causal, 512, 32768)

@@ -108,7 +108,7 @@ class LinformerModule(SoftmaxModule):
         q, k, v = ctx.tap(self, "q", q), ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         if view is not None:
             (k, v), key_layout = view.extend(layout, k, v)
-        key_layout.once(f"fits {self.part.length}", lambda: self.refuse_beyond(key_layout))
+        key_layout.once(f"fits {self.part.length}", lambda: self.check_length(key_layout))
         documents = key_layout.once(documents_of, lambda: documents_of(key_layout))
         mixed_layout = key_layout.once(("mixed", self.part.rank), lambda: self.places(key_layout, documents))
         k = ctx.tap(self, "mixed_k", self.mixed(k, self.k_map, key_layout, documents))
@@ -136,7 +136,7 @@ class LinformerModule(SoftmaxModule):
             return TokenLayout.of(order, torch.zeros_like(order), document)
         return TokenLayout.of(order.expand(*layout.order.shape[:-1], -1), document.expand(*layout.order.shape[:-1], -1))
 
-    def refuse_beyond(self, layout: TokenLayout) -> bool:
+    def check_length(self, layout: TokenLayout) -> bool:
         """Raise where a token's position is past the tables; not checked inside a compiled graph."""
         if torch.compiler.is_compiling() and layout.start is None:
             return True

@@ -63,10 +63,10 @@ class LearnedModule(PositionModule):
     table: Tensor
 
     def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        layout.once(f"fits {self.part.length}", lambda: self.refuse_beyond(layout))
+        layout.once(f"fits {self.part.length}", lambda: self.check_length(layout))
         return x + F.embedding(layout.order + self.part.offset, self.table)
 
-    def refuse_beyond(self, layout: TokenLayout) -> bool:
+    def check_length(self, layout: TokenLayout) -> bool:
         """Raise where a token's position is past the table; not checked inside a compiled graph."""
         if layout.start is not None:
             longest = layout.start + layout.n
