@@ -11,10 +11,10 @@ from quick import DEEPER, FAMILIES
 from transformers import AutoConfig
 
 from dovetail.core.errors import DovetailError, SpecError
+from dovetail.core.limits import MAX_TENSORS
 from dovetail.lawbook.ported import in_family
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.hf import from_hf, to_hf
-from dovetail.port.tensors import MAX_NAMES
 
 VALUES: tuple[Any, ...] = (0, None, float("nan"), float("inf"), 1e308, 10**9, "x", [], {"factor": float("nan")})
 
@@ -86,7 +86,7 @@ def test_experts_are_bounded_before_there_is_a_name_for_each(family: str) -> Non
     spec = in_family(family)
     for i, block in enumerate(spec.layers):
         spec = spec.set(f"layers.{i}.ffn.experts", 10**9) if block.ffn is not None and block.ffn.kind == "moe" else spec
-    with pytest.raises(SpecError, match=rf"layers\.\d\.ffn.*: 1,000,000,000 tensors in {family} .* may have {MAX_NAMES:,}"):
+    with pytest.raises(SpecError, match=rf"layers\.\d\.ffn.*: 1,000,000,000 tensors in {family} .* may have {MAX_TENSORS:,}"):
         to_hf(spec, family)
 
 

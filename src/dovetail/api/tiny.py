@@ -13,6 +13,7 @@ from rich.text import Text
 from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.api.result import Result
 from dovetail.core.fold import declared
+from dovetail.core.limits import CONFIG_BYTES
 from dovetail.io.model_dir import must_be_free
 from dovetail.io.untrusted import Directory, exists
 from dovetail.model import Model
@@ -20,7 +21,7 @@ from dovetail.port.config import base_spec
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.family import family_spec
 from dovetail.port.hf import from_hf
-from dovetail.port.load import LARGEST_CONFIG, origin
+from dovetail.port.load import origin
 from dovetail.port.opinion import Opinion, opinionated, predicts_tokens
 from dovetail.port.quantized import split_quantization
 from dovetail.port.shrink import shrink
@@ -89,7 +90,7 @@ def _source(model: SpecLike | Mapping[str, Any]) -> tuple[Model, str | None]:
         if str(model) in DIALECTS and not exists(path):
             return typical(str(model)), str(model)
         if path.suffix == ".json":
-            return _source(Directory(path.parent).json(path.name, LARGEST_CONFIG))
+            return _source(Directory(path.parent).json(path.name, CONFIG_BYTES))
         if path.is_dir():
             spec, config = origin(Directory(path))
             return spec, None if config is None else str(config.get("model_type"))

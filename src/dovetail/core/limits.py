@@ -22,6 +22,14 @@ JSON_DEPTH = 40
 JSON_ITEMS = 500_000  # brackets, commas and colons; each takes about forty bytes of memory
 JSON_NUMBER = 2**53  # no size, count or id is larger
 
+# -- checkpoints in Hugging Face's layout
+CONFIG_BYTES = 4 * MB  # one with the names of 20,000 classes takes two
+CONFIG_LAYERS = 2000  # per stack: the deepest published model has 1,000
+CONFIG_CLASSES = 100_000  # a config has a name for each
+MAX_TENSORS = 2**20  # DeepSeek-V3 has 91,991
+CONSTANT_VALUES = 2**22  # values that follow from a spec without any weight behind them
+CARRIED_BYTES = 64 * MB  # of one tokenizer or template file that is copied along
+
 # -- tokenizers
 TOKENIZER_BYTES = 64 * MB  # the largest known ones take 34 MB
 TOKENIZER_DEPTH = 16  # the engine copies a component once per level, and tries several types for each copy

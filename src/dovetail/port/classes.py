@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.core.errors import SpecError
+from dovetail.core.limits import CONFIG_CLASSES
 from dovetail.model import Model
 from dovetail.port.field import Config, Copy, Settings, value_at
-
-MAX_CLASSES = 100_000  # a config has a name for each
 
 
 class Classes:
@@ -27,7 +26,7 @@ class Classes:
 
     def to_hf(self, spec: Model) -> dict[str, Any]:
         count = value_at(spec, "head.classes")
-        if not isinstance(count, int) or count > MAX_CLASSES:
+        if not isinstance(count, int) or count > CONFIG_CLASSES:
             return {}
         labels = [f"LABEL_{i}" for i in range(count)]
         return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
@@ -36,8 +35,8 @@ class Classes:
         labels, count = config.get("id2label"), config.get("num_labels")
         if labels is not None and not isinstance(labels, Mapping):
             raise SpecError("config.id2label", f"{labels!r} is not a mapping")
-        if labels is None and isinstance(count, int) and count > MAX_CLASSES:
-            raise SpecError("config.num_labels", f"{count} is more than {MAX_CLASSES:,}, the largest number of classes")
+        if labels is None and isinstance(count, int) and count > CONFIG_CLASSES:
+            raise SpecError("config.num_labels", f"{count} is more than {CONFIG_CLASSES:,}, the largest number of classes")
         return {"head.classes": len(labels) if labels is not None else self.default if count is None else count}
 
 

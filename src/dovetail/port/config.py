@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 from dovetail import parts as _registered  # noqa: F401  every kind must be registered before a config is read
 from dovetail.core.errors import SpecError
+from dovetail.core.limits import CONFIG_LAYERS
 from dovetail.core.part import from_data
 from dovetail.model import Block, Model
 from dovetail.port.field import ABSENT, Config, Field, value_at
 from dovetail.port.table import Dialect, Form
 
-MAX_LAYERS = 2_000  # the deepest published model has 1,000; a spec of this many layers takes some megabytes
 AROUND, PLACED, EVERY, ONE, OF_A_KIND = range(5)
 
 
@@ -92,8 +92,8 @@ def with_depth(spec: Model, layers: int, encoder: int) -> Model:
 
 def _depth(config: Config, field: str) -> int:
     count = config.get(field)
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_LAYERS:
-        raise SpecError(f"config.{field}", f"{count!r} is not a whole number from 1 to {MAX_LAYERS}")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= CONFIG_LAYERS:
+        raise SpecError(f"config.{field}", f"{count!r} is not a whole number from 1 to {CONFIG_LAYERS}")
     return count
 
 

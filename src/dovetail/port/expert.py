@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.core.errors import SpecError
+from dovetail.core.limits import CONFIG_LAYERS
 from dovetail.model import Model
 from dovetail.port.field import ABSENT, Config, Copy, Settings, is_kind, value_at
 from dovetail.port.table import Row
@@ -70,7 +71,7 @@ def glu_rows(hf_module: str, module: str) -> tuple[Row, Row, Row]:
 def depth_of(config: Config, field: str) -> int:
     """The number of layers of a config; 0 for an invalid number, which `read_config` refuses."""
     count = config.get(field)
-    return min(count, 10_000) if isinstance(count, int) and not isinstance(count, bool) else 0
+    return min(count, CONFIG_LAYERS) if isinstance(count, int) and not isinstance(count, bool) else 0
 
 
 def integer(config: Config, field: str, default: int, least: int = 0) -> int:

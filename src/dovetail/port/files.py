@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dovetail.core.limits import CONFIG_BYTES
 from dovetail.io.model_files import CONFIG_FILE, INDEX_FILE, KEPT_CONFIG, WEIGHTS_FILE
 from dovetail.io.untrusted import Directory
-from dovetail.port.load import LARGEST_CONFIG, open_weights
+from dovetail.port.load import open_weights
 
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")  # of a config
 
@@ -41,7 +42,7 @@ def context_length(directory: str | Path) -> Context | None:
     """Return the context length of the directory's config, or of the config it was imported with."""
     where = Directory(directory)
     name = next((name for name in (CONFIG_FILE, KEPT_CONFIG) if where.has(name)), None)
-    config: dict[str, Any] = {} if name is None else where.json(name, LARGEST_CONFIG)
+    config: dict[str, Any] = {} if name is None else where.json(name, CONFIG_BYTES)
     for field in CONTEXT_FIELDS:
         value = config.get(field)
         if type(value) is int and value > 0:

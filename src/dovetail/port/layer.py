@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Mask
+from dovetail.core.limits import CONFIG_LAYERS
 from dovetail.core.part import from_data
 from dovetail.model import Model
 from dovetail.port.field import ABSENT, Config, Settings, value_at
@@ -72,7 +73,7 @@ class LayerTypes:
         if not isinstance(count, int):
             return []  # an error is raised where layers are counted
         if listed is None:
-            return [self.default(config, i) for i in range(min(count, 10_000))]
+            return [self.default(config, i) for i in range(min(count, CONFIG_LAYERS))]
         if not isinstance(listed, (list, tuple)) or len(listed) != count:
             raise SpecError(f"config.{LAYER_TYPES}", f"is not a list of {count} types, one per layer")
         for i, word in enumerate(listed):

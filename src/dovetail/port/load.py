@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from dovetail.construction import on_meta, set_constants, tie
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
-from dovetail.core.limits import SPEC_BYTES
+from dovetail.core.limits import CONFIG_BYTES, CONSTANT_VALUES, SPEC_BYTES
 from dovetail.core.module import holder
 from dovetail.core.part import from_data
 from dovetail.io.model_files import CONFIG_FILE, INDEX_FILE, SPEC_FILE, WEIGHTS_FILE
@@ -42,9 +42,7 @@ from dovetail.port.quantized import split_quantization
 from dovetail.port.tensors import Dropped, ImportPlan, warn_dropped
 from dovetail.transformer import Transformer
 
-LARGEST_CONFIG = 4 * 2**20  # bytes: one with the names of 20,000 classes takes two
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a weight may be in
-CONSTANTS = 2**22  # numbers that may follow from a spec without any weight standing behind them
 
 Watch = Callable[[int, int], None]  # (bytes read, bytes in all)
 
@@ -99,7 +97,7 @@ def origin(where: Directory) -> Origin:
         if own is None:
             raise FileError(f"{where.place}: holds neither {CONFIG_FILE} nor {SPEC_FILE}")
         return Origin(own, None)
-    config = where.json(CONFIG_FILE, LARGEST_CONFIG)
+    config = where.json(CONFIG_FILE, CONFIG_BYTES)
     described = _read_config(config, where.place / CONFIG_FILE)
     if own is None:
         return Origin(described, config)
@@ -195,7 +193,7 @@ def _check_size(where: Directory, spec: Model, files: Mapping[str, TensorFile]) 
     for d in declared(spec):
         asked += d.size if d.weight.stored else 0
         constant += d.size if d.weight.role == "const" else 0
-    if asked > 2 * held or constant > max(CONSTANTS, 4 * held):
+    if asked > 2 * held or constant > max(CONSTANT_VALUES, 4 * held):
         what = f"the spec asks for {asked:,} weights and {constant:,} constants; the files hold {held:,} bytes"
         raise FileError(f"{where.place}: {what}")
 

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
+from dovetail.core.limits import MAX_TENSORS
 from dovetail.model import Model
 from dovetail.port.convert import Conversion
 from dovetail.port.explicit import explicit
 from dovetail.port.table import Dialect, Form, Row, Skip, numbered
-
-MAX_NAMES = 2**20  # tensors of one checkpoint; DeepSeek-V3 has 91,991
 
 
 class Move(NamedTuple):
@@ -141,7 +140,7 @@ def _rows(dialect: Dialect, form: Form) -> Iterator[tuple[str, Row]]:
 
 def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
     """The rows of a dialect for every layer, as far as the spec has their tensors. Raises SpecError where a tensor of the spec
-    lies in no tensor of the checkpoint or in two, or where the checkpoint would have more than MAX_NAMES tensors."""
+    lies in no tensor of the checkpoint or in two, or where the checkpoint would have more than MAX_TENSORS tensors."""
     shapes, sizes = shapes_of(spec), explicit(spec)
     depths = {"layers": len(spec.layers), "encoder": 0 if spec.encoder is None else len(spec.encoder.layers)}
     found: list[Move] = []
@@ -155,8 +154,8 @@ def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
             name = hf_name.replace("{}", str(layer))
             copies = shapes[paths[0]][0] if row.numbered else 1
             count += copies
-            if count > MAX_NAMES:
-                raise SpecError(paths[0], f"{copies:,} tensors in {dialect.name}", f"a checkpoint may have {MAX_NAMES:,}")
+            if count > MAX_TENSORS:
+                raise SpecError(paths[0], f"{copies:,} tensors in {dialect.name}", f"a checkpoint may have {MAX_TENSORS:,}")
             for path in paths:
                 if path in holders:
                     raise SpecError(path, f"lies in two tensors of {dialect.name}", f"{holders[path]} and {name}")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
+from dovetail.core.limits import CARRIED_BYTES, CONFIG_BYTES
 from dovetail.core.module import tensor_at
 from dovetail.io.model_dir import SHARD, Piece, check_replaceable, own_pieces, spec_and, write_directory
 from dovetail.io.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG
@@ -30,11 +31,10 @@ from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import explicit
 from dovetail.port.hf import Ported, form_of, from_hf, to_hf
-from dovetail.port.load import LARGEST_CONFIG, Watch, load, load_reporting
+from dovetail.port.load import Watch, load, load_reporting
 from dovetail.port.rotary import LENGTH
 from dovetail.port.tensors import Dropped, Move
 
-LARGEST_BESIDE = 64 * 2**20  # bytes of one such file
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -137,7 +137,7 @@ def family_for(spec: Model, source: Directory, family: str | None = None) -> str
 def _config(where: Directory) -> dict[str, Any]:
     """The config of a directory, or the one it was imported with; empty if there is none."""
     name = next((name for name in (CONFIG_FILE, KEPT_CONFIG) if where.has(name)), None)
-    return {} if name is None else where.json(name, LARGEST_CONFIG)
+    return {} if name is None else where.json(name, CONFIG_BYTES)
 
 
 def exported(model: ModelModule, family: str | None, kept: Mapping[str, Any]) -> tuple[Ported, list[Piece]]:
@@ -179,7 +179,7 @@ def _piece(model: ModelModule, move: Move) -> Piece:
 
 
 def _beside(where: Directory) -> dict[str, bytes]:
-    return {name: where.read(name, LARGEST_BESIDE) for name in CARRIED if where.has(name)}
+    return {name: where.read(name, CARRIED_BYTES) for name in CARRIED if where.has(name)}
 
 
 def _json(data: Mapping[str, Any]) -> bytes:

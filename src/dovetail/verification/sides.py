@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from dovetail.construction import set_constants
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
+from dovetail.core.limits import CONFIG_BYTES
 from dovetail.core.module import at_least_fp32
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model, ModelModule
-from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG, Watch, load
+from dovetail.port.load import CONFIG_FILE, Watch, load
 from dovetail.state.pool import Pool
 from dovetail.verification.decoding import Decoder, decode_refusal
 from dovetail.verification.float64 import float32_islands_widened
@@ -99,7 +100,7 @@ class NativeSide:
         self.spec: Model | None = self.model.part
         self.dtype = dtype_of(self.model)
         where = Directory(directory)
-        self.config: Mapping[str, Any] = where.json(CONFIG_FILE, LARGEST_CONFIG) if where.has(CONFIG_FILE) else {}
+        self.config: Mapping[str, Any] = where.json(CONFIG_FILE, CONFIG_BYTES) if where.has(CONFIG_FILE) else {}
 
     def module(self, dtype: torch.dtype) -> ModelModule:
         if dtype == self.dtype:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.errors import FileError, SpecError
+from dovetail.core.limits import CONFIG_BYTES
 from dovetail.io.untrusted import PICKLES, Directory, pickle_refusal
 from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.hf import form_of, from_hf
-from dovetail.port.load import CONFIG_FILE, LARGEST_CONFIG, load
+from dovetail.port.load import CONFIG_FILE, load
 from dovetail.verification.decoding import Decoder, cached_decoder, decode_refusal
 from dovetail.verification.float64 import float32_islands_widened
 from dovetail.verification.match import Place, places_by_name, theirs, with_layers, with_routers
@@ -52,7 +53,7 @@ def check_directory(place: str | Path) -> Checked:
             raise FileError(f"{where.place / name}: is not a regular file; remove it")
     if OTHER_MODEL in names:
         raise FileError(f"{where.place / OTHER_MODEL}: names another model to load; merge the adapter into the weights first")
-    config = where.json(CONFIG_FILE, LARGEST_CONFIG)
+    config = where.json(CONFIG_FILE, CONFIG_BYTES)
     for path, value in _items(config):
         if path.rpartition(".")[2] == "auto_map" and value:
             raise FileError(f"{where.place}: {path} in config.json names code; no code in a model directory is executed")

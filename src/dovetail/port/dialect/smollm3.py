@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.core.errors import SpecError
+from dovetail.core.limits import CONFIG_LAYERS
 from dovetail.model import Model
 from dovetail.port.dialect.llama import LLAMA
 from dovetail.port.expert import integer
@@ -35,7 +36,7 @@ def rope_layers(config: Config) -> list[int]:
     listed, count = config.get("no_rope_layers"), config.get("num_hidden_layers")
     if listed is None and isinstance(count, int):
         every = integer(config, "no_rope_layer_interval", 4, 1)
-        return [int((i + 1) % every != 0) for i in range(min(count, 10_000))]
+        return [int((i + 1) % every != 0) for i in range(min(count, CONFIG_LAYERS))]
     if not isinstance(listed, (list, tuple)) or len(listed) != count:
         raise SpecError("config.no_rope_layers", f"is not a list of {count} numbers, one for each layer")
     return list(listed)
