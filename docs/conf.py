@@ -19,7 +19,7 @@ author = "the Dovetail authors"
 copyright = "the Dovetail authors, Apache-2.0"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx_copybutton", "mathml"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "figures"]
@@ -28,6 +28,7 @@ copybutton_exclude = ".linenos, .gp"
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "Dovetail"
 html_static_path = ["_static"]

@@ -92,6 +92,7 @@ def parts() -> Iterator[str]:
     yield "# Parts\n"
     count = len(list_parts())
     yield f"{count} parts in {len(GROUPS)} groups. A part of yours joins them by an entry point: [](../parts.md).\n"
+    yield "Most of the equations in mathematical notation: [](../equations.md).\n"
     for group in GROUPS:
         yield f"## {group.group}\n\n{inspect.cleandoc(group.__doc__ or '')}\n"
         for part in list_parts(group.group):
