@@ -240,3 +240,13 @@ def test_the_port_needs_no_transformers() -> None:
 @pytest.mark.parametrize("name", ["llama-7b", "llama-3-8b", "llama-3-70b", "llama-3-405b", "llama-tiny", "gpt2", "gpt2-tiny"])
 def test_presets_of_the_two_families_can_be_written(name: str) -> None:
     assert expressible(load_spec(name)) == name.partition("-")[0]
+
+
+@pytest.mark.parametrize("family", ["granite", "granitemoe"])
+def test_granite_writes_the_default_scale_as_a_number(family: str) -> None:
+    """transformers multiplies by attention_multiplier, which may not be null."""
+    text = "{width: 24, vocab: 62, layers: [{repeat: 2, mixer: {heads: 4, kv_heads: 2}, ffn: {kind: FFN}}]}"
+    spec = from_yaml(text.replace("FFN", "glu, hidden: 36" if family != "granitemoe" else "moe, hidden: 12, experts: 4"))
+    config = to_hf(spec, family).config
+    assert config["attention_multiplier"] == 6**-0.5
+    assert from_hf(config).layers[0].mixer.scale is None

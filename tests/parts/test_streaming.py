@@ -120,3 +120,10 @@ def test_misuse_raises(mixer: dict[str, Any], path: str, says: str) -> None:
     with pytest.raises(SpecError, match=says) as told:
         check(spec(**mixer))
     assert str(told.value).startswith(path)
+
+
+def test_a_norm_after_the_rotation_is_refused_where_keys_have_twice_the_channels() -> None:
+    normed = {"qk_norm": "rmsnorm", "qk_norm_after": True}
+    with pytest.raises(SpecError, match="qk_norm_after: streaming gives q and k more channels than the norm has"):
+        check(spec(**normed))
+    check(spec(**normed, mask=["causal", {"kind": "window", "size": SIZE}]))  # no first tokens are kept

@@ -96,6 +96,10 @@ class Position(Part):
     site: ClassVar[Literal["stream", "mixer", "any"]] = "mixer"
     rotates: ClassVar[bool] = False  # whether it rotates each key by the key's own position
 
+    def widens(self, scope: Scope) -> bool:
+        """Whether rotated queries and keys have more channels than a head."""
+        return False
+
 
 class PositionModule(Module):
     """The identity at every place. The model and attention call all methods, whichever kind of position they have."""

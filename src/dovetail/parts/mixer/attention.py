@@ -144,6 +144,9 @@ class Attention(SoftmaxMixer):
         for name, on in (("qk_norm_whole", self.qk_norm_whole), ("qk_norm_after", self.qk_norm_after)):
             if on and self.qk_norm is None:
                 problems.append(Problem(name, "there is no qk_norm", "set qk_norm, or leave this false"))
+        if self.qk_norm_after and self.position.widens(self.child_scope(scope, "position")):
+            what = f"{self.position.kind} gives q and k more channels than the norm has"
+            problems.append(Problem("qk_norm_after", what, "set it to false"))
         return problems + self.check_mask(scope)
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:

@@ -44,6 +44,9 @@ class Streaming(Position):
     def module(self) -> type[Module]:
         return StreamingModule
 
+    def widens(self, scope: Scope) -> bool:
+        return self.twice(scope)
+
     def twice(self, scope: Scope) -> bool:
         """Whether queries are rotated twice: not without a rotation, and not where the window keeps no first tokens."""
         return self.rotates and scope.size("kept") > 0

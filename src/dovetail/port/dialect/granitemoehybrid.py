@@ -6,6 +6,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
+from dovetail.port.dialect.granite import AttentionMultiplier
 from dovetail.port.dialect.granitemoeshared import GRANITEMOESHARED, shared_rows
 from dovetail.port.dialect.mamba2 import LIMIT as TIME_STEP_LIMIT, NoTimeStepLimit
 from dovetail.port.expert import BalanceLoss, depth_of, integer
@@ -97,7 +98,7 @@ GRANITEMOEHYBRID = GRANITEMOESHARED.variant(
         Copy("num_attention_heads", f"{ATTENTION}.heads"),
         Copy("num_key_value_heads", f"{ATTENTION}.kv_heads"),
         Copy("attention_dropout", f"{ATTENTION}.dropout"),
-        Copy("attention_multiplier", f"{ATTENTION}.scale"),
+        AttentionMultiplier(ATTENTION),
         Copy("attention_bias", f"{ATTENTION}.bias", f"{ATTENTION}.out_bias"),
         Rotary(f"{ATTENTION}.position"),
         Copy("num_experts_per_tok", f"{MOE}.router.top_k"),
