@@ -40,7 +40,7 @@ def pickle_only(place: Path) -> None:
 
 
 def pipe(place: Path) -> None:
-    os.mkfifo(place / "generation_config.json")
+    os.mkfifo(place / "special_tokens_map.json")  # a file that only transformers reads
 
 
 def adapter(place: Path) -> None:
