@@ -3,6 +3,8 @@
 batch, one document per row at most    (batch, n, embed) -> (batch, embed); zeros for `mean` of an empty row
 packed, several documents in a row     (batch, n, embed) -> (documents, embed), those of the first row first
 flat                                   (n, embed)        -> (rows, embed)
+
+A mean is computed in float32 or wider, and rounded once.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
+from dovetail.core.module import at_least_fp32
 
 Pool = Literal["first", "last", "mean"]
 
@@ -24,8 +27,9 @@ def pool(x: Tensor, layout: TokenLayout, pooling: Pool) -> Tensor:
         return _pool_each(x, *documents, pooling)
     real = layout.real
     if pooling == "mean":
-        weight = real.to(x.dtype)[..., None]
-        return (x * weight).sum(-2) / weight.sum(-2).clamp_min(1)
+        wide = at_least_fp32(x.dtype)
+        weight = real.to(wide)[..., None]
+        return ((x * weight).sum(-2) / weight.sum(-2).clamp_min(1)).to(x.dtype)
     place = torch.arange(layout.n, device=x.device)
     index = torch.where(real, place, layout.n).amin(-1) if pooling == "first" else torch.where(real, place, -1).amax(-1)
     index = index.clamp(0, layout.n - 1)
@@ -48,8 +52,9 @@ def _pool_each(x: Tensor, document: Tensor, documents: int, pooling: Pool) -> Te
     """(documents, embed) from x (…, n, embed) and the document of each token (tokens,), −1 for none."""
     x, slot = x.reshape(-1, x.shape[-1]), document % (documents + 1)  # padding goes to one slot more, which is dropped
     if pooling == "mean":
-        total = x.new_zeros(documents + 1, x.shape[-1]).index_add(0, slot, x)[:documents]
-        return total / torch.bincount(slot, minlength=documents + 1)[:documents, None].clamp_min(1).to(x.dtype)
+        wide = at_least_fp32(x.dtype)
+        total = x.new_zeros(documents + 1, x.shape[-1], dtype=wide).index_add(0, slot, x.to(wide))[:documents]
+        return (total / torch.bincount(slot, minlength=documents + 1)[:documents, None].clamp_min(1)).to(x.dtype)
     place, none = torch.arange(len(slot), device=x.device), len(slot) if pooling == "first" else -1
     index = torch.full((documents + 1,), none, device=x.device)
     index = index.scatter_reduce(0, slot, place, "amin" if pooling == "first" else "amax")[:documents]

@@ -26,7 +26,7 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Head, HeadModule, Norm
-from dovetail.core.module import Linear, Module
+from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Mistake, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -314,7 +314,9 @@ class PooledEmbeddingModule(HeadModule):
         vector = pool(x, ctx.layout, self.part.pooling)
         if self.part.dense:
             vector = torch.tanh(self.out(vector))
-        return ctx.tap(self, "vector", F.normalize(vector, dim=-1) if self.part.unit else vector)
+        if self.part.unit:
+            vector = F.normalize(vector.to(at_least_fp32(vector.dtype)), dim=-1).to(vector.dtype)
+        return ctx.tap(self, "vector", vector)
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
         """1 − cosine similarity to the label vectors."""

@@ -20,7 +20,8 @@ class AttentionMultiplier(Copy):
         scale, heads, head = (value_at(spec, f"{self.mixer}.{name}") for name in ("scale", "heads", "head"))
         if scale is ABSENT or scale is not None:
             return super().to_hf(spec)
-        return {self.names[0]: (head or spec.width // heads) ** -0.5}
+        size = spec.width // heads if head is None or head is ABSENT else head
+        return {self.names[0]: size**-0.5}
 
     def from_hf(self, config: Config) -> Settings:
         width, heads = config.get("hidden_size"), config.get("num_attention_heads")
