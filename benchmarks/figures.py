@@ -106,11 +106,13 @@ def take(name: str, root: Path = ROOT) -> dict[str, Any]:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Return the commit of the checkout, with a + where files differ from it."""
-    told = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--exclude", "*"], cwd=root, capture_output=True, text=True, check=False
-    )
-    return told.stdout.strip() or "unknown"
+    """Return the commit of the checkout, with a + where files other than figures differ from it."""
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{FIGURES}")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
 
 
 @dc.dataclass(frozen=True)
