@@ -6,7 +6,9 @@ import dataclasses as dc
 import importlib
 import json
 import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,33 @@ def test_completion_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
         asked = f"{script}\n{ask.format(line, index)}"
         done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, timeout=60)
         assert done.stdout.split() == [word]
+
+
+ASKED = (("sh", "show"), ("show llama-t", "llama-tiny"), ("train --learn", "--learning-rate"))
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+@pytest.mark.parametrize(("line", "word"), ASKED)
+def test_completion_in_fish(line: str, word: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["completion", "fish"])
+    (tmp_path / "dovetail.fish").write_text(capsys.readouterr().out)
+    asked = f"source {tmp_path}/dovetail.fish; complete -C 'dovetail {line}'"
+    done = subprocess.run(["fish", "-c", asked], capture_output=True, text=True, check=True, timeout=60)
+    assert [given.split("\t")[0] for given in done.stdout.splitlines()] == [word]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+@pytest.mark.parametrize(("line", "word"), ASKED)
+def test_completion_in_zsh(line: str, word: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["completion", "zsh"])
+    words = line.split()
+    # what the function offers, before zsh keeps those that begin with the word
+    asked = f"compdef() {{ :; }}; compadd() {{ print -l -- $@; }}; _files() {{ :; }}\n{capsys.readouterr().out}\n"
+    asked += f"words=(dovetail {line}); CURRENT={len(words) + 1}; _dovetail"
+    done = subprocess.run(["zsh", "-f", "-c", asked], capture_output=True, text=True, check=True, timeout=60)
+    assert [given for given in done.stdout.split() if given.startswith(words[-1])] == [word]
 
 
 def test_completion_names_every_verb_in_every_shell(capsys: pytest.CaptureFixture[str]) -> None:
