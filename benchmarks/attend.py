@@ -30,7 +30,7 @@ from dovetail import (
 )
 from dovetail.core.group import Mask
 from dovetail.core.part import from_data
-from dovetail.core.softmax import Scoring
+from dovetail.core.view import Scoring
 from dovetail.ops import attend_tiled
 from dovetail.ops.attend import attend, chosen, using
 
@@ -90,7 +90,7 @@ class Case:
     def run(self, kernel: str, layouts: tuple[TokenLayout, TokenLayout] | None = None) -> tuple[Tensor, ...]:
         """One layer: the output and the gradients of q, k and v."""
         with using(kernel):
-            z = attend(self.q, self.k, self.v, self.scoring(), *(layouts or self.layouts()), frozenset())
+            z = attend(self.q, self.k, self.v, self.scoring(), *(layouts or self.layouts()))
         return z, *torch.autograd.grad(z, (self.q, self.k, self.v), self.g)
 
     def seconds(self, kernel: str = "tiled") -> float:
@@ -109,7 +109,7 @@ class Case:
 
     def chosen(self) -> str:
         """The kernel that `attend` chooses."""
-        return chosen(self.q, self.scoring(), *self.layouts(), frozenset())[0].name
+        return chosen(self.q, self.scoring(), *self.layouts())[0].name
 
 
 def slope(sizes: Sequence[int], values: Sequence[float]) -> float:
@@ -125,7 +125,7 @@ def workspace(mask: Any, shape: Shape, n: int) -> int:
     case = Case.of(mask, shape, n)
     layout, _ = case.layouts()
     with using("tiled"), Alive(case.q, case.k, case.v, case.g, layout.order) as alive:
-        z = attend(case.q, case.k, case.v, case.scoring(), layout, layout, frozenset())
+        z = attend(case.q, case.k, case.v, case.scoring(), layout, layout)
         grads = torch.autograd.grad(z, (case.q, case.k, case.v), case.g)
     lse = n * shape.heads * z.element_size()
     return alive.peak - z.nbytes - lse - sum(grad.nbytes for grad in grads)

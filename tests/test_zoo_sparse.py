@@ -15,7 +15,7 @@ from dovetail.core.fold import attention_flops, state_values
 from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
-from dovetail.core.softmax import Scoring
+from dovetail.core.view import Scoring
 from dovetail.io.spec import load_spec
 from dovetail.lawbook.case import perturbed
 from dovetail.ops import attend_tiled
@@ -72,9 +72,9 @@ def test_keys_in_skipped_tiles_are_never_read(name: str, monkeypatch: pytest.Mon
                 touched[run.begin : run.end] = True
             poisoned = [torch.where(touched[:, None, None], x, nan) for x in (k, v)]
             with using("tiled"):
-                got = attend(queries, *poisoned, scoring(mask), own, TokenLayout.whole(1, n), frozenset())
+                got = attend(queries, *poisoned, scoring(mask), own, TokenLayout.whole(1, n))
             with using("reference"):
-                want = attend(queries, k, v, scoring(mask), own, TokenLayout.whole(1, n), frozenset())
+                want = attend(queries, k, v, scoring(mask), own, TokenLayout.whole(1, n))
             assert (got - want).abs().max() < 1e-12
 
 

@@ -15,7 +15,7 @@ from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, from_data
 from dovetail.core.scope import Scope
-from dovetail.core.softmax import Scoring
+from dovetail.core.view import Scoring
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.oracle.stand import alone, eye
 from dovetail.ops.attend import attend, offering, using
@@ -45,8 +45,8 @@ def attention(given: dict[str, Any] | None = None, **fields: Any) -> Any:
     return alone(part("attention", **told), given or weights(), embed=WIDTH)
 
 
-def plain(mask: Any = None, scale: float = 1.0, heads: int = 1, edit: Any = None) -> Scoring:
-    return Scoring(mask=mask or part("full"), scale=scale, heads=torch.arange(heads), edit=edit)
+def plain(mask: Any = None, scale: float = 1.0, heads: int = 1) -> Scoring:
+    return Scoring(mask=mask or part("full"), scale=scale, heads=torch.arange(heads))
 
 
 def pattern(module: Any, x: Tensor, layout: TokenLayout) -> Tensor:
@@ -61,9 +61,8 @@ def pattern(module: Any, x: Tensor, layout: TokenLayout) -> Tensor:
 def test_probs_sum_to_one_and_the_output_is_a_mean_of_the_values() -> None:
     seen: list[Tensor] = []
     q, k, v = randn(1, 5, 1, 4), randn(1, 7, 1, 4, seed=1), randn(1, 7, 1, 4, seed=2)
-    needs = frozenset({"edit"})
-    scoring = plain(scale=0.5, edit=lambda a, *_: seen.append(a) or a)
-    z = attend(q, k, v, scoring, TokenLayout.whole(1, 5), TokenLayout.whole(1, 7), needs)
+    edit = lambda a, *_: seen.append(a) or a  # noqa: E731
+    z = attend(q, k, v, plain(scale=0.5), TokenLayout.whole(1, 5), TokenLayout.whole(1, 7), edit)
     assert (seen[0] > 0).all()
     torch.testing.assert_close(seen[0].sum(-1), torch.ones(1, 1, 5, dtype=torch.float64))
     assert (z <= v.amax(1, keepdim=True) + 1e-12).all()
@@ -74,7 +73,7 @@ def test_queries_and_keys_that_are_the_identity_are_not_near_uniform() -> None:
     """Q = K = I of size 3: 0.471, 0.264, 0.264, whatever some texts say."""
     seen: list[Tensor] = []
     one, layout = torch.eye(3, dtype=torch.float64)[None, :, None], TokenLayout.whole(1, 3)
-    attend(one, one, one, plain(scale=3**-0.5, edit=lambda a, *_: seen.append(a) or a), layout, layout, frozenset({"edit"}))
+    attend(one, one, one, plain(scale=3**-0.5), layout, layout, lambda a, *_: seen.append(a) or a)
     assert [round(a, 3) for a in seen[0][0, 0, 0].tolist()] == [0.471, 0.264, 0.264]
 
 
@@ -82,7 +81,7 @@ def test_large_scores_do_not_overflow() -> None:
     for backend in offering(frozenset()):
         with using(backend.name):
             q = torch.full((1, 2, 1, 4), 1e4)
-            z = attend(q, q, torch.ones(1, 2, 1, 4), plain(), TokenLayout.whole(1, 2), TokenLayout.whole(1, 2), frozenset())
+            z = attend(q, q, torch.ones(1, 2, 1, 4), plain(), TokenLayout.whole(1, 2), TokenLayout.whole(1, 2))
         assert z.equal(torch.ones(1, 2, 1, 4)), backend.name
 
 
@@ -105,8 +104,8 @@ def _softmax_of(scores: Tensor) -> Tensor:
     seen: list[Tensor] = []
     n = scores.shape[0]
     k = torch.eye(n, dtype=torch.float64)[None, :, None]
-    scoring = plain(edit=lambda a, *_: seen.append(a) or a)
-    attend(scores[None, None, None], k, k, scoring, TokenLayout.whole(1, 1), TokenLayout.whole(1, n), frozenset({"edit"}))
+    edit = lambda a, *_: seen.append(a) or a  # noqa: E731
+    attend(scores[None, None, None], k, k, plain(), TokenLayout.whole(1, 1), TokenLayout.whole(1, n), edit)
     return seen[0][0, 0, 0]
 
 
@@ -144,7 +143,7 @@ def test_backward_by_hand_is_what_every_backend_computes() -> None:
     for backend in offering(frozenset()):
         given = [x[None, :, None].clone().requires_grad_() for x in (q, k, v)]
         with using(backend.name):
-            z = attend(*given, plain(part("causal"), scale), TokenLayout.whole(1, n), TokenLayout.whole(1, n), frozenset())
+            z = attend(*given, plain(part("causal"), scale), TokenLayout.whole(1, n), TokenLayout.whole(1, n))
         torch.testing.assert_close(z[0, :, 0], a @ v, rtol=0, atol=1e-12)
         z.backward(g[None, :, None])
         for tensor, grad in zip(given, wanted, strict=True):
@@ -222,7 +221,7 @@ def test_attention_is_a_kernel_smoother() -> None:
     """Nadaraya–Watson: Σ K(q, kᵢ)vᵢ / Σ K(q, kᵢ); with keys of one length the kernel is a Gaussian of |q − k|."""
     q, k, v = randn(1, 5, 1, 8), torch.nn.functional.normalize(randn(1, 13, 1, 8, seed=1), dim=-1), randn(1, 13, 1, 8, seed=2)
     scale = 8**-0.5
-    z = attend(q, k, v, plain(scale=scale), TokenLayout.whole(1, 5), TokenLayout.whole(1, 13), frozenset())
+    z = attend(q, k, v, plain(scale=scale), TokenLayout.whole(1, 5), TokenLayout.whole(1, 13))
     kernel = torch.exp(-torch.cdist(q[0, :, 0], k[0, :, 0]).square() * scale / 2)
     torch.testing.assert_close(z[0, :, 0], kernel @ v[0, :, 0] / kernel.sum(-1, keepdim=True))
 

@@ -17,7 +17,7 @@ from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, from_data
 from dovetail.core.scope import Scope
-from dovetail.core.softmax import Scoring
+from dovetail.core.view import Scoring
 from dovetail.io.spec import from_yaml
 from dovetail.ops.attend import attend, using
 from dovetail.state.pool import Pool
@@ -189,10 +189,10 @@ def _attended(backend: str, n: int, track: bool = False) -> tuple[list[Tensor], 
     with using(backend):
         if track:
             with watch:
-                z = attend(q, k, v, scoring, layout, layout, frozenset())
+                z = attend(q, k, v, scoring, layout, layout)
                 z.sum().backward()
         else:
-            z = attend(q, k, v, scoring, layout, layout, frozenset())
+            z = attend(q, k, v, scoring, layout, layout)
             (z * torch.sin(z)).sum().backward()
     return [z.detach(), *(t.grad for t in (q, k, v) if t.grad is not None)], watch.values
 

@@ -292,7 +292,7 @@ def tensor_over_two_axes(spec_yaml: str) -> None:
 def uneven_pieces() -> None:
     group = dist.group.WORLD
     assert group is not None
-    context.GatherView(group).extend(TokenLayout.whole(1, 3 + dist.get_rank()), torch.zeros(1, 3 + dist.get_rank(), 2, 4))
+    context.GatherView(group).append(TokenLayout.whole(1, 3 + dist.get_rank()), torch.zeros(1, 3 + dist.get_rank(), 2, 4))
 
 
 def odd_row() -> None:
@@ -306,6 +306,7 @@ def flat_piece() -> tuple[list[int], list[int], list[int]]:
     rank, group = dist.get_rank(), dist.group.WORLD
     assert group is not None
     layout = TokenLayout.flat([5, 3]).pick(slice(4 * rank, 4 * rank + 4))
-    (entries,), key_layout = context.GatherView(group).extend(layout, torch.arange(4.0 * rank, 4.0 * rank + 4)[:, None, None])
+    new = torch.arange(4.0 * rank, 4.0 * rank + 4)[:, None, None]
+    (entries,), key_layout = context.GatherView(group).append(layout, new).entries()
     assert key_layout.row is not None
     return key_layout.row.tolist(), key_layout.order.tolist(), entries.flatten().long().tolist()

@@ -15,7 +15,7 @@ from dovetail import parts as _registered  # noqa: F401
 from dovetail.core.group import Fill, Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
-from dovetail.core.softmax import Scoring
+from dovetail.core.view import Scoring
 from dovetail.ops import attend_tiled
 from dovetail.ops.attend import attend, using
 from dovetail.ops.mask import _fill, plan, spans
@@ -79,7 +79,7 @@ def compared(
     found: list[list[Tensor]] = []
     for name in ("tiled", "reference"):
         with using(name):
-            z = attend(*inputs[:3], scoring, q_layout, k_layout, frozenset())  # type: ignore[misc]
+            z = attend(*inputs[:3], scoring, q_layout, k_layout)  # type: ignore[misc]
         found.append([z, *torch.autograd.grad(z, inputs, upstream)])
     return max((a - b).abs().max().item() for a, b in zip(*found, strict=True))
 
@@ -134,7 +134,7 @@ def test_a_token_without_a_visible_key_gives_zero_and_gets_no_gradient() -> None
     q, k, v = some(2, 37, HEADS, HEAD), some(2, 37, KV, HEAD), some(2, 37, KV, HEAD)
     scoring = Scoring(mask=mask_of("causal"), scale=0.3, heads=torch.arange(HEADS), sink=some(HEADS))
     with using("tiled"):
-        z = attend(q, k, v, scoring, layout, layout, frozenset())
+        z = attend(q, k, v, scoring, layout, layout)
     z.sum().backward()
     assert (z[0, :32] == 0).all()
     assert (z[0, 32:] != 0).all()
@@ -153,7 +153,7 @@ def test_no_tensor_of_a_step_outlives_it(mask: str) -> None:
     gc.disable()  # what a cycle holds would stay until the collector runs, which may be many steps
     try:
         with using("tiled"):
-            attend(*tensors, scoring, layout, layout, frozenset()).sum().backward()
+            attend(*tensors, scoring, layout, layout).sum().backward()
         del layout
         assert order() is None
     finally:
@@ -169,7 +169,7 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(q: Tensor, k: Tensor, v: Tensor, table: Tensor, sink: Tensor) -> Tensor:
         scoring = Scoring(mask_of(MASKS["window"]), 0.5, torch.arange(2), 1.5, distance_bias, (table,), sink)
         with using("tiled"):
-            return attend(q, k, v, scoring, layout, layout, frozenset())
+            return attend(q, k, v, scoring, layout, layout)
 
     assert torch.autograd.gradcheck(work, (some(1, 7, 2, 3), some(1, 7, 1, 3), some(1, 7, 1, 3), some(2, 9), some(2)))
 
@@ -181,9 +181,9 @@ def test_low_precision_is_near(dtype: torch.dtype) -> None:
     q, k, v = some(1, 150, HEADS, HEAD), some(1, 150, KV, HEAD), some(1, 150, KV, HEAD)
     scoring = Scoring(mask=mask_of("causal"), scale=0.3, heads=torch.arange(HEADS))
     with using("reference"):
-        want = attend(q, k, v, scoring, layout, layout, frozenset())
+        want = attend(q, k, v, scoring, layout, layout)
     with using("tiled"):
-        got = attend(q.to(dtype), k.to(dtype), v.to(dtype), scoring, layout, layout, frozenset())
+        got = attend(q.to(dtype), k.to(dtype), v.to(dtype), scoring, layout, layout)
     assert got.dtype == dtype
     assert (got - want).abs().max() < 8 * torch.finfo(dtype).eps
 
@@ -217,7 +217,7 @@ def test_workspace_does_not_grow(mask: str, monkeypatch: pytest.MonkeyPatch) -> 
         layout = TokenLayout.whole(1, n)
         q, k, v, g = some(1, n, 2, 4), some(1, n, 1, 4), some(1, n, 1, 4), torch.randn(1, n, 2, 4, dtype=torch.float64)
         with using("tiled"), Alive(q, k, v, g, layout.order) as alive:
-            grads = torch.autograd.grad(attend(q, k, v, scoring, layout, layout, frozenset()), (q, k, v), g)
+            grads = torch.autograd.grad(attend(q, k, v, scoring, layout, layout), (q, k, v), g)
         lse = 2 * n * 8
         return alive.peak - q.nbytes - lse - sum(grad.nbytes for grad in grads)
 

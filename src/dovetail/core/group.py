@@ -100,6 +100,10 @@ class Position(Part):
         """Whether rotated queries and keys have more channels than a head."""
         return False
 
+    def rotates_on_read(self) -> bool:
+        """Whether keys are stored without rotation and rotated when they are read."""
+        return False
+
 
 class PositionModule(Module):
     """The identity at every place. The model and attention call all methods, whichever kind of position they have."""

@@ -8,7 +8,7 @@ the neighboring ranks where a sequence is split. The part derives from `Recurren
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from dovetail.core.module import Module
 from dovetail.core.part import Problem
 from dovetail.core.rows import SequenceRows, sequence_rows
 from dovetail.core.scope import Scope
+from dovetail.core.view import WHOLE_STATE, StateView
 from dovetail.core.weight import State
 
 Carry = tuple[Tensor, ...]  # (rows, *axes) of each declared state, in order
@@ -44,15 +45,11 @@ class Recurrent(Mixer):
 class RecurrentModule(Module):
     """x (…, n, embed) -> like x."""
 
-    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx, view: StateView = WHOLE_STATE) -> Tensor:
         seq = sequence_rows(ctx.layout)
-        x, carry = seq.spread(x), None
-        if view is not None:
-            x, carry = view.read(x)
+        x, carry = view.read(seq.spread(x))
         y, carry = self.recur(x, seq, ctx, None if seq.begins else carry)
-        if view is not None:
-            y = view.write(y, *carry)
-        return seq.gather(y)
+        return seq.gather(view.write(y, *carry))
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         """Return the output (rows, n, embed) and the state after x (rows, n, embed), from the state before it (None: zeros).

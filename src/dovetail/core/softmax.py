@@ -1,14 +1,13 @@
-"""Softmax mixers: the base of every mixer with a softmax over keys, and the `Scoring` that it passes to a kernel.
+"""Softmax mixers: the base of every mixer with a softmax over keys.
 
     z = softmax(cap(q kᵀ · scale) + bias, where the mask allows) v
 
-A part derives from `SoftmaxMixer` (heads, mask, KV cache, checks), its module from `SoftmaxModule` (the scoring of a call).
+A part derives from `SoftmaxMixer` (heads, mask, KV cache, checks), its module from `SoftmaxModule` (its scoring).
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,29 +15,13 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.group import Mask, Mixer, Order, Position, PositionModule
-from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Mistake, Problem
 from dovetail.core.scope import Scope
+from dovetail.core.view import Edit, OnRead, Scoring
 from dovetail.core.weight import State, Weight
 
-# (probs (…, heads, n, m), layout of the queries, layout of the keys) -> the probs to use
-Edit = Callable[[Tensor, TokenLayout, TokenLayout], Tensor]
 SCORE_SCALE = Mistake("score scale", (1.0,))  # of the field that multiplies the scores
-
-
-@dc.dataclass(slots=True)
-class Scoring:
-    """How a kernel turns products of queries and keys into probs."""
-
-    mask: Mask
-    scale: float
-    heads: Tensor  # (heads,) the numbers of the heads on this rank, for masks and biases that differ by head
-    softcap: float | None = None
-    bias: Callable[..., Tensor] | None = None  # (q layout, k layout, *tables) -> (…, heads, n, m)
-    tables: tuple[Tensor, ...] = ()
-    sink: Tensor | None = None  # (heads,) a learned logit: one more column of the softmax, without a value
-    edit: Edit | None = None
 
 
 class SoftmaxMixer(Mixer):
@@ -115,13 +98,14 @@ def check_position(position: Position) -> list[Problem]:
 
 
 class SoftmaxModule(Module):
-    """The scoring of a softmax mixer's calls. A subclass sets `scale` in its setup, and `dropout` where it has one."""
+    """The scoring of a softmax mixer. A subclass sets `scale` in its setup, and `softcap` and `dropout` where it has them."""
 
     part: Any
     o: Linear
     head_number: Tensor
     position: PositionModule
     scale: float
+    softcap: float | None = None
     dropout: float = 0.0
 
     def setup(self) -> None:
@@ -130,20 +114,27 @@ class SoftmaxModule(Module):
         self.needs = self.part.needs()
         self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.taps()
 
-    def scoring(self, ctx: Ctx, softcap: float | None = None, sink: Tensor | None = None) -> tuple[Scoring, frozenset[str]]:
-        """The scoring of this call, and the features that a kernel must offer for it."""
-        edit = self.edit(ctx)
-        scoring = Scoring(
+    def scoring(self, ctx: Ctx) -> Scoring:
+        """The scoring, with the tensors that the module has now; of the ctx only its ranks matter."""
+        return Scoring(
             mask=self.mask,
             scale=self.scale,
             heads=self.head_number,
-            softcap=softcap,
+            softcap=self.softcap,
             bias=self.position.score if self.biased else None,
             tables=self.position.tables() if self.biased else (),
-            sink=sink,
-            edit=edit,
+            sink=self.sink_logit(),
+            on_read=self.on_read(ctx),
+            needs=self.needs,
         )
-        return scoring, self.needs if edit is None else self.needs | {"edit"}
+
+    def sink_logit(self) -> Tensor | None:
+        """The learned logit of a sink (heads,), where there is one."""
+        return None
+
+    def on_read(self, ctx: Ctx) -> OnRead | None:
+        """What keys undergo when they are read, where a kernel reads them."""
+        return None
 
     def edit(self, ctx: Ctx) -> Edit | None:
         """The function that edits the probs after the softmax: a listener's, dropout in training, or None."""

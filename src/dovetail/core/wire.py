@@ -29,8 +29,10 @@ class Branching(Module):
     branches: tuple[str, ...]
 
     def branch(self, name: str, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-        """Apply one branch to x (…, n, embed), with the view of its decode state."""
-        return self._modules[name](x, ctx, views.get(name))  # type: ignore[misc]
+        """Apply one branch to x (…, n, embed); a mixer is given its view."""
+        module = self._modules[name]
+        assert module is not None
+        return module(x, ctx, views[name]) if name in views else module(x, ctx)
 
     def normed(self, name: str, x: Tensor, ctx: Ctx) -> Tensor:
         """Apply one of the norms that the wire declared."""

@@ -1,7 +1,7 @@
 """Sequence parallelism as a view. Each rank holds a contiguous chunk of every row, and the attention view all-gathers the keys
 and values of all chunks, with their token layout.
 
-    rank r:  x_r (…, n/ranks, embed) -> q_r, k_r, v_r        view.extend(at_r, k_r, v_r) -> K, V (…, n, kv_heads, head), at
+    rank r:  x_r (…, n/ranks, embed) -> q_r, k_r, v_r        view.append(layout_r, k_r, v_r).attend(layout_r, q_r, …)
 
     ctx = split_ctx(Ctx(layout=layout), spec, group)
     logits_r = model(piece(tokens, group), ctx)
@@ -31,6 +31,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Part, walk, walk_spec
 from dovetail.dist.batch import TokenRanks
 from dovetail.dist.collective import gather, hand_on, joined, receive
+from dovetail.ops.attend import Stored
 
 
 class GatherView:
@@ -39,14 +40,16 @@ class GatherView:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
-    def extend(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """Take the entries of this chunk (…, n, *axes); return those of all chunks (…, n·ranks, *axes) and their layout."""
+    def append(self, layout: TokenLayout, *new: Tensor) -> Stored:
+        """Take the entries of this chunk (…, n, *axes); return those of all chunks (…, n·ranks, *axes)."""
         key_layout = layout.once(("whole row", self.group), lambda: whole_layout(layout, self.group))
-        return tuple(gather(values, layout.order.dim() - 1, self.group) for values in new), key_layout
+        return Stored(key_layout, tuple(gather(values, layout.order.dim() - 1, self.group) for values in new))
 
-    def extend_blocks(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """The same for blocks that end in this chunk, equally many on every rank (document −1 where there is none)."""
-        return self.extend(layout, *new)
+    append_blocks = append  # of blocks that end in this chunk, equally many on every rank (document −1 where there is none)
+
+    def stored(self) -> Stored:
+        """Refuse: nothing came before."""
+        raise StateError("there are no keys to attend to: a split sequence has no cache")
 
 
 class CarryView:
@@ -70,15 +73,13 @@ def split_ctx(ctx: Ctx, spec: Part, group: dist.ProcessGroup) -> Ctx:
     ranks that hold the other chunks."""
     layout = ctx.layout.cut(dist.get_world_size(group), dist.get_rank(group))
     types = None if ctx.types is None else piece(ctx.types, group)
-    return dc.replace(ctx, layout=layout, types=types, views=split_views(spec, group), batch_ranks=TokenRanks(sequence=group))
+    views, ranks = split_views(spec, group), TokenRanks(sequence=group)
+    return dc.replace(ctx, layout=layout, types=types, views=views, batch_ranks=ranks)
 
 
 def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
     """Return a view for every self-attending or recurrent mixer, one mapping per layer, for Ctx(views=…)."""
-    inner = tuple(f"{path}." for path, part in walk_spec(spec) if path and part.group == spec.group)
-    for path, part in walk_spec(spec):
-        if not path.startswith(inner):  # an encoder may run unsplit
-            refuse(path, part)
+    check_split(spec)
     views: list[dict[str, Any]] = []
     gathers, carries = GatherView(group), CarryView(group)
     for path, part, _ in walk(spec):
@@ -92,8 +93,15 @@ def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
     return views
 
 
-def refuse(path: str, part: Part) -> None:
-    """Raise for a part that needs a whole row at once."""
+def check_split(spec: Part) -> None:
+    """Raise SpecError for a part that needs a whole row at once."""
+    inner = tuple(f"{path}." for path, part in walk_spec(spec) if path and part.group == spec.group)
+    for path, part in walk_spec(spec):
+        if not path.startswith(inner):  # an encoder may run unsplit
+            _refuse(path, part)
+
+
+def _refuse(path: str, part: Part) -> None:
     if isinstance(part, Head) and part.pools():
         problem, remedy = "gives one answer a row, whose tokens lie on several ranks", "split rows over ranks instead: data"
     elif isinstance(part, Embed) and not part.causal():

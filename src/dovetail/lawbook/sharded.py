@@ -33,7 +33,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.scope import Scope
 from dovetail.dist.collective import joined, summed
-from dovetail.dist.context import piece, split_ctx, split_views, whole_encoder_output
+from dovetail.dist.context import check_split, piece, split_ctx, whole_encoder_output
 from dovetail.dist.mesh import make_mesh
 from dovetail.dist.pair import Pair
 from dovetail.dist.shard import fully_shard_model, tensor_parallel
@@ -219,7 +219,7 @@ def _by_sequence(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
     group, ranks = mesh.get_group(), mesh.size()
     for stack in (spec, spec.encoder):
         if stack is not None:
-            split_views(stack, group)  # raises before anything runs
+            check_split(stack)  # raises before anything runs
 
     def run(batch: Batch, draws: int | None) -> Result:
         result = _run(model, spec, batch.columns(group), draws, losses_count=1.0 / ranks, group=group)

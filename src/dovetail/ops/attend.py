@@ -13,16 +13,16 @@ from math import prod
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import BackendError
+from dovetail.core.errors import BackendError, StateError
 from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
-from dovetail.core.softmax import Scoring
+from dovetail.core.view import Edit, Entries, Scoring
 from dovetail.ops import attend_ref, attend_tiled, attend_torch
 from dovetail.ops.backend import Backend, Shape
 from dovetail.ops.form import FORCED, using
 from dovetail.ops.mask import dense
 
-__all__ = ["BACKENDS", "attend", "choose", "chosen", "is_plain", "offering", "using"]
+__all__ = ["BACKENDS", "WHOLE", "Stored", "attend", "choose", "chosen", "is_plain", "offering", "using"]
 
 
 BACKENDS: list[Backend] = [
@@ -62,18 +62,56 @@ def is_plain(mask: Mask, q: TokenLayout, k: TokenLayout) -> bool:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, needs: frozenset[str]
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, edit: Edit | None = None
 ) -> Tensor:
     """Attention of q over k, v: (…, n, heads, head).
 
     Shapes: q (…, n, heads, head), k and v (…, m, kv_heads, head); `…` is batch, or nothing for a flat batch.
     """
+    needs = scoring.needs if edit is None else scoring.needs | {"edit"}
     backend, plain = chosen(q, scoring, q_layout, k_layout, needs)
     visible = None
     if backend.dense:
         visible = scoring.mask.flag() if plain and backend.flags else dense(scoring.mask, q_layout, k_layout, scoring.heads)
-    out = backend.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), scoring, q_layout, k_layout, visible)
+    out = backend.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), scoring, q_layout, k_layout, visible, edit)
     return out.transpose(-3, -2)
+
+
+class Stored:
+    """Entries, the keys and the values in this order, that are attended to by a kernel."""
+
+    __slots__ = ("layout", "tensors")
+
+    def __init__(self, layout: TokenLayout, tensors: tuple[Tensor, ...]) -> None:
+        self.layout, self.tensors = layout, tensors
+
+    def entries(self) -> Entries:
+        """The entries (…, m, *axes), and their layout."""
+        return self.tensors, self.layout
+
+    def attend(self, layout: TokenLayout, q: Tensor, scoring: Scoring, edit: Edit | None = None) -> Tensor:
+        """Attention of q (…, n, heads, head), tokens of `layout`, over them."""
+        k, v = self.tensors
+        if scoring.on_read is not None:
+            k = scoring.on_read(k, self.layout)
+        return attend(q, k, v, scoring, layout, self.layout, edit)
+
+
+class WholeView:
+    """The view of a whole pass: the entries are those of its own tokens."""
+
+    def append(self, layout: TokenLayout, *entries: Tensor) -> Stored:
+        """Return the entries."""
+        return Stored(layout, entries)
+
+    append_blocks = append
+
+    def stored(self) -> Stored:
+        """Refuse: nothing came before."""
+        raise StateError("there are no keys to attend to (cross attention: call model.encode and put its output in the ctx)")
+
+
+WHOLE = WholeView()
 
 
 def chosen(

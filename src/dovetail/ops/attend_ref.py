@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
-from dovetail.core.softmax import Scoring
+from dovetail.core.view import Edit, Scoring
 from dovetail.ops.backend import Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "edit", "compile"})
@@ -33,6 +33,7 @@ def run(
     q_layout: TokenLayout,
     k_layout: TokenLayout,
     visible: tuple[Tensor, Tensor],
+    edit: Edit | None = None,
 ) -> Tensor:
     """(…, heads, n, head), with all scores in memory. `visible` is the dense mask, and the queries that see no key."""
     allowed, empty = visible
@@ -50,6 +51,6 @@ def run(
         column = scoring.sink[:, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
         scores = torch.cat([scores, column], -1)
     probs = torch.softmax(scores, -1)[..., : k.shape[-2]].masked_fill(empty, 0.0)
-    if scoring.edit is not None:
-        probs = scoring.edit(probs, q_layout, k_layout)
+    if edit is not None:
+        probs = edit(probs, q_layout, k_layout)
     return probs.to(v.dtype) @ v

@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
-from dovetail.core.softmax import Scoring
+from dovetail.core.view import Scoring
 from dovetail.ops.backend import Shape
 from dovetail.ops.mask import Run, allowed
 from dovetail.ops.tiles import Piece, Tile, Tiling, add, put, take
@@ -49,7 +49,14 @@ def cost(shape: Shape, needs: frozenset[str]) -> float:
 
 
 def run(
-    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, visible: object = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scoring: Scoring,
+    q_layout: TokenLayout,
+    k_layout: TokenLayout,
+    visible: object = None,
+    edit: None = None,
 ) -> Tensor:
     """(…, heads, n, head), computed over the tiles that the mask touches. `visible` is not used: no dense mask is computed."""
     if q.dim() == 3:

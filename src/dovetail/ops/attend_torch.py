@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
-from dovetail.core.softmax import Scoring
+from dovetail.core.view import Scoring
 from dovetail.ops.backend import Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "compile"})
@@ -31,6 +31,7 @@ def run(
     q_layout: TokenLayout,
     k_layout: TokenLayout,
     visible: tuple[Tensor, Tensor] | str,
+    edit: None = None,
 ) -> Tensor:
     """(…, heads, n, head). `visible` is the flag `all` or `causal`, or the dense mask and the queries that see no key."""
     flat = q.dim() == 3

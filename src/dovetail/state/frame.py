@@ -3,8 +3,8 @@
 A frame is computed once per step; the views of the layers index their stores with it. Leading dimensions are `batch`, or none
 for a flat batch of tokens from many sequences, whose keys then lie one sequence behind the other.
 
-Views are what a mixer sees of its decode state. TokenView is a KV cache, BlockView a cache of compressed blocks, SourceView
-the keys and values of an encoder output, SequenceView a recurrent state.
+Views (core/view.py) are what a mixer sees of its decode state. TokenView is a KV cache, SourceView the keys and values of an
+encoder output, BlockView a cache of compressed blocks, SequenceView a recurrent state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dovetail.core.errors import StateError
 from dovetail.core.layout import TokenLayout
+from dovetail.ops.attend import Stored
 from dovetail.state.slots import Slots
 
 
@@ -92,25 +94,30 @@ class TokenView:
         self.stores, self.frame = stores, frame
         self.blocks: BlockView | None = None  # the cache of blocks of these tokens, where the layer declares one
 
-    def extend_blocks(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """The same for blocks of tokens that are complete now. Both layouts count blocks."""
-        assert self.blocks is not None, "no state of this mixer is per block"
-        return self.blocks.extend(layout, *new)
-
-    def extend(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """Write the new entries (…, n, *axes). Returns all stored entries (…, m, *axes) and their layout."""
+    def append(self, layout: TokenLayout, *new: Tensor) -> Stored:
+        """Write the new entries (…, n, *axes). Returns all stored entries (…, m, *axes)."""
         frame = self.frame
         if frame.write is None:
-            stored = tuple([self._read(store) for store in self.stores])
-            for entries, values in zip(stored, new, strict=True):
+            stored = self.stored()
+            for entries, values in zip(stored.tensors, new, strict=True):
                 entries[:, frame.begin :] = values
-            return stored, frame.key_layout
+            return stored
         if frame.before:
             old = [self._read(store) for store in self.stores]
             self._write(frame.write, new)
-            return tuple(torch.cat(pair, layout.order.dim() - 1) for pair in zip(old, new, strict=True)), frame.key_layout
+            joined = tuple(torch.cat(pair, layout.order.dim() - 1) for pair in zip(old, new, strict=True))
+            return Stored(frame.key_layout, joined)
         self._write(frame.write, new)
-        return tuple(self._read(store) for store in self.stores), frame.key_layout
+        return self.stored()
+
+    def stored(self) -> Stored:
+        """All stored entries (…, m, *axes)."""
+        return Stored(self.frame.key_layout, tuple([self._read(store) for store in self.stores]))
+
+    def append_blocks(self, layout: TokenLayout, *new: Tensor) -> Stored:
+        """The same for blocks of tokens that are complete now; the layouts count blocks."""
+        assert self.blocks is not None, "no state of this mixer is per block"
+        return self.blocks.append(layout, *new)
 
     def _write(self, slots: Tensor, new: Sequence[Tensor]) -> None:
         for store, values in zip(self.stores, new, strict=True):
@@ -128,36 +135,30 @@ class TokenView:
         return store.as_strided(frame.view[1], frame.view[2])
 
 
-class BlockView:
+class SourceView(TokenView):
+    """The entries one layer stores of an encoder output, which were written at admission."""
+
+    def append(self, layout: TokenLayout, *new: Tensor) -> Stored:
+        """Refuse."""
+        raise StateError("the pool holds an encoder output already (give the ctx of a step none)")
+
+
+class BlockView(TokenView):
     """The cache of blocks of one layer: an entry is written when the last token of its block arrives."""
 
     def __init__(self, stores: Sequence[Tensor], frame: Frame, slots: Slots, rows: Tensor) -> None:
         """`frame` reads what is stored after this step; `rows` (rows,) are the rows of this step."""
-        self.inner, self.slots, self.rows = TokenView(stores, frame), slots, rows
+        super().__init__(stores, frame)
+        self.slots, self.rows = slots, rows
 
-    def extend(self, layout: TokenLayout, *new: Tensor) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """Write new blocks (…, b, *axes), whose order is their index in the sequence. Returns all blocks and their layout."""
-        self.inner._write(layout.once("block slots", lambda: self._slots_of(layout)), new)
-        return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_layout
+    def append(self, layout: TokenLayout, *new: Tensor) -> Stored:
+        """Write new blocks (…, b, *axes), whose order is their index in the sequence. Returns all blocks."""
+        self._write(layout.once("block slots", lambda: self._slots_of(layout)), new)
+        return self.stored()
 
     def _slots_of(self, layout: TokenLayout) -> Tensor:
         each = self.rows[layout.row] if layout.row is not None else self.rows[:, None]
         return torch.where(layout.real, self.slots.slot(each, layout.order), self.slots.total).flatten()
-
-
-class SourceView:
-    """The entries one layer stores of an encoder output: written at admission, read at every step."""
-
-    def __init__(self, stores: Sequence[Tensor], frame: Frame) -> None:
-        self.inner = TokenView(stores, frame)
-
-    def put(self, layout: TokenLayout, *values: Tensor) -> None:
-        """Write the entries of the encoder output (batch, m, *axes)."""
-        self.inner.extend(layout, *values)
-
-    def get(self) -> tuple[tuple[Tensor, ...], TokenLayout]:
-        """The entries of the encoder output, and their layout."""
-        return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_layout
 
 
 class SequenceView:

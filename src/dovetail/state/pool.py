@@ -215,7 +215,7 @@ class Pool:
         for group in groups:
             frame = make_frame(group.slots, layout, rows, nothing, lengths, self.rows)
             for (layer, branch), stores in group.stores.items():
-                views[layer][branch] = SourceView(stores, frame)
+                views[layer][branch] = TokenView(stores, frame)
             for row, n in zip(rows, lengths, strict=True):
                 self.source_lengths[row] = n
         return views

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
-from dovetail.core.softmax import Scoring
+from dovetail.core.view import Scoring
 from dovetail.lawbook.kernel import small_tiles
 from dovetail.lawbook.oracle.registry import Comparison, oracle
 from dovetail.lawbook.oracle.stand import numbers, part, row
@@ -26,8 +26,8 @@ from dovetail.ops.backend import Backend, Shape
 EVERY = frozenset({"bias", "bias_grad", "softcap", "sink", "edit", "compile"})
 
 
-def _scoring(mask: Any, heads: int = 1, **more: Any) -> Scoring:
-    return Scoring(mask, 1.0, torch.arange(heads), **more)
+def _scoring(mask: Any, heads: int = 1, needs: str = "", **more: Any) -> Scoring:
+    return Scoring(mask, 1.0, torch.arange(heads), needs=frozenset(needs.split()), **more)
 
 
 def _means(
@@ -37,7 +37,7 @@ def _means(
     keys = layout if keys is None else keys
     q, k = (torch.zeros(*where.order.shape, heads, 1, dtype=torch.float64) for where in (layout, keys))
     v = (2.0 ** torch.arange(keys.n, dtype=torch.float64))[:, None, None].expand(k.shape)
-    return attend(q, k, v, _scoring(mask, heads, **more), layout, keys, frozenset(needs.split()))[..., 0]
+    return attend(q, k, v, _scoring(mask, heads, needs, **more), layout, keys)[..., 0]
 
 
 def _by_all(name: str, compute: Callable[[], Tensor], expected: Any, needs: str = "") -> Iterator[Comparison]:
@@ -141,9 +141,8 @@ def biases() -> Iterator[Comparison]:
             place = TokenLayout(torch.zeros(1, 2, 1, dtype=torch.long), row(2).order, None)
             with using(backend.name):
                 q, v = torch.zeros(1, 2, 1, 1, dtype=torch.float64), numbers([[[[10.0]], [[30.0]]]])
-                z = attend(
-                    q, q, v, _scoring(causal, bias=_weighted, tables=tables), place, place, frozenset({"bias", "bias_grad"})
-                )
+                scoring = _scoring(causal, needs="bias bias_grad", bias=_weighted, tables=tables)
+                z = attend(q, q, v, scoring, place, place)
                 z[0, 1].sum().backward()
             yield Comparison(f"gradient of table {learned}, by {backend.name}", tables[learned].grad, (-5.0, 5.0)[learned])
             yield Comparison(f"none for the other table, by {backend.name}", tables[1 - learned].grad is None, True)
@@ -158,8 +157,8 @@ def tiny_probs() -> Iterator[Comparison]:
         k = torch.tensor([0.0, counts, lost], dtype=dtype).view(1, 3, 1, 1)
         q, v = torch.ones_like(k), torch.tensor([0.0, value, value], dtype=dtype).view(1, 3, 1, 1)
         with using("tiled"):
-            z = attend(q, k, v, _scoring(part("causal")), layout, layout, frozenset())[0, :, 0, 0]
-            far = attend(q, k[:, ::2], v[:, ::2], _scoring(part("full")), layout, row(2), frozenset())
+            z = attend(q, k, v, _scoring(part("causal")), layout, layout)[0, :, 0, 0]
+            far = attend(q, k[:, ::2], v[:, ::2], _scoring(part("full")), layout, row(2))
         yield Comparison(f"a masked key, {dtype}", z[0], 0.0, near=0)
         # e^−70.5 = 2.4112322e−31; e^−691.5 = 4.8458031e−301
         counted = 2.4112322 if dtype is torch.float32 else 0.48458031

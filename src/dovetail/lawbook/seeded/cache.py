@@ -17,7 +17,7 @@ from dovetail.parts.mixer.attention import Attention
 from dovetail.state import frame, slots
 from dovetail.state.pool import Pool
 
-_extend, _state = frame.TokenView.extend, Attention.state
+_append, _state = frame.TokenView.append, Attention.state
 _stale: dict[Any, Any] = {}
 
 
@@ -34,7 +34,7 @@ def all_state_narrow(self: Account, n: int) -> int:
 
 
 def decoded_keys_not_written(self: frame.TokenView, layout: TokenLayout, *new: Tensor) -> Any:
-    return _extend(self, layout, *(torch.zeros_like(x) if layout.n == 1 else x for x in new))
+    return _append(self, layout, *(torch.zeros_like(x) if layout.n == 1 else x for x in new))
 
 
 def stale_mask(self: TokenLayout, queries: TokenLayout, key: Any, make: Callable[..., Any], *given: Any) -> Any:
@@ -97,7 +97,7 @@ def mutants() -> list[Mutant]:
         Mutant(
             "a decoded key is never written",
             "chunked",
-            instead(frame.TokenView, "extend", decoded_keys_not_written),
+            instead(frame.TokenView, "append", decoded_keys_not_written),
             report="TransformerLens#776",
         ),
         Mutant(

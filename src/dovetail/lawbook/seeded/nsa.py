@@ -51,7 +51,7 @@ def later_tokens_gathered(
 
 
 def never_cached(self: frame.BlockView, layout: TokenLayout, *new: Tensor) -> Any:
-    return tuple(self.inner._read(store) for store in self.inner.stores), self.inner.frame.key_layout
+    return self.stored()
 
 
 def fork_without_blocks(self: pool.Group, copies: Any) -> None:
@@ -103,7 +103,7 @@ def mutants() -> list[Mutant]:
             model,
         ),
         Mutant("a gathered query reads the next token", "fast", instead(blocks, "gathered", later_tokens_gathered), model),
-        Mutant("a block is never cached", "chunked", instead(frame.BlockView, "extend", never_cached), model),
+        Mutant("a block is never cached", "chunked", instead(frame.BlockView, "append", never_cached), model),
         Mutant("a fork does not copy its blocks", "rollback", instead(pool.Group, "copy", fork_without_blocks), model),
         Mutant(
             "each rank selects blocks by its own heads",

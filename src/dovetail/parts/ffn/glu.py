@@ -78,6 +78,6 @@ class GluModule(Module):
     def setup(self) -> None:
         self.act = self.part.act.function()
 
-    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         hidden = ctx.tap(self, "hidden", self.act(self.gate(x)) * self.up(x))
         return ctx.tap(self, "out", self.down(ctx.dropout(hidden, self.part.dropout, self, axes=("ffn",))))

@@ -69,6 +69,6 @@ class MlpModule(Module):
     def setup(self) -> None:
         self.act = self.part.act.function()
 
-    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         hidden = ctx.dropout(ctx.tap(self, "hidden", self.act(self.up(x))), self.part.dropout, self, axes=("ffn",))
         return ctx.tap(self, "out", self.down(hidden))

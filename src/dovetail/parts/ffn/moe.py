@@ -104,7 +104,7 @@ class MoEModule(Module):
     shared: Module
     shared_gate: Linear
 
-    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         chosen, weights = self.router(x, ctx)
         out = self.bank(x, ctx, chosen, weights)
         if self.part.shared is not None:

@@ -23,8 +23,9 @@ from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule
+from dovetail.core.view import KVView
 from dovetail.core.weight import State, Weight
-from dovetail.ops.attend import attend
+from dovetail.ops.attend import WHOLE, attend
 from dovetail.ops.form import chunk, reference
 from dovetail.ops.mask import dense, pairs
 
@@ -105,12 +106,11 @@ class AdditiveAttentionModule(SoftmaxModule):
         super().setup()
         self.size = self.scope.size("hidden")
 
-    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
-        layout, key_layout = ctx.layout, ctx.layout
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
+        layout = ctx.layout
         q, k = (project(x).unflatten(-1, (-1, self.size)) for project in (self.q, self.k))
         q, k = ctx.tap(self, "q", q), ctx.tap(self, "k", k)
-        if view is not None:
-            (k, x), key_layout = view.extend(layout, k, x)
+        (k, x), key_layout = view.append(layout, k, x).entries()
         q, k = q.transpose(-3, -2).unsqueeze(-2), k.transpose(-3, -2).unsqueeze(-3)  # (…, heads, n, 1, hidden), (…, 1, m, …)
         visible, empty = dense(self.mask, layout, key_layout, self.head_number)
         edit = self.edit(ctx)
@@ -165,11 +165,8 @@ class MultiplicativeAttentionModule(SoftmaxModule):
         super().setup()
         self.scale = self.part.scale
 
-    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
-        layout, key_layout = ctx.layout, ctx.layout
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
         q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, x.shape[-1])))  # x_iᵀ W of each head
-        if view is not None:
-            (x,), key_layout = view.extend(layout, x)
+        (x,), key_layout = view.append(ctx.layout, x).entries()
         tokens = x.unsqueeze(-2)  # one KV head, whose keys are its values
-        scoring, needs = self.scoring(ctx)
-        return self.project_out(attend(q, tokens, tokens, scoring, layout, key_layout, needs), ctx)
+        return self.project_out(attend(q, tokens, tokens, self.scoring(ctx), ctx.layout, key_layout, self.edit(ctx)), ctx)

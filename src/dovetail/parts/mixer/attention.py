@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.errors import StateError
 from dovetail.core.field import bounded
 from dovetail.core.group import Mask, Norm, Order, Position
-from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Linear, Module
 from dovetail.core.part import Mistake, Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, check_position, head_size
+from dovetail.core.view import KV, KVView, OnRead
 from dovetail.core.weight import State, Weight
-from dovetail.ops.attend import attend
+from dovetail.ops.attend import WHOLE
 from dovetail.ops.mask import pairs
 
 # fields that decide how queries and keys make scores
@@ -210,23 +209,20 @@ class AttentionModule(SoftmaxModule):
         super().setup()
         self.size, self.slots = self.scope.size("head"), self.scope.size("slots")
         self.scale = self.size**-0.5 if self.part.scale is None else self.part.scale
-        self.dropout = self.part.dropout
+        self.softcap, self.dropout = self.part.softcap, self.part.dropout
+        self.reads = self.part.position.rotates_on_read()
 
-    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
         q, k, v = self.project(x)
-        layout, key_layout, position = ctx.layout, ctx.layout, self.position
-        after = self.part.qk_norm_after
-        if self.part.qk_norm is not None and not after:
+        layout, position, after = ctx.layout, self.position, self.part.qk_norm_after
+        if not after:
             q, k = self.normed(q, "q_norm", ctx), self.normed(k, "k_norm", ctx)
-        k = position.on_write(k, layout)
+        q, k = position.rotate(q, layout), position.on_write(k, layout)
+        if after:
+            q = self.normed(q, "q_norm", ctx)
+            k = k if self.reads else self.normed(k, "k_norm", ctx)
         k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
-        if view is not None:
-            (k, v), key_layout = view.extend(layout, k, v)
-        k, q = position.on_read(k, key_layout), position.rotate(q, layout)
-        if after:  # on read: some positions rotate there
-            q, k = self.normed(q, "q_norm", ctx), self.normed(k, "k_norm", ctx)
-        q = ctx.tap(self, "q", q)
-        return self.read(x, q, k, v, layout, key_layout, ctx)
+        return self.read(x, ctx.tap(self, "q", q), view.append(layout, k, v), ctx)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (…, n, heads, head), k and v (…, n, kv_heads, head)."""
@@ -246,13 +242,18 @@ class AttentionModule(SoftmaxModule):
         norm = self.modules_named(name)
         return self.split(norm(x.flatten(-2), ctx)) if self.part.qk_norm_whole else norm(x, ctx)
 
-    def read(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx
-    ) -> Tensor:
+    def sink_logit(self) -> Tensor | None:
+        return self.sink if self.part.sink else None
+
+    def on_read(self, ctx: Ctx) -> OnRead | None:
+        """The rotation of some positions, and a norm that comes after it."""
+        if not self.reads or not self.part.qk_norm_after:
+            return self.position.on_read if self.reads else None
+        return lambda k, layout: self.normed(self.position.on_read(k, layout), "k_norm", ctx)
+
+    def read(self, x: Tensor, q: Tensor, kv: KV, ctx: Ctx) -> Tensor:
         """Attend, gate, project back to the residual stream."""
-        scoring, needs = self.scoring(ctx, self.part.softcap, self.sink if self.part.sink else None)
-        z = attend(q, k, v, scoring, layout, key_layout, needs)
-        z = ctx.tap(self, "z", z).flatten(-2)
+        z = ctx.tap(self, "z", kv.attend(ctx.layout, q, self.scoring(ctx), self.edit(ctx))).flatten(-2)
         if self.part.gate:
             z = z * torch.sigmoid(self.gate(x))
         return ctx.tap(self, "out", self.o(z))
@@ -297,23 +298,17 @@ class CrossAttention(Attention):
 class CrossAttentionModule(AttentionModule):
     """x (…, n, embed), encoder output (…, m, encoder) -> like x."""
 
-    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
-        if view is not None:
-            (k, v), encoder_layout = view.get()
-        else:
-            if ctx.encoder_output is None or ctx.encoder_layout is None:
-                raise StateError(f"{self.path}: the ctx has no encoder output; call model.encode and put it in the ctx")
-            k, v = self.keys(ctx.encoder_output, ctx)
-            encoder_layout = ctx.encoder_layout
-        k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
         q = ctx.tap(self, "q", self.normed(self.split(self.q(x)), "q_norm", ctx))
-        return self.read(x, q, k, v, ctx.layout, encoder_layout, ctx)
+        return self.read(x, q, view.stored() if ctx.encoder_output is None else self.fill(ctx, view), ctx)
 
     def keys(self, encoded: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
         """k, v (…, m, kv_heads, head) of the encoder output."""
         return self.normed(self.split(self.k(encoded)), "k_norm", ctx), self.split(self.v(encoded))
 
-    def fill(self, ctx: Ctx, view: Any) -> None:
-        """At admission: write the keys and values of the encoder output to the cache, once."""
+    def fill(self, ctx: Ctx, view: KVView) -> KV:
+        """Append the keys and values of the encoder output: in a whole pass, and once at admission."""
         assert ctx.encoder_output is not None
-        view.put(ctx.encoder_layout, *self.keys(ctx.encoder_output, ctx))
+        assert ctx.encoder_layout is not None
+        k, v = self.keys(ctx.encoder_output, ctx)
+        return view.append(ctx.encoder_layout, ctx.tap(self, "k", k), ctx.tap(self, "v", v))

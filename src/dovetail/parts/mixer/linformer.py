@@ -25,8 +25,9 @@ from dovetail.core.module import Linear, Module
 from dovetail.core.part import KINDS, Part, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size
+from dovetail.core.view import KVView
 from dovetail.core.weight import Weight
-from dovetail.ops.attend import attend
+from dovetail.ops.attend import WHOLE, attend
 
 
 @register("linformer")
@@ -102,19 +103,16 @@ class LinformerModule(SoftmaxModule):
         self.size = self.scope.size("head")
         self.scale = self.size**-0.5
 
-    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
-        layout, key_layout = ctx.layout, ctx.layout
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
         q, k, v = (project(x).unflatten(-1, (-1, self.size)) for project in (self.q, self.k, self.v))
         q, k, v = ctx.tap(self, "q", q), ctx.tap(self, "k", k), ctx.tap(self, "v", v)
-        if view is not None:
-            (k, v), key_layout = view.extend(layout, k, v)
+        (k, v), key_layout = view.append(ctx.layout, k, v).entries()
         key_layout.once(f"fits {self.part.length}", lambda: self.check_length(key_layout))
         documents = key_layout.once(documents_of, lambda: documents_of(key_layout))
         mixed_layout = key_layout.once(("mixed", self.part.rank), lambda: self.places(key_layout, documents))
         k = ctx.tap(self, "mixed_k", self.mixed(k, self.k_map, key_layout, documents))
         v = ctx.tap(self, "mixed_v", self.mixed(v, self.v_map, key_layout, documents))
-        scoring, needs = self.scoring(ctx)
-        return self.project_out(attend(q, k, v, scoring, layout, mixed_layout, needs), ctx)
+        return self.project_out(attend(q, k, v, self.scoring(ctx), ctx.layout, mixed_layout, self.edit(ctx)), ctx)
 
     def mixed(self, x: Tensor, table: Tensor, layout: TokenLayout, documents: int) -> Tensor:
         """(…, documents · rank, heads, head) from (…, m, heads, head)."""

@@ -30,8 +30,9 @@ from dovetail.core.module import Linear, Module, plain
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_position
+from dovetail.core.view import KVView
 from dovetail.core.weight import State, Weight
-from dovetail.ops.attend import attend
+from dovetail.ops.attend import WHOLE, attend
 from dovetail.ops.form import reference
 from dovetail.ops.mask import pairs
 
@@ -147,12 +148,11 @@ class MLAModule(SoftmaxModule):
         self.scale = self.qk_head**-0.5 if part.scale is None else part.scale
         self.dropout = part.dropout
 
-    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
-        layout, key_layout = ctx.layout, ctx.layout
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
+        layout = ctx.layout
         latent = ctx.tap(self, "latent", self.kv_norm(self.kv_down(x), ctx))
         turned = ctx.tap(self, "turned", self.position.on_write(self.turned(x).unsqueeze(-2), layout).squeeze(-2))
-        if view is not None:
-            (latent, turned), key_layout = view.extend(layout, latent, turned)
+        (latent, turned), key_layout = view.append(layout, latent, turned).entries()
         turned = self.position.on_read(turned.unsqueeze(-2), key_layout)
         form = self.absorbed if self.absorbing(layout.n, key_layout.n) else self.expanded
         z = form(self.queries(x, ctx), latent, turned, layout, key_layout, ctx)
@@ -194,5 +194,4 @@ class MLAModule(SoftmaxModule):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx) -> Tensor:
         """Softmax attention with this part's mask and position."""
-        scoring, needs = self.scoring(ctx)
-        return attend(q, k, v, scoring, layout, key_layout, needs)
+        return attend(q, k, v, self.scoring(ctx), layout, key_layout, self.edit(ctx))

@@ -30,8 +30,9 @@ from dovetail.core.module import Linear, Module, at_least_fp32
 from dovetail.core.part import KINDS, Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size
+from dovetail.core.view import KVView
 from dovetail.core.weight import State, Weight
-from dovetail.ops.attend import attend
+from dovetail.ops.attend import WHOLE, attend
 from dovetail.ops.blocks import attend_picked, ended, log_softmax_where
 from dovetail.ops.mask import pairs, same_document
 
@@ -156,24 +157,21 @@ class NSAModule(SoftmaxModule):
         self.shared = self.part.heads // self.part.groups()
         self.scale = self.size**-0.5
 
-    def forward(self, x: Tensor, ctx: Ctx, view: Any = None) -> Tensor:
-        layout, key_layout = ctx.layout, ctx.layout
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
+        layout = ctx.layout
         q, k, v = (project(x).unflatten(-1, (-1, self.size)) for project in (self.q, self.k, self.v))
         k, v = ctx.tap(self, "k", self.position.on_write(k, layout)), ctx.tap(self, "v", v)
-        if view is not None:
-            (k, v), key_layout = view.extend(layout, k, v)
+        (k, v), key_layout = view.append(layout, k, v).entries()
         k = self.position.on_read(k, key_layout)
         q = ctx.tap(self, "q", self.position.rotate(q, layout))
         blocks = ended(layout, key_layout, self.block)
         block_k = ctx.tap(self, "block_k", self.mapped("k", k, blocks.tokens))
-        block_v, block_layout = ctx.tap(self, "block_v", self.mapped("v", v, blocks.tokens)), blocks.layout
-        if view is not None:
-            (block_k, block_v), block_layout = view.extend_blocks(block_layout, block_k, block_v)
+        block_v = ctx.tap(self, "block_v", self.mapped("v", v, blocks.tokens))
+        (block_k, block_v), block_layout = view.append_blocks(blocks.layout, block_k, block_v).entries()
         summary, logs = self.summary(q, block_k, block_v, layout, block_layout)
         picked = ctx.tap(self, "picked", self.pick(self.over_group(logs, ctx), layout, block_layout))
         selected = attend_picked(q, k, v, picked, self.block, self.scale, layout, key_layout)
-        scoring, needs = self.scoring(ctx)
-        near = attend(q, k, v, scoring, layout, key_layout, needs)
+        near = attend(q, k, v, self.scoring(ctx), layout, key_layout, self.edit(ctx))
         gate = ctx.tap(self, "gate", torch.sigmoid(self.gate(x)).unflatten(-1, (-1, WAYS)))
         z = torch.stack([ctx.tap(self, "summary", summary), selected, near], -1)
         return self.project_out((z * gate.unsqueeze(-2)).sum(-1), ctx)

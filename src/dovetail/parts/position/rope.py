@@ -46,6 +46,9 @@ class Rope(Position):
     def module(self) -> type[Module]:
         return RopeModule
 
+    def rotates_on_read(self) -> bool:
+        return self.when == "read"
+
     def axes(self, scope: Scope) -> Scope:
         return scope.add(pair=self.turning(scope) // 2 // max(self.coords, 1))
 

@@ -41,6 +41,9 @@ class Streaming(Position):
         """Whether the wrapped position rotates."""
         return self.of.rotates
 
+    def rotates_on_read(self) -> bool:
+        return self.rotates  # the half of a key that concerns a query is chosen on read
+
     def module(self) -> type[Module]:
         return StreamingModule
 
