@@ -91,6 +91,7 @@ def generate_tokens(
         1,
         len(inputs) + len(start) + max_tokens,
         dtype=next(model.parameters()).dtype,
+        device=device,
         source=len(inputs),
         sharded=None if model.ranks is None else model.ranks.cuts,
     )

@@ -165,33 +165,33 @@ class TokenLayout:
         return TokenLayout(None, order, None, start=start)
 
     @staticmethod
-    def padded(lengths: Sequence[int], n: int, left: bool = False) -> TokenLayout:
+    def padded(lengths: Sequence[int], n: int, left: bool = False, device: torch.device | str | None = None) -> TokenLayout:
         """A batch of sequences padded to n; the first real token of each has order 0."""
-        order, seg = torch.zeros(len(lengths), n, dtype=torch.long), torch.full((len(lengths), n), -1)
-        for row, length in enumerate(lengths):
-            place = slice(n - length, n) if left else slice(0, length)
-            order[row, place], seg[row, place] = torch.arange(length), 0
-        return TokenLayout.of(order, seg)
+        place, count = torch.arange(n, device=device), torch.tensor(lengths, dtype=torch.long, device=device)[:, None]
+        order = place - (n - count) if left else place.expand(len(lengths), n)
+        real = (order >= 0) & (order < count)
+        return TokenLayout.of(torch.where(real, order, 0), torch.where(real, 0, -1))
 
     @staticmethod
-    def packed(rows: Sequence[Sequence[int]], n: int) -> TokenLayout:
+    def packed(rows: Sequence[Sequence[int]], n: int, device: torch.device | str | None = None) -> TokenLayout:
         """Several documents per row, one behind the other, then padding. Samples are numbered as in a padded batch."""
-        order, seg = torch.zeros(len(rows), n, dtype=torch.long), torch.full((len(rows), n), -1)
-        sample, documents = torch.zeros_like(order), 0
-        for row, lengths in enumerate(rows):
-            begin, sample[row] = 0, documents
-            for document, length in enumerate(lengths):
-                order[row, begin : begin + length] = torch.arange(length)
-                seg[row, begin : begin + length] = document
-                sample[row, begin:] = documents + document
-                begin += length
+        order, seg, sample, documents = list[list[int]](), list[list[int]](), list[list[int]](), 0
+        for lengths in rows:
+            numbers = [number for number, length in enumerate(lengths) for _ in range(length)]
+            padding = n - len(numbers)
+            order.append([i for length in lengths for i in range(length)] + [0] * padding)
+            seg.append(numbers + [-1] * padding)
+            sample.append([documents + number for number in numbers] + [documents + max(len(lengths) - 1, 0)] * padding)
             documents += len(lengths)
+        order, seg, sample = (torch.tensor(x, dtype=torch.long, device=device).view(len(rows), n) for x in (order, seg, sample))
         return TokenLayout(None, order, seg, sample=sample)
 
     @staticmethod
-    def flat(lengths: Sequence[int], starts: Sequence[int] | None = None) -> TokenLayout:
+    def flat(
+        lengths: Sequence[int], starts: Sequence[int] | None = None, device: torch.device | str | None = None
+    ) -> TokenLayout:
         """Tokens of many sequences in one dimension, prefill and decode mixed; a length may be 0."""
         starts = starts or [0] * len(lengths)
-        order = torch.cat([torch.arange(s, s + m) for s, m in zip(starts, lengths, strict=True)])
-        row = torch.cat([torch.full((m,), i) for i, m in enumerate(lengths)])
+        order = torch.cat([torch.arange(s, s + m, device=device) for s, m in zip(starts, lengths, strict=True)])
+        row = torch.cat([torch.full((m,), i, device=device) for i, m in enumerate(lengths)])
         return TokenLayout.of(order, torch.zeros_like(order), row, rows=len(lengths))

@@ -61,7 +61,8 @@ class Module(nn.Module):
         if dot and leaf == "weight":
             self.add_module(stem, Linear(shape[1], shape[0], bias=f"{stem}.bias" in names, device="meta"))
         elif weight.buffer:
-            self.register_buffer(weight.name, torch.empty(shape, device="meta"), persistent=weight.stored)
+            dtype = torch.int64 if weight.dtype == "int64" else None
+            self.register_buffer(weight.name, torch.empty(shape, dtype=dtype, device="meta"), persistent=weight.stored)
         elif not dot:
             self.register_parameter(weight.name, nn.Parameter(torch.empty(shape, device="meta")))
 

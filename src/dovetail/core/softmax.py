@@ -38,7 +38,7 @@ class SoftmaxMixer(Mixer):
 
     def head_number(self) -> Weight:
         """The constant (heads,) 0, 1, …: sharded across ranks, it gives the numbers of a rank's heads."""
-        return Weight(name="head_number", out=("heads",), role="const")
+        return Weight(name="head_number", out=("heads",), role="const", dtype="int64")
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.heads)

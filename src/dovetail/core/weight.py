@@ -40,6 +40,7 @@ class Weight:
     same_as: str | None = None  # path of the weight that this one is tied to: saved and counted there
     packs: tuple[str, ...] = ()  # the weights packed along the axis `slots`: queries, keys and values, in this order
     used: Fraction = Fraction(1)  # the fraction of `batch` that one token uses
+    dtype: Literal["model", "int64"] = "model"  # model: that of the model's weights; constants and buffers at least float32
 
     @property
     def learned(self) -> bool:

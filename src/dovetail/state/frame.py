@@ -42,10 +42,10 @@ def make_frame(
     if sliced and layout.start is not None:  # all rows are alike, as in most decode steps: no slot need be computed
         count = layout.start + layout.n
         if slots.positions(count) == range(count):
-            return Frame(
-                None, None, (all_rows, slots.stride or 0, count), TokenLayout.whole(all_rows, count), False, layout.start
-            )
-    row = torch.tensor(rows, dtype=torch.long)
+            keys = TokenLayout.whole(all_rows, count, layout.order.device)
+            return Frame(None, None, (all_rows, slots.stride or 0, count), keys, False, layout.start)
+    device = layout.order.device
+    row = torch.tensor(rows, dtype=torch.long, device=device)
     each = row[layout.row] if layout.row is not None else row[:, None]
     write = torch.where(layout.real, slots.slot(each, layout.order), slots.total).flatten()
     after = [slots.positions(length + n) for length, n in zip(lengths, new, strict=True)]
@@ -54,18 +54,18 @@ def make_frame(
     before = overruns and max(new, default=0) > 1
     stored = [slots.positions(length) for length in lengths] if before else after
     if layout.row is not None:
-        order = torch.cat([_tensor(positions) for positions in stored])
-        number = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(positions) for positions in stored]))
+        order = torch.cat([_tensor(positions, device) for positions in stored])
+        number = torch.cat([torch.full((len(positions),), i, device=device) for i, positions in enumerate(stored)])
         key_layout = TokenLayout.of(order, torch.zeros_like(order), number, rows=len(rows))
         return Frame(write, slots.slot(row[number], order), None, _joined(key_layout, layout) if before else key_layout, before)
     counts = [len(positions) for positions in stored]
     longest = max(counts)
-    order = torch.arange(longest).expand(len(rows), longest)
-    real = order < torch.tensor(counts)[:, None]
+    order = torch.arange(longest, device=device).expand(len(rows), longest)
+    real = order < torch.tensor(counts, device=device)[:, None]
     order, seg = torch.where(real, order, 0), torch.where(real, 0, -1)
     gaps = [i for i, positions in enumerate(stored) if positions != range(len(positions))]  # rows with overwritten tokens
     for i in gaps:
-        order[i, : counts[i]] = _tensor(stored[i])
+        order[i, : counts[i]] = _tensor(stored[i], device)
     even = not before and all(count == longest == length + n for count, length, n in zip(counts, lengths, new, strict=True))
     key_layout = TokenLayout.of(order, seg, start=0 if even else None)
     if sliced and not before and not gaps and slots.stride is not None and longest <= slots.stride:
@@ -74,10 +74,10 @@ def make_frame(
     return Frame(write, read, None, _joined(key_layout, layout) if before else key_layout, before)
 
 
-def _tensor(positions: Sequence[int]) -> Tensor:
+def _tensor(positions: Sequence[int], device: torch.device) -> Tensor:
     if isinstance(positions, range):
-        return torch.arange(positions.start, positions.stop)
-    return torch.tensor(positions, dtype=torch.long)
+        return torch.arange(positions.start, positions.stop, device=device)
+    return torch.tensor(positions, dtype=torch.long, device=device)
 
 
 def _joined(old: TokenLayout, new: TokenLayout) -> TokenLayout:

@@ -54,7 +54,7 @@ class Group:
         """Copy entries from slots to slots, in every layer."""
         if copies[0]:
             for store in self.tensors():
-                store[torch.tensor(copies[1])] = store[torch.tensor(copies[0])]
+                store[torch.tensor(copies[1], device=store.device)] = store[torch.tensor(copies[0], device=store.device)]
 
     def row_slots(self, row: int) -> slice:
         """The slots of one row, where a row is a slice."""
@@ -96,6 +96,7 @@ class Pool:
         *,
         layout: Layout = "contiguous",
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
         source: int = 0,
         page: int = 16,
         pages: int | None = None,
@@ -108,7 +109,7 @@ class Pool:
         source: tokens of encoder output per row. pages: how many pages of `page` tokens there are; by default, enough for all
         rows. sharded: axes that are sharded across ranks, and the number of ranks.
         """
-        self.rows = rows
+        self.rows, self.device = rows, device
         self.lengths = [0] * rows  # tokens per row
         self.written = [0] * rows  # largest length of a row since its stores were new or restored
         self.source_lengths = [0] * rows  # tokens of encoder output per row
@@ -129,7 +130,7 @@ class Pool:
                 shape = [scope.size(axis) for axis in state.axes]
                 shape[0] = max(1, shape[0] // (sharded or {}).get(scope.names(state.axes)[0], 1))
                 stored = at_least_fp32(dtype) if state.at_least_fp32 else dtype
-                stores = [torch.zeros(group.slots.total + 1, *shape, dtype=stored) for _ in range(state.copies)]
+                stores = [torch.zeros(group.slots.total + 1, *shape, dtype=stored, device=device) for _ in range(state.copies)]
                 group.stores.setdefault((scope.layer, branch), []).extend(stores)
 
     def _slots(self, key: Any, capacity: int, layout: Layout, source: int, page: int, pages: int | None, slack: int) -> Slots:
@@ -142,7 +143,7 @@ class Pool:
             return Single(self.rows)
         if window is not None:
             return Ring(self.rows, window[0], window[1], slack)
-        return Paged(self.rows, capacity, page, pages) if layout == "paged" else Contiguous(self.rows, capacity)
+        return Paged(self.rows, capacity, page, pages, self.device) if layout == "paged" else Contiguous(self.rows, capacity)
 
     def bytes(self) -> int:
         """Bytes of every store, without the slots for padding."""
@@ -166,7 +167,7 @@ class Pool:
             group.check(rows, lengths, new)
         for group in growing:
             group.reserve(rows, lengths, new)
-        layout = _layout(lengths, new, flat)
+        layout = _layout(lengths, new, flat, self.device)
         views: list[dict[str, Any]] = [{} for _ in range(self.layers)]
         for group in groups:
             for (layer, branch), view in self._views(group, layout, rows, lengths, new, flat):
@@ -184,7 +185,7 @@ class Pool:
     ) -> Iterator[tuple[tuple[int, str], Any]]:
         """((layer, branch), view) of one group in this step."""
         if group.per == "sequence":
-            index = None if list(rows) == list(range(self.rows)) else torch.tensor(rows, dtype=torch.long)
+            index = None if list(rows) == list(range(self.rows)) else self._index(rows)
             return ((place, SequenceView(stores, index)) for place, stores in group.stores.items())
         if group.per == "source":
             frame = self._read_frame(group, rows, [self.source_lengths[row] for row in rows], flat)
@@ -192,15 +193,18 @@ class Pool:
         if group.per == "block":
             before, added = group.entries(lengths, new)
             frame = self._read_frame(group, rows, [b + a for b, a in zip(before, added, strict=True)], flat)
-            index = torch.tensor(rows, dtype=torch.long)
+            index = self._index(rows)
             return ((place, BlockView(stores, frame, group.slots, index)) for place, stores in group.stores.items())
         frame = make_frame(group.slots, layout, rows, lengths, new, self.rows)
         return ((place, TokenView(stores, frame)) for place, stores in group.stores.items())
 
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.long, device=self.device)
+
     def _read_frame(self, group: Group, rows: Sequence[int], lengths: Sequence[int], flat: bool) -> Frame:
         """A frame that writes nothing and reads the first lengths[i] entries of row rows[i]."""
         nothing = [0] * len(rows)
-        layout = TokenLayout.flat(nothing) if flat else TokenLayout.padded(nothing, 1)
+        layout = TokenLayout.flat(nothing, device=self.device) if flat else TokenLayout.padded(nothing, 1, device=self.device)
         return make_frame(group.slots, layout, rows, lengths, nothing, self.rows)
 
     def admit(self, rows: Sequence[int], lengths: Sequence[int]) -> list[dict[str, Any]]:
@@ -211,7 +215,7 @@ class Pool:
         for group in groups:
             group.check(rows, nothing, lengths)
         views: list[dict[str, Any]] = [{} for _ in range(self.layers)]
-        layout = TokenLayout.padded(lengths, max(lengths))
+        layout = TokenLayout.padded(lengths, max(lengths), device=self.device)
         for group in groups:
             frame = make_frame(group.slots, layout, rows, nothing, lengths, self.rows)
             for (layer, branch), stores in group.stores.items():
@@ -290,11 +294,12 @@ class Pool:
         return [group for group in self.groups.values() if group.slots.overwrites]
 
 
-def _layout(lengths: Sequence[int], new: Sequence[int], flat: bool) -> TokenLayout:
+def _layout(lengths: Sequence[int], new: Sequence[int], flat: bool, device: torch.device | str | None) -> TokenLayout:
     """The layout of new[i] tokens behind the lengths[i] tokens of each row."""
     if flat:
-        return TokenLayout.flat(new, lengths)
+        return TokenLayout.flat(new, lengths, device)
     if len(set(lengths)) == 1 and len(set(new)) == 1:
-        return TokenLayout.whole(len(lengths), new[0], start=lengths[0])
-    layout = TokenLayout.padded(new, max(new))
-    return TokenLayout.of(torch.where(layout.real, layout.order + torch.tensor(lengths)[:, None], 0), layout.seg)
+        return TokenLayout.whole(len(lengths), new[0], device, start=lengths[0])
+    layout = TokenLayout.padded(new, max(new), device=device)
+    before = torch.tensor(lengths, dtype=torch.long, device=device)[:, None]
+    return TokenLayout.of(torch.where(layout.real, layout.order + before, 0), layout.seg)

@@ -80,14 +80,16 @@ class Contiguous(Slots):
 class Paged(Slots):
     """Pages of one store, taken on demand. A fork shares them until one of the rows writes."""
 
-    def __init__(self, rows: int, capacity: int, page: int, pages: int | None = None) -> None:
+    def __init__(
+        self, rows: int, capacity: int, page: int, pages: int | None = None, device: torch.device | str | None = None
+    ) -> None:
         self.page = page
         widest = self._pages(capacity)
         self.pages = rows * widest if pages is None else pages
         self.total = self.pages * page
         self.free, self.uses = list(range(self.pages))[::-1], [0] * self.pages
         self.owned: list[list[int]] = [[] for _ in range(rows)]  # exactly the pages that the tokens of a row need
-        self.table = torch.zeros(rows, widest, dtype=torch.long)
+        self.table = torch.zeros(rows, widest, dtype=torch.long, device=device)
 
     def _pages(self, length: int) -> int:
         return -(-length // self.page)
@@ -124,7 +126,7 @@ class Paged(Slots):
                 read += [old * self.page + i for i in range(filled)]
                 write += [own * self.page + i for i in range(filled)]
             owned += [self._take() for _ in range(self._pages(length + n) - len(owned))]
-            self.table[row, : len(owned)] = torch.tensor(owned, dtype=torch.long)
+            self.table[row, : len(owned)] = torch.tensor(owned, dtype=torch.long, device=self.table.device)
         return read, write
 
     def rewind(self, row: int, n: int) -> None:

@@ -142,7 +142,7 @@ class Bank(Part):
             bias = {"batch": experts, "init": "zeros", "role": "bias", "used": used}
             declared += [Weight(name=f"{name}_bias", out=inner, **bias) for name in first]
             declared += [Weight(name="down_bias", out=outer, tp="once", **bias)]
-        return [*declared, Weight(name="expert_number", out=experts, role="const")]
+        return [*declared, Weight(name="expert_number", out=experts, role="const", dtype="int64")]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.of.experts)
