@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx, Ranks
 from dovetail.core.errors import InputError
-from dovetail.core.layout import TokenLayout
+from dovetail.core.layout import Known, TokenLayout
 
 
 def default_ctx(
@@ -56,7 +56,7 @@ def masked_layout(mask: Tensor, inputs: Tensor, name: str = "inputs") -> TokenLa
     if not torch.compiler.is_compiling() and real.device.type == "cpu":  # reading the mask would wait for a GPU
         _check_contiguous(real)
     order = (real.cumsum(-1) - 1).clamp_min(0) * real
-    return TokenLayout.of(order, torch.where(real, 0, -1))
+    return TokenLayout.of(order, torch.where(real, 0, -1), known=Known((1,) * mask.shape[0], mask.shape[1]))
 
 
 def _check_contiguous(real: Tensor) -> None:
@@ -73,6 +73,7 @@ def _mask_of_lengths(lengths: Tensor | Sequence[int], inputs: Tensor, name: str)
     counts = torch.as_tensor(lengths, device=inputs.device)
     if counts.shape != inputs.shape[:1]:
         raise InputError(f"lengths: {tuple(counts.shape)} numbers for {inputs.shape[0]} rows of {name}; give one per row")
-    if not torch.compiler.is_compiling() and not bool(((counts >= 0) & (counts <= inputs.shape[1])).all()):
+    on_cpu = counts.device.type == "cpu"  # reading them would wait for a GPU
+    if on_cpu and not torch.compiler.is_compiling() and not bool(((counts >= 0) & (counts <= inputs.shape[1])).all()):
         raise InputError(f"lengths: {counts.tolist()} are not all from 0 to {inputs.shape[1]}, the tokens per row of {name}")
     return torch.arange(inputs.shape[1], device=inputs.device) < counts[:, None]

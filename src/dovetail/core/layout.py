@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,10 +24,18 @@ from dovetail.core.errors import InputError
 T = TypeVar("T")
 
 
+class Known(NamedTuple):
+    """What is known of a layout without reading its tensors, which would wait for a GPU; None: not known."""
+
+    documents: tuple[int, ...] | None = None  # the number of documents of each row
+    end: int | None = None  # no order is as large
+    spans: tuple[tuple[int, int], ...] | None = None  # flat batches: the first order and the number of tokens of each row
+
+
 class TokenLayout:
     """Position, order, document and row of each token; the head of the file lists the fields."""
 
-    __slots__ = ("_coords", "_rows", "_sample", "_seg", "memo", "order", "row", "start")
+    __slots__ = ("_coords", "_rows", "_sample", "_seg", "known", "memo", "order", "row", "start")
 
     def __init__(
         self,
@@ -38,7 +46,9 @@ class TokenLayout:
         start: int | None = None,
         rows: int | None = None,  # flat batches: the number of sequences, those without a token included
         sample: Tensor | None = None,  # None: the row, and 2²⁰ more per document before it in the row
+        known: Known | None = None,
     ) -> None:
+        self.known = Known() if known is None else known
         self._sample = sample
         self._coords, self.order, self._seg, self.row, self.start, self._rows = coords, order, seg, row, start, rows
         self.memo: dict[Hashable, Any] = {}
@@ -83,7 +93,9 @@ class TokenLayout:
 
     def numbered(self, first: int) -> TokenLayout:
         """The same tokens with samples counted from `first`: the rows of one data-parallel rank, or a row by itself."""
-        return TokenLayout(self._coords, self.order, self._seg, self.row, self.start, self._rows, self.sample + first)
+        return TokenLayout(
+            self._coords, self.order, self._seg, self.row, self.start, self._rows, self.sample + first, self.known
+        )
 
     @property
     def n(self) -> int:
@@ -97,6 +109,31 @@ class TokenLayout:
         if self._rows is None:
             self._rows = int(self.row.max()) + 1 if self.n else 0
         return self._rows
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest row of a flat batch."""
+        assert self.row is not None, "not a flat batch"
+        if self.known.spans is not None:
+            return max((tokens for _, tokens in self.known.spans), default=0)
+        counts = torch.zeros(self.rows, dtype=torch.long, device=self.row.device)
+        return int(counts.scatter_add(0, self.row, torch.ones_like(self.row)).max())
+
+    @property
+    def documents(self) -> tuple[int, ...]:
+        """The number of documents of each row of a batch that is not flat."""
+        if self.start is not None:
+            return (1,) * self.order.shape[0]
+        return self.known.documents or tuple((self.seg.amax(-1) + 1).clamp_min(1).tolist())
+
+    @property
+    def end(self) -> int | None:
+        """A number that no order reaches; None where only a device knows it, or a compiled graph."""
+        if self.start is not None:
+            return self.start + self.n
+        if self.known.end is not None or torch.compiler.is_compiling() or self.order.device.type != "cpu":
+            return self.known.end
+        return int(self.order.max()) + 1
 
     @property
     def real(self) -> Tensor:
@@ -153,10 +190,15 @@ class TokenLayout:
 
     @staticmethod
     def of(
-        order: Tensor, seg: Tensor, row: Tensor | None = None, start: int | None = None, rows: int | None = None
+        order: Tensor,
+        seg: Tensor,
+        row: Tensor | None = None,
+        start: int | None = None,
+        rows: int | None = None,
+        known: Known | None = None,
     ) -> TokenLayout:
         """Text: one coordinate, equal to the order."""
-        return TokenLayout(None, order, seg, row, start, rows)
+        return TokenLayout(None, order, seg, row, start, rows, known=known)
 
     @staticmethod
     def whole(batch: int, n: int, device: torch.device | str | None = None, start: int = 0) -> TokenLayout:
@@ -170,7 +212,8 @@ class TokenLayout:
         place, count = torch.arange(n, device=device), torch.tensor(lengths, dtype=torch.long, device=device)[:, None]
         order = place - (n - count) if left else place.expand(len(lengths), n)
         real = (order >= 0) & (order < count)
-        return TokenLayout.of(torch.where(real, order, 0), torch.where(real, 0, -1))
+        known = Known((1,) * len(lengths), max(lengths, default=0))
+        return TokenLayout.of(torch.where(real, order, 0), torch.where(real, 0, -1), known=known)
 
     @staticmethod
     def packed(rows: Sequence[Sequence[int]], n: int, device: torch.device | str | None = None) -> TokenLayout:
@@ -184,7 +227,8 @@ class TokenLayout:
             sample.append([documents + number for number in numbers] + [documents + max(len(lengths) - 1, 0)] * padding)
             documents += len(lengths)
         order, seg, sample = (torch.tensor(x, dtype=torch.long, device=device).view(len(rows), n) for x in (order, seg, sample))
-        return TokenLayout(None, order, seg, sample=sample)
+        known = Known(tuple(max(len(row), 1) for row in rows), max((length for row in rows for length in row), default=0))
+        return TokenLayout(None, order, seg, sample=sample, known=known)
 
     @staticmethod
     def flat(
@@ -194,4 +238,6 @@ class TokenLayout:
         starts = starts or [0] * len(lengths)
         order = torch.cat([torch.arange(s, s + m, device=device) for s, m in zip(starts, lengths, strict=True)])
         row = torch.cat([torch.full((m,), i, device=device) for i, m in enumerate(lengths)])
-        return TokenLayout.of(order, torch.zeros_like(order), row, rows=len(lengths))
+        spans = tuple(zip(starts, lengths, strict=True))
+        known = Known(end=max((start + length for start, length in spans if length), default=0), spans=spans)
+        return TokenLayout.of(order, torch.zeros_like(order), row, rows=len(lengths), known=known)

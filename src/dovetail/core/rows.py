@@ -60,13 +60,13 @@ def _rows_of(layout: TokenLayout) -> SequenceRows:
     if layout.row is None:
         return SequenceRows(layout.real, _documents(layout.real, layout.order), _ends(layout.real), False)
     rows, device = layout.rows, layout.row.device
-    count = torch.bincount(layout.row, minlength=rows)  # a row without a token in this step counts, the last one too
+    count = torch.zeros(rows, dtype=torch.long, device=device).scatter_add(0, layout.row, torch.ones_like(layout.row))
     before = (count.cumsum(0) - count)[layout.row]
     # tokens of one row are in order, but tokens of other rows may lie between them
     column = torch.empty_like(layout.row)
     column[layout.row.argsort(stable=True)] = torch.arange(layout.n, device=device)
     column = column - before
-    longest = int(count.max())
+    longest = layout.longest
     index = torch.zeros(rows, longest, dtype=torch.long, device=device)
     index[layout.row, column] = torch.arange(layout.n, device=device)
     real = (torch.arange(longest, device=device) < count[:, None]) & layout.real[index]

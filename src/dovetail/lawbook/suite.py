@@ -21,7 +21,7 @@ import torch
 from dovetail.core.extensions import load_parts, loaded
 from dovetail.core.part import walk, walk_spec
 from dovetail.io.spec import from_yaml, load_spec, to_yaml, zoo
-from dovetail.lawbook import draws, kernel, loss, narrow, ported, programs, sequence, sharded, structure
+from dovetail.lawbook import device, draws, kernel, loss, narrow, ported, programs, sequence, sharded, structure
 from dovetail.lawbook.case import LAWS, Broken, Case, NotApplicable
 from dovetail.lawbook.cover import PairCover, quick_specs
 from dovetail.lawbook.oracle import ask_kinds, check_oracles
@@ -29,6 +29,7 @@ from dovetail.model import Model
 
 __all__ = [
     "Report",
+    "device",
     "draws",
     "kernel",
     "loss",

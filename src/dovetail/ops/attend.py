@@ -27,28 +27,30 @@ __all__ = ["BACKENDS", "WHOLE", "Stored", "attend", "choose", "chosen", "is_plai
 
 BACKENDS: list[Backend] = [
     Backend("torch", attend_torch.OFFERS, attend_torch.cost, attend_torch.run, dense=True, flags=True),
-    Backend("tiled", attend_tiled.OFFERS, attend_tiled.cost, attend_tiled.run, dense=False),
+    # a Python loop over tiles: on a GPU each tile would be a launch
+    Backend("tiled", attend_tiled.OFFERS, attend_tiled.cost, attend_tiled.run, dense=False, devices=("cpu",)),
     Backend("reference", attend_ref.OFFERS, attend_ref.cost, attend_ref.run, dense=True),
 ]
 
 
-def offering(needs: frozenset[str]) -> list[Backend]:
-    """The backends that offer all of the needs (and are not excluded by `using`)."""
-    return [b for b in BACKENDS if needs <= b.offers and (not FORCED or b.name == FORCED[-1])]
+def offering(needs: frozenset[str], device: str = "cpu") -> list[Backend]:
+    """The backends that offer all of the needs on a type of device (and are not excluded by `using`)."""
+    there = [b for b in BACKENDS if not b.devices or device in b.devices]
+    return [b for b in there if needs <= b.offers and (not FORCED or b.name == FORCED[-1])]
 
 
-def choose(needs: frozenset[str], shape: Shape) -> Backend:
-    """The cheapest backend that offers all of the needs."""
-    able = able_for(needs)
+def choose(needs: frozenset[str], shape: Shape, device: str = "cpu") -> Backend:
+    """The cheapest backend that offers all of the needs on a type of device."""
+    able = able_for(needs, device)
     return able[0] if len(able) == 1 else min(able, key=lambda backend: backend.cost(shape, needs))
 
 
-def able_for(needs: frozenset[str]) -> list[Backend]:
-    """The backends that offer all of the needs; at least one."""
-    able = offering(needs)
+def able_for(needs: frozenset[str], device: str = "cpu") -> list[Backend]:
+    """The backends that offer all of the needs on a type of device; at least one."""
+    able = offering(needs, device)
     if not able:
         only = f"; only {FORCED[-1]!r} is allowed here" if FORCED else ""
-        raise BackendError(f"no attention backend offers all of {sorted(needs)}{only}")
+        raise BackendError(f"no attention backend offers all of {sorted(needs)} on {device}{only}")
     return able
 
 
@@ -120,7 +122,7 @@ def chosen(
     """The backend, and whether the mask is plain: computed once per step for all layers with equal needs and shapes."""
     if torch.compiler.is_compiling():  # the first that offers all: a cost would compare symbolic sizes, and break the graph
         plain = scoring.bias is None and is_plain(scoring.mask, q_layout, k_layout)
-        return able_for(needs | {"compile"})[0], plain
+        return able_for(needs | {"compile"}, q.device.type)[0], plain
     key = ("backend", scoring.mask.key, scoring.bias is None, needs, q.shape, FORCED[-1] if FORCED else None)
     return k_layout.once_for(q_layout, key, _choose, q, scoring, q_layout, k_layout, needs)
 
@@ -131,6 +133,7 @@ def _choose(
     plain = scoring.bias is None and is_plain(scoring.mask, q_layout, k_layout)
     *rows, n, heads, head = q.shape
     # plan tiles only where skipping some could save time; the kernel then reuses the plan
-    can_skip = not plain and n >= 4 * attend_tiled.TILE
+    device = q.device.type
+    can_skip = not plain and n >= 4 * attend_tiled.TILE and device == "cpu"
     touched = attend_tiled.touched(scoring, q_layout, k_layout) if can_skip else n * k_layout.n
-    return choose(needs, Shape(prod(rows), n, k_layout.n, heads, head, plain, touched)), plain
+    return choose(needs, Shape(prod(rows), n, k_layout.n, heads, head, plain, touched), device), plain

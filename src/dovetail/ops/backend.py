@@ -29,3 +29,4 @@ class Backend(NamedTuple):
     run: Callable[..., Tensor]
     dense: bool  # takes the mask as one tensor …
     flags: bool = False  # … or as a flag, where the mask is plain
+    devices: tuple[str, ...] = ()  # the types of device it may run on; empty: all

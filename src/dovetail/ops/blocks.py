@@ -13,6 +13,7 @@ Shapes: q (…, n, heads, head)   k, v (…, m, kv_heads, head)   picked (…, k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,7 +42,9 @@ def ended(layout: TokenLayout, key_layout: TokenLayout, size: int) -> Ended:
 def _ended(layout: TokenLayout, key_layout: TokenLayout, size: int) -> Ended:
     last = layout.real & ((layout.order + 1) % size == 0)
     if layout.row is not None:  # exactly those that end: a flat batch may end a block with every token
-        blocks = layout.pick(last.nonzero().squeeze(-1))
+        spans = layout.known.spans
+        index = last.nonzero().squeeze(-1) if spans is None else torch.tensor(_last_tokens(spans, size), device=last.device)
+        blocks = layout.pick(index.long())
         blocks = TokenLayout.of(blocks.order // size, blocks.seg, blocks.row)
     else:
         # the exact number where `start` is known, else the most possible: a row's first block may have begun in an earlier call
@@ -52,6 +55,15 @@ def _ended(layout: TokenLayout, key_layout: TokenLayout, size: int) -> Ended:
     orders = blocks.order[..., None] * size + torch.arange(size, device=layout.order.device)
     tokens, _ = find(key_layout, _document(blocks)[..., None].expand_as(orders), orders)
     return Ended(blocks, tokens)
+
+
+def _last_tokens(spans: Sequence[tuple[int, int]], size: int) -> list[int]:
+    """The indices of the tokens that end a block, in a flat batch of rows from `start` on, one behind the other."""
+    found, begin = list[int](), 0
+    for start, tokens in spans:
+        found += [begin + i for i in range(tokens) if (start + i + 1) % size == 0]
+        begin += tokens
+    return found
 
 
 def _document(layout: TokenLayout) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.core.host import read
 from dovetail.ops.form import reference
 
 LANE = 16  # bytes that torch's kernel reads at once: a row must be a multiple
@@ -73,7 +74,7 @@ def product(x: Tensor, weights: Tensor, rows: Rows) -> Tensor:
 
 def looped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """One matmul per expert; rows past the last run are zero."""
-    edges = [0, *ends.tolist(), x.shape[0]]
+    edges = [0, *read(ends), x.shape[0]]
     *runs, rest = x.split(
         [end - begin for begin, end in pairwise(edges)]
     )  # split, not slices: its gradient is one concatenation
@@ -120,7 +121,7 @@ def _looped_op(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 def _looped_back(g: Tensor, x: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and of the weights."""
     grad_weights, begin = torch.zeros_like(weights), 0
-    for expert, end in enumerate(ends.tolist()):
+    for expert, end in enumerate(read(ends)):
         grad_weights[expert] = g[begin:end].T @ x[begin:end]
         begin = end
     return looped(g, weights.transpose(-2, -1), ends), grad_weights

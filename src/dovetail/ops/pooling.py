@@ -9,6 +9,7 @@ A mean is computed in float32 or wider, and rounded once.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -41,11 +42,11 @@ def documents_of(layout: TokenLayout) -> tuple[Tensor, int] | None:
     row of a batch."""
     if layout.row is not None:
         return torch.where(layout.real, layout.row, -1), layout.rows
-    if layout.start is not None or int(layout.seg.amax()) < 1:
+    counts = layout.documents
+    if max(counts, default=1) == 1:
         return None
-    counts = layout.seg.amax(-1) + 1
-    first = counts.cumsum(0) - counts
-    return torch.where(layout.real, layout.seg + first[:, None], -1).flatten(), int(counts.sum())
+    first = torch.tensor([0, *accumulate(counts)][:-1], device=layout.order.device)
+    return torch.where(layout.real, layout.seg + first[:, None], -1).flatten(), sum(counts)
 
 
 def _pool_each(x: Tensor, document: Tensor, documents: int, pooling: Pool) -> Tensor:
@@ -54,7 +55,8 @@ def _pool_each(x: Tensor, document: Tensor, documents: int, pooling: Pool) -> Te
     if pooling == "mean":
         wide = at_least_fp32(x.dtype)
         total = x.new_zeros(documents + 1, x.shape[-1], dtype=wide).index_add(0, slot, x.to(wide))[:documents]
-        return (total / torch.bincount(slot, minlength=documents + 1)[:documents, None].clamp_min(1)).to(x.dtype)
+        count = total.new_zeros(documents + 1).index_add(0, slot, torch.ones_like(slot, dtype=wide))[:documents, None]
+        return (total / count.clamp_min(1)).to(x.dtype)
     place, none = torch.arange(len(slot), device=x.device), len(slot) if pooling == "first" else -1
     index = torch.full((documents + 1,), none, device=x.device)
     index = index.scatter_reduce(0, slot, place, "amin" if pooling == "first" else "amax")[:documents]

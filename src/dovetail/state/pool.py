@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import StateError
-from dovetail.core.layout import TokenLayout
+from dovetail.core.layout import Known, TokenLayout
 from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Part, walk
 from dovetail.state.frame import BlockView, Frame, SequenceView, SourceView, TokenView, make_frame
@@ -302,4 +302,5 @@ def _layout(lengths: Sequence[int], new: Sequence[int], flat: bool, device: torc
         return TokenLayout.whole(len(lengths), new[0], device, start=lengths[0])
     layout = TokenLayout.padded(new, max(new), device=device)
     before = torch.tensor(lengths, dtype=torch.long, device=device)[:, None]
-    return TokenLayout.of(torch.where(layout.real, layout.order + before, 0), layout.seg)
+    known = Known((1,) * len(new), max(length + n for length, n in zip(lengths, new, strict=True)))
+    return TokenLayout.of(torch.where(layout.real, layout.order + before, 0), layout.seg, known=known)

@@ -135,11 +135,9 @@ class LinformerModule(SoftmaxModule):
         return TokenLayout.of(order.expand(*layout.order.shape[:-1], -1), document.expand(*layout.order.shape[:-1], -1))
 
     def check_length(self, layout: TokenLayout) -> bool:
-        """Raise where a token's position is past the tables; not checked inside a compiled graph."""
-        if torch.compiler.is_compiling() and layout.start is None:
-            return True
-        longest = int(layout.order.max()) + 1 if layout.start is None else layout.start + layout.n
-        if longest > self.part.length:
+        """Raise where a token's position is past the tables, as far as that is known without waiting for a device."""
+        longest = layout.end
+        if longest is not None and longest > self.part.length:
             raise StateError(
                 f"{self.path}: position {longest - 1} is past the last row of the tables, {self.part.length - 1};"
                 " shorten the sequence, or give `linformer` a larger length"
@@ -149,6 +147,4 @@ class LinformerModule(SoftmaxModule):
 
 def documents_of(layout: TokenLayout) -> int:
     """The largest number of documents in a row; in a flat batch, the number of rows."""
-    if layout.start is not None:
-        return 1
-    return int(layout.seg.max()) + 1 if layout.row is None else layout.rows
+    return max(layout.documents) if layout.row is None else layout.rows

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -67,14 +66,9 @@ class LearnedModule(PositionModule):
         return x + F.embedding(layout.order + self.part.offset, self.table)
 
     def check_length(self, layout: TokenLayout) -> bool:
-        """Raise where a token's position is past the table; not checked inside a compiled graph."""
-        if layout.start is not None:
-            longest = layout.start + layout.n
-        elif torch.compiler.is_compiling():
-            return True
-        else:
-            longest = int(layout.order.max()) + 1
-        if longest > self.part.length:
+        """Raise where a token's position is past the table, as far as that is known without waiting for a device."""
+        longest = layout.end
+        if longest is not None and longest > self.part.length:
             raise StateError(
                 f"{self.path}: position {longest - 1} is past the last row of the table, {self.part.length - 1};"
                 " shorten the sequence, or give `learned` a larger length"
