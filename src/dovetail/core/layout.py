@@ -184,9 +184,14 @@ class TokenLayout:
             problem = "a flat batch has no rows" if self.row is not None else f"{count} rows"
             raise InputError(f"layout: {problem} to split into {parts} equal groups (pad it to a multiple of {parts})")
         size = count // parts
-        rows = slice(which * size, (which + 1) * size)
+        return self.some_rows(slice(which * size, (which + 1) * size))
+
+    def some_rows(self, rows: slice) -> TokenLayout:
+        """Some rows of a batch that is not flat; samples keep their numbers in the whole batch."""
         coords, seg = (None if x is None else x[rows] for x in (self._coords, self._seg))
-        return TokenLayout(coords, self.order[rows], seg, start=self.start, sample=self.sample[rows])
+        documents = None if self.known.documents is None else self.known.documents[rows]
+        known = self.known._replace(documents=documents)
+        return TokenLayout(coords, self.order[rows], seg, start=self.start, sample=self.sample[rows], known=known)
 
     @staticmethod
     def of(

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from dovetail.core.errors import StateError
 from dovetail.core.layout import TokenLayout
+from dovetail.core.view import KV
 from dovetail.ops.attend import Stored
+from dovetail.state.pages import PagedEntries, Piece, pieces
 from dovetail.state.slots import Slots
 
 
@@ -32,6 +34,7 @@ class Frame:
     before: bool  # keys are read before the new ones are written, and the new ones appended
     begin: int = 0  # index of the first new key, where a slice reads old and new keys
     view: tuple[torch.Size, tuple[int, ...], tuple[int, ...]] | None = None  # that slice: shape of the store, sizes, strides
+    pages: tuple[int, list[Piece]] | None = None  # tokens per page, and the rows in pieces, where keys lie in pages
 
 
 def make_frame(
@@ -71,6 +74,9 @@ def make_frame(
     if sliced and not before and not gaps and slots.stride is not None and longest <= slots.stride:
         return Frame(write, None, (all_rows, slots.stride, longest), key_layout, before)
     read = torch.where(real, slots.slot(row[:, None], order), slots.total)
+    paged = slots.page_table(rows, longest)
+    if paged is not None:
+        return Frame(write, read, None, key_layout, before, pages=(paged[0], pieces(paged[1], layout, key_layout)))
     return Frame(write, read, None, _joined(key_layout, layout) if before else key_layout, before)
 
 
@@ -94,11 +100,11 @@ class TokenView:
         self.stores, self.frame = stores, frame
         self.blocks: BlockView | None = None  # the cache of blocks of these tokens, where the layer declares one
 
-    def append(self, layout: TokenLayout, *new: Tensor) -> Stored:
+    def append(self, layout: TokenLayout, *new: Tensor) -> KV:
         """Write the new entries (…, n, *axes). Returns all stored entries (…, m, *axes)."""
         frame = self.frame
         if frame.write is None:
-            stored = self.stored()
+            stored = self._gathered()
             for entries, values in zip(stored.tensors, new, strict=True):
                 entries[:, frame.begin :] = values
             return stored
@@ -110,11 +116,16 @@ class TokenView:
         self._write(frame.write, new)
         return self.stored()
 
-    def stored(self) -> Stored:
+    def stored(self) -> KV:
         """All stored entries (…, m, *axes)."""
+        if self.frame.pages is not None:
+            return PagedEntries(self.stores, *self.frame.pages, self._gathered)
+        return self._gathered()
+
+    def _gathered(self) -> Stored:
         return Stored(self.frame.key_layout, tuple([self._read(store) for store in self.stores]))
 
-    def append_blocks(self, layout: TokenLayout, *new: Tensor) -> Stored:
+    def append_blocks(self, layout: TokenLayout, *new: Tensor) -> KV:
         """The same for blocks of tokens that are complete now; the layouts count blocks."""
         assert self.blocks is not None, "no state of this mixer is per block"
         return self.blocks.append(layout, *new)
@@ -138,7 +149,7 @@ class TokenView:
 class SourceView(TokenView):
     """The entries one layer stores of an encoder output, which were written at admission."""
 
-    def append(self, layout: TokenLayout, *new: Tensor) -> Stored:
+    def append(self, layout: TokenLayout, *new: Tensor) -> KV:
         """Refuse."""
         raise StateError("the pool holds an encoder output already (give the ctx of a step none)")
 
@@ -151,7 +162,7 @@ class BlockView(TokenView):
         super().__init__(stores, frame)
         self.slots, self.rows = slots, rows
 
-    def append(self, layout: TokenLayout, *new: Tensor) -> Stored:
+    def append(self, layout: TokenLayout, *new: Tensor) -> KV:
         """Write new blocks (…, b, *axes), whose order is their index in the sequence. Returns all blocks."""
         self._write(layout.once("block slots", lambda: self._slots_of(layout)), new)
         return self.stored()

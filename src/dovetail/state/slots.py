@@ -33,6 +33,10 @@ class Slots:
         """The slot of each (row, position)."""
         raise NotImplementedError
 
+    def page_table(self, rows: Sequence[int], length: int) -> tuple[int, Tensor] | None:
+        """Where a row is made of pages: entries per page, and the pages (rows, pages) of the first `length` entries."""
+        return None
+
     def positions(self, length: int) -> Sequence[int]:
         """The positions that `length` tokens leave in the store; `range(length)` where none is overwritten."""
         return range(length)
@@ -96,6 +100,10 @@ class Paged(Slots):
 
     def slot(self, row: Tensor, position: Tensor) -> Tensor:
         return self.table[row, position // self.page] * self.page + position % self.page
+
+    def page_table(self, rows: Sequence[int], length: int) -> tuple[int, Tensor] | None:
+        index = torch.tensor(rows, dtype=torch.long, device=self.table.device)
+        return self.page, self.table[:, : self._pages(length)].index_select(0, index)
 
     def check(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> None:
         needed, released = 0, Counter[int]()

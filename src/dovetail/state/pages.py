@@ -1,0 +1,65 @@
+"""Attention over a paged KV cache, without a copy of the whole cache in every layer.
+
+    k of some rows (r, m, kv_heads, head) = pages[table[rows]]          a few rows at a time: a copy stays in a CPU's cache
+
+The pages of the rows are the same in every layer of a step, so the pieces are computed once, with their token layouts.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from dovetail.core.layout import TokenLayout
+from dovetail.core.view import Edit, Entries, Scoring
+from dovetail.ops.attend import Stored
+
+TOKENS = 4096  # keys that are copied at once
+
+
+@dc.dataclass(slots=True)
+class Piece:
+    """Some rows of a step."""
+
+    rows: slice
+    pages: Tensor  # (r · pages,) the pages of these rows, one row behind the other
+    layout: TokenLayout  # of the queries
+    key_layout: TokenLayout
+
+
+def pieces(table: Tensor, layout: TokenLayout, key_layout: TokenLayout) -> list[Piece]:
+    """The rows of a step, whose keys lie in the pages of a table (rows, pages), in pieces."""
+    size = max(1, TOKENS // max(key_layout.n, 1))
+    cuts = [slice(begin, min(begin + size, len(table))) for begin in range(0, len(table), size)]
+    return [Piece(cut, table[cut].flatten(), layout.some_rows(cut), key_layout.some_rows(cut)) for cut in cuts]
+
+
+class PagedEntries:
+    """The entries of a paged KV cache in the frame of one step."""
+
+    def __init__(self, stores: Sequence[Tensor], page: int, steps: list[Piece], gather: Callable[[], Stored]) -> None:
+        """`gather` copies all entries, for mixers that read them in another way."""
+        self.stores, self.page, self.steps, self.gather = stores, page, steps, gather
+
+    def entries(self) -> Entries:
+        """All entries (…, m, *axes), and their layout."""
+        return self.gather().entries()
+
+    def attend(self, layout: TokenLayout, q: Tensor, scoring: Scoring, edit: Edit | None = None) -> Tensor:
+        """Attention of q (rows, n, heads, head), some rows at a time; in one piece where probs are edited."""
+        if edit is not None:
+            return self.gather().attend(layout, q, scoring, edit)
+        out = [
+            Stored(piece.key_layout, tuple([self._read(store, piece) for store in self.stores])).attend(
+                piece.layout, q[piece.rows], scoring
+            )
+            for piece in self.steps
+        ]
+        return out[0] if len(out) == 1 else torch.cat(out)
+
+    def _read(self, store: Tensor, piece: Piece) -> Tensor:
+        pages = store[:-1].unflatten(0, (-1, self.page)).index_select(0, piece.pages)
+        return pages.flatten(0, 1).unflatten(0, (piece.rows.stop - piece.rows.start, -1))[:, : piece.key_layout.n]
