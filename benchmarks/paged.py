@@ -1,7 +1,8 @@
 """A paged KV cache after churn ÷ a contiguous one: time and memory of a decode step, and how time grows with the tokens held.
 
-Both pools hold the same numbers: 8 rows of 4,096 tokens, pages of 128, after 1,000 random admissions and frees, so that the pages
-of a row lie in any order; one row is a fork of another. The two alternate step by step; after each step rows are rolled back.
+Both pools hold the same numbers: 8 rows of 4,096 tokens, pages of 128, after 1,000 random admissions and frees, so that the
+pages of a row lie in any order; one row is a fork of another. The two alternate step by step; after each step rows are rolled
+back.
 
     python benchmarks/paged.py [--rounds 7] [--json]
 """
