@@ -66,8 +66,10 @@ def _here(frames: Iterable[traceback.FrameSummary]) -> str:
 
 @law(22, "device", "whole passes, backward, prefill and decode run on one device alone, and never wait for it", budget=1.0)
 def device(case: Case) -> None:
-    """Run everything on the meta device."""
-    for name, run in OnMeta(case).programs():
+    """Run everything on the meta device; in the suite the loss of every spec, and the other programs in turn."""
+    for i, (name, run) in enumerate(OnMeta(case).programs()):
+        if i and not case.turn(f"device {name}"):
+            continue
         with Watch() as watch:
             try:
                 run()
@@ -81,7 +83,7 @@ class OnMeta:
     """A case on the meta device: its model, inputs and labels."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.spec, self.model = case, case.spec, build(case.spec, dtype=DTYPE, device=META)
+        self.spec, self.model = case.spec, build(case.spec, dtype=DTYPE, device=META)
         self.inputs, self.source = _on_meta(case.inputs), None if case.source is None else _on_meta(case.source)
         head = self.spec.head
         if head is not None:
@@ -91,9 +93,9 @@ class OnMeta:
     def programs(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """(name, what runs) for whole passes on every layout, for the loss with its gradients, and for decoding."""
         spec, whole = self.spec, TokenLayout.whole(BATCH, N, META)
-        yield "a whole pass", lambda: self.run(self.inputs, whole)
         if spec.head is not None:
             yield "the loss and its gradients", lambda: self.loss(whole)
+        yield "a whole pass", lambda: self.run(self.inputs, whole)
         if not spec.embed.causal():
             return
         layouts = {"padded": TokenLayout.padded(LENGTHS, N, left=True, device=META)}
@@ -103,8 +105,7 @@ class OnMeta:
             yield f"a {name} batch", lambda layout=layout: self.run(_tokens(layout), layout)
         if spec.order() == "causal":
             for kind, flat in product(LAYOUTS, (False, True)):
-                if kind == LAYOUTS[0] or self.case.turn(f"device {kind} {flat}"):
-                    yield f"decoding, {kind}{', flat' * flat}", lambda kind=kind, flat=flat: self.decode(kind, flat)
+                yield f"decoding, {kind}{', flat' * flat}", lambda kind=kind, flat=flat: self.decode(kind, flat)
 
     def ctx(self, layout: TokenLayout, **more: Any) -> Ctx:
         """The ctx of a whole pass, with the encoder output where there is an encoder."""
