@@ -14,11 +14,12 @@ import math
 import random
 from collections.abc import Callable
 
+import bare
 import torch
 from measure import Goal, Row, agree, arguments, middle, progress, report, seconds, taking_steps
 from torch import Tensor
 
-from dovetail import Ctx, Model, Pool, from_yaml
+from dovetail import Ctx, Pool
 from dovetail.construction import build
 from dovetail.model import ModelModule
 
@@ -27,25 +28,13 @@ CHURN, CHURN_QUICK = 1000, 50
 
 
 @dc.dataclass(frozen=True)
-class Shape:
-    """The sizes of the model and of the work."""
+class Shape(bare.Shape):
+    """The model of bare.py, and the sizes of the work."""
 
-    width: int = 512
-    layers: int = 8
-    heads: int = 8
-    kv_heads: int = 2
-    hidden: int = 1408
-    vocab: int = 32_000
     rows: int = 8
     tokens: int = 4096
     page: int = 128
     steps: int = 4
-
-    def spec(self) -> Model:
-        """The model as a spec."""
-        mixer = f"{{heads: {self.heads}, kv_heads: {self.kv_heads}}}"
-        layers = f"[{{repeat: {self.layers}, mixer: {mixer}, ffn: {{hidden: {self.hidden}}}}}]"
-        return from_yaml(f"{{width: {self.width}, vocab: {self.vocab}, layers: {layers}, head: {{kind: lm, tied: false}}}}")
 
 
 QUICK = Shape(width=24, layers=2, heads=6, kv_heads=2, hidden=44, vocab=62, rows=3, tokens=64, page=8, steps=2)

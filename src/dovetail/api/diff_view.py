@@ -63,9 +63,8 @@ def field_groups(result: Diff) -> list[FieldGroup]:
     """Return the fields that differ; equal changes of several layers are one."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for change in result.change:
-        groups.setdefault((LAYER_NUMBER.sub("*", change.path), format_value(change.a), format_value(change.b)), []).append(
-            change.path
-        )
+        key = (LAYER_NUMBER.sub("*", change.path), format_value(change.a), format_value(change.b))
+        groups.setdefault(key, []).append(change.path)
     return [FieldGroup(_folded(paths, result), old, new) for (_, old, new), paths in groups.items()]
 
 
