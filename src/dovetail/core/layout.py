@@ -229,7 +229,7 @@ class TokenLayout:
             padding = n - len(numbers)
             order.append([i for length in lengths for i in range(length)] + [0] * padding)
             seg.append(numbers + [-1] * padding)
-            sample.append([documents + number for number in numbers] + [documents + max(len(lengths) - 1, 0)] * padding)
+            sample.append([documents + number for number in numbers] + [documents] * padding)
             documents += len(lengths)
         order, seg, sample = (torch.tensor(x, dtype=torch.long, device=device).view(len(rows), n) for x in (order, seg, sample))
         known = Known(tuple(max(len(row), 1) for row in rows), max((length for row in rows for length in row), default=0))

@@ -1,5 +1,6 @@
 """Law 20, draws: dropout masks of different paths, seeds, layers and samples are independent, every layout of a batch has the
-same masks, and initial weights have the standard deviation that is declared for their role and depth.
+same masks, noise has the standard deviation that was asked for, and initial weights that which is declared for their role and
+depth.
 
 Bounds are five standard errors: |correlation| ≤ 5/√n and |rate − p| ≤ 5·√(p(1 − p)/n) for n draws, |s/σ − 1| ≤ 5/√(2n) for the
 standard deviation s of n initial weights. A correct generator fails one comparison in about two million.
@@ -22,7 +23,7 @@ from dovetail.core.part import from_data
 from dovetail.lawbook.case import LENGTHS, Case, N, law
 from dovetail.model import Model
 
-P = 0.3
+P, STD = 0.3, 0.7
 ERRORS = 5.0  # standard errors
 ENOUGH = 64  # fewest values of which a standard deviation or a correlation is compared
 
@@ -30,8 +31,9 @@ ENOUGH = 64  # fewest values of which a standard deviation or a correlation is c
 @law(20, "draws", "masks of paths, seeds and samples are independent, and initial weights have the declared spread")
 @torch.no_grad()
 def draws(case: Case) -> None:
-    """Test dropout masks, then initial weights."""
+    """Test dropout masks, noise, then initial weights."""
     _masks(case)
+    _noise(case)
     _layouts(case)
     _spreads(case)
 
@@ -64,6 +66,17 @@ def _masks(case: Case) -> None:
         _uncorrelated(case, values[..., 1:], values[..., :-1], f"{name}, a channel and the next")
     for (a, first), (b, second) in itertools.combinations(masks.items(), 2):
         _uncorrelated(case, first, second, f"{a} and {b}")
+
+
+def _noise(case: Case) -> None:
+    """Noise has the standard deviation that was asked for, and a mean of 0."""
+    branch, layer = next(_sites(case))
+    ctx = Ctx(layout=TokenLayout.whole(4, N), seed=1)
+    noise = ctx.noise(torch.zeros(4, N, case.spec.width), STD, case.model.layers[layer], branch).double()
+    n, std, mean = noise.numel(), noise.square().mean().sqrt().item(), noise.mean().item()
+    case.true(abs(std / STD - 1) <= ERRORS / sqrt(2 * n), f"the standard deviation of noise is {std:.3f}, not {STD}")
+    case.true(abs(mean) <= ERRORS * STD / sqrt(n), f"the mean of noise is {mean:.3f}, not 0")
+    _uncorrelated(case, noise[..., 1:], noise[..., :-1], "noise of a channel and of the next")
 
 
 def _uncorrelated(case: Case, a: Tensor, b: Tensor, pair: str) -> None:

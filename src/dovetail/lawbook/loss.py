@@ -6,7 +6,8 @@
 
 The code of a training loss may differ from that of the outputs (the logits of a large vocabulary never exist as a whole), so a
 soft-cap, a scale or a bias can be missing in one of them. The criteria are written out here again. Where labels are classes
-per token, some are −100. The losses that parts add come from a second run, in evaluation mode.
+per token, some are −100. The losses that parts add come from a second run, in evaluation mode; they are added only where the
+caller gives a dict for them, or in training, and the dict is filled.
 """
 
 from __future__ import annotations
@@ -62,3 +63,8 @@ def loss(case: Case) -> None:
     want = CRITERIA[head.criterion](outputs, labels) + sum(added.values(), torch.zeros(()))
     got = case.model.loss(case.inputs, labels, case.ctx(losses={}))
     case.same(got, want, f"model.loss and {head.criterion} of model() with {len(added)} added losses")
+    bare = case.model.loss(case.inputs, labels, case.ctx())
+    case.same(bare, CRITERIA[head.criterion](outputs, labels), "model.loss in evaluation, which adds no loss of a part")
+    filled: dict[str, Tensor] = {}
+    case.model.loss(case.inputs, labels, case.ctx(losses=filled, seed=1))
+    case.true(set(filled) == set(added), f"in training the dict of losses has {sorted(filled)}, not {sorted(added)}")

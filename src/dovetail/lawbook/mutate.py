@@ -3,7 +3,8 @@
     sites -> one is chosen -> a fresh process imports the package with that file changed -> oracles and laws -> killed or not
 
 Before any mutant the unchanged code must pass the same checks. The likeliest checks come first, and the first failure ends the
-run: oracles of kinds in the changed file, of kinds whose file uses it, of all others; then every law on a few specs that hold
+run: oracles of kinds in the changed file, of kinds whose file uses it, of all others; then each law on the specs of its seeded
+bugs, which have the windows, caches and routers that a sampled spec may lack; then every law on a few sampled specs that hold
 these kinds, the slowest law last; then the sharded law, in two ranks that import the changed file too, on the specs of its
 seeded bugs and on sampled ones. What the unchanged code can split must still be split, and what it refuses must be refused. A
 mutant of dist/ changes nothing on one rank, so that the sharded law alone judges it.
@@ -25,7 +26,7 @@ import random
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from types import ModuleType
 from typing import Any
@@ -33,11 +34,13 @@ from typing import Any
 from dovetail.core.errors import DovetailError
 from dovetail.lawbook.sites import ROOT, Site, mutated, sites, users
 
-SECONDS = 120  # of CPU time, several times what all checks take: a mutant that reaches this limit counts as killed
+SECONDS = 240  # of CPU time, several times what all checks take: a mutant that reaches this limit counts as killed
 PATIENCE = 10  # times that by the clock; without an answer by then the mutant counts as alive, since the machine may be busy
 MEMORY = 6 * 2**30  # bytes of address space; the unchanged code runs within them too
-SPECS = 6  # sampled specs for a mutant that the oracles let pass
-LAST = ("every_field",)  # builds a model for each field: as slow as all other laws together
+SAMPLED = 24  # specs on which the unchanged code must pass …
+SPECS = 6  # … and those of them for a mutant that the oracles let pass
+LAST = ("device", "every_field")  # run every program, and build a model for each field: slower than all other laws together …
+SHARE = 3  # … so that one in so many of their repetitions runs
 COMPILED = 2  # so many of the specs are compiled at the end
 SHARDED = 12  # sampled specs for a mutant of dist/
 WAIT = 30.0  # seconds for the ranks to compare one spec: ranks that wait for each other are caught
@@ -67,13 +70,13 @@ def _install(site: Site) -> None:
     sys.meta_path.insert(0, _Finder(site))
 
 
-def judge(site: Site | None, seed: int, refused: Refused, answer: Any) -> None:
+def judge(site: Site | None, seed: int, specs: Sequence[str], refused: Refused, answer: Any) -> None:
     """The job of a fresh process: import with the change, run oracles and laws, send the first failure."""
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         if site is not None:
             _install(site)
-        answer.send(_first_failure(site, seed, refused)[:200])
+        answer.send(_first_failure(site, seed, specs, refused)[:200])
     except BaseException as error:  # a package that no longer imports is caught too
         lines = f"{type(error).__name__}: {error}".splitlines()  # of a rank's traceback, the last line names the cause
         answer.send(" … ".join(dict.fromkeys((lines[0], lines[-1].strip())))[:200])
@@ -87,22 +90,23 @@ def serve_mutated(site: Site, *arguments: Any) -> None:
     serve(*arguments)
 
 
-def _first_failure(site: Site | None, seed: int, refused: Refused) -> str:
+def _first_failure(site: Site | None, seed: int, specs: Sequence[str], refused: Refused) -> str:
     """The first failure of an oracle or a law; empty where all hold. The unchanged code is tested on all specs."""
     if site is None:
-        return _on_one_rank(site, seed)
-    return ("" if site.in_dist else _on_one_rank(site, seed)) or _over_ranks(site, seed, refused)
+        return _on_one_rank(site, seed, specs)
+    return ("" if site.in_dist else _on_one_rank(site, seed, specs)) or _over_ranks(site, seed, refused)
 
 
-def _on_one_rank(site: Site | None, seed: int) -> str:
+def _on_one_rank(site: Site | None, seed: int, sampled: Sequence[str]) -> str:
     """The first failure of an oracle, then of a law that needs no second rank."""
     import torch
 
     torch.set_num_threads(1)
     from dovetail.core.part import KINDS, Part, walk_spec
+    from dovetail.io.spec import from_yaml
     from dovetail.lawbook.case import LAWS, Case
-    from dovetail.lawbook.cover import quick_specs
     from dovetail.lawbook.oracle import ask_kinds, check_oracles
+    from dovetail.lawbook.seeded.run import seeded_bugs
     from dovetail.lawbook.suite import exceptions, try_law
 
     module, within = (site.module, site.within.partition(".")[0]) if site is not None else ("", "")
@@ -121,16 +125,18 @@ def _on_one_rank(site: Site | None, seed: int) -> str:
     for kind in sorted(ask_kinds(), key=nearness, reverse=True):
         for failure in check_oracles([kind]):
             return f"own_number: {failure}"
-    specs = sorted(quick_specs(seed, 24), key=relevance, reverse=True)[: SPECS if site is not None else None]
-    cases = [Case(spec, seed) for spec in specs]
-    declared = [exceptions(spec) for spec in specs]
     names = [law.name for law in LAWS.values() if not law.slow and law.name not in ("ported", *LAST)]
-    compiled = cases[: COMPILED if site is not None else None]
-    for name, tested in [*((name, cases) for name in (*names, *LAST)), ("compiled", compiled)]:
-        for case, excepted in zip(tested, declared, strict=False):
-            outcome = try_law(case, name, excepted.get(name, []))
-            if outcome.state == "failed":
-                return f"{outcome.law}: {outcome.detail}"
+    planted = {(bug.law, bug.spec.key): bug for bug in seeded_bugs().values() if bug.law in (*names, *LAST)}.values()
+    tested = [(bug.law, bug.spec) for bug in sorted(planted, key=lambda bug: relevance(bug.spec), reverse=True)]
+    specs = sorted(map(from_yaml, sampled), key=relevance, reverse=True)[: SPECS if site is not None else None]
+    tested += [(name, spec) for name in (*names, *LAST) for spec in specs]
+    tested += [("compiled", spec) for spec in specs[: COMPILED if site is not None else None]]
+    cases = {spec.key: (Case(spec, seed, share=SHARE), exceptions(spec)) for _, spec in tested}
+    for name, spec in tested:
+        case, excepted = cases[spec.key]
+        outcome = try_law(case, name, excepted.get(name, []))
+        if outcome.state == "failed":
+            return f"{outcome.law}: {outcome.detail}"
     return ""
 
 
@@ -165,6 +171,7 @@ def refusals(seed: int) -> Refused:
     fixed = [bug.spec for bug in seeded_bugs().values() if bug.law == "sharded"]
     plain, biased = spec(), spec(position={"kind": "t5_bias", "buckets": 8, "max_distance": 16})
     fixed += [dc.replace(plain, layers=(biased.layers[0], plain.layers[0], biased.layers[0]))]  # two layers share a weight
+    fixed += [spec(heads=1, kv_heads=1)]  # two ranks cannot split one head
     refused: Refused = {}
     for text in dict.fromkeys(to_yaml(one) for one in (*fixed, *quick_specs(seed, SHARDED))):
         results = compare_sharded(the_pair(), text, seed)
@@ -173,6 +180,15 @@ def refusals(seed: int) -> Refused:
                 raise DovetailError(f"the unchanged code does not pass: {how}, {compared.worst[0]} differs")
         refused[text] = {how: bool(compared.reason) for how, compared in results.items()}
     return refused
+
+
+@functools.cache
+def _sampled(seed: int) -> tuple[str, ...]:
+    """The sampled specs as YAML: chosen once, by the unchanged code."""
+    from dovetail.io.spec import to_yaml
+    from dovetail.lawbook.cover import quick_specs
+
+    return tuple(to_yaml(spec) for spec in quick_specs(seed, SAMPLED))
 
 
 def _classes(part: Any) -> list[type]:
@@ -185,7 +201,9 @@ def _try(site: Site | None, seed: int, refused: Refused | None = None) -> tuple[
     """Judge one mutant in a process of its own."""
     context = mp.get_context("forkserver")
     here, there = context.Pipe()
-    process = context.Process(target=judge, args=(site, seed, refused or {}, there))  # no daemon: it starts ranks
+    process = context.Process(
+        target=judge, args=(site, seed, _sampled(seed), refused or {}, there)
+    )  # no daemon: it starts ranks
     process.start()
     there.close()
     patience = None if site is None else PATIENCE * SECONDS  # the unchanged code has four times as many specs to pass

@@ -7,11 +7,13 @@ and in constants of a module. Left out:
 
 - by function: `samples`, `excepts` (with `shifts_keys`, which only it calls), `idle`, `example` and `labels` are inputs of
   laws; `check`, `expect`, `advise`, `check_length` and `__repr__` are messages, which tests compare; `cost` in ops/ chooses a
-  kernel; `joined_ranks` joins a torchrun job, which has tests of its own
+  kernel, `absorbing` one of two forms of MLA; `joined_ranks` joins a torchrun job, which has tests of its own
 - by name: module constants that set the size of a tile, chunk or message, which change no result, or that bound a field, which
   tests compare (SETTINGS)
-- by file: messages (core/errors.py, core/printable.py), limits of files (core/limits.py); dist/pair.py, which starts and stops
-  the processes that laws run in
+- by file: messages (core/errors.py, core/printable.py), limits of files (core/limits.py), and what tests compare but no law
+  runs: the refusal of non-finite weights (core/finite.py), the machine's memory (core/memory.py), short forms of YAML
+  (core/layers.py), names of dtypes (core/dtypes.py); dist/pair.py, which starts and stops the processes that laws run in
+- by call: `Mistake` lists what `verify` tries
 - defaults of fields: every law names the fields it tests, so a default shows only where an oracle or a preset leaves it out
 - strings and docstrings
 """
@@ -42,15 +44,18 @@ NO_RESULT = frozenset(
         "__repr__",
         "expect",
         "joined_ranks",
+        "absorbing",
     }
 )
 LEFT_ALONE = {"ops": frozenset({"cost"})}
-LEFT_OUT = ("core/errors.py", "core/printable.py", "core/limits.py", "dist/pair.py")
+NOT_RUN = ("core/finite.py", "core/memory.py", "core/layers.py", "core/dtypes.py")  # by any law
+LEFT_OUT = ("core/errors.py", "core/printable.py", "core/limits.py", "dist/pair.py", *NOT_RUN)
 # module constants that choose how something is computed, never what
 SETTINGS = frozenset(
-    {"TILE", "PIECE", "CHUNK", "LEAST", "FEW", "MAX_COUNTED", "LONGEST", "MOST", "SHORT", "CACHED_MASKS"}
+    {"TILE", "PIECE", "CHUNK", "LEAST", "FEW", "MAX_COUNTED", "LONGEST", "MOST", "SHORT", "CACHED_MASKS", "LANE"}
     | {"MAX_FACTOR", "MAX_MASKS", "MAX_PICKS", "MAX_STATE", "LARGEST_SPREAD"}  # bounds of fields
 )
+NO_EFFECT = frozenset({"Mistake"})  # calls that describe, and compute nothing
 CHOOSING = frozenset({"reference", "chunk"})  # calls by which an expression chooses how something is computed, not what
 
 FLIPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -137,7 +142,8 @@ class Visitor(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         """Visit a node, unless it only chooses between forms of one computation, which laws compare with each other."""
         chooses = isinstance(node, (ast.BoolOp, ast.Compare, ast.Call)) and not CHOOSING.isdisjoint(_called(node))
-        return node if chooses else super().visit(node)
+        describes = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NO_EFFECT
+        return node if chooses or describes else super().visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         if node.value is not None:

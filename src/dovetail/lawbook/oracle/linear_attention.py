@@ -5,6 +5,7 @@ An input of two channels is (signal, 1): projections that must be equal for ever
 
 from __future__ import annotations
 
+import dataclasses as dc
 from collections.abc import Iterator
 
 import torch
@@ -91,6 +92,8 @@ def channels() -> Iterator[Comparison]:
     }
     y = alone(spec, weights, embed=2)(numbers(FOUR), ctx(4))[0, :, 0]
     yield Comparison("(0.9ᵗ + 0.5ᵗ)/2", y, [1.0, 0.7, 0.53, 0.427])
+    y = alone(spec, {**weights, "gate.weight": [[0.0, 2.0]]}, embed=2)(numbers(FOUR), ctx(4))[0, :, 0]
+    yield Comparison("an output gate of silu(2) = 1.76159416", y, [1.76159416, 1.23311591, 0.93364490, 0.75220070])
     # a data-dependent decay: the logit of the second channel falls by 1 where the signal is 0.5
     moved = {**weights, "fade_down.weight": [[2.0, 0.0]], "fade_up.weight": [[0.0], [-1.0]]}
     y = alone(spec, moved, embed=2)(numbers([[[0.5, 1.0], [0.5, 1.0]]]), ctx(2))[0, :, 0]
@@ -195,3 +198,6 @@ def time_mix() -> Iterator[Comparison]:
     scope = alone(spec, weights, embed=2).scope.add(embed=4, heads=2, head=2)
     yield Comparison("initial λ", spec.constant("fade", scope), [-6.0, -3.68268472, -2.23551022, -1.0])
     yield Comparison("initial μ", spec.constant("mu_k", scope), [1.0, 0.75, 0.5, 0.25])
+    second = dc.replace(scope, layer=1, depth=3)  # of three layers: exponents 0.7 + 1.3/2 and 1 − 1/3
+    yield Comparison("initial λ of layer 1", spec.constant("fade", second), [-6.0, -4.86536465, -3.10767691, -1.0])
+    yield Comparison("initial μ of layer 1", spec.constant("mu_k", second), [1.0, 0.60314974, 0.37003947, 0.17451819])

@@ -72,6 +72,10 @@ def picked() -> Iterator[Comparison]:
     yield Comparison("picked", picks[0][0, 0], expected, near=0)
     # alone the second head would select block 1 (0.28955688 against 0.05831626); together it is 0.41014739 against 0.65708254
     yield Comparison("two heads that prefer different blocks", z[-1, :2], [5.74740547, 4.16481300])
+    picks.clear()
+    alike = numbers([[[1.0, 0.0, value, 1.0] for value in VALUES]])  # every key is 0, so that all blocks are worth the same
+    two(alike, Ctx(layout=row(8), listen=Listener({"*picked": lambda _, x: picks.append(x)})))
+    yield Comparison("of equal blocks the earlier", picks[0][0, 0, -1], [3, 0, 1], near=0)
     # a document of four tokens behind one of four: blocks are counted from its own beginning
     picks.clear()
     packed = Ctx(layout=TokenLayout.packed([[4, 4]], 8), listen=Listener({"*picked": lambda _, x: picks.append(x)}))

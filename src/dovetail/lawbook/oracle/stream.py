@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.core.scope import Scope
 from dovetail.lawbook.oracle.registry import Comparison, oracle
 from dovetail.lawbook.oracle.stand import alone, part, row
 
@@ -54,6 +55,10 @@ def streaming() -> Iterator[Comparison]:
     ):  # 5 heads of 7 channels, 10 tokens: 2·35·100 more where queries are rotated twice
         scope = _module(part("rope"), keep, head=8).scope.add(heads=5, head=7)
         yield Comparison(f"additional FLOPs with keep {keep}", part("streaming").cost(scope, 10)[0], products, near=0)
+    near = part("all_of", masks=(part("causal"), part("window", size=3, keep=1)))
+    mixer = part("attention", heads=1, head=2, mask=near)
+    inside = mixer.position_scope(mixer.axes(Scope(sizes={"embed": 2})))
+    yield Comparison("slots and kept tokens of the cache", [inside.size("cache"), inside.size("kept")], [4, 1], near=0)
     # pairs that the mask leaves: 1 + 2 + 3 + 4, then 6 times 4, each 70
     scope = _module(part("rope"), head=8).scope.add(heads=5, head=7)
     yield Comparison("additional FLOPs of the pairs that the mask leaves", part("streaming").cost(scope, 10)[1], 2380, near=0)

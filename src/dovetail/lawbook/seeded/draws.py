@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from dovetail.lawbook.seeded.bug import Mutant, instead, spec
 from dovetail.parts import init
 
 _std, _ranges, _writes_stream, _drop = construction._std, construction._ranges, init.writes_stream, context._drop
+_noise = Ctx.noise
 
 
 def one_stream_for_all_layers(self: Ctx, module: Module, name: str) -> Tensor:
@@ -51,6 +53,10 @@ def drop_rate_of_what_stays(x: Tensor, both: Tensor, p: float, first: int) -> Te
     return _drop(x, both, 1.0 - p, first)
 
 
+def noise_by_variance(self: Ctx, x: Tensor, std: float, *rest: Any) -> Tensor:
+    return _noise(self, x, std**2, *rest)
+
+
 def layers_start_equal(weights: Sequence[Declared], seed: int) -> Tensor:
     return streams(torch.tensor(seed), [re.sub(r"\d+", "0", d.path) for d in weights])
 
@@ -77,6 +83,7 @@ def mutants() -> list[Mutant]:
         Mutant("every sample drops the same values", "draws", instead(TokenLayout, "sample", property(samples_draw_alike))),
         Mutant("dropout counts positions in the row", "draws", instead(Ctx, "_bits", positions_in_the_row)),
         Mutant("dropout keeps with probability p", "draws", instead(context, "_drop", drop_rate_of_what_stays)),
+        Mutant("router noise has its standard deviation squared", "draws", instead(Ctx, "noise", noise_by_variance)),
         Mutant("initial weights of two layers are equal", "draws", instead(construction, "_streams", layers_start_equal)),
         Mutant("initial weights are 1.5 times too large", "draws", instead(construction, "_std", wide_spread)),
         Mutant("experts start without 1/√(2·depth)", "draws", instead(init, "writes_stream", experts_without_depth), experts),

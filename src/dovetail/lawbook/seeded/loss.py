@@ -10,11 +10,11 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.lawbook.seeded.bug import Mutant, instead, spec
-from dovetail.model import Model
+from dovetail.model import Model, ModelModule
 from dovetail.parts import head
 from dovetail.parts.head import LmModule, PooledEmbeddingModule
 
-_chunked, _loss = head.chunked_cross_entropy, LmModule.loss
+_chunked, _loss, _model_loss = head.chunked_cross_entropy, LmModule.loss, ModelModule.loss
 
 
 def without(**fields: Any) -> Callable[..., Tensor]:
@@ -39,6 +39,10 @@ def added_losses_dropped(self: Ctx, loss: Tensor) -> Tensor:
     return loss
 
 
+def losses_replaced(self: ModelModule, inputs: Tensor, targets: Tensor, ctx: Ctx) -> Tensor:
+    return _model_loss(self, inputs, targets, dc.replace(ctx, losses={}) if ctx.training else ctx)
+
+
 def vector_not_normalized(self: PooledEmbeddingModule, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
     return (1 - (self.forward(x, ctx) * labels).sum(-1)).mean()
 
@@ -59,6 +63,7 @@ def mutants() -> list[Mutant]:
         Mutant("the loss ignores the bias of the head", "loss", instead(LmModule, "loss", without(bias=False)), lm),
         Mutant("labels of -100 are counted", "loss", instead(head, "chunked_cross_entropy", ignored_labels_counted), lm),
         Mutant("the losses of routers are dropped", "loss", instead(Ctx, "with_added", added_losses_dropped), experts),
+        Mutant("the dict for losses stays empty in training", "loss", instead(ModelModule, "loss", losses_replaced), experts),
         Mutant(
             "a cosine loss does not divide by the lengths",
             "loss",

@@ -119,7 +119,7 @@ class LinformerModule(SoftmaxModule):
         coefficients = F.embedding(layout.order, table)  # (…, m, rank)
         if layout.start is None:  # zero for other documents and for padding
             document = layout.seg if layout.row is None else layout.row
-            own = (document[..., None] == torch.arange(documents, device=x.device)) & layout.real[..., None]
+            own = document[..., None] == torch.arange(documents, device=x.device)
             coefficients = (own[..., None] * coefficients.unsqueeze(-2)).flatten(-2)
         return (coefficients.transpose(-1, -2) @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
 
