@@ -1,6 +1,8 @@
 """Mechanical mutants: their sites, the order of laws and oracles, and mutants that hang or change nothing."""
 
 import ast
+import subprocess
+import sys
 import time
 
 import pytest
@@ -24,9 +26,9 @@ def offered(source: str, room: str) -> set[str]:
 
 
 def test_a_cost_is_left_alone_where_it_only_chooses_a_kernel():
-    source = "class A:\n    def cost(self):\n        return 1 + 2\n\ndef check(x):\n    return x + 1\n"
+    source = "class A:\n    def cost(self):\n        return 1 + 2\n\ndef check_size(x):\n    return x + 1\n"
     assert offered(source, "parts") == {"A.cost"}
-    assert offered(source, "ops") == {"check"}
+    assert offered(source, "ops") == set()
 
 
 def test_a_site_has_its_function_and_module():
@@ -105,3 +107,22 @@ def test_a_spec_that_is_no_longer_refused_is_a_failure():
     unchanged = dict.fromkeys(SPLITS, False)
     harmless = site("dist/mesh.py", "min(sizes) < 1 or data * sequence * tensor != world: And")
     assert mutate._try(harmless, 0, {LLAMA: {**unchanged, "tp": True}})[1].startswith("sharded: tp is not refused")
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_ends_at_once():
+    """Ctrl-C while the first of forty mutants are judged; the unchanged code is taken to pass."""
+    code = (
+        "import threading, os, signal, time\n"
+        "from dovetail.lawbook import mutate\n"
+        "own = mutate._try\n"
+        "mutate._try = lambda site, *rest: (site, '') if site is None else own(site, *rest)\n"
+        "mutate.refusals = lambda seed: {}\n"
+        "threading.Timer(8.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "if __name__ == '__main__':\n"
+        "    mutate.run_random(40, 3)\n"
+    )
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
+    assert done.returncode != 0
+    assert time.monotonic() - begin < 40

@@ -25,6 +25,7 @@ import multiprocessing as mp
 import random
 import resource
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -45,6 +46,8 @@ COMPILED = 2  # so many of the specs are compiled at the end
 SHARDED = 12  # sampled specs for a mutant of dist/
 WAIT = 30.0  # seconds for the ranks to compare one spec: ranks that wait for each other are caught
 PARALLEL = 2
+RUNNING: set[Any] = set()  # the processes that judge a mutant at present
+ENDING = threading.Event()
 
 Refused = dict[str, dict[str, bool]]  # YAML of a spec -> way to split -> whether the unchanged code refuses it
 
@@ -205,6 +208,9 @@ def _try(site: Site | None, seed: int, refused: Refused | None = None) -> tuple[
         target=judge, args=(site, seed, _sampled(seed), refused or {}, there)
     )  # no daemon: it starts ranks
     process.start()
+    RUNNING.add(process)
+    if ENDING.is_set():
+        process.kill()
     there.close()
     patience = None if site is None else PATIENCE * SECONDS  # the unchanged code has four times as many specs to pass
     try:
@@ -213,6 +219,7 @@ def _try(site: Site | None, seed: int, refused: Refused | None = None) -> tuple[
         message = "the process died"
     process.kill()
     process.join()
+    RUNNING.discard(process)
     return site, message
 
 
@@ -241,6 +248,14 @@ def run_random(
 
 
 def _judged(chosen: list[Site], seed: int, refused: Refused) -> Iterator[tuple[Site | None, str]]:
-    with ThreadPoolExecutor(PARALLEL) as threads:
+    threads = ThreadPoolExecutor(PARALLEL)
+    try:
         for future in as_completed([threads.submit(_try, site, seed, refused) for site in chosen]):
             yield future.result()
+    except BaseException:  # interrupted: begin no other mutant, and end those that are being judged or about to be
+        ENDING.set()
+        for process in list(RUNNING):
+            process.kill()
+        raise
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)

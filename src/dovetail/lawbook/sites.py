@@ -6,13 +6,15 @@ A mutation flips an operator, moves an integer by one, multiplies a float by 1.5
 and in constants of a module. Left out:
 
 - by function: `samples`, `excepts` (with `shifts_keys`, which only it calls), `idle`, `example` and `labels` are inputs of
-  laws; `check`, `expect`, `advise`, `check_length` and `__repr__` are messages, which tests compare; `cost` in ops/ chooses a
-  kernel, `absorbing` one of two forms of MLA; `joined_ranks` joins a torchrun job, which has tests of its own
+  laws; those whose name begins with `check`, `expect`, `advise` and `__repr__` refuse or give advice, which tests compare, as
+  they do changes of a spec (`swap`); `cost` in ops/ chooses a kernel, `absorbing` one of two forms of MLA; `joined_ranks`
+  joins a torchrun job, which has tests of its own
 - by name: module constants that set the size of a tile, chunk or message, which change no result, or that bound a field, which
   tests compare (SETTINGS)
 - by file: messages (core/errors.py, core/printable.py), limits of files (core/limits.py), and what tests compare but no law
   runs: the refusal of non-finite weights (core/finite.py), the machine's memory (core/memory.py), short forms of YAML
-  (core/layers.py), names of dtypes (core/dtypes.py); dist/pair.py, which starts and stops the processes that laws run in
+  (core/layers.py), names of dtypes (core/dtypes.py), the values that a field takes (core/field.py); dist/pair.py, which
+  starts and stops the processes that laws run in
 - by call: `Mistake` lists what `verify` tries
 - defaults of fields: every law names the fields it tests, so a default shows only where an oracle or a preset leaves it out
 - strings and docstrings
@@ -33,22 +35,22 @@ FILES = ("model.py", "construction.py")
 NO_RESULT = frozenset(
     {
         "samples",
-        "check",
         "advise",
         "excepts",
         "shifts_keys",
         "idle",
-        "check_length",
         "example",
         "labels",
         "__repr__",
         "expect",
         "joined_ranks",
         "absorbing",
+        "swap",
+        "_swap_position",
     }
 )
 LEFT_ALONE = {"ops": frozenset({"cost"})}
-NOT_RUN = ("core/finite.py", "core/memory.py", "core/layers.py", "core/dtypes.py")  # by any law
+NOT_RUN = ("core/finite.py", "core/memory.py", "core/layers.py", "core/dtypes.py", "core/field.py")  # by any law
 LEFT_OUT = ("core/errors.py", "core/printable.py", "core/limits.py", "dist/pair.py", *NOT_RUN)
 # module constants that choose how something is computed, never what
 SETTINGS = frozenset(
@@ -123,7 +125,7 @@ class Visitor(ast.NodeTransformer):
         return change(copy.deepcopy(node)) if self.count - 1 == self.wanted else None
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        if node.name in self.left_alone:
+        if node.name in self.left_alone or node.name.lstrip("_").startswith("check"):
             return node
         self.depth += 1
         self.within.append(node.name)

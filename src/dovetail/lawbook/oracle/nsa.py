@@ -76,6 +76,13 @@ def picked() -> Iterator[Comparison]:
     alike = numbers([[[1.0, 0.0, value, 1.0] for value in VALUES]])  # every key is 0, so that all blocks are worth the same
     two(alike, Ctx(layout=row(8), listen=Listener({"*picked": lambda _, x: picks.append(x)})))
     yield Comparison("of equal blocks the earlier", picks[0][0, 0, -1], [3, 0, 1], near=0)
+    picks.clear()
+    # keys of blocks 1 and 2 are ½·silu(2) and ½·silu(2.04): the later is better by a little
+    close = [[1.0, key, value, 1.0] for key, value in zip([0.0, 0.0, 1.0, 0.0, 1.0, 0.02, 0.0, 1.0], VALUES, strict=True)]
+    _sparse([SHUT, OPEN, SHUT])(
+        numbers([close]), Ctx(layout=row(8), listen=Listener({"*picked": lambda _, x: picks.append(x)}))
+    )
+    yield Comparison("of nearly equal blocks the better", picks[0][0, 0, -1], [3, 0, 2], near=0)
     # a document of four tokens behind one of four: blocks are counted from its own beginning
     picks.clear()
     packed = Ctx(layout=TokenLayout.packed([[4, 4]], 8), listen=Listener({"*picked": lambda _, x: picks.append(x)}))
