@@ -140,7 +140,7 @@ def with_weights_of(model: ModelModule, shape: Shape) -> Bare:
     """The plain model, sharing the parameters of ours."""
     bare = Bare(shape)
     ours = dict(model.named_parameters())
-    names = {"embed.weight": "embed.table", "head.weight": "head.table"}
+    names = {"embed.weight": "embed.table", "head.weight": "head.out.weight"}
     for name, _ in list(bare.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         source = names.get(name) or (name if name in ours else f"{owner}.scale")

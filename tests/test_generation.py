@@ -116,6 +116,6 @@ def test_models_that_cannot_generate_raise(model):
 def test_logits_that_overflow_are_an_error():
     model = lively(from_yaml(TINY))
     with torch.no_grad():
-        model.head.table[7].fill_(3e38)  # a finite weight; its products are not
+        model.head.out.weight[7].fill_(3e38)  # a finite weight; its products are not
     with pytest.raises(NonFiniteError, match=r"logits of token 1: holds (nan|inf|-inf); the activations overflow"):
         next(generate_tokens(model, PROMPT, 3))

@@ -354,7 +354,7 @@ def test_the_2017_recipe_is_one_name() -> None:
     hidden = {d.scope.size("ffn") for d in declared(spec) if "ffn" in d.weight.out}
     assert hidden == {2048}
     tables = [d.path for d in declared(spec) if d.weight.out == ("vocab",) and d.weight.learned]
-    assert tables == ["embed.table", "encoder.embed.table", "head.table"]
+    assert tables == ["embed.table", "encoder.embed.table", "head.out.weight"]
 
 
 @pytest.mark.parametrize(

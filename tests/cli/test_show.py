@@ -87,7 +87,7 @@ def test_tree_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert numbers(data["tree"]) == data["parameters"]
     children = {child["path"]: child for child in data["tree"]["children"]}
     assert children["embed"]["shapes"] == {"table": [512, 72]}
-    assert children["head"]["same_as"] == {"table": "embed.table"}
+    assert children["head"]["same_as"] == {"out.weight": "embed.table"}
 
 
 def test_set_and_swap_change_the_spec(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +113,13 @@ def test_a_file_and_a_directory_are_specs(capsys: pytest.CaptureFixture[str], tm
 def test_the_view_folds_layers_and_gives_advice(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "gemma-2-2b", "--length", "8192")
     assert code == 0
-    for words in ("2,614,341,888", "layers 0, 2 … 24 ×13", "layers 1, 3 … 25 ×13", "window(size 4096)", "table = embed.table"):
+    for words in (
+        "2,614,341,888",
+        "layers 0, 2 … 24 ×13",
+        "layers 1, 3 … 25 ×13",
+        "window(size 4096)",
+        "out.weight = embed.table",
+    ):
         assert words in out
     assert out.count("gelu_tanh") == 2
     assert "advice" in out

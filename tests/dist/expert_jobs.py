@@ -25,7 +25,7 @@ def experts_over_ranks(text: str, whole: tuple[str, ...]) -> dict[str, Any]:
     tensor_parallel(model, spec, make_mesh(tensor=2)["tensor"], whole)
     want, want_losses, want_gradients, want_load = _step(perturbed(spec))
     got, got_losses, got_gradients, got_load = _step(model)
-    held: Any = model.layers[0].ffn.bank.up
+    held: Any = model.layers[0].ffn.bank.up.weight
     return {
         "loss": abs(got - want) / abs(want),
         "losses": max(abs(got_losses[name] - value) for name, value in want_losses.items()),

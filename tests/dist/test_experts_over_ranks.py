@@ -23,7 +23,7 @@ def test_shared_out_equals_whole(pair: Pair, ffn: str, whole: tuple[str, ...], h
         assert found["loss"] < 1e-12
         assert found["losses"] < 1e-12
         assert found["load"] == 0.0
-        assert any("router.weight" in name for name in found["gradients"])
+        assert any("router.out.weight" in name for name in found["gradients"])
         assert max(found["gradients"].values()) < 1e-9, max(found["gradients"].items(), key=lambda item: item[1])
 
 
@@ -38,12 +38,12 @@ def cuts(ffn: str, ranks: int, whole: frozenset[str] = frozenset()) -> dict[str,
 
 def test_placements_follow_from_the_batch_axis() -> None:
     between, inside = cuts(SHARED, 2), cuts(SHARED, 2, frozenset({"experts"}))
-    for name in ("gate", "up", "down", "gate_bias", "up_bias", "down_bias", "expert_number"):
+    for name in (*(f"{part}.{leaf}" for part in ("gate", "up", "down") for leaf in ("weight", "bias")), "expert_number"):
         assert between[f"bank.{name}"] == Cut(0, 2)
-    assert (inside["bank.up"], inside["bank.down"], inside["bank.up_bias"]) == (Cut(1, 2), Cut(2, 2), Cut(1, 2))
-    assert inside["bank.down_bias"] is inside["bank.expert_number"] is None
+    assert (inside["bank.up.weight"], inside["bank.down.weight"], inside["bank.up.bias"]) == (Cut(1, 2), Cut(2, 2), Cut(1, 2))
+    assert inside["bank.down.bias"] is inside["bank.expert_number"] is None
     for found in (between, inside):
-        assert found["router.weight"] is found["router.balance"] is found["shared_gate.weight"] is None
+        assert found["router.out.weight"] is found["router.balance"] is found["shared_gate.weight"] is None
         assert (found["shared.up.weight"], found["shared.down.weight"]) == (Cut(0, 2), Cut(1, 2))
 
 

@@ -52,7 +52,7 @@ def test_weights_come_back_bit_for_bit_in_their_dtype(tmp_path, dtype, tied):
         one, two = tensor_at(model, path), tensor_at(loaded, path)
         assert one.dtype == two.dtype == dtype
         assert torch.equal(one.view(torch.uint8), two.view(torch.uint8)), path
-    assert (loaded.head.table is loaded.embed.table) == tied
+    assert (loaded.head.out.weight is loaded.embed.table) == tied
     for (name, one), (_, two) in zip(model.named_buffers(), loaded.named_buffers(), strict=True):
         assert torch.equal(one, two), name
         assert one.dtype == two.dtype
@@ -90,7 +90,7 @@ def test_a_loaded_model_gives_the_same_logits_and_can_be_trained(saved):
 
 def test_the_file_holds_the_learned_weights_alone_each_once(saved):
     assert sorted(load_file(saved / WEIGHTS_FILE)) == sorted(learned(SPEC))
-    assert "head.table" not in learned(SPEC)
+    assert "head.out.weight" not in learned(SPEC)
     assert {path.name for path in saved.iterdir()} == {SPEC_FILE, WEIGHTS_FILE}
     assert {path.name for path in saved.parent.iterdir()} == {"model"}
 

@@ -58,5 +58,5 @@ def test_a_value_beyond_float16_ends_the_comparison():
 
 def test_routers_are_nearly_tied():
     model = spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20})
-    weight = narrow.Pair(model, torch.bfloat16, 0).exact.layers[0].ffn.router.weight
+    weight = narrow.Pair(model, torch.bfloat16, 0).exact.layers[0].ffn.router.out.weight
     assert (weight - weight.mean(0)).std() < weight.mean(0).std() / 8

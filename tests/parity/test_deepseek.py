@@ -55,7 +55,7 @@ def taken(theirs: Any) -> ModelModule:
     found: dict[str, Tensor] = {
         "embed.table": state["model.embed_tokens.weight"],
         "norm.scale": state["model.norm.weight"],
-        "head.table": state["lm_head.weight"],
+        "head.out.weight": state["lm_head.weight"],
     }
     for i, layer in enumerate(theirs.model.layers):
         attention, here, mlp = layer.self_attn, f"layers.{i}", layer.mlp
@@ -79,8 +79,8 @@ def taken(theirs: Any) -> ModelModule:
             found[f"{here}.{inside}.{mine}.weight"] = other.weight
         if i > 0:
             gate, wide = mlp.experts.gate_up_proj.chunk(2, 1)
-            found |= {f"{here}.ffn.bank.gate": gate, f"{here}.ffn.bank.up": wide}
-            found |= {f"{here}.ffn.bank.down": mlp.experts.down_proj, f"{here}.ffn.router.weight": mlp.gate.weight}
+            found |= {f"{here}.ffn.bank.gate.weight": gate, f"{here}.ffn.bank.up.weight": wide}
+            found |= {f"{here}.ffn.bank.down.weight": mlp.experts.down_proj, f"{here}.ffn.router.out.weight": mlp.gate.weight}
             found[f"{here}.ffn.router.balance"] = mlp.gate.e_score_correction_bias
     mine = {**dict(ours.named_parameters()), **dict(ours.named_buffers())}
     assert {name for name, _ in ours.named_parameters()} <= found.keys()

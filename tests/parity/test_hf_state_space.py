@@ -124,7 +124,7 @@ def of_mixer2(state: Names, theirs: str, ours: str, config: Any) -> Names:
 def of_stack(mixer: Callable[[Names, str, str, Any], Names]) -> Callable[[Names, Any], Names]:
     def names(state: Names, config: Any) -> Names:
         found = {"embed.table": state["backbone.embeddings.weight"], "norm.scale": state["backbone.norm_f.weight"]}
-        found["head.table"] = state["lm_head.weight"]
+        found["head.out.weight"] = state["lm_head.weight"]
         for i in range(config.num_hidden_layers):
             found[f"layers.{i}.mixer_norm.scale"] = state[f"backbone.layers.{i}.norm.weight"]
             found |= mixer(state, f"backbone.layers.{i}.mixer", f"layers.{i}.mixer", config)
@@ -135,7 +135,7 @@ def of_stack(mixer: Callable[[Names, str, str, Any], Names]) -> Callable[[Names,
 
 def of_jamba(state: Names, config: Any) -> Names:
     found = {"embed.table": state["model.embed_tokens.weight"], "norm.scale": state["model.final_layernorm.weight"]}
-    found["head.table"] = state["lm_head.weight"]
+    found["head.out.weight"] = state["lm_head.weight"]
     for i in range(4):
         theirs, ours = f"model.layers.{i}", f"layers.{i}"
         found[f"{ours}.mixer_norm.scale"] = state[f"{theirs}.input_layernorm.weight"]
@@ -148,9 +148,9 @@ def of_jamba(state: Names, config: Any) -> Names:
                 found[f"{ours}.mixer.{mine}_norm.scale"] = state[f"{theirs}.mamba.{their}_layernorm.weight"]
         if f"{theirs}.feed_forward.router.weight" in state:
             gate, up = state[f"{theirs}.feed_forward.experts.gate_up_proj"].chunk(2, 1)
-            found[f"{ours}.ffn.router.weight"] = state[f"{theirs}.feed_forward.router.weight"]
-            found |= {f"{ours}.ffn.bank.gate": gate, f"{ours}.ffn.bank.up": up}
-            found[f"{ours}.ffn.bank.down"] = state[f"{theirs}.feed_forward.experts.down_proj"]
+            found[f"{ours}.ffn.router.out.weight"] = state[f"{theirs}.feed_forward.router.weight"]
+            found |= {f"{ours}.ffn.bank.gate.weight": gate, f"{ours}.ffn.bank.up.weight": up}
+            found[f"{ours}.ffn.bank.down.weight"] = state[f"{theirs}.feed_forward.experts.down_proj"]
         else:
             for name in ("gate", "up", "down"):
                 found[f"{ours}.ffn.{name}.weight"] = state[f"{theirs}.feed_forward.{name}_proj.weight"]

@@ -27,7 +27,7 @@ TINY = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for 
 
 
 class Adapted(nn.Module):
-    """x (W + u vᵀ)ᵀ + b, around a linear leaf W, b."""
+    """x (W + u vᵀ)ᵀ + b, around a linear leaf W, b, as an adapter of another library has it."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -45,10 +45,10 @@ class Adapted(nn.Module):
 
 
 def leaves(spec: Model) -> list[str]:
-    """One path per kind of part and name of a linear leaf."""
+    """One path per kind of part and name of a linear leaf with one matrix."""
     first: dict[tuple[str, str, bool], str] = {}
     for d in declared(spec):
-        if d.weight.name.endswith(".weight") and d.weight.same_as is None:
+        if d.weight.name.endswith(".weight") and d.weight.same_as is None and not d.weight.batch:
             first.setdefault((d.part.kind, d.weight.name, d.path.startswith("encoder")), d.path.removesuffix(".weight"))
     return list(first.values())
 

@@ -65,7 +65,7 @@ def drawn(module: nn.Module) -> Any:
 def halves(fused: Tensor) -> dict[str, Tensor]:
     """Their gate and up in one, taken apart."""
     gate, up = fused.detach().chunk(2, 1)
-    return {"bank.gate": gate, "bank.up": up}
+    return {"bank.gate.weight": gate, "bank.up.weight": up}
 
 
 @torch.no_grad()
@@ -80,8 +80,8 @@ def compare(mine: nn.Module, theirs: nn.Module, batch: int = 2, n: int = 9) -> N
 def test_mixtral() -> None:
     sizes = {"hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_local_experts": EXPERTS}
     block = drawn(MixtralSparseMoeBlock(hf.MixtralConfig(**sizes, num_experts_per_tok=2)))
-    weights = {**halves(block.experts.gate_up_proj), "bank.down": block.experts.down_proj.detach()}
-    weights["router.weight"] = block.gate.weight.detach()
+    weights = {**halves(block.experts.gate_up_proj), "bank.down.weight": block.experts.down_proj.detach()}
+    weights["router.out.weight"] = block.gate.weight.detach()
     compare(ours(f"{{kind: moe, experts: {EXPERTS}, hidden: {HIDDEN}}}", weights), block)
 
 
@@ -89,16 +89,16 @@ def test_mixtral() -> None:
 def test_qwen3(normalized: bool) -> None:
     sizes = {"hidden_size": WIDTH, "moe_intermediate_size": HIDDEN, "num_experts": EXPERTS}
     block = drawn(Qwen3MoeSparseMoeBlock(hf.Qwen3MoeConfig(**sizes, num_experts_per_tok=3, norm_topk_prob=normalized)))
-    weights = {**halves(block.experts.gate_up_proj), "bank.down": block.experts.down_proj.detach()}
+    weights = {**halves(block.experts.gate_up_proj), "bank.down.weight": block.experts.down_proj.detach()}
     router = f"{{kind: softmax_router, top_k: 3, normalize: {str(normalized).lower()}}}"
     spec = f"{{kind: moe, experts: {EXPERTS}, hidden: {HIDDEN}, router: {router}}}"
-    compare(ours(spec, {**weights, "router.weight": block.gate.weight.detach()}), block)
+    compare(ours(spec, {**weights, "router.out.weight": block.gate.weight.detach()}), block)
 
 
 def test_qwen2_with_a_shared_expert_behind_a_gate() -> None:
     sizes = {"hidden_size": WIDTH, "moe_intermediate_size": HIDDEN, "num_experts": EXPERTS, "num_experts_per_tok": 2}
     block = drawn(Qwen2MoeSparseMoeBlock(hf.Qwen2MoeConfig(**sizes, shared_expert_intermediate_size=44, norm_topk_prob=False)))
-    weights = {**halves(block.experts.gate_up_proj), "bank.down": block.experts.down_proj.detach()}
+    weights = {**halves(block.experts.gate_up_proj), "bank.down.weight": block.experts.down_proj.detach()}
     common = {
         f"shared.{name}.weight": getattr(block.shared_expert, f"{name}_proj").weight.detach() for name in ("gate", "up", "down")
     }
@@ -106,7 +106,7 @@ def test_qwen2_with_a_shared_expert_behind_a_gate() -> None:
         f"{{kind: moe, experts: {EXPERTS}, hidden: {HIDDEN}, router: {{kind: softmax_router, normalize: false}}, "
         "shared: {kind: glu, hidden: 44}, shared_gate: true}"
     )
-    gates = {"router.weight": block.gate.weight.detach(), "shared_gate.weight": block.shared_expert_gate.weight.detach()}
+    gates = {"router.out.weight": block.gate.weight.detach(), "shared_gate.weight": block.shared_expert_gate.weight.detach()}
     compare(ours(spec, {**weights, **common, **gates}), block)
 
 
@@ -115,7 +115,7 @@ def test_deepseek_v3_with_groups_a_balancing_bias_and_a_shared_expert() -> None:
     more = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "n_shared_experts": 2, "norm_topk_prob": True}
     config = hf.DeepseekV3Config(**sizes, **more)
     block = drawn(DeepseekV3MoE(config))
-    weights = {**halves(block.experts.gate_up_proj), "bank.down": block.experts.down_proj.detach()}
+    weights = {**halves(block.experts.gate_up_proj), "bank.down.weight": block.experts.down_proj.detach()}
     common = {
         f"shared.{name}.weight": getattr(block.shared_experts, f"{name}_proj").weight.detach()
         for name in ("gate", "up", "down")
@@ -124,7 +124,7 @@ def test_deepseek_v3_with_groups_a_balancing_bias_and_a_shared_expert() -> None:
     spec = f"{{kind: moe, experts: 12, hidden: {HIDDEN}, router: {router}, shared: {{kind: glu, hidden: {2 * HIDDEN}}}}}"
     bias = block.gate.e_score_correction_bias.detach()
     assert bias.abs().max() > 0.01
-    routing = {"router.weight": block.gate.weight.detach(), "router.balance": bias}
+    routing = {"router.out.weight": block.gate.weight.detach(), "router.balance": bias}
     compare(ours(spec, {**routing, **weights, **common}), block, batch=3, n=21)
 
 
@@ -135,14 +135,14 @@ def test_gpt_oss_with_its_clamped_glu() -> None:
     block = drawn(GptOssMLP(config))
     theirs, fused, bias = block.experts, block.experts.gate_up_proj.detach(), block.experts.gate_up_proj_bias.detach()
     weights = {
-        "bank.gate": fused[..., ::2].transpose(1, 2).contiguous(),
-        "bank.up": fused[..., 1::2].transpose(1, 2).contiguous(),
-        "bank.down": theirs.down_proj.detach().transpose(1, 2).contiguous(),
-        "bank.gate_bias": bias[:, ::2],
-        "bank.up_bias": bias[:, 1::2],
-        "bank.down_bias": theirs.down_proj_bias.detach(),
-        "router.weight": block.router.weight.detach(),
-        "router.bias": block.router.bias.detach(),
+        "bank.gate.weight": fused[..., ::2].transpose(1, 2).contiguous(),
+        "bank.up.weight": fused[..., 1::2].transpose(1, 2).contiguous(),
+        "bank.down.weight": theirs.down_proj.detach().transpose(1, 2).contiguous(),
+        "bank.gate.bias": bias[:, ::2],
+        "bank.up.bias": bias[:, 1::2],
+        "bank.down.bias": theirs.down_proj_bias.detach(),
+        "router.out.weight": block.router.weight.detach(),
+        "router.out.bias": block.router.bias.detach(),
     }
     spec = (
         f"{{kind: moe, experts: {EXPERTS}, hidden: {HIDDEN}, act: quick_gelu, bias: true, limit: 0.5, plus_one: true, "
@@ -173,15 +173,15 @@ def test_the_balance_loss_is_that_of_transformers_and_ignores_padding() -> None:
     torch.manual_seed(0)
     router = KINDS["softmax_router"](top_k=2, balance_loss=1.0)
     module = make(router, Scope(sizes={"embed": WIDTH, "experts": EXPERTS})).to_empty(device="cpu")
-    nn.init.normal_(module.weight)
+    nn.init.normal_(module.out.weight)
     x, layout = torch.randn(3, 11, WIDTH), TokenLayout.padded([11, 4, 7], 11)
     losses: dict[str, Tensor] = {}
     module(x, Ctx(layout=layout, losses=losses))
-    logits = (x @ module.weight.T).flatten(0, 1)
+    logits = (x @ module.out.weight.T).flatten(0, 1)
     want = load_balancing_loss_func((logits,), EXPERTS, 2, layout.real.to(torch.float32))
     (got,) = losses.values()
     assert torch.allclose(got, want, atol=1e-6)
-    (slope,), (theirs,) = torch.autograd.grad(got, module.weight), torch.autograd.grad(want, module.weight)
+    (slope,), (theirs,) = torch.autograd.grad(got, module.out.weight), torch.autograd.grad(want, module.out.weight)
     assert slope.abs().max() > 1e-3
     assert torch.allclose(slope, theirs, atol=1e-6)
     x[~layout.real] = 50.0
@@ -285,7 +285,7 @@ def test_a_balancing_bias_is_state_and_no_parameter(tmp_path: Path) -> None:
     back = load(tmp_path / "m")
     assert torch.equal(routers(back)[0].balance, router.balance)
     assert routers(back)[0].balance.dtype == torch.float32
-    assert back.layers[0].ffn.bank.up.dtype == torch.bfloat16
+    assert back.layers[0].ffn.bank.up.weight.dtype == torch.bfloat16
     assert not routers(back)[0].balance.requires_grad
 
 

@@ -133,7 +133,7 @@ PAIRS: dict[str, tuple[Model, Model, list[tuple[str, str, str]]]] = {
         small("vocab=70", "position.length=11", "head.tied=false", swap=["norm=rmsnorm"], of=OLD),
         [
             ("embed.table -> embed.table", "transformed", "vocab: 8 rows added"),
-            ("embed.table -> head.table", "transformed", "a copy of embed.table of its own; vocab: 8 rows added"),
+            ("embed.table -> head.out.weight", "transformed", "a copy of embed.table of its own; vocab: 8 rows added"),
             ("position.table -> position.table", "transformed", "position: the last 6 rows removed"),
             ("*norm.scale -> *norm.scale", "reinterpreted", "reinterpreted: norm: layernorm → rmsnorm"),
             ("*norm.shift -> None", "dropped", "not in b"),
@@ -167,8 +167,8 @@ PAIRS: dict[str, tuple[Model, Model, list[tuple[str, str, str]]]] = {
         from_yaml(RELATIVE.replace("max_distance: 16", "max_distance: 16, shared: false") + "head: {kind: lm, tied: false}\n"),
         small("norm.plus_one=true", "layers.2.mixer.qk_norm=rmsnorm", of=RELATIVE),
         [
-            ("embed.table -> embed.table", "reinterpreted", "reinterpreted: head.table is tied to it"),
-            ("head.table -> None", "dropped", "embed.table takes its place"),
+            ("embed.table -> embed.table", "reinterpreted", "reinterpreted: head.out.weight is tied to it"),
+            ("head.out.weight -> None", "dropped", "embed.table takes its place"),
             (
                 "layers.0.mixer.position.table -> *",
                 "reinterpreted",
@@ -419,7 +419,7 @@ def test_a_tied_head_reads_the_embedding() -> None:
     tied = {r.b: r.status for r in diff(small(), small("head.softcap=5.0")).tensors}
     assert tied["embed.table"] == "reinterpreted"
     own = {r.b: r.status for r in diff(small("head.tied=false"), small("head.tied=false", "head.softcap=5.0")).tensors}
-    assert (own["embed.table"], own["head.table"]) == ("kept", "reinterpreted")
+    assert (own["embed.table"], own["head.out.weight"]) == ("kept", "reinterpreted")
 
 
 def test_change_is_the_list_of_fields() -> None:

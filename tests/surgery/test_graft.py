@@ -165,16 +165,16 @@ def test_a_vocabulary_keeps_its_rows(vocab: int) -> None:
     both = min(vocab, 62)
     assert torch.equal(made.embed.table[:both], model.embed.table[:both])
     assert torch.equal(made.embed.table[both:], build(made.part, seed=5).embed.table[both:])
-    assert made.head.table is made.embed.table
+    assert made.head.out.weight is made.embed.table
 
 
 def test_an_untied_head_starts_equal() -> None:
     model = random_model()
     made, _ = graft(model, changed(model.part, ["head.tied=false"]))
     assert torch.equal(logits(made), logits(model))
-    assert made.head.table is not made.embed.table
+    assert made.head.out.weight is not made.embed.table
     with torch.no_grad():
-        made.head.table.zero_()
+        made.head.out.weight.zero_()
     assert made.embed.table.abs().sum() > 0
 
 

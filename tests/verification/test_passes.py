@@ -70,7 +70,7 @@ def test_a_clean_pair_is_decoded_and_long_on_both_sides(places: tuple[Path, Path
     assert [one.name for one in verdict.passes] == ["forward", "decode A", "decode B", "decode A and B", "long prompt"]
     tested, not_tested = verdict.coverage()
     assert tested.startswith(
-        "float64 and float32; 2 × 37 tokens at 42 taps; decoding of A and B with a cache (21 + 16 × 1 tokens);"
+        "float64 and float32; 2 × 37 tokens at 44 taps; decoding of A and B with a cache (21 + 16 × 1 tokens);"
     )
     assert "padding" in not_tested
     html, data = body(verdict), json.dumps(verdict.data())

@@ -35,7 +35,7 @@ def test_clean_pairs_are_equal(places: tuple[Path, Path], dtype: torch.dtype) ->
     assert a.spec is not None
     verdict = verify(a, b, random_prompt(a.spec), dtype=dtype)
     assert verdict.status == "equal"
-    assert len(verdict.comparison.taps) == 42  # 13 in each of three layers, before and behind them
+    assert len(verdict.comparison.taps) == 44  # 13 in each of three layers, before and behind them, and the head
     assert not verdict.comparison.missing
     assert max(tap.exact for tap in verdict.comparison.taps) < 1e-12  # no float32 is left in their float64 run
 
@@ -92,7 +92,7 @@ def noise(model: Any) -> None:
         pytest.param(on_its_side, "layers.1.mixer.o", "layers.1", "transposed weight", marks=pytest.mark.slow),
         pytest.param(skipped, "layers.1", "layers.1", "layer skipped", marks=pytest.mark.slow),
         (scaled_embedding, "layers.0.in", "embed", "embedding scale"),
-        (tied, "answer", "head", "tied head"),
+        (tied, "head.out", "head", "tied head"),
         pytest.param(no_last_norm, "norm", "head", "norm missing", marks=pytest.mark.slow),
     ],
 )

@@ -13,16 +13,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from dovetail.core.linear import Joint, Linear
 from dovetail.core.part import Part
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
-
-Linear = nn.Linear
-
-
-def plain(*leaves: nn.Module) -> bool:
-    """Whether all leaves are exactly `Linear`, so that using their matrix directly is correct; a LoRA wrapper is not."""
-    return all(type(leaf) is Linear for leaf in leaves)
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
@@ -32,6 +26,8 @@ def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
 
 class Module(nn.Module):
     """Parameters, constants and children of one part, on the meta device."""
+
+    joint: Joint | None = None  # of the leaves that the part names in `together()`
 
     def __init__(self, part: Any, scope: Scope) -> None:
         super().__init__()
@@ -59,7 +55,7 @@ class Module(nn.Module):
         stem, dot, leaf = weight.name.partition(".")
         shape = weight.shape(self.scope)
         if dot and leaf == "weight":
-            self.add_module(stem, Linear(shape[1], shape[0], bias=f"{stem}.bias" in names, device="meta"))
+            self.add_module(stem, Linear(shape, bias=f"{stem}.bias" in names))
         elif weight.buffer:
             dtype = torch.int64 if weight.dtype == "int64" else None
             self.register_buffer(weight.name, torch.empty(shape, dtype=dtype, device="meta"), persistent=weight.stored)
@@ -81,6 +77,7 @@ class Module(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Constants and buffers stay in float32 when a model is cast to a narrower dtype: rotary frequencies in bfloat16 would
         be off by a radian within 500 positions."""
+        self.joint = None  # the weights are new tensors
         wide = {name: buffer for name, buffer in self._buffers.items() if buffer is not None and buffer.is_floating_point()}
         super()._apply(fn, recurse)
         for name, buffer in wide.items():

@@ -144,6 +144,10 @@ class Part:
         """Advice for sequences of `length` tokens; never an error."""
         return []
 
+    def together(self) -> tuple[str, ...]:
+        """Names of the linear leaves that read the same input (`q` of `q.weight`): inference may multiply by all at once."""
+        return ()
+
     def tp_region(self) -> bool:
         """Whether this is a tensor-parallel region: it takes a whole input and returns a partial sum on each rank."""
         return False

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.group import Mask, Mixer, Order, Position, PositionModule
-from dovetail.core.module import Linear, Module
+from dovetail.core.linear import Linear
+from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Problem
 from dovetail.core.scope import Scope
 from dovetail.core.view import Edit, OnRead, Scoring

@@ -1,7 +1,7 @@
 """Undeclared parameters: a model that computes with more than its spec declares is refused before it is trained or saved.
 
-Training and saving read the declared weights alone. An adapter wrapped around a linear leaf would neither be trained nor
-written, so both raise instead.
+Training, saving and tensor parallel read the declared weights alone. An adapter in place of a linear leaf would neither be
+trained, written nor split, so they raise instead.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from torch import nn
 
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
-from dovetail.core.module import holder, plain
+from dovetail.core.linear import Linear
+from dovetail.core.module import holder
 from dovetail.core.part import Part
 
 REMEDY = "merge it into the declared weight, or remove it"
@@ -23,7 +24,7 @@ def check_declared(model: nn.Module, spec: Part) -> None:
         if not d.weight.stored and d.weight.same_as is None:
             continue
         module, leaf = holder(model, d.path)
-        if "." in d.weight.name and not plain(module):
+        if "." in d.weight.name and type(module) is not Linear:
             path = d.path.rpartition(".")[0]
             raise SpecError(path, f"is a {type(module).__name__}, where the spec declares a plain linear leaf", REMEDY)
         known.add(id(getattr(module, leaf)))

@@ -34,6 +34,7 @@ from dovetail.core.fold import Declared, declared
 from dovetail.core.group import Mixer
 from dovetail.core.module import holder
 from dovetail.core.part import Part
+from dovetail.core.undeclared import check_declared
 from dovetail.dist.batch import TokenRanks
 from dovetail.dist.collective import enter, leave, total
 from dovetail.dist.mesh import RankError
@@ -103,6 +104,7 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
     whole={"experts"} every rank holds a slice of each of them instead."""
     if mesh.ndim != 1:
         raise RankError(f"tensor parallel takes one axis of a mesh, not {mesh.mesh_dim_names} (write mesh['tensor'])")
+    check_declared(model, spec)
     found = list(tp_regions(spec, whole=frozenset(whole)))
     cuts = _cuts(spec, found, mesh.size())  # raises before anything changes
     ranks = TensorRanks(mesh.get_group(), frozenset().union(*(tp_region.shared_out for tp_region in found)))

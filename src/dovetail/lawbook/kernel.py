@@ -11,9 +11,10 @@ from torch import Tensor
 
 from dovetail.construction import build, generator
 from dovetail.core.fold import declared
+from dovetail.core.joined import join
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import walk
-from dovetail.lawbook.case import BATCH, DERIVATIVE, DTYPE, Broken, Case, N, NotApplicable, law
+from dovetail.lawbook.case import BATCH, DERIVATIVE, DTYPE, Broken, Case, N, NotApplicable, law, perturbed
 from dovetail.model import ModelModule
 from dovetail.ops import attend, attend_tiled, form
 
@@ -43,7 +44,8 @@ def scalar(case: Case, layout: TokenLayout) -> Tensor:
 
 @law(6, "fast", "every backend that offers itself equals the reference implementation, forward and backward")
 def fast(case: Case) -> None:
-    """Compare outputs and all gradients, on whole sequences and on packed documents with padding."""
+    """Compare outputs and all gradients, on whole sequences and on packed documents with padding; then joined leaves."""
+    _joined(case)
     needs = frozenset[str]().union(*(part.needs() for _, part, _ in walk(case.spec)))
     able = [backend.name for backend in attend.BACKENDS if needs <= backend.offers and backend.name != "reference"]
     if not able:
@@ -60,6 +62,17 @@ def fast(case: Case) -> None:
                 for path, grad in case.gradients(got).items():
                     case.same(grad, want_grads[path], f"{name} and reference: gradient of {path}")
     _in_float32(case, able)
+
+
+@torch.no_grad()
+def _joined(case: Case) -> None:
+    """Leaves that are multiplied at once equal the leaves, also after their weights were replaced by other tensors."""
+    model, other = perturbed(case.spec, case.seed), perturbed(case.spec, case.seed + 1)
+    if join(model):
+        case.same(Case(case.spec, case.seed, model).run(), case.run(), "leaves joined and apart")
+        model.load_state_dict(other.state_dict(), assign=True)
+        joined, apart = (Case(case.spec, case.seed, one).run() for one in (model, other))
+        case.same(joined, apart, "leaves joined and apart, with other weights")
 
 
 @torch.no_grad()

@@ -39,6 +39,7 @@ from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.fold import declared
 from dovetail.core.group import PositionModule, RouterModule
 from dovetail.core.layout import TokenLayout
+from dovetail.core.linear import Linear
 from dovetail.core.module import tensor_at
 from dovetail.core.part import walk
 from dovetail.core.recur import RecurrentModule
@@ -47,7 +48,6 @@ from dovetail.lawbook.case import BATCH, DTYPE, Broken, Case, law, perturbed
 from dovetail.lawbook.kernel import of_dtype, small_tiles
 from dovetail.model import Model, ModelModule
 from dovetail.ops import attend, attend_tiled
-from dovetail.parts.ffn.moe import BankModule
 from dovetail.state.pool import Pool
 
 BOUND, STATE = 4.0, 2.0  # of the error of rounding the result alone: for a step, and for a recurrent state
@@ -59,7 +59,7 @@ TIED = 32  # how much nearer than usual the rows of a router's matrix are to eac
 PROBS = "pattern"  # the tap of attention probs
 STATE_OF = "state of"  # how the name of a recurrent state begins
 # methods whose results are boundaries: the sites of a position, the products of a bank of experts
-SITES = {PositionModule: ("embed", "rotate", "on_write", "on_read"), BankModule: ("biased",)}
+SITES = {PositionModule: ("embed", "rotate", "on_write", "on_read"), Linear: ("grouped",)}
 At = Callable[[str, Tensor], Tensor]  # (name of a boundary, its value) -> the value that goes on
 
 

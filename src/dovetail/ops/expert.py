@@ -35,6 +35,10 @@ class Rows(NamedTuple):
     ends: Tensor  # (experts,) where the rows of each expert end
     local: Tensor | None  # (rows, 1) whether the expert is on this rank; None: all are
 
+    def multiply(self, x: Tensor, matrices: Tensor) -> Tensor:
+        """Multiply each row (rows, inp) by the matrix (out, inp) of its expert."""
+        return product(x, matrices, self)
+
 
 def dispatch(chosen: Tensor, first: Tensor, experts: int, all_local: bool) -> Rows:
     """Sort the choices (tokens, k) by expert, for the `experts` experts from number `first` on; tokens stay in order."""

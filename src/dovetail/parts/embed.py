@@ -20,7 +20,8 @@ from dovetail.core.errors import InputError
 from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Embed, EmbedModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Linear, Module
+from dovetail.core.linear import Linear
+from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight

@@ -26,7 +26,8 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Head, HeadModule, Norm
-from dovetail.core.module import Linear, Module, at_least_fp32
+from dovetail.core.linear import Linear
+from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Mistake, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -36,7 +37,7 @@ from dovetail.ops.pooling import Pool, pool
 
 def _vocabulary(tied: bool, bias: bool, inp: str = "embed") -> list[Weight]:
     same = "embed.table" if tied else None
-    declared = [Weight(name="table", out=("vocab",), inp=(inp,), same_as=same)]
+    declared = [Weight(name="out.weight", out=("vocab",), inp=(inp,), same_as=same)]
     return [*declared, Weight(name="bias", out=("vocab",), init="zeros", role="bias")] if bias else declared
 
 
@@ -104,11 +105,11 @@ class LmModule(TokenLogitsModule):
     """x (…, embed) -> logits (…, vocab)."""
 
     part: Lm
-    table: Tensor
+    out: Linear
     bias: Tensor
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
-        out = F.linear(x, self.table, self.bias if self.part.bias else None)
+        out = self.out(x) + self.bias if self.part.bias else self.out(x)
         if self.part.scale != 1.0:
             out = out * self.part.scale
         if self.part.softcap is not None:
@@ -157,7 +158,7 @@ class MaskedLmModule(TokenLogitsModule):
     part: MaskedLm
     dense: Linear
     norm: Module
-    table: Tensor
+    out: Linear
     bias: Tensor
 
     def setup(self) -> None:
@@ -165,7 +166,7 @@ class MaskedLmModule(TokenLogitsModule):
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
         hidden = self.norm(self.act(self.dense(x)), ctx)
-        return F.linear(hidden, self.table, self.bias if self.part.bias else None)
+        return self.out(hidden) + self.bias if self.part.bias else self.out(hidden)
 
 
 @dc.dataclass(frozen=True, kw_only=True)

@@ -53,9 +53,9 @@ def expert_rows(
 ) -> tuple[Row, Row, Row]:
     """Rows for the matrices of gated experts; `hf_module` has `{expert}`."""
     return (
-        Row(f"{hf_module}.{gate}.weight", f"{module}.gate"),
-        Row(f"{hf_module}.{up}.weight", f"{module}.up"),
-        Row(f"{hf_module}.{down}.weight", f"{module}.down"),
+        Row(f"{hf_module}.{gate}.weight", f"{module}.gate.weight"),
+        Row(f"{hf_module}.{up}.weight", f"{module}.up.weight"),
+        Row(f"{hf_module}.{down}.weight", f"{module}.down.weight"),
     )
 
 

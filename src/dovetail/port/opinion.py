@@ -77,7 +77,7 @@ def predicts_tokens(spec: Model) -> bool:
 def table_alone(spec: Model) -> bool:
     """Whether the head's only matrix is the embedding's table."""
     matrices = [d.path for d in declared(spec) if d.path.startswith("head.") and d.weight.inp]
-    return matrices == ["head.table"] and "head.table" in ties_of(spec)
+    return matrices == ["head.out.weight"] and "head.out.weight" in ties_of(spec)
 
 
 @torch.no_grad()

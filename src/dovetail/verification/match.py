@@ -19,7 +19,8 @@ from dovetail.construction import on_meta
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
 from dovetail.core.group import Norm, Router
-from dovetail.core.module import Linear, Module
+from dovetail.core.linear import Linear
+from dovetail.core.module import Module
 from dovetail.core.part import walk
 from dovetail.model import BlockModule, Model
 from dovetail.port.dialect import DIALECTS
@@ -54,10 +55,11 @@ class Place:
 
 @functools.lru_cache(maxsize=16)
 def comparable(spec: Model) -> Mapping[str, int]:
-    """Paths and output sizes of our modules that other implementations have too: linear maps, norms and layers."""
+    """Paths and output sizes of our modules that other implementations have too: linear maps, norms and layers. Of a router
+    only the choices are compared."""
     sizes: dict[str, int] = {}
     for path, module in on_meta(spec).named_modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear) and path.rpartition(".")[0] not in routers(spec):
             sizes[path] = module.out_features
         elif isinstance(module, BlockModule):
             sizes[path] = module.scope.size("embed")
@@ -88,8 +90,9 @@ def theirs(spec: Model, family: str) -> tuple[Place, ...]:
         owners = tuple(path.rpartition(".")[0] for path in move.paths)
         leaf = move.paths[0].rpartition(".")[2]
         module = move.hf_names[0].rpartition(".")[0]
-        if owners[0] in chosen and len(owners) == len(move.hf_names) == 1:
-            places[module, owners] = Place(module, owners, choices=chosen[owners[0]])
+        router = owners[0].rpartition(".")[0]
+        if router in chosen and len(owners) == len(move.hf_names) == 1:
+            places[module, (router,)] = Place(module, (router,), choices=chosen[router])
         if len(move.hf_names) != 1 or not all(owner in sizes for owner in owners) or leaf not in ("weight", "scale"):
             continue
         if leaf == "weight" and not _by_rows(move):
@@ -169,7 +172,11 @@ def with_routers(places: Sequence[Place], module: nn.Module, spec: Model) -> lis
     the shape of its weight, where only one module has that shape."""
     modules = dict(module.named_modules())
     layers = {place.ours[0]: place.theirs for place in places if place.layer}
-    shapes = {d.path.rpartition(".")[0]: d.weight.shape(d.scope) for d in declared(spec) if d.weight.out == ("experts",)}
+    shapes = {
+        d.path.removesuffix(f".{d.weight.name}"): d.weight.shape(d.scope)
+        for d in declared(spec)
+        if d.weight.matmul and d.weight.out == ("experts",)
+    }
     found = [place for place in places if place.theirs in modules]
     for place in places:
         layer, _, _ = _layer_of(place.ours[0])

@@ -19,12 +19,12 @@ class $name(nn.Module):
 
     def __init__(self, $given):
         super().__init__()
-        self.table = nn.Parameter(torch.randn(vocab, width) * 0.02)  #? not tied
+        self.out = nn.Linear(width, vocab, bias=False)  #? not tied
         self.bias = nn.Parameter(torch.zeros(vocab))  #? bias
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, V)  #? not tied
-        return F.linear(x, self.table)  #? not tied not bias
-        return F.linear(x, self.table, self.bias)  #? not tied bias
+        return self.out(x)  #? not tied not bias
+        return self.out(x) + self.bias  #? not tied bias
     def forward(self, x: Tensor, table: Tensor) -> Tensor:  # (B, N, D) -> (B, N, V)  #? tied
         return F.linear(x, table, self.bias)  #? tied
 '''
@@ -37,14 +37,16 @@ class $name(nn.Module):
         super().__init__()
         self.dense = nn.Linear(width, width, bias=$dense_bias)
         self.norm = $norm
-        self.table = nn.Parameter(torch.randn(vocab, width) * 0.02)  #? not tied
+        self.out = nn.Linear(width, vocab, bias=False)  #? not tied
         self.bias = nn.Parameter(torch.zeros(vocab))  #? bias
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, V)  #? not tied
     def forward(self, x: Tensor, table: Tensor) -> Tensor:  # (B, N, D) -> (B, N, V)  #? tied
         x = self.norm($acted)
-        return F.linear(x, $table)  #? not bias
-        return F.linear(x, $table, self.bias)  #? bias
+        return self.out(x)  #? not tied not bias
+        return self.out(x) + self.bias  #? not tied bias
+        return F.linear(x, table)  #? tied not bias
+        return F.linear(x, table, self.bias)  #? tied bias
 '''
 
 BY_CLASS = '''
@@ -115,7 +117,6 @@ def masked_lm(context: Context) -> HeadCode:
         dense_bias=part.dense_bias,
         norm=context.write("norm").flat(),
         acted=context.write("act")("self.dense(x)"),
-        table="table" if part.tied else "self.table",
         given=_given(sizes),
     )
     call = Call.to(context.file.define("MaskedHead", text), **sizes)

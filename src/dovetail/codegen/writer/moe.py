@@ -12,14 +12,13 @@ class $name(nn.Module):
 
     def __init__(self, width: int, experts: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(experts, width) * 0.02)
-        self.bias = nn.Parameter(torch.zeros(experts))  #? bias
+        self.out = nn.Linear(width, experts, bias=$bias)
         self.register_buffer("balance", torch.zeros(experts))  # acts on the choice, not on weights  #? balance
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (B, N, D) -> 2 x (B, N, k)
         acc = at_least_fp32(x.dtype)
-        logits = F.linear(x.to(acc), self.weight.to(acc))  # (B, N, E)  #? not bias
-        logits = F.linear(x.to(acc), self.weight.to(acc), self.bias.to(acc))  # (B, N, E)  #? bias
+        logits = F.linear(x.to(acc), self.out.weight.to(acc))  # (B, N, E)  #? not bias
+        logits = F.linear(x.to(acc), self.out.weight.to(acc), self.out.bias.to(acc))  # (B, N, E)  #? bias
         scores = logits.$scored
         ranked = scores + self.balance  #? balance
         ranked = scores  #? groups not balance
@@ -41,31 +40,37 @@ class $name(nn.Module):
 
     def __init__(self, width: int, hidden: int, experts: int):
         super().__init__()
-        self.gate = nn.Parameter(torch.randn(experts, hidden, width) * 0.02)  #? gated
-        self.up = nn.Parameter(torch.randn(experts, hidden, width) * 0.02)
-        self.down = nn.Parameter(torch.randn(experts, width, hidden) * 0.02)
-        self.gate_bias = nn.Parameter(torch.zeros(experts, hidden))  #? gated bias
-        self.up_bias = nn.Parameter(torch.zeros(experts, hidden))  #? bias
-        self.down_bias = nn.Parameter(torch.zeros(experts, width))  #? bias
+        self.gate = $matrices(experts, hidden, width)  #? gated
+        self.up = $matrices(experts, hidden, width)
+        self.down = $matrices(experts, width, hidden)
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:  # (B, N, D)
         expert, order = chosen.flatten().sort(stable=True)  # (B * N * k,) all choices, by expert
-        counts = expert.bincount(minlength=len(self.up)).tolist()
+        counts = expert.bincount(minlength=len(self.up.weight)).tolist()
         rows = x.flatten(0, 1)[order // chosen.shape[-1]]  # (B * N * k, D) the token of each choice
-        gate = by_expert(rows, self.gate, counts)$gate_bias  #? gated
-        up = by_expert(rows, self.up, counts)$up_bias
+        gate = self.gate(rows, counts)  #? gated
+        up = self.up(rows, counts)
         gate, up = gate.clamp(max=$limit), up.clamp(-$limit, $limit)  #? limit
         hidden = $hidden  # (B * N * k, F)
-        rows = by_expert(hidden, self.down, counts)$down_bias
+        rows = self.down(hidden, counts)
         rows = rows[order.argsort()].view(*chosen.shape, -1)  # (B, N, k, D): in the original order
         return (rows * weights[..., None]).sum(-2).to(x.dtype)
 '''
 
 BY_EXPERT = '''
-def $name(rows: Tensor, weights: Tensor, counts: list[int]) -> Tensor:
-    """Each row by the matrix of its expert; the first counts[0] rows are expert 0's, and so on."""
-    runs = zip(rows.split(counts), weights, strict=True)
-    return torch.cat([run @ weight.T for run, weight in runs])
+class $name(nn.Module):
+    """A matrix per expert: the first counts[0] rows are expert 0's, and so on."""
+
+    def __init__(self, experts: int, out: int, inp: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, out, inp) * 0.02)
+        self.bias = nn.Parameter(torch.zeros(experts, out))  #? bias
+
+    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:  # (rows, inp) -> (rows, out)
+        runs = zip(rows.split(counts), self.weight, strict=True)  #? not bias
+        return torch.cat([run @ weight.T for run, weight in runs])  #? not bias
+        runs = zip(rows.split(counts), self.weight, self.bias, strict=True)  #? bias
+        return torch.cat([run @ weight.T + bias for run, weight, bias in runs])  #? bias
 '''
 
 EXPERTS = '''
@@ -115,6 +120,7 @@ def _router(context: Context, scored: str, least: str) -> Call:
         ROUTER,
         flags,
         k=part.top_k,
+        bias=part.bias,
         scored=scored,
         groups=part.groups,
         best=part.best,
@@ -144,16 +150,15 @@ def bank(context: Context) -> Call:
     of = context.part.of
     flags = {"gated": of.gated, "bias": of.bias, "limit": of.limit is not None}
     act = context.write("act", of.act)
-    context.file.define("by_expert", fill(BY_EXPERT))
+    matrices = context.file.define("ExpertLinear", fill(BY_EXPERT, {"bias": of.bias}))
     up = "(up + 1.0)" if of.plus_one else "up"
-    biases = {f"{name}_bias": f" + self.{name}_bias[expert]" if of.bias else "" for name in ("gate", "up", "down")}
     text = fill(
         BANK,
         flags,
         what="gated feed-forwards" if of.gated else "feed-forwards",
         hidden=f"{act('gate')} * {up}" if of.gated else act("up"),
         limit=of.limit,
-        **biases,
+        matrices=matrices,
     )
     sizes = {"width": context.size("embed"), "hidden": context.size("ffn"), "experts": context.size("experts")}
     context.file.letter(F="hidden units of the feed-forward")

@@ -31,20 +31,21 @@ def _right() -> Ctx:
 def lm() -> Iterator[Comparison]:
     """(1, 2) against the rows (1, 0), (0, 1), (1, 1): 1, 2, 3. The loss of label 1 is ln(e + e² + e³) − 2 = 1.40760596."""
     x, ctx = numbers([[[1.0, 2.0]]]), Ctx(layout=TokenLayout.whole(1, 1))
-    plain = alone(part("lm", tied=False), {"table": TABLE}, vocab=3, embed=2)
+    plain = alone(part("lm", tied=False), {"out.weight": TABLE}, vocab=3, embed=2)
     yield Comparison("logits", plain(x, ctx), [[[1.0, 2.0, 3.0]]])
     yield Comparison("loss of label 1", plain.loss(x, torch.tensor([[1]]), ctx), 1.40760596)
     two = numbers([[[1.0, 2.0], [9.0, -9.0]]])
     yield Comparison("label −100 is ignored", plain.loss(two, torch.tensor([[1, -100]]), ctx), 1.40760596)
-    biased = alone(part("lm", tied=False, bias=True, scale=0.5), {"table": TABLE, "bias": [1.0, 0.0, -1.0]}, vocab=3, embed=2)
+    with_bias = {"out.weight": TABLE, "bias": [1.0, 0.0, -1.0]}
+    biased = alone(part("lm", tied=False, bias=True, scale=0.5), with_bias, vocab=3, embed=2)
     yield Comparison("½ of logits with bias", biased(x, ctx), [[[1.0, 1.0, 1.0]]])
-    capped = alone(part("lm", tied=False, softcap=3.0), {"table": TABLE}, vocab=3, embed=2)  # 3·tanh(x/3)
+    capped = alone(part("lm", tied=False, softcap=3.0), {"out.weight": TABLE}, vocab=3, embed=2)  # 3·tanh(x/3)
     yield Comparison("soft-cap 3", capped(x, ctx), [[[0.96453821, 1.74834884, 2.28478247]]])
     layer = part("block", mixer=part("attention", heads=2), ffn=None)
     for tied, tables in ((True, 1), (False, 2)):
         model = build(part("model", width=4, vocab=3, layers=(layer,), head=part("lm", tied=tied)))
-        one = tensor_at(model, "head.table") is tensor_at(model, "embed.table")
-        count = sum(name in ("head.table", "embed.table") for name, _ in model.named_parameters())
+        one = tensor_at(model, "head.out.weight") is tensor_at(model, "embed.table")
+        count = sum(name in ("head.out.weight", "embed.table") for name, _ in model.named_parameters())
         yield Comparison(f"tables, tied {tied}", [count, int(one)], [tables, int(tables == 1)], near=0)
 
 
@@ -72,7 +73,7 @@ def loss_in_chunks() -> Iterator[Comparison]:
 def masked_lm() -> Iterator[Comparison]:
     """Dense gives (3, 1), gelu (2.99595031, 0.84134475), layernorm ±0.99999569, by (1, 2), plus (0.5, 0); then the table."""
     x, ctx = numbers([[[1.0, 2.0]]]), Ctx(layout=TokenLayout.whole(1, 1))
-    weights: dict[str, Any] = {"dense.weight": [[1.0, 1.0], [0.0, 1.0]], "dense.bias": [0.0, -1.0], "table": TABLE}
+    weights: dict[str, Any] = {"dense.weight": [[1.0, 1.0], [0.0, 1.0]], "dense.bias": [0.0, -1.0], "out.weight": TABLE}
     weights |= {"norm.scale": [1.0, 2.0], "norm.shift": [0.5, 0.0]}
     bare = alone(part("masked_lm", tied=False, bias=False), weights, vocab=3, embed=2)
     yield Comparison("without bias", bare(x, ctx), [[[1.49999569, -1.99999138, -0.49999569]]])

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from dovetail.construction import build
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
+from dovetail.core.random import GAMMA, mix, words as split_words
 from dovetail.lawbook.oracle.registry import Comparison, oracle
 from dovetail.lawbook.oracle.stand import part
 
-ASKED = ("embed.table", "layers.0.mixer.q.weight", "layers.0.mixer.o.weight", "layers.2.ffn.down.weight", "head.table")
+ASKED = ("embed.table", "layers.0.mixer.q.weight", "layers.0.mixer.o.weight", "layers.2.ffn.down.weight", "head.out.weight")
 
 
 def _model(init: Any) -> Any:
@@ -33,6 +36,14 @@ def normal() -> Iterator[Comparison]:
     yield Comparison("one spread", _spreads(part("normal", spread=0.05, residual=False)), [0.05] * 5)
     table = tensor_at(build(_model(part("normal", spread=0.05))), "embed.table")
     yield Comparison("62·28 values of standard deviation 0.05", table.std(), 0.05, near=0.05)
+
+
+@oracle("normal")
+def bits() -> Iterator[Comparison]:
+    """The sequence of SplitMix64 from 0: mix(γ), mix(2γ), mix(3γ), as its authors' code prints it."""
+    got = mix(torch.arange(1, 4) * GAMMA)
+    words = [[0xE220A839, 0x7B1DCDAF], [0x6E789E6A, 0xA1B965F4], [0x06C45D18, 0x8009454F]]
+    yield Comparison("SplitMix64", torch.stack(split_words(got), -1), words, near=0)
 
 
 @oracle("fan_in")

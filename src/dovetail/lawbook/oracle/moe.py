@@ -30,7 +30,7 @@ ON = [[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.
 
 def route(kind: str, weight: Any, x: Any, extra: dict[str, Any] | None = None, **fields: Any) -> tuple[Tensor, Tensor]:
     """The chosen experts, in ascending order, and their weights."""
-    chosen, weights = alone(part(kind, **fields), {"weight": weight, **(extra or {})}, embed=2, experts=4)(
+    chosen, weights = alone(part(kind, **fields), {"out.weight": weight, **(extra or {})}, embed=2, experts=4)(
         numbers(x), ctx(len(x[0]))
     )
     chosen, order = chosen.sort(-1)
@@ -51,7 +51,7 @@ def softmax() -> Iterator[Comparison]:
     yield Comparison("the group of the best expert", chosen, [[[0, 1]]], near=0)
     yield Comparison("and its weights", weights, [[[2 / 3, 1 / 3]]])
     # the bias of the matmul changes the probs: 4, 4, 1, 3; the balancing bias only the choice: 0.4, 0.5, 0.1, 0.3
-    counts = route("softmax_router", TENTHS, ONE, {"bias": [0.0, LN2, 0.0, 0.0]}, bias=True, normalize=False)
+    counts = route("softmax_router", TENTHS, ONE, {"out.bias": [0.0, LN2, 0.0, 0.0]}, bias=True, normalize=False)
     yield Comparison("a bias", counts[1], [[[1 / 3, 1 / 3]]])
     chosen, weights = route(
         "softmax_router", TENTHS, ONE, {"balance": [0.0, 0.3, 0.0, 0.0]}, balance_bias=True, normalize=False
@@ -81,7 +81,7 @@ def sigmoid() -> Iterator[Comparison]:
 def added(kind: str, weight: Any, x: Any, layout: TokenLayout, **fields: Any) -> dict[str, Tensor]:
     """The losses that a router adds."""
     losses: dict[str, Tensor] = {}
-    alone(part(kind, **fields), {"weight": weight}, embed=2, experts=4)(numbers(x), Ctx(layout=layout, losses=losses))
+    alone(part(kind, **fields), {"out.weight": weight}, embed=2, experts=4)(numbers(x), Ctx(layout=layout, losses=losses))
     return losses
 
 
@@ -96,7 +96,7 @@ def balance() -> Iterator[Comparison]:
         losses = added("softmax_router", TENTHS, tokens, layout, balance_loss=0.5, z_loss=0.1)
         yield Comparison(f"balance loss, {name}", losses[".balance"], 1.15)
         yield Comparison(f"z-loss, {name}: 0.1·(ln 10)²", losses[".z"], 0.53018981)
-    module = alone(part("softmax_router", balance_bias=True), {"weight": TENTHS, "balance": [0.0] * 4}, embed=2, experts=4)
+    module = alone(part("softmax_router", balance_bias=True), {"out.weight": TENTHS, "balance": [0.0] * 4}, embed=2, experts=4)
     module(numbers(x), Ctx(layout=TokenLayout.padded([2], 3)))
     yield Comparison("load in evaluation", module.load, [0.0] * 4)
     module(numbers(x), Ctx(layout=TokenLayout.padded([2], 3), seed=1))
@@ -105,12 +105,12 @@ def balance() -> Iterator[Comparison]:
     yield Comparison("bias after rebalance", module.balance, [0.0, 0.001, 0.0, -0.001])
     yield Comparison("load after rebalance", module.load, [0.0] * 4)
     # five tokens for expert 0, one for expert 2; each has a capacity of ⌈0.8 · 6 / 4⌉ = 2; padding takes none
-    full = alone(part("softmax_router", top_k=1, capacity=0.8), {"weight": TENTHS}, embed=2, experts=4)
+    full = alone(part("softmax_router", top_k=1, capacity=0.8), {"out.weight": TENTHS}, embed=2, experts=4)
     rows = numbers([[[1.0, 0.0], *[[1.0, 0.0]] * 4, [0.0, 1.0], [1.0, 0.0]]])
     late = TokenLayout.of(torch.arange(7)[None], torch.tensor([[-1, 0, 0, 0, 0, 0, 0]]))
     yield Comparison("within capacity", full(rows, Ctx(layout=late, seed=1))[1].flatten()[1:], [1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
     yield Comparison("no capacity in evaluation", full(rows, Ctx(layout=late))[1].flatten(), [1.0] * 7)
-    both = alone(part("softmax_router", top_k=2, capacity=0.5), {"weight": TENTHS}, embed=2, experts=4)
+    both = alone(part("softmax_router", top_k=2, capacity=0.5), {"out.weight": TENTHS}, embed=2, experts=4)
     weights = both(numbers([ONE[0] * 2 + OTHER[0]]), Ctx(layout=TokenLayout.whole(1, 3), seed=1))[1]  # a capacity of one
     yield Comparison("first choices before second ones", weights, [[[4 / 7, 3 / 7], [0.0, 0.0], [5 / 8, 0.0]]])
     # token (1, 1) has 4, 2, 5, 9 twentieths: its first choice, expert 3, comes before the second choice of the token before it
@@ -126,11 +126,11 @@ def bank(**fields: Any) -> tuple[Any, dict[str, Any]]:
     spec = part("moe", experts=4, hidden=4, **{"act": part("identity"), **fields})
     wide = [[*row, 0.0, 0.0] for row in TENTHS]
     weights = {
-        "router.weight": wide,
-        "bank.up": [eye(4, e + 1.0) for e in range(4)],
-        "bank.down": [[[v * (10.0 if e == 3 else 1.0) for v in row] for row in ON] for e in range(4)],
+        "router.out.weight": wide,
+        "bank.up.weight": [eye(4, e + 1.0) for e in range(4)],
+        "bank.down.weight": [[[v * (10.0 if e == 3 else 1.0) for v in row] for row in ON] for e in range(4)],
     }
-    return spec, weights | ({"bank.gate": [eye(4)] * 4} if spec.gated else {})
+    return spec, weights | ({"bank.gate.weight": [eye(4)] * 4} if spec.gated else {})
 
 
 @oracle("moe")
@@ -166,19 +166,19 @@ def around() -> Iterator[Comparison]:
     """Biases, the clamped GLU of gpt-oss, and a shared expert behind σ(0) = ½."""
     spec, weights = bank(bias=True, router=part("softmax_router", top_k=1))  # expert 0: (1 + 2)·(1 + 1) + 5, then + 6 elsewhere
     biases = {
-        "bank.gate_bias": [[2.0, 0.0, 0.0, 0.0]] + [[9.0] * 4] * 3,
-        "bank.up_bias": [[1.0, 0.0, 0.0, 0.0]] + [[9.0] * 4] * 3,
-        "bank.down_bias": [[0.0, 5.0, 6.0, 0.0]] + [[9.0] * 4] * 3,
+        "bank.gate.bias": [[2.0, 0.0, 0.0, 0.0]] + [[9.0] * 4] * 3,
+        "bank.up.bias": [[1.0, 0.0, 0.0, 0.0]] + [[9.0] * 4] * 3,
+        "bank.down.bias": [[0.0, 5.0, 6.0, 0.0]] + [[9.0] * 4] * 3,
     }
     x = numbers([[[1.0, 0.0, 0.0, 0.0]]])
     yield Comparison(
         "biases of the chosen expert", alone(spec, {**weights, **biases}, embed=4)(x, ctx(1)), [[[0.0, 11.0, 6.0, 0.0]]]
     )
     clamped, weights = bank(limit=7.0, plus_one=True, act=part("quick_gelu"), router=part("softmax_router", top_k=1))
-    weights["bank.gate"], weights["bank.up"] = [eye(4, 8.0)] * 4, [eye(4, -9.0)] * 4
+    weights["bank.gate.weight"], weights["bank.up.weight"] = [eye(4, 8.0)] * 4, [eye(4, -9.0)] * 4
     out = alone(clamped, weights, embed=4)(x, ctx(1))  # 7·σ(1.702·7)·(1 − 7); the others: 0·(1 + 0)
     yield Comparison("clamped", out, [[[0.0, -41.99971877, 0.0, 0.0]]])
-    weights["bank.gate"], weights["bank.up"] = [eye(4, -8.0)] * 4, [eye(4, 9.0)] * 4
+    weights["bank.gate.weight"], weights["bank.up.weight"] = [eye(4, -8.0)] * 4, [eye(4, 9.0)] * 4
     out = alone(clamped, weights, embed=4)(x, ctx(1))  # the gate is not clamped from below: −8·σ(−13.616)·(7 + 1)
     yield Comparison("the gate is clamped from above only", out, [[[0.0, -7.81314309e-05, 0.0, 0.0]]])
     spec, weights = bank(shared=part("glu", hidden=4, act=part("identity")), shared_gate=True)

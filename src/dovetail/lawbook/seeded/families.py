@@ -96,7 +96,7 @@ def mutants() -> list[Mutant]:
     rows: list[tuple[str, Callable[[], AbstractContextManager[Any]], str, str]] = [
         (
             "gate and up of an expert are exchanged",
-            instead(tensors, "moves", exchanged("bank.gate", "bank.up")),
+            instead(tensors, "moves", exchanged("bank.gate.weight", "bank.up.weight")),
             "mixtral",
             keys,
         ),

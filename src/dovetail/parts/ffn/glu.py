@@ -15,7 +15,8 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn
-from dovetail.core.module import Linear, Module
+from dovetail.core.linear import Linear, together
+from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -59,6 +60,9 @@ class Glu(Ffn):
             return []
         return [Problem("hidden", f"{hidden} is far from the usual 8·width/3 ≈ {usual:.0f} of a gated ffn")]
 
+    def together(self) -> tuple[str, ...]:
+        return ("gate", "up")
+
     def tp_region(self) -> bool:
         return True
 
@@ -79,5 +83,6 @@ class GluModule(Module):
         self.act = self.part.act.function()
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        hidden = ctx.tap(self, "hidden", self.act(self.gate(x)) * self.up(x))
+        gate, up = together(x, self.joint, self.gate, self.up)
+        hidden = ctx.tap(self, "hidden", self.act(gate) * up)
         return ctx.tap(self, "out", self.down(ctx.dropout(hidden, self.part.dropout, self, axes=("ffn",))))

@@ -28,11 +28,12 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn, Router
-from dovetail.core.module import Linear, Module
+from dovetail.core.linear import Linear
+from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
-from dovetail.ops.expert import combine, dispatch, gather, product
+from dovetail.ops.expert import combine, dispatch, gather
 
 
 @register("moe")
@@ -136,12 +137,12 @@ class Bank(Part):
         experts, inner, outer = ("experts",), ("ffn",), ("embed",)
         used = Fraction(self.of.router.choices(), self.of.experts)
         first = ("gate", "up") if self.of.gated else ("up",)
-        declared = [Weight(name=name, batch=experts, out=inner, inp=outer, used=used) for name in first]
-        declared += [Weight(name="down", batch=experts, out=outer, inp=inner, used=used)]
+        declared = [Weight(name=f"{name}.weight", batch=experts, out=inner, inp=outer, used=used) for name in first]
+        declared += [Weight(name="down.weight", batch=experts, out=outer, inp=inner, used=used)]
         if self.of.bias:
             bias = {"batch": experts, "init": "zeros", "role": "bias", "used": used}
-            declared += [Weight(name=f"{name}_bias", out=inner, **bias) for name in first]
-            declared += [Weight(name="down_bias", out=outer, tp="once", **bias)]
+            declared += [Weight(name=f"{name}.bias", out=inner, **bias) for name in first]
+            declared += [Weight(name="down.bias", out=outer, tp="once", **bias)]
         return [*declared, Weight(name="expert_number", out=experts, role="const", dtype="int64")]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
@@ -155,30 +156,25 @@ class BankModule(Module):
     """x (…, n, embed), chosen and weights (…, n, k) -> like x."""
 
     part: Bank
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    gate: Linear
+    up: Linear
+    down: Linear
     expert_number: Tensor
 
     def setup(self) -> None:
         self.act, self.experts = self.part.of.act.function(), self.scope.size("experts")
 
     def forward(self, x: Tensor, ctx: Ctx, chosen: Tensor, weights: Tensor) -> Tensor:
-        of, up, k = self.part.of, self.up, chosen.shape[-1]
-        rows = dispatch(chosen.reshape(-1, k), self.expert_number[0], up.shape[0], up.shape[0] == self.experts)
+        of, here, k = self.part.of, len(self.expert_number), chosen.shape[-1]
+        rows = dispatch(chosen.reshape(-1, k), self.expert_number[0], here, here == self.experts)
         tokens = gather(x.reshape(-1, x.shape[-1]), rows, k)
-        hidden = self.biased("up", product(tokens, up, rows), rows.expert)
+        hidden = self.up.grouped(tokens, rows)
         if of.gated:
-            gate = self.biased("gate", product(tokens, self.gate, rows), rows.expert)
+            gate = self.gate.grouped(tokens, rows)
             if of.limit is not None:
                 gate, hidden = gate.clamp(max=of.limit), hidden.clamp(-of.limit, of.limit)
             hidden = self.act(gate) * (hidden + 1.0 if of.plus_one else hidden)
         else:
             hidden = self.act(hidden)
-        y = self.biased("down", product(hidden, self.down, rows), rows.expert)
-        out = combine(y, rows, weights.reshape(-1, k)).to(x.dtype)
+        out = combine(self.down.grouped(hidden, rows), rows, weights.reshape(-1, k)).to(x.dtype)
         return ctx.tap(self, "out", out.view(x.shape))
-
-    def biased(self, name: str, y: Tensor, expert: Tensor) -> Tensor:
-        """y (rows, …) with the bias of each row's expert."""
-        return y + getattr(self, f"{name}_bias").index_select(0, expert) if self.part.of.bias else y

@@ -25,12 +25,12 @@ import dataclasses as dc
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Router, RouterModule
+from dovetail.core.linear import Linear
 from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
@@ -71,9 +71,9 @@ class TopK(Router):
 
     def weights(self, scope: Scope) -> list[Weight]:
         experts = ("experts",)
-        declared = [Weight(name="weight", out=experts, inp=("embed",))]
+        declared = [Weight(name="out.weight", out=experts, inp=("embed",))]
         if self.bias:
-            declared += [Weight(name="bias", out=experts, init="zeros", role="bias")]
+            declared += [Weight(name="out.bias", out=experts, init="zeros", role="bias")]
         if self.balance_bias:
             declared += [Weight(name="balance", out=experts, init="zeros", role="updated")]
             declared += [Weight(name="load", out=experts, role="const")]
@@ -139,8 +139,7 @@ class TopKModule(RouterModule):
     """x (…, n, embed) -> chosen (…, n, top_k), weights (…, n, top_k)."""
 
     part: TopK
-    weight: Tensor
-    bias: Tensor
+    out: Linear
     balance: Tensor
     load: Tensor
 
@@ -157,7 +156,7 @@ class TopKModule(RouterModule):
 
     def forward(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
         part, dtype = self.part, at_least_fp32(x.dtype)
-        logits = F.linear(x.to(dtype), self.weight.to(dtype), self.bias.to(dtype) if part.bias else None)
+        logits = self.out(x.to(dtype))
         logits = ctx.tap(self, "logits", ctx.noise(logits, part.noise, self, axes=("experts",)))
         scores = self.scores(logits)
         chosen = ctx.tap(self, "chosen", self.choose(scores))
@@ -220,7 +219,7 @@ class TopKModule(RouterModule):
         earlier = total.cumsum(0) - total  # choices of a lower index, by any token
         place = ((earlier + before[:, None] + one_hot.cumsum(1)) * one_hot).sum(-1)
         limit = torch.ceil(total[0].sum() * (capacity * k / self.experts))  # each token has one first choice
-        return (place <= limit).view(chosen.shape).to(at_least_fp32(self.weight.dtype))
+        return (place <= limit).view(chosen.shape)
 
     @torch.no_grad()
     def rebalance(self, rate: float = RATE) -> None:

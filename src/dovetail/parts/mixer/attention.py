@@ -20,7 +20,8 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Mask, Norm, Order, Position
-from dovetail.core.module import Linear, Module
+from dovetail.core.linear import Linear, together
+from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, check_position, head_size
@@ -115,6 +116,9 @@ class Attention(SoftmaxMixer):
         if self.sink:
             declared += [Weight(name="sink", out=("heads",), init="zeros", role="gate")]
         return [*declared, self.head_number()]
+
+    def together(self) -> tuple[str, ...]:
+        return () if self.packed else ("q", "k", "v")
 
     def packs(self, leaf: str) -> tuple[str, ...]:
         """The names of the tensors that a packed one replaces."""
@@ -227,7 +231,8 @@ class AttentionModule(SoftmaxModule):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (…, n, heads, head), k and v (…, n, kv_heads, head)."""
         if not self.part.packed:
-            return self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
+            q, k, v = together(x, self.joint, self.q, self.k, self.v)
+            return self.split(q), self.split(k), self.split(v)
         groups = self.qkv(x).unflatten(-1, (-1, self.slots, self.size))
         return groups[..., :-2, :].flatten(-3, -2), groups[..., -2, :], groups[..., -1, :]
 
@@ -277,6 +282,9 @@ class CrossAttention(Attention):
     def order(self) -> Order:
         return "causal"
 
+    def together(self) -> tuple[str, ...]:
+        return ("k", "v")
+
     def reads_encoder(self) -> bool:
         return True
 
@@ -304,7 +312,8 @@ class CrossAttentionModule(AttentionModule):
 
     def keys(self, encoded: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
         """k, v (…, m, kv_heads, head) of the encoder output."""
-        return self.normed(self.split(self.k(encoded)), "k_norm", ctx), self.split(self.v(encoded))
+        k, v = together(encoded, self.joint, self.k, self.v)
+        return self.normed(self.split(k), "k_norm", ctx), self.split(v)
 
     def fill(self, ctx: Ctx, view: KVView) -> KV:
         """Append the keys and values of the encoder output: in a whole pass, and once at admission."""

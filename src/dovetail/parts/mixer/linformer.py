@@ -21,7 +21,8 @@ from dovetail.core.errors import StateError
 from dovetail.core.field import bounded
 from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Linear, Module
+from dovetail.core.linear import Linear
+from dovetail.core.module import Module
 from dovetail.core.part import KINDS, Part, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size

@@ -20,7 +20,8 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Norm
-from dovetail.core.module import Linear, Module, at_least_fp32
+from dovetail.core.linear import Linear
+from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Part, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule, conv_state
 from dovetail.core.rows import SequenceRows

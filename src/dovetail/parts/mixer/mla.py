@@ -26,7 +26,8 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Mask, Norm, Position
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Linear, Module, plain
+from dovetail.core.linear import Linear, offers
+from dovetail.core.module import Module
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_position
@@ -166,10 +167,11 @@ class MLAModule(SoftmaxModule):
         return ctx.tap(self, "q", torch.cat([still, self.position.rotate(turning, ctx.layout)], -1))
 
     def absorbing(self, n: int, m: int) -> bool:
-        """Whether n queries over m tokens cost fewer products in the absorbed form. It reads the matrices of k_up and v_up, so
-        it is never used where these are wrapped: an adapter would be left out."""
+        """Whether n queries over m tokens cost fewer products in the absorbed form; it needs the matrices of k_up and v_up."""
         rank, up = self.part.kv_rank, self.part.nope + self.part.value
-        return plain(self.k_up, self.v_up) and not reference() and n * (up * rank + m * 2 * rank) < m * (up * rank + n * up)
+        if reference() or not offers("matrix", self.k_up, self.v_up):
+            return False
+        return n * (up * rank + m * 2 * rank) < m * (up * rank + n * up)
 
     def expanded(
         self, q: Tensor, latent: Tensor, turned: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx
@@ -185,8 +187,8 @@ class MLAModule(SoftmaxModule):
     ) -> Tensor:
         """The same z, with W_k applied to the queries and W_v to the attended latents; no key is projected."""
         still, turning = q[..., : self.part.nope], q[..., self.part.nope :]
-        k_up = self.k_up.weight.unflatten(0, (-1, self.part.nope))  # (heads, nope, kv_rank)
-        v_up = self.v_up.weight.unflatten(0, (-1, self.part.value))  # (heads, value, kv_rank)
+        k_up = self.k_up.matrix().unflatten(0, (-1, self.part.nope))  # (heads, nope, kv_rank)
+        v_up = self.v_up.matrix().unflatten(0, (-1, self.part.value))  # (heads, value, kv_rank)
         q = torch.cat([torch.einsum("...hi,hir->...hr", still, k_up), turning], -1)
         shared = latent.unsqueeze(-2)
         attended = self.attend(q, torch.cat([shared, turned], -1), shared, layout, key_layout, ctx)

@@ -26,7 +26,8 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Mask, Position
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Linear, Module, at_least_fp32
+from dovetail.core.linear import Linear
+from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import KINDS, Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size

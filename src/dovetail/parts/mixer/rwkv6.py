@@ -24,7 +24,8 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
-from dovetail.core.module import Linear, Module, at_least_fp32
+from dovetail.core.linear import Linear
+from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Problem, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
 from dovetail.core.rows import SequenceRows

@@ -28,7 +28,8 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act
-from dovetail.core.module import Linear, Module
+from dovetail.core.linear import Linear
+from dovetail.core.module import Module
 from dovetail.core.part import child, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
 from dovetail.core.rows import SequenceRows

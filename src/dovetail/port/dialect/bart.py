@@ -50,7 +50,7 @@ BART = Dialect(
             head={"head": {"kind": "lm", "bias": True}},
             prefix="model.",
             tensors=(
-                Row("lm_head.weight", "head.table"),
+                Row("lm_head.weight", "head.out.weight"),
                 Row("final_logits_bias", "head.bias", convert=Unsqueeze(0)),
             ),
         ),

@@ -47,7 +47,7 @@ BERT = Dialect(
                 *rows("cls.predictions.transform.dense", "head.dense", "weight", "bias"),
                 *rows("cls.predictions.transform.LayerNorm", "head.norm", *LAYERNORM),
                 Row("cls.predictions.bias", "head.bias"),
-                Row("cls.predictions.decoder.weight", "head.table"),
+                Row("cls.predictions.decoder.weight", "head.out.weight"),
             ),
             fields=(Copy("layer_norm_eps", "head.norm.eps"), Choice("hidden_act", "head.act", ACTIVATIONS), TIED),
         ),

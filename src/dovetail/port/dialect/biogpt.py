@@ -8,7 +8,9 @@ from dovetail.port.table import LAYERNORM, Form, Row, rows
 
 BIOGPT = OPT.variant(
     "biogpt",
-    forms=(Form(architecture="BioGptForCausalLM", prefix="biogpt.", tensors=(Row("output_projection.weight", "head.table"),)),),
+    forms=(
+        Form(architecture="BioGptForCausalLM", prefix="biogpt.", tensors=(Row("output_projection.weight", "head.out.weight"),)),
+    ),
     spec={"embed": {"kind": "tokens", "scale_by_width": True}},
     layer={"mixer": {"dropout": 0.1}, "ffn": {"kind": "mlp", "act": "gelu"}},
     without=(

@@ -10,7 +10,7 @@ EPS = ("norm.eps", "embed_norm.eps", "layers.*.norm.eps")
 
 BLOOM = Dialect(
     name="bloom",
-    forms=(Form(architecture="BloomForCausalLM", prefix="transformer.", tensors=(Row("lm_head.weight", "head.table"),)),),
+    forms=(Form(architecture="BloomForCausalLM", prefix="transformer.", tensors=(Row("lm_head.weight", "head.out.weight"),)),),
     spec={
         "embed_norm": "layernorm",
         "norm": "layernorm",

@@ -40,7 +40,7 @@ DEEPSEEK_V3 = LLAMA.variant(
     ),
     tensors=(
         *mla.tensors(f"{LAYER}.self_attn", f"{LAYER}.mixer"),
-        Row(f"{LAYER}.mlp.gate.weight", f"{LAYER}.ffn.router.weight"),
+        Row(f"{LAYER}.mlp.gate.weight", f"{LAYER}.ffn.router.out.weight"),
         Row(f"{LAYER}.mlp.gate.e_score_correction_bias", f"{LAYER}.ffn.router.balance"),
         *expert_rows(f"{LAYER}.mlp.experts.{{expert}}", f"{LAYER}.ffn.bank"),
         *glu_rows(f"{LAYER}.mlp.shared_experts", f"{LAYER}.ffn.shared"),

@@ -19,7 +19,7 @@ DISTILBERT = Dialect(
             tensors=(
                 *rows("vocab_transform", "head.dense", "weight", "bias"),
                 *rows("vocab_layer_norm", "head.norm", *LAYERNORM),
-                Row("vocab_projector.weight", "head.table"),
+                Row("vocab_projector.weight", "head.out.weight"),
                 Row("vocab_projector.bias", "head.bias"),
             ),
             fields=(Choice("activation", "head.act", ACTIVATIONS), Copy("tie_word_embeddings", "head.tied")),

@@ -36,7 +36,7 @@ ELECTRA = BERT.variant(
                 *rows("generator_predictions.dense", "head.dense", "weight", "bias"),
                 *rows("generator_predictions.LayerNorm", "head.norm", *LAYERNORM),
                 Row("generator_lm_head.bias", "head.bias"),
-                Row("generator_lm_head.weight", "head.table"),
+                Row("generator_lm_head.weight", "head.out.weight"),
             ),
             fields=(Copy("layer_norm_eps", "head.norm.eps"), TIED),
         ),

@@ -42,7 +42,7 @@ class Architecture:
 
 FALCON = Dialect(
     name="falcon",
-    forms=(Form(architecture="FalconForCausalLM", prefix="transformer.", tensors=(Row("lm_head.weight", "head.table"),)),),
+    forms=(Form(architecture="FalconForCausalLM", prefix="transformer.", tensors=(Row("lm_head.weight", "head.out.weight"),)),),
     spec={"norm": "layernorm", "head": "lm", "init": {"kind": "normal", "residual": False}, "layers": [LAYER]},
     layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),

@@ -31,7 +31,7 @@ FIELDS = (
 
 GPT2 = Dialect(
     name="gpt2",
-    forms=(Form(architecture="GPT2LMHeadModel", prefix="transformer.", tensors=(Row("lm_head.weight", "head.table"),)),),
+    forms=(Form(architecture="GPT2LMHeadModel", prefix="transformer.", tensors=(Row("lm_head.weight", "head.out.weight"),)),),
     spec={
         "position": "learned",
         "dropout": 0.1,

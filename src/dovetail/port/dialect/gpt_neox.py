@@ -11,7 +11,7 @@ MIXER = {"kind": "attention", "packed": True, "bias": True, "out_bias": True, "p
 
 GPT_NEOX = Dialect(
     name="gpt_neox",
-    forms=(Form(architecture="GPTNeoXForCausalLM", prefix="gpt_neox.", tensors=(Row("embed_out.weight", "head.table"),)),),
+    forms=(Form(architecture="GPTNeoXForCausalLM", prefix="gpt_neox.", tensors=(Row("embed_out.weight", "head.out.weight"),)),),
     spec={
         "norm": "layernorm",
         "head": {"kind": "lm", "tied": False},

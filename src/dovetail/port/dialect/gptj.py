@@ -46,7 +46,7 @@ GPTJ = Dialect(
         Form(
             architecture="GPTJForCausalLM",
             prefix="transformer.",
-            tensors=(Row("lm_head.weight", "head.table"), Row("lm_head.bias", "head.bias")),
+            tensors=(Row("lm_head.weight", "head.out.weight"), Row("lm_head.bias", "head.bias")),
         ),
     ),
     spec={

@@ -11,9 +11,9 @@ from dovetail.port.table import Row
 MLP = tuple(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias"))
 MOE, BANK = "layers.{}.block_sparse_moe", "layers.{}.ffn.bank"
 EXPERTS = (
-    Row(f"{MOE}.router.layer.weight", "layers.{}.ffn.router.weight"),
-    Row(f"{MOE}.input_linear.weight", f"{BANK}.gate", f"{BANK}.up", convert=Concat(1)),
-    Row(f"{MOE}.output_linear.weight", f"{BANK}.down"),
+    Row(f"{MOE}.router.layer.weight", "layers.{}.ffn.router.out.weight"),
+    Row(f"{MOE}.input_linear.weight", f"{BANK}.gate.weight", f"{BANK}.up.weight", convert=Concat(1)),
+    Row(f"{MOE}.output_linear.weight", f"{BANK}.down.weight"),
 )
 
 GRANITEMOE = GRANITE.variant(

@@ -68,7 +68,7 @@ JAMBA = LLAMA.variant(
         Row(f"{MAMBA}.b_layernorm.weight", f"{LAYER}.mixer.b_norm.scale"),
         Row(f"{MAMBA}.c_layernorm.weight", f"{LAYER}.mixer.c_norm.scale"),
         Row(f"{LAYER}.pre_ff_layernorm.weight", f"{LAYER}.ffn_norm.scale"),
-        Row(f"{LAYER}.feed_forward.router.weight", f"{LAYER}.ffn.router.weight"),
+        Row(f"{LAYER}.feed_forward.router.weight", f"{LAYER}.ffn.router.out.weight"),
         *expert_rows(f"{LAYER}.feed_forward.experts.{{expert}}", f"{LAYER}.ffn.bank"),
         *glu_rows(f"{LAYER}.feed_forward", f"{LAYER}.ffn"),
         Row(f"{LAYER}.self_attn.o_proj.weight", f"{LAYER}.mixer.o.weight", where=f"{LAYER}.mixer:attention"),

@@ -21,7 +21,7 @@ def _heads_divide_width(spec: Model) -> tuple[str, Any, str] | None:
 
 LLAMA = Dialect(
     name="llama",
-    forms=(Form(architecture="LlamaForCausalLM", prefix="model.", tensors=(Row("lm_head.weight", "head.table"),)),),
+    forms=(Form(architecture="LlamaForCausalLM", prefix="model.", tensors=(Row("lm_head.weight", "head.out.weight"),)),),
     spec={
         "norm": NORM,
         "head": {"kind": "lm", "tied": False},

@@ -10,7 +10,7 @@ FIRST = ("time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_r
 
 MAMBA = Dialect(
     name="mamba",
-    forms=(Form(architecture="MambaForCausalLM", prefix="backbone.", tensors=(Row("lm_head.weight", "head.table"),)),),
+    forms=(Form(architecture="MambaForCausalLM", prefix="backbone.", tensors=(Row("lm_head.weight", "head.out.weight"),)),),
     spec={
         "norm": "rmsnorm",
         "head": {"kind": "lm", "tied": True},

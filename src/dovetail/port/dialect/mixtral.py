@@ -19,7 +19,7 @@ MIXTRAL = MISTRAL.variant(
         BalanceLoss("layers.*.ffn.router.balance_loss", "num_local_experts"),
     ),
     tensors=(
-        Row("layers.{}.block_sparse_moe.gate.weight", "layers.{}.ffn.router.weight"),
+        Row("layers.{}.block_sparse_moe.gate.weight", "layers.{}.ffn.router.out.weight"),
         *expert_rows("layers.{}.block_sparse_moe.experts.{expert}", "layers.{}.ffn.bank", gate="w1", up="w3", down="w2"),
     ),
     fixed={"router_jitter_noise": 0.0},

@@ -53,7 +53,7 @@ MODERNBERT = Dialect(
             auto="AutoModelForMaskedLM",
             head={"head": {"kind": "masked_lm", "norm": NORM, "dense_bias": False}},
             prefix="model.",
-            tensors=(*TRANSFORM, Row("decoder.weight", "head.table"), Row("decoder.bias", "head.bias")),
+            tensors=(*TRANSFORM, Row("decoder.weight", "head.out.weight"), Row("decoder.bias", "head.bias")),
             fields=(*LAYER_OF_ITS_OWN, Copy("decoder_bias", "head.bias"), Copy("tie_word_embeddings", "head.tied")),
         ),
         classified("Sequence", {"kind": "classifier"}, Pooling("classifier_pooling", "head.pooling")),

@@ -47,7 +47,7 @@ class AttnConfig:
 
 MPT = Dialect(
     name="mpt",
-    forms=(Form(architecture="MptForCausalLM", prefix="transformer.", tensors=(Row("lm_head.weight", "head.table"),)),),
+    forms=(Form(architecture="MptForCausalLM", prefix="transformer.", tensors=(Row("lm_head.weight", "head.out.weight"),)),),
     spec={
         "norm": NORM,
         "head": "lm",

@@ -12,7 +12,7 @@ MT5 = T5.variant(
         Form(
             architecture="MT5ForConditionalGeneration",
             auto="AutoModelForSeq2SeqLM",
-            tensors=(Row("lm_head.weight", "head.table"),),
+            tensors=(Row("lm_head.weight", "head.out.weight"),),
             fields=(Copy("tie_word_embeddings", "head.tied"),),
         ),
         Form(architecture="MT5Model", auto="AutoModel", answer="last_hidden_state", head={"head": None}),

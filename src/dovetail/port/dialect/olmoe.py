@@ -27,7 +27,7 @@ OLMOE = LLAMA.variant(
     tensors=(
         Row("layers.{}.self_attn.q_norm.weight", "layers.{}.mixer.q_norm.scale"),
         Row("layers.{}.self_attn.k_norm.weight", "layers.{}.mixer.k_norm.scale"),
-        Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.weight"),
+        Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.out.weight"),
         *expert_rows("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
     ),
     aliases={"num_local_experts": "num_experts"},

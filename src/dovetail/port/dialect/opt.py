@@ -10,7 +10,7 @@ BIASES = ("layers.*.mixer.bias", "layers.*.mixer.out_bias", "layers.*.ffn.bias")
 
 OPT = Dialect(
     name="opt",
-    forms=(Form(architecture="OPTForCausalLM", prefix="model.decoder.", tensors=(Row("lm_head.weight", "head.table"),)),),
+    forms=(Form(architecture="OPTForCausalLM", prefix="model.decoder.", tensors=(Row("lm_head.weight", "head.out.weight"),)),),
     spec={
         "position": {"kind": "learned", "offset": 2},
         "norm": "layernorm",

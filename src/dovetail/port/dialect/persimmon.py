@@ -12,7 +12,7 @@ LAYER = {"norm": "layernorm", "wire": {"kind": "pre_norm"}, "ffn": {"kind": "mlp
 
 PERSIMMON = GPT_NEOX.variant(
     "persimmon",
-    forms=(Form(architecture="PersimmonForCausalLM", prefix="model.", tensors=(Row("lm_head.weight", "head.table"),)),),
+    forms=(Form(architecture="PersimmonForCausalLM", prefix="model.", tensors=(Row("lm_head.weight", "head.out.weight"),)),),
     layer={**LAYER, "mixer": {"qk_norm": "layernorm", "position": {"kind": "rope", "fraction": 0.5}}},
     without=(
         *("use_parallel_residual", "attention_bias", "embed_in.weight", "final_layer_norm.weight", "final_layer_norm.bias"),

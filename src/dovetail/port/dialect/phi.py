@@ -17,7 +17,7 @@ PHI = LLAMA.variant(
         Form(
             architecture="PhiForCausalLM",
             prefix="model.",
-            tensors=(Row("lm_head.weight", "head.table"), Row("lm_head.bias", "head.bias")),
+            tensors=(Row("lm_head.weight", "head.out.weight"), Row("lm_head.bias", "head.bias")),
         ),
     ),
     spec={"norm": "layernorm", "head": {"kind": "lm", "tied": False, "bias": True}},

@@ -38,7 +38,7 @@ QWEN2_MOE = QWEN2.variant(
         BalanceLoss(f"{EXPERTS}.router.balance_loss", "num_experts"),
     ),
     tensors=(
-        Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.weight"),
+        Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.out.weight"),
         *expert_rows("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
         *glu_rows("layers.{}.mlp.shared_expert", "layers.{}.ffn.shared"),
         Row("layers.{}.mlp.shared_expert_gate.weight", "layers.{}.ffn.shared_gate.weight"),

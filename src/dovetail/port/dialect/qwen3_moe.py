@@ -24,7 +24,7 @@ QWEN3_MOE = QWEN3.variant(
         BalanceLoss(f"{EXPERTS}.router.balance_loss", "num_experts"),
     ),
     tensors=(
-        Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.weight"),
+        Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.out.weight"),
         *expert_rows("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
     ),
     aliases={"num_local_experts": "num_experts"},

@@ -87,7 +87,7 @@ QWEN3_NEXT = LLAMA.variant(
             Row(f"layers.{{}}.self_attn.{name}_proj.weight", f"{OURS}.{name}.weight", where=f"{OURS}:attention")
             for name in "kvo"
         ),
-        Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.weight"),
+        Row("layers.{}.mlp.gate.weight", "layers.{}.ffn.router.out.weight"),
         *expert_rows("layers.{}.mlp.experts.{expert}", "layers.{}.ffn.bank"),
         *glu_rows("layers.{}.mlp.shared_expert", "layers.{}.ffn.shared"),
         Row("layers.{}.mlp.shared_expert_gate.weight", "layers.{}.ffn.shared_gate.weight"),

@@ -67,7 +67,7 @@ ROBERTA = BERT.variant(
                 *rows("lm_head.dense", "head.dense", "weight", "bias"),
                 *rows("lm_head.layer_norm", "head.norm", *LAYERNORM),
                 Row("lm_head.bias", "head.bias"),
-                Row("lm_head.decoder.weight", "head.table"),
+                Row("lm_head.decoder.weight", "head.out.weight"),
             ),
             fields=(Copy("layer_norm_eps", "head.norm.eps"), TIED),
         ),

@@ -84,7 +84,7 @@ T5 = Dialect(
         Form(
             architecture="T5ForConditionalGeneration",
             auto="AutoModelForSeq2SeqLM",
-            tensors=(Row("lm_head.weight", "head.table"),),
+            tensors=(Row("lm_head.weight", "head.out.weight"),),
             fields=(Copy("tie_word_embeddings", "head.tied"), OutputScale()),
         ),
         Form(architecture="T5Model", auto="AutoModel", answer="last_hidden_state", head={"head": None}),

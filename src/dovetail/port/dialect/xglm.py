@@ -38,7 +38,7 @@ class PaddingRow:
 
 XGLM = Dialect(
     name="xglm",
-    forms=(Form(architecture="XGLMForCausalLM", prefix="model.", tensors=(Row("lm_head.weight", "head.table"),)),),
+    forms=(Form(architecture="XGLMForCausalLM", prefix="model.", tensors=(Row("lm_head.weight", "head.out.weight"),)),),
     spec={
         "embed": {"kind": "tokens", "scale_by_width": True},
         "position": {"kind": "sinusoidal", "halves": True, "endpoint": True, "offset": OFFSET},

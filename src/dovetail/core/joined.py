@@ -1,0 +1,38 @@
+"""Joined leaves: linear leaves that read one input, multiplied at once in inference.
+
+    W = [W_q; W_k; W_v]   one storage, of which the three weights are views        [q, k, v] = x Wᵀ, split
+
+A part names such leaves in `together()`, and its module calls them by `core/linear.py:together`. `join(model)` makes the
+storages. Nothing is to be undone before saving or training: each leaf keeps its own weight, and an update in place writes to
+the storage.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dovetail.core.linear import Joint, Linear, addresses
+from dovetail.core.module import Module
+
+
+@torch.no_grad()
+def join(model: nn.Module) -> int:
+    """Join the leaves of every module of a model, in place; return how many leaves are joined."""
+    return sum(_join(module) for module in model.modules() if isinstance(module, Module) and module.part.together())
+
+
+def _join(module: Module) -> int:
+    leaves = [leaf for name in module.part.together() if type(leaf := module.get_submodule(name)) is Linear]
+    alike = {(leaf.bias is None, leaf.weight.dtype, leaf.weight.device, leaf.in_features) for leaf in leaves}
+    if len(leaves) < len(module.part.together()) or len(alike) > 1:
+        return 0
+    sizes = tuple(leaf.out_features for leaf in leaves)
+    weight = torch.cat([leaf.weight for leaf in leaves])
+    bias = torch.cat([leaf.bias for leaf in leaves if leaf.bias is not None]) if leaves[0].bias is not None else None
+    for leaf, own in zip(leaves, weight.split(sizes), strict=True):
+        leaf.weight.data = own
+    for leaf, own in zip(leaves, () if bias is None else bias.split(sizes), strict=False):
+        leaf.bias.data = own
+    module.joint = Joint(weight, bias, sizes, addresses(leaves))
+    return len(leaves)

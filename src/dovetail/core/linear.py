@@ -1,0 +1,103 @@
+"""Linear: the leaf of every matrix that tokens are multiplied by. Adapters and quantization replace it, and nothing else.
+
+    linear(x)                x Wᵀ + b, in the dtype of x
+    linear.grouped(x, rows)  each row by its own matrix, x_r W_{e(r)}ᵀ + b_{e(r)}: a bank of experts
+    linear.matrix()          W itself, where a part multiplies by it in another order (absorbed MLA)
+
+A part calls these and never reads `.weight`, so that a leaf of another class is used on every path of the part. A leaf declares
+in `exact` which of the last two equal what `linear(x)` computes: a LoRA with dropout has no matrix. Where a part can do
+without, it asks `offers`; a path that cannot must refuse.
+
+Shapes: W (out, inp), or (experts, out, inp) for `grouped`; x (…, inp) or (rows, inp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Offer = Literal["grouped", "matrix"]
+
+
+class Rows(Protocol):
+    """Rows sorted by expert."""
+
+    @property
+    def expert(self) -> Tensor:
+        """(rows,) the matrix of each row."""
+        ...
+
+    def multiply(self, x: Tensor, matrices: Tensor) -> Tensor:
+        """x (rows, inp), matrices (experts, out, inp) -> (rows, out)."""
+        ...
+
+
+class Linear(nn.Linear):
+    """A dense matrix and perhaps a bias, on the meta device until the model is built. Tools that look for torch's class find
+    it; what they put in its place works wherever a part calls `linear(x)`."""
+
+    exact: frozenset[Offer] = frozenset({"grouped", "matrix"})
+
+    def __init__(self, shape: Sequence[int], bias: bool = False) -> None:
+        nn.Module.__init__(self)  # not that of torch's class, which has one matrix
+        *_, self.out_features, self.in_features = shape
+        self.weight = nn.Parameter(torch.empty(*shape, device="meta"))
+        self.register_parameter("bias", nn.Parameter(torch.empty(*shape[:-1], device="meta")) if bias else None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(…, inp) -> (…, out)."""
+        bias, dtype = self.bias, input.dtype
+        if self.weight.dtype == dtype:
+            return F.linear(input, self.weight, bias)
+        return F.linear(input, self.weight.to(dtype), None if bias is None else bias.to(dtype))  # a router in float32
+
+    def grouped(self, x: Tensor, rows: Rows) -> Tensor:
+        """x (rows, inp) -> (rows, out), each row by the matrix of its expert."""
+        y = rows.multiply(x, self.weight)
+        return y if self.bias is None else y + self.bias.index_select(0, rows.expert)
+
+    def matrix(self) -> Tensor:
+        """(out, inp), or (experts, out, inp)."""
+        return self.weight
+
+    def extra_repr(self) -> str:
+        """Its sizes."""
+        return f"{' × '.join(map(str, self.weight.shape))}{', bias' * (self.bias is not None)}"
+
+
+class Joint(NamedTuple):
+    """The weights of a few leaves in one storage (`core/joined.py`)."""
+
+    weight: Tensor  # (Σ out, inp)
+    bias: Tensor | None  # (Σ out,)
+    sizes: tuple[int, ...]
+    addresses: tuple[int, ...]  # of the weights and biases of the leaves, as views of this storage
+
+
+def together(x: Tensor, joint: Joint | None, *leaves: Linear) -> Sequence[Tensor]:
+    """The outputs of leaves that read one input. They are multiplied at once where they are joined and nothing tells the two
+    apart: no gradient is recorded, each leaf is plain and without hooks, and its weight still is that view."""
+    if joint is None or torch.is_grad_enabled() or not all(map(_bare, leaves)):
+        return [leaf(x) for leaf in leaves]
+    # a compiled graph has no addresses; it is guarded by the joint itself
+    if not torch.compiler.is_compiling() and joint.addresses != addresses(leaves):
+        return [leaf(x) for leaf in leaves]
+    return F.linear(x, joint.weight, joint.bias).split(joint.sizes, -1)
+
+
+def _bare(leaf: nn.Module) -> bool:
+    return type(leaf) is Linear and not leaf._forward_hooks and not leaf._forward_pre_hooks
+
+
+def addresses(leaves: Sequence[Linear]) -> tuple[int, ...]:
+    """The addresses of all weights and biases."""
+    return tuple(x.data_ptr() for leaf in leaves for x in (leaf.weight, leaf.bias) if x is not None)
+
+
+def offers(what: Offer, *leaves: nn.Module) -> bool:
+    """Whether all leaves have an exact `grouped` or `matrix`; a leaf of another library has neither."""
+    return all(isinstance(leaf, Linear) and what in leaf.exact for leaf in leaves)
