@@ -222,7 +222,7 @@ class PairCover:
         return max(sound or excepted, key=lambda spec: len(pairs_of(spec) - self.covered), default=None)
 
 
-def quick_specs(seed: int = 0, count: int = 14) -> list[Model]:
+def quick_specs(seed: int = 0, count: int = 12) -> list[Model]:
     """Return `count` specs that together have as many kinds as possible."""
     rng, missing = random.Random(seed), {(f.place, f.value) for f in all_factors() if f.kind}
     chosen: list[Model] = []
