@@ -64,6 +64,8 @@ def test_a_seed_generates_the_same_again(model):
     greedy = list(generate_tokens(model, PROMPT, 20))
     assert list(generate_tokens(model, PROMPT, 20, Sampling(temperature=2.0, top_k=1))) == greedy
     assert list(generate_tokens(model, PROMPT, 20, Sampling(temperature=2.0, top_p=1e-9))) == greedy
+    for colder in (1e-30, 1e-45, 1e-320):  # logits divided by these are infinite in float32
+        assert list(generate_tokens(model, PROMPT, 20, Sampling(temperature=colder))) == greedy
     assert list(generate_tokens(model, PROMPT, 0)) == []
 
 

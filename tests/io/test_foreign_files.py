@@ -14,7 +14,7 @@ from dovetail.construction import build
 from dovetail.core.errors import FileError
 from dovetail.core.layout import TokenLayout
 from dovetail.datasets.corpus import Batch
-from dovetail.io.model_dir import save
+from dovetail.io.model_dir import check_replaceable, save
 from dovetail.io.model_files import MODEL_FILES, foreign
 from dovetail.io.spec import from_yaml
 from dovetail.port.load import load
@@ -126,3 +126,15 @@ def test_which_files_are_foreign(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").unlink()
     (tmp_path / "vocab.json").mkdir()
     assert foreign(tmp_path) == ["Dovetail.yaml", "model.safetensors.bak", "optimizer.pt", "tokenizer/", "vocab.json/"]
+
+
+def test_what_a_killed_writer_left_does_not_block_the_next(tmp_path: Path) -> None:
+    save(build(SPEC), SPEC, tmp_path / "model")
+    left, others = (tmp_path / "model" / f".{name}.4415-1de4aa64.tmp" for name in ("loss.png", "notes.txt"))
+    left.write_bytes(b"half a picture")
+    check_replaceable(tmp_path / "model", ("loss.png",))
+    assert not left.exists()
+    others.write_text("half a note")
+    with pytest.raises(FileError, match="holds files that are not the model's"):
+        check_replaceable(tmp_path / "model", ("loss.png",))
+    assert others.exists()

@@ -35,7 +35,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
     """Yield a file to write; on leaving without an error it takes the place of `path`. A link is followed."""
     try:
         target = _regular(Path(path))
-        _delete_leftovers(target)
+        delete_leftovers(target)
         fresh = target.with_name(f"{_prefix(target)}{os.getpid()}-{secrets.token_hex(4)}.tmp")
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except (OSError, ValueError, RuntimeError) as error:
@@ -80,7 +80,7 @@ def _prefix(target: Path) -> str:
     return f".{os.fsdecode(os.fsencode(target.name)[:NAME_BYTES])}."
 
 
-def _delete_leftovers(target: Path) -> None:
+def delete_leftovers(target: Path) -> None:
     """Delete the temporary files of killed writers of this target: those that no living process has locked."""
     pattern = re.compile(re.escape(_prefix(target)) + r"\d+-[0-9a-f]{8}\.tmp")
     for name in os.listdir(target.parent):

@@ -27,6 +27,7 @@ from dovetail.core.finite import nonfinite
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
 from dovetail.core.undeclared import check_declared
+from dovetail.io.atomic import delete_leftovers
 from dovetail.io.model_files import INDEX_FILE, SPEC_FILE, WEIGHTS_FILE, foreign, listed
 from dovetail.io.replace import replacing
 from dovetail.io.spec import to_yaml
@@ -157,6 +158,9 @@ def check_replaceable(place: str | Path, beside: Iterable[str] = ()) -> None:
     if not place.exists():
         return
     _check_is_model(place)
+    beside = tuple(beside)
+    for name in beside:
+        delete_leftovers(place / name)
     if names := foreign(place, beside):
         raise FileError(f"{place}: holds files that are not the model's: {listed(names)}; move them, or choose another path")
 
