@@ -28,7 +28,7 @@ from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
 from dovetail.core.undeclared import check_declared
 from dovetail.io.atomic import delete_leftovers
-from dovetail.io.model_files import INDEX_FILE, SPEC_FILE, WEIGHTS_FILE, foreign, listed
+from dovetail.io.model_files import INDEX_FILE, MODEL_FILES, SPEC_FILE, WEIGHTS_FILE, foreign, listed
 from dovetail.io.replace import replacing
 from dovetail.io.spec import to_yaml
 from dovetail.io.tensors import write_tensors
@@ -159,7 +159,7 @@ def check_replaceable(place: str | Path, beside: Iterable[str] = ()) -> None:
         return
     _check_is_model(place)
     beside = tuple(beside)
-    for name in beside:
+    for name in (*MODEL_FILES, *beside):
         delete_leftovers(place / name)
     if names := foreign(place, beside):
         raise FileError(f"{place}: holds files that are not the model's: {listed(names)}; move them, or choose another path")
