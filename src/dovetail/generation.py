@@ -178,9 +178,9 @@ def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator)
     """Return one token id, a scalar tensor, sampled from logits (vocab,)."""
     if sampling.temperature == 0:
         return logits.argmax()
-    # the largest becomes 0 first, and a temperature near 0 is no less than float32 can hold: nothing overflows to infinity
-    colder = (logits - logits.max()) / max(sampling.temperature, torch.finfo(torch.float32).tiny)
-    probs = torch.softmax(colder, -1)
+    # logits minus their maximum, divided by a normal float32: neither inf − inf nor 0/0 at a temperature near 0
+    temperature = max(sampling.temperature, torch.finfo(torch.float32).tiny)
+    probs = torch.softmax((logits - logits.max()) / temperature, -1)
     if sampling.top_k is not None and sampling.top_k < len(probs):
         probs = probs.masked_fill(probs < probs.topk(sampling.top_k).values[-1], 0.0)
         probs = probs / probs.sum()

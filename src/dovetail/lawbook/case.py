@@ -10,7 +10,7 @@ import dataclasses as dc
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from dovetail.core.module import tensor_at
 from dovetail.core.scope import Scope
 from dovetail.model import Model, ModelModule
 
+T = TypeVar("T")
 DTYPE = torch.float64
 # tolerances relative to the scale of the compared values: bit-equal; float64 relations; finite differences
 IDENTITY, RELATION, DERIVATIVE = 0.0, 1e-9, 1e-5
@@ -73,6 +74,12 @@ class Case:
     def turn(self, name: str) -> bool:
         """Whether the repetition `name` runs, where one in `share` does; a function of the name and the spec."""
         return zlib.crc32(f"{name} {self.spec.key}".encode()) % self.share == 0
+
+    def taking_turns(self, items: Sequence[T], every: int) -> Sequence[T]:
+        """All items; where specs share the work (`share`), one in `every` of them, at least one, a function of the spec."""
+        if self.share == 1:
+            return items
+        return items[zlib.crc32(self.spec.key.encode()) % min(every, len(items)) :: every]
 
     # -- inputs
 

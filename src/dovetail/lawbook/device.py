@@ -14,7 +14,6 @@ all experts at once. In bfloat16, in which people run.
 from __future__ import annotations
 
 import traceback
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
@@ -69,10 +68,7 @@ def _here(frames: Iterable[traceback.FrameSummary]) -> str:
 @law(22, "device", "whole passes, backward, prefill and decode run on one device alone, and never wait for it", budget=1.0)
 def device(case: Case) -> None:
     """Run everything on the meta device; in the suite, one in six programs of each spec."""
-    programs = list(OnMeta(case).programs())
-    if case.share > 1:
-        programs = programs[zlib.crc32(case.spec.key.encode()) % min(TURNS, len(programs)) :: TURNS]
-    for name, run in programs:
+    for name, run in case.taking_turns(list(OnMeta(case).programs()), TURNS):
         with Watch() as watch:
             try:
                 run()

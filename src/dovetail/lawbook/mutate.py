@@ -204,9 +204,8 @@ def _try(site: Site | None, seed: int, refused: Refused | None = None) -> tuple[
     """Judge one mutant in a process of its own."""
     context = mp.get_context("forkserver")
     here, there = context.Pipe()
-    process = context.Process(
-        target=judge, args=(site, seed, _sampled(seed), refused or {}, there)
-    )  # no daemon: it starts ranks
+    given = (site, seed, _sampled(seed), refused or {}, there)
+    process = context.Process(target=judge, args=given)  # no daemon: it starts ranks
     process.start()
     RUNNING.add(process)
     if ENDING.is_set():

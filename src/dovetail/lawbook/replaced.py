@@ -10,7 +10,6 @@ all the same gets W alone. Tensor parallel, training and saving refuse such a le
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 
 import torch
@@ -91,8 +90,7 @@ def with_sums(case: Case) -> ModelModule:
 def replaced(case: Case) -> None:
     """Compare leaves that never store the sum with stored sums, with exact matrices and without; in the suite, one of both."""
     want = paths(Case(case.spec, case.seed, with_sums(case)))
-    turns = list(EXACT.items())
-    for how, exact in turns if case.share == 1 else [turns[zlib.crc32(case.spec.key.encode()) % 2]]:
+    for how, exact in case.taking_turns(list(EXACT.items()), len(EXACT)):
         got = paths(Case(case.spec, case.seed, with_leaves(case, exact)))
         for name, output in got.items():
             case.same(output, want[name], f"{name}: leaves {how} and stored sums")

@@ -29,20 +29,15 @@ def stored(leaf: nn.Module) -> nn.Module:
 def reading_the_weight(method: Callable[..., Any], *names: str) -> Callable[..., Any]:
     """A method of a module that takes the stored weights of these leaves."""
 
-    @contextmanager
-    def without(module: nn.Module) -> Any:
-        leaves = {name: module.get_submodule(name) for name in names}
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        leaves = {name: self.get_submodule(name) for name in names}
         for name, leaf in leaves.items():
-            module.add_module(name, stored(leaf))
+            self.add_module(name, stored(leaf))
         try:
-            yield
+            return method(self, *args, **kwargs)
         finally:
             for name, leaf in leaves.items():
-                module.add_module(name, leaf)
-
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with without(self):
-            return method(self, *args, **kwargs)
+                self.add_module(name, leaf)
 
     return call
 
