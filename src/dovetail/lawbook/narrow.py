@@ -1,13 +1,16 @@
 """Law 17, narrow: in bfloat16 and float16 each step of a forward is about as exact as rounding its result.
 
 The narrow model and a float64 model hold the same rounded weights. The narrow one runs first, and every boundary is recorded:
-each tap, each site of a position, each product of an expert, the input and the output of each module. Then the float64 model
-runs on the same inputs. At each boundary its value is compared with the narrow one, and the narrow value goes on in its place.
-So each step starts from equal values, no error travels past the next boundary, and what is compared is the arithmetic between
-two boundaries:
+each tap, the input and the output of each module, of each site of a position and of each product of an expert. Then the
+float64 model runs on the same inputs. At each boundary its value is compared with the narrow one, and the narrow value goes on
+in its place. So each step starts from equal values, no error travels past the next boundary, and what is compared is the
+arithmetic between two boundaries:
 
     rms(narrow − float64)  ≤  4 · rms(rounded − float64) + 4 ulp         rounded: float64 rounded to the narrow dtype
                                                                           ulp = 2⁻²³ · rms(float64), that of a float32 interior
+
+A tensor of one repeated value, a gate at its limit say, may be rounded exactly by luck; so the error of rounding counts as at
+least what it is on average, the spacing of the narrow numbers / √12.
 
 The inputs of a step are narrow and equal, so `rounded` is the step with rounded inputs and outputs around a float64 interior. A
 few narrow operations in a row pass (a rotation has 1.6 times the error of rounding, an MLP over a block of keys 2.8). An
@@ -189,7 +192,9 @@ class Pair:
 
     def limit(self, want: Tensor, factor: float) -> float:
         """The largest rms error that passes."""
-        rounding = rms(want.to(self.dtype).double() - want)
+        # of the narrow numbers around each value
+        spacing = (torch.finfo(self.dtype).eps * 2.0 ** (torch.frexp(want).exponent - 1.0)).masked_fill(want == 0, 0.0)
+        rounding = max(rms(want.to(self.dtype).double() - want), rms(spacing) / 12**0.5)
         return factor * rounding + ULPS * torch.finfo(torch.float32).eps * rms(want)
 
     @contextlib.contextmanager
@@ -263,8 +268,14 @@ def boundaries(root: nn.Module, at: At, path: str = "") -> Iterator[None]:
                 undo.callback(module.register_forward_hook(partial(left, f"output of {where}")).remove)
             for site in (site for kind, sites in SITES.items() if isinstance(module, kind) for site in sites):
                 plain = getattr(module, site)
-                undo.enter_context(patch.object(module, site, lambda *a, f=plain, w=f"{where} {site}": at(w, f(*a))))
+                shown = partial(_shown, at, plain, f"{where} {site}")
+                undo.enter_context(patch.object(module, site, shown))
         yield
+
+
+def _shown(at: At, site: Callable[..., Tensor], name: str, x: Tensor, *more: Any) -> Tensor:
+    """Call a site with its input and its result shown."""
+    return at(name, site(at(f"input of {name}", x), *more))
 
 
 def rms(x: Tensor) -> float:
