@@ -31,6 +31,11 @@ class Rows(Protocol):
         """(rows,) the matrix of each row."""
         ...
 
+    @property
+    def ends(self) -> Tensor:
+        """(experts,) where the rows of each matrix end."""
+        ...
+
     def multiply(self, x: Tensor, matrices: Tensor) -> Tensor:
         """x (rows, inp), matrices (experts, out, inp) -> (rows, out)."""
         ...

@@ -44,9 +44,17 @@ def decodes(case: Case) -> None:
 class Decoder:
     """A case with a pool: feeds tokens to rows and returns their outputs."""
 
-    def __init__(self, case: Case, layout: Layout, rows: int = 5) -> None:
-        self.case = case
-        self.pool = Pool(case.spec, rows, N + 8, layout=layout, dtype=DTYPE, source=N, page=4, slack=3)
+    def __init__(
+        self,
+        case: Case,
+        layout: Layout,
+        rows: int = 5,
+        capacity: int = N + 8,
+        source: int = N,
+        dtype: torch.dtype = DTYPE,
+    ) -> None:
+        self.case, self.source = case, source
+        self.pool = Pool(case.spec, rows, capacity, layout=layout, dtype=dtype, source=source, page=4, slack=3)
 
     def admit(self, rows: Sequence[int], lengths: Sequence[int] = LENGTHS) -> None:
         """Encode the sources of the batch and admit the rows with them, in order."""
@@ -55,10 +63,10 @@ class Decoder:
         source = self.case.source
         assert source is not None
         lengths = lengths[: len(rows)]
-        layout = TokenLayout.padded(lengths, N)
+        layout = TokenLayout.padded(lengths, self.source)
         ctx = self.case.ctx(source_layout=layout, source=source[: len(rows)])
         assert ctx.encoder_output is not None
-        ctx.encoder_layout = TokenLayout.padded(lengths, N)
+        ctx.encoder_layout = layout
         views = self.pool.admit(rows, lengths)
         keep = max(lengths)
         ctx.encoder_output, ctx.encoder_layout = ctx.encoder_output[:, :keep], TokenLayout.padded(lengths, keep)

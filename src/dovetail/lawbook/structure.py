@@ -1,4 +1,4 @@
-"""Laws of declarations: declared = real (1), round trip (2), tapped (10), compiled = eager (11), every field counts (15)."""
+"""Laws of declarations: declared = real (1), round trip (2), tapped (10), every field counts (15)."""
 
 from __future__ import annotations
 
@@ -191,65 +191,6 @@ def _pattern_rows(case: Case, values: dict[str, Tensor], address: str) -> None:
         probs = values[address]
         sums_to_one = bool((probs.sum(-1) <= 1 + 1e-9).all()) and bool((probs >= 0).all())
         case.true(sums_to_one, f"{address}: probs are below 0 or sum to more than 1")
-
-
-@law(11, "compiled", "compiled equals eager, with no graph break in the block, and taps leave no trace", slow=True, budget=4.0)
-def compiled(case: Case) -> None:
-    """Compile the first block with a backend that runs the captured graph unchanged; its graph without taps is the same."""
-    graphs: list[str] = []
-
-    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph.code)
-        return graph.forward
-
-    block = case.model.layers[0]
-    assert isinstance(block, BlockModule)
-    ctx, x = _block_input(case)
-    want = block(x, ctx, {})
-    for cut in (False, True):
-        torch.compiler.reset()
-        with _without_taps() if cut else contextlib.nullcontext():
-            got = torch.compile(block, backend=keep, fullgraph=True)(x, _fresh(ctx), {})
-        case.same(got, want, "a compiled block and an eager one")
-    training = dc.replace(_fresh(ctx), seed=5)
-    got = torch.compile(block, backend="eager", fullgraph=True)(x, training, {})
-    case.same(got, block(x, dc.replace(_fresh(ctx), seed=5), {}), "a compiled block and an eager one, in training")
-    torch.compiler.reset()
-    case.true(graphs[0] == graphs[1], "the graph without listeners is not the graph without taps")
-
-
-def _fresh(ctx: Ctx) -> Ctx:
-    """The same ctx with empty caches in its layouts."""
-    encoder_layout = None if ctx.encoder_layout is None else _without_cache(ctx.encoder_layout)
-    return dc.replace(ctx, layout=_without_cache(ctx.layout), encoder_layout=encoder_layout)
-
-
-def _without_cache(layout: TokenLayout) -> TokenLayout:
-    return TokenLayout(layout.coords, layout.order, layout.seg, layout.row, layout.start)
-
-
-def _block_input(case: Case) -> tuple[Ctx, Tensor]:
-    """The ctx and the input of the first block."""
-    inputs: list[Tensor] = []
-
-    def keep(_: str, x: Tensor) -> None:
-        inputs.append(x.detach())
-
-    with torch.no_grad():
-        ctx = case.ctx()
-        _, layout = case.model.embed(case.inputs, ctx)
-        case.listening({"layers.0.in": keep})
-    return dc.replace(ctx, layout=layout), inputs[0]
-
-
-@contextlib.contextmanager
-def _without_taps() -> Iterator[None]:
-    tap = Ctx.tap
-    Ctx.tap = lambda self, module, name, x: x  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Ctx.tap = tap  # type: ignore[method-assign]
 
 
 @law(

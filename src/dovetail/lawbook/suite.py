@@ -21,7 +21,21 @@ import torch
 from dovetail.core.extensions import load_parts, loaded
 from dovetail.core.part import walk, walk_spec
 from dovetail.io.spec import from_yaml, load_spec, to_yaml, zoo
-from dovetail.lawbook import device, draws, kernel, loss, narrow, ported, programs, replaced, sequence, sharded, structure
+from dovetail.lawbook import (
+    compiled,
+    device,
+    draws,
+    invariant,
+    kernel,
+    loss,
+    narrow,
+    ported,
+    programs,
+    replaced,
+    sequence,
+    sharded,
+    structure,
+)
 from dovetail.lawbook.case import LAWS, Broken, Case, NotApplicable
 from dovetail.lawbook.cover import PairCover, quick_specs
 from dovetail.lawbook.oracle import ask_kinds, check_oracles
@@ -29,8 +43,10 @@ from dovetail.model import Model
 
 __all__ = [
     "Report",
+    "compiled",
     "device",
     "draws",
+    "invariant",
     "kernel",
     "loss",
     "narrow",

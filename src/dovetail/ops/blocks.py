@@ -47,8 +47,10 @@ def _ended(layout: TokenLayout, key_layout: TokenLayout, size: int) -> Ended:
         blocks = layout.pick(index.long())
         blocks = TokenLayout.of(blocks.order // size, blocks.seg, blocks.row)
     else:
-        # the exact number where `start` is known, else the most possible: a row's first block may have begun in an earlier call
-        most = -(-layout.n // size) if layout.start is None else (layout.start + layout.n) // size - layout.start // size
+        # The exact number where `start` is known, else the most possible: a row's first block may have begun before this call.
+        # In a compiled graph the number must not depend on where the step begins.
+        start = None if torch.compiler.is_compiling() else layout.start
+        most = -(-layout.n // size) if start is None else (start + layout.n) // size - start // size
         index = (~last).to(torch.uint8).argsort(dim=-1, stable=True)[..., :most]
         seg = torch.where(last.gather(-1, index), layout.seg.gather(-1, index), -1)
         blocks = TokenLayout.of(layout.order.gather(-1, index) // size, seg)
@@ -99,7 +101,8 @@ def attend_picked(
     groups = k.shape[-2]
     q = q.unflatten(-2, (groups, -1)).movedim(-4, -2)  # (…, kv_heads, shared, n, head)
     k, v = k.transpose(-3, -2), v.transpose(-3, -2)
-    form = dense if reference() or picked.shape[-1] * size >= key_layout.n else gathered
+    few = picked.shape[-1] * size < key_layout.n if not torch.compiler.is_compiling() else True  # one graph for all lengths
+    form = gathered if few and not reference() else dense
     return form(q, k, v, picked, size, scale, layout, key_layout).movedim(-2, -4).flatten(-3, -2)
 
 

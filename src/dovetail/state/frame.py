@@ -74,7 +74,7 @@ def make_frame(
     if sliced and not before and not gaps and slots.stride is not None and longest <= slots.stride:
         return Frame(write, None, (all_rows, slots.stride, longest), key_layout, before)
     read = torch.where(real, slots.slot(row[:, None], order), slots.total)
-    paged = slots.page_table(rows, longest)
+    paged = slots.page_table(rows)
     if paged is not None:
         return Frame(write, read, None, key_layout, before, pages=(paged[0], pieces(paged[1], layout, key_layout)))
     return Frame(write, read, None, _joined(key_layout, layout) if before else key_layout, before)

@@ -25,16 +25,16 @@ class Piece:
     """Some rows of a step."""
 
     rows: slice
-    pages: Tensor  # (r · pages,) the pages of these rows, one row behind the other
+    table: Tensor  # (r, pages) the pages of these rows; as wide as the pool's, so that in compiled graphs only the keys grow
     layout: TokenLayout  # of the queries
     key_layout: TokenLayout
 
 
 def pieces(table: Tensor, layout: TokenLayout, key_layout: TokenLayout) -> list[Piece]:
-    """The rows of a step, whose keys lie in the pages of a table (rows, pages), in pieces."""
+    """The rows of a step, whose keys lie in the first pages of a table (rows, pages), in pieces."""
     size = max(1, TOKENS // max(key_layout.n, 1))
     cuts = [slice(begin, min(begin + size, len(table))) for begin in range(0, len(table), size)]
-    return [Piece(cut, table[cut].flatten(), layout.some_rows(cut), key_layout.some_rows(cut)) for cut in cuts]
+    return [Piece(cut, table[cut], layout.some_rows(cut), key_layout.some_rows(cut)) for cut in cuts]
 
 
 class PagedEntries:
@@ -61,5 +61,6 @@ class PagedEntries:
         return out[0] if len(out) == 1 else torch.cat(out)
 
     def _read(self, store: Tensor, piece: Piece) -> Tensor:
-        pages = store[:-1].view(-1, self.page * store[0].numel()).index_select(0, piece.pages)  # rows of a matrix copy fastest
+        used = piece.key_layout.once("pages", lambda: piece.table[:, : -(-piece.key_layout.n // self.page)].flatten())
+        pages = store[:-1].view(-1, self.page * store[0].numel()).index_select(0, used)  # rows of a matrix copy fastest
         return pages.view(piece.rows.stop - piece.rows.start, -1, *store.shape[1:])[:, : piece.key_layout.n]

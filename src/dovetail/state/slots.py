@@ -33,8 +33,8 @@ class Slots:
         """The slot of each (row, position)."""
         raise NotImplementedError
 
-    def page_table(self, rows: Sequence[int], length: int) -> tuple[int, Tensor] | None:
-        """Where a row is made of pages: entries per page, and the pages (rows, pages) of the first `length` entries."""
+    def page_table(self, rows: Sequence[int]) -> tuple[int, Tensor] | None:
+        """Where a row is made of pages: entries per page, and the pages (rows, pages) of each row, as many as it may have."""
         return None
 
     def positions(self, length: int) -> Sequence[int]:
@@ -101,9 +101,8 @@ class Paged(Slots):
     def slot(self, row: Tensor, position: Tensor) -> Tensor:
         return self.table[row, position // self.page] * self.page + position % self.page
 
-    def page_table(self, rows: Sequence[int], length: int) -> tuple[int, Tensor] | None:
-        index = torch.tensor(rows, dtype=torch.long, device=self.table.device)
-        return self.page, self.table[:, : self._pages(length)].index_select(0, index)
+    def page_table(self, rows: Sequence[int]) -> tuple[int, Tensor] | None:
+        return self.page, self.table.index_select(0, torch.tensor(rows, dtype=torch.long, device=self.table.device))
 
     def check(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> None:
         needed, released = 0, Counter[int]()

@@ -75,6 +75,9 @@ class Cell(Recurrent):
             return [Problem("heads", f"{self.heads} does not divide the state of size {inner}", "or set `inner`")]
         return []
 
+    def excepts(self, scope: Scope) -> dict[str, str]:
+        return {"invariant": "the recurrent matrix multiplies the states of all rows at once, token by token"}
+
     def tp_region(self) -> bool:
         return True
 

@@ -115,6 +115,9 @@ class NSA(SoftmaxMixer):
         others = sum(size * min(b, self.top + 1) * (size if b < blocks else left) for b in range(blocks + 1))
         return mapped + each * n * (blocks + 2 * n), mapped + each * (whole + own + others + pairs(self.visibility(), n))
 
+    def excepts(self, scope: Scope) -> dict[str, str]:
+        return {**super().excepts(scope), "invariant": "φ multiplies the blocks of all rows at once"}
+
     def check(self, scope: Scope) -> list[Problem]:
         if broken := check_heads(self.heads, self.groups(), self.head, scope):
             return broken

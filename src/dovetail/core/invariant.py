@@ -1,0 +1,60 @@
+"""Invariant leaves: a token's bits do not depend on how many other tokens are in the batch.
+
+    y = x Wᵀ in tiles of 16 rows, the last one filled with zeros
+
+A matmul sums in an order that its kernel chooses by the number of rows: on a CPU, F.linear of one row and of three differ in
+the last bits. Every tile has one shape, so every row is summed in one order, whichever rows are beside it. A token that is
+decoded alone costs as much as sixteen. He et al. 2025 (batch invariance).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dovetail.core.host import read
+from dovetail.core.linear import Linear, Rows
+from dovetail.core.module import holder
+
+TILE = 16  # rows: the fewest for which torch's kernels of all dtypes sum every row alike (tests/core/test_invariant.py)
+
+
+class InvariantLinear(Linear):
+    """A plain leaf that multiplies tile by tile; it shares the parameters of the leaf that it replaces."""
+
+    def __init__(self, of: Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = of.in_features, of.out_features
+        self.weight = of.weight
+        self.register_parameter("bias", of.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(…, inp) -> (…, out)."""
+        y = tiled(input.flatten(0, -2), self.weight.to(input.dtype)).view(*input.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def grouped(self, x: Tensor, rows: Rows) -> Tensor:
+        """x (rows, inp) -> (rows, out), each row by the matrix of its expert; rows of experts on other ranks are zero."""
+        y, begin = x.new_zeros(len(x), self.out_features), 0
+        for matrix, end in zip(self.weight, read(rows.ends), strict=True):
+            y[begin:end] = tiled(x[begin:end], matrix)
+            begin = end
+        return y if self.bias is None else y + self.bias.index_select(0, rows.expert)
+
+
+def tiled(x: Tensor, weight: Tensor) -> Tensor:
+    """x (rows, inp) Wᵀ, tile by tile."""
+    if not len(x):
+        return x.new_zeros(0, weight.shape[0])
+    filled = F.pad(x, (0, 0, 0, -len(x) % TILE))
+    return torch.cat([F.linear(tile, weight) for tile in filled.split(TILE)])[: len(x)]
+
+
+def make_invariant(model: nn.Module) -> int:
+    """Replace the plain linear leaves of a model, in place; return how many."""
+    leaves = [path for path, module in model.named_modules() if type(module) is Linear]
+    for path in leaves:
+        owner, name = holder(model, path)
+        owner.add_module(name, InvariantLinear(model.get_submodule(path)))  # type: ignore[arg-type]
+    return len(leaves)
