@@ -1,8 +1,9 @@
 """Overhead: tokens/s of a Llama built from its spec ÷ the same model written by hand in plain PyTorch.
 
-Both run eagerly in fp32 with the same kernels (scaled_dot_product_attention, rms_norm, linear, rotary tables once per step).
-Training is forward, loss, backward and fused AdamW. Decoding is greedy, one token at a time after a prompt: ours with a pool,
-the other with preallocated caches and a slice per step; the two alternate token by token.
+Both run in fp32 with the same kernels (scaled_dot_product_attention, rms_norm, linear, rotary tables once per step), eagerly
+and compiled. Training is forward, loss, backward and fused AdamW; compiled, the loss is one graph. Decoding is greedy, one
+token at a time after a prompt: ours with a pool, the other with preallocated caches and a slice per step; the two alternate
+token by token. Compiled, both have their weights frozen into the graph, with the same settings (decoding.py).
 
     python benchmarks/bare.py [--rounds 21] [--json]
 """
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 
 from dovetail import Ctx, Model, Pool, TokenLayout, from_yaml
 from dovetail.construction import build
+from dovetail.decoding import OPTIONS, Decoder, frozen
 from dovetail.model import ModelModule
 
-GOAL = Goal(low=0.97)
+GOAL, TRAIN_GOAL = Goal(low=0.97), Goal(low=0.99)
 NOISE = 0.06  # with a larger interquartile range, 3 % cannot be measured
 
 
@@ -152,22 +154,33 @@ def with_weights_of(model: ModelModule, shape: Shape) -> Bare:
 # -- the work --------------------------------------------------------------------------------------------------------
 
 
-def training(shape: Shape, model: ModelModule, bare: Bare) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+def training(
+    shape: Shape, model: ModelModule, bare: Bare, compiled: bool = False
+) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     """One training step per side, on the same tokens; each returns its loss."""
     tokens = torch.randint(0, shape.vocab, (shape.train_batch, shape.train_tokens + 1))
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     our_optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     bare_optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-3, fused=True)
 
+    def our_loss(inputs: Tensor, labels: Tensor) -> Tensor:
+        return model.loss(inputs, labels, Ctx(layout=TokenLayout.whole(*inputs.shape), seed=0))
+
+    def bare_loss(inputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(bare(inputs).flatten(0, 1), labels.flatten())
+
+    if compiled:
+        our_loss, bare_loss = (torch.compile(loss, fullgraph=True) for loss in (our_loss, bare_loss))
+
     def ours() -> Tensor:
-        loss = model.loss(inputs, labels, Ctx(layout=TokenLayout.whole(*inputs.shape), seed=0))
+        loss = our_loss(inputs, labels)
         loss.backward()
         our_optimizer.step()
         our_optimizer.zero_grad()
         return loss.detach()
 
     def theirs() -> Tensor:
-        loss = F.cross_entropy(bare(inputs).flatten(0, 1), labels.flatten())
+        loss = bare_loss(inputs, labels)
         loss.backward()
         bare_optimizer.step()
         bare_optimizer.zero_grad()
@@ -177,42 +190,48 @@ def training(shape: Shape, model: ModelModule, bare: Bare) -> tuple[Callable[[],
 
 
 def decoding(
-    shape: Shape, spec: Model, model: ModelModule, bare: Bare, batch: int
+    shape: Shape, spec: Model, model: ModelModule, bare: Bare, batch: int, compiled: bool = False
 ) -> tuple[Callable[[int], Tensor], Callable[[int], Tensor]]:
     """Greedy decoding per side, after a prefilled prompt; each returns its i-th token (batch, 1), and starts again at 0."""
     prompt = torch.randint(0, shape.vocab, (batch, shape.prompt))
-    capacity, rows, one = shape.prompt + shape.new, list(range(batch)), [1] * batch
+    capacity, rows = shape.prompt + shape.new + 4, list(range(batch))
     pool = Pool(spec, rows=batch, capacity=capacity)
     size = (batch, capacity, shape.kv_heads, shape.width // shape.heads)
     caches = [(torch.zeros(size), torch.zeros(size)) for _ in range(shape.layers)]
-    with torch.inference_mode():
-        step = pool.step(rows, [shape.prompt] * batch)
-        first = model(prompt, Ctx(layout=step.layout, views=step.views))[:, -1:].argmax(-1)
+    decoder = Decoder(model, pool, compiled=compiled)
+    graph = torch.compile(bare, fullgraph=True, options={**OPTIONS, "freezing": True}) if compiled else bare
+    with torch.no_grad():
+        first = decoder.step(prompt, rows).argmax(-1, keepdim=True)
         agree("prompt", first.double(), bare(prompt, caches)[:, -1:].argmax(-1).double(), 0.0)
+        decoder.warm_up(rows)
     last = {"ours": first, "theirs": first}
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def ours(i: int) -> Tensor:
         if i == 0:
             last["ours"] = first
             for row in rows:
                 pool.rollback(row, shape.prompt)
-        step = pool.step(rows, one)
-        last["ours"] = model(last["ours"], Ctx(layout=step.layout, views=step.views)).argmax(-1)
+        last["ours"] = decoder.step(last["ours"], rows).argmax(-1, keepdim=True)
         return last["ours"]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def theirs(i: int) -> Tensor:
-        last["theirs"] = bare(last["theirs"] if i else first, caches, shape.prompt + i).argmax(-1)
+        tokens, start = last["theirs"] if i else first, shape.prompt + i
+        if compiled:
+            with frozen():
+                last["theirs"] = graph(tokens, caches, start).argmax(-1)
+        else:
+            last["theirs"] = bare(tokens, caches, start).argmax(-1)
         return last["theirs"]
 
     return ours, theirs
 
 
-def row_of(name: str, ratios: Sequence[float]) -> Row:
+def row_of(name: str, ratios: Sequence[float], goal: Goal = GOAL) -> Row:
     """Tokens/s of ours ÷ theirs: the ratio of times, since both process the same tokens."""
     value, spread = middle(ratios)
-    return Row(name, value, GOAL, spread, NOISE)
+    return Row(name, value, goal, spread, NOISE)
 
 
 def main() -> None:
@@ -230,20 +249,22 @@ def main() -> None:
     tokens = torch.randint(0, shape.vocab, (2, shape.prompt))
     with torch.inference_mode():
         agree("logits", model(tokens, Ctx(layout=TokenLayout.whole(*tokens.shape))), bare(tokens), 1e-4)
-    for batch in (1, 8):
-        ours, theirs = decoding(shape, spec, model, bare, batch)
+    for compiled, batch in ((False, 1), (False, 8), (True, 1), (True, 8)):
+        ours, theirs = decoding(shape, spec, model, bare, batch, compiled)
         for i in range(shape.new):
             agree(f"token {i} at batch {batch}", ours(i).double(), theirs(i).double(), 0.0)
-        name = f"decode tokens/s, batch {batch}: ours ÷ bare"
+        name = f"decode tokens/s, {'compiled' if compiled else 'eager'}, batch {batch}: ours ÷ bare"
         with progress(name, flags.rounds + 1) as tick:
             rows.append(row_of(name, taking_steps(ours, theirs, shape.new, flags.rounds, tick)))
+        torch.compiler.reset()
 
-    ours, theirs = training(shape, model, copy.deepcopy(bare))
-    for step in range(2):
-        agree(f"loss of step {step}", ours(), theirs(), 1e-4)
-    name = "train tokens/s: ours ÷ bare"
-    with progress(name, flags.rounds + 1) as tick:
-        rows.insert(0, row_of(name, taking_turns(ours, theirs, flags.rounds, tick)))
+    for compiled in (False, True):
+        ours, theirs = training(shape, copy.deepcopy(model), copy.deepcopy(bare), compiled)
+        for step in range(2):
+            agree(f"loss of step {step}", ours(), theirs(), 1e-4)
+        name = f"train tokens/s, {'compiled' if compiled else 'eager'}: ours ÷ bare"
+        with progress(name, flags.rounds + 1) as tick:
+            rows.append(row_of(name, taking_turns(ours, theirs, flags.rounds, tick), TRAIN_GOAL))
     report(rows, flags.json)
 
 

@@ -20,6 +20,7 @@ from dovetail.core.errors import InputError, SpecError
 from dovetail.core.finite import check_result
 from dovetail.core.fold import over_vocab, position_limit
 from dovetail.core.layout import TokenLayout
+from dovetail.decoding import Decoder
 from dovetail.model import Model, ModelModule
 from dovetail.state.pool import Pool
 
@@ -77,9 +78,11 @@ def generate_tokens(
     *,
     stop: Collection[int] = (),
     start: Sequence[int] = (),
+    compiled: bool = False,
 ) -> Iterator[int]:
     """Yield up to `max_tokens` token ids that continue the prompt (n,), fewer where a table of positions ends. A token of
-    `stop` ends generation, and is yielded, too."""
+    `stop` ends generation, and is yielded, too. `compiled` decodes by compiled graphs, which take seconds to minutes to make.
+    """
     spec, device = model.part, next(model.parameters()).device
     check_generates(spec)
     inputs = torch.as_tensor(prompt, dtype=torch.long, device=device)
@@ -101,9 +104,9 @@ def generate_tokens(
         if not len(inputs):
             raise SpecError("start", "an encoder–decoder needs a first decoder token", "give decoder_start_token_id")
     generator = torch.Generator().manual_seed(sampling.seed)
+    decoder = Decoder(model, pool, compiled=compiled)
     for number in range(max_tokens):
-        step = pool.step([0], [len(inputs)])
-        logits = model.next_logits(inputs[None], Ctx(layout=step.layout, views=step.views, ranks=model.ranks))[0, -1].float()
+        logits = decoder.step(inputs[None], [0])[0].float()
         check_result(logits, f"logits of token {number + 1}")
         token = sample_token(logits.cpu(), sampling, generator)
         yield int(token)
@@ -135,6 +138,7 @@ def generate_pieces(
     *,
     stop: Collection[int] = (),
     continues: bool = True,
+    compiled: bool = False,
 ) -> Iterator[tuple[int | None, str]]:
     """Yield each token that follows a prompt of these ids with the text that is final now, which may be empty; at the end
     None with the rest of the text. A token of `stop` ends generation and has no text.
@@ -149,7 +153,7 @@ def generate_pieces(
     if ids and max(ids) >= model.part.vocab:
         raise SpecError("vocab", f"{model.part.vocab} is too small for token id {max(ids)} of the tokenizer")
     stream = TextStream(tokenizer, ids if continues and model.part.encoder is None else ())
-    for token in generate_tokens(model, ids, max_tokens, sampling, stop=stop, start=vocabulary.start):
+    for token in generate_tokens(model, ids, max_tokens, sampling, stop=stop, start=vocabulary.start, compiled=compiled):
         yield token, "" if token in stop else stream.push(token)
     yield None, stream.end()
 

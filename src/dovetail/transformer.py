@@ -52,6 +52,7 @@ class GenerateOptions(TypedDict, total=False):
     top_p: float  # sample from the fewest tokens whose probs sum to this
     seed: int  # of the sampling
     stop: Collection[int] | None  # end-of-sequence tokens; by default those of the model
+    compiled: bool  # decode by compiled graphs: seconds to minutes to make, then faster (decoding.py)
     chat: bool  # render the prompt with the model's chat template, as a user message
     system: str | None  # with chat: a system message before it
 
@@ -141,7 +142,7 @@ class Transformer(ModelModule):
         default the most probable token is taken; GenerateOptions sample, set other end tokens, or render a chat message.
         """
         vocabulary = self.vocabulary or Vocabulary()
-        stop = how.get("stop")
+        stop, compiled = how.get("stop"), how.get("compiled", False)
         ends = vocabulary.stop if stop is None else frozenset(stop)
         sampling = Sampling(
             temperature=how.get("temperature", 0.0),
@@ -152,10 +153,11 @@ class Transformer(ModelModule):
         if isinstance(prompt, str):
             ids = prompt_ids(vocabulary, prompt, chat=how.get("chat", False), system=how.get("system"))
             echo = not how.get("chat", False)
-            pieces = generate_pieces(self, vocabulary, ids, max_tokens, sampling, stop=ends, continues=echo)
+            pieces = generate_pieces(self, vocabulary, ids, max_tokens, sampling, stop=ends, continues=echo, compiled=compiled)
             text = (piece for _, piece in pieces if piece)
             return text if stream else "".join(text)
-        tokens = generate_tokens(self, _one_row(prompt), max_tokens, sampling, stop=ends, start=vocabulary.start)
+        ids, start = _one_row(prompt), vocabulary.start
+        tokens = generate_tokens(self, ids, max_tokens, sampling, stop=ends, start=start, compiled=compiled)
         return tokens if stream else list(tokens)
 
     def trace(

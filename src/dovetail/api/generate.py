@@ -49,13 +49,14 @@ def generate(
     seed: int = 0,
     chat: bool = False,
     system: str | None = None,
+    compiled: bool = False,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
     """Generate the text that follows a prompt, by a model or the model of a directory.
 
     Temperature 0 takes the most probable token. With `chat` the prompt is a user message, rendered by the model's chat
-    template, behind the message `system` if there is one. `on_text` is called with each piece of text, first with the prompt
-    where the text continues it.
+    template, behind the message `system` if there is one. `compiled` decodes by compiled graphs, which take seconds to minutes
+    to make. `on_text` is called with each piece of text, first with the prompt where the text continues it.
     """
     sampling = check_options(max_tokens, temperature, top_p, top_k, seed)
     if not isinstance(model, Transformer):
@@ -73,7 +74,9 @@ def generate(
 
     tokens: list[int] = []
     text, begin = "", time.monotonic()
-    pieces = generate_pieces(model, vocabulary, ids, max_tokens, sampling, stop=vocabulary.stop, continues=continues)
+    pieces = generate_pieces(
+        model, vocabulary, ids, max_tokens, sampling, stop=vocabulary.stop, continues=continues, compiled=compiled
+    )
     for number, (token, piece) in enumerate(pieces):
         if number == 0 and continues:
             tell(prompt)

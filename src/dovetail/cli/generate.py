@@ -40,6 +40,8 @@ class Command(LoadFlags):
     """Render the prompt with the model's chat template, as a user message."""
     system: str | None = None
     """With --chat: a system message before it."""
+    compiled: bool = False
+    """Decode by compiled graphs: they take seconds to minutes to make, so they pay for long texts."""
     json: bool = False
     """Print one JSON object on stdout at the end."""
 
@@ -63,6 +65,7 @@ class Command(LoadFlags):
             seed=self.seed,
             chat=self.chat,
             system=self.system,
+            compiled=self.compiled,
             on_text=None if self.json else print_text,
         )
         if self.json:

@@ -31,7 +31,7 @@ class InvariantLinear(Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(…, inp) -> (…, out)."""
-        y = tiled(input.flatten(0, -2), self.weight.to(input.dtype)).view(*input.shape[:-1], -1)
+        y = tiled(input.flatten(0, -2), self.weight.to(input.dtype)).view(*input.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def grouped(self, x: Tensor, rows: Rows) -> Tensor:

@@ -48,7 +48,7 @@ def fast(case: Case) -> None:
     if case.turn("joined"):
         _joined(case)
     needs = frozenset[str]().union(*(part.needs() for _, part, _ in walk(case.spec)))
-    able = [backend.name for backend in attend.BACKENDS if needs <= backend.offers and backend.name != "reference"]
+    able = [backend.name for backend in attend.offering(needs) if backend.name != "reference"]
     if not able:
         raise NotApplicable("only the reference implementation offers what this spec needs")
     documents = TokenLayout.packed([(9, 12), (14,), (5, 9, 4)], N)

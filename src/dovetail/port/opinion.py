@@ -31,6 +31,7 @@ from dovetail.port.tensors import ties_of
 BATCH, LENGTH, EVERY, MOST_STEPS = 12, 20, 20, 800
 EXAMINED = (8, 64)  # rows and tokens
 RATE, PATIENCE, HALVED_EVERY = 0.01, 300, 40
+STARTS = 3  # random weights to begin with: one in some thousand does not settle
 SAFETY = 5.0  # margin over the largest difference between bfloat16 and float32; a flip needs a margin below 2
 
 
@@ -45,28 +46,39 @@ class Opinion:
 
 def opinionated(spec: Model, seed: int = 0) -> tuple[ModelModule, Opinion | None]:
     """Build a model with random weights and opinions, a function of (spec, seed). Without an opinion where the model has no
-    logits over a vocabulary. Raises DovetailError where no clear margin is reached."""
-    model = build(spec, seed=seed)
-    randomize(model, seed)
-    if not predicts_tokens(spec):
-        return model, None
+    logits over a vocabulary. Raises DovetailError where no clear margin is reached, from any of a few random weights."""
+    last = None
+    for start in range(STARTS):
+        model = build(spec, seed=seed)
+        randomize(model, seed, start)
+        if not predicts_tokens(spec):
+            return model, None
+        clear, last = _trained(model, seed)
+        if clear:
+            return model.requires_grad_(True), last
+    raise DovetailError(f"no clear margin of the top-1 token after {MOST_STEPS} steps ({last}); try another seed")
+
+
+def _trained(model: ModelModule, seed: int) -> tuple[bool, Opinion]:
+    """Train the model; return whether its opinions became clear, and how clear they are."""
+    spec = model.part
     target = torch.randperm(spec.vocab, generator=generator(seed, "opinions"))
     optimizer = torch.optim.Adam(model.parameters(), RATE)
-    opinion = None
+    opinion = Opinion(0.0, 0.0, 0)
     for step in range(MOST_STEPS + 1):
         inputs = Inputs.random(spec, seed, step)
         if step % EVERY == 0:
             fresh = Inputs.random(spec, seed, -1 - step, *EXAMINED)
             opinion = examine(model, fresh, step)
             if opinion.margin >= SAFETY * opinion.rounding and _right(model, fresh, target):
-                return model.requires_grad_(True), opinion
+                return True, opinion
             if step >= PATIENCE and (step - PATIENCE) % HALVED_EVERY == 0:
                 halve_branches(model)
                 target = torch.arange(spec.vocab) if table_alone(spec) else target
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(inputs.run(model).flatten(0, -2), target[inputs.tokens].flatten()).backward()
         optimizer.step()
-    raise DovetailError(f"no clear margin of the top-1 token after {MOST_STEPS} steps ({opinion}); try another seed")
+    return False, opinion
 
 
 def predicts_tokens(spec: Model) -> bool:
@@ -81,13 +93,13 @@ def table_alone(spec: Model) -> bool:
 
 
 @torch.no_grad()
-def randomize(model: ModelModule, seed: int) -> None:
-    """Random weights far from their initial values, each a function of (seed, path): vectors near their initial value, matrices
-    of unit gain."""
+def randomize(model: ModelModule, seed: int, start: int = 0) -> None:
+    """Random weights far from their initial values, each a function of (seed, start, path): vectors near their initial value,
+    matrices of unit gain."""
     for d in declared(model.part):
         if d.weight.stored and not d.weight.buffer:
             weight = tensor_at(model, d.path)
-            noise = torch.randn(weight.shape, generator=generator(seed, d.path))
+            noise = torch.randn(weight.shape, generator=generator(seed, d.path + f", start {start}" * (start > 0)))
             weight.copy_(weight + 0.2 * noise if weight.dim() == 1 else noise / sqrt(weight.shape[-1]))
 
 

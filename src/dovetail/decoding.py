@@ -1,0 +1,94 @@
+"""Decoding: the steps of a model with its decode state (KV cache, recurrent state), run eagerly or as compiled graphs.
+
+    decoder = Decoder(model, pool, compiled=True)
+    logits = decoder.step(tokens, rows)             (rows, n) tokens -> (rows, vocab), the logits after the last of each row
+
+Prefill is eager. Steps of one token per row are compiled, once for the lengths they begin with and once for all (law 11).
+On a CPU the weights are constants of the graph, in the layout that its matmuls read fastest; they are packed when the graph is
+compiled. A decoder whose weights have changed since refuses to go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.errors import InputError, StateError
+from dovetail.model import ModelModule
+from dovetail.state.pool import Pool
+
+WARM = 3  # steps after which both graphs are there: the first has constant lengths, the second meets other ones
+OPTIONS: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN", "cpp_wrapper": True}
+
+
+class Decoder:
+    """A model, its decode state, and the function that runs a step."""
+
+    def __init__(self, model: ModelModule, pool: Pool, *, compiled: bool = False) -> None:
+        if compiled and model.ranks is not None:
+            raise InputError("compiled: a model that is sharded by tensor decodes eagerly; leave it out")
+        self.model, self.pool = model, pool
+        self._compiled: Callable[[Tensor, Ctx], Tensor] | None = compile_step(model) if compiled else None
+        self._parameters = list(model.parameters())
+        self._versions = self._current()
+
+    def _current(self) -> list[tuple[int, int]]:
+        """What changes with the weights: the address of each, and how often it was written to."""
+        return [(weight.data_ptr(), weight._version) for weight in self._parameters]
+
+    def step(self, tokens: Tensor, rows: Sequence[int]) -> Tensor:
+        """Feed n more tokens (rows, n) to each row; return the logits (rows, vocab) after the last."""
+        step = self.pool.step(rows, [tokens.shape[1]] * len(rows))
+        ctx = Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
+        if self._compiled is None or tokens.shape[1] > 1:
+            return self.model.next_logits(tokens, ctx)[:, -1]
+        if self._current() != self._versions:
+            raise StateError("the weights have changed since they were compiled (make a new Decoder)")
+        return self._compiled(tokens, ctx)[:, -1]
+
+    def warm_up(self, rows: Sequence[int]) -> float:
+        """Compile the graphs of steps with these rows, which hold some tokens; return the seconds that took. The rows are as
+        before afterwards."""
+        if self._compiled is None:
+            return 0.0
+        begin, lengths = time.monotonic(), [self.pool.lengths[row] for row in rows]
+        for row in rows:
+            self.pool.mark(row)
+        for _ in range(WARM):
+            self.step(torch.zeros(len(rows), 1, dtype=torch.long, device=next(self.model.parameters()).device), rows)
+        for row, length in zip(rows, lengths, strict=True):
+            self.pool.rollback(row, length)
+        return time.monotonic() - begin
+
+
+def compile_step(model: ModelModule) -> Callable[[Tensor, Ctx], Tensor]:
+    """The logits after the last token as one compiled graph, on a CPU with the weights frozen into it."""
+    if next(model.parameters()).device.type != "cpu":
+        return torch.compile(model.next_logits, fullgraph=True)
+    graph = torch.compile(model.next_logits, fullgraph=True, options={**OPTIONS, "freezing": True})
+
+    @torch.no_grad()
+    def run(tokens: Tensor, ctx: Ctx) -> Tensor:
+        with frozen():
+            return graph(tokens, ctx)
+
+    return run
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Weights are constants of the graphs that are compiled here. In `options=` alone the setting is ignored: torch reads the
+    global one when it traces."""
+    from torch._inductor import config
+
+    before, config.freezing = config.freezing, True
+    try:
+        yield
+    finally:
+        config.freezing = before

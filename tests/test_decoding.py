@@ -1,0 +1,61 @@
+"""Decoder: eager and compiled steps are one function, and weights that change after they were compiled are noticed."""
+
+import pytest
+import torch
+
+from dovetail import build
+from dovetail.core.errors import InputError, StateError
+from dovetail.decoding import Decoder
+from dovetail.state.pool import Pool
+
+
+def decoder_of(model, compiled=False, rows=2):
+    return Decoder(model, Pool(model.spec, rows, 40), compiled=compiled)
+
+
+@torch.no_grad()
+def decoded(decoder, ids, prompt):
+    """The logits after the prompt and after each further token."""
+    rows = range(len(ids))
+    pieces = [decoder.step(ids[:, :prompt], rows)]
+    return torch.stack([*pieces, *(decoder.step(ids[:, i : i + 1], rows) for i in range(prompt, ids.shape[1]))], 1)
+
+
+def test_steps_equal_the_whole_pass():
+    model = build("llama-tiny")
+    ids = torch.randint(model.spec.vocab, (2, 9))
+    with torch.no_grad():
+        whole = model(ids)[:, 4:]
+    torch.testing.assert_close(decoded(decoder_of(model), ids, 5), whole)
+
+
+def test_a_decoder_that_is_not_compiled_has_nothing_to_warm_up():
+    assert decoder_of(build("llama-tiny")).warm_up([0]) == 0.0
+
+
+def test_a_sharded_model_is_not_compiled():
+    model = build("llama-tiny")
+    model.ranks = object()
+    with pytest.raises(InputError, match="compiled: a model that is sharded"):
+        decoder_of(model, compiled=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # freezing uses it
+@pytest.mark.parametrize("name", ["llama-tiny", "jamba-tiny"])
+def test_compiled_steps_equal_eager_ones_until_the_weights_change(name):
+    model = build(name)
+    ids = torch.randint(model.spec.vocab, (2, 12))
+    compiled = decoder_of(model, compiled=True)
+    want = decoded(decoder_of(model), ids, 5)
+    with torch.no_grad():
+        compiled.step(ids[:, :3], [0, 1])
+    assert compiled.warm_up([0, 1]) > 0
+    assert compiled.pool.lengths == [3, 3]
+    for row in (0, 1):
+        compiled.pool.free(row)
+    torch.testing.assert_close(decoded(compiled, ids, 5), want, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+        with pytest.raises(StateError, match="the weights have changed"):
+            compiled.step(ids[:, :1], [0, 1])
