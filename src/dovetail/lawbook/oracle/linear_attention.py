@@ -152,6 +152,8 @@ def delta_rule() -> Iterator[Comparison]:
     }
     y = alone(spec, weights, embed=2)(numbers(FOUR), ctx(4))[0, :3, 0]
     yield Comparison("silu(1)/2 · 0.45ᵗ", y, [0.36552929, 0.16448818, 0.07401968])
+    y = alone(spec, {**weights, "z.weight": [[0.0, 2.0]]}, embed=2)(numbers(FOUR), ctx(4))[0, :3, 0]
+    yield Comparison("an output gate of silu(2) = 1.76159416", y, [0.64391426, 0.28976142, 0.13039264])
     late = {**weights, "conv_v": [[1.0, 0.0]]}
     y = alone(spec, late, embed=2)(numbers(FOUR), ctx(4))[0, :3, 0]
     yield Comparison("a convolution of the previous token", y, [0.0, 0.36552929, 0.16448818])
@@ -187,6 +189,8 @@ def time_mix() -> Iterator[Comparison]:
         return alone(spec, {**weights, **changed}, embed=2)(numbers(FOUR), ctx(4))[0, :, 0]
 
     yield Comparison("the bonus, then the decaying state", output(), [1.5, 0.5, 0.45, 0.405])
+    gated = output(**{"g.weight": [[0.0, 2.0]] * 2})
+    yield Comparison("an output gate of silu(2) = 1.76159416", gated, [2.64239123, 0.88079708, 0.79271737, 0.71344563])
     yield Comparison("token shift: the value of the previous token", output(mu_v=[1.0, 0.0]), [0.0, 1.5, 0.5, 0.45])
     # the rows of M are r, k, v, w, g: a data-dependent ½ of the previous token
     chosen = {"mix_down.weight": [*[[0.0, 0.0]] * 2, [0.0, HALF], *[[0.0, 0.0]] * 2], "mix_v.weight": [[1.0], [0.0]]}
