@@ -5,7 +5,7 @@ and compiled. Training is forward, loss, backward and fused AdamW; compiled, the
 token at a time after a prompt: ours with a pool, the other with preallocated caches and a slice per step; the two alternate
 token by token. Compiled, both have their weights frozen into the graph, with the same settings (decoding.py).
 
-    python benchmarks/bare.py [--rounds 21] [--json]
+    python benchmarks/bare.py [--rounds 21] [--eager] [--json]
 """
 
 from __future__ import annotations
@@ -237,6 +237,7 @@ def row_of(name: str, ratios: Sequence[float], goal: Goal = GOAL) -> Row:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=21, help="paired rounds of each figure")
+    parser.add_argument("--eager", action="store_true", help="leave out the compiled sides, which take minutes to make")
     flags: argparse.Namespace = parser.parse_args()
     torch.set_num_threads(flags.threads)
     torch.manual_seed(0)
@@ -249,7 +250,8 @@ def main() -> None:
     tokens = torch.randint(0, shape.vocab, (2, shape.prompt))
     with torch.inference_mode():
         agree("logits", model(tokens, Ctx(layout=TokenLayout.whole(*tokens.shape))), bare(tokens), 1e-4)
-    for compiled, batch in ((False, 1), (False, 8), (True, 1), (True, 8)):
+    forms = (False,) if flags.eager else (False, True)
+    for compiled, batch in ((compiled, batch) for compiled in forms for batch in (1, 8)):
         ours, theirs = decoding(shape, spec, model, bare, batch, compiled)
         for i in range(shape.new):
             agree(f"token {i} at batch {batch}", ours(i).double(), theirs(i).double(), 0.0)
@@ -258,7 +260,7 @@ def main() -> None:
             rows.append(row_of(name, taking_steps(ours, theirs, shape.new, flags.rounds, tick)))
         torch.compiler.reset()
 
-    for compiled in (False, True):
+    for compiled in forms:
         ours, theirs = training(shape, copy.deepcopy(model), copy.deepcopy(bare), compiled)
         for step in range(2):
             agree(f"loss of step {step}", ours(), theirs(), 1e-4)
