@@ -94,6 +94,9 @@ class Mamba(Recurrent):
         flops = selective_flops(n, scope.size("inner"), scope.size("state"))
         return flops, flops
 
+    def excepts(self, scope: Scope) -> dict[str, str]:
+        return {"invariant": "the scan decays the channels of all rows at once, token by token"}
+
     def tp_region(self) -> bool:
         return True
 
