@@ -9,8 +9,8 @@ arithmetic between two boundaries:
     rms(narrow − float64)  ≤  4 · rms(rounded − float64) + 4 ulp         rounded: float64 rounded to the narrow dtype
                                                                           ulp = 2⁻²³ · rms(float64), that of a float32 interior
 
-A tensor of one repeated value, a gate at its limit say, may be rounded exactly by luck; so the error of rounding counts as at
-least what it is on average, the spacing of the narrow numbers / √12.
+A tensor of one repeated value, a gate at its limit say, may lie next to a narrow number by luck; so the error of rounding, where
+there is one, counts as at least what it is on average, the spacing of the narrow numbers / √12.
 
 The inputs of a step are narrow and equal, so `rounded` is the step with rounded inputs and outputs around a float64 interior. A
 few narrow operations in a row pass (a rotation has 1.6 times the error of rounding, an MLP over a block of keys 2.8). An
@@ -192,9 +192,10 @@ class Pair:
 
     def limit(self, want: Tensor, factor: float) -> float:
         """The largest rms error that passes."""
-        # of the narrow numbers around each value
-        spacing = (torch.finfo(self.dtype).eps * 2.0 ** (torch.frexp(want).exponent - 1.0)).masked_fill(want == 0, 0.0)
-        rounding = max(rms(want.to(self.dtype).double() - want), rms(spacing) / 12**0.5)
+        errors = want.to(self.dtype).double() - want
+        # of the narrow numbers around each value that is none of them: a step that only moves numbers may not change them
+        spacing = (torch.finfo(self.dtype).eps * 2.0 ** (torch.frexp(want).exponent - 1.0)).masked_fill(errors == 0, 0.0)
+        rounding = max(rms(errors), rms(spacing) / 12**0.5)
         return factor * rounding + ULPS * torch.finfo(torch.float32).eps * rms(want)
 
     @contextlib.contextmanager
