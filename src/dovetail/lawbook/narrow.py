@@ -9,7 +9,7 @@ arithmetic between two boundaries:
     rms(narrow − float64)  ≤  4 · rms(rounded − float64) + 4 ulp         rounded: float64 rounded to the narrow dtype
                                                                           ulp = 2⁻²³ · rms(float64), that of a float32 interior
 
-A tensor of one repeated value, a gate at its limit say, may lie next to a narrow number by luck; so the error of rounding, where
+A tensor of one repeated value (a gate at its limit) may lie next to a narrow number by luck; so the error of rounding, where
 there is one, counts as at least what it is on average, the spacing of the narrow numbers / √12.
 
 The inputs of a step are narrow and equal, so `rounded` is the step with rounded inputs and outputs around a float64 interior. A

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core import invariant
 from dovetail.core.invariant import InvariantLinear
 from dovetail.core.linear import Linear
 from dovetail.lawbook.seeded.bug import Mutant, instead, spec
@@ -23,18 +21,13 @@ def a_loop_over_the_tokens(self: TokenView, store: Tensor) -> Tensor:
 
 
 def the_whole_store_copied(self: TokenView, store: Tensor) -> Tensor:
-    if self.frame.slice_rows is None or self.frame.write is None:
-        return _read(self, store)
-    return _read(self, store.clone())
+    store.add_(store.clone(), alpha=0)  # every slot is read and written
+    return _read(self, store)
 
 
 def a_wait_for_the_length(self: TokenView, store: Tensor) -> Tensor:
     entries = _read(self, store)
     return entries if entries.abs().sum().item() >= 0 else entries * 2
-
-
-def as_many_rows_as_there_are(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x, weight)
 
 
 def experts_without_tiles(self: InvariantLinear, x: Tensor, rows: Any) -> Tensor:
@@ -53,11 +46,6 @@ def mutants() -> list[Mutant]:
         Mutant("a graph holds the length", "compiled", instead(TokenView, "_read", a_loop_over_the_tokens)),
         Mutant("a step waits for a value", "compiled", instead(TokenView, "_read", a_wait_for_the_length)),
         Mutant("a step copies the whole store", "compiled", instead(TokenView, "_read", the_whole_store_copied)),
-        Mutant(
-            "the number of rows chooses the order of sums",
-            "invariant",
-            instead(invariant, "tiled", as_many_rows_as_there_are),
-        ),
         Mutant(
             "the number of an expert's rows chooses the order of sums",
             "invariant",
