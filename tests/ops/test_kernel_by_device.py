@@ -19,16 +19,7 @@ def test_no_gpu_loops_over_tiles(tokens: int, plain: bool) -> None:
     for queries in {1, tokens}:
         for touched in (queries * tokens, queries * min(tokens, 256)):
             shape = Shape(2, queries, tokens, 8, 64, plain, touched)
-            assert {choose(needs, shape, "cuda").name for needs in NEEDS} <= {"torch", "flex", "reference"}
-
-
-def test_a_gpu_takes_torchs_own_kernel_for_plain_masks_and_the_flexible_one_for_others() -> None:
-    plain, masked = (Shape(2, 4096, 4096, 8, 64, flag, 4096 * 4096) for flag in (True, False))
-    assert choose(frozenset(), plain, "cuda").name == "torch"
-    assert choose(frozenset(), masked, "cuda").name == "flex"
-    assert choose(frozenset({"softcap", "sink"}), masked, "cuda").name == "flex"
-    assert choose(frozenset({"edit"}), masked, "cuda").name == "reference"
-    assert choose(frozenset({"bias", "bias_grad"}), masked, "cuda").name == "torch"
+            assert {choose(needs, shape, "cuda").name for needs in NEEDS} <= {"torch", "reference"}
 
 
 def test_a_cpu_does_where_a_window_leaves_most_tiles_out() -> None:
