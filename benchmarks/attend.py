@@ -109,7 +109,8 @@ class Case:
 
     def chosen(self) -> str:
         """The kernel that `attend` chooses."""
-        return chosen(self.q, self.scoring(), *self.layouts())[0].name
+        scoring = self.scoring()
+        return chosen(self.q, scoring, *self.layouts(), scoring.needs)[0].name
 
 
 def slope(sizes: Sequence[int], values: Sequence[float]) -> float:
