@@ -14,6 +14,7 @@ import argparse
 import copy
 import dataclasses as dc
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -189,43 +190,52 @@ def training(
     return ours, theirs
 
 
+class Greedy:
+    """Greedy decoding behind a prompt (rows, n): `step(i)` decodes the i-th token of each row, and begins again at 0."""
+
+    @torch.no_grad()
+    def __init__(self, decoder: Decoder, prompt: Tensor) -> None:
+        self.decoder, self.prompt, self.rows = decoder, prompt, range(len(prompt))
+        self.prefill()
+        self.compile_seconds = decoder.warm_up(self.rows)
+
+    @torch.no_grad()
+    def prefill(self) -> None:
+        """Feed the prompt to rows that are empty."""
+        self.first = self.last = self.decoder.step(self.prompt, self.rows).argmax(-1, keepdim=True)
+
+    @torch.no_grad()
+    def step(self, i: int) -> Tensor:
+        """The i-th token of each row (rows, 1)."""
+        if i == 0:
+            self.last = self.first
+            for row in self.rows:
+                self.decoder.pool.rollback(row, self.prompt.shape[1])
+        self.last = self.decoder.step(self.last, self.rows).argmax(-1, keepdim=True)
+        return self.last
+
+
 def decoding(
     shape: Shape, spec: Model, model: ModelModule, bare: Bare, batch: int, compiled: bool = False
 ) -> tuple[Callable[[int], Tensor], Callable[[int], Tensor]]:
     """Greedy decoding per side, after a prefilled prompt; each returns its i-th token (batch, 1), and starts again at 0."""
     prompt = torch.randint(0, shape.vocab, (batch, shape.prompt))
-    capacity, rows = shape.prompt + shape.new + 4, list(range(batch))
-    pool = Pool(spec, rows=batch, capacity=capacity)
+    capacity = shape.prompt + shape.new + 4
     size = (batch, capacity, shape.kv_heads, shape.width // shape.heads)
     caches = [(torch.zeros(size), torch.zeros(size)) for _ in range(shape.layers)]
-    decoder = Decoder(model, pool, compiled=compiled)
-    graph = torch.compile(bare, fullgraph=True, options={**OPTIONS, "freezing": True}) if compiled else bare
+    ours = Greedy(Decoder(model, Pool(spec, rows=batch, capacity=capacity), compiled=compiled), prompt)
     with torch.no_grad():
-        first = decoder.step(prompt, rows).argmax(-1, keepdim=True)
-        agree("prompt", first.double(), bare(prompt, caches)[:, -1:].argmax(-1).double(), 0.0)
-        decoder.warm_up(rows)
-    last = {"ours": first, "theirs": first}
-
-    @torch.no_grad()
-    def ours(i: int) -> Tensor:
-        if i == 0:
-            last["ours"] = first
-            for row in rows:
-                pool.rollback(row, shape.prompt)
-        last["ours"] = decoder.step(last["ours"], rows).argmax(-1, keepdim=True)
-        return last["ours"]
+        agree("prompt", ours.first.double(), bare(prompt, caches)[:, -1:].argmax(-1).double(), 0.0)
+    graph = torch.compile(bare, fullgraph=True, options=OPTIONS) if compiled else bare
+    last = {"theirs": ours.first}
 
     @torch.no_grad()
     def theirs(i: int) -> Tensor:
-        tokens, start = last["theirs"] if i else first, shape.prompt + i
-        if compiled:
-            with frozen():
-                last["theirs"] = graph(tokens, caches, start).argmax(-1)
-        else:
-            last["theirs"] = bare(tokens, caches, start).argmax(-1)
+        with frozen() if compiled else nullcontext():
+            last["theirs"] = graph(last["theirs"] if i else ours.first, caches, shape.prompt + i).argmax(-1)
         return last["theirs"]
 
-    return ours, theirs
+    return ours.step, theirs
 
 
 def row_of(name: str, ratios: Sequence[float], goal: Goal = GOAL) -> Row:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import bare
 import torch
+from bare import Greedy
 from measure import Goal, Row, arguments, middle, progress, report, seconds, taking_steps, taking_turns
 from torch import Tensor
 
@@ -41,39 +42,10 @@ class Shape(bare.Shape):
 QUICK = Shape(width=24, layers=2, heads=6, kv_heads=2, hidden=44, vocab=62, prompt=8, new=4, held=8, capacity=64)
 
 
-@dc.dataclass
-class Ours:
-    """A compiled decoder behind a prefilled prompt; `step(i)` decodes the i-th token, and begins again at 0."""
-
-    decoder: Decoder
-    prompt: Tensor
-    compile_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.rows, self.length = range(len(self.prompt)), self.prompt.shape[1]
-        with torch.no_grad():
-            self.first = self.last = self.decoder.step(self.prompt, self.rows).argmax(-1, keepdim=True)
-            self.compile_seconds = self.decoder.warm_up(self.rows)
-
-    @torch.no_grad()
-    def step(self, i: int) -> Tensor:
-        """The i-th token of each row (rows, 1)."""
-        if i == 0:
-            self.last = self.first
-            for row in self.rows:
-                self.decoder.pool.rollback(row, self.length)
-        self.last = self.decoder.step(self.last, self.rows).argmax(-1, keepdim=True)
-        return self.last
-
-    def tokens(self, count: int) -> Tensor:
-        """The first tokens of each row (rows, count)."""
-        return torch.cat([self.step(i) for i in range(count)], 1)
-
-
-def ours(model: ModelModule, prompt: Tensor, capacity: int) -> Ours:
+def ours(model: ModelModule, prompt: Tensor, capacity: int) -> Greedy:
     """Our model, compiled."""
     pool = Pool(model.part, len(prompt), capacity, dtype=next(model.parameters()).dtype)
-    return Ours(Decoder(model, pool, compiled=True), prompt)
+    return Greedy(Decoder(model, pool, compiled=True), prompt)
 
 
 def hugging_face(model: ModelModule, shape: Shape, prompt: Tensor) -> Callable[[], Tensor]:
@@ -96,15 +68,14 @@ def hugging_face(model: ModelModule, shape: Shape, prompt: Tensor) -> Callable[[
     return generated
 
 
-def with_prefill(side: Ours, shape: Shape) -> Callable[[], Tensor]:
+def with_prefill(side: Greedy, shape: Shape) -> Callable[[], Tensor]:
     """The same work as generate's: the prompt, then the tokens."""
 
-    @torch.no_grad()
     def generated() -> Tensor:
         for row in side.rows:
             side.decoder.pool.free(row)
-        side.first = side.decoder.step(side.prompt, side.rows).argmax(-1, keepdim=True)
-        return side.tokens(shape.new)
+        side.prefill()
+        return torch.cat([side.step(i) for i in range(shape.new)], 1)
 
     return generated
 

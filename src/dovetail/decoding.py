@@ -24,7 +24,12 @@ from dovetail.model import ModelModule
 from dovetail.state.pool import Pool
 
 WARM = 3  # steps after which both graphs are there: the first has constant lengths, the second meets other ones
-OPTIONS: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN", "cpp_wrapper": True}
+OPTIONS: dict[str, Any] = {
+    "freezing": True,  # see `frozen`
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "CPP,ATEN",
+    "cpp_wrapper": True,
+}
 
 
 class Decoder:
@@ -35,22 +40,21 @@ class Decoder:
             raise InputError("compiled: a model that is sharded by tensor decodes eagerly; leave it out")
         self.model, self.pool = model, pool
         self._compiled: Callable[[Tensor, Ctx], Tensor] | None = compile_step(model) if compiled else None
-        self._parameters = list(model.parameters())
+        self._parameters = list(model.parameters()) if compiled else []
         self._versions = self._current()
 
     def _current(self) -> list[tuple[int, int]]:
-        """What changes with the weights: the address of each, and how often it was written to."""
+        """What changes with weights that are compiled: the address of each, and how often it was written to."""
         return [(weight.data_ptr(), weight._version) for weight in self._parameters]
 
     def step(self, tokens: Tensor, rows: Sequence[int]) -> Tensor:
         """Feed n more tokens (rows, n) to each row; return the logits (rows, vocab) after the last."""
+        if self._current() != self._versions:  # before the pool changes
+            raise StateError("the weights have changed since they were compiled (make a new Decoder)")
         step = self.pool.step(rows, [tokens.shape[1]] * len(rows))
         ctx = Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
-        if self._compiled is None or tokens.shape[1] > 1:
-            return self.model.next_logits(tokens, ctx)[:, -1]
-        if self._current() != self._versions:
-            raise StateError("the weights have changed since they were compiled (make a new Decoder)")
-        return self._compiled(tokens, ctx)[:, -1]
+        run = self.model.next_logits if self._compiled is None or tokens.shape[1] > 1 else self._compiled
+        return run(tokens, ctx)[:, -1]
 
     def warm_up(self, rows: Sequence[int]) -> float:
         """Compile the graphs of steps with these rows, which hold some tokens; return the seconds that took. The rows are as
@@ -71,7 +75,7 @@ def compile_step(model: ModelModule) -> Callable[[Tensor, Ctx], Tensor]:
     """The logits after the last token as one compiled graph, on a CPU with the weights frozen into it."""
     if next(model.parameters()).device.type != "cpu":
         return torch.compile(model.next_logits, fullgraph=True)
-    graph = torch.compile(model.next_logits, fullgraph=True, options={**OPTIONS, "freezing": True})
+    graph = torch.compile(model.next_logits, fullgraph=True, options=OPTIONS)
 
     @torch.no_grad()
     def run(tokens: Tensor, ctx: Ctx) -> Tensor:

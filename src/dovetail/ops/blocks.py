@@ -101,7 +101,7 @@ def attend_picked(
     groups = k.shape[-2]
     q = q.unflatten(-2, (groups, -1)).movedim(-4, -2)  # (…, kv_heads, shared, n, head)
     k, v = k.transpose(-3, -2), v.transpose(-3, -2)
-    few = picked.shape[-1] * size < key_layout.n if not torch.compiler.is_compiling() else True  # one graph for all lengths
+    few = torch.compiler.is_compiling() or picked.shape[-1] * size < key_layout.n  # compiled: one graph for all lengths
     form = gathered if few and not reference() else dense
     return form(q, k, v, picked, size, scale, layout, key_layout).movedim(-2, -4).flatten(-3, -2)
 
