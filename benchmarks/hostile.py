@@ -64,6 +64,7 @@ class Outcome:
 
 def run(item: Input, folder: Path, *, kill_after: float | None = None) -> Outcome:
     """Run one input in a forked child, in a folder of its own."""
+    folder = folder.resolve()  # the child changes its working directory
     item.prepare(folder)
     output = folder / ".output"
     before = resident()
