@@ -55,10 +55,10 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(…, inp) -> (…, out)."""
-        bias, dtype = self.bias, input.dtype
-        if self.weight.dtype == dtype:
-            return F.linear(input, self.weight, bias)
-        return F.linear(input, self.weight.to(dtype), None if bias is None else bias.to(dtype))  # a router in float32
+        weight, bias, dtype = self.weight, self.bias, input.dtype
+        if weight.dtype == dtype:
+            return F.linear(input, weight, bias)
+        return F.linear(input, weight.to(dtype), None if bias is None else bias.to(dtype))  # a router in float32
 
     def grouped(self, x: Tensor, rows: Rows) -> Tensor:
         """x (rows, inp) -> (rows, out), each row by the matrix of its expert."""

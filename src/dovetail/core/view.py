@@ -27,7 +27,7 @@ OnRead = Callable[[Tensor, TokenLayout], Tensor]  # (keys (…, m, kv_heads, hea
 Entries = tuple[tuple[Tensor, ...], TokenLayout]  # (…, m, *axes) each, and the layout of their tokens
 
 
-@dc.dataclass(frozen=True, slots=True)
+@dc.dataclass(slots=True)  # not frozen: one is made per layer and step, and a frozen one takes four times as long to make
 class Scoring:
     """How products of queries and keys become probs: softmax(cap(q kᵀ · scale) + bias, where the mask allows)."""
 

@@ -37,15 +37,16 @@ def run(
     flat = q.dim() == 3
     if flat:
         q, k, v = q[None], k[None], v[None]
-    groups, grouped = k.shape[-3], q.shape[-3] != k.shape[-3]
-    single = grouped and q.shape[-2] == 1 and (isinstance(visible, str) or visible[0].dim() < 3 or visible[0].shape[-3] == 1)
+    groups, (rows, heads, n, size) = k.shape[-3], q.shape
+    grouped = heads != groups
+    single = grouped and n == 1 and (isinstance(visible, str) or visible[0].dim() < 3 or visible[0].shape[-3] == 1)
     if single and scoring.bias is None:  # the queries of a group as rows of one matrix: 1.1 to 2.7 times as fast
         mask = None if isinstance(visible, str) else visible[0]
-        out = F.scaled_dot_product_attention(q.squeeze(-2).unflatten(-2, (groups, -1)), k, v, mask, scale=scoring.scale)
-        out = out.flatten(-3, -2).unsqueeze(-2)
+        out = F.scaled_dot_product_attention(q.reshape(rows, groups, -1, size), k, v, mask, scale=scoring.scale)
+        out = out.reshape(rows, heads, 1, -1)
         return out[0] if flat else out
     if isinstance(visible, str):
-        causal = visible == "causal" and q.shape[-2] > 1  # one query at the end sees every key
+        causal = visible == "causal" and n > 1  # one query at the end sees every key
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scoring.scale, enable_gqa=grouped)
         return out[0] if flat else out
     mask = visible[0]

@@ -116,7 +116,7 @@ class RopeModule(PositionModule):
     unstretched: Tensor
 
     def setup(self) -> None:
-        self.turning = self.part.turning(self.scope)
+        self.turning, self.halves = self.part.turning(self.scope), self.part.pairs == "half"
         self.key = f"{self.part.key} {self.scope.size('pair')}"
 
     def rotate(self, q: Tensor, layout: TokenLayout) -> Tensor:
@@ -129,22 +129,23 @@ class RopeModule(PositionModule):
         return self.turn(k, layout) if self.part.when == "read" else k
 
     def turn(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        """x (…, n, heads, head) rotated, each token by its own angle."""
+        """x (…, n, heads, head) rotated, each token by its own angle: x cos θ ± (the other of its pair) sin θ."""
         key = (self.key, x.dtype, x.device)
         tables = layout.memo.get(key)
         if tables is None:
-            tables = layout.memo[key] = self.angles(layout, x.dtype)
+            cos, sin = self.angles(layout, x.dtype)
+            tables = layout.memo[key] = self.paired(cos, cos), self.paired(-sin, sin)
         cos, sin = tables
         still = None
         if self.turning < x.shape[-1]:
             x, still = x[..., : self.turning], x[..., self.turning :]
-        if self.part.pairs == "half":
-            a, b = x.chunk(2, -1)
-            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-        else:
-            a, b = x[..., 0::2], x[..., 1::2]
-            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        a, b = x.chunk(2, -1) if self.halves else (x[..., 0::2], x[..., 1::2])
+        turned = x * cos + self.paired(b, a) * sin
         return turned if still is None else torch.cat([turned, still], -1)
+
+    def paired(self, a: Tensor, b: Tensor) -> Tensor:
+        """(…, channels), of which a (…, pairs) are the first of each pair and b the second."""
+        return torch.cat((a, b), -1) if self.halves else torch.stack((a, b), -1).flatten(-2)
 
     def angles(self, layout: TokenLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin (…, n, 1, pairs), computed in float32 or wider."""
