@@ -23,7 +23,8 @@ SINUSOIDAL = '''
 def $name(x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
     """Sinusoidal positions, added to the embeddings: sine and cosine of geometric wavelengths."""
     n, pairs = x.shape[1], x.shape[2] // 2
-    frequency = $base ** -(torch.arange(pairs, dtype=torch.float64, device=x.device) / $steps)
+    pair = torch.arange(pairs, dtype=torch.float64, device=x.device)
+    frequency = $base ** -(pair / $steps)
     at = torch.arange(n, device=x.device)[:, None]$offset
     angle = at.to(at_least_fp32(x.dtype)) * frequency.to(at_least_fp32(x.dtype))  # (N, D / 2)
     return x + torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(x.dtype)  #? not halves
@@ -36,7 +37,8 @@ def $name(n: int, heads: int, like: Tensor) -> Tensor:
     below = 2 ** int(math.log2(heads))  # the largest power of two
     slopes = [2 ** (-8 * (i + 1) / below) for i in range(below)]
     slopes += [2 ** (-4 * (2 * i + 1) / below) for i in range(heads - below)]
-    slope = torch.tensor(slopes, dtype=torch.float64, device=like.device).to(at_least_fp32(like.dtype))
+    slope = torch.tensor(slopes, dtype=torch.float64, device=like.device)
+    slope = slope.to(at_least_fp32(like.dtype))
     at = torch.arange(n, device=like.device)
     distance = (at[:, None] - at).abs().to(slope.dtype)
     return (-distance * slope[:, None, None])[None]
