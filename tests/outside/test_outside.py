@@ -35,7 +35,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
 
 
 def run(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *args], env=env, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run([sys.executable, *args], env=env, capture_output=True, text=True, timeout=580, check=False)
 
 
 ASKED = """

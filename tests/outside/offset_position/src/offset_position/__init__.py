@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
+from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -54,5 +54,6 @@ class OffsetModule(PositionModule):
 
     def score(self, q: TokenLayout, k: TokenLayout, *tables: Tensor) -> Tensor:
         (slope,) = tables
+        wide = at_least_fp32(slope.dtype)  # a score of 30 in bfloat16 would be off by up to 1/16
         distance = (q.order[..., None, :, None] - k.order[..., None, None, :]).abs()
-        return -distance.to(slope.dtype) * slope[:, None, None]
+        return -distance.to(wide) * slope.to(wide)[:, None, None]
