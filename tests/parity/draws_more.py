@@ -101,10 +101,10 @@ def granitemoehybrid(draw: Draw) -> Fields:
     if some(draw):
         made["num_local_experts"] = 0
     made["layer_types"] = draw.sample(["linear_attention", "full_attention", "linear_attention"], 3)
-    heads, head = draw.choice([(4, 6), (6, 4)]), draw.choice([2, 4])
-    width = 2 * made["num_attention_heads"] * head
-    sizes = {"mamba_n_heads": heads[0], "mamba_d_state": 5, "mamba_n_groups": draw.choice([1, 2]), "mamba_d_conv": 3}
-    made |= {"num_hidden_layers": 3, "hidden_size": width, "mamba_d_head": 2 * width // heads[0], **sizes}
+    width = 2 * made["num_attention_heads"] * draw.choice([2, 4])
+    heads = draw.choice([count for count in (4, 6) if 2 * width % count == 0])
+    sizes = {"mamba_n_heads": heads, "mamba_d_state": 5, "mamba_n_groups": draw.choice([1, 2]), "mamba_d_conv": 3}
+    made |= {"num_hidden_layers": 3, "hidden_size": width, "mamba_d_head": 2 * width // heads, **sizes}
     made["hidden_act"] = "silu"
     return {**made, "shared_intermediate_size": 20, "position_embedding_type": draw.choice([None, "rope"])}
 

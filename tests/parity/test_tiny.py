@@ -29,6 +29,7 @@ def reference(place: Path, dtype: torch.dtype = torch.float32) -> Any:
     auto = getattr(transformers, form_of(config, DIALECTS[config["model_type"]]).auto)
     made, told = auto.from_pretrained(place, dtype=dtype, output_loading_info=True)
     assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    made.config.use_cache = False  # theirs has no cache for a model without attention layers
     return made.eval()
 
 

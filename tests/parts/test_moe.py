@@ -351,7 +351,7 @@ def test_usage_stays_balanced_in_training(router: str, even: bool) -> None:
     model = build(small(router + ", bias: true", layers=2))
     with torch.no_grad():
         for one in routers(model):
-            one.bias[0] += 1.0
+            one.out.bias[0] += 1.0
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     draw = torch.Generator().manual_seed(1)
 

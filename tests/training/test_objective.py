@@ -36,10 +36,10 @@ def draw(shape, top, seed):
 def test_masked_tokens_have_their_fractions():
     objective = MaskedTokens(mask=61, vocab=61)
     tokens = draw((40, 100), 50, 0)
-    real = torch.ones_like(tokens, dtype=torch.bool)
+    layout = TokenLayout.whole(40, 100)
     hidden = replaced = kept = chosen = untouched = 0
     for seed in range(100):
-        seen, labels = objective.corrupt(tokens, real, seed)
+        seen, labels = objective.corrupt(tokens, layout, seed)
         asked = labels >= 0
         assert torch.equal(labels[asked], tokens[asked])
         assert torch.equal(seen[~asked], tokens[~asked])
@@ -57,8 +57,9 @@ def test_masked_tokens_have_their_fractions():
 
 def test_the_same_seed_hides_the_same_tokens_and_padding_is_left_alone():
     objective = MaskedTokens(mask=3, vocab=62)
-    tokens, real = draw((9, 31), 62, 1), TokenLayout.padded([31, 7, 2, 19, 31, 30, 1, 5, 8], 31).real
-    first, again, other = (objective.corrupt(tokens, real, seed) for seed in (5, 5, 6))
+    tokens, layout = draw((9, 31), 62, 1), TokenLayout.padded([31, 7, 2, 19, 31, 30, 1, 5, 8], 31)
+    real = layout.real
+    first, again, other = (objective.corrupt(tokens, layout, seed) for seed in (5, 5, 6))
     assert torch.equal(first[0], again[0])
     assert not torch.equal(first[0], other[0])
     assert torch.equal(first[0][~real], tokens[~real])

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from dovetail.core.errors import NonFiniteError
 from dovetail.core.fold import declared
+from dovetail.core.host import read_floats
 from dovetail.core.module import tensor_at
 from dovetail.core.part import Part
 
@@ -19,7 +20,7 @@ def nonfinite(tensor: Tensor) -> str | None:
         return None
     if tensor.dtype.itemsize == 1:  # float8 has no reductions
         tensor = tensor.float()
-    low, high = (bound.item() for bound in torch.aminmax(tensor.detach()))  # NaN propagates to both
+    low, high = read_floats(*torch.aminmax(tensor.detach()))  # NaN propagates to both
     return next((str(bound) for bound in (high, low) if not abs(bound) < float("inf")), None)
 
 

@@ -164,6 +164,15 @@ class TokenLayout:
             self.memo[key] = (asker, value)
         return value
 
+    def to(self, device: torch.device | str) -> TokenLayout:
+        """The same tokens on a device; what was computed for them stays behind."""
+        if self.order.device == torch.device(device):
+            return self
+        tensors = (self._coords, self.order, self._seg, self.row, self._sample)
+        coords, order, seg, row, sample = (None if x is None else x.to(device) for x in tensors)
+        assert order is not None
+        return TokenLayout(coords, order, seg, row, self.start, self._rows, sample, self.known)
+
     def pick(self, index: Any) -> TokenLayout:
         """The tokens that `index` (a slice or a tensor of indices) selects along n."""
         row = None if self.row is None else self.row[index]

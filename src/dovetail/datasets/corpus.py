@@ -43,6 +43,19 @@ class Batch:
         real = int(self.layout.real.sum())
         return real if self.source_layout is None else real + int(self.source_layout.real.sum())
 
+    def to(self, device: torch.device) -> Batch:
+        """The batch on a device; itself where it lies there."""
+        if self.tokens.device == device:
+            return self
+        source, layout = self.source, self.source_layout
+        return Batch(
+            self.tokens.to(device),
+            self.labels.to(device),
+            self.layout.to(device),
+            None if source is None else source.to(device),
+            None if layout is None else layout.to(device),
+        )
+
 
 def read_corpus(path: str | Path) -> str:
     """Return the text of a regular UTF-8 file of at most TEXT_BYTES; JSON is refused."""

@@ -29,7 +29,8 @@ from dovetail.model import Model, ModelModule
 from dovetail.port.tensors import ties_of
 
 BATCH, LENGTH, EVERY, MOST_STEPS = 12, 20, 20, 800
-EXAMINED = (8, 64)  # rows and tokens
+# rows and tokens: a few often, and many before a model passes, since one position in some thousand may be less clear
+EXAMINED, CONFIRMED = (8, 64), (64, 64)
 RATE, PATIENCE, HALVED_EVERY = 0.01, 300, 40
 STARTS = 3  # random weights to begin with: one in some thousand does not settle
 SAFETY = 5.0  # margin over the largest difference between bfloat16 and float32; a flip needs a margin below 2
@@ -68,9 +69,12 @@ def _trained(model: ModelModule, seed: int) -> tuple[bool, Opinion]:
     for step in range(MOST_STEPS + 1):
         inputs = Inputs.random(spec, seed, step)
         if step % EVERY == 0:
-            fresh = Inputs.random(spec, seed, -1 - step, *EXAMINED)
-            opinion = examine(model, fresh, step)
-            if opinion.margin >= SAFETY * opinion.rounding and _right(model, fresh, target):
+            for size in (EXAMINED, CONFIRMED):
+                fresh = Inputs.random(spec, seed, -1 - step, *size)
+                opinion = examine(model, fresh, step)
+                if not (opinion.margin >= SAFETY * opinion.rounding and _right(model, fresh, target)):
+                    break
+            else:
                 return True, opinion
             if step >= PATIENCE and (step - PATIENCE) % HALVED_EVERY == 0:
                 halve_branches(model)

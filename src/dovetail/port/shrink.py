@@ -21,7 +21,8 @@ from dovetail.model import Block, Model
 from dovetail.port.explicit import explicit
 from dovetail.port.hf import to_hf
 
-HEADS, HEAD, WIDTH, VOCAB = (6, 4, 8), (12, 16, 8), 80, 61
+# every number of heads divides the width: some families of transformers ask for it, though a head has its own size
+HEADS, HEAD, WIDTH, VOCAB = (6, 4, 8), (12, 16, 8), 96, 61
 # multiples of 8, since torch's grouped matmul of experts takes rows of 16 bytes alone; the last are multiples of the width
 HIDDEN = ((40, 24, 56, 32), (40, 24, 48, 80), (4, 2, 3, 1))
 # the largest value of a field by its name, whatever part has it; equal fields stay equal

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from dovetail.core.errors import Diverged
 from dovetail.core.finite import nonfinite_weight
 from dovetail.core.fold import optimizer_groups
 from dovetail.core.group import RouterModule
+from dovetail.core.host import read_floats
 from dovetail.core.module import tensor_at
 from dovetail.core.undeclared import check_declared
 from dovetail.datasets.corpus import Batch
@@ -28,6 +30,8 @@ from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
 from dovetail.training.progress import Progress
+
+FUSED = ("cpu", "cuda", "mps", "xpu")  # devices with a fused AdamW
 
 
 def train(
@@ -47,7 +51,7 @@ def train(
     check_declared(model, model.part)
     if plan.out is not None:
         check_replaceable(plan.out, plan.beside)  # refused now, not at the first save
-    optimizer = adamw(model, plan)
+    optimizer, device = adamw(model, plan), next(model.parameters()).device
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     history: list[StepMetrics] = []
     tokens, start = 0, time.monotonic()
@@ -57,11 +61,12 @@ def train(
             lr = plan.lr(step, done)
             batch = batches(step)
             optimizer.zero_grad()
-            loss = objective(model, batch, _seed(plan.seed, step), True)
+            loss = objective(model, batch.to(device), _seed(plan.seed, step), True)
             loss.backward()
             grad_norm = torch.nn.utils.clip_grad_norm_(weights, plan.clip)
-            if not (loss.isfinite() and grad_norm.isfinite()):
-                raise _diverged(model, step, f"the loss is {loss.item()}, the gradient norm {grad_norm.item()}")
+            value, norm = read_floats(loss, grad_norm)  # the one time that a step waits for its device
+            if not (math.isfinite(value) and math.isfinite(norm)):
+                raise _diverged(model, step, f"the loss is {value}, the gradient norm {norm}")
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
@@ -75,7 +80,7 @@ def train(
                 raise _diverged(
                     model, step, "the update overflowed" if val_loss is None else f"the held-out loss is {val_loss}"
                 )
-            history.append(StepMetrics(step + 1, loss.item(), lr, tokens, time.monotonic() - start, val_loss))
+            history.append(StepMetrics(step + 1, value, lr, tokens, time.monotonic() - start, val_loss))
             show(history[-1], min(done_after, 1.0))
             if is_eval and plan.out is not None:
                 save(model, model.part, plan.out, plan.beside, keep_foreign=True)
@@ -97,7 +102,8 @@ def adamw(model: ModelModule, plan: Plan) -> torch.optim.AdamW:
         {"params": [tensor_at(model, path) for path in paths], "weight_decay": decays[name]}
         for name, paths in optimizer_groups(model.part).items()
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=plan.learning_rate, betas=plan.betas, fused=True)
+    fused = next(model.parameters()).device.type in FUSED
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=plan.learning_rate, betas=plan.betas, fused=fused)
 
 
 def rebalance(model: ModelModule) -> None:
@@ -112,14 +118,15 @@ def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective,
     """Return the mean loss over batches, without dropout."""
     mode = model.training
     model.eval()
-    losses: list[float] = []
+    losses: list[Tensor] = []
+    device = next(model.parameters()).device
     for i, batch in enumerate(batches):
-        losses.append(objective(model, batch, _seed(seed, i), False).item())
+        losses.append(objective(model, batch.to(device), _seed(seed, i), False))
         for layout in (batch.layout, batch.source_layout):
             if layout is not None:  # the masks and rotary tables of held-out batches would stay alive until the next eval
                 layout.memo.clear()
     model.train(mode)
-    return sum(losses) / len(losses)
+    return sum(read_floats(*losses)) / len(losses)
 
 
 def _seed(seed: int, step: int) -> int:

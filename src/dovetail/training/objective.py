@@ -16,14 +16,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dovetail.construction import generator
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import over_vocab
+from dovetail.core.layout import TokenLayout
+from dovetail.core.random import draw, streams, words
 from dovetail.datasets.corpus import Batch
 from dovetail.model import Model, ModelModule
 from dovetail.ops.loss import IGNORED
 from dovetail.text.tokenizer import MASK, Tokenizer
+
+STREAMS = ("masked tokens", "random tokens")
 
 
 class Objective(Protocol):
@@ -83,15 +86,14 @@ class MaskedTokens:
 
     def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
         """Return the loss on the chosen tokens; the labels of the batch are not used."""
-        tokens, labels = self.corrupt(batch.tokens, batch.layout.real, seed)
+        tokens, labels = self.corrupt(batch.tokens, batch.layout, seed)
         return _loss(model, tokens, labels, _ctx(batch, seed, training))
 
-    def corrupt(self, tokens: Tensor, real: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def corrupt(self, tokens: Tensor, layout: TokenLayout, seed: int) -> tuple[Tensor, Tensor]:
         """Return the input of the model (batch, n) and its labels (batch, n): −100 where a token is not predicted."""
-        draw = generator(seed, "masked tokens")
-        chosen = (torch.rand(tokens.shape, generator=draw) < self.fraction) & real
-        choice = torch.rand(tokens.shape, generator=draw)
-        random = torch.randint(0, self.vocab, tokens.shape, generator=draw)
+        bits, other = (draw(s, layout.sample, layout.order) for s in streams(torch.tensor(seed), STREAMS))
+        first, choice = (word * 2.0**-32 for word in words(bits))
+        chosen, random = (first < self.fraction) & layout.real, words(other)[0] % self.vocab
         inputs = torch.where(chosen & (choice < self.masked), self.mask, tokens)
         replaced = chosen & (choice >= self.masked) & (choice < self.masked + self.replaced)
         inputs = torch.where(replaced, random, inputs)

@@ -125,7 +125,9 @@ GRANITEMOEHYBRID = GRANITEMOESHARED.variant(
     fixed={"hidden_act": "silu", "mamba_proj_bias": False},
     infinite=frozenset({TIME_STEP_LIMIT}),
     ignored=("mamba_chunk_size",),
+    required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),  # there may be no attention
     defaults={
+        "num_attention_heads": 32,
         "rms_norm_eps": 1e-6,
         "attention_multiplier": 1.0,
         "num_local_experts": 8,
