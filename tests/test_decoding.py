@@ -41,7 +41,7 @@ def test_a_sharded_model_is_not_compiled():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # freezing uses it
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:TypedStorage:UserWarning")  # freezing uses both
 @pytest.mark.parametrize("name", ["llama-tiny", "jamba-tiny"])
 def test_compiled_steps_equal_eager_ones_until_the_weights_change(name):
     model = build(name)
