@@ -33,6 +33,15 @@ def test_a_decoder_that_is_not_compiled_has_nothing_to_warm_up():
     assert decoder_of(build("llama-tiny")).warm_up([0]) == 0.0
 
 
+def test_a_slice_of_tokens_has_the_strides_that_were_compiled():
+    model, seen = build("llama-tiny"), []
+    decoder = decoder_of(model)
+    decoder._compiled = lambda tokens, ctx: seen.append(tokens.stride()) or torch.zeros(1, 1, 2)
+    decoder.step(torch.zeros(1, 5, dtype=torch.long)[:, :1], [0])
+    decoder.step(torch.zeros(1, 1, dtype=torch.long), [0])
+    assert seen == [(1, 1), (1, 1)]
+
+
 def test_a_sharded_model_is_not_compiled():
     model = build("llama-tiny")
     model.ranks = object()
@@ -41,7 +50,7 @@ def test_a_sharded_model_is_not_compiled():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:TypedStorage:UserWarning")  # freezing uses both
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # freezing uses it
 @pytest.mark.parametrize("name", ["llama-tiny", "jamba-tiny"])
 def test_compiled_steps_equal_eager_ones_until_the_weights_change(name):
     model = build(name)
@@ -52,6 +61,7 @@ def test_compiled_steps_equal_eager_ones_until_the_weights_change(name):
         compiled.step(ids[:, :3], [0, 1])
     assert compiled.warm_up([0, 1]) > 0
     assert compiled.pool.lengths == [3, 3]
+    assert compiled.pool.marks == [[], []]
     for row in (0, 1):
         compiled.pool.free(row)
     torch.testing.assert_close(decoded(compiled, ids, 5), want, rtol=1e-4, atol=1e-4)

@@ -11,6 +11,7 @@ compiled. A decoder whose weights have changed since refuses to go on.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,8 @@ OPTIONS: dict[str, Any] = {
     "max_autotune": True,
     "max_autotune_gemm_backends": "CPP,ATEN",
     "cpp_wrapper": True,
+    "autotune_num_choices_displayed": 0,  # else the times of all kernels are printed
+    "max_autotune_report_choices_stats": False,
 }
 
 
@@ -38,10 +41,11 @@ class Decoder:
     def __init__(self, model: ModelModule, pool: Pool, *, compiled: bool = False) -> None:
         if compiled and model.ranks is not None:
             raise InputError("compiled: a model that is sharded by tensor decodes eagerly; leave it out")
-        self.model, self.pool = model, pool
+        self.model, self.pool, begin = model, pool, time.monotonic()
         self._compiled: Callable[[Tensor, Ctx], Tensor] | None = compile_step(model) if compiled else None
         self._parameters = list(model.parameters()) if compiled else []
         self._versions = self._current()
+        self._seconds = time.monotonic() - begin  # torch imports its compiler when it is first asked for it
 
     def _current(self) -> list[tuple[int, int]]:
         """What changes with weights that are compiled: the address of each, and how often it was written to."""
@@ -53,22 +57,29 @@ class Decoder:
             raise StateError("the weights have changed since they were compiled (make a new Decoder)")
         step = self.pool.step(rows, [tokens.shape[1]] * len(rows))
         ctx = Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
-        run = self.model.next_logits if self._compiled is None or tokens.shape[1] > 1 else self._compiled
-        return run(tokens, ctx)[:, -1]
+        if self._compiled is None or tokens.shape[1] > 1:
+            return self.model.next_logits(tokens, ctx)[:, -1]
+        # a slice has other strides, for which it would be compiled again
+        return self._compiled(tokens.clone(memory_format=torch.contiguous_format), ctx)[:, -1]
 
     def warm_up(self, rows: Sequence[int]) -> float:
-        """Compile the graphs of steps with these rows, which hold some tokens; return the seconds that took. The rows are as
-        before afterwards."""
+        """Compile the graphs of steps with these rows, which hold some tokens and have room for WARM more; return the seconds
+        that took. The rows are as before afterwards."""
         if self._compiled is None:
             return 0.0
-        begin, lengths = time.monotonic(), [self.pool.lengths[row] for row in rows]
+        pool, begin = self.pool, time.monotonic()
+        before = [(row, pool.lengths[row], list(pool.marks[row])) for row in rows]
         for row in rows:
-            self.pool.mark(row)
-        for _ in range(WARM):
-            self.step(torch.zeros(len(rows), 1, dtype=torch.long, device=next(self.model.parameters()).device), rows)
-        for row, length in zip(rows, lengths, strict=True):
-            self.pool.rollback(row, length)
-        return time.monotonic() - begin
+            pool.mark(row)
+        token = torch.zeros(len(rows), 1, dtype=torch.long, device=next(self.model.parameters()).device)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch's own way to freeze
+            for _ in range(WARM):
+                self.step(token, rows)
+        for row, length, marks in before:
+            pool.rollback(row, length)
+            pool.marks[row] = marks
+        return time.monotonic() - begin + self._seconds
 
 
 def compile_step(model: ModelModule) -> Callable[[Tensor, Ctx], Tensor]:

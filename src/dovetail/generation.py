@@ -9,7 +9,7 @@ A decoder continues the prompt. An encoder–decoder encodes the prompt once, as
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +20,7 @@ from dovetail.core.errors import InputError, SpecError
 from dovetail.core.finite import check_result
 from dovetail.core.fold import over_vocab, position_limit
 from dovetail.core.layout import TokenLayout
-from dovetail.decoding import Decoder
+from dovetail.decoding import WARM, Decoder
 from dovetail.model import Model, ModelModule
 from dovetail.state.pool import Pool
 
@@ -79,9 +79,11 @@ def generate_tokens(
     stop: Collection[int] = (),
     start: Sequence[int] = (),
     compiled: bool = False,
+    on_compiled: Callable[[float], None] | None = None,
 ) -> Iterator[int]:
     """Yield up to `max_tokens` token ids that continue the prompt (n,), fewer where a table of positions ends. A token of
-    `stop` ends generation, and is yielded, too. `compiled` decodes by compiled graphs, which take seconds to minutes to make.
+    `stop` ends generation, and is yielded, too. `compiled` decodes by compiled graphs, which take seconds to minutes to make;
+    `on_compiled` is called with that time, before the first token is yielded.
     """
     spec, device = model.part, next(model.parameters()).device
     check_generates(spec)
@@ -104,11 +106,16 @@ def generate_tokens(
         if not len(inputs):
             raise SpecError("start", "an encoder–decoder needs a first decoder token", "give decoder_start_token_id")
     generator = torch.Generator().manual_seed(sampling.seed)
+    compiled = compiled and max_tokens > WARM  # fewer would be compiled for nothing
     decoder = Decoder(model, pool, compiled=compiled)
     for number in range(max_tokens):
         logits = decoder.step(inputs[None], [0])[0].float()
         check_result(logits, f"logits of token {number + 1}")
         token = sample_token(logits.cpu(), sampling, generator)
+        if compiled and number == 0:
+            seconds = decoder.warm_up([0])
+            if on_compiled is not None:
+                on_compiled(seconds)
         yield int(token)
         if int(token) in stop:
             return
@@ -139,6 +146,7 @@ def generate_pieces(
     stop: Collection[int] = (),
     continues: bool = True,
     compiled: bool = False,
+    on_compiled: Callable[[float], None] | None = None,
 ) -> Iterator[tuple[int | None, str]]:
     """Yield each token that follows a prompt of these ids with the text that is final now, which may be empty; at the end
     None with the rest of the text. A token of `stop` ends generation and has no text.
@@ -153,7 +161,10 @@ def generate_pieces(
     if ids and max(ids) >= model.part.vocab:
         raise SpecError("vocab", f"{model.part.vocab} is too small for token id {max(ids)} of the tokenizer")
     stream = TextStream(tokenizer, ids if continues and model.part.encoder is None else ())
-    for token in generate_tokens(model, ids, max_tokens, sampling, stop=stop, start=vocabulary.start, compiled=compiled):
+    tokens = generate_tokens(
+        model, ids, max_tokens, sampling, stop=stop, start=vocabulary.start, compiled=compiled, on_compiled=on_compiled
+    )
+    for token in tokens:
         yield token, "" if token in stop else stream.push(token)
     yield None, stream.end()
 

@@ -28,11 +28,13 @@ class Generation:
     tokens: list[int]
     prompt_tokens: int
     finish: Literal["end", "length"]  # an end-of-sequence token, or the largest number of tokens
-    tokens_per_second: float
+    tokens_per_second: float  # without the time of compilation
+    compile_seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        return {**dc.asdict(self), "tokens_per_second": round(self.tokens_per_second, 2)}
+        times = ("tokens_per_second", "compile_seconds")
+        return {**dc.asdict(self), **{name: round(getattr(self, name), 2) for name in times}}
 
     def __str__(self) -> str:
         return self.text
@@ -73,9 +75,18 @@ def generate(
             on_text(piece)
 
     tokens: list[int] = []
+    compiling: list[float] = []
     text, begin = "", time.monotonic()
     pieces = generate_pieces(
-        model, vocabulary, ids, max_tokens, sampling, stop=vocabulary.stop, continues=continues, compiled=compiled
+        model,
+        vocabulary,
+        ids,
+        max_tokens,
+        sampling,
+        stop=vocabulary.stop,
+        continues=continues,
+        compiled=compiled,
+        on_compiled=compiling.append,
     )
     for number, (token, piece) in enumerate(pieces):
         if number == 0 and continues:
@@ -85,9 +96,9 @@ def generate(
         if piece:
             tell(piece)
             text += piece
-    seconds = max(time.monotonic() - begin, 1e-9)
+    seconds = max(time.monotonic() - begin - sum(compiling), 1e-9)
     finish = "end" if tokens and tokens[-1] in vocabulary.stop else "length"
-    return Generation(prompt, text, tokens, len(ids), finish, len(tokens) / seconds)
+    return Generation(prompt, text, tokens, len(ids), finish, len(tokens) / seconds, sum(compiling))
 
 
 def check_options(

@@ -55,6 +55,8 @@ class Command(LoadFlags):
         check_model(self.directory)
         with shown_loading(self.directory.name) as watch:
             model = load(self.directory, watch=watch)
+        if self.compiled:
+            print_note("compiling the steps of decoding: seconds to minutes")
         result = generate(
             model,
             self.prompt,
@@ -72,5 +74,6 @@ class Command(LoadFlags):
             print_json(result.to_dict())
         else:
             print()
-            print_note(f"{len(result.tokens)} tokens, {result.tokens_per_second:.1f} tokens/s ({result.finish})")
+            compiled = f"; compiled in {result.compile_seconds:.0f} s" * self.compiled
+            print_note(f"{len(result.tokens)} tokens, {result.tokens_per_second:.1f} tokens/s ({result.finish}){compiled}")
         return 0
