@@ -1,23 +1,26 @@
-"""Decoding by compiled graphs: against Hugging Face, against the bandwidth of memory, and in a large pool.
+"""Decoding by compiled graphs: against Hugging Face and llama.cpp, against the bandwidth of memory, and in a large pool.
 
-A Llama of 55 M parameters with random weights, 2 threads, 64 new tokens after a prompt of 128. Hugging Face's model has the
-same weights, a static cache and a compiled forward. Both decode greedily, and their tokens in float32 are compared before
-anything is timed. Sides alternate round by round, or step by step. A model of this size may lie in a CPU's cache, so its share
-of the bandwidth of memory can be above 1.
+Llamas of 55 M and 1 B parameters with random weights, 2 threads, 64 new tokens after a prompt of 128. Hugging Face's model has
+the same weights, a static cache and a compiled forward; llama.cpp runs beside, in an environment of its own. All decode
+greedily, and in float32 their tokens are compared before anything is timed. Sides alternate round by round, or step by step.
+The smaller model may lie in a CPU's cache, so that its share of the bandwidth of memory can be above 1.
 
-    python benchmarks/decode.py [--rounds 9] [--json]
+    python benchmarks/decode.py [--rounds 9] [--small] [--json]
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses as dc
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import bare
 import torch
 from bare import Greedy
 from measure import Goal, Row, arguments, middle, progress, report, seconds, taking_steps, taking_turns
+from peer import LlamaCpp
 from torch import Tensor
 
 from dovetail import Pool
@@ -26,7 +29,7 @@ from dovetail.decoding import Decoder
 from dovetail.model import ModelModule
 from dovetail.port.hf import export_tensors, to_hf
 
-NOISE = 0.15
+NOISE = 0.15  # of the value: with a larger interquartile range a goal is not tested
 READ = 1 << 28  # float32 values that are read to measure the bandwidth: 1 GiB, more than a cache holds
 
 
@@ -40,6 +43,7 @@ class Shape(bare.Shape):
 
 
 QUICK = Shape(width=24, layers=2, heads=6, kv_heads=2, hidden=44, vocab=62, prompt=8, new=4, held=8, capacity=64)
+LARGE = Shape(width=2048, layers=16, heads=32, kv_heads=8, hidden=5632, new=16)
 
 
 def ours(model: ModelModule, prompt: Tensor, capacity: int) -> Greedy:
@@ -87,51 +91,110 @@ def bandwidth(rounds: int) -> float:
     return READ * 4 / middle(times)[0]
 
 
-def main() -> None:
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=9, help="paired rounds of each figure")
-    flags = parser.parse_args()
-    torch.set_num_threads(flags.threads)
-    torch.manual_seed(0)
-    shape = QUICK if flags.quick else Shape()
-    rows: list[Row] = []
-    model = build(shape.spec())
-    capacity = shape.prompt + shape.new + 8
-    prompt = torch.randint(0, shape.vocab, (1, shape.prompt))
-    fp32 = ours(model, prompt, capacity)
-    rows.append(Row("seconds to compile, float32", fp32.compile_seconds))
+def against_llama_cpp(side: Greedy, model: ModelModule, shape: Shape, flags: argparse.Namespace, what: str, goal: float) -> Row:
+    """Tokens/s of ours ÷ llama.cpp's in bfloat16, the two alternating round by round."""
+    name = f"tokens/s, bfloat16, {what}, batch {len(side.prompt)}: ours ÷ llama.cpp"
+    peer = LlamaCpp(model, side.prompt, shape.new, "bf16", flags.threads)
+    ratios: list[float] = []
+    with progress(name, flags.rounds + 1) as tick:
+        for _ in range(flags.rounds + 1):
+            _, theirs = peer.decode(shape.new)
+            ratios.append(theirs / seconds(lambda: [side.step(i) for i in range(shape.new)]))
+            tick()
+    peer.close()
+    value, spread = middle(ratios[1:])
+    return Row(name, value, Goal(low=goal), spread, NOISE * value)
 
-    theirs, mine = hugging_face(model, shape, prompt), with_prefill(fp32, shape)
+
+def check_tokens(side: Greedy, model: ModelModule, shape: Shape, threads: int) -> None:
+    """Stop unless llama.cpp decodes the same tokens in float32."""
+    peer = LlamaCpp(model, side.prompt, shape.new, "f32", threads)
+    theirs, _ = peer.decode(shape.new)
+    peer.close()
+    if not torch.equal(torch.cat([side.step(i) for i in range(shape.new)], 1), theirs):
+        raise SystemExit("float32: llama.cpp decodes other tokens; nothing was timed")
+
+
+def against_hugging_face(side: Greedy, model: ModelModule, shape: Shape, rounds: int, what: str, goal: float) -> list[Row]:
+    """Tokens/s of ours ÷ that of transformers' generate, and the seconds its compilation takes. In float32 tokens are equal."""
+    theirs, mine = hugging_face(model, shape, side.prompt), with_prefill(side, shape)
     begin = time.monotonic()
     want = theirs()
-    rows.append(Row("seconds to compile, Hugging Face", time.monotonic() - begin))
-    if not torch.equal(mine(), want):
+    compiling = Row(f"seconds to compile, {what}, Hugging Face", time.monotonic() - begin)
+    if next(model.parameters()).dtype == torch.float32 and not torch.equal(mine(), want):
         raise SystemExit("float32: the two sides decode other tokens; nothing was timed")
-    name = "tokens/s, float32, batch 1: ours ÷ Hugging Face (static cache, compiled)"
-    with progress(name, flags.rounds + 1) as tick:
-        value, spread = middle(taking_turns(mine, theirs, flags.rounds, tick))
-    rows.append(Row(name, value, Goal(low=1.15), spread, NOISE))
+    name = f"tokens/s, {what}, batch 1: ours ÷ Hugging Face (static cache, compiled)"
+    with progress(name, rounds + 1) as tick:
+        value, spread = middle(taking_turns(mine, theirs, rounds, tick))
+    return [compiling, Row(name, value, Goal(low=goal), spread, NOISE * value)]
 
-    large = ours(model, prompt[:, : shape.held], shape.capacity)
-    small = ours(model, prompt[:, : shape.held], shape.held + shape.new + 8)
+
+def share_of_bandwidth(side: Greedy, shape: Shape, fastest: float, what: str) -> Row:
+    """The bytes of all weights that a step reads, by its time, ÷ the bandwidth of memory."""
+    size = sum(p.nbytes for name, p in side.decoder.model.named_parameters() if not name.startswith("embed"))
+    each = [seconds(lambda: side.step(i)) for i in range(shape.new)]  # noqa: B023  called at once
+    value, spread = middle([size / one / fastest for one in each])
+    return Row(f"share of read bandwidth, {what}, batch 1", value, None, spread)
+
+
+def of_55m(shape: Shape, flags: argparse.Namespace, peer: bool) -> Iterator[Row]:
+    """The rows of the small model."""
+    model, capacity = build(shape.spec()), shape.prompt + shape.new + 8
+    prompts = torch.randint(0, shape.vocab, (8, shape.prompt))
+    fp32 = ours(model, prompts[:1], capacity)
+    yield Row("seconds to compile, float32", fp32.compile_seconds)
+    if peer:
+        check_tokens(fp32, model, shape, flags.threads)
+    yield from against_hugging_face(fp32, model, shape, flags.rounds, "float32", 1.15)
+
+    large = ours(model, prompts[:1, : shape.held], shape.capacity)
+    small = ours(model, prompts[:1, : shape.held], shape.held + shape.new + 8)
     name = f"step time with {shape.held} tokens held: a pool of {shape.capacity} ÷ one of {shape.held}"
     with progress(name, flags.rounds + 1) as tick:
         value, spread = middle(taking_steps(small.step, large.step, shape.new, flags.rounds, tick))
-    rows.append(Row(name, value, Goal(high=1.2), spread, NOISE))
+    yield Row(name, value, Goal(high=1.2), spread, NOISE)
 
-    narrow = ours(build(shape.spec()).to(torch.bfloat16), prompt, capacity)
-    rows.append(Row("seconds to compile, bfloat16", narrow.compile_seconds))
+    narrow_model = build(shape.spec()).to(torch.bfloat16)
+    narrow = ours(narrow_model, prompts[:1], capacity)
+    yield Row("seconds to compile, bfloat16", narrow.compile_seconds)
     name = "tokens/s, batch 1: bfloat16 ÷ float32, both compiled"
     with progress(name, flags.rounds + 1) as tick:
         value, spread = middle(taking_steps(narrow.step, fp32.step, shape.new, flags.rounds, tick))
-    rows.append(Row(name, value, None, spread, NOISE))
-
+    yield Row(name, value, None, spread)
     fastest = bandwidth(flags.rounds)
-    for what, side in (("float32", fp32), ("bfloat16", narrow)):
-        size = sum(p.nbytes for name, p in side.decoder.model.named_parameters() if not name.startswith("embed"))
-        each = [seconds(lambda: side.step(i)) for i in range(shape.new)]  # noqa: B023  called at once
-        value, spread = middle([size / one / fastest for one in each])
-        rows.append(Row(f"share of read bandwidth, {what}, batch 1", value, None, spread))
+    yield share_of_bandwidth(fp32, shape, fastest, "float32")
+    yield share_of_bandwidth(narrow, shape, fastest, "bfloat16")
+    if peer:
+        yield against_llama_cpp(narrow, narrow_model, shape, flags, "55 M", 1.2)
+        yield against_llama_cpp(ours(narrow_model, prompts, capacity), narrow_model, shape, flags, "55 M", 2.0)
+
+
+def of_1b(flags: argparse.Namespace, peer: bool) -> Iterator[Row]:
+    """The rows of a model that no cache holds."""
+    shape = QUICK if flags.quick else LARGE
+    model = build(shape.spec(), dtype=torch.bfloat16)
+    side = ours(model, torch.randint(0, shape.vocab, (1, shape.prompt)), shape.prompt + shape.new + 8)
+    yield Row("seconds to compile, 1 B, bfloat16", side.compile_seconds)
+    yield share_of_bandwidth(side, shape, bandwidth(flags.rounds), "1 B, bfloat16")
+    if peer:
+        yield against_llama_cpp(side, model, shape, flags, "1 B", 1.0)
+    yield from against_hugging_face(side, model, shape, min(flags.rounds, 5), "1 B, bfloat16", 1.0)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=9, help="paired rounds of each figure")
+    parser.add_argument("--small", action="store_true", help="leave out the model of 1 B parameters")
+    flags = parser.parse_args()
+    torch.set_num_threads(flags.threads)
+    torch.manual_seed(0)
+    peer = LlamaCpp.ready.exists()
+    if not peer:
+        print("llama.cpp is left out; to compare with it: benchmarks/peers/make llama.cpp", file=sys.stderr)
+    rows = list(of_55m(QUICK if flags.quick else Shape(), flags, peer))
+    if not flags.small:
+        torch.compiler.reset()
+        rows += of_1b(flags, peer)
     report(rows, flags.json)
 
 

@@ -32,7 +32,7 @@ from dovetail.state.pool import Layout, Pool
 
 META, DTYPE = torch.device("meta"), torch.bfloat16
 PACKED, ROWS = [[9, 7], [5], [3, 8, 4]], 4
-TURNS = 6  # specs that take turns with the programs, where there are hundreds of specs
+TURNS = 8  # specs that take turns with the programs, where there are hundreds of specs
 # prefill of all rows, a step of all, a chunk of one, a ragged step
 STEPS: tuple[tuple[Sequence[int], Sequence[int]], ...] = (
     ((0, 1, 2), (5, 5, 5)),
@@ -67,7 +67,7 @@ def _here(frames: Iterable[traceback.FrameSummary]) -> str:
 
 @law(22, "device", "whole passes, backward, prefill and decode run on one device alone, and never wait for it", budget=1.0)
 def device(case: Case) -> None:
-    """Run everything on the meta device; in the suite, one in six programs of each spec."""
+    """Run everything on the meta device; in the suite, one in eight programs of each spec."""
     for name, run in case.taking_turns(list(OnMeta(case).programs()), TURNS):
         with Watch() as watch:
             try:

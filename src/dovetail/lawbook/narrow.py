@@ -69,8 +69,9 @@ At = Callable[[str, Tensor], Tensor]  # (name of a boundary, its value) -> the v
 @law(17, "narrow", "in bfloat16 and float16 each step of a forward is about as exact as rounding its result", budget=1.5)
 @torch.no_grad()
 def narrow(case: Case) -> None:
-    """One whole pass in each dtype; then routers on recorded inputs; then recurrent mixers token by token."""
-    for dtype in NARROW:
+    """One whole pass in each dtype; then routers on recorded inputs; then recurrent mixers token by token. Among hundreds of
+    specs each is tested in bfloat16 and one in six in float16, which differs in its range and in the size of its errors."""
+    for dtype in NARROW[: 2 if case.turn("float16") else 1]:
         pair = Pair(case.spec, dtype, case.seed)
         if all(pair.compare_whole(case, kernel) for kernel in pair.kernels(case)):
             pair.compare_choices(case)

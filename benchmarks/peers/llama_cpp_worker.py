@@ -1,0 +1,169 @@
+"""Decode greedily by llama.cpp, in its own environment (benchmarks/peers/make llama.cpp), as a process that is told what to do.
+
+    python llama_cpp_worker.py DIR --threads 2 --dtype bf16 --rows 8 --capacity 200
+
+DIR holds a Llama in Hugging Face layout. It is written as GGUF without a vocabulary, so that tokens go in and out as ids. Then
+lines of JSON come in on stdin, and one goes out for each:
+
+    {"prompt": [[…], …]}     feed a prompt to each row                       {"tokens": […]}  the first token of each row
+    {"steps": 32}            decode so many tokens of each row, greedily     {"tokens": [[…], …], "seconds": …}
+    {"back": 128}            forget all but the first tokens of each row     {}
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+from pathlib import Path
+
+import gguf
+import llama_cpp
+import numpy as np
+from safetensors.numpy import load_file
+
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+TYPES = {"f32": gguf.GGMLQuantizationType.F32, "bf16": gguf.GGMLQuantizationType.BF16}
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of each head from halves, as Hugging Face pairs channels, to neighbors, as llama.cpp pairs them."""
+    return weight.reshape(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(directory: Path, dtype: str) -> Path:
+    """The model of a directory as one GGUF file."""
+    config = json.loads((directory / "config.json").read_text())
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    out = directory / f"model-{dtype}.gguf"
+    writer = gguf.GGUFWriter(out, "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(config["hidden_size"] // heads)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+    for name, value in load_file(directory / "model.safetensors").items():
+        value = value.astype(np.float32)
+        if name in OUTER:
+            target = OUTER[name]
+        else:
+            _, _, layer, *middle, leaf = name.split(".")
+            target = f"blk.{layer}.{NAMES['.'.join(middle)]}.{leaf}"
+        if ".attn_q." in target or ".attn_k." in target:
+            value = interleaved(value, heads if ".attn_q." in target else kv_heads)
+        kind = TYPES[dtype] if value.ndim > 1 else TYPES["f32"]
+        writer.add_tensor(target, gguf.quants.quantize(np.ascontiguousarray(value), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+class Decoder:
+    """A model of llama.cpp with its cache, of which each row is a sequence."""
+
+    def __init__(self, path: Path, rows: int, capacity: int, threads: int, vocab: int, wide_cache: bool) -> None:
+        llama_cpp.llama_log_set(QUIET, None)
+        llama_cpp.llama_backend_init()
+        model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        if not model:
+            raise SystemExit("llama.cpp could not load the model")
+        settings = llama_cpp.llama_context_default_params()
+        settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = rows * capacity, 2048, 2048, rows
+        settings.n_threads = settings.n_threads_batch = threads
+        settings.kv_unified = False
+        if wide_cache:
+            settings.type_k = settings.type_v = TYPES["f32"].value
+        self.context = llama_cpp.llama_init_from_model(model, settings)
+        if not self.context:
+            raise SystemExit("llama.cpp could not make a context")
+        self.rows, self.vocab, self.lengths, self.last = rows, vocab, [0] * rows, [0] * rows
+
+    def feed(self, tokens: list[list[int]]) -> list[int]:
+        """Feed tokens to each row; return the greedy next token of each."""
+        count = sum(map(len, tokens))
+        batch = llama_cpp.llama_batch_init(count, 0, 1)
+        index, ends = 0, []
+        for row, ids in enumerate(tokens):
+            for i, token in enumerate(ids):
+                batch.token[index], batch.pos[index] = token, self.lengths[row] + i
+                batch.n_seq_id[index], batch.seq_id[index][0] = 1, row
+                batch.logits[index] = i == len(ids) - 1
+                index += 1
+            ends.append(index - 1)
+            self.lengths[row] += len(ids)
+        batch.n_tokens = count
+        if llama_cpp.llama_decode(self.context, batch):
+            raise SystemExit("llama.cpp could not decode")
+        logits = [llama_cpp.llama_get_logits_ith(self.context, end) for end in ends]
+        llama_cpp.llama_batch_free(batch)
+        self.last = [int(np.ctypeslib.as_array(one, (self.vocab,)).argmax()) for one in logits]
+        return self.last
+
+    def back(self, length: int) -> None:
+        """Forget all but the first tokens of each row."""
+        memory = llama_cpp.llama_get_memory(self.context)
+        for row in range(self.rows):
+            llama_cpp.llama_memory_seq_rm(memory, row, length, -1)
+            self.lengths[row] = length
+
+
+@llama_cpp.llama_log_callback
+def QUIET(level: int, text: bytes, data: ctypes.c_void_p) -> None:
+    """Print nothing."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=list(TYPES), default="bf16")
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--capacity", type=int, default=512)
+    flags = parser.parse_args()
+    vocab = json.loads((flags.directory / "config.json").read_text())["vocab_size"]
+    path = write_gguf(flags.directory, flags.dtype)
+    decoder = Decoder(path, flags.rows, flags.capacity, flags.threads, vocab, flags.dtype == "f32")
+    print(json.dumps({"version": llama_cpp.__version__}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answer: dict[str, object] = {}
+        if "prompt" in asked:
+            answer["tokens"] = first = decoder.feed(asked["prompt"])
+        elif "back" in asked:
+            decoder.back(asked["back"])
+            decoder.last = first  # type: ignore[possibly-undefined]
+        else:
+            begin, made = time.perf_counter(), []
+            for _ in range(asked["steps"]):
+                made.append(decoder.feed([[token] for token in decoder.last]))
+            answer = {"seconds": time.perf_counter() - begin, "tokens": [list(row) for row in zip(*made, strict=True)]}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
