@@ -40,7 +40,13 @@ class Figure:
 
 TABLE = {
     "attend": Figure("python benchmarks/attend.py --json", ("benchmarks/attend.py", HERE, *RUNS), 2),
-    "bare": Figure("python benchmarks/bare.py --json", ("benchmarks/bare.py", HERE, *RUNS), 2),
+    "bare": Figure("python benchmarks/bare.py --json", ("benchmarks/bare.py", HERE, f"{SOURCE}/decoding.py", *RUNS), 2),
+    "decode": Figure(
+        "python benchmarks/decode.py --json",
+        ("benchmarks/decode.py", "benchmarks/bare.py", HERE, f"{SOURCE}/decoding.py", *RUNS),
+        2,
+    ),
+    "paged": Figure("python benchmarks/paged.py --json", ("benchmarks/paged.py", HERE, *RUNS), 2),
     "load": Figure("python benchmarks/load.py --json", ("benchmarks/load.py", HERE, f"{SOURCE}/port", f"{SOURCE}/io"), 2),
     "mixers": Figure(
         "python benchmarks/mixers.py --json --plot docs/figures/mixers.png", ("benchmarks/mixers.py", HERE, *RUNS), 2

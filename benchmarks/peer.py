@@ -1,4 +1,4 @@
-"""Peers in environments of their own: processes that are told what to decode (benchmarks/peers)."""
+"""Peers in environments of their own: processes that take requests to decode (benchmarks/peers)."""
 
 from __future__ import annotations
 

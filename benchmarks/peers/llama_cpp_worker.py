@@ -1,4 +1,4 @@
-"""Decode greedily by llama.cpp, in its own environment (benchmarks/peers/make llama.cpp), as a process that is told what to do.
+"""Decode greedily by llama.cpp, in its own environment (benchmarks/peers/make llama.cpp), as a process that takes requests.
 
     python llama_cpp_worker.py DIR --threads 2 --dtype bf16 --rows 8 --capacity 200
 

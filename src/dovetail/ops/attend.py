@@ -17,7 +17,7 @@ from dovetail.core.errors import BackendError, StateError
 from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.view import Edit, Entries, Scoring
-from dovetail.ops import attend_ref, attend_tiled, attend_torch
+from dovetail.ops import attend_flex, attend_ref, attend_tiled, attend_torch
 from dovetail.ops.backend import Backend, Shape
 from dovetail.ops.form import FORCED, using
 from dovetail.ops.mask import dense
@@ -29,6 +29,7 @@ BACKENDS: list[Backend] = [
     Backend("torch", attend_torch.OFFERS, attend_torch.cost, attend_torch.run, dense=True, flags=True),
     # a Python loop over tiles: on a GPU each tile would be a launch
     Backend("tiled", attend_tiled.OFFERS, attend_tiled.cost, attend_tiled.run, dense=False, devices=("cpu",)),
+    Backend("flex", attend_flex.OFFERS, attend_flex.cost, attend_flex.run, dense=True, devices=("cuda",)),
     Backend("reference", attend_ref.OFFERS, attend_ref.cost, attend_ref.run, dense=True),
 ]
 
