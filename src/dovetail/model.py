@@ -125,16 +125,19 @@ class Block(Part):
 
 
 class BlockModule(Branching):
-    """x (…, n, embed) -> like x."""
+    """x (…, n, embed) -> like x; between blocks of several residual streams it is (…, n, streams, embed)."""
 
     part: Block
     wire: WireModule
 
     def setup(self) -> None:
         self.branches = self.part.branches()
+        self.opens, self.closes = self.scope.opens, self.scope.closes
 
     def forward(self, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-        return self.wire(ctx.tap(self, "in", x), ctx, self, views)
+        x = ctx.tap(self, "in", x)
+        x = self.wire(self.wire.open(x) if self.opens else x, ctx, self, views)
+        return self.wire.close(x) if self.closes else x
 
 
 # -- model ----------------------------------------------------------------------------------------------------------
@@ -187,8 +190,10 @@ class Model(Part):
             return below.add(embed=self.embed.table_width() or self.width)
         if name != "layers":
             return below
-        stack = f"{scope.path}.layers".lstrip(".")
-        return dc.replace(below, stack=stack, layer=int(index), depth=len(self.layers))
+        stack, i, depth = f"{scope.path}.layers".lstrip("."), int(index), len(self.layers)
+        own, *near = (self.layers[j].wire.streams() if 0 <= j < depth else 1 for j in (i, i - 1, i + 1))
+        opens, closes = (own > 1 and own != other for other in near)
+        return dc.replace(below, stack=stack, layer=i, depth=depth, opens=opens, closes=closes)
 
     def order(self) -> Order:
         """Whether outputs depend on later inputs: causal only if the embedding and every mixer is."""

@@ -55,6 +55,7 @@ def test_fields_have_type_and_default(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_one_group_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert [part["kind"] for part in listed(capsys, "--group", "wire")] == [
+        "mhc",
         "parallel",
         "post_norm",
         "pre_norm",
@@ -63,7 +64,7 @@ def test_one_group_alone(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     code, out, _ = run(capsys, "--group", "wire")
     assert code == 0
-    assert "wire 5" in out
+    assert "wire 6" in out
     assert "x + norm(f(norm x))" in out
     assert "rope" not in out
 

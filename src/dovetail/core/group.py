@@ -348,6 +348,11 @@ class Wire(Part):
         """Names of the norm modules of a block, one or two per branch."""
         raise NotImplementedError
 
+    def streams(self) -> int:
+        """The number of residual streams. Blocks with several that follow each other share them: the first opens them, the
+        last closes them."""
+        return 1
+
 
 class Init(Part):
     """Initialization: the standard deviation of normal weights, by role, fan-in and depth. No module."""

@@ -24,6 +24,8 @@ class Scope:
     depth: int = 1
     decodes: bool = True  # whether parts here have a decode state; those of an encoder have none
     init: Any = None  # the `init` part of the model
+    opens: bool = False  # whether this block is the first of a run of blocks with several residual streams
+    closes: bool = False  # whether it is the last
     added: frozenset[str] = frozenset()  # the axes defined since `entered`, also those that redefine an axis above
 
     def entered(self, path: str) -> Scope:
@@ -45,7 +47,8 @@ class Scope:
 
     def _with(self, sizes: Mapping[str, int], alias: Mapping[str, tuple[str, ...]], path: str, added: frozenset[str]) -> Scope:
         # written out: dataclasses.replace is slow, and a large spec is walked often
-        return Scope(sizes, alias, path, self.stack, self.layer, self.depth, self.decodes, self.init, added)
+        where = (self.stack, self.layer, self.depth, self.decodes, self.init, self.opens, self.closes)
+        return Scope(sizes, alias, path, *where, added)
 
     def names(self, axes: Iterable[str]) -> tuple[str, ...]:
         """The axes that generic axes are bound to."""

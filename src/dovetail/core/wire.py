@@ -65,10 +65,18 @@ class Scaled(Wire):
 
 
 class WireModule(Module):
-    """forward(x, ctx, block, views) -> x after every branch of the block."""
+    """forward(x, ctx, block, views) -> x after every branch of the block; x is (…, n, embed), or (…, n, streams, embed)."""
 
     part: Scaled
     scale: Tensor
+
+    def open(self, x: Tensor) -> Tensor:
+        """The residual stream (…, n, embed) as several, before the first block that has them."""
+        raise NotImplementedError
+
+    def close(self, x: Tensor) -> Tensor:
+        """Several residual streams (…, n, streams, embed) as one, after the last block that has them."""
+        raise NotImplementedError
 
     def added(self, y: Tensor, block: Branching, branch: str, ctx: Ctx) -> Tensor:
         """Return y, scaled and dropped out: what the branch adds to the residual stream."""

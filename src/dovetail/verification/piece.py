@@ -120,7 +120,10 @@ class LayerPiece(Piece):
 
     def source(self) -> Tensor | None:
         x = self.search.own.taps.get(f"{self.address}.in")
-        return None if x is None else self.search.unflatten(x)
+        alone = (
+            self.search.spec.layers[self.number].wire.streams() == 1
+        )  # several residual streams are opened and closed by other layers
+        return self.search.unflatten(x) if x is not None and alone else None
 
     def own(self) -> Tensor | None:
         return self.search.own.taps.get(self.address)
