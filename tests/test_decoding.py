@@ -5,7 +5,7 @@ import torch
 
 from dovetail import build
 from dovetail.core.errors import InputError, StateError
-from dovetail.decoding import Decoder
+from dovetail.decoding import Decoder, Unchanged
 from dovetail.state.pool import Pool
 
 
@@ -42,6 +42,31 @@ def test_a_slice_of_tokens_has_the_strides_that_were_compiled():
     assert seen == [(1, 1), (1, 1)]
 
 
+def test_every_change_of_a_model_is_noticed():
+    model = build("llama-tiny")
+    unchanged, block = Unchanged(model), model.layers[2]
+    assert unchanged()
+    for change, back in (
+        (lambda: model.train(), lambda: model.eval()),
+        (lambda: setattr(block, "ffn", model.layers[1].ffn), lambda ffn=block.ffn: setattr(block, "ffn", ffn)),
+        (
+            lambda: setattr(block.mixer.q, "weight", torch.nn.Parameter(block.mixer.q.weight.detach())),
+            lambda weight=block.mixer.q.weight: setattr(block.mixer.q, "weight", weight),
+        ),
+    ):
+        change()
+        assert not unchanged()
+        back()
+        assert unchanged()
+    hook = block.mixer.o.register_forward_hook(lambda *given: None)
+    assert not unchanged()
+    hook.remove()
+    assert unchanged()
+    with torch.no_grad():
+        block.ffn.up.weight.mul_(2)
+    assert not unchanged()
+
+
 def test_a_sharded_model_is_not_compiled():
     model = build("llama-tiny")
     model.ranks = object()
@@ -67,5 +92,5 @@ def test_compiled_steps_equal_eager_ones_until_the_weights_change(name):
     torch.testing.assert_close(decoded(compiled, ids, 5), want, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         next(model.parameters()).mul_(2)
-        with pytest.raises(StateError, match="the weights have changed"):
+        with pytest.raises(StateError, match="the weights, modules or hooks have changed"):
             compiled.step(ids[:, :1], [0, 1])
