@@ -83,7 +83,7 @@ class PreNormModule(WireModule):
 
 @register("block")
 class Block(Part):
-    """A mixer, perhaps cross attention, and an ffn, wired to the stream."""
+    """A mixer, cross attention, an ffn, or some of these, wired to the stream."""
 
     MISTAKES = {"norm": Mistake("kind of norm"), "wire": Mistake("wiring")}
 
@@ -91,7 +91,7 @@ class Block(Part):
 
     wire: Wire = child("pre_norm")
     norm: Norm = child("rmsnorm")
-    mixer: Mixer = child("attention")
+    mixer: Mixer | None = child("attention")
     cross: Mixer | None = None
     ffn: Ffn | None = child("glu")
 
@@ -117,7 +117,9 @@ class Block(Part):
         return frozenset() if asked else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
 
     def check(self, scope: Scope) -> list[Problem]:
-        if self.mixer.reads_encoder():
+        if not self.branches():
+            return [Problem("", "has no branch", "give it a mixer or an ffn")]
+        if self.mixer is not None and self.mixer.reads_encoder():
             return [Problem("mixer", f"{self.mixer.kind} reads an encoder output", "it belongs in `cross`")]
         if self.cross is not None and not self.cross.reads_encoder():
             return [Problem("cross", f"{self.cross.kind} does not read an encoder output", "use cross_attention")]
@@ -197,7 +199,7 @@ class Model(Part):
 
     def order(self) -> Order:
         """Whether outputs depend on later inputs: causal only if the embedding and every mixer is."""
-        orders = {block.mixer.order() for block in self.layers}
+        orders = {block.mixer.order() for block in self.layers if block.mixer is not None}
         if not self.embed.causal() or "both" in orders:
             return "both"
         return "ahead" if "ahead" in orders else "causal"
@@ -221,7 +223,7 @@ class Model(Part):
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         found: list[Problem] = []
-        mixers = [block.mixer for block in self.layers]
+        mixers = [block.mixer for block in self.layers if block.mixer is not None]
         positions = [part for _, part in walk_spec(self) if isinstance(part, Position)]
         if self.order() == "both" and all(p.site == "any" for p in positions):
             found.append(Problem("position", "a bidirectional model without positions cannot tell word order"))
@@ -275,7 +277,7 @@ class Model(Part):
         inside = cleared if site == "stream" else new
         stream = replaced(new, self.position, Position, "position", lost) if site == "stream" else cleared
         blocks = tuple(
-            dc.replace(b, mixer=with_position(b.mixer, inside, f"{path}layers.{i}.mixer", lost))
+            b if b.mixer is None else dc.replace(b, mixer=with_position(b.mixer, inside, f"{path}layers.{i}.mixer", lost))
             for i, b in enumerate(self.layers)
         )
         encoder = None if self.encoder is None else self.encoder._swap_position(new, lost, f"{path}encoder.")

@@ -79,8 +79,7 @@ def _flops(case: Case) -> None:
     with attend.using("reference"), FlopCounterMode(display=False) as counter:
         case.model.hidden(case.inputs, case.ctx())
     measured = sum(counter.get_flop_counts()[BlockModule.__name__].values())
-    blocks = [dc.replace(bare, layers=(b,)) for b in bare.layers]
-    per_token = sum(matmul_flops(one) - matmul_flops_outside(one) for one in blocks)
+    per_token = matmul_flops(bare) - matmul_flops_outside(bare)
     if bare.encoder is not None:
         per_token += matmul_flops(bare.encoder) - matmul_flops_outside(bare.encoder)
     want = BATCH * (per_token * tokens + attention_flops(bare, tokens)[0])

@@ -85,6 +85,10 @@ class Mhc(Scaled):
             return torch.full((scope.size("branches"), 3), START, dtype=torch.float64)
         return torch.full((1,), START, dtype=torch.float64) if name == "end_factor" else super().constant(name, scope)
 
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        mixing = 2 * n * scope.size("branches", "streams", "streams", "embed")
+        return mixing, mixing
+
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {**super().samples(), "count": [2, 3], "iterations": [20, 2], "eps": [1e-6, 0.01], "norm_eps": [1e-6, 0.1]}

@@ -161,7 +161,9 @@ class LayerPiece(Piece):
         block = model.layers[0]
         if self.search.other is not None and len(self.search.other.layers) > self.number:
             yield from _toward(part, self.search.other.layers[self.number])
-        fields = chain(field_candidates(part), rope_stretches(part), score_scales(part, block.mixer.scope))
+        mixer = block.modules_named("mixer")
+        scope = block.scope if mixer is None else mixer.scope
+        fields = chain(field_candidates(part), rope_stretches(part), score_scales(part, scope))
         named, unnamed = _by_name(fields)
         yield from named
         yield from candidates.head_orders(part, tensors, self.weights)

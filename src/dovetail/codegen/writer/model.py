@@ -192,17 +192,22 @@ def _functions(file: File, calls: Sequence[Call]) -> dict[Call, str]:
 
 
 def _by_mixer(call: Call) -> str:
-    return f"{_snake(dict(call.args)['mixer'].name)}_block"
+    """The name of its first branch: the mixer's, where it has one."""
+    branches = dict(call.args)
+    return f"{_snake((branches.get('mixer') or branches['ffn']).name)}_block"
 
 
 def _by_mask(call: Call) -> str:
-    mask = dict(dict(call.args)["mixer"].args).get("mask")
+    mixer = dict(call.args).get("mixer")
+    mask = None if mixer is None else dict(mixer.args).get("mask")
     return _by_mixer(call) if mask is None else f"{mask.removesuffix('_mask')}_block"
 
 
 def _by_ffn(call: Call) -> str:
-    ffn = dict(call.args).get("ffn")
-    return _by_mixer(call) if ffn is None else f"{_by_mixer(call).removesuffix('_block')}_{_snake(ffn.name)}_block"
+    branches = dict(call.args)
+    if not {"mixer", "ffn"} <= branches.keys():
+        return _by_mixer(call)
+    return f"{_by_mixer(call).removesuffix('_block')}_{_snake(branches['ffn'].name)}_block"
 
 
 def _snake(name: str) -> str:
