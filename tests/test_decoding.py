@@ -67,6 +67,21 @@ def test_every_change_of_a_model_is_noticed():
     assert not unchanged()
 
 
+def test_models_of_one_shape_have_graphs_of_their_own(monkeypatch):
+    own = torch.compile
+
+    def traced(step, fullgraph, options):
+        return own(step, backend="eager", fullgraph=fullgraph, options={"guard_filter_fn": options["guard_filter_fn"]})
+
+    monkeypatch.setattr(torch, "compile", traced)
+    torch.compiler.reset()
+    models = [build("llama-tiny", seed=seed) for seed in (0, 1)]
+    ids = torch.randint(models[0].spec.vocab, (2, 9))
+    for model in models:
+        want = decoded(decoder_of(model), ids, 5)
+        torch.testing.assert_close(decoded(decoder_of(model, compiled=True), ids, 5), want)
+
+
 def test_a_sharded_model_is_not_compiled():
     model = build("llama-tiny")
     model.ranks = object()

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -108,9 +109,10 @@ def compile_step(model: ModelModule) -> Callable[[Tensor, Ctx], Tensor]:
     guards: dict[str, Any] = {
         "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe
     }  # `Unchanged` looks after the modules
+    step = _own_code(model)
     if next(model.parameters()).device.type != "cpu":
-        return torch.compile(model.next_logits, fullgraph=True, options=guards)
-    graph = torch.compile(model.next_logits, fullgraph=True, options={**OPTIONS, **guards})
+        return torch.compile(step, fullgraph=True, options=guards)
+    graph = torch.compile(step, fullgraph=True, options={**OPTIONS, **guards})
 
     @torch.no_grad()
     def run(tokens: Tensor, ctx: Ctx) -> Tensor:
@@ -118,6 +120,16 @@ def compile_step(model: ModelModule) -> Callable[[Tensor, Ctx], Tensor]:
             return graph(tokens, ctx)
 
     return run
+
+
+def _own_code(model: ModelModule) -> Callable[[Tensor, Ctx], Tensor]:
+    """The logits after the last token, by a function with a code object of its own. torch keeps graphs by code object: without
+    guards on modules, the graph of one model, with its weights, would serve another of the same shapes."""
+
+    def step(tokens: Tensor, ctx: Ctx) -> Tensor:
+        return model.next_logits(tokens, ctx)
+
+    return FunctionType(step.__code__.replace(), globals(), "step", None, step.__closure__)
 
 
 @contextmanager
