@@ -39,7 +39,7 @@ def refusal(text: str) -> SpecError:
         ("layers: [{mixer: rmsnorm}]", "layers.0.mixer", "rmsnorm is a norm, not a mixer"),
         ("layers: [{mixer: {position: {scaling: {factor: 2.0}}}}]", "layers.0.mixer.position.scaling", "no kind is given"),
         ("layers: [{mixer: 3}]", "layers.0.mixer", "expected a mixer, got 3"),
-        ("layers: [{mixer: null}]", "layers.0.mixer", "expected a mixer, got None"),
+        ("layers: [{wire: null}]", "layers.0.wire", "expected a wire, got None"),
         ("layers: [{mixer: {heads: 8.0}}]", "layers.0.mixer.heads", "8.0 is not a whole number"),
         ("layers: [{mixer: {heads: true}}]", "layers.0.mixer.heads", "True is not a whole number"),
         ("layers: [{mixer: {heads: null}}]", "layers.0.mixer.heads", "None is not a whole number"),
