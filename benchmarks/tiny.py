@@ -10,6 +10,7 @@ sizes, without opinions, is the comparison.
 from __future__ import annotations
 
 import multiprocessing as mp
+from typing import NamedTuple
 
 import torch
 from measure import Goal, Row, arguments, progress, report
@@ -37,18 +38,31 @@ def main() -> None:
     families, seeds = (FAMILIES[:2], 2) if options.quick else (FAMILIES, SEEDS)
     works = [(family, seeds, options.threads) for family in families]
     with progress("families", len(families)) as tick, mp.get_context("spawn").Pool(options.workers) as pool:
-        rows: list[Row] = []
+        counts: list[Counts] = []
         for some in pool.imap(measured, works, chunksize=1):
-            rows += some
+            counts.append(some)
             tick()
-    total = sum(row.value for row in rows if row.name.endswith(": flips"))
-    refused = sum(row.value for row in rows if row.name.endswith(": refused"))
-    ends = [Row("flips in all families", total, Goal(high=0)), Row("checkpoints refused", refused, Goal(high=0))]
-    report([*rows, *ends], options.json)
+    rows: list[Row] = []
+    for family, (flips, refused, without) in zip(families, counts, strict=True):
+        rows += [
+            Row(f"{family}: flips", flips, Goal(high=0)),
+            Row(f"{family}: refused", refused, Goal(high=0)),
+            Row(f"{family}: flips without opinions", without),
+        ]
+    rows.append(Row("flips in all families", sum(one.flips for one in counts), Goal(high=0)))
+    report([*rows, Row("checkpoints refused", sum(one.refused for one in counts), Goal(high=0))], options.json)
 
 
-def measured(work: tuple[str, int, int]) -> list[Row]:
-    """The flips of one family, and the seeds for which no checkpoint was made."""
+class Counts(NamedTuple):
+    """Of one family: positions that flip, seeds for which no checkpoint was made, and flips of random models."""
+
+    flips: int
+    refused: int
+    without: int
+
+
+def measured(work: tuple[str, int, int]) -> Counts:
+    """Make and compare the checkpoints of one family."""
     family, seeds, threads = work
     torch.set_num_threads(threads)
     spec = shrink(typical(family), family)
@@ -61,11 +75,7 @@ def measured(work: tuple[str, int, int]) -> list[Row]:
         random = build(spec, seed=seed)
         randomize(random, seed)
         without += differing(random, spec, seed)
-    return [
-        Row(f"{family}: flips", flips, Goal(high=0)),
-        Row(f"{family}: refused", refused, Goal(high=0)),
-        Row(f"{family}: flips without opinions", without),
-    ]
+    return Counts(flips, refused, without)
 
 
 @torch.no_grad()

@@ -67,7 +67,7 @@ class Decoder:
         before = [(row, pool.lengths[row], list(pool.marks[row])) for row in rows]
         for row in rows:
             pool.mark(row)
-        token = torch.zeros(len(rows), 1, dtype=torch.long, device=next(self.model.parameters()).device)
+        token = torch.zeros(len(rows), 1, dtype=torch.long, device=self.model.device)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch's own way to freeze
             for _ in range(WARM):
@@ -110,7 +110,7 @@ def compile_step(model: ModelModule) -> Callable[[Tensor, Ctx], Tensor]:
         "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe
     }  # `Unchanged` looks after the modules
     step = _own_code(model)
-    if next(model.parameters()).device.type != "cpu":
+    if model.device.type != "cpu":
         return torch.compile(step, fullgraph=True, options=guards)
     graph = torch.compile(step, fullgraph=True, options={**OPTIONS, **guards})
 

@@ -85,7 +85,7 @@ def generate_tokens(
     `stop` ends generation, and is yielded, too. `compiled` decodes by compiled graphs, which take seconds to minutes to make;
     `on_compiled` is called with that time, before the first token is yielded.
     """
-    spec, device = model.part, next(model.parameters()).device
+    spec, device = model.part, model.device
     check_generates(spec)
     inputs = torch.as_tensor(prompt, dtype=torch.long, device=device)
     if not len(inputs):
@@ -95,7 +95,7 @@ def generate_tokens(
         spec,
         1,
         len(inputs) + len(start) + max_tokens,
-        dtype=next(model.parameters()).dtype,
+        dtype=model.dtype,
         device=device,
         source=len(inputs),
         sharded=None if model.ranks is None else model.ranks.cuts,

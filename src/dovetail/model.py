@@ -14,6 +14,7 @@ import dataclasses as dc
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx, Ranks
@@ -325,6 +326,16 @@ class ModelModule(Module):
 
     def setup(self) -> None:
         self.embedded_axes = ("embed",) if self.part.embed.table_width() is None else ("table",)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return next(self.parameters()).dtype
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> Tensor:
         """Logits (…, n, vocab), or what the head computes; hidden states where there is no head."""

@@ -75,16 +75,6 @@ class Transformer(ModelModule):
         """The tokenizer of the directory that the model was loaded from; None where there is none."""
         return None if self.vocabulary is None else self.vocabulary.tokenizer
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return next(self.parameters()).dtype
-
     if TYPE_CHECKING:  # nn.Module.__call__ returns Any
 
         def __call__(self, inputs: Tensor, ctx: Ctx | None = None, **batch: Unpack[BatchOptions]) -> Tensor: ...

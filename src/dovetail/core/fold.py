@@ -51,6 +51,11 @@ def active_parameters(spec: Part) -> int:
     return int(sum((d.size * d.weight.used for d in declared(spec) if d.weight.learned), Fraction(0)))
 
 
+def needs_of(spec: Part) -> frozenset[str]:
+    """The features that an attention kernel must offer to run every part of a spec."""
+    return frozenset[str]().union(*(part.needs() for _, part, _ in walk(spec)))
+
+
 def matmul_flops(spec: Part) -> int:
     """FLOPs per token in matmuls with weights (2 per multiply-add); a tied weight counts wherever it is used."""
     return int(sum((2 * d.size * d.weight.used for d in declared(spec) if d.weight.matmul), Fraction(0)))

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import generator
+from dovetail.core.fold import needs_of
 from dovetail.core.invariant import make_invariant
 from dovetail.core.layout import TokenLayout
-from dovetail.core.part import walk
 from dovetail.core.scope import Scope
 from dovetail.lawbook.case import Case, law, perturbed
 from dovetail.lawbook.kernel import of_dtype
@@ -38,7 +38,7 @@ PREFILL, STEPS = 7, 3
 @torch.no_grad()
 def invariant(case: Case) -> None:
     """Compare a row beside its neighbors, beside others, and alone; in the suite, in a whole pass or in decoding."""
-    needs = frozenset[str]().union(*(part.needs() for _, part, _ in walk(case.spec)))
+    needs = needs_of(case.spec)
     backends = [backend.name for backend in attend.offering(needs)]
     plain, tiled = perturbed(case.spec, case.seed, DTYPE), perturbed(case.spec, case.seed, DTYPE)
     make_invariant(tiled)

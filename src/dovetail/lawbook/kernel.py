@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import build, generator
-from dovetail.core.fold import declared
+from dovetail.core.fold import declared, needs_of
 from dovetail.core.joined import join
 from dovetail.core.layout import TokenLayout
-from dovetail.core.part import walk
 from dovetail.lawbook.case import BATCH, DERIVATIVE, DTYPE, Broken, Case, N, NotApplicable, law, perturbed
 from dovetail.model import ModelModule
 from dovetail.ops import attend, attend_tiled, form
@@ -47,7 +46,7 @@ def fast(case: Case) -> None:
     """Compare outputs and all gradients, on whole sequences and on packed documents with padding; then joined leaves."""
     if case.turn("joined"):
         _joined(case)
-    needs = frozenset[str]().union(*(part.needs() for _, part, _ in walk(case.spec)))
+    needs = needs_of(case.spec)
     able = [backend.name for backend in attend.offering(needs) if backend.name != "reference"]
     if not able:
         raise NotApplicable("only the reference implementation offers what this spec needs")

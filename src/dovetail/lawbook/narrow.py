@@ -39,12 +39,11 @@ from torch import Tensor, nn
 from dovetail.account import longest_length
 from dovetail.construction import build, generator
 from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.fold import declared
+from dovetail.core.fold import declared, needs_of
 from dovetail.core.group import PositionModule, RouterModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear
 from dovetail.core.module import tensor_at
-from dovetail.core.part import walk
 from dovetail.core.recur import RecurrentModule
 from dovetail.core.scope import Scope
 from dovetail.lawbook.case import BATCH, DTYPE, Broken, Case, law, perturbed
@@ -110,7 +109,7 @@ class Pair:
     def kernels(self, case: Case) -> list[str]:
         """The kernels to compare: the reference, and in turn the tiled one if it offers what the spec needs. With the tiled
         kernel recurrences run in chunks, with the reference token by token."""
-        needs = frozenset[str]().union(*(part.needs() for _, part, _ in walk(self.spec)))
+        needs = needs_of(self.spec)
         return ["reference", "tiled"] if needs <= attend_tiled.OFFERS and case.turn("narrow tiled") else ["reference"]
 
     def compare_whole(self, case: Case, kernel: str) -> bool:
@@ -125,7 +124,7 @@ class Pair:
         return self.compare(case, recorded, "" if kernel == "reference" else f", by the {kernel} kernel")
 
     def _run(self, model: ModelModule, listener: Listener) -> None:
-        dtype = next(model.parameters()).dtype
+        dtype = model.dtype
         more: dict[str, Any] = {}
         if self.source is not None:
             source = Ctx(layout=TokenLayout.whole(BATCH, self.n), listen=listener)
@@ -158,7 +157,7 @@ class Pair:
     def _decode(self, case: Case, path: str, layer: int, branch: str, x: Tensor) -> None:
         recorded = Recorded()
         for model, at in ((self.narrow, recorded.keep), (self.exact, recorded.compare)):
-            mixer, dtype = model.get_submodule(path), next(model.parameters()).dtype
+            mixer, dtype = model.get_submodule(path), model.dtype
             pool = Pool(self.spec, BATCH, self.n, dtype=dtype, source=1)
             with boundaries(mixer, at, path):
                 for t in range(self.n):

@@ -71,8 +71,8 @@ def _trained(model: ModelModule, seed: int) -> tuple[bool, Opinion]:
         if step % EVERY == 0:
             for size, safety in (EXAMINED, CONFIRMED):
                 fresh = Inputs.random(spec, seed, -1 - step, *size)
-                opinion = examine(model, fresh, step)
-                if not (opinion.margin >= safety * opinion.rounding and _right(model, fresh, target)):
+                opinion, right = examine(model, fresh, target, step)
+                if not (right and opinion.margin >= safety * opinion.rounding):
                     break
             else:
                 return True, opinion
@@ -147,11 +147,12 @@ def _whole(tokens: Tensor) -> TokenLayout:
 
 
 @torch.no_grad()
-def examine(model: ModelModule, inputs: Inputs, steps: int = 0) -> Opinion:
-    """The least margin of the top-1 token, and the rounding of bfloat16."""
+def examine(model: ModelModule, inputs: Inputs, target: Tensor, steps: int) -> tuple[Opinion, bool]:
+    """The least margin of the top-1 token and the rounding of bfloat16; and whether every top-1 token is the one intended."""
     logits, rounded = inputs.run(model), inputs.run(in_bfloat16(model)).to(torch.float32)
-    best = logits.topk(2, -1).values
-    return Opinion((best[..., 0] - best[..., 1]).min().item(), (logits - rounded).abs().max().item(), steps)
+    best, tokens = logits.topk(2, -1)
+    margin, rounding = (best[..., 0] - best[..., 1]).min().item(), (logits - rounded).abs().max().item()
+    return Opinion(margin, rounding, steps), bool((tokens[..., 0] == target[inputs.tokens]).all())
 
 
 @torch.no_grad()
@@ -160,9 +161,3 @@ def in_bfloat16(model: ModelModule) -> ModelModule:
     rounded = build(model.part, dtype=torch.bfloat16)
     rounded.load_state_dict({name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()})
     return rounded
-
-
-@torch.no_grad()
-def _right(model: ModelModule, inputs: Inputs, target: Tensor) -> bool:
-    """Whether every top-1 token is the one intended."""
-    return bool((inputs.run(model).argmax(-1) == target[inputs.tokens]).all())

@@ -51,7 +51,7 @@ def train(
     check_declared(model, model.part)
     if plan.out is not None:
         check_replaceable(plan.out, plan.beside)  # refused now, not at the first save
-    optimizer, device = adamw(model, plan), next(model.parameters()).device
+    optimizer = adamw(model, plan)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     history: list[StepMetrics] = []
     tokens, start = 0, time.monotonic()
@@ -61,7 +61,7 @@ def train(
             lr = plan.lr(step, done)
             batch = batches(step)
             optimizer.zero_grad()
-            loss = objective(model, batch.to(device), _seed(plan.seed, step), True)
+            loss = objective(model, batch.to(model.device), _seed(plan.seed, step), True)
             loss.backward()
             grad_norm = torch.nn.utils.clip_grad_norm_(weights, plan.clip)
             value, norm = read_floats(loss, grad_norm)  # the one time that a step waits for its device
@@ -102,7 +102,7 @@ def adamw(model: ModelModule, plan: Plan) -> torch.optim.AdamW:
         {"params": [tensor_at(model, path) for path in paths], "weight_decay": decays[name]}
         for name, paths in optimizer_groups(model.part).items()
     ]
-    fused = next(model.parameters()).device.type in FUSED
+    fused = model.device.type in FUSED
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=plan.learning_rate, betas=plan.betas, fused=fused)
 
 
@@ -119,9 +119,8 @@ def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective,
     mode = model.training
     model.eval()
     losses: list[Tensor] = []
-    device = next(model.parameters()).device
     for i, batch in enumerate(batches):
-        losses.append(objective(model, batch.to(device), _seed(seed, i), False))
+        losses.append(objective(model, batch.to(model.device), _seed(seed, i), False))
         for layout in (batch.layout, batch.source_layout):
             if layout is not None:  # the masks and rotary tables of held-out batches would stay alive until the next eval
                 layout.memo.clear()

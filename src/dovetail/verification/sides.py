@@ -121,7 +121,7 @@ class NativeSide:
             return refusal
         rows, source = list(range(prompt.batch)), prompt.source
         source_length = 0 if source is None else source.shape[1]
-        pool = Pool(module.part, prompt.batch, prompt.n, dtype=next(module.parameters()).dtype, source=source_length)
+        pool = Pool(module.part, prompt.batch, prompt.n, dtype=module.dtype, source=source_length)
         if source is not None:
             output, layout = module.encode(source, Ctx(layout=_source_layout(source)))
             ctx = Ctx(layout=layout, encoder_output=output, encoder_layout=layout)

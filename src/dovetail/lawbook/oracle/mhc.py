@@ -13,8 +13,8 @@ from typing import Any
 
 from dovetail.core.ctx import Ctx
 from dovetail.lawbook.oracle.registry import Comparison, oracle
-from dovetail.lawbook.oracle.stand import alone, numbers, part, row
-from dovetail.lawbook.oracle.wire import BRANCHES, SCALES
+from dovetail.lawbook.oracle.stand import numbers, part, row
+from dovetail.lawbook.oracle.wire import block_with
 
 HALF, MORE = 0.0, log(3)  # σ is ½ and ¾
 # logits of what is read, of what is written (twice σ: 1 and ½), and of the mixture of streams
@@ -24,37 +24,32 @@ STREAMS = [[[[1.0, 7.0], [2.0, 2.0]]]]
 NOTHING = [[0.0] * 4 for _ in range(8)]
 
 
-def _block(iterations: int = 1, mix: Any = NOTHING) -> Any:
+def _streams(iterations: int = 1, mix: Any = NOTHING) -> Any:
     wire = part("mhc", count=2, iterations=iterations, eps=1e-30, norm_eps=1e-30)
-    mixer = part("attention", heads=1, position=part("none"))
-    ffn = part("mlp", hidden=2, act=part("identity"), bias=False)
-    block = part("block", wire=wire, mixer=mixer, ffn=ffn, norm=part("rmsnorm", eps=1e-30))
     weights = {
-        **BRANCHES,
-        **{f"{name}.scale": SCALES[f"{name}.scale"] for name in ("mixer_norm", "ffn_norm")},
         "wire.base": [MIXER, FFN],
         "wire.factor": [[2.0, 3.0, 5.0]] * 2,
         "wire.mix0.weight": mix,
         "wire.mix1.weight": NOTHING,
     }
-    return alone(block, weights, embed=2)
+    return block_with(wire, ("mixer_norm", "ffn_norm"), **weights)
 
 
 @oracle("mhc")
 def mhc() -> Iterator[Comparison]:
     """The mixer reads ½·(1, 7) + ¾·(2, 2) = (2, 5); f of its norm is (2.62612866, 1.05045146). It is added to 0.4·(1, 7) +
     0.6·(2, 2), and half of it to 4/7·(1, 7) + 3/7·(2, 2). Then the ffn, with the streams the other way round."""
-    block, streams, ctx = _block(), numbers(STREAMS), Ctx(layout=row(1))
+    block, streams, ctx = _streams(), numbers(STREAMS), Ctx(layout=row(1))
     want = [[4.59526163, 8.71454014], [6.06716075, 12.13206182]]
     yield Comparison("both branches", block(streams, ctx, {})[0, 0], want)
     pre, post, mixing = (x[0, 0] for x in block.wire.coefficients(streams, 0))
     yield Comparison("what a branch reads, as logits", pre, [HALF, MORE])
     yield Comparison("how much it writes to each stream", post, [1.0, 0.5])
     yield Comparison("from stream to stream", mixing, [[0.4, 4 / 7], [0.6, 3 / 7]])
-    two = _block(iterations=2).wire.coefficients(streams, 0)[2][0, 0]  # rows over 34/35 and 36/35, columns again
+    two = _streams(iterations=2).wire.coefficients(streams, 0)[2][0, 0]  # rows over 34/35 and 36/35, columns again
     yield Comparison("two iterations", two, [[12 / 29, 24 / 41], [17 / 29, 17 / 41]])
     # u = (1, 7, 2, 2) / √14.5; the first coefficient reads its second channel, by a factor of 2
     first = [[0.0, 1.0, 0.0, 0.0], *NOTHING[1:]]
-    pre = _block(mix=first).wire.coefficients(streams, 0)[0][0, 0]
+    pre = _streams(mix=first).wire.coefficients(streams, 0)[0][0, 0]
     yield Comparison("coefficients that depend on the token", pre, [3.67658012, MORE])
     yield Comparison("open", block.wire.open(numbers([[[1.0, 7.0]]]))[0, 0], [[1.0, 7.0], [1.0, 7.0]])
