@@ -202,7 +202,7 @@ class Greedy:
     @torch.no_grad()
     def prefill(self) -> None:
         """Feed the prompt to rows that are empty."""
-        self.first = self.last = self.decoder.step(self.prompt, self.rows).argmax(-1, keepdim=True)
+        self.first = self.last = self.decoder.step(self.prompt, self.rows).max(-1, keepdim=True).indices
 
     @torch.no_grad()
     def step(self, i: int) -> Tensor:
@@ -211,7 +211,7 @@ class Greedy:
             self.last = self.first
             for row in self.rows:
                 self.decoder.pool.rollback(row, self.prompt.shape[1])
-        self.last = self.decoder.step(self.last, self.rows).argmax(-1, keepdim=True)
+        self.last = self.decoder.step(self.last, self.rows).max(-1, keepdim=True).indices
         return self.last
 
 
@@ -225,14 +225,14 @@ def decoding(
     caches = [(torch.zeros(size), torch.zeros(size)) for _ in range(shape.layers)]
     ours = Greedy(Decoder(model, Pool(spec, rows=batch, capacity=capacity), compiled=compiled), prompt)
     with torch.no_grad():
-        agree("prompt", ours.first.double(), bare(prompt, caches)[:, -1:].argmax(-1).double(), 0.0)
+        agree("prompt", ours.first.double(), bare(prompt, caches)[:, -1:].max(-1).indices.double(), 0.0)
     graph = torch.compile(bare, fullgraph=True, options=OPTIONS) if compiled else bare
     last = {"theirs": ours.first}
 
     @torch.no_grad()
     def theirs(i: int) -> Tensor:
         with frozen() if compiled else nullcontext():
-            last["theirs"] = graph(last["theirs"] if i else ours.first, caches, shape.prompt + i).argmax(-1)
+            last["theirs"] = graph(last["theirs"] if i else ours.first, caches, shape.prompt + i).max(-1).indices
         return last["theirs"]
 
     return ours.step, theirs
