@@ -81,3 +81,11 @@ def test_a_bias_is_joined_too() -> None:
     assert join(model) == 10
     assert calls(model) == 0
     torch.testing.assert_close(model(IDS), want)
+
+
+def test_leaves_that_are_joined_stay_where_they_are() -> None:
+    model = build("llama-tiny")
+    joined = join(model)
+    places = [weight.data_ptr() for weight in model.parameters()]
+    assert join(model) == joined  # a second decoder: the graphs of the first hold these weights
+    assert [weight.data_ptr() for weight in model.parameters()] == places

@@ -27,6 +27,8 @@ def _join(module: Module) -> int:
     alike = {(leaf.bias is None, leaf.weight.dtype, leaf.weight.device, leaf.in_features) for leaf in leaves}
     if len(leaves) < len(module.part.together()) or len(alike) > 1:
         return 0
+    if module.joint is not None and module.joint.addresses == addresses(leaves):  # a compiled graph may hold these weights
+        return len(leaves)
     sizes = tuple(leaf.out_features for leaf in leaves)
     weight = torch.cat([leaf.weight for leaf in leaves])
     bias = torch.cat([leaf.bias for leaf in leaves if leaf.bias is not None]) if leaves[0].bias is not None else None
