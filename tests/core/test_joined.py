@@ -84,7 +84,7 @@ def test_a_bias_is_joined_too() -> None:
 
 
 def test_leaves_that_are_joined_stay_where_they_are() -> None:
-    model = build("llama-tiny")
+    model = dt.build("llama-tiny")
     joined = join(model)
     places = [weight.data_ptr() for weight in model.parameters()]
     assert join(model) == joined  # a second decoder: the graphs of the first hold these weights
