@@ -1,10 +1,11 @@
-"""Blocks with other branches than a mixer and an ffn: one of them alone, as in Nemotron-H."""
+"""Blocks with other branches than a mixer and an ffn: one of them alone, as in Nemotron-H, or several side by side."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 import dovetail as dt
@@ -77,3 +78,106 @@ def test_a_family_that_has_a_mixer_in_every_layer_says_so() -> None:
     spec = dt.from_yaml(SPEC).rewrite("layers", lambda place: place.old[3:])
     with pytest.raises(SpecError, match=r"layers\.0\.mixer: nothing cannot be written as llama"):
         to_hf(spec, "llama")
+
+
+SIDE_BY_SIDE = """
+width: 28
+vocab: 62
+layers:
+- kind: hybrid_block
+  mixer: {heads: 6, kv_heads: 2, head: 10}
+  ssm: {kind: mamba2, head: 14}
+  ffn: {hidden: 44}
+- kind: expert_block
+  wire: WIRE
+  mixer: {heads: 7}
+  ffn: {hidden: 36}
+  experts: {kind: moe, hidden: 20}
+"""
+
+
+def test_mixers_side_by_side_read_the_same_and_have_a_state_each() -> None:
+    model = dt.build(SIDE_BY_SIDE.replace("WIRE", "pre_norm"))
+    ids = torch.randint(0, 62, (2, 9))
+    seen = model.trace(ids, "layers.0.in", "layers.0.*_add", "layers.0.after_mixer")
+    total = seen["layers.0.in"] + (seen["layers.0.mixer_add"] + seen["layers.0.ssm_add"])
+    assert torch.equal(seen["layers.0.after_mixer"], total)
+    stores = {branch for group in Pool(model.spec, 1, 8).groups.values() for branch in group.stores}
+    assert stores == {(0, "mixer"), (0, "ssm"), (1, "mixer")}
+    names = [name for name in model.state_dict() if name.startswith("layers.0.") and "norm" in name]
+    assert names == ["layers.0.mixer_norm.scale", "layers.0.ffn_norm.scale", "layers.0.ssm.norm.scale"]
+
+
+@pytest.mark.parametrize("wire", ["pre_norm", "post_norm", "sandwich_norm", "res_post_norm", "parallel"])
+def test_an_emitted_file_of_branches_side_by_side_computes_the_same(wire: str) -> None:
+    spec = dt.from_yaml(SIDE_BY_SIDE.replace("WIRE", wire)).set("layers.0.wire", {"kind": wire, "layer_scale": 0.5})
+    assert dt.from_yaml(str(spec)) == spec
+    model = dt.build(spec)
+    scope: dict[str, object] = {"__name__": "emitted"}
+    exec(compile(dt.emit(spec).text, "emitted", "exec"), scope)
+    emitted = scope["Model"]().eval()  # type: ignore[operator]
+    emitted.load_state_dict({name: value for name, value in model.state_dict().items() if name != "head.out.weight"})  # tied
+    ids = torch.randint(0, 62, (2, 11))
+    assert torch.equal(emitted(ids), model(ids))
+
+
+def test_a_position_is_swapped_in_every_mixer_of_a_block() -> None:
+    spec = dt.from_yaml(SIDE_BY_SIDE.replace("WIRE", "pre_norm")).set("layers.0.ssm", {"kind": "attention", "heads": 7})
+    swapped = spec.swap("position", "alibi")
+    assert {swapped.layers[0].mixer.position.kind, swapped.layers[0].ssm.position.kind} == {"alibi"}
+
+
+SHARED = """
+width: 28
+vocab: 62
+layers:
+- {mixer: {heads: 6, kv_heads: 2, head: 10}, ffn: {kind: moe, router: ROUTER, hidden: 20}}
+- {mixer: {heads: 7}}
+- {repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 10}, ffn: {kind: moe, router: ROUTER, hidden: 20}, shares: 0}
+""".replace("ROUTER", "{kind: sigmoid_router, balance_bias: true}")
+
+
+def test_layers_that_share_weights_have_them_once_and_a_state_each(tmp_path: Path) -> None:
+    model = dt.build(SHARED)
+    own = dt.build(SHARED.split("- {repeat")[0])
+    assert dt.from_yaml(str(model.spec)) == model.spec
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in own.parameters())
+    assert model.layers[3].mixer.q.weight is model.layers[0].mixer.q.weight
+    assert model.layers[3].ffn.router.balance is model.layers[0].ffn.router.balance  # a buffer that balancing updates
+    ids = torch.randint(0, 62, (1, 9))
+    x = model.trace(ids, "layers.*.in")["layers.2.in"]
+    assert not torch.equal(x, model.trace(ids, "layers.*.in")["layers.3.in"])
+    stores = {layer for group in Pool(model.spec, 1, 8).groups.values() for layer, _ in group.stores}
+    assert stores == {0, 1, 2, 3}
+    whole = [5, 3, 7]
+    for _ in range(4):
+        whole.append(int(model(torch.tensor([whole]))[0, -1].argmax()))
+    assert list(model.generate([5, 3, 7], max_tokens=4, temperature=0.0)) == whole[3:]
+    dt.save(model, tmp_path / "saved")
+    saved = safetensors.torch.load_file(tmp_path / "saved" / "model.safetensors")
+    assert not [name for name in saved if name.startswith(("layers.2", "layers.3"))]
+    assert torch.equal(dt.load(tmp_path / "saved")(ids), model(ids))
+
+
+def test_an_emitted_file_shares_layers() -> None:
+    model = dt.build(SHARED)
+    scope: dict[str, object] = {"__name__": "emitted"}
+    exec(compile(dt.emit(model.spec).text, "emitted", "exec"), scope)
+    emitted = scope["Model"]().eval()  # type: ignore[operator]
+    assert emitted.layers[3] is emitted.layers[0]
+    emitted.load_state_dict({name: value for name, value in model.state_dict().items() if name != "head.out.weight"})  # tied
+    ids = torch.randint(0, 62, (2, 11))
+    assert torch.equal(emitted(ids), model(ids))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("layers.1.shares", 2), r"layers\.1\.shares: layer 1 cannot use the weights of layer 2"),
+        (("layers.3.shares", 2), r"layers\.3\.shares: layer 2 has no weights of its own \(give the layer that it shares: 0\)"),
+        (("layers.3.ffn.hidden", 24), r"layers\.3\.ffn.*is tied to layers\.0\.ffn.*has shape"),
+    ],
+)
+def test_a_layer_whose_weights_cannot_be_shared_is_refused(change: tuple[str, int], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        dt.build(dt.from_yaml(SHARED).set(*change))

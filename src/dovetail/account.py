@@ -32,7 +32,7 @@ from dovetail.core.fold import (
 )
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import make
-from dovetail.core.part import Part, default_of, plain, walk
+from dovetail.core.part import Part, default_of, plain, walk, weights_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State
 from dovetail.model import Model
@@ -73,7 +73,7 @@ def tree(spec: Part) -> Node:
         while open_nodes and not path.startswith(f"{open_nodes[-1][0].path}.".lstrip(".")):
             open_nodes.pop()
         above = open_nodes[-1][1] if open_nodes else Scope()
-        weights = part.weights(scope)
+        weights = weights_of(part, scope)
         shapes = {w.name: w.shape(scope) for w in weights if w.learned}
         same_as = {w.name: w.same_as for w in weights if w.same_as is not None}
         node = Node(path, part.kind, summary_of(type(part)), _about(part, scope, above), shapes, same_as, [])
@@ -116,7 +116,7 @@ def _repeats(nodes: list[Node], size: int) -> int:
 def _about(part: Part, scope: Scope, above: Scope) -> dict[str, Any]:
     """The sizes and fields of a part that `show` prints beside its kind. A model's width is printed in any case: every shape
     follows from it."""
-    axes = {axis for w in part.weights(scope) if w.role != "const" for axis in scope.names((*w.batch, *w.out, *w.inp))}
+    axes = {axis for w in weights_of(part, scope) if w.role != "const" for axis in scope.names((*w.batch, *w.out, *w.inp))}
     sizes = {axis: scope.sizes[axis] for axis in scope.sizes if axis in axes and scope.sizes[axis] != above.sizes.get(axis)}
     fields: dict[str, Any] = {"width": part.width} if isinstance(part, Model) else {}
     for field in dc.fields(part):
@@ -159,7 +159,7 @@ class Account:
         """Path of a part -> the cost of that part and all parts below it."""
         totals: dict[str, list[float]] = {}
         for path, part, scope in walk(self.spec):
-            matmul = sum((2 * prod(w.shape(scope)) * w.used for w in part.weights(scope) if w.matmul), Fraction(0))
+            matmul = sum((2 * prod(w.shape(scope)) * w.used for w in weights_of(part, scope) if w.matmul), Fraction(0))
             attention = part.cost(scope, self.length)[1] / self.length
             after, empty, one = (sum(self._bytes(state, scope, n) for state in part.state(scope)) for n in (self.length, 0, 1))
             own = (float(matmul), attention, after, one - empty)

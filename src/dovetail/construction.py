@@ -50,7 +50,10 @@ def tie(model: nn.Module, spec: Model) -> None:
         if d.weight.same_as is not None:
             module, leaf = holder(model, d.path)
             owner, name = holder(model, d.weight.same_as)
-            module.register_parameter(leaf, owner.get_parameter(name))
+            if d.weight.buffer:
+                module.register_buffer(leaf, owner.get_buffer(name))
+            else:
+                module.register_parameter(leaf, owner.get_parameter(name))
 
 
 def materialize(model: nn.Module, spec: Model, dtype: torch.dtype, device: str | torch.device, seed: int) -> None:

@@ -33,6 +33,7 @@ from dovetail.core.group import (
     Order,
     Position,
     PositionModule,
+    Steps,
     Wire,
 )
 from dovetail.core.layers import expand, fold
@@ -56,8 +57,8 @@ class PreNorm(Scaled):
     def module(self) -> type[Module]:
         return PreNormModule
 
-    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{name}_norm" for name in branches[0 if self.first_norm else 1 :])
+    def norms(self, steps: Steps) -> tuple[str, ...]:
+        return tuple(f"{step[0]}_norm" for step in steps[0 if self.first_norm else 1 :])
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -72,10 +73,9 @@ class PreNormModule(WireModule):
         self.first_norm = self.part.first_norm
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
-        for i, name in enumerate(block.branches):
-            normed = block.normed(f"{name}_norm", x, ctx) if i > 0 or self.first_norm else x
-            y = block.branch(name, normed, ctx, views)
-            x = ctx.tap(block, f"after_{name}", x + self.added(y, block, name, ctx))
+        for i, step in enumerate(block.steps):
+            normed = block.normed(f"{step[0]}_norm", x, ctx) if i > 0 or self.first_norm else x
+            x = ctx.tap(block, f"after_{step[0]}", x + self.sum(block, step, normed, ctx, views))
         return x
 
 
@@ -84,9 +84,11 @@ class PreNormModule(WireModule):
 
 @register("block")
 class Block(Part):
-    """A mixer, cross attention, an ffn, or some of these, wired to the stream."""
+    """A mixer, cross attention, an ffn, or some of these, wired to the stream. A subclass may have other branches: fields that
+    hold a mixer or an ffn, named in STEPS."""
 
     MISTAKES = {"norm": Mistake("kind of norm"), "wire": Mistake("wiring")}
+    STEPS: ClassVar[Steps] = (("mixer",), ("cross",), ("ffn",))
 
     group: ClassVar[str] = "block"
 
@@ -95,36 +97,62 @@ class Block(Part):
     mixer: Mixer | None = child("attention")
     cross: Mixer | None = None
     ffn: Ffn | None = child("glu")
+    shares: int | None = bounded(None, at_least=0)  # an earlier layer whose weights it uses; its decode state is its own
 
     def module(self) -> type[Module]:
         return BlockModule
 
-    def branches(self) -> tuple[str, ...]:
+    def steps(self) -> Steps:
         """Names of the branches that are there, in order."""
-        return tuple(name for name in ("mixer", "cross", "ffn") if getattr(self, name) is not None)
+        there = (tuple(name for name in step if getattr(self, name) is not None) for step in self.STEPS)
+        return tuple(step for step in there if step)
+
+    def branches(self) -> tuple[str, ...]:
+        """The same in one row."""
+        return tuple(name for step in self.steps() for name in step)
+
+    def mixers(self) -> dict[str, Mixer]:
+        """The branches that mix tokens, by name."""
+        return {name: part for name in self.branches() if isinstance(part := getattr(self, name), Mixer)}
+
+    def self_mixers(self) -> dict[str, Mixer]:
+        """Those that mix the tokens of the residual stream."""
+        return {name: mixer for name, mixer in self.mixers().items() if not mixer.reads_encoder()}
+
+    def reach(self) -> int | None:
+        """The window in tokens, the query included; None: no window."""
+        windows = [
+            [state.window for state in m.state(Scope()) if state.window is not None] for m in self.self_mixers().values()
+        ]
+        return max((one for own in windows for one in own), default=1) if all(windows) else None
 
     def children(self) -> dict[str, Part]:
-        norms = dict.fromkeys(self.wire.norms(self.branches()), self.norm)
+        norms = dict.fromkeys(self.wire.norms(self.steps()), self.norm)
         return {"wire": self.wire, **norms, **{name: getattr(self, name) for name in self.branches()}}
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
-        return scope.bind(dim="embed").add(branches=len(self.branches()))
+        return scope.bind(dim="embed").add(branches=len(self.branches()), steps=len(self.steps()))
 
     def taps(self) -> tuple[str, ...]:
-        return ("in", *(f"{name}_add" for name in self.branches()), *(f"after_{name}" for name in self.branches()))
+        return ("in", *(f"{name}_add" for name in self.branches()), *(f"after_{step[0]}" for step in self.steps()))
 
     def idle(self, scope: Scope) -> frozenset[str]:
-        asked = self.wire.norms(self.branches())
+        asked = self.wire.norms(self.steps())
         return frozenset() if asked else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
 
     def check(self, scope: Scope) -> list[Problem]:
         if not self.branches():
             return [Problem("", "has no branch", "give it a mixer or an ffn")]
-        if self.mixer is not None and self.mixer.reads_encoder():
-            return [Problem("mixer", f"{self.mixer.kind} reads an encoder output", "it belongs in `cross`")]
-        if self.cross is not None and not self.cross.reads_encoder():
-            return [Problem("cross", f"{self.cross.kind} does not read an encoder output", "use cross_attention")]
-        return []
+        found: list[Problem] = []
+        if self.shares is not None and self.shares >= scope.layer:
+            what = f"layer {scope.layer} cannot use the weights of layer {self.shares}"
+            found.append(Problem("shares", what, "give the number of an earlier layer, from 0"))
+        for name, mixer in self.mixers().items():
+            if mixer.reads_encoder() and name != "cross":
+                found.append(Problem(name, f"{mixer.kind} reads an encoder output", "it belongs in `cross`"))
+            if name == "cross" and not mixer.reads_encoder():
+                found.append(Problem(name, f"{mixer.kind} does not read an encoder output", "use cross_attention"))
+        return found
 
 
 class BlockModule(Branching):
@@ -134,7 +162,7 @@ class BlockModule(Branching):
     wire: WireModule
 
     def setup(self) -> None:
-        self.branches = self.part.branches()
+        self.branches, self.steps = self.part.branches(), self.part.steps()
         self.opens, self.closes = self.scope.opens, self.scope.closes
 
     def forward(self, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
@@ -196,11 +224,12 @@ class Model(Part):
         stack, i, depth = f"{scope.path}.layers".lstrip("."), int(index), len(self.layers)
         own, *near = (self.layers[j].wire.streams() if 0 <= j < depth else 1 for j in (i, i - 1, i + 1))
         opens, closes = (own > 1 and own != other for other in near)
-        return dc.replace(below, stack=stack, layer=i, depth=depth, opens=opens, closes=closes)
+        where = {"stack": stack, "layer": i, "depth": depth, "shares": self.layers[i].shares}
+        return dc.replace(below, **where, opens=opens, closes=closes)
 
     def order(self) -> Order:
         """Whether outputs depend on later inputs: causal only if the embedding and every mixer is."""
-        orders = {block.mixer.order() for block in self.layers if block.mixer is not None}
+        orders = {mixer.order() for block in self.layers for mixer in block.self_mixers().values()}
         if not self.embed.causal() or "both" in orders:
             return "both"
         return "ahead" if "ahead" in orders else "causal"
@@ -217,6 +246,11 @@ class Model(Part):
             found.append(Problem("position", what, "put it at layers.*.mixer.position, or use swap"))
         if self.encoder is not None and self.encoder.head is not None:
             found.append(Problem("encoder.head", "an encoder that feeds a decoder has no head", "head: null"))
+        for i, block in enumerate(self.layers):
+            owner = None if block.shares is None or block.shares >= i else self.layers[block.shares].shares
+            if owner is not None:
+                what = f"layer {block.shares} has no weights of its own"
+                found.append(Problem(f"layers.{i}.shares", what, f"give the layer that it shares: {owner}"))
         crosses = any(block.cross is not None for block in self.layers)
         if self.encoder is not None and not crosses:
             found.append(Problem("encoder", "no layer reads it", "give the layers a `cross: cross_attention`"))
@@ -224,13 +258,12 @@ class Model(Part):
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         found: list[Problem] = []
-        mixers = [block.mixer for block in self.layers if block.mixer is not None]
         positions = [part for _, part in walk_spec(self) if isinstance(part, Position)]
         if self.order() == "both" and all(p.site == "any" for p in positions):
             found.append(Problem("position", "a bidirectional model without positions cannot tell word order"))
-        reaches = [state.window for m in mixers for state in m.state(Scope()) if state.window is not None]
-        if length is not None and len(reaches) == len(mixers) and sum(r - 1 for r in reaches) + 1 < length:
-            field = sum(r - 1 for r in reaches) + 1
+        reaches = [block.reach() for block in self.layers]
+        field = 1 + sum(r - 1 for r in reaches if r is not None)
+        if length is not None and None not in reaches and field < length:
             found.append(Problem("layers", f"windows reach {field} tokens back in all, fewer than the {length} asked for"))
         return found
 
@@ -278,7 +311,7 @@ class Model(Part):
         inside = cleared if site == "stream" else new
         stream = replaced(new, self.position, Position, "position", lost) if site == "stream" else cleared
         blocks = tuple(
-            b if b.mixer is None else dc.replace(b, mixer=with_position(b.mixer, inside, f"{path}layers.{i}.mixer", lost))
+            dc.replace(b, **{n: with_position(m, inside, f"{path}layers.{i}.{n}", lost) for n, m in b.self_mixers().items()})
             for i, b in enumerate(self.layers)
         )
         encoder = None if self.encoder is None else self.encoder._swap_position(new, lost, f"{path}encoder.")
@@ -380,5 +413,6 @@ class ModelModule(Module):
     def fill(self, ctx: Ctx, views: Any) -> None:
         """At admission: store the keys and values of the encoder output for every cross attention."""
         for block, view in zip(self.layers, views, strict=True):
-            if block.part.cross is not None:
-                block._modules["cross"].fill(ctx, view["cross"])
+            for name, mixer in block.part.mixers().items():
+                if mixer.reads_encoder():
+                    block.modules_named(name).fill(ctx, view[name])

@@ -76,6 +76,11 @@ def electra(draw: Draw) -> Fields:
     return {**made, "embedding_size": draw.choice([10, made["hidden_size"]])}
 
 
+def albert(draw: Draw) -> Fields:
+    made = {name: value for name, value in bert(draw).items() if name != "classifier_dropout"}
+    return {**made, "embedding_size": draw.choice([10, made["hidden_size"]]), "classifier_dropout_prob": 0.3}
+
+
 def mt5(draw: Draw) -> Fields:
     return {**t5(draw), "feed_forward_proj": draw.choice(["gated-gelu", "gated-silu", "relu"])}
 
@@ -193,6 +198,7 @@ FAMILIES: dict[str, tuple[Callable[[Draw], Fields], tuple[str, ...]]] = {
     "modernbert": (modernbert, ENCODER),
     "dinov2": (dinov2, ("AutoModel",)),
     "electra": (electra, ENCODER),
+    "albert": (albert, ENCODER),
     "mt5": (mt5, SEQ2SEQ),
     "xlm-roberta": (roberta, ENCODER),
     "camembert": (roberta, ENCODER),

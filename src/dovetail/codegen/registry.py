@@ -156,7 +156,8 @@ class WireCode:
     scale: Call | None = None  # stored as `wire`: a learned factor per channel
 
 
-Join = Callable[[Mapping[str, str]], WireCode]  # branch -> its call, with a hole for what it reads
+# per step: branch -> its call, with a hole for what it reads
+Join = Callable[[Sequence[Mapping[str, str]]], WireCode]
 
 
 @dc.dataclass(frozen=True)

@@ -30,7 +30,7 @@ def problems(spec: Part) -> list[tuple[str, Problem]]:
 def tied(spec: Part) -> list[tuple[str, Problem]]:
     """Weights tied to another weight (`same_as`) that is missing or has another shape."""
     weights = list(declared(spec))
-    shapes = {d.path: d.weight.shape(d.scope) for d in weights if d.weight.learned}
+    shapes = {d.path: d.weight.shape(d.scope) for d in weights if d.weight.stored}
     errors: list[tuple[str, Problem]] = []
     for d in weights:
         same, shape = d.weight.same_as, d.weight.shape(d.scope)

@@ -13,7 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from dovetail.core.errors import SpecError
-from dovetail.core.part import Part, walk
+from dovetail.core.part import Part, walk, weights_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
 
@@ -37,7 +37,7 @@ class Declared(NamedTuple):
 def declared(spec: Part) -> Iterator[Declared]:
     """Every declared weight and constant, in module order."""
     for path, part, scope in walk(spec):
-        for weight in part.weights(scope):
+        for weight in weights_of(part, scope):
             yield Declared(f"{path}.{weight.name}".lstrip("."), weight, scope, part)
 
 

@@ -337,6 +337,9 @@ class HeadModule(Module):
         raise NotImplementedError
 
 
+Steps = tuple[tuple[str, ...], ...]  # the names of a block's branches, in order; those of one step read the same input
+
+
 class Wire(Part):
     """How branches (mixer, cross, ffn) join the residual stream: where the norms are and what is added."""
 
@@ -344,8 +347,8 @@ class Wire(Part):
 
     sums: ClassVar[bool] = True  # whether the output is the input plus the branches, with nothing applied to the sum
 
-    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        """Names of the norm modules of a block, one or two per branch."""
+    def norms(self, steps: Steps) -> tuple[str, ...]:
+        """Names of the norm modules of a block."""
         raise NotImplementedError
 
     def streams(self) -> int:

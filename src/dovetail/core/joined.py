@@ -19,15 +19,20 @@ from dovetail.core.module import Module
 @torch.no_grad()
 def join(model: nn.Module) -> int:
     """Join the leaves of every module of a model, in place; return how many leaves are joined."""
-    return sum(_join(module) for module in model.modules() if isinstance(module, Module) and module.part.together())
+    joints: dict[tuple[int, ...], Joint] = {}  # layers that share their weights share this, too
+    return sum(_join(one, joints) for one in model.modules() if isinstance(one, Module) and one.part.together())
 
 
-def _join(module: Module) -> int:
+def _join(module: Module, joints: dict[tuple[int, ...], Joint]) -> int:
     leaves = [leaf for name in module.part.together() if type(leaf := module.get_submodule(name)) is Linear]
     alike = {(leaf.bias is None, leaf.weight.dtype, leaf.weight.device, leaf.in_features) for leaf in leaves}
     if len(leaves) < len(module.part.together()) or len(alike) > 1:
         return 0
-    if module.joint is not None and module.joint.addresses == addresses(leaves):  # a compiled graph may hold these weights
+    there = addresses(leaves)
+    if module.joint is not None and module.joint.addresses == there:  # a compiled graph may hold these weights
+        joints[there] = module.joint
+    if there in joints:
+        module.joint = joints[there]
         return len(leaves)
     sizes = tuple(leaf.out_features for leaf in leaves)
     weight = torch.cat([leaf.weight for leaf in leaves])
@@ -37,4 +42,5 @@ def _join(module: Module) -> int:
     for leaf, own in zip(leaves, () if bias is None else bias.split(sizes), strict=False):
         leaf.bias.data = own
     module.joint = Joint(weight, bias, sizes, addresses(leaves))
+    joints[module.joint.addresses] = module.joint
     return len(leaves)

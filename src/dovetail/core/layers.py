@@ -15,6 +15,8 @@ from dovetail.core.errors import SpecError
 from dovetail.core.limits import SPEC_FIELDS, SPEC_LAYERS
 from dovetail.core.part import Part
 
+BLOCK = "block"  # the kind of a layer that names none
+
 
 def expand(layers: Any) -> list[Any]:
     """Expand `repeat` and `pattern` to one mapping per layer."""
@@ -47,7 +49,7 @@ def expand(layers: Any) -> list[Any]:
         common = {k: v for k, v in entry.items() if k not in {"repeat", "pattern", *names}}
         for layer in range(repeat):
             own = entry.get(pattern[layer % len(pattern)], {}) if names else {}
-            out.append({"kind": "block", **common, **own})
+            out.append({"kind": BLOCK, **common, **own})
     return out
 
 
@@ -66,7 +68,8 @@ def fold(layers: Sequence[Part]) -> list[Any]:
         if block == previous:
             out[-1]["repeat"] += 1
         else:
-            out.append({"repeat": 1, **block.changed()})
+            kind = {} if block.kind == BLOCK else {"kind": block.kind}
+            out.append({"repeat": 1, **kind, **block.changed()})
         previous = block
     return [
         entry if entry["repeat"] > 1 else {k: v for k, v in entry.items() if k != "repeat"} or {"repeat": 1} for entry in out

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.linear import Joint, Linear
-from dovetail.core.part import Part
+from dovetail.core.part import Part, weights_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -33,7 +33,7 @@ class Module(nn.Module):
         super().__init__()
         scope = part.axes(scope)
         self.part, self.scope, self.path = part, scope, scope.path
-        weights = part.weights(scope)
+        weights = weights_of(part, scope)
         names = {w.name for w in weights}
         for weight in weights:
             self._declare(weight, names)

@@ -326,6 +326,16 @@ def walk(part: Part, scope: Scope | None = None, path: str = "") -> Iterator[tup
         yield from walk(below, part.child_scope(scope, name), f"{path}.{name}".lstrip("."))
 
 
+def weights_of(part: Part, scope: Scope) -> list[Weight]:
+    """The weights and constants that a part declares. In a layer that uses the weights of another layer, each is tied to the
+    one at the same path there; constants follow from the spec and are its own."""
+    weights = part.weights(scope)
+    if scope.shares is None:
+        return weights
+    there = scope.in_layer(scope.shares)
+    return [w if w.role == "const" or w.same_as else dc.replace(w, same_as=join(there, w.name)) for w in weights]
+
+
 def walk_spec(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
     """(path, part) over the spec tree, parents first, parts without a module included."""
     yield path, part

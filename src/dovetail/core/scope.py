@@ -26,6 +26,7 @@ class Scope:
     init: Any = None  # the `init` part of the model
     opens: bool = False  # whether this block is the first of a run of blocks with several residual streams
     closes: bool = False  # whether it is the last
+    shares: int | None = None  # the layer whose weights this one uses; None: it has its own
     added: frozenset[str] = frozenset()  # the axes defined since `entered`, also those that redefine an axis above
 
     def entered(self, path: str) -> Scope:
@@ -47,7 +48,7 @@ class Scope:
 
     def _with(self, sizes: Mapping[str, int], alias: Mapping[str, tuple[str, ...]], path: str, added: frozenset[str]) -> Scope:
         # written out: dataclasses.replace is slow, and a large spec is walked often
-        where = (self.stack, self.layer, self.depth, self.decodes, self.init, self.opens, self.closes)
+        where = (self.stack, self.layer, self.depth, self.decodes, self.init, self.opens, self.closes, self.shares)
         return Scope(sizes, alias, path, *where, added)
 
     def names(self, axes: Iterable[str]) -> tuple[str, ...]:

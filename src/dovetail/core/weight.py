@@ -55,7 +55,7 @@ class Weight:
     @property
     def stored(self) -> bool:
         """Whether a saved file contains it."""
-        return self.learned or self.role == "updated"
+        return self.learned or (self.role == "updated" and self.same_as is None)
 
     @property
     def matmul(self) -> bool:

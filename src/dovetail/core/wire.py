@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import MAX_FACTOR, bounded
-from dovetail.core.group import Wire
+from dovetail.core.group import Steps, Wire
 from dovetail.core.module import Module
 from dovetail.core.part import Mistake
 from dovetail.core.scope import Scope
@@ -27,6 +27,7 @@ class Branching(Module):
     """The interface of a block that a wire uses."""
 
     branches: tuple[str, ...]
+    steps: Steps
 
     def branch(self, name: str, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
         """Apply one branch to x (…, n, embed); a mixer is given its view."""
@@ -77,6 +78,13 @@ class WireModule(Module):
     def close(self, x: Tensor) -> Tensor:
         """Several residual streams (…, n, streams, embed) as one, after the last block that has them."""
         raise NotImplementedError
+
+    def sum(self, block: Branching, step: tuple[str, ...], x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+        """What the branches of a step, all of which read x, add to the residual stream together."""
+        total = self.added(block.branch(step[0], x, ctx, views), block, step[0], ctx)
+        for name in step[1:]:
+            total = total + self.added(block.branch(name, x, ctx, views), block, name, ctx)
+        return total
 
     def added(self, y: Tensor, block: Branching, branch: str, ctx: Ctx) -> Tensor:
         """Return y, scaled and dropped out: what the branch adds to the residual stream."""

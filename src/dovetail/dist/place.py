@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import Declared
-from dovetail.core.part import Part
+from dovetail.core.part import Part, weights_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -59,7 +59,7 @@ def tp_regions(
     scope = part.axes((scope or Scope()).entered(path))
     if part.tp_region():
         own = scope.added - whole
-        hits = [hit for weight in part.weights(scope) if (hit := major(weight, scope, own)) is not None]
+        hits = [hit for weight in weights_of(part, scope) if (hit := major(weight, scope, own)) is not None]
         summed = {axis for dim, axis, weight in hits if _is_summed(dim, weight, scope, own)}
         yield TPRegion(path, part, frozenset(axis for _, axis, _ in hits), frozenset(summed))
         return

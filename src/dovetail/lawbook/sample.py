@@ -23,6 +23,8 @@ from dovetail.model import Block, Model
 FAMILIES = ("decoder", "encoder", "seq2seq", "vision")
 SIZES = {"width": 28, "vocab": 62}  # all different and none a power of two, so that a transpose changes a shape
 LAYERS = 3  # the wanted pair is pinned in the first, further pairs in the others
+PLAIN = 0.7  # of the layers are blocks with the usual branches; of the others, their kind is drawn
+SHARED = 0.1  # of the models have a last layer that uses the weights of the first
 RESAMPLED = 6  # times a layer is sampled again
 BLOCK = "model/layers=block"  # the place of a layer
 
@@ -143,6 +145,8 @@ def draw_model(draw: Draw, inner: bool = False) -> dict[str, Any]:
     data["dropout"] = draw.choose("model/dropout", sampled("model")["dropout"])
     cross = draw.family == "seq2seq" and not inner
     data["layers"] = [draw_block(draw.of_layer(i), cross) for i in range(LAYERS)]
+    if draw.rng.random() < SHARED:
+        data["layers"][-1] = {**data["layers"][0], "shares": 0}
     if inner:
         data["head"] = None
     else:
@@ -154,17 +158,24 @@ def draw_model(draw: Draw, inner: bool = False) -> dict[str, Any]:
 
 def draw_block(draw: Draw, cross: bool) -> dict[str, Any]:
     """Plain data of a random block."""
-    data: dict[str, Any] = {}
-    for name, group, empty in fields("block"):
+    kind = "block" if draw.rng.random() < PLAIN else draw.rng.choice(_blocks())
+    data: dict[str, Any] = {"kind": kind}
+    for name, group, empty in fields(kind):
         if group is not None and (name != "cross" or cross):
-            data[name] = draw_slot(draw, group, "block", name, empty, BLOCK)
-    for mixer in (data["mixer"], data.get("cross")):
-        if mixer is not None and mixer.get("qk_norm", 0) is None:
+            data[name] = draw_slot(draw, group, kind, name, empty, BLOCK)
+    for mixer in data.values():
+        if isinstance(mixer, dict) and mixer.get("qk_norm", 0) is None:
             for field in ("qk_norm_whole", "qk_norm_after"):  # fields that are legal with qk_norm only
                 mixer.pop(field, None)
     if cross:
         data["cross"].update({"mask": "full", "position": "none", "packed": False})
     return data
+
+
+@cache
+def _blocks() -> tuple[str, ...]:
+    """The kinds of block, sorted as the kinds of a slot are."""
+    return tuple(kind for kind in sorted(KINDS) if issubclass(KINDS[kind], Block))
 
 
 def attempt(rng: random.Random, pinned: dict[str, str], later: tuple[dict[str, str], ...] = ()) -> Model | None:

@@ -136,12 +136,12 @@ def tapped(case: Case) -> None:
     case.true(set(fired) == expected, f"taps that fired and declared ones differ: {sorted(set(fired) ^ expected)[:6]}")
     case.true(set(fired.values()) <= {1}, f"fired more than once: {[a for a, n in fired.items() if n > 1][:4]}")
     for i, block in enumerate(case.spec.layers):
-        names = block.branches()
         stream = values[f"layers.{i}.in"]
-        for name in names if block.wire.sums else ():
-            stream = stream + values[f"layers.{i}.{name}_add"]
-            after = values[f"layers.{i}.after_{name}"]
-            case.same(after, stream, f"layers.{i}: the residual stream after {name} and the sum of its branches")
+        for step in block.steps() if block.wire.sums else ():
+            for name in step:
+                stream = stream + values[f"layers.{i}.{name}_add"]
+            after = values[f"layers.{i}.after_{step[0]}"]
+            case.same(after, stream, f"layers.{i}: the residual stream after {step[0]} and the sum of its branches")
         _pattern_rows(case, values, f"layers.{i}.mixer.pattern")
     _tapped_elsewhere(case, values)
 
@@ -173,7 +173,7 @@ def _tapped_elsewhere(case: Case, want: dict[str, Tensor]) -> None:
         pool = Pool(case.spec, BATCH, N, dtype=DTYPE)
         step = pool.step(range(BATCH), [N] * BATCH)
         case.stream(case.inputs, Ctx(layout=step.layout, views=step.views, listen=listener))
-        for address in ("embedded", *(f"layers.{i}.after_{b.branches()[-1]}" for i, b in enumerate(case.spec.layers))):
+        for address in ("embedded", *(f"layers.{i}.after_{b.steps()[-1][0]}" for i, b in enumerate(case.spec.layers))):
             case.true(address in values, f"{address} does not fire while decoding")
             case.same(values[address], want[address], f"{address} while decoding and in a whole pass")
 

@@ -18,6 +18,7 @@ from dovetail.parts.act import (
     Silu as Silu,
     Tanh as Tanh,
 )
+from dovetail.parts.block import ExpertBlock as ExpertBlock, HybridBlock as HybridBlock
 from dovetail.parts.embed import Patches as Patches, Tokens as Tokens
 from dovetail.parts.feature import EluFeatures as EluFeatures, RandomFeatures as RandomFeatures, ReluFeatures as ReluFeatures
 from dovetail.parts.ffn.glu import Glu as Glu

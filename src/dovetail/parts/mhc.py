@@ -1,7 +1,7 @@
 """Manifold-constrained hyper-connections: s residual streams, of which each branch reads a mixture and writes to all.
 
     u = rms(vec X)                                      X (…, n, s, embed), vec X (…, n, s·embed); without a learned scale
-    pre | post | comb = u Mᵀ · scale + base             M (2s + s², s·embed), one for each branch
+    pre | post | comb = u Mᵀ · scale + base             M (2s + s², s·embed), one for each step
     x = Σᵢ (σ(pre)ᵢ + ε) Xᵢ                             what the branch reads
     Xⱼ ← 2 σ(post)ⱼ · f(norm x) + Σᵢ Kᵢⱼ Xᵢ             K = Sinkhorn(softmax(comb) + ε): rows and columns sum to 1
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
+from dovetail.core.group import Steps
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import register
@@ -50,20 +51,20 @@ class Mhc(Scaled):
     def streams(self) -> int:
         return self.count
 
-    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{name}_norm" for name in branches)
+    def norms(self, steps: Steps) -> tuple[str, ...]:
+        return tuple(f"{step[0]}_norm" for step in steps)
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(streams=self.count, coefficients=(2 + self.count) * self.count, factors=3, one=1)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        read, out, branches = ("streams", "embed"), ("coefficients",), ("branches",)
-        mixing = [Weight(name=f"mix{i}.weight", out=out, inp=read, tp="replicate") for i in range(scope.size("branches"))]
+        read, out, steps = ("streams", "embed"), ("coefficients",), ("steps",)
+        mixing = [Weight(name=f"mix{i}.weight", out=out, inp=read, tp="replicate") for i in range(scope.size("steps"))]
         found = [
             *super().weights(scope),
             *mixing,
-            Weight(name="base", batch=branches, out=out, init="const", role="bias", tp="replicate"),
-            Weight(name="factor", batch=branches, out=("factors",), init="const", role="gate"),
+            Weight(name="base", batch=steps, out=out, init="const", role="bias", tp="replicate"),
+            Weight(name="factor", batch=steps, out=("factors",), init="const", role="gate"),
         ]
         if not scope.closes:
             return found
@@ -78,15 +79,15 @@ class Mhc(Scaled):
         mean = torch.full((self.count,), -log(self.count - 1), dtype=torch.float64)  # σ of it is 1/s
         if name == "base":
             apart = APART * (1 - torch.eye(self.count, dtype=torch.float64))
-            return torch.cat([mean, torch.zeros_like(mean), apart.flatten()]).repeat(scope.size("branches"), 1)
+            return torch.cat([mean, torch.zeros_like(mean), apart.flatten()]).repeat(scope.size("steps"), 1)
         if name == "end_base":
             return mean
         if name == "factor":
-            return torch.full((scope.size("branches"), 3), START, dtype=torch.float64)
+            return torch.full((scope.size("steps"), 3), START, dtype=torch.float64)
         return torch.full((1,), START, dtype=torch.float64) if name == "end_factor" else super().constant(name, scope)
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
-        mixing = 2 * n * scope.size("branches", "streams", "streams", "embed")
+        mixing = 2 * n * scope.size("steps", "streams", "streams", "embed")
         return mixing, mixing
 
     @classmethod
@@ -120,12 +121,11 @@ class MhcModule(WireModule):
         return self.mixture(logits, x)
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
-        for i, name in enumerate(block.branches):
+        for i, step in enumerate(block.steps):
             pre, post, mixing = self.coefficients(x, i)
-            y = block.branch(name, block.normed(f"{name}_norm", self.mixture(pre, x), ctx), ctx, views)
-            y = self.added(y, block, name, ctx)
+            y = self.sum(block, step, block.normed(f"{step[0]}_norm", self.mixture(pre, x), ctx), ctx, views)
             wide = post[..., None] * y.to(post.dtype)[..., None, :] + mixing.transpose(-1, -2) @ x.to(mixing.dtype)
-            x = ctx.tap(block, f"after_{name}", wide.to(x.dtype))
+            x = ctx.tap(block, f"after_{step[0]}", wide.to(x.dtype))
         return x
 
     def flat(self, x: Tensor) -> Tensor:
@@ -138,12 +138,12 @@ class MhcModule(WireModule):
         weights = torch.sigmoid(logits) + self.eps
         return (weights[..., None] * x.to(weights.dtype)).sum(-2).to(x.dtype)
 
-    def coefficients(self, x: Tensor, branch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The logits (…, n, streams) of what the branch reads, the weights (…, n, streams) with which it writes, and the
+    def coefficients(self, x: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The logits (…, n, streams) of what a step reads, the weights (…, n, streams) with which it writes, and the
         doubly stochastic matrix (…, n, streams, streams) that mixes the streams: from the first axis to the second."""
         s, sizes = self.count, (self.count, self.count, self.count**2)
-        mixed = self.modules_named(f"mix{branch}")(self.flat(x)).split(sizes, -1)
-        factors, bases = self.factor[branch].unbind(-1), self.base[branch].split(sizes, -1)
+        mixed = self.modules_named(f"mix{step}")(self.flat(x)).split(sizes, -1)
+        factors, bases = self.factor[step].unbind(-1), self.base[step].split(sizes, -1)
         pre, post, comb = (u * factor + base for u, factor, base in zip(mixed, factors, bases, strict=True))
         return pre, 2.0 * torch.sigmoid(post), self.sinkhorn(torch.softmax(comb.unflatten(-1, (s, s)), -1) + self.eps)
 

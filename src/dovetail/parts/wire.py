@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.group import Steps
 from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
@@ -31,8 +32,8 @@ class PostNorm(Scaled):
     def module(self) -> type[Module]:
         return PostNormModule
 
-    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{name}_norm" for name in branches)
+    def norms(self, steps: Steps) -> tuple[str, ...]:
+        return tuple(f"{step[0]}_norm" for step in steps)
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         if scope.depth < 12:
@@ -44,52 +45,57 @@ class PostNormModule(WireModule):
     """x (…, n, embed) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
-        for name in block.branches:
-            y = block.branch(name, x, ctx, views)
-            x = ctx.tap(block, f"after_{name}", block.normed(f"{name}_norm", x + self.added(y, block, name, ctx), ctx))
+        for step in block.steps:
+            y = x + self.sum(block, step, x, ctx, views)
+            x = ctx.tap(block, f"after_{step[0]}", block.normed(f"{step[0]}_norm", y, ctx))
         return x
 
 
 @register("sandwich_norm")
 class SandwichNorm(Scaled):
-    """Sandwich norm: x + norm(f(norm x)) (Gemma 2)."""
+    """Sandwich norm: x + norm(f(norm x)) (Gemma 2); every branch has two norms of its own."""
 
     def module(self) -> type[Module]:
         return SandwichNormModule
 
-    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{name}_{which}" for name in branches for which in ("norm", "post_norm"))
+    def norms(self, steps: Steps) -> tuple[str, ...]:
+        return tuple(f"{name}_{which}" for step in steps for name in step for which in ("norm", "post_norm"))
 
 
 class SandwichNormModule(WireModule):
     """x (…, n, embed) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
-        for name in block.branches:
-            y = block.branch(name, block.normed(f"{name}_norm", x, ctx), ctx, views)
-            y = block.normed(f"{name}_post_norm", y, ctx)
-            x = ctx.tap(block, f"after_{name}", x + self.added(y, block, name, ctx))
+        for step in block.steps:
+            out = x
+            for name in step:
+                y = block.branch(name, block.normed(f"{name}_norm", x, ctx), ctx, views)
+                out = out + self.added(block.normed(f"{name}_post_norm", y, ctx), block, name, ctx)
+            x = ctx.tap(block, f"after_{step[0]}", out)
         return x
 
 
 @register("res_post_norm")
 class ResPostNorm(Scaled):
-    """Res-post-norm: x + norm(f x) (Swin v2, OLMo 2)."""
+    """Res-post-norm: x + norm(f x) (Swin v2, OLMo 2); every branch has a norm of its own."""
 
     def module(self) -> type[Module]:
         return ResPostNormModule
 
-    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{name}_norm" for name in branches)
+    def norms(self, steps: Steps) -> tuple[str, ...]:
+        return tuple(f"{name}_norm" for step in steps for name in step)
 
 
 class ResPostNormModule(WireModule):
     """x (…, n, embed) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
-        for name in block.branches:
-            y = block.normed(f"{name}_norm", block.branch(name, x, ctx, views), ctx)
-            x = ctx.tap(block, f"after_{name}", x + self.added(y, block, name, ctx))
+        for step in block.steps:
+            out = x
+            for name in step:
+                y = block.normed(f"{name}_norm", block.branch(name, x, ctx, views), ctx)
+                out = out + self.added(y, block, name, ctx)
+            x = ctx.tap(block, f"after_{step[0]}", out)
         return x
 
 
@@ -102,8 +108,8 @@ class Parallel(Scaled):
     def module(self) -> type[Module]:
         return ParallelModule
 
-    def norms(self, branches: tuple[str, ...]) -> tuple[str, ...]:
-        return ("norm",) if self.one_norm else tuple(f"{name}_norm" for name in branches)
+    def norms(self, steps: Steps) -> tuple[str, ...]:
+        return ("norm",) if self.one_norm else tuple(f"{step[0]}_norm" for step in steps)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
@@ -119,8 +125,7 @@ class ParallelModule(WireModule):
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
         out, shared = x, block.normed("norm", x, ctx) if self.one_norm else x
-        for name in block.branches:
-            h = shared if self.one_norm else block.normed(f"{name}_norm", x, ctx)
-            out = out + self.added(block.branch(name, h, ctx, views), block, name, ctx)
-            out = ctx.tap(block, f"after_{name}", out)
+        for step in block.steps:
+            h = shared if self.one_norm else block.normed(f"{step[0]}_norm", x, ctx)
+            out = ctx.tap(block, f"after_{step[0]}", out + self.sum(block, step, h, ctx, views))
         return out

@@ -105,7 +105,7 @@ def representative(layers: tuple[Block, ...]) -> tuple[Block, ...]:
 
 
 def _candidates(spec: Model) -> Iterator[Sizes]:
-    mixers = [block.mixer for block in spec.layers if block.mixer is not None]
+    mixers = [mixer for block in spec.layers for mixer in block.mixers().values()]
     shapes = [(_field(mixer, "heads"), _field(mixer, "head")) for mixer in mixers]
     full = all(heads * head == spec.width for heads, head in shapes if heads and head)
     tokens: int | None = _with_sizes(spec.embed, Sizes(1, 1, (), spec.width, full)).tokens()

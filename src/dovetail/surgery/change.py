@@ -12,7 +12,7 @@ import dataclasses as dc
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from dovetail.core.part import Part, join, plain, walk
+from dovetail.core.part import Part, join, plain, walk, weights_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -112,7 +112,7 @@ def _signature(part: Part, scope: Scope) -> tuple[frozenset[str], Signature]:
     names: set[str] = set()
     shapes: Signature = {}
     for path, below, inside in walk(part, scope, scope.path):
-        for weight in below.weights(inside):
+        for weight in weights_of(below, inside):
             if weight.role == "const":
                 continue
             name = join(path, weight.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dovetail.core.part import Part, join
+from dovetail.core.part import Part, join, weights_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 from dovetail.model import Block, Model
@@ -115,7 +115,7 @@ def tensors(spec: Model) -> dict[str, Tensor]:
             images.add(place)
         branch = branches[path] = _branch(path, part, place, branches)
         resizable = RESIZABLE - {"position"} if branch.home in images else RESIZABLE
-        for weight in part.weights(scope):
+        for weight in weights_of(part, scope):
             if weight.role != "const":
                 by_path[join(path, weight.name)] = Tensor(join(path, weight.name), weight, scope, branch, resizable)
     return by_path

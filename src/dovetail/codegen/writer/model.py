@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dovetail.codegen.code import BODY, STEP, WIDTH, Call, File, fill, laid, signature
@@ -63,7 +63,7 @@ def _assignment(name: str, call: Call) -> str:
     return laid(f"self.{name} = ", call, "", BODY)
 
 
-@writes("block")
+@writes("block", "hybrid_block", "expert_block")
 def block(context: Context) -> BlockCode:
     """The branches, the norms that the wire asks for, and the wire's lines."""
     part = context.part
@@ -71,8 +71,9 @@ def block(context: Context) -> BlockCode:
     calls = {name: code.call if isinstance(code, MixerCode) else code for name, code in branches.items()}
     arguments: dict[str, Mapping[str, str]] = {n: m.given if isinstance(m, MixerCode) else {} for n, m in branches.items()}
     join: Join = context.write("wire")
-    wiring: WireCode = join({name: f"self.{name}({', '.join(['{}', *arguments[name]])})" for name in branches})
-    norms = {name: context.write(name, part.norm) for name in part.wire.norms(part.branches())}
+    steps = [{name: f"self.{name}({', '.join(['{}', *arguments[name]])})" for name in step} for step in part.steps()]
+    wiring: WireCode = join(steps)
+    norms = {name: context.write(name, part.norm) for name in part.wire.norms(part.steps())}
 
     def define(taken: Sequence[str]) -> Call:
         assignments = [_assignment("wire", wiring.scale)] if wiring.scale is not None else []
@@ -166,17 +167,31 @@ def _forward(
 
 
 def _layers(context: Context) -> tuple[str, Mapping[str, str]]:
-    """The line that constructs all layers, and their arguments besides x."""
+    """The lines that construct all layers, and their arguments besides x."""
     blocks: list[BlockCode] = [context.write(f"layers.{i}", block) for i, block in enumerate(context.part.layers)]
     given = {name: made for block in blocks for name, made in block.given.items()}
     calls = [block.define(list(given)) for block in blocks]
     if all(call == calls[0] for call in calls):
         inner, outer = " " * (BODY + STEP), " " * BODY
         layer = laid("", calls[0], "", BODY + STEP)
-        return f"self.layers = nn.ModuleList(\n{inner}{layer}\n{inner}for _ in range({len(calls)})\n{outer})", given
-    names = _functions(context.file, calls)
-    kinds = _order([names[call] for call in calls])
-    return _body([*kinds, "self.layers = nn.ModuleList(make() for make in kinds)"]), given
+        made = [f"self.layers = nn.ModuleList(\n{inner}{layer}\n{inner}for _ in range({len(calls)})\n{outer})"]
+    else:
+        names = _functions(context.file, calls)
+        made = [*_order([names[call] for call in calls]), "self.layers = nn.ModuleList(make() for make in kinds)"]
+    return _body([*made, *_shared(context, calls)]), given
+
+
+def _shared(context: Context, calls: Sequence[Call]) -> Iterator[str]:
+    """Lines by which layers that use the weights of another layer become that layer."""
+    owners = {i: block.shares for i, block in enumerate(context.part.layers) if block.shares is not None}
+    for i, owner in owners.items():
+        if calls[i] != calls[owner]:
+            context.refuse(f"layers.{i}.shares", f"it is not like layer {owner}, so one module cannot be both")
+    for owner in dict.fromkeys(owners.values()):
+        users = [i for i, other in owners.items() if other == owner]
+        ran = f"range({users[0]}, {users[-1] + 1})" if len(users) == users[-1] + 1 - users[0] > 1 else f"{users}"
+        yield f"for i in {ran}:  # layers that use the weights of layer {owner}"
+        yield f"    self.layers[i] = self.layers[{owner}]"
 
 
 def _functions(file: File, calls: Sequence[Call]) -> dict[Call, str]:
@@ -193,8 +208,7 @@ def _functions(file: File, calls: Sequence[Call]) -> dict[Call, str]:
 
 def _by_mixer(call: Call) -> str:
     """The name of its first branch: the mixer's, where it has one."""
-    branches = dict(call.args)
-    return f"{_snake((branches.get('mixer') or branches['ffn']).name)}_block"
+    return f"{_snake(call.args[0][1].name)}_block"
 
 
 def _by_mask(call: Call) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from dovetail.codegen.code import BODY, WIDTH, Call, fill
 from dovetail.codegen.registry import Context, Join, WireCode, writes
@@ -41,15 +41,43 @@ def _lines(context: Context, number: int, call: str, join: str) -> list[str]:
     return [line] if BODY + len(line) <= WIDTH else [f"y = {call}", join.format(_added(context, number, "y"))]
 
 
+def _numbered(steps: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, list[tuple[int, str, str]]]]:
+    """(the name of a step, its branches as (number, name, call))."""
+    number = 0
+    for step in steps:
+        yield next(iter(step)), [(number + i, name, call) for i, (name, call) in enumerate(step.items())]
+        number += len(step)
+
+
+def _sum(context: Context, step: Sequence[tuple[int, str, str]], read: str, join: str) -> list[str]:
+    """`x = …` with the sum of what the branches of a step add, all of which read `read`."""
+    if len(step) == 1:
+        return _lines(context, step[0][0], step[0][2].format(read), join)
+    lines = [] if read.isidentifier() else [f"h = {read}"]
+    read = read if read.isidentifier() else "h"
+    for i, (number, _, call) in enumerate(step):
+        lines += _lines(context, number, call.format(read), "total = total + {}" if i else "total = {}")
+    return [*lines, join.format("total")]
+
+
+def _each(context: Context, step: Sequence[tuple[int, str, str]]) -> list[str]:
+    """`x = …` with one branch after the other added to it; all read what x was. A call has its norms around it."""
+    if len(step) == 1:
+        return _lines(context, step[0][0], step[0][2], "x = x + {}")
+    lines = ["out = x"]
+    for number, _, call in step:
+        lines += _lines(context, number, call, "out = out + {}")
+    return [*lines, "x = out"]
+
+
 @writes("pre_norm")
 def pre_norm(context: Context) -> Join:
     """x + f(norm x)."""
 
-    def join(calls: Mapping[str, str]) -> WireCode:
+    def join(steps: Sequence[Mapping[str, str]]) -> WireCode:
         lines: list[str] = []
-        for i, (name, call) in enumerate(calls.items()):
-            normed = f"self.{name}_norm(x)" if i or context.part.first_norm else "x"
-            lines += _lines(context, i, call.format(normed), "x = x + {}")
+        for i, (name, step) in enumerate(_numbered(steps)):
+            lines += _sum(context, step, f"self.{name}_norm(x)" if i or context.part.first_norm else "x", "x = x + {}")
         doc = "Pre-norm: each branch adds to the residual stream, x + f(norm(x))."
         return WireCode(doc, lines, scale=_scale(context))
 
@@ -60,10 +88,10 @@ def pre_norm(context: Context) -> Join:
 def post_norm(context: Context) -> Join:
     """norm(x + f x)."""
 
-    def join(calls: Mapping[str, str]) -> WireCode:
+    def join(steps: Sequence[Mapping[str, str]]) -> WireCode:
         lines: list[str] = []
-        for i, (name, call) in enumerate(calls.items()):
-            lines += _lines(context, i, call.format("x"), f"x = self.{name}_norm(x + {{}})")
+        for name, step in _numbered(steps):
+            lines += _sum(context, step, "x", f"x = self.{name}_norm(x + {{}})")
         doc = "Post-norm: each sum is normalized, norm(x + f(x))."
         return WireCode(doc, lines, scale=_scale(context))
 
@@ -74,11 +102,11 @@ def post_norm(context: Context) -> Join:
 def sandwich_norm(context: Context) -> Join:
     """x + norm(f(norm x))."""
 
-    def join(calls: Mapping[str, str]) -> WireCode:
+    def join(steps: Sequence[Mapping[str, str]]) -> WireCode:
         lines: list[str] = []
-        for i, (name, call) in enumerate(calls.items()):
-            normed = f"self.{name}_post_norm({call.format(f'self.{name}_norm(x)')})"
-            lines += _lines(context, i, normed, "x = x + {}")
+        for _, step in _numbered(steps):
+            within = [(i, name, f"self.{name}_post_norm({call.format(f'self.{name}_norm(x)')})") for i, name, call in step]
+            lines += _each(context, within)
         return WireCode("Norms before and after each branch: x + norm(f(norm(x))).", lines, scale=_scale(context))
 
     return join
@@ -88,11 +116,10 @@ def sandwich_norm(context: Context) -> Join:
 def res_post_norm(context: Context) -> Join:
     """x + norm(f x)."""
 
-    def join(calls: Mapping[str, str]) -> WireCode:
+    def join(steps: Sequence[Mapping[str, str]]) -> WireCode:
         lines: list[str] = []
-        for i, (name, call) in enumerate(calls.items()):
-            normed = f"self.{name}_norm({call.format('x')})"
-            lines += _lines(context, i, normed, "x = x + {}")
+        for _, step in _numbered(steps):
+            lines += _each(context, [(i, name, f"self.{name}_norm({call.format('x')})") for i, name, call in step])
         return WireCode("The output of each branch is normalized: x + norm(f(x)).", lines, scale=_scale(context))
 
     return join
@@ -102,12 +129,11 @@ def res_post_norm(context: Context) -> Join:
 def parallel(context: Context) -> Join:
     """x + f(norm x) + g(norm x)."""
 
-    def join(calls: Mapping[str, str]) -> WireCode:
+    def join(steps: Sequence[Mapping[str, str]]) -> WireCode:
         one = context.part.one_norm
         lines = ["out, h = x, self.norm(x)"] if one else ["out = x"]
-        for i, (name, call) in enumerate(calls.items()):
-            read = "h" if one else f"self.{name}_norm(x)"
-            lines += _lines(context, i, call.format(read), "out = out + {}")
+        for name, step in _numbered(steps):
+            lines += _sum(context, step, "h" if one else f"self.{name}_norm(x)", "out = out + {}")
         doc = "Parallel branches: x + f(norm(x)) + g(norm(x))."
         return WireCode(doc, lines, "out", _scale(context))
 

@@ -16,6 +16,7 @@ from dovetail.lawbook.oracle.stand import alone, numbers, part
 # isort: split
 from dovetail.lawbook.oracle import (
     act,
+    block,
     cells,
     early,
     embed,
@@ -46,6 +47,7 @@ __all__ = [
     "act",
     "alone",
     "ask_kinds",
+    "block",
     "cells",
     "check_oracles",
     "comparisons",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import holder, make
-from dovetail.core.part import KINDS, Part, walk
+from dovetail.core.part import KINDS, Part, walk, weights_of
 from dovetail.core.scope import Scope
 
 REAL = torch.float64
@@ -42,7 +42,7 @@ def alone(spec: Part, weights: Mapping[str, Any] | None = None, *, dim: str = "e
     module = make(spec, scope)
     given = dict(weights or {})
     for path, below, inside in walk(spec, scope):
-        for weight in below.weights(inside):
+        for weight in weights_of(below, inside):
             owner, leaf = holder(module, f"{path}.{weight.name}".lstrip("."))
             if weight.role == "const":
                 value = below.constant(weight.name, inside)

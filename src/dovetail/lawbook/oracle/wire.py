@@ -8,7 +8,7 @@ another: mixer (1, 1), ffn (1, 2), after the mixer (2, 1), after the ffn (1, 3).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -35,16 +35,30 @@ BRANCHES = {
 LAYER_SCALE = [[0.5, 0.25], [2.0, 1.0]]  # of the mixer, of the ffn
 
 
+def attention() -> Any:
+    """A mixer of one head."""
+    return part("attention", heads=1, position=part("none"))
+
+
+def mlp() -> Any:
+    """An ffn that is a matrix."""
+    return part("mlp", hidden=2, act=part("identity"), bias=False)
+
+
 def block_with(wire: Any, norms: tuple[str, ...], **weights: Any) -> Any:
     """A block with these branches, this wire and its norms; `weights` are those of the wire."""
-    mixer = part("attention", heads=1, position=part("none"))
-    ffn = part("mlp", hidden=2, act=part("identity"), bias=False)
-    block = part("block", wire=wire, mixer=mixer, ffn=ffn, norm=part("rmsnorm", eps=1e-30))
+    return another_block("block", {"wire": wire}, norms, weights)
+
+
+def another_block(kind: str, fields: Mapping[str, Any], norms: tuple[str, ...], weights: Mapping[str, Any]) -> Any:
+    """A block of another kind, with fields and weights of its own."""
+    block = part(kind, mixer=attention(), ffn=mlp(), norm=part("rmsnorm", eps=1e-30), **fields)
     scales = {f"{name}.scale": SCALES[f"{name}.scale"] for name in norms}
     return alone(block, {**BRANCHES, **scales, **weights}, embed=2)
 
 
-def _through(block: Any, seed: int | None = None) -> Tensor:
+def through(block: Any, seed: int | None = None) -> Tensor:
+    """The token (1, 7) after the block."""
     return block(numbers([[[1.0, 7.0]]]), Ctx(layout=row(1), seed=seed), {})[0, 0]
 
 
@@ -67,13 +81,13 @@ def _added(kind: str, norms: tuple[str, ...]) -> Iterator[Comparison]:
 def pre_norm() -> Iterator[Comparison]:
     """f(0.2, 1.4) = (2.8, 0.4), so (3.8, 7.4), of root mean square √34.6 = 5.8821765; + 3·(0.64601935, 2·1.25803768)."""
     norms = ("mixer_norm", "ffn_norm")
-    yield Comparison("x + f(norm x)", _through(block_with(part("pre_norm"), norms)), [5.73805814, 14.94822645])
+    yield Comparison("x + f(norm x)", through(block_with(part("pre_norm"), norms)), [5.73805814, 14.94822645])
     # (1, 7) + ½·(0.5, 0.25)·(2.8, 0.4) = (1.7, 7.05); √26.29625 = 5.1279869
     scaled = block_with(part("pre_norm", multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
-    yield Comparison("scaled", _through(scaled), [2.69454232, 11.17442549])
+    yield Comparison("scaled", through(scaled), [2.69454232, 11.17442549])
     # f(1, 7) = (14, 2), so (15, 9), over √153; + 3·(1.21267813, 2·0.72760688)
     bare = block_with(part("pre_norm", first_norm=False), ("ffn_norm",))
-    yield Comparison("x + f(x), then x + g(norm x)", _through(bare), [18.63803438, 13.36564125])
+    yield Comparison("x + f(x), then x + g(norm x)", through(bare), [18.63803438, 13.36564125])
     yield from _added("pre_norm", norms)
 
 
@@ -81,9 +95,9 @@ def pre_norm() -> Iterator[Comparison]:
 def post_norm() -> Iterator[Comparison]:
     """(1, 7) + (14, 2) = (15, 9), over √153: (1.21267813, 0.72760688); four times that, normed again, by (1, 2)."""
     norms = ("mixer_norm", "ffn_norm")
-    yield Comparison("norm(x + f x)", _through(block_with(part("post_norm"), norms)), [1.21267813, 1.45521375])
+    yield Comparison("norm(x + f x)", through(block_with(part("post_norm"), norms)), [1.21267813, 1.45521375])
     scaled = block_with(part("post_norm", multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
-    yield Comparison("scaled", _through(scaled), [0.99653383, 2.00690840])
+    yield Comparison("scaled", through(scaled), [0.99653383, 2.00690840])
     yield from _added("post_norm", norms)
 
 
@@ -91,7 +105,7 @@ def post_norm() -> Iterator[Comparison]:
 def sandwich_norm() -> Iterator[Comparison]:
     """norm(2.8, 0.4) = (1.4, 0.2), by (2, 1): (3.8, 7.2); √33.14 = 5.7567352; norm(3·(0.66009602, 2·1.25071)) by (1, 3)."""
     norms = ("mixer_norm", "mixer_post_norm", "ffn_norm", "ffn_post_norm")
-    yield Comparison("x + norm(f(norm x))", _through(block_with(part("sandwich_norm"), norms)), [4.16084262, 11.30221080])
+    yield Comparison("x + norm(f(norm x))", through(block_with(part("sandwich_norm"), norms)), [4.16084262, 11.30221080])
     yield from _added("sandwich_norm", norms)
 
 
@@ -99,14 +113,14 @@ def sandwich_norm() -> Iterator[Comparison]:
 def res_post_norm() -> Iterator[Comparison]:
     """norm(14, 2) = (1.4, 0.2): (2.4, 7.2); norm of three times that is (0.4472136, 1.3416408), by (1, 2)."""
     norms = ("mixer_norm", "ffn_norm")
-    yield Comparison("x + norm(f x)", _through(block_with(part("res_post_norm"), norms)), [2.84721360, 9.88328157])
+    yield Comparison("x + norm(f x)", through(block_with(part("res_post_norm"), norms)), [2.84721360, 9.88328157])
     yield from _added("res_post_norm", norms)
 
 
 @oracle("parallel")
 def parallel() -> Iterator[Comparison]:
     """(1, 7) + (2.8, 0.4) + 3·(0.2, 1.4) with one norm; 3·(0.2, 2.8) where the ffn has its own."""
-    yield Comparison("one norm", _through(block_with(part("parallel"), ("norm",))), [4.4, 11.6])
+    yield Comparison("one norm", through(block_with(part("parallel"), ("norm",))), [4.4, 11.6])
     two = ("mixer_norm", "ffn_norm")
-    yield Comparison("one norm per branch", _through(block_with(part("parallel", one_norm=False), two)), [4.4, 15.8])
+    yield Comparison("one norm per branch", through(block_with(part("parallel", one_norm=False), two)), [4.4, 15.8])
     yield from _added("parallel", ("norm",))

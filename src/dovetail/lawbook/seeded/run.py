@@ -14,7 +14,7 @@ from dovetail.core.part import walk_spec
 from dovetail.io.spec import to_yaml
 from dovetail.lawbook import seeded, sharded
 from dovetail.lawbook.case import LAWS, RELATION, Broken, Case, NotApplicable
-from dovetail.lawbook.oracle import check_oracles
+from dovetail.lawbook.oracle import ORACLES, check_oracles
 from dovetail.lawbook.seeded.bug import Mutant
 from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.model import Model
@@ -36,7 +36,7 @@ def seeded_bugs() -> dict[str, Mutant]:
 def verdict(law: str, model: Model, bug: str | None = None) -> str:
     """The message with which the law fails on a model, empty where it holds; `bug` names the bug that is seeded, if any."""
     if law == OWN_NUMBER:
-        kinds = {part.kind for _, part in walk_spec(model) if part.group not in ("model", "block")} | {"rope", "window"}
+        kinds = {part.kind for _, part in walk_spec(model) if part.kind in ORACLES} | {"rope", "window"}
         return "; ".join(str(failure) for failure in check_oracles(sorted(kinds))[:1])
     if law == "sharded":
         return _sharded(model, bug)

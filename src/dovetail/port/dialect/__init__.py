@@ -73,6 +73,7 @@ FILES = (
     "biogpt",
     "qwen2_moe",
     "gpt_neo",
+    "albert",
     "electra",
 )
 

@@ -1,0 +1,41 @@
+"""Oracles of blocks whose branches run side by side, with the token, mixer, ffn and norms of `wire.py`.
+
+second mixer: half of the first, f′(x) = (x₂, x₁)          experts: an ffn h(x) = x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dovetail.lawbook.oracle.registry import Comparison, oracle
+from dovetail.lawbook.oracle.stand import eye, part
+from dovetail.lawbook.oracle.wire import another_block, attention, mlp, through
+
+SECOND = {"ssm.q.weight": eye(2), "ssm.k.weight": eye(2), "ssm.v.weight": eye(2), "ssm.o.weight": [[0.0, 1.0], [1.0, 0.0]]}
+DENSE = {"experts.up.weight": eye(2), "experts.down.weight": eye(2)}
+NORMS = ("mixer_norm", "ffn_norm")
+
+
+@oracle("hybrid_block")
+def hybrid_block() -> Iterator[Comparison]:
+    """(1, 7) + (2.8, 0.4) + (1.4, 0.2) = (5.2, 7.6), of root mean square √42.4 = 6.5115282; + 3·(0.79858365, 2·1.16716071)."""
+    fields = {"ssm": attention(), "wire": part("pre_norm")}
+    block = another_block("hybrid_block", fields, NORMS, SECOND)
+    yield Comparison("both mixers read the same", through(block), [7.59575094, 14.60296429])
+    # norm(2.8, 0.4) = norm(1.4, 0.2) = (1.4, 0.2); by (2, 1) and (1, 1): (1, 7) + (2.8, 0.2) + (1.4, 0.2) = (5.2, 7.4)
+    norms = ("mixer_norm", "mixer_post_norm", "ffn_norm", "ffn_post_norm")
+    own = {"ssm_norm.scale": [1.0, 1.0], "ssm_post_norm.scale": [1.0, 1.0]}
+    block = another_block("hybrid_block", {**fields, "wire": part("sandwich_norm")}, norms, {**SECOND, **own})
+    # √40.9 = 6.3953108; norm(3·(0.81309574, 2·1.15709779)) = (0.46879199, 1.33425413), by (1, 3)
+    yield Comparison("two norms for each", through(block), [5.66879199, 11.40276238])
+
+
+@oracle("expert_block")
+def expert_block() -> Iterator[Comparison]:
+    """(1, 7) + (2.8, 0.4) = (3.8, 7.4); its norm, (0.64601935, 2·1.25803768), is added three times and once more."""
+    fields = {"experts": mlp(), "wire": part("pre_norm")}
+    yield Comparison(
+        "both read the same", through(another_block("expert_block", fields, NORMS, DENSE)), [6.38407753, 17.46430193]
+    )
+    block = another_block("expert_block", {**fields, "wire": part("parallel")}, ("norm",), DENSE)
+    yield Comparison("beside the mixer", through(block), [4.6, 13.0])  # (1, 7) + (2.8, 0.4) + 4·(0.2, 1.4)
