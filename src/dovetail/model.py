@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from dovetail.core.across import Passed, Passing, passings
 from dovetail.core.ctx import Ctx, Ranks
 from dovetail.core.errors import SpecError
 from dovetail.core.field import bounded, options
@@ -160,15 +161,20 @@ class BlockModule(Branching):
 
     part: Block
     wire: WireModule
+    passing: Passing | None = None  # what it takes and returns beside the residual stream; the model sets it
 
     def setup(self) -> None:
         self.branches, self.steps = self.part.branches(), self.part.steps()
         self.opens, self.closes = self.scope.opens, self.scope.closes
 
-    def forward(self, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx, views: Mapping[str, Any], *given: Tensor) -> Any:
+        """x, or (x, *values) where later blocks read values of this one; `given` are those that it reads."""
         x = ctx.tap(self, "in", x)
-        x = self.wire(self.wire.open(x) if self.opens else x, ctx, self, views)
-        return self.wire.close(x) if self.closes else x
+        passed = None if self.passing is None else Passed(self, self.passing, given)
+        x = self.wire(self.wire.open(x) if self.opens else x, ctx, passed or self, views)
+        x = self.wire.close(x) if self.closes else x
+        values = [] if passed is None else passed.wanted()
+        return (x, *values) if values else x
 
 
 # -- model ----------------------------------------------------------------------------------------------------------
@@ -226,6 +232,10 @@ class Model(Part):
         opens, closes = (own > 1 and own != other for other in near)
         where = {"stack": stack, "layer": i, "depth": depth, "shares": self.layers[i].shares}
         return dc.replace(below, **where, opens=opens, closes=closes)
+
+    def publishes(self) -> dict[str, tuple[str, ...]]:
+        ids: dict[str, tuple[str, ...]] = {"inputs": ()} if self.embed.causal() else {}
+        return {**ids, "embedded": ("embed",)}
 
     def order(self) -> Order:
         """Whether outputs depend on later inputs: causal only if the embedding and every mixer is."""
@@ -358,6 +368,8 @@ class ModelModule(Module):
     head: HeadModule
 
     def setup(self) -> None:
+        for block, passing in zip(self.layers, passings(self.layers, f"{self.path}.layers".lstrip(".")), strict=True):
+            block.passing = passing
         self.embedded_axes = ("embed",) if self.part.embed.table_width() is None else ("table",)
 
     @property
@@ -401,9 +413,21 @@ class ModelModule(Module):
             x = self.embed_norm(x, ctx)
         x = ctx.dropout(x, self.part.dropout, self, "embedded", self.embedded_axes)
         x = ctx.tap(self, "embedded", self.embed.widen(x))
+        carried = {(self.path, "inputs"): inputs, (self.path, "embedded"): x}
         for i, block in enumerate(self.layers):
-            x = block(x, ctx, NO_VIEWS if ctx.views is None else ctx.views[i])
+            views = NO_VIEWS if ctx.views is None else ctx.views[i]
+            x = block(x, ctx, views) if block.passing is None else self.across(block, x, ctx, views, carried)
         return (x if self.part.norm is None else ctx.tap(self, "normed", self.norm(x, ctx))), ctx
+
+    def across(self, block: BlockModule, x: Tensor, ctx: Ctx, views: Any, carried: dict[tuple[str, str], Tensor]) -> Tensor:
+        """A block that reads values of earlier ones, or publishes some, which are added to `carried`."""
+        assert block.passing is not None
+        out = block(x, ctx, views, *(carried[read.source, read.name] for _, read in block.passing.reads))
+        if not block.passing.wanted:
+            return out
+        x, *values = out
+        carried |= {(f"{block.path}.{branch}", name): v for (branch, name), v in zip(block.passing.wanted, values, strict=True)}
+        return x
 
     def encode(self, source: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         """The encoder output (…, m, encoder) of a source, and its token layout; `ctx` is that of the source."""

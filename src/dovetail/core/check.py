@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dovetail.core.across import misread
 from dovetail.core.errors import SpecError
 from dovetail.core.field import faults
 from dovetail.core.fold import declared
@@ -22,7 +23,7 @@ def problems(spec: Part) -> list[tuple[str, Problem]]:
         for path, part, scope in walk(spec):
             if errors := part.check(scope):
                 return [(join(path, error.field) if error.field else path, error) for error in errors]
-        return tied(spec)
+        return tied(spec) or misread(spec)
     except (KeyError, ZeroDivisionError) as broken:
         raise SpecError("", f"no part defines the size of the axis {broken}", "a part above must add it") from broken
 

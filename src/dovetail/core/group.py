@@ -21,6 +21,8 @@ from dovetail.core.weight import Weight
 if TYPE_CHECKING:
     import torch
 
+    from dovetail.core.across import Values
+
 
 # causal: no query sees a later key; ahead: a decoder in which early queries see some later keys (a prefix mask);
 # both: bidirectional
@@ -82,6 +84,24 @@ class Act(Part):
 
     def function(self) -> Callable[[Tensor], Tensor]:
         """The elementwise function."""
+        raise NotImplementedError
+
+
+class Earlier(Part):
+    """What attention takes from an earlier layer: its keys and values, say. Module: an EarlierModule."""
+
+    group: ClassVar[str] = "earlier"
+    names: ClassVar[tuple[str, ...]] = ()  # of the values that it reads: k, v
+    projects: ClassVar[bool] = True  # whether attention still computes keys and values of its own
+
+    layer: int
+
+
+class EarlierModule(Module):
+    """The module of what is taken from an earlier layer."""
+
+    def forward(self, k: Tensor, v: Tensor, values: Values) -> tuple[Tensor, Tensor]:
+        """k and v (…, n, kv_heads, head) of this layer, and values of the earlier one -> the k and v to use."""
         raise NotImplementedError
 
 
@@ -367,4 +387,7 @@ class Init(Part):
         raise NotImplementedError
 
 
-GROUPS: tuple[type[Part], ...] = (Mixer, Position, Feature, Scaling, Mask, Norm, Wire, Ffn, Router, Act, Embed, Head, Init)
+GROUPS: tuple[type[Part], ...] = (
+    *(Mixer, Position, Earlier, Feature, Scaling, Mask, Norm, Wire),
+    *(Ffn, Router, Act, Embed, Head, Init),
+)

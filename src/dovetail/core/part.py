@@ -20,7 +20,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.field import bounded, describe, finite, fits, options
 from dovetail.core.scope import Scope
 from dovetail.core.suggest import did_you_mean, names_or_nearest
-from dovetail.core.weight import State, Weight
+from dovetail.core.weight import Read, State, Weight
 
 if typing.TYPE_CHECKING:
     from torch import Tensor, nn
@@ -127,6 +127,14 @@ class Part:
     def state(self, scope: Scope) -> list[State]:
         """Declared decode state: KV caches, recurrent states."""
         return []
+
+    def reads(self, scope: Scope) -> list[Read]:
+        """Values of earlier layers, or of the model, that a branch of a block reads."""
+        return []
+
+    def publishes(self) -> dict[str, tuple[str, ...]]:
+        """Values that branches of later blocks may read: name -> axes behind (…, n)."""
+        return {}
 
     def needs(self) -> frozenset[str]:
         """Features an attention kernel must offer."""

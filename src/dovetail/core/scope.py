@@ -62,6 +62,10 @@ class Scope:
             total *= self.sizes[name]
         return total
 
+    def of_model(self) -> str:
+        """The path of the model whose layers are around this part."""
+        return self.stack.rpartition(".")[0]
+
     def in_layer(self, layer: int) -> str:
         """The path of this part in another layer of its stack, where a weight shared by all layers is stored."""
         head = f"{self.stack}.{self.layer}."

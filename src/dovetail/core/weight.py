@@ -1,4 +1,5 @@
-"""Weight and State: the declarations of a part's tensors, learned, constant or decode state. Plain data, no torch.
+"""Weight, State and Read: the declarations of a part's tensors: learned, constant, decode state, values of other parts. Plain
+data, no torch.
 
 Parameters, parameter counts, matmul FLOPs, initialization, sharding, optimizer groups, LoRA targets and the allocation of
 caches are all computed from these declarations. A weight has the shape (batch…, out, inp); `out` and `inp` are products of
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dovetail.core.scope import Scope
 
@@ -88,6 +89,8 @@ class State:
     window: int | None = None
     keep: int = 0
     at_least_fp32: bool = False  # stored in float32 or wider: a sum over all tokens
+    dtype: Literal["model", "int64"] = "model"  # int64: token ids
+    same_as: str | None = None  # path of an earlier mixer that stores these entries: they are stored and counted there
 
     def entries(self, n: int) -> int:
         """The number of entries after n tokens."""
@@ -97,5 +100,15 @@ class State:
         return n if self.window is None else min(n, self.window + self.keep)
 
     def values(self, scope: Scope, n: int) -> int:
-        """The number of values after n tokens."""
+        """The number of values after n tokens; 0 where another mixer stores them."""
+        if self.same_as is not None:
+            return 0
         return self.copies * scope.size(*self.axes) * self.entries(n)
+
+
+class Read(NamedTuple):
+    """A value of another part that a branch of a block reads; see core/across.py."""
+
+    source: str  # path of the part that publishes it: an earlier mixer, or the model
+    name: str
+    axes: tuple[str, ...] = ()  # behind (…, n)

@@ -143,7 +143,7 @@ class _HandOn(torch.autograd.Function):
 
 
 MOST = 64  # numbers in the header message: how many tensors follow, and the dtype and shape of each
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
 
 
 def _give(tensors: Sequence[Tensor], to: int, group: dist.ProcessGroup) -> None:

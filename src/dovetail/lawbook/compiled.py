@@ -72,17 +72,21 @@ def _block(case: Case) -> None:
     block = case.model.layers[0]
     assert isinstance(block, BlockModule)
     ctx, x = _block_input(case)
-    want = block(x, ctx, {})
+    sources = {"inputs": case.inputs, "embedded": x}
+    given = [] if block.passing is None else [sources[read.name] for _, read in block.passing.reads]
+    want = tree_leaves(block(x, ctx, {}, *given))  # the residual stream, and values that later blocks read
     graphs: list[list[str]] = []
     for cut in (False, True):
         kept = Kept()
         with _without_taps() if cut else contextlib.nullcontext():
-            got = torch.compile(block, backend=kept, fullgraph=True)(x, _fresh(ctx), {})
-        case.same(got, want, "a compiled block and an eager one")
+            got = tree_leaves(torch.compile(block, backend=kept, fullgraph=True)(x, _fresh(ctx), {}, *given))
+        for own, other in zip(got, want, strict=True):
+            case.same(own, other, "a compiled block and an eager one")
         graphs.append(kept.graphs)
     training = dc.replace(_fresh(ctx), seed=5)
-    got = torch.compile(block, backend="eager", fullgraph=True)(x, training, {})
-    case.same(got, block(x, dc.replace(_fresh(ctx), seed=5), {}), "a compiled block and an eager one, in training")
+    got = tree_leaves(torch.compile(block, backend="eager", fullgraph=True)(x, training, {}, *given))
+    for own, other in zip(got, tree_leaves(block(x, dc.replace(_fresh(ctx), seed=5), {}, *given)), strict=True):
+        case.same(own, other, "a compiled block and an eager one, in training")
     torch.compiler.reset()
     case.true(graphs[0] == graphs[1], "the graph without listeners is not the graph without taps")
 

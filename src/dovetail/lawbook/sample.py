@@ -16,7 +16,7 @@ from typing import Any
 from dovetail import parts as _registered  # noqa: F401  registers every kind before specs are sampled
 from dovetail.core.check import check
 from dovetail.core.errors import SpecError
-from dovetail.core.group import Embed, Mask, Mixer, Position
+from dovetail.core.group import Earlier, Embed, Mask, Mixer, Position
 from dovetail.core.part import KINDS, Part, field_types, from_data
 from dovetail.model import Block, Model
 
@@ -24,7 +24,7 @@ FAMILIES = ("decoder", "encoder", "seq2seq", "vision")
 SIZES = {"width": 28, "vocab": 62}  # all different and none a power of two, so that a transpose changes a shape
 LAYERS = 3  # the wanted pair is pinned in the first, further pairs in the others
 PLAIN = 0.7  # of the layers are blocks with the usual branches; of the others, their kind is drawn
-SHARED = 0.1  # of the models have a last layer that uses the weights of the first
+SHARED = 0.1  # of the models have a last layer that uses the weights of the first; as many, one that reads its keys or values
 RESAMPLED = 6  # times a layer is sampled again
 BLOCK = "model/layers=block"  # the place of a layer
 
@@ -147,6 +147,8 @@ def draw_model(draw: Draw, inner: bool = False) -> dict[str, Any]:
     data["layers"] = [draw_block(draw.of_layer(i), cross) for i in range(LAYERS)]
     if draw.rng.random() < SHARED:
         data["layers"][-1] = {**data["layers"][0], "shares": 0}
+    elif draw.rng.random() < SHARED:
+        _read_earlier(draw, data["layers"])
     if inner:
         data["head"] = None
     else:
@@ -176,6 +178,14 @@ def draw_block(draw: Draw, cross: bool) -> dict[str, Any]:
 def _blocks() -> tuple[str, ...]:
     """The kinds of block, sorted as the kinds of a slot are."""
     return tuple(kind for kind in sorted(KINDS) if issubclass(KINDS[kind], Block))
+
+
+def _read_earlier(draw: Draw, layers: list[dict[str, Any]]) -> None:
+    """Let the attention of the last layer take something from that of the first, which it resembles."""
+    mixer = layers[0]["mixer"]
+    if mixer is not None and mixer["kind"] == "attention":
+        earlier = draw.rng.choice([kind for kind in sorted(KINDS) if issubclass(KINDS[kind], Earlier)])
+        layers[-1]["mixer"] = {**mixer, "earlier": earlier, "packed": False}
 
 
 def attempt(rng: random.Random, pinned: dict[str, str], later: tuple[dict[str, str], ...] = ()) -> Model | None:

@@ -19,6 +19,7 @@ from dovetail.parts.act import (
     Tanh as Tanh,
 )
 from dovetail.parts.block import ExpertBlock as ExpertBlock, HybridBlock as HybridBlock
+from dovetail.parts.earlier import SharedKV as SharedKV, ValueResidual as ValueResidual
 from dovetail.parts.embed import Patches as Patches, Tokens as Tokens
 from dovetail.parts.feature import EluFeatures as EluFeatures, RandomFeatures as RandomFeatures, ReluFeatures as ReluFeatures
 from dovetail.parts.ffn.glu import Glu as Glu
@@ -57,6 +58,7 @@ from dovetail.parts.mixer.linformer import Linformer as Linformer
 from dovetail.parts.mixer.mamba import Mamba as Mamba
 from dovetail.parts.mixer.mamba2 import Mamba2 as Mamba2
 from dovetail.parts.mixer.mla import MLA as MLA
+from dovetail.parts.mixer.ngram import Ngram as Ngram
 from dovetail.parts.mixer.nsa import NSA as NSA
 from dovetail.parts.mixer.rwkv6 import Rwkv6 as Rwkv6
 from dovetail.parts.mixer.s4 import S4 as S4

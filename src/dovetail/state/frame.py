@@ -4,7 +4,7 @@ A frame is computed once per step; the views of the layers index their stores wi
 for a flat batch of tokens from many sequences, whose keys then lie one sequence behind the other.
 
 Views (core/view.py) are what a mixer sees of its decode state. TokenView is a KV cache, SourceView the keys and values of an
-encoder output, BlockView a cache of compressed blocks, SequenceView a recurrent state.
+encoder output, BlockView a cache of compressed blocks, SequenceView a recurrent state, SharedView another layer's KV cache.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class TokenView:
     def __init__(self, stores: Sequence[Tensor], frame: Frame) -> None:
         self.stores, self.frame = stores, frame
         self.blocks: BlockView | None = None  # the cache of blocks of these tokens, where the layer declares one
+        self.joined: Stored | None = None  # old and new entries of a chunk that overwrites old ones
 
     def append(self, layout: TokenLayout, *new: Tensor) -> KV:
         """Write the new entries (…, n, *axes). Returns all stored entries (…, m, *axes)."""
@@ -112,7 +113,8 @@ class TokenView:
             old = [self._read(store) for store in self.stores]
             self._write(frame.write, new)
             joined = tuple(torch.cat(pair, layout.order.dim() - 1) for pair in zip(old, new, strict=True))
-            return Stored(frame.key_layout, joined)
+            self.joined = Stored(frame.key_layout, joined)
+            return self.joined
         self._write(frame.write, new)
         return self.stored()
 
@@ -144,6 +146,21 @@ class TokenView:
             slot, *within = store.stride()
             frame.view = (store.shape, (rows, count, *store.shape[1:]), (stride * slot, slot, *within))
         return store.as_strided(frame.view[1], frame.view[2])
+
+
+class SharedView:
+    """The KV cache of an earlier layer, which has appended the entries of this step already."""
+
+    def __init__(self, owner: TokenView) -> None:
+        self.owner = owner
+
+    def append(self, layout: TokenLayout, *new: Tensor) -> KV:
+        """All entries; nothing is written."""
+        return self.stored()
+
+    def stored(self) -> KV:
+        """All entries."""
+        return self.owner.stored() if self.owner.joined is None else self.owner.joined
 
 
 class SourceView(TokenView):

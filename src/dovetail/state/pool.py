@@ -22,7 +22,7 @@ from dovetail.core.errors import StateError
 from dovetail.core.layout import Known, TokenLayout
 from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Part, walk
-from dovetail.state.frame import BlockView, Frame, SequenceView, SourceView, TokenView, make_frame
+from dovetail.state.frame import BlockView, Frame, SequenceView, SharedView, SourceView, TokenView, make_frame
 from dovetail.state.slots import Contiguous, Copies, Paged, Ring, Single, Slots
 
 Layout = Literal["contiguous", "paged", "ring"]
@@ -115,12 +115,17 @@ class Pool:
         self.source_lengths = [0] * rows  # tokens of encoder output per row
         self.marks: list[list[Mark]] = [[] for _ in range(rows)]
         self.groups: dict[Any, Group] = {}
+        self.shared: dict[tuple[int, str], tuple[int, str]] = {}  # mixers that read the cache of an earlier one
         self.layers = 0
         for path, part, scope in walk(spec):
             if scope.stack == "layers":
                 self.layers = scope.depth
             for state in part.state(scope):
                 branch = path.rpartition(".")[2]
+                if state.same_as is not None:
+                    *_, layer, owner = state.same_as.split(".")
+                    self.shared[scope.layer, branch] = (int(layer), owner)
+                    continue
                 ring = layout == "ring" and state.per == "token" and state.window is not None
                 key = (state.per, state.block, (state.window, state.keep) if ring else None)
                 if key not in self.groups:
@@ -129,7 +134,7 @@ class Pool:
                 group = self.groups[key]
                 shape = [scope.size(axis) for axis in state.axes]
                 shape[0] = max(1, shape[0] // (sharded or {}).get(scope.names(state.axes)[0], 1))
-                stored = at_least_fp32(dtype) if state.at_least_fp32 else dtype
+                stored = torch.int64 if state.dtype == "int64" else at_least_fp32(dtype) if state.at_least_fp32 else dtype
                 stores = [torch.zeros(group.slots.total + 1, *shape, dtype=stored, device=device) for _ in range(state.copies)]
                 group.stores.setdefault((scope.layer, branch), []).extend(stores)
 
@@ -175,6 +180,8 @@ class Pool:
                     views[layer][branch].blocks = view
                 else:
                     views[layer][branch] = view
+        for (layer, branch), (owner, its) in self.shared.items():
+            views[layer][branch] = SharedView(views[owner][its])
         for row, n in zip(rows, new, strict=True):
             self.lengths[row] += n
             self.written[row] = max(self.written[row], self.lengths[row])

@@ -20,10 +20,7 @@ def causal_conv(
 ) -> tuple[Tensor, Tensor]:
     """y, and the conv state for the next tokens of each row; a chunk may be shorter than the kernel."""
     n, back = x.shape[1], weight.shape[1] - 1
-    before = x.new_zeros(x.shape[0], back, x.shape[2]) if conv_state is None else conv_state.to(x.dtype).transpose(1, 2)
-    longer = torch.cat([before, x], 1)
-    # document 0 continues from the conv state
-    document = None if seq.document is None else F.pad(seq.document, (back, 0))
+    longer, document = extended(x, back, seq, conv_state)
     y, dtype = None, at_least_fp32(x.dtype)
     wide, kernel = longer.to(dtype), weight.to(dtype)  # the sum is rounded once, at the end
     for d in range(weight.shape[1]):
@@ -33,10 +30,17 @@ def causal_conv(
         y = term if y is None else y + term
     assert y is not None
     y = y if bias is None else y + bias.to(dtype)
-    return y.to(x.dtype), _last_inputs(longer, document, back, seq.ends).transpose(1, 2)
+    return y.to(x.dtype), last_inputs(longer, document, back, seq.ends).transpose(1, 2)
 
 
-def _last_inputs(longer: Tensor, document: Tensor | None, back: int, ends: Tensor | None) -> Tensor:
+def extended(x: Tensor, back: int, seq: SequenceRows, conv_state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """x behind the `back` inputs before it, (rows, back + n, channels), and the document of each; token t is at back + t."""
+    before = x.new_zeros(x.shape[0], back, x.shape[2]) if conv_state is None else conv_state.to(x.dtype).transpose(1, 2)
+    # document 0 continues from the conv state
+    return torch.cat([before, x], 1), None if seq.document is None else F.pad(seq.document, (back, 0))
+
+
+def last_inputs(longer: Tensor, document: Tensor | None, back: int, ends: Tensor | None) -> Tensor:
     """The last `back` inputs of each row before its padding, with zeros for earlier documents."""
     if ends is None:
         return longer[:, longer.shape[1] - back :]

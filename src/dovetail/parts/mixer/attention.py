@@ -17,16 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.core.across import UNREAD, Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
-from dovetail.core.group import Mask, Norm, Order, Position
+from dovetail.core.group import Earlier, EarlierModule, Mask, Norm, Order, Position
 from dovetail.core.linear import Linear, together
 from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, check_position, head_size
 from dovetail.core.view import KV, KVView, OnRead
-from dovetail.core.weight import State, Weight
+from dovetail.core.weight import Read, State, Weight
 from dovetail.ops.attend import WHOLE
 from dovetail.ops.mask import pairs
 
@@ -67,6 +68,7 @@ class Attention(SoftmaxMixer):
     softcap: float | None = bounded(None, above=0, remedy="use null for none")
     sink: bool = False
     gate: bool = False
+    earlier: Earlier | None = None  # what it takes from an earlier layer
     dropout: float = bounded(0.0, at_least=0, below=1)
 
     source = "embed"  # the axis that keys and values are projected from
@@ -78,14 +80,20 @@ class Attention(SoftmaxMixer):
         """The number of KV heads."""
         return self.kv_heads or self.heads
 
+    def projects(self) -> bool:
+        """Whether it computes keys and values, rather than taking all from an earlier layer."""
+        return self.earlier is None or self.earlier.projects
+
     def axes(self, scope: Scope) -> Scope:
         head = head_size(self.heads, self.head, scope)
         slots = self.heads // max(self.groups(), 1) + 2  # queries of one group, its key and its value
         return scope.add(heads=self.heads, kv_heads=self.groups(), head=head, slots=slots)
 
     def children(self) -> dict[str, Part]:
-        norms: dict[str, Part] = {} if self.qk_norm is None else {"q_norm": self.qk_norm, "k_norm": self.qk_norm}
-        return {"position": self.position, **norms}
+        names = ("q_norm", "k_norm") if self.projects() else ("q_norm",)
+        norms: dict[str, Part] = {} if self.qk_norm is None else dict.fromkeys(names, self.qk_norm)
+        earlier: dict[str, Part] = {} if self.earlier is None else {"earlier": self.earlier}
+        return {"position": self.position, **earlier, **norms}
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
         scope = self.position_scope(scope)
@@ -99,7 +107,7 @@ class Attention(SoftmaxMixer):
         if self.packed:
             projections = [("qkv", ("kv_heads", "slots", "head"), x)]
         else:
-            projections = [("q", q, x), ("k", kv, y), ("v", kv, y)]
+            projections = [("q", q, x), ("k", kv, y), ("v", kv, y)][: 3 if self.projects() else 1]
         declared = [
             Weight(name=f"{name}.weight", out=out, inp=inp, packs=self.packs("weight")) for name, out, inp in projections
         ]
@@ -118,7 +126,7 @@ class Attention(SoftmaxMixer):
         return [*declared, self.head_number()]
 
     def together(self) -> tuple[str, ...]:
-        return () if self.packed else ("q", "k", "v")
+        return () if self.packed or not self.projects() else ("q", "k", "v")
 
     def packs(self, leaf: str) -> tuple[str, ...]:
         """The names of the tensors that a packed one replaces."""
@@ -130,7 +138,16 @@ class Attention(SoftmaxMixer):
         return ("v", "o") if field == "gate" else None
 
     def state(self, scope: Scope) -> list[State]:
-        return self.cached(scope, State(name="kv", axes=("kv_heads", "head"), copies=2))
+        owner = None if self.earlier is None or self.projects() else scope.in_layer(self.earlier.layer)
+        return self.cached(scope, State(name="kv", axes=("kv_heads", "head"), copies=2, same_as=owner))
+
+    def reads(self, scope: Scope) -> list[Read]:
+        if self.earlier is None:
+            return []
+        return [Read(scope.in_layer(self.earlier.layer), name, ("kv_heads", "head")) for name in self.earlier.names]
+
+    def publishes(self) -> dict[str, tuple[str, ...]]:
+        return dict.fromkeys(("k", "v"), ("kv_heads", "head")) if self.projects() else {}
 
     def needs(self) -> frozenset[str]:
         own = {"softcap": self.softcap is not None, "sink": self.sink}
@@ -144,6 +161,11 @@ class Attention(SoftmaxMixer):
         if broken := check_heads(self.heads, self.groups(), self.head, scope) or check_position(self.position):
             return broken
         problems: list[Problem] = []
+        if self.packed and not self.projects():
+            problems.append(Problem("packed", "there are no keys and values to pack", "set it to false"))
+        if self.qk_norm_after and self.position.rotates_on_read() and not self.projects():
+            what = "the norm of keys that are rotated on read belongs to the layer that computes them"
+            problems.append(Problem("qk_norm_after", what, "rotate them on write"))
         for name, on in (("qk_norm_whole", self.qk_norm_whole), ("qk_norm_after", self.qk_norm_after)):
             if on and self.qk_norm is None:
                 problems.append(Problem(name, "there is no qk_norm", "set qk_norm, or leave this false"))
@@ -178,6 +200,7 @@ class Attention(SoftmaxMixer):
             "softcap": [None, 2.0],
             "sink": [False, True],
             "gate": [False, True],
+            "earlier": [None],  # two layers must agree: sampled with both
             "dropout": [0.0, 0.2],
         }
 
@@ -208,24 +231,29 @@ class AttentionModule(SoftmaxModule):
     qkv: Linear
     gate: Linear
     sink: Tensor
+    earlier: EarlierModule
 
     def setup(self) -> None:
         super().setup()
         self.size, self.slots = self.scope.size("head"), self.scope.size("slots")
         self.scale = self.size**-0.5 if self.part.scale is None else self.part.scale
         self.softcap, self.dropout = self.part.softcap, self.part.dropout
-        self.reads = self.part.position.rotates_on_read()
+        self.reads, self.projects = self.part.position.rotates_on_read(), self.part.projects()
 
-    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
-        q, k, v = self.project(x)
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = UNREAD) -> Tensor:
+        q, k, v = self.project(x) if self.projects else (self.split(self.q(x)), values["k"], values["v"])
         layout, position, after = ctx.layout, self.position, self.part.qk_norm_after
         if not after:
             q, k = self.normed(q, "q_norm", ctx), self.normed(k, "k_norm", ctx)
-        q, k = position.rotate(q, layout), position.on_write(k, layout)
+        q = position.rotate(q, layout)
+        k = position.on_write(k, layout) if self.projects else k
         if after:
             q = self.normed(q, "q_norm", ctx)
             k = k if self.reads else self.normed(k, "k_norm", ctx)
+        if self.part.earlier is not None:
+            k, v = self.earlier(k, v, values)
         k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
+        values.publish(k=k, v=v)
         return self.read(x, ctx.tap(self, "q", q), view.append(layout, k, v), ctx)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -242,9 +270,9 @@ class AttentionModule(SoftmaxModule):
 
     def normed(self, x: Tensor, name: str, ctx: Ctx) -> Tensor:
         """QK-norm on q or k (…, n, heads, head): per head, or over all heads together."""
-        if self.part.qk_norm is None:
-            return x
         norm = self.modules_named(name)
+        if norm is None:
+            return x
         return self.split(norm(x.flatten(-2), ctx)) if self.part.qk_norm_whole else norm(x, ctx)
 
     def sink_logit(self) -> Tensor | None:
@@ -292,6 +320,9 @@ class CrossAttention(Attention):
         if "encoder" not in scope.sizes:
             return [Problem("", "there is no encoder", "give the model an `encoder:`")]
         problems: list[Problem] = []
+        if self.earlier is not None:
+            what = "keys and values come from the encoder output"
+            problems.append(Problem("earlier", what, "set it to null"))
         if self.packed:
             problems.append(Problem("packed", "q is projected from x, k and v from the encoder output", "set it to false"))
         if self.position.site != "any" or self.mask.flag() != "all":
@@ -306,7 +337,7 @@ class CrossAttention(Attention):
 class CrossAttentionModule(AttentionModule):
     """x (…, n, embed), encoder output (…, m, encoder) -> like x."""
 
-    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = UNREAD) -> Tensor:
         q = ctx.tap(self, "q", self.normed(self.split(self.q(x)), "q_norm", ctx))
         return self.read(x, q, view.stored() if ctx.encoder_output is None else self.fill(ctx, view), ctx)
 

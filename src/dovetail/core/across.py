@@ -1,0 +1,132 @@
+"""Values across layers: what branches of a block read of earlier layers and of the model, and what they publish.
+
+    layers.2.mixer: k, v  ──►  layers.5.mixer           model: inputs (…, n), embedded (…, n, embed)  ──►  any branch
+
+A part declares `reads(scope)` and `publishes()`. The values that a block reads are inputs of its forward, and those that later
+blocks read are further outputs, so that cuts between stages, recomputation and compilers see them. Inside a block the branch
+has them as `values`, an argument of its module's forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from dovetail.core.part import Part, Problem, join, walk
+from dovetail.core.weight import Read, State
+
+if TYPE_CHECKING:
+    from dovetail.core.ctx import Ctx
+    from dovetail.core.wire import Branching
+
+
+class Passing(NamedTuple):
+    """What a block takes and returns beside the residual stream: (branch, value) each."""
+
+    reads: tuple[tuple[str, Read], ...] = ()
+    wanted: tuple[tuple[str, str], ...] = ()  # names of published values that later blocks read
+
+
+def passings(blocks: Sequence[Branching], stack: str) -> list[Passing | None]:
+    """Per block of a stack what it passes; None for most."""
+    reads = [[(name, read) for name in block.branches for read in _branch(block, name)] for block in blocks]
+    read = {(one.source, one.name) for own in reads for _, one in own}
+    found: list[Passing | None] = []
+    for i, (block, own) in enumerate(zip(blocks, reads, strict=True)):
+        wanted = [(branch, name) for branch in block.branches for source, name in read if source == f"{stack}.{i}.{branch}"]
+        found.append(Passing(tuple(own), tuple(sorted(wanted))) if own or wanted else None)
+    return found
+
+
+def _branch(block: Branching, name: str) -> list[Read]:
+    module: Any = block.modules_named(name)
+    return module.part.reads(module.scope)
+
+
+class Values:
+    """The values that a branch reads, by name, and those that it publishes."""
+
+    __slots__ = ("given", "published")
+
+    def __init__(self) -> None:
+        self.given: dict[str, Tensor] = {}
+        self.published: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.given[name]
+
+    def publish(self, **values: Tensor) -> None:
+        """Offer values (…, n, *axes) to later blocks."""
+        self.published.update(values)
+
+
+class Unread(Values):
+    """The values of a branch of which nobody reads any."""
+
+    def publish(self, **values: Tensor) -> None:
+        """Forget them."""
+
+
+UNREAD = Unread()
+
+
+class Passed:
+    """A block as its wire sees it in one call: with the values that its branches read and publish."""
+
+    def __init__(self, block: Branching, passing: Passing, given: Iterable[Tensor]) -> None:
+        self.block, self.path, self.scope, self.normed = block, block.path, block.scope, block.normed
+        self.branches, self.steps, self.passing = block.branches, block.steps, passing
+        self.values = {branch: Values() for branch, _ in (*passing.reads, *passing.wanted)}
+        for (branch, read), value in zip(passing.reads, given, strict=True):
+            self.values[branch].given[read.name] = value
+
+    def branch(self, name: str, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+        """Apply one branch, with its values if it has any."""
+        if name not in self.values:
+            return self.block.branch(name, x, ctx, views)
+        module: Any = self.block.modules_named(name)
+        view = (views[name],) if name in views else ()
+        return module(x, ctx, *view, values=self.values[name])
+
+    def wanted(self) -> list[Tensor]:
+        """The published values that later blocks read."""
+        return [self.values[branch].published[name] for branch, name in self.passing.wanted]
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def misread(spec: Part) -> list[tuple[str, Problem]]:
+    """Reads of values that are not there when they are read, or have another shape; and of caches that are too short."""
+    errors: list[tuple[str, Problem]] = []
+    there: dict[str, tuple[dict[str, tuple[int, ...]], list[State]]] = {}  # path -> published shapes, decode state
+    for path, part, scope in walk(spec):
+        for read in part.reads(scope):
+            shapes, _ = there.get(read.source, ({}, []))
+            shape, known = shapes.get(read.name), ", ".join(shapes) or "nothing"
+            own = tuple(scope.size(axis) for axis in read.axes)
+            if read.source not in there or read.source.startswith(f"{scope.stack}.{scope.layer}."):
+                errors.append((path, Problem("", f"reads {read.name} of {read.source}, which does not run before it")))
+            elif shape is None:
+                what = f"reads {read.name} of {read.source or 'the model'}, which publishes {known}"
+                errors.append((path, Problem("", what)))
+            elif shape != own:
+                what = f"reads {read.name} of {read.source or 'the model'} as {own}; it is {shape}"
+                errors.append((path, Problem("", what, "give both the same sizes")))
+        states = part.state(scope)
+        for state in states:
+            stored = there[state.same_as][1] if state.same_as in there else []
+            if any(_shorter(one, state) for one in stored):
+                what = f"reads the cache of {state.same_as}, whose window is shorter"
+                errors.append((join(path, "mask"), Problem("", what, "give both the same mask")))
+        shapes = {name: tuple(scope.size(axis) for axis in axes) for name, axes in part.publishes().items()}
+        there[path] = (shapes, states)
+    return errors
+
+
+def _shorter(stored: State, read: State) -> bool:
+    if stored.window is None:
+        return False
+    return read.window is None or read.window > stored.window or read.keep > stored.keep
