@@ -127,8 +127,14 @@ class Block(Part):
         ]
         return max((one for own in windows for one in own), default=1) if all(windows) else None
 
+    def norms(self) -> tuple[str, ...]:
+        """Names of the norms that the wire puts around branches; those that have their own are left out."""
+        own = [name for name in self.branches() if isinstance(part := getattr(self, name), Ffn) and part.norms_itself]
+        left_out = {f"{name}_{which}" for name in own for which in ("norm", "post_norm")}
+        return tuple(name for name in self.wire.norms(self.steps()) if name not in left_out)
+
     def children(self) -> dict[str, Part]:
-        norms = dict.fromkeys(self.wire.norms(self.steps()), self.norm)
+        norms = dict.fromkeys(self.norms(), self.norm)
         return {"wire": self.wire, **norms, **{name: getattr(self, name) for name in self.branches()}}
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
@@ -138,8 +144,7 @@ class Block(Part):
         return ("in", *(f"{name}_add" for name in self.branches()), *(f"after_{step[0]}" for step in self.steps()))
 
     def idle(self, scope: Scope) -> frozenset[str]:
-        asked = self.wire.norms(self.steps())
-        return frozenset() if asked else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
+        return frozenset() if self.norms() else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
 
     def check(self, scope: Scope) -> list[Problem]:
         if not self.branches():

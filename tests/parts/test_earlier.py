@@ -112,5 +112,5 @@ def test_what_cannot_be_read_is_refused(path: str, value: object, message: str) 
 
 
 def test_a_file_that_cannot_say_it_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"layers\.1\.mixer\.earlier: value_residual has no writer yet"):
+    with pytest.raises(SpecError, match=r"layers\.1\.mixer\.earlier: .*(no writer|cannot yet pass)"):
         dt.emit(dt.from_yaml(SPEC))

@@ -48,6 +48,7 @@ class Ffn(Part):
     """A feed-forward network, applied to each token separately. Module: forward(x, ctx) -> like x."""
 
     group: ClassVar[str] = "ffn"
+    norms_itself: ClassVar[bool] = False  # whether its norms are its own: a wire puts none around it
 
 
 class Router(Part):

@@ -36,8 +36,9 @@ class Branching(Module):
         return module(x, ctx, views[name]) if name in views else module(x, ctx)
 
     def normed(self, name: str, x: Tensor, ctx: Ctx) -> Tensor:
-        """Apply one of the norms that the wire declared."""
-        return self._modules[name](x, ctx)  # type: ignore[misc]
+        """Apply one of the norms that the wire declared; x where a branch has norms of its own."""
+        norm = self._modules.get(name)
+        return x if norm is None else norm(x, ctx)
 
 
 @dc.dataclass(frozen=True, kw_only=True)

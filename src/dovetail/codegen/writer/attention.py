@@ -92,6 +92,8 @@ def kernel(flag: str | None, biased: bool, grouped: bool, dropout: float) -> Cal
 
 def _written(context: Context, cross: bool) -> MixerCode:
     part, file = context.part, context.file
+    if part.earlier is not None:
+        context.refuse("earlier", "a file cannot yet pass values from layer to layer")
     placed: PositionCode = context.write("position")
     flag, biased, grouped = part.mask.flag(), bool(placed.bias), part.groups() != part.heads
     written = part.softcap is not None or part.sink

@@ -73,7 +73,7 @@ def block(context: Context) -> BlockCode:
     join: Join = context.write("wire")
     steps = [{name: f"self.{name}({', '.join(['{}', *arguments[name]])})" for name in step} for step in part.steps()]
     wiring: WireCode = join(steps)
-    norms = {name: context.write(name, part.norm) for name in part.wire.norms(part.steps())}
+    norms = {name: context.write(name, part.norm) for name in part.norms()}
 
     def define(taken: Sequence[str]) -> Call:
         assignments = [_assignment("wire", wiring.scale)] if wiring.scale is not None else []
@@ -157,7 +157,9 @@ def _forward(
     if part.dropout:
         lines.append("x = self.dropout(x)")
     lines += [f"{name} = {made}  # one table for all layers" for name, made in given.items() if name != made]
-    lines += ["for block in self.layers:", f"    x = block({', '.join(['x', *given])})"]
+    shared = any(block.shares is not None for block in part.layers)
+    head, block = ("for i in self.uses:", "self.layers[i]") if shared else ("for block in self.layers:", "block")
+    lines += [head, f"    x = {block}({', '.join(['x', *given])})"]
     if part.norm is not None:
         lines.append("x = self.norm(x)")
     return [*lines, *answer.lines.split("\n")]
@@ -182,16 +184,15 @@ def _layers(context: Context) -> tuple[str, Mapping[str, str]]:
 
 
 def _shared(context: Context, calls: Sequence[Call]) -> Iterator[str]:
-    """Lines by which layers that use the weights of another layer become that layer."""
+    """Lines that name the layer which each one uses, where some use the weights of another."""
     owners = {i: block.shares for i, block in enumerate(context.part.layers) if block.shares is not None}
     for i, owner in owners.items():
         if calls[i] != calls[owner]:
             context.refuse(f"layers.{i}.shares", f"it is not like layer {owner}, so one module cannot be both")
-    for owner in dict.fromkeys(owners.values()):
-        users = [i for i, other in owners.items() if other == owner]
-        ran = f"range({users[0]}, {users[-1] + 1})" if len(users) == users[-1] + 1 - users[0] > 1 else f"{users}"
-        yield f"for i in {ran}:  # layers that use the weights of layer {owner}"
-        yield f"    self.layers[i] = self.layers[{owner}]"
+    if owners:
+        yield _listed("self.uses", [str(owners.get(i, i)) for i in range(len(calls))])
+        yield "for i, used in enumerate(self.uses):  # some layers have no weights of their own"
+        yield "    self.layers[i] = self.layers[i] if i == used else nn.Identity()"
 
 
 def _functions(file: File, calls: Sequence[Call]) -> dict[Call, str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses as dc
 
+import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.across import Values
+from dovetail.core.across import UNREAD, Values
+from dovetail.core.ctx import Ctx
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.view import KV
@@ -16,6 +18,7 @@ from dovetail.lawbook.seeded.bug import Mutant, instead
 from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.parts.earlier import SharedKVModule, ValueResidualModule
 from dovetail.parts.mixer.ngram import Ngram, NgramModule
+from dovetail.parts.ple import PleModule
 from dovetail.state.frame import SharedView
 
 SHARED = """
@@ -69,10 +72,17 @@ def without_order(self: Ngram, name: str, scope: Scope) -> Tensor:
     return drawn[:, :1] * (drawn != 0)
 
 
+def without_scale(self: PleModule, x: Tensor, ctx: Ctx, values: Values = UNREAD) -> Tensor:
+    found = F.embedding(values["inputs"], self.table)
+    own = self.found_norm(self.project(values["embedded"]) * self.width**-0.5, ctx)
+    return self.out_norm(self.o(self.act(self.gate(x)) * (own + found) * 2**-0.5), ctx)
+
+
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     spec = from_yaml(SHARED)
     ngrams = from_yaml(NGRAMS)
+    tables = ngrams.set("layers", [{"kind": "ple_block", "mixer": {"heads": 7}, "ple": {"kind": "ple", "piece": 5}}])
     return [
         Mutant("a cache that two layers read is counted twice", "declared", instead(State, "values", counted_twice), spec),
         Mutant(
@@ -89,6 +99,7 @@ def mutants() -> list[Mutant]:
             spec,
         ),
         Mutant("decoding forgets the last token ids", "chunked", instead(NgramModule, "found", forgetful), ngrams),
+        Mutant("per-layer embeddings are not scaled", OWN_NUMBER, instead(PleModule, "forward", without_scale), tables),
         Mutant("n-grams reach into the document before", "padded", instead(NgramModule, "found", across_documents), ngrams),
         Mutant(
             "a hash ignores the order of tokens",

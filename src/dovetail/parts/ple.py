@@ -1,0 +1,96 @@
+"""Per-layer embeddings: every layer has a small table of its own, and adds what it finds there, gated by the residual stream.
+
+    e = (rms(x₀ W_p/√embed) + T[id]·√piece)/√2           x₀ the embeddings, id the token; rms with a scale
+    y = rms((act(x W_g) ∘ e) W_o)                        added to x behind the ffn; no wire norms around it
+
+Shapes: x, x₀, y (…, n, embed)   e (…, n, piece)   T (vocab, piece). Gemma 3n and Gemma 4 hold the tables of all layers in one.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.across import UNREAD, Values
+from dovetail.core.ctx import Ctx
+from dovetail.core.field import bounded
+from dovetail.core.group import Act, Ffn, Norm, Steps
+from dovetail.core.linear import Linear
+from dovetail.core.module import Module
+from dovetail.core.part import Part, child, register
+from dovetail.core.scope import Scope
+from dovetail.core.weight import Read, Weight
+from dovetail.model import Block
+
+
+@register("ple")
+class Ple(Ffn):
+    """Per-layer embeddings of token ids, gated by the residual stream (Gemma 3n)."""
+
+    TAPS = ("found", "out")
+    norms_itself: ClassVar[bool] = True
+
+    piece: int = bounded(16, above=0)  # channels of the table
+    act: Act = child("gelu_tanh")
+    norm: Norm = child("rmsnorm")
+
+    def module(self) -> type[Module]:
+        return PleModule
+
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(piece=self.piece)
+
+    def children(self) -> dict[str, Part]:
+        return {"found_norm": self.norm, "out_norm": self.norm}
+
+    def child_scope(self, scope: Scope, child: str) -> Scope:
+        return scope.bind(dim="piece" if child == "found_norm" else "embed")
+
+    def weights(self, scope: Scope) -> list[Weight]:
+        piece, embed = ("piece",), ("embed",)
+        return [
+            Weight(name="table", out=("vocab",), inp=piece, role="embed"),
+            Weight(name="project.weight", out=piece, inp=embed),
+            Weight(name="gate.weight", out=piece, inp=embed),
+            Weight(name="o.weight", out=embed, inp=piece),
+        ]
+
+    def reads(self, scope: Scope) -> list[Read]:
+        return [Read(scope.of_model(), "inputs"), Read(scope.of_model(), "embedded", ("embed",))]
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"piece": [5, 9]}
+
+
+class PleModule(Module):
+    """x (…, n, embed), ids (…, n), embeddings (…, n, embed) -> like x."""
+
+    part: Ple
+    table: Tensor
+    project: Linear
+    gate: Linear
+    o: Linear
+    found_norm: Module
+    out_norm: Module
+
+    def setup(self) -> None:
+        self.act, self.piece, self.width = self.part.act.function(), self.scope.size("piece"), self.scope.size("embed")
+
+    def forward(self, x: Tensor, ctx: Ctx, values: Values = UNREAD) -> Tensor:
+        own = self.found_norm(self.project(values["embedded"]) * self.width**-0.5, ctx)
+        found = F.embedding(values["inputs"], self.table) * sqrt(self.piece)
+        found = ctx.tap(self, "found", (own + found.to(own.dtype)) * 2**-0.5)
+        return ctx.tap(self, "out", self.out_norm(self.o(self.act(self.gate(x)) * found), ctx))
+
+
+@register("ple_block")
+class PleBlock(Block):
+    """A block that ends with a per-layer embedding (Gemma 3n)."""
+
+    STEPS: ClassVar[Steps] = (*Block.STEPS, ("ple",))
+
+    ple: Ffn = child("ple")
