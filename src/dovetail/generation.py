@@ -80,10 +80,12 @@ def generate_tokens(
     start: Sequence[int] = (),
     compiled: bool = False,
     on_compiled: Callable[[float], None] | None = None,
+    positions: Tensor | None = None,
 ) -> Iterator[int]:
     """Yield up to `max_tokens` token ids that continue the prompt (n,), fewer where a table of positions ends. A token of
     `stop` ends generation, and is yielded, too. `compiled` decodes by compiled graphs, which take seconds to minutes to make;
-    `on_compiled` is called with that time, before the first token is yielded.
+    `on_compiled` is called with that time, before the first token is yielded. `positions` (n, c) are the coordinates of the
+    prompt's tokens; those of the new tokens continue them.
     """
     spec, device = model.part, model.device
     check_generates(spec)
@@ -99,6 +101,7 @@ def generate_tokens(
         device=device,
         source=len(inputs),
         sharded=None if model.ranks is None else model.ranks.cuts,
+        coords=0 if positions is None else _coordinates(positions, len(inputs), spec),
     )
     if spec.encoder is not None:
         _encode_source(model, pool, inputs)
@@ -109,7 +112,8 @@ def generate_tokens(
     compiled = compiled and max_tokens > WARM  # fewer would be compiled for nothing
     decoder = Decoder(model, pool, compiled=compiled)
     for number in range(max_tokens):
-        logits = decoder.step(inputs[None], [0])[0].float()
+        given = None if positions is None or number else [positions]
+        logits = decoder.step(inputs[None], [0], given)[0].float()
         check_result(logits, f"logits of token {number + 1}")
         token = sample_token(logits.cpu(), sampling, generator)
         if compiled and number == 0:
@@ -179,6 +183,15 @@ def _token_limit(spec: Model, prompt: int, max_tokens: int) -> int:
     if prompt >= longest:
         raise SpecError("prompt", f"has {prompt} tokens; the model takes at most {longest}", "shorten it")
     return min(max_tokens, longest - prompt)
+
+
+def _coordinates(positions: Tensor, prompt: int, spec: Model) -> int:
+    """Return the number of coordinates per token of a prompt."""
+    if spec.encoder is not None:
+        raise SpecError("positions", "are those of a decoder's prompt; an encoder–decoder's prompt is its source", "give none")
+    if positions.dim() != 2 or len(positions) != prompt:
+        raise SpecError("positions", f"have the shape {tuple(positions.shape)}", f"give ({prompt}, coordinates)")
+    return positions.shape[1]
 
 
 def _encode_source(model: ModelModule, pool: Pool, source: Tensor) -> None:

@@ -40,6 +40,7 @@ class BatchOptions(TypedDict, total=False):
     attention_mask: Tensor | None  # (batch, n), 0 at padding, which is on the left or on the right of a row
     lengths: Tensor | Sequence[int] | None  # (batch,), tokens per row, padded on the right
     types: Tensor | None  # (batch, n), token types, where the embedding has them
+    positions: Tensor | None  # (batch, n) or (batch, n, c): coordinates that differ from the order of the tokens (images)
     source: Tensor | None  # (batch, m), the ids that the encoder of an encoder–decoder reads
     source_mask: Tensor | None  # (batch, m), 0 at padding of the source
 
@@ -52,6 +53,7 @@ class GenerateOptions(TypedDict, total=False):
     top_p: float  # sample from the fewest tokens whose probs sum to this
     seed: int  # of the sampling
     stop: Collection[int] | None  # end-of-sequence tokens; by default those of the model
+    positions: Tensor | None  # (n, c), coordinates of the prompt's ids that differ from their order; new tokens continue them
     compiled: bool  # decode by compiled graphs: seconds to minutes to make, then faster (decoding.py)
     chat: bool  # render the prompt with the model's chat template, as a user message
     system: str | None  # with chat: a system message before it
@@ -140,14 +142,19 @@ class Transformer(ModelModule):
             top_p=how.get("top_p", 1.0),
             seed=how.get("seed", 0),
         )
+        positions = how.get("positions")
         if isinstance(prompt, str):
+            if positions is not None:
+                raise InputError("positions: belong to token ids; give the prompt as ids, too")
             ids = prompt_ids(vocabulary, prompt, chat=how.get("chat", False), system=how.get("system"))
             echo = not how.get("chat", False)
             pieces = generate_pieces(self, vocabulary, ids, max_tokens, sampling, stop=ends, continues=echo, compiled=compiled)
             text = (piece for _, piece in pieces if piece)
             return text if stream else "".join(text)
         ids, start = _one_row(prompt), vocabulary.start
-        tokens = generate_tokens(self, ids, max_tokens, sampling, stop=ends, start=start, compiled=compiled)
+        tokens = generate_tokens(
+            self, ids, max_tokens, sampling, stop=ends, start=start, compiled=compiled, positions=positions
+        )
         return tokens if stream else list(tokens)
 
     def trace(
@@ -181,6 +188,7 @@ class Transformer(ModelModule):
             attention_mask=batch.get("attention_mask"),
             lengths=batch.get("lengths"),
             types=batch.get("types"),
+            positions=batch.get("positions"),
         )
         if self.part.encoder is None:
             if source is not None or source_mask is not None:

@@ -103,3 +103,28 @@ def test_groups_of_rows_keep_their_samples() -> None:
 def test_rows_that_make_no_equal_groups_are_refused(layout: TokenLayout) -> None:
     with pytest.raises(InputError, match="to split into 2 equal groups"):
         layout.split_rows(2, 0)
+
+
+def test_coordinates_from_outside_leave_the_order_alone() -> None:
+    coords = torch.tensor([[[0, 0, 0], [0, 0, 1], [0, 1, 0], [2, 2, 2]]])
+    layout = TokenLayout.whole(1, 4).at(coords)
+    assert layout.order.tolist() == [[0, 1, 2, 3]]
+    assert layout.coords_for(3).equal(coords)
+    assert layout.position is layout.order  # a position of one coordinate, of tokens that have three
+    assert TokenLayout.whole(1, 2).at(torch.tensor([[[7], [3]]])).position.tolist() == [[7, 3]]
+    assert TokenLayout.whole(1, 2).coords_for(2).tolist() == [[[0, 0], [1, 1]]]
+    with pytest.raises(InputError, match=r"3 coordinates, and a position that encodes 2 \(give each token 2"):
+        layout.coords_for(2)
+    with pytest.raises(InputError, match=r"float32 \(1, 4, 1\); give integers \(1, 4, 'c'\)"):
+        layout.at(torch.zeros(1, 4, 1))
+    with pytest.raises(InputError, match="one vector per token"):
+        layout.at(coords[:, :3])
+
+
+def test_rows_are_alike_only_with_equal_coordinates() -> None:
+    layout, coords = TokenLayout.whole(2, 3), torch.arange(6).view(2, 3, 1)
+    assert layout.alike
+    assert layout.at(coords[:1].expand(2, -1, -1)).alike
+    assert not layout.at(coords).alike
+    assert not TokenLayout.padded([2, 3], 3).alike
+    assert not TokenLayout.flat([3]).alike

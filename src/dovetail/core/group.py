@@ -117,6 +117,10 @@ class Position(Part):
     site: ClassVar[Literal["stream", "mixer", "any"]] = "mixer"
     rotates: ClassVar[bool] = False  # whether it rotates each key by the key's own position
 
+    def coordinates(self) -> int:
+        """The number of coordinates that it encodes; with 1, of tokens that have several, their order."""
+        return 1
+
     def widens(self, scope: Scope) -> bool:
         """Whether rotated queries and keys have more channels than a head."""
         return False

@@ -3,6 +3,7 @@
     attention_mask (batch, n)   1 at tokens, 0 at padding, which is on the left or on the right, as in Hugging Face
     lengths        (batch,)     tokens per row, padded on the right
     neither                     whole sequences without padding
+    positions      (batch, n, c) coordinates of the tokens, or (batch, n) one each; by default their order
 
 A padded row computes what the row computes alone: positions count from its first token, on whichever side the padding is.
 """
@@ -26,6 +27,7 @@ def default_ctx(
     attention_mask: Tensor | None = None,
     lengths: Tensor | Sequence[int] | None = None,
     types: Tensor | None = None,
+    positions: Tensor | None = None,
     name: str = "inputs",
 ) -> Ctx:
     """Return the Ctx of a batch: its token layout on the device of the inputs, and the ranks that the model is sharded across.
@@ -43,6 +45,8 @@ def default_ctx(
         layout = masked_layout(_mask_of_lengths(lengths, inputs, name), inputs, name)
     else:
         layout = TokenLayout.whole(inputs.shape[0], inputs.shape[1], inputs.device)
+    if positions is not None:
+        layout = layout.at(positions[..., None] if positions.dim() == 2 else positions)
     return Ctx(layout=layout, types=types, ranks=ranks)
 
 

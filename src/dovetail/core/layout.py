@@ -1,6 +1,7 @@
 """TokenLayout: position, order, document and row of each token. Masks, positions and caches read nothing else about a token.
 
-    coords (…, n, c)  integer coordinates: c = 1 for text, 2 for an image, 3 for video; position parts read these
+    coords (…, n, c)  integer coordinates, which position parts encode: c = 1 for text, 2 for an image, 3 for video. Equal to
+                      the order, unless an embedding or the caller gives others (`at`)
     order  (…, n)     the index of a token in its document: decides causality and distance; 0 at the first real token
     seg    (…, n)     the document a token belongs to within its row; −1 is padding
     row    (n,)       flat batches only: the sequence a token belongs to
@@ -70,6 +71,34 @@ class TokenLayout:
     def coords(self) -> Tensor:
         """(…, n, c) the coordinates of each token."""
         return self.order[..., None] if self._coords is None else self._coords
+
+    @property
+    def position(self) -> Tensor:
+        """(…, n) what a part with one coordinate encodes: the coordinate of tokens that have one, else their order."""
+        return self.order if self._coords is None or self._coords.shape[-1] > 1 else self._coords[..., 0]
+
+    def coords_for(self, count: int) -> Tensor:
+        """(…, n, count) the coordinates that a part with `count` of them encodes; text has the same on each."""
+        if count == 1:
+            return self.position[..., None]
+        coords = self.coords
+        if coords.shape[-1] not in (1, count):
+            what = f"tokens with {coords.shape[-1]} coordinates, and a position that encodes {count}"
+            raise InputError(f"layout: {what} (give each token {count} coordinates, or 1)")
+        return coords.expand(*coords.shape[:-1], count)
+
+    def at(self, coords: Tensor) -> TokenLayout:
+        """The same tokens at other coordinates (…, n, c); what comes before what stays."""
+        if coords.shape[:-1] != self.order.shape or coords.is_floating_point():
+            what = f"coordinates are {coords.dtype} {tuple(coords.shape)}"
+            raise InputError(f"layout: {what}; give integers {(*self.order.shape, 'c')}: one vector per token")
+        return TokenLayout(coords, self.order, self._seg, self.row, self.start, self._rows, self._sample, self.known)
+
+    @property
+    def alike(self) -> bool:
+        """Whether it is known without reading tensors that all rows of a batch hold the same orders and coordinates."""
+        same = self._coords is None or self._coords.shape[0] == 1 or self._coords.stride(0) == 0
+        return self.start is not None and self.order.dim() > 1 and same
 
     @property
     def seg(self) -> Tensor:

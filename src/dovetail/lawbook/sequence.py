@@ -52,9 +52,10 @@ class Decoder:
         capacity: int = N + 8,
         source: int = N,
         dtype: torch.dtype = DTYPE,
+        coords: int = 0,
     ) -> None:
         self.case, self.source = case, source
-        self.pool = Pool(case.spec, rows, capacity, layout=layout, dtype=dtype, source=source, page=4, slack=3)
+        self.pool = Pool(case.spec, rows, capacity, layout=layout, dtype=dtype, source=source, page=4, slack=3, coords=coords)
 
     def admit(self, rows: Sequence[int], lengths: Sequence[int] = LENGTHS) -> None:
         """Encode the sources of the batch and admit the rows with them, in order."""
@@ -72,10 +73,16 @@ class Decoder:
         ctx.encoder_output, ctx.encoder_layout = ctx.encoder_output[:, :keep], TokenLayout.padded(lengths, keep)
         self.case.model.fill(ctx, views)
 
-    def feed(self, rows: Sequence[int], pieces: Sequence[Tensor], flat: bool = False) -> list[Tensor]:
+    def feed(
+        self,
+        rows: Sequence[int],
+        pieces: Sequence[Tensor],
+        flat: bool = False,
+        positions: Sequence[Tensor | None] | None = None,
+    ) -> list[Tensor]:
         """Feed new tokens to each row, and return the outputs of each."""
         new = [len(piece) for piece in pieces]
-        step = self.pool.step(rows, new, flat)
+        step = self.pool.step(rows, new, flat, positions)
         if flat:
             tokens = torch.cat(list(pieces))
         else:

@@ -195,7 +195,7 @@ class Work:
 
 def _one_row(layout: TokenLayout) -> TokenLayout:
     """The layout of one row, where all rows have equal positions: masks are then computed for one row only."""
-    if layout.start is None or layout.order.dim() == 1:
+    if not layout.alike:
         return layout
     return TokenLayout(layout.coords[:1], layout.order[:1], None, start=layout.start)
 

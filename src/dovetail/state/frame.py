@@ -38,9 +38,30 @@ class Frame:
 
 
 def make_frame(
+    slots: Slots,
+    layout: TokenLayout,
+    rows: Sequence[int],
+    lengths: Sequence[int],
+    new: Sequence[int],
+    all_rows: int,
+    coords: Tensor | None = None,
+) -> Frame:
+    """The frame of a step in which row rows[i], of lengths[i] tokens, gets new[i] more; `layout` is theirs. `coords`: the store
+    (slots, c) of the coordinates of tokens, if there is one; those of the new tokens are appended here."""
+    frame = _indices(slots, layout, rows, lengths, new, all_rows)
+    if coords is not None:  # keys that are rotated on read need them
+        (stored,), _ = TokenView([coords], frame).append(layout, layout.coords).entries()
+        frame.key_layout = frame.key_layout.at(stored)
+    paged = slots.page_table(rows)
+    if paged is not None and layout.row is None:
+        frame.pages = (paged[0], pieces(paged[1], layout, frame.key_layout))
+    return frame
+
+
+def _indices(
     slots: Slots, layout: TokenLayout, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int], all_rows: int
 ) -> Frame:
-    """The frame of a step in which row rows[i], of lengths[i] tokens, gets new[i] more; `layout` is theirs."""
+    """The frame without coordinates and pages."""
     sliced = slots.stride is not None and list(rows) == list(range(all_rows))
     if sliced and layout.start is not None:  # all rows are alike, as in most decode steps: no slot need be computed
         count = layout.start + layout.n
@@ -74,9 +95,6 @@ def make_frame(
     if sliced and not before and not gaps and slots.stride is not None and longest <= slots.stride:
         return Frame(write, None, (all_rows, slots.stride, longest), key_layout, before)
     read = torch.where(real, slots.slot(row[:, None], order), slots.total)
-    paged = slots.page_table(rows)
-    if paged is not None:
-        return Frame(write, read, None, key_layout, before, pages=(paged[0], pieces(paged[1], layout, key_layout)))
     return Frame(write, read, None, _joined(key_layout, layout) if before else key_layout, before)
 
 

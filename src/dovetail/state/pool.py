@@ -4,6 +4,9 @@
     step = pool.step([0, 1], [5, 3])          # 5 and 3 new tokens for rows 0 and 1: their layout, and a view per layer
     logits = model(tokens, Ctx(layout=step.layout, views=step.views))
 
+    pool = Pool(spec, rows=8, capacity=4096, coords=3)
+    step = pool.step([0, 1], [5, 3], positions=[image, None])     # coordinates (5, 3) of row 0; text in row 1 (coordinates.py)
+
 States of equal window share one layout of slots and one frame per step. `rollback` returns a row to an earlier length. Where
 earlier entries have been overwritten (a ring that wrapped, a recurrent state) it returns to the last `mark`; it reports the
 length it reached, and the caller replays the tokens from there. A step that is refused changes nothing.
@@ -22,6 +25,7 @@ from dovetail.core.errors import StateError
 from dovetail.core.layout import Known, TokenLayout
 from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Part, walk
+from dovetail.state.coordinates import Coordinates, Given
 from dovetail.state.frame import BlockView, Frame, SequenceView, SharedView, SourceView, TokenView, make_frame
 from dovetail.state.slots import Contiguous, Copies, Paged, Ring, Single, Slots
 
@@ -36,6 +40,7 @@ class Group:
     per: str  # token, block, sequence or source
     block: int  # tokens per entry
     stores: dict[tuple[int, str], list[Tensor]]  # (layer, branch) -> tensors (slots + 1, *axes)
+    coords: Tensor | None = None  # (slots + 1, c) the coordinates of the tokens, where the pool stores them
 
     def entries(self, lengths: Sequence[int], new: Sequence[int]) -> tuple[list[int], list[int]]:
         """Token counts as entry counts: those there are, and those `new` tokens add."""
@@ -66,6 +71,8 @@ class Group:
         """Every store."""
         for stores in self.stores.values():
             yield from stores
+        if self.coords is not None:
+            yield self.coords
 
 
 @dc.dataclass
@@ -102,18 +109,21 @@ class Pool:
         pages: int | None = None,
         slack: int = 8,
         sharded: Mapping[str, int] | None = None,
+        coords: int = 0,
     ) -> None:
         """Allocate every store.
 
         layout: "ring" gives layers with a window a ring of keep + window + slack entries; other layers are then contiguous.
         source: tokens of encoder output per row. pages: how many pages of `page` tokens there are; by default, enough for all
-        rows. sharded: axes that are sharded across ranks, and the number of ranks.
+        rows. sharded: axes that are sharded across ranks, and the number of ranks. coords: coordinates per token, where steps
+        are given positions; 0: the position of a token is its order.
         """
         self.rows, self.device = rows, device
         self.lengths = [0] * rows  # tokens per row
         self.written = [0] * rows  # largest length of a row since its stores were new or restored
         self.source_lengths = [0] * rows  # tokens of encoder output per row
         self.marks: list[list[Mark]] = [[] for _ in range(rows)]
+        self.coordinates = Coordinates(rows, coords) if coords else None
         self.groups: dict[Any, Group] = {}
         self.shared: dict[tuple[int, str], tuple[int, str]] = {}  # mixers that read the cache of an earlier one
         self.layers = 0
@@ -130,7 +140,9 @@ class Pool:
                 key = (state.per, state.block, (state.window, state.keep) if ring else None)
                 if key not in self.groups:
                     slots = self._slots(key, capacity, layout, source, page, pages, slack)
-                    self.groups[key] = Group(slots, state.per, state.block, {})
+                    shape = (slots.total + 1, coords) if coords and state.per == "token" else None
+                    places = None if shape is None else torch.zeros(shape, dtype=torch.long, device=device)
+                    self.groups[key] = Group(slots, state.per, state.block, {}, places)
                 group = self.groups[key]
                 shape = [scope.size(axis) for axis in state.axes]
                 shape[0] = max(1, shape[0] // (sharded or {}).get(scope.names(state.axes)[0], 1))
@@ -156,14 +168,19 @@ class Pool:
 
     # -- steps
 
-    def step(self, rows: Sequence[int], new: Sequence[int], flat: bool = False) -> Step:
+    def step(self, rows: Sequence[int], new: Sequence[int], flat: bool = False, positions: Given | None = None) -> Step:
         """Room and views for new[i] more tokens of row rows[i], as a batch padded on the right or as one flat row of tokens.
 
-        new[i] may be 0. Raises StateError, and changes nothing, where the tokens of any row do not fit.
+        new[i] may be 0. positions[i] are the coordinates (new[i], coords) of row rows[i]; None: they continue those before.
+        Raises StateError, and changes nothing, where the tokens of any row do not fit.
         """
         self._check_rows(rows, new)
         if not sum(new):
             raise StateError("the step has no new token (give at least one row a token)")
+        if positions is not None:
+            if self.coordinates is None:
+                raise StateError("the pool stores no coordinates (make it with `coords`, the number of them per token)")
+            self.coordinates.check(new, positions)
         lengths = [self.lengths[row] for row in rows]
         # blocks last: their view is a part of the view of the layer's tokens
         groups = sorted(self.groups.values(), key=lambda group: group.per == "block")
@@ -173,6 +190,9 @@ class Pool:
         for group in growing:
             group.reserve(rows, lengths, new)
         layout = _layout(lengths, new, flat, self.device)
+        if self.coordinates is not None:
+            layout = layout.at(self.coordinates.of(rows, new, layout, positions))
+            self.coordinates.append(rows, lengths, positions or [None] * len(rows))
         views: list[dict[str, Any]] = [{} for _ in range(self.layers)]
         for group in groups:
             for (layer, branch), view in self._views(group, layout, rows, lengths, new, flat):
@@ -202,7 +222,7 @@ class Pool:
             frame = self._read_frame(group, rows, [b + a for b, a in zip(before, added, strict=True)], flat)
             index = self._index(rows)
             return ((place, BlockView(stores, frame, group.slots, index)) for place, stores in group.stores.items())
-        frame = make_frame(group.slots, layout, rows, lengths, new, self.rows)
+        frame = make_frame(group.slots, layout, rows, lengths, new, self.rows, group.coords)
         return ((place, TokenView(stores, frame)) for place, stores in group.stores.items())
 
     def _index(self, rows: Sequence[int]) -> Tensor:
@@ -266,6 +286,8 @@ class Pool:
             self.written[row] = 0
         self.marks[row] = [mark for mark in self.marks[row] if mark.length <= reached]
         self.lengths[row] = reached
+        if self.coordinates is not None:
+            self.coordinates.rewind(row, reached)
         return reached
 
     def _to_mark(self, row: int, n: int) -> int:
@@ -290,6 +312,8 @@ class Pool:
         for per_row in (self.lengths, self.written, self.source_lengths):
             per_row[b] = per_row[a]
         self.marks[b] = list(self.marks[a])
+        if self.coordinates is not None:
+            self.coordinates.fork(a, b)
 
     def free(self, row: int) -> None:
         """End a sequence: the row is empty, and its pages are free."""

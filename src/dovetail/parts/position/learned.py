@@ -1,12 +1,13 @@
 """Learned absolute positions: one row of a table per position, added to the residual stream; at most `length` tokens.
 
-x ← x + table[order + offset]            table (length + offset, embed)            Gehring et al. 2017, GPT-2, OPT (offset 2)
+x ← x + table[position + offset]            table (length + offset, embed)            Gehring et al. 2017, GPT-2, OPT (offset 2)
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -63,11 +64,14 @@ class LearnedModule(PositionModule):
 
     def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
         layout.once(f"fits {self.part.length}", lambda: self.check_length(layout))
-        return x + F.embedding(layout.order + self.part.offset, self.table)
+        return x + F.embedding(layout.position + self.part.offset, self.table)
 
     def check_length(self, layout: TokenLayout) -> bool:
         """Raise where a token's position is past the table, as far as that is known without waiting for a device."""
-        longest = layout.end
+        longest, positions = layout.end, layout.position
+        if positions is not layout.order:  # the caller gave them
+            known = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+            longest = int(positions.max()) + 1 if known else None
         if longest is not None and longest > self.part.length:
             raise StateError(
                 f"{self.path}: position {longest - 1} is past the last row of the table, {self.part.length - 1};"

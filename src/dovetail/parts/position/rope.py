@@ -46,6 +46,9 @@ class Rope(Position):
     def module(self) -> type[Module]:
         return RopeModule
 
+    def coordinates(self) -> int:
+        return self.coords
+
     def rotates_on_read(self) -> bool:
         return self.when == "read"
 
@@ -154,11 +157,7 @@ class RopeModule(PositionModule):
         if scaling is not None and scaling.varies:
             plain = self.unstretched.to(frequency)
             frequency = scaling.at_length(plain, self.part.base, lengths(layout))[..., None, :]
-        if self.part.coords == 1:  # the order itself
-            angle = layout.order[..., None, None] * frequency
-        else:  # a text token has the same position on each coordinate
-            coords = layout.coords.expand(*layout.coords.shape[:-1], self.part.coords)
-            angle = (coords[..., None] * frequency).flatten(-2)[..., None, :]
+        angle = (layout.coords_for(self.part.coords)[..., None] * frequency).flatten(-2)[..., None, :]
         cos, sin = angle.cos(), angle.sin()
         if scaling is not None:
             cos, sin = cos * scaling.amplitude(), sin * scaling.amplitude()

@@ -68,6 +68,6 @@ class SinusoidalModule(PositionModule):
     frequency: Tensor
 
     def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        angle = (layout.order + self.part.offset)[..., None].to(self.frequency.dtype) * self.frequency
+        angle = (layout.position + self.part.offset)[..., None].to(self.frequency.dtype) * self.frequency
         waves = torch.stack([angle.sin(), angle.cos()], -2 if self.part.halves else -1)
         return x + waves.flatten(-2).to(x.dtype)

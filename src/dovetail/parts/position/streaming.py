@@ -11,7 +11,8 @@ sequence and by its position in the cache, and each key has zeros in the half th
     q ← (R(t) q, R(min(t, k + w − 1)) q)          k_j ← (0, R(j) k_j) where j < k, else (R(j) k_j, 0)
 
 so that one product gives the right score for every query. By default keys are cached without rotation and rotated when read.
-Angles are computed in float64: in float32 they are meaningless past ten million tokens.
+Angles are computed in float64: in float32 they are meaningless past ten million tokens. Where the caller gives coordinates,
+they take the place of t and j above, and t − min(t, k + w − 1) is subtracted from those of a query.
 
 Shapes: q (…, n, heads, head) -> (…, n, heads, 2·head), k (…, m, kv_heads, head) likewise.     Xiao et al. 2023 (StreamingLLM)
 """
@@ -40,6 +41,9 @@ class Streaming(Position):
     def rotates(self) -> bool:  # type: ignore[override]
         """Whether the wrapped position rotates."""
         return self.of.rotates
+
+    def coordinates(self) -> int:
+        return self.of.coordinates()
 
     def rotates_on_read(self) -> bool:
         return self.rotates  # the half of a key that concerns a query is chosen on read
@@ -88,7 +92,7 @@ class StreamingModule(PositionModule):
 
     def setup(self) -> None:
         self.kept, self.last = self.scope.size("kept"), self.scope.size("cache") - 1
-        self.twice = self.part.twice(self.scope)
+        self.twice, self.count = self.part.twice(self.scope), self.part.coordinates()
 
     def rotate(self, q: Tensor, layout: TokenLayout) -> Tensor:
         near = self.of.rotate(q, self.in_sequence(layout))
@@ -116,10 +120,13 @@ class StreamingModule(PositionModule):
 
     def in_sequence(self, layout: TokenLayout) -> TokenLayout:
         """The same tokens with positions in float64."""
-        return layout.once("in sequence", lambda: TokenLayout.of(layout.order.double(), layout.seg, layout.row))
+        return layout.once(("in sequence", self.count), lambda: self.before(layout, layout.order))
 
     def in_cache(self, layout: TokenLayout) -> TokenLayout:
         """The same tokens with their positions in the cache when they are appended."""
-        return layout.once(
-            ("in cache", self.last), lambda: TokenLayout.of(layout.order.clamp_max(self.last).double(), layout.seg, layout.row)
-        )
+        return layout.once(("in cache", self.last, self.count), lambda: self.before(layout, layout.order.clamp_max(self.last)))
+
+    def before(self, layout: TokenLayout, order: Tensor) -> TokenLayout:
+        """The same tokens with other orders (…, n) in float64, and coordinates as much smaller."""
+        coords = layout.coords_for(self.count) - (layout.order - order)[..., None]
+        return TokenLayout(coords.double(), order.double(), layout.seg, layout.row)
