@@ -32,7 +32,7 @@ def test_ported_holds_where_hugging_face_can_express_the_spec():
 def test_a_declared_exception_is_tested_and_fails():
     spec = from_yaml(TINY).set("layers.*.mixer.position", {"kind": "rope", "scaling": {"kind": "dynamic_ntk", "original": 8}})
     declared = exceptions(spec)
-    assert set(declared) == {"chunked", "rollback", "programs"}  # programs, because its steps are chunks and roll-backs
+    assert set(declared) == {"chunked", "rollback", "programs", "positions"}  # the last two: they step in chunks
     for law in ("chunked", "programs"):
         assert try_law(Case(spec), law, declared[law]).state == "excepted"
 
