@@ -81,6 +81,24 @@ def albert(draw: Draw) -> Fields:
     return {**made, "embedding_size": draw.choice([10, made["hidden_size"]]), "classifier_dropout_prob": 0.3}
 
 
+def qwen2_vl_text(draw: Draw) -> Fields:
+    made, pairs = sizes(draw), draw.choice([(1, 2, 3), (2, 1, 1), (1, 1, 2)])
+    made["hidden_size"] = made["num_attention_heads"] * 2 * sum(pairs)
+    rope = {name: value for name, value in draw.choice(ROPES).items() if name != "truncate"}
+    return {
+        **made,
+        "num_key_value_heads": draw.choice([1, made["num_attention_heads"]]),
+        "hidden_act": draw.choice(ACTS),
+        "rms_norm_eps": draw.choice([1e-6, 1e-2]),
+        "attention_dropout": draw.choice([0.0, 0.2]),
+        "use_sliding_window": some(draw),
+        "sliding_window": 5,
+        "max_window_layers": draw.choice([0, 1]),
+        "max_position_embeddings": 96,
+        "rope_parameters": {**rope, "rope_theta": draw.choice([500.0, 10000.0]), "mrope_section": list(pairs)},
+    }
+
+
 def mt5(draw: Draw) -> Fields:
     return {**t5(draw), "feed_forward_proj": draw.choice(["gated-gelu", "gated-silu", "relu"])}
 
@@ -202,6 +220,7 @@ FAMILIES: dict[str, tuple[Callable[[Draw], Fields], tuple[str, ...]]] = {
     "mt5": (mt5, SEQ2SEQ),
     "xlm-roberta": (roberta, ENCODER),
     "camembert": (roberta, ENCODER),
+    "qwen2_vl_text": (qwen2_vl_text, ("AutoModel",)),
 }
 QUICK, ALL = 2, 20  # random configs of each family; the forms take turns, and every form is among the quick ones once
 CASES = [

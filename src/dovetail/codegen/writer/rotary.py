@@ -40,12 +40,12 @@ def rope(context: Context) -> PositionCode:
     if part.coords > 1 and context.size("coords") > 1:
         context.refuse("coords", "rotary positions over two coordinates of an image have no writer yet")
     stretch: ScalingCode = ScalingCode() if part.scaling is None else context.write("scaling")
-    turning = part.turning(context.scope)
+    turning, ladders = part.turning(context.scope), part.ladders()  # of mrope one: tokens of text have equal coordinates
     flags = {
         "half": part.pairs == "half",
         "still": turning < context.size("head"),
         "stretch": bool(stretch.lines),
-        "coords": part.coords > 1,
+        "coords": ladders > 1,
         "amplitude": stretch.amplitude != 1.0,
     }
     define_at_least_fp32(context.file)
@@ -53,9 +53,9 @@ def rope(context: Context) -> PositionCode:
         ROTATE,
         flags,
         turning=turning if flags["still"] else "K",
-        two=2 * part.coords,
-        coords=part.coords,
-        pairs="pairs" if part.coords == 1 else f"{part.coords} * pairs",
+        two=2 * ladders,
+        coords=ladders,
+        pairs="pairs" if ladders == 1 else f"{ladders} * pairs",
         stretch=stretch.lines.rstrip("\n"),
         amplitude=stretch.amplitude,
     )

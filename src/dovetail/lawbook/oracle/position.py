@@ -111,6 +111,7 @@ def rope() -> Iterator[Comparison]:
     yield Comparison("2 coordinates, adjacent", got, adjacent)
     three = [-2.8255816334, -5.3787808072, -3.8166975382, 3.0026802083, -0.2621393291, -5.5165949554]
     yield Comparison("3 coordinates", _rotated(ONE_TO_SIX, _token_at(1, 2, 3), coords=3), three)
+    yield from _mrope()
     text = _rotated(ONE_TO_FOUR, row(1, start=1), coords=2)  # the same position on both coordinates: θ = 1 and 1
     yield Comparison("text with 2 coordinates", text, [-1.9841106486, -2.2852793274, 2.4623779024, 3.8441511931])
     # the score of q = (1, 2, 3, 4) and k = (5, 6, 7, 8), three apart, at any positions
@@ -122,6 +123,20 @@ def rope() -> Iterator[Comparison]:
     yield Comparison("on write, not again on read", _rotated(ONE_TO_FOUR, layout, site="on_read"), ONE_TO_FOUR)
     yield Comparison("on read", _rotated(ONE_TO_FOUR, layout, site="on_read", when="read"), half)
     yield Comparison("on read, not on write", _rotated(ONE_TO_FOUR, layout, site="on_write", when="read"), ONE_TO_FOUR)
+
+
+def _mrope() -> Iterator[Comparison]:
+    """Base 64 over 6 pairs: frequencies 1, ½, ¼ … 1/32. A patch at (time 1, height 2, width 3), sections 1, 2, 3: one pair
+    turns by 1·1, two by 2·½ and 2·¼, three by 3/8, 3/16, 3/32."""
+    x, fields = [float(i) for i in range(1, 13)], {"coords": 3, "base": 64.0}
+    # pairs (1, 7), (2, 8) …: 1·cos 1 − 7·sin 1 = −5.34999459, 2·cos 1 − 8·sin 1 = −5.65116327, 3·cos ½ − 9·sin ½ = −1.682, …
+    turned = [-5.3499945878, -5.6511632667, -1.6820821618, 0.0593051968, 2.8619303011, 4.8502993439]
+    turned += [4.6235871259, 6.0053604166, 9.3365196728, 10.7701663355, 11.7392229279, 12.5089806249]
+    yield Comparison("mrope, a patch", _rotated(x, _token_at(1, 2, 3), sections=(1, 2, 3), **fields), turned)
+    text = _rotated(x, row(1, start=5), sections=(1, 2, 3), **fields)
+    yield Comparison("mrope, text: plain rope", text, _rotated(x, row(1, start=5), base=64.0).tolist(), near=0)
+    qwen2_vl = alone(part("rope", coords=3, sections=(16, 24, 24)), head=128).coordinate
+    yield Comparison("coordinates of Qwen2-VL's pairs", qwen2_vl[[0, 15, 16, 39, 40, 63]], [0, 0, 1, 1, 2, 2], near=0)
 
 
 @oracle("alibi")

@@ -3,8 +3,14 @@
     (a, b) ← (a cos θ − b sin θ, b cos θ + a sin θ)        θ = p · base^(−i/pairs) for pair i
 
 so that a score depends on the distance alone. Pairs are `half` (channel i with i + d/2: Llama, NeoX) or `adjacent` (2i with
-2i + 1: the paper, GPT-J). With 2 or 3 coordinates each gets an equal part of the pairs. Keys are rotated when written to the
-cache, or when read (then the cache holds no positions: streaming, and scalings that change with length).   Su et al. 2021
+2i + 1: the paper, GPT-J). With 2 or 3 coordinates each gets an equal part of the pairs, with frequencies of its own; with
+`sections` (multimodal RoPE, mrope) there is one series of frequencies, and sections of its pairs take one coordinate each:
+
+    θ = p_c · base^(−i/pairs)        c = 0 for the first sections[0] pairs, 1 for the next sections[1], … (Qwen2-VL: 16, 24, 24)
+
+so that text, whose coordinates are equal, is rotated as by plain RoPE. Keys are rotated when written to the cache, or when read
+(then the cache holds no rotated key: streaming, and scalings that change with length).
+Su et al. 2021; Wang et al. 2024 (mrope)
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ class Rope(Position):
         "base": Mistake("rope base", (1e4, 5e5, 1e6, 1e5, 1e3, 500.0, 300.0, 100.0, 1.6e5, 5e6, 8e6, 1e7, 1.5e5)),
         "fraction": Mistake("rotary fraction", (1.0, 0.5, 0.25, 0.75)),
         "scaling": Scaling.mistaken,
+        "sections": Mistake("mrope sections"),
     }
 
     rotates: ClassVar[bool] = True
@@ -40,6 +47,7 @@ class Rope(Position):
     fraction: float = bounded(1.0, above=0, at_most=1)  # of a head's channels that are rotated, the first ones
     pairs: Literal["half", "adjacent"] = "half"
     coords: int = bounded(1, at_least=1, at_most=3)  # 1 text, 2 image, 3 video
+    sections: tuple[int, ...] = ()  # mrope: pairs per coordinate (time, height, width); (): each has frequencies of its own
     when: Literal["write", "read"] = "write"
     scaling: Scaling | None = None
 
@@ -53,7 +61,11 @@ class Rope(Position):
         return self.when == "read"
 
     def axes(self, scope: Scope) -> Scope:
-        return scope.add(pair=self.turning(scope) // 2 // max(self.coords, 1))
+        return scope.add(pair=self.turning(scope) // 2 // self.ladders())
+
+    def ladders(self) -> int:
+        """The number of series of frequencies that the pairs are divided into."""
+        return 1 if self.sections else self.coords
 
     def turning(self, scope: Scope) -> int:
         """The number of rotated channels of a head."""
@@ -61,8 +73,12 @@ class Rope(Position):
 
     def weights(self, scope: Scope) -> list[Weight]:
         frequency = Weight(name="frequency", out=("pair",), role="const")
-        varies = self.scaling is not None and self.scaling.varies
-        return [frequency, Weight(name="unstretched", out=("pair",), role="const")] if varies else [frequency]
+        declared = [frequency]
+        if self.scaling is not None and self.scaling.varies:
+            declared.append(Weight(name="unstretched", out=("pair",), role="const"))
+        if self.sections:
+            declared.append(Weight(name="coordinate", out=("pair",), role="const", dtype="int64"))
+        return declared
 
     def idle(self, scope: Scope) -> frozenset[str]:
         no_cache = set() if scope.decodes else {"when"}
@@ -75,6 +91,8 @@ class Rope(Position):
         return self.base ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
 
     def constant(self, name: str, scope: Scope) -> Tensor:
+        if name == "coordinate":  # of each pair
+            return torch.tensor([c for c, pairs in enumerate(self.sections) for _ in range(pairs)])
         if self.scaling is None or name == "unstretched":
             return self.plain(scope)
         return self.scaling.frequencies(self.plain(scope), self.base)
@@ -89,9 +107,15 @@ class Rope(Position):
                     "use 1, or as many as the tokens have",
                 )
             ]
-        if turning == 0 or turning % (2 * self.coords):
-            what = f"{turning} rotated channels of {scope.size('head')} cannot be paired for {self.coords} coordinate(s)"
-            return [Problem("fraction", what, f"make head · fraction a multiple of {2 * self.coords}")]
+        if turning == 0 or turning % (2 * self.ladders()):
+            what = f"{turning} rotated channels of {scope.size('head')} cannot be paired for {self.ladders()} coordinate(s)"
+            return [Problem("fraction", what, f"make head · fraction a multiple of {2 * self.ladders()}")]
+        if self.sections and (len(self.sections) != self.coords or self.coords == 1):
+            what = f"{len(self.sections)} sections for {self.coords} coordinate(s)"
+            return [Problem("sections", what, "give one per coordinate, of 2 or 3 coordinates, or none")]
+        if self.sections and (min(self.sections) < 1 or sum(self.sections) != scope.size("pair")):
+            what = f"{list(self.sections)} do not divide the {scope.size('pair')} rotated pairs of a head"
+            return [Problem("sections", what, f"give numbers from 1 on whose sum is {scope.size('pair')}")]
         return [] if self.scaling is None else self.scaling.check(scope)
 
     @classmethod
@@ -101,6 +125,7 @@ class Rope(Position):
             "fraction": [1.0, 0.5],
             "pairs": ["half", "adjacent"],
             "coords": [1, 2, 3],
+            "sections": [(), (2, 4), (1, 2, 3)],
             "when": ["write", "read"],
         }
 
@@ -117,6 +142,7 @@ class RopeModule(PositionModule):
     part: Rope
     frequency: Tensor
     unstretched: Tensor
+    coordinate: Tensor  # (pairs,)
 
     def setup(self) -> None:
         self.turning, self.halves = self.part.turning(self.scope), self.part.pairs == "half"
@@ -157,7 +183,11 @@ class RopeModule(PositionModule):
         if scaling is not None and scaling.varies:
             plain = self.unstretched.to(frequency)
             frequency = scaling.at_length(plain, self.part.base, lengths(layout))[..., None, :]
-        angle = (layout.coords_for(self.part.coords)[..., None] * frequency).flatten(-2)[..., None, :]
+        coords = layout.coords_for(self.part.coords)
+        if self.part.sections:
+            angle = coords.index_select(-1, self.coordinate)[..., None, :] * frequency
+        else:
+            angle = (coords[..., None] * frequency).flatten(-2)[..., None, :]
         cos, sin = angle.cos(), angle.sin()
         if scaling is not None:
             cos, sin = cos * scaling.amplitude(), sin * scaling.amplitude()

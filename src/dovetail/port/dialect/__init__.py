@@ -75,6 +75,7 @@ FILES = (
     "gpt_neo",
     "albert",
     "electra",
+    "qwen2_vl_text",
 )
 
 
