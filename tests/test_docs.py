@@ -45,7 +45,7 @@ def test_every_law_is_listed_with_what_it_says() -> None:
 
 
 AHEAD, VARIES, SHIFTS = (
-    [{"mask": {"any": ["causal", {"kind": kind}]}} for kind in ("prefix", "global_tokens")],
+    [{"mask": {"any": ["causal", {"kind": kind}]}} for kind in ("window", "global_tokens")],
     [{"position": {"scaling": kind}} for kind in ("dynamic_ntk", "longrope")],
     [{"position": "none", "bias": True}],
 )

@@ -51,10 +51,10 @@ GREEDY = Sampling()
 
 
 def check_generates(spec: Model) -> None:
-    """Raise SpecError unless the model predicts the next token and sees no later one."""
+    """Raise SpecError unless the model predicts the next token and sees no later one, but for the first tokens (a prefix)."""
     if "head" not in over_vocab(spec):
         raise SpecError("head", "the model has no logits over the vocabulary, so it cannot generate", "set head: lm")
-    if spec.order() != "causal":
+    if spec.ahead() is None:
         raise SpecError("layers", "the model is not causal, so it cannot generate token by token", "use a causal mask")
 
 

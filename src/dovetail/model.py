@@ -249,6 +249,12 @@ class Model(Part):
             return "both"
         return "ahead" if "ahead" in orders else "causal"
 
+    def ahead(self) -> int | None:
+        """The number of first tokens that see each other; behind them the model is causal. None: it is not."""
+        bounds = [0, *(block.mixer.ahead() for block in self.layers if block.mixer is not None)]
+        known = [bound for bound in bounds if bound is not None]
+        return max(known) if self.embed.causal() and len(known) == len(bounds) else None
+
     def taps(self) -> tuple[str, ...]:
         return self.TAPS if self.norm is not None else ("embedded",)
 

@@ -385,3 +385,21 @@ def test_a_flat_step_may_have_fewer_tokens_than_rows() -> None:
         got = model(TOKENS[:1], Ctx(layout=step.layout, views=step.views))
         want = model(TOKENS[None, :1], Ctx(layout=TokenLayout.whole(1, 1)))[0]
     torch.testing.assert_close(got, want)
+
+
+# -- tokens that see each other
+
+
+def test_the_tokens_of_a_prefix_arrive_in_one_step() -> None:
+    pool = pool_of(FULL.set("layers.2.mixer.mask", {"any": ["causal", {"kind": "prefix", "length": 6}]}))
+    assert pool.ahead == 6
+    pool.step([0, 1], [4, 7])
+    with pytest.raises(StateError, match=r"row 0 holds 4 tokens, and the first 6 of a row see each other \(roll it back to 0"):
+        pool.step([0], [3])
+    pool.step([0, 1], [0, 3])
+    assert pool.rollback(1, 6) == 6
+    assert pool.rollback(1, 5) == 0  # inside the prefix: only the empty row can be continued
+    assert pool.rollback(0, 4) == 4  # nothing is forgotten
+    assert pool.rollback(0, 3) == 0
+    pool.step([0, 1], [6, 9])
+    pool.step([0, 1], [1, 1])

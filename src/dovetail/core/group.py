@@ -39,6 +39,10 @@ class Mixer(Part):
         """Whether an output depends on later tokens."""
         return "causal"
 
+    def ahead(self) -> int | None:
+        """The number of first tokens that see each other; behind them no query sees a later key. None: some do anywhere."""
+        return 0 if self.order() == "causal" else None
+
     def reads_encoder(self) -> bool:
         """Whether it attends to the encoder output."""
         return False
@@ -251,6 +255,10 @@ class Mask(Part):
     def order(self) -> Order:
         """Whether a query sees later keys."""
         return "both"
+
+    def ahead(self) -> int | None:
+        """The number of first tokens among which all later keys are that a query sees; None: there is no such number."""
+        return 0 if self.order() == "causal" else None
 
     def reach(self) -> int | None:
         """The window in tokens, the query included; the first `kept` tokens are visible beyond it. None: no window."""

@@ -47,6 +47,9 @@ class SoftmaxMixer(Mixer):
     def order(self) -> Order:
         return self.visibility().order()
 
+    def ahead(self) -> int | None:
+        return 0 if self.order() == "causal" else self.visibility().ahead()
+
     def tp_region(self) -> bool:
         return True
 
@@ -54,7 +57,8 @@ class SoftmaxMixer(Mixer):
         """States with one entry per token, as far back as the mask reaches; none where the mixer does not decode."""
         if self.order() == "both" or not scope.decodes:
             return []
-        return [dc.replace(state, window=self.mask.reach(), keep=self.mask.kept()) for state in states]
+        window, keep, ahead = self.mask.reach(), self.mask.kept(), self.ahead() or 0
+        return [dc.replace(state, window=window, keep=keep, ahead=ahead) for state in states]
 
     def position_scope(self, scope: Scope) -> Scope:
         """The scope of the position: whether the mixer decodes, and the size of a windowed KV cache."""
@@ -66,7 +70,7 @@ class SoftmaxMixer(Mixer):
         return scope
 
     def excepts(self, scope: Scope) -> dict[str, str]:
-        if self.order() != "ahead":
+        if self.order() != "ahead" or self.ahead() is not None:
             return {}
         return dict.fromkeys(("chunked", "rollback"), f"{self.visibility().kind}: an early query sees later keys")
 

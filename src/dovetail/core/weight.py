@@ -78,7 +78,7 @@ class State:
     per token: one entry per token (the keys of a KV cache); per block: one entry per `block` tokens of a sequence, written
     with the last of them; per sequence: one entry, which every token updates (a recurrent state); per source: one entry per
     token of the encoder output, written once at admission. With `window`, only the last `window` and the first `keep`
-    tokens are stored.
+    tokens are stored. The first `ahead` tokens of a sequence see each other, so that they arrive in one step.
     """
 
     name: str
@@ -88,6 +88,7 @@ class State:
     copies: int = 1
     window: int | None = None
     keep: int = 0
+    ahead: int = 0
     at_least_fp32: bool = False  # stored in float32 or wider: a sum over all tokens
     dtype: Literal["model", "int64"] = "model"  # int64: token ids
     same_as: str | None = None  # path of an earlier mixer that stores these entries: they are stored and counted there

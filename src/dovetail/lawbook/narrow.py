@@ -30,6 +30,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -160,10 +161,11 @@ class Pair:
             mixer, dtype = model.get_submodule(path), model.dtype
             pool = Pool(self.spec, BATCH, self.n, dtype=dtype, source=1)
             with boundaries(mixer, at, path):
-                for t in range(self.n):
-                    step = pool.step(range(BATCH), [1] * BATCH)
+                ends = range(max(pool.ahead, 1), self.n + 1)
+                for begin, end in pairwise([0, *ends]):
+                    step = pool.step(range(BATCH), [end - begin] * BATCH)
                     ctx = Ctx(layout=step.layout, listen=Listener({"*": at}))
-                    mixer(of_dtype(x[:, t : t + 1], dtype), ctx, step.views[layer][branch])
+                    mixer(of_dtype(x[:, begin:end], dtype), ctx, step.views[layer][branch])
             stores = [store for group in pool.groups.values() for store in group.stores.get((layer, branch), ())]
             for i, store in enumerate(stores):
                 at(f"{STATE_OF} {path}.{i}", store)

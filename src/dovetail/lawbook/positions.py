@@ -17,7 +17,7 @@ from dovetail.core.group import Position
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import walk_spec
 from dovetail.lawbook.case import BATCH, LENGTHS, Case, N, NotApplicable, law, rows_of
-from dovetail.lawbook.sequence import LAYOUTS, Decoder, decodes
+from dovetail.lawbook.sequence import LAYOUTS, Decoder, behind, decodes
 from dovetail.model import Model
 from dovetail.state.pool import Layout
 
@@ -88,7 +88,7 @@ def _decode(case: Case, coords: Tensor, want: Tensor, layout: Layout, flat: bool
     rows = [3, 1, 4]
     decoder.admit(rows)
     place = [0] * BATCH
-    for number, new in enumerate(CHUNKS):
+    for number, new in enumerate(behind(CHUNKS, case.spec.ahead() or 0)):
         for r, out in enumerate(decoder.advance(rows, range(BATCH), new)):
             case.same(out, want[r, place[r] : place[r] + len(out)], f"{how}: row {r}, chunk {number}, cached and whole")
             place[r] += len(out)

@@ -57,6 +57,7 @@ class Program(Decoder):
         self.rows = [Row() for _ in range(ROWS)]
         self.outputs: list[Output] = []
         self.vocabulary = case.inputs.unique().tolist()
+        self.ahead = self.pool.ahead  # a row begins with as many tokens
         groups = list(self.pool.groups.values())
         self.exact = not any(group.slots.overwrites for group in groups)  # every roll-back reaches exactly the length asked for
         self.bounded = any(group.per in ("token", "block") and not group.slots.overwrites for group in groups)
@@ -203,8 +204,9 @@ class Program(Decoder):
         state, n = self.rows[row], max(n, 0)
         if n > len(state.tokens):
             return
-        reached, mark = self.pool.rollback(row, n), max((m for m in state.marks if m <= n), default=0)
-        least = n if self.exact else mark
+        marks = [m for m in state.marks if self.ahead <= m <= n]
+        reached, mark = self.pool.rollback(row, n), max(marks, default=0)
+        least = (n if n >= self.ahead or n == len(state.tokens) else 0) if self.exact else mark
         message = f"{self.layout}: rolled row {row} back from {len(state.tokens)} to {n} tokens and reached {reached}"
         self.case.true(least <= reached <= n, f"{message}; the last mark is at {mark}")
         state.tokens, state.marks = state.tokens[:reached], [m for m in state.marks if m <= reached]
@@ -213,6 +215,8 @@ class Program(Decoder):
         """One step with random tokens, batched or flat. A refusal must change nothing; if the step must fit, rows are then
         freed until it does. `fits` None: it may be refused."""
         if fits:
+            begun = [bool(self.rows[row].tokens) for row in rows]
+            new = [n if old or not n else max(n, self.ahead) for old, n in zip(begun, new, strict=True)]
             new = [max(min(n, self.room(row)), 0) for row, n in zip(rows, new, strict=True)]
         if not sum(new):
             return

@@ -122,11 +122,19 @@ def _with_sizes(value: Any, sizes: Sizes) -> Any:
     if isinstance(value, tuple):
         if value and isinstance(value[0], float):  # one factor per rotary pair
             return value[: sizes.head // 2]
+        if value and isinstance(value[0], int):  # rotary pairs per coordinate
+            return _divided(sizes.head // 2, value)
         return tuple(_with_sizes(item, sizes) for item in value)
     if not isinstance(value, Part):
         return value
     fields = {f.name: _with_sizes(getattr(value, f.name), sizes) for f in dc.fields(value)}
     return dc.replace(value, **{name: _small(value, name, new, sizes) for name, new in fields.items()})
+
+
+def _divided(total: int, shares: tuple[int, ...]) -> tuple[int, ...]:
+    """A number divided in about these proportions, none of them 0."""
+    first = [max(1, total * share // sum(shares)) for share in shares[:-1]]
+    return (*first, total - sum(first))
 
 
 def _small(part: Part, name: str, value: Any, sizes: Sizes) -> Any:

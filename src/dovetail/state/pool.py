@@ -126,12 +126,13 @@ class Pool:
         self.coordinates = Coordinates(rows, coords) if coords else None
         self.groups: dict[Any, Group] = {}
         self.shared: dict[tuple[int, str], tuple[int, str]] = {}  # mixers that read the cache of an earlier one
-        self.layers = 0
+        self.layers = self.ahead = 0
         for path, part, scope in walk(spec):
             if scope.stack == "layers":
                 self.layers = scope.depth
             for state in part.state(scope):
                 branch = path.rpartition(".")[2]
+                self.ahead = max(self.ahead, state.ahead)
                 if state.same_as is not None:
                     *_, layer, owner = state.same_as.split(".")
                     self.shared[scope.layer, branch] = (int(layer), owner)
@@ -182,6 +183,10 @@ class Pool:
                 raise StateError("the pool stores no coordinates (make it with `coords`, the number of them per token)")
             self.coordinates.check(new, positions)
         lengths = [self.lengths[row] for row in rows]
+        for row, length, n in zip(rows, lengths, new, strict=True):
+            if n and 0 < length < self.ahead:
+                what = f"row {row} holds {length} tokens, and the first {self.ahead} of a row see each other"
+                raise StateError(f"{what} (roll it back to 0, and give it {self.ahead} or more in one step)")
         # blocks last: their view is a part of the view of the layer's tokens
         groups = sorted(self.groups.values(), key=lambda group: group.per == "block")
         growing = [group for group in groups if group.per in ("token", "block")]
@@ -277,6 +282,7 @@ class Pool:
         length = self.lengths[row]
         if not 0 <= n <= length:
             raise StateError(f"row {row} holds {length} tokens; it cannot return to length {n}")
+        n = 0 if n < min(self.ahead, length) else n  # no token can follow a part of the tokens that see each other
         groups = [group for group in self.groups.values() if group.per != "source"]
         exact = all(group.slots.can_rewind(length, self.written[row], n) for group in groups)
         reached = n if exact else self._to_mark(row, n)
@@ -292,7 +298,7 @@ class Pool:
 
     def _to_mark(self, row: int, n: int) -> int:
         """Restore the last mark at or before n, or the empty row where there is none. Returns its length."""
-        marks = [mark for mark in self.marks[row] if mark.length <= n]
+        marks = [mark for mark in self.marks[row] if self.ahead <= mark.length <= n]
         if not marks:
             return 0
         stores = [(group, store) for group in self._overwritten() for store in group.tensors()]

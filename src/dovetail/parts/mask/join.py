@@ -92,6 +92,10 @@ class AllOf(Joined):
         reaches = [reach for reach in [mask.reach() for mask in self.masks] if reach is not None]
         return min(reaches) if reaches else None
 
+    def ahead(self) -> int | None:
+        bounds = [bound for bound in [mask.ahead() for mask in self.masks] if bound is not None]
+        return min(bounds) if bounds else None
+
     def regroup(self) -> int:
         return max([mask.regroup() for mask in self.masks])
 
@@ -124,8 +128,11 @@ class AnyOf(Joined):
         orders = {mask.order() for mask in self.masks}
         return "causal" if orders == {"causal"} else "both" if orders == {"both"} else "ahead"
 
+    def ahead(self) -> int | None:
+        return _greatest([mask.ahead() for mask in self.masks])
+
     def reach(self) -> int | None:
-        return _widest(self.masks)
+        return _greatest([mask.reach() for mask in self.masks])
 
     def to_data(self) -> Any:
         return {"any": [mask.to_data() for mask in self.masks]}
@@ -164,8 +171,11 @@ class ByHead(Joined):
             return self.masks[0].order()
         return "ahead" if "ahead" in orders else "both"
 
+    def ahead(self) -> int | None:
+        return _greatest([mask.ahead() for mask in self.masks])
+
     def reach(self) -> int | None:
-        return _widest(self.masks)
+        return _greatest([mask.reach() for mask in self.masks])
 
     def by_head(self) -> bool:
         return True
@@ -183,6 +193,7 @@ class ByHead(Joined):
         }
 
 
-def _widest(masks: tuple[Mask, ...]) -> int | None:
-    reaches = [mask.reach() for mask in masks]
-    return None if None in reaches else max(r for r in reaches if r is not None)
+def _greatest(bounds: list[int | None]) -> int | None:
+    """The greatest bound; None where one of them is missing."""
+    known = [bound for bound in bounds if bound is not None]
+    return max(known) if len(known) == len(bounds) else None

@@ -102,6 +102,9 @@ class Prefix(Mask):
     def tile(self, q: Span, k: Span, head: int) -> Fill:
         return _within(k.low, k.high, 0, self.length - 1)
 
+    def ahead(self) -> int | None:
+        return self.length
+
     def reach(self) -> int | None:
         return self.length
 

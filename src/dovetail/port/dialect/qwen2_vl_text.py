@@ -44,7 +44,7 @@ class MultimodalRotary(Rotary):
 QWEN2_VL_TEXT = QWEN2.variant(
     "qwen2_vl_text",
     forms=(Form(architecture="Qwen2VLTextModel", auto="AutoModel", answer="last_hidden_state", head={"head": None}),),
-    layer={"mixer": {"position": {"kind": "rope", "coords": 3}}},
+    layer={"mixer": {"position": {"kind": "rope", "coords": 3, "sections": [4, 6, 6]}}},  # of a head of 32, our default
     fields=(MultimodalRotary("layers.*.mixer.position"),),
     ignored=("tie_word_embeddings",),
     defaults={"num_key_value_heads": 8, "max_window_layers": 80, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
