@@ -50,13 +50,19 @@ class Decoder:
         self._unchanged = Unchanged(model) if compiled else None
         self._seconds = time.monotonic() - begin  # torch imports its compiler when it is first asked for it
 
-    def step(self, tokens: Tensor, rows: Sequence[int], positions: Sequence[Tensor | None] | None = None) -> Tensor:
+    def step(
+        self,
+        tokens: Tensor,
+        rows: Sequence[int],
+        positions: Sequence[Tensor | None] | None = None,
+        patches: Tensor | None = None,
+    ) -> Tensor:
         """Feed n more tokens (rows, n) to each row; return the logits (rows, vocab) after the last. `positions`: per row the
-        coordinates (n, c) of its tokens, as `Pool.step` takes them."""
+        coordinates (n, c) of its tokens, as `Pool.step` takes them; `patches`: the images that some of the ids stand for."""
         if self._unchanged is not None and not self._unchanged():  # before the pool changes
             raise StateError("the weights, modules or hooks have changed since they were compiled (make a new Decoder)")
         step = self.pool.step(rows, [tokens.shape[1]] * len(rows), positions=positions)
-        ctx = Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
+        ctx = Ctx(layout=step.layout, views=step.views, patches=patches, ranks=self.model.ranks)
         if self._compiled is None or tokens.shape[1] > 1:
             return self.model.next_logits(tokens, ctx)[:, -1]
         # a slice has other strides, for which it would be compiled again

@@ -81,11 +81,12 @@ def generate_tokens(
     compiled: bool = False,
     on_compiled: Callable[[float], None] | None = None,
     positions: Tensor | None = None,
+    patches: Tensor | None = None,
 ) -> Iterator[int]:
     """Yield up to `max_tokens` token ids that continue the prompt (n,), fewer where a table of positions ends. A token of
     `stop` ends generation, and is yielded, too. `compiled` decodes by compiled graphs, which take seconds to minutes to make;
     `on_compiled` is called with that time, before the first token is yielded. `positions` (n, c) are the coordinates of the
-    prompt's tokens; those of the new tokens continue them.
+    prompt's tokens; those of the new tokens continue them. `patches` are the images that some of its ids stand for.
     """
     spec, device = model.part, model.device
     check_generates(spec)
@@ -108,12 +109,14 @@ def generate_tokens(
         inputs = torch.tensor(list(start), dtype=torch.long, device=device)
         if not len(inputs):
             raise SpecError("start", "an encoder–decoder needs a first decoder token", "give decoder_start_token_id")
+    if len(inputs) < (ahead := spec.ahead() or 0):
+        raise SpecError("prompt", f"has {len(inputs)} tokens; the first {ahead} see each other", f"give {ahead} or more")
     generator = torch.Generator().manual_seed(sampling.seed)
     compiled = compiled and max_tokens > WARM  # fewer would be compiled for nothing
     decoder = Decoder(model, pool, compiled=compiled)
     for number in range(max_tokens):
         given = None if positions is None or number else [positions]
-        logits = decoder.step(inputs[None], [0], given)[0].float()
+        logits = decoder.step(inputs[None], [0], given, None if number else patches)[0].float()
         check_result(logits, f"logits of token {number + 1}")
         token = sample_token(logits.cpu(), sampling, generator)
         if compiled and number == 0:

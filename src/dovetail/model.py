@@ -251,7 +251,7 @@ class Model(Part):
 
     def ahead(self) -> int | None:
         """The number of first tokens that see each other; behind them the model is causal. None: it is not."""
-        bounds = [0, *(block.mixer.ahead() for block in self.layers if block.mixer is not None)]
+        bounds = [0, *(mixer.ahead() for block in self.layers for mixer in block.self_mixers().values())]
         known = [bound for bound in bounds if bound is not None]
         return max(known) if self.embed.causal() and len(known) == len(bounds) else None
 

@@ -41,6 +41,7 @@ class BatchOptions(TypedDict, total=False):
     lengths: Tensor | Sequence[int] | None  # (batch,), tokens per row, padded on the right
     types: Tensor | None  # (batch, n), token types, where the embedding has them
     positions: Tensor | None  # (batch, n) or (batch, n, c): coordinates that differ from the order of the tokens (images)
+    patches: Tensor | None  # (p, channels, height, width): the images that ids beyond the vocabulary stand for
     source: Tensor | None  # (batch, m), the ids that the encoder of an encoder–decoder reads
     source_mask: Tensor | None  # (batch, m), 0 at padding of the source
 
@@ -54,6 +55,7 @@ class GenerateOptions(TypedDict, total=False):
     seed: int  # of the sampling
     stop: Collection[int] | None  # end-of-sequence tokens; by default those of the model
     positions: Tensor | None  # (n, c), coordinates of the prompt's ids that differ from their order; new tokens continue them
+    patches: Tensor | None  # (p, channels, height, width): the images that ids of the prompt beyond the vocabulary stand for
     compiled: bool  # decode by compiled graphs: seconds to minutes to make, then faster (decoding.py)
     chat: bool  # render the prompt with the model's chat template, as a user message
     system: str | None  # with chat: a system message before it
@@ -153,7 +155,15 @@ class Transformer(ModelModule):
             return text if stream else "".join(text)
         ids, start = _one_row(prompt), vocabulary.start
         tokens = generate_tokens(
-            self, ids, max_tokens, sampling, stop=ends, start=start, compiled=compiled, positions=positions
+            self,
+            ids,
+            max_tokens,
+            sampling,
+            stop=ends,
+            start=start,
+            compiled=compiled,
+            positions=positions,
+            patches=how.get("patches"),
         )
         return tokens if stream else list(tokens)
 
@@ -189,6 +199,7 @@ class Transformer(ModelModule):
             lengths=batch.get("lengths"),
             types=batch.get("types"),
             positions=batch.get("positions"),
+            patches=batch.get("patches"),
         )
         if self.part.encoder is None:
             if source is not None or source_mask is not None:

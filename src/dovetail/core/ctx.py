@@ -113,6 +113,7 @@ class Ctx:
     encoder_output: Tensor | None = None  # (…, m, encoder): hidden states of the encoder, for cross attention
     encoder_layout: TokenLayout | None = None
     types: Tensor | None = None  # (…, n) token types, where the embedding has them
+    patches: Tensor | None = None  # (p, channels, height, width): what token ids from the vocabulary's size on stand for
     listen: Listener | None = None
     losses: dict[str, Tensor] | Losses | None = None  # extra losses, by the path that added them; kept as Losses
     seed: int | Tensor | None = None  # set in training; kept as a tensor (), see core/random.py

@@ -315,6 +315,10 @@ class Embed(Part):
         """A random legal input of about n tokens."""
         raise NotImplementedError
 
+    def example_patches(self, scope: Scope, generator: torch.Generator) -> Tensor | None:
+        """Random legal `patches` of a Ctx for the inputs of `example`; None where the embedding reads none."""
+        return None
+
     def causal(self) -> bool:
         """Whether input i becomes token i, so that tokens can be decoded one by one."""
         return True

@@ -4,6 +4,7 @@
     lengths        (batch,)     tokens per row, padded on the right
     neither                     whole sequences without padding
     positions      (batch, n, c) coordinates of the tokens, or (batch, n) one each; by default their order
+    patches        (p, channels, height, width) of images, where the embedding takes ids for them
 
 A padded row computes what the row computes alone: positions count from its first token, on whichever side the padding is.
 """
@@ -28,6 +29,7 @@ def default_ctx(
     lengths: Tensor | Sequence[int] | None = None,
     types: Tensor | None = None,
     positions: Tensor | None = None,
+    patches: Tensor | None = None,
     name: str = "inputs",
 ) -> Ctx:
     """Return the Ctx of a batch: its token layout on the device of the inputs, and the ranks that the model is sharded across.
@@ -47,7 +49,7 @@ def default_ctx(
         layout = TokenLayout.whole(inputs.shape[0], inputs.shape[1], inputs.device)
     if positions is not None:
         layout = layout.at(positions[..., None] if positions.dim() == 2 else positions)
-    return Ctx(layout=layout, types=types, ranks=ranks)
+    return Ctx(layout=layout, types=types, patches=patches, ranks=ranks)
 
 
 def masked_layout(mask: Tensor, inputs: Tensor, name: str = "inputs") -> TokenLayout:

@@ -96,6 +96,18 @@ class Case:
             None if encoder is None else encoder.embed.example(encoder.axes(Scope()), BATCH, N, generator(self.seed, "source"))
         )
 
+    @cached_property
+    def patches(self) -> Tensor | None:
+        """The patches of images that some of the inputs stand for, where the embedding reads any."""
+        return self.spec.embed.example_patches(self.scope, generator(self.seed, "patches"))
+
+    @cached_property
+    def source_patches(self) -> Tensor | None:
+        """The same for the source."""
+        encoder = self.spec.encoder
+        patches = generator(self.seed, "source patches")
+        return None if encoder is None else encoder.embed.example_patches(encoder.axes(Scope()), patches)
+
     @property
     def tokens(self) -> bool:
         """Whether inputs are token ids, which can be cut, padded and packed."""
@@ -111,18 +123,19 @@ class Case:
         """The ctx of a forward pass, with the encoder output where the spec has an encoder."""
         layout = layout or TokenLayout.whole(self.inputs.shape[0], N)
         if self.spec.encoder is None or "encoder_output" in more or "views" in more:
-            return Ctx(layout=layout, **more)
+            return Ctx(layout=layout, patches=self.patches, **more)
         source = self.source if source is None else source
         assert source is not None
         encoder_output, encoder_layout = self.model.encode(
             source,
             Ctx(
                 layout=source_layout or TokenLayout.whole(source.shape[0], source.shape[1]),
+                patches=self.source_patches,
                 seed=more.get("seed"),
                 losses=more.get("losses"),
             ),
         )
-        return Ctx(layout=layout, encoder_output=encoder_output, encoder_layout=encoder_layout, **more)
+        return Ctx(layout=layout, patches=self.patches, encoder_output=encoder_output, encoder_layout=encoder_layout, **more)
 
     def run(self, inputs: Tensor | None = None, **how: Any) -> Tensor:
         """The model's output."""

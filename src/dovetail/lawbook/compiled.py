@@ -104,7 +104,8 @@ def _generation(case: Case, layout: Layout, prefill: Sequence[int]) -> None:
     for number in range(STEPS):
         tokens = case.inputs.gather(1, torch.tensor(held)[:, None])
         steps = [decoder.pool.step(rows, [1] * BATCH) for decoder in both]
-        got, want = (f(tokens, Ctx(step.layout, step.views)) for f, step in zip((run, case.stream), steps, strict=True))
+        contexts = [Ctx(step.layout, step.views, patches=case.patches) for step in steps]
+        got, want = (f(tokens, ctx) for f, ctx in zip((run, case.stream), contexts, strict=True))
         case.same(got, want, f"{layout}, step {number} after {tuple(prefill)} tokens, compiled and eager")
         held = [n + 1 for n in held]
     torch.compiler.reset()

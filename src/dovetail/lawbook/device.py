@@ -84,6 +84,8 @@ class OnMeta:
     def __init__(self, case: Case) -> None:
         self.spec, self.model = case.spec, build(case.spec, dtype=DTYPE, device=META)
         self.inputs, self.source = _on_meta(case.inputs), None if case.source is None else _on_meta(case.source)
+        patches = (case.patches, case.source_patches)
+        self.patches, self.source_patches = (None if own is None else _on_meta(own) for own in patches)
         head = self.spec.head
         if head is not None:
             shape = tuple(case.run().shape[:-1])
@@ -108,9 +110,10 @@ class OnMeta:
 
     def ctx(self, layout: TokenLayout, **more: Any) -> Ctx:
         """The ctx of a whole pass, with the encoder output where there is an encoder."""
-        ctx = Ctx(layout=layout, **more)
+        ctx = Ctx(layout=layout, patches=self.patches, **more)
         if self.source is not None:
-            source = Ctx(layout=TokenLayout.whole(BATCH, N, META), seed=ctx.seed, losses=ctx.losses)
+            whole = TokenLayout.whole(BATCH, N, META)
+            source = Ctx(layout=whole, patches=self.source_patches, seed=ctx.seed, losses=ctx.losses)
             ctx.encoder_output, ctx.encoder_layout = self.model.encode(self.source, source)
         return ctx
 
@@ -132,7 +135,7 @@ class OnMeta:
             self.model.fill(ctx, pool.admit(range(BATCH), [N] * BATCH))
         for rows, new in STEPS:
             step = pool.step(rows, new, flat)
-            self.model.hidden(_tokens(step.layout), Ctx(layout=step.layout, views=step.views))
+            self.model.hidden(_tokens(step.layout), Ctx(layout=step.layout, views=step.views, patches=self.patches))
         pool.mark(1)
         pool.fork(0, 3)
         pool.rollback(2, 1)

@@ -107,6 +107,10 @@ class Pair:
         example = spec.embed.example(spec.axes(Scope()), BATCH, self.n, generator(self.seed, "inputs"))
         return example.to(self.dtype) if example.is_floating_point() else example
 
+    def _patches(self, spec: Model | None) -> Tensor | None:
+        patches = None if spec is None else spec.embed.example_patches(spec.axes(Scope()), generator(self.seed, "patches"))
+        return None if patches is None else patches.to(self.dtype)  # rounded for both models
+
     def kernels(self, case: Case) -> list[str]:
         """The kernels to compare: the reference, and in turn the tiled one if it offers what the spec needs. With the tiled
         kernel recurrences run in chunks, with the reference token by token."""
@@ -128,10 +132,10 @@ class Pair:
         dtype = model.dtype
         more: dict[str, Any] = {}
         if self.source is not None:
-            source = Ctx(layout=TokenLayout.whole(BATCH, self.n), listen=listener)
+            source = Ctx(layout=TokenLayout.whole(BATCH, self.n), patches=self._patches(self.spec.encoder), listen=listener)
             more["encoder_output"], more["encoder_layout"] = model.encode(of_dtype(self.source, dtype), source)
         layout = TokenLayout.whole(BATCH, self.n, start=self.start)
-        model(of_dtype(self.inputs, dtype), Ctx(layout=layout, listen=listener, **more))
+        model(of_dtype(self.inputs, dtype), Ctx(layout=layout, patches=self._patches(self.spec), listen=listener, **more))
 
     def compare_choices(self, case: Case) -> None:
         """The experts that a nearly tied router chooses for the same input: those of a float32 router. A float64 one orders

@@ -170,7 +170,8 @@ class Program(Decoder):
         if source not in self.encoded:
             assert self.case.source is not None
             tokens = self.case.source[source : source + 1, : LENGTHS[source]]
-            self.encoded[source] = self.case.model.encode(tokens, Ctx(layout=TokenLayout.whole(1, LENGTHS[source])))
+            ctx = Ctx(layout=TokenLayout.whole(1, LENGTHS[source]), patches=self.case.source_patches)
+            self.encoded[source] = self.case.model.encode(tokens, ctx)
         output, layout = self.encoded[source]
         ctx = Ctx(layout=layout, encoder_output=output, encoder_layout=layout)
         self.case.model.fill(ctx, self.pool.admit([row], [LENGTHS[source]]))

@@ -98,7 +98,7 @@ class Decoder:
             tokens = torch.zeros(len(rows), max(new), dtype=torch.long)
             for i, piece in enumerate(pieces):
                 tokens[i, : len(piece)] = piece
-        out = self.case.stream(tokens, Ctx(layout=step.layout, views=step.views))
+        out = self.case.stream(tokens, Ctx(layout=step.layout, views=step.views, patches=self.case.patches))
         return list(out.split(new)) if flat else rows_of(out, new)
 
 

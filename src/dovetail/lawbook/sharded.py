@@ -84,6 +84,8 @@ class Batch:
     source: Tensor | None
     source_layout: TokenLayout | None
     weight: Tensor  # of each output, zero at padding
+    patches: Tensor | None = None  # of images among the inputs, those of the whole batch
+    source_patches: Tensor | None = None
 
     def rows(self, group: dist.ProcessGroup) -> Batch:
         """This rank's share of the rows."""
@@ -91,7 +93,8 @@ class Batch:
         source = None if self.source is None else piece(self.source, group, 0)
         source_layout = None if self.source_layout is None else self.source_layout.split_rows(ranks, rank)
         inputs, weight = piece(self.inputs, group, 0), piece(self.weight, group, 0)
-        return Batch(inputs, self.layout.split_rows(ranks, rank), source, source_layout, weight)
+        layout = self.layout.split_rows(ranks, rank)
+        return dc.replace(self, inputs=inputs, layout=layout, source=source, source_layout=source_layout, weight=weight)
 
     def columns(self, group: dist.ProcessGroup) -> Batch:
         """This rank's piece of every row, with the layouts of the whole rows."""
@@ -184,7 +187,11 @@ def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
         source = spec.encoder.embed.example(spec.encoder.axes(Scope()), len(SOURCES), N, generator(seed, "source"))
         packed = spec.encoder.embed.causal()
         source_layout = TokenLayout.packed(SOURCES, N) if packed else TokenLayout.whole(len(SOURCES), N)
-    bare = Batch(inputs, layout, source, source_layout, torch.ones(()))
+    patches = [
+        None if stack is None else stack.embed.example_patches(stack.axes(Scope()), generator(seed, "patches"))
+        for stack in (spec, spec.encoder)
+    ]
+    bare = Batch(inputs, layout, source, source_layout, torch.ones(()), *patches)
     with torch.no_grad():
         out = _forward(model, spec, bare, Ctx(layout=layout))
     weight = torch.randn(out.shape, generator=generator(seed, "projection"), dtype=out.dtype)
@@ -241,8 +248,9 @@ SPLITS: dict[How, Callable[[ModelModule, Model, DeviceMesh], Run]] = {
 def _forward(model: ModelModule, spec: Model, batch: Batch, ctx: Ctx, group: dist.ProcessGroup | None = None) -> Tensor:
     """The output of a batch; with a group, of this rank's piece of every row."""
     source, source_layout = batch.source, batch.source_layout
+    ctx = dc.replace(ctx, patches=batch.patches)
     if spec.encoder is not None and source is not None and source_layout is not None:
-        source_ctx = dc.replace(ctx, layout=source_layout)
+        source_ctx = dc.replace(ctx, layout=source_layout, patches=batch.source_patches)
         encoded = model.encode(source, source_ctx if group is None else split_ctx(source_ctx, spec.encoder, group))
         encoder_output, encoder_layout = encoded if group is None else whole_encoder_output(*encoded, group)
         ctx = dc.replace(ctx, encoder_output=encoder_output, encoder_layout=encoder_layout)

@@ -162,9 +162,8 @@ def _tapped_elsewhere(case: Case, want: dict[str, Tensor]) -> None:
         case.same(values[address], want[address], f"{address} with the reference kernel and with the chosen one")
     if case.spec.encoder is not None and case.source is not None:
         values.clear()
-        case.model.encode(
-            case.source, Ctx(layout=TokenLayout.whole(case.source.shape[0], case.source.shape[1]), listen=listener)
-        )
+        layout = TokenLayout.whole(case.source.shape[0], case.source.shape[1])
+        case.model.encode(case.source, Ctx(layout=layout, patches=case.source_patches, listen=listener))
         fires = {address for address in taps(case.spec) if address.startswith("encoder.")}
         missing = {address for address in fires - values.keys() if not address.endswith(".pattern")}
         case.true(not missing, f"taps of the encoder that do not fire: {sorted(missing)[:4]}")
@@ -172,7 +171,7 @@ def _tapped_elsewhere(case: Case, want: dict[str, Tensor]) -> None:
         values.clear()
         pool = Pool(case.spec, BATCH, N, dtype=DTYPE)
         step = pool.step(range(BATCH), [N] * BATCH)
-        case.stream(case.inputs, Ctx(layout=step.layout, views=step.views, listen=listener))
+        case.stream(case.inputs, Ctx(layout=step.layout, views=step.views, patches=case.patches, listen=listener))
         for address in ("embedded", *(f"layers.{i}.after_{b.steps()[-1][0]}" for i, b in enumerate(case.spec.layers))):
             case.true(address in values, f"{address} does not fire while decoding")
             case.same(values[address], want[address], f"{address} while decoding and in a whole pass")

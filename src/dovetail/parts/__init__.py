@@ -21,6 +21,7 @@ from dovetail.parts.act import (
 from dovetail.parts.block import ExpertBlock as ExpertBlock, HybridBlock as HybridBlock
 from dovetail.parts.earlier import SharedKV as SharedKV, ValueResidual as ValueResidual
 from dovetail.parts.embed import Patches as Patches, Tokens as Tokens
+from dovetail.parts.embed_image import TokensAndPatches as TokensAndPatches
 from dovetail.parts.feature import EluFeatures as EluFeatures, RandomFeatures as RandomFeatures, ReluFeatures as ReluFeatures
 from dovetail.parts.ffn.glu import Glu as Glu
 from dovetail.parts.ffn.mlp import Mlp as Mlp

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
+from dovetail.core.errors import InputError
+from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
 from dovetail.lawbook.oracle.registry import Comparison, oracle
 from dovetail.lawbook.oracle.stand import alone, ctx, eye, numbers, part, row
@@ -47,6 +51,35 @@ def _shared() -> Iterator[Comparison]:
         model = build(part("model", width=4, vocab=3, encoder=encoder, layers=(deep,)))
         names = [name for name, _ in model.named_parameters() if name.endswith("embed.table")]
         yield Comparison(f"tables, shared {shared}", len(names), tables, near=0)
+
+
+@oracle("tokens_and_patches")
+def tokens_and_patches() -> Iterator[Comparison]:
+    """Ids 0 to 2 are rows of the table, 3 and 4 the two patches; the values of a patch by channel, then row by row."""
+    table = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    weights = {"table": table, "project.weight": [[1.0, 0.0, 0.0, 10.0], [0.0, 1.0, -1.0, 0.0]], "project.bias": [0.5, 0.25]}
+    module = alone(part("tokens_and_patches", patch=2, channels=1), weights, embed=2, vocab=3)
+    patches = numbers([[[[1.0, 2.0], [3.0, 4.0]]], [[[5.0, 6.0], [8.0, 7.0]]]])
+    ids = torch.tensor([[4, 3, 2, 0], [1, 3, 3, 2]])
+    x, _ = module(ids, Ctx(layout=TokenLayout.whole(2, 4), patches=patches))
+    # 1 + 10·4 + ½ and 2 − 3 + ¼; 5 + 10·7 + ½ and 6 − 8 + ¼
+    first, second = [41.5, -0.75], [75.5, -1.75]
+    yield Comparison("patches among tokens", x, [[second, first, table[2], table[0]], [table[1], first, first, table[2]]])
+    text, _ = module(torch.tensor([[2, 1]]), ctx(2))
+    yield Comparison("text alone needs no patches", text, [[table[2], table[1]]], near=0)
+    yield Comparison("a patch that is not there", _message(module, torch.tensor([[3]])), "token id 3 is neither")
+    pixels = part("tokens_and_patches", patch=1, channels=2, bias=False)
+    channels = alone(pixels, {"table": table, "project.weight": eye(2)}, embed=2, vocab=3)
+    x, _ = channels(torch.tensor([[3]]), Ctx(layout=row(1), patches=numbers([[[[7.0]], [[9.0]]]])))
+    yield Comparison("two channels, no bias", x, [[[7.0, 9.0]]])
+
+
+def _message(module: Any, ids: Tensor) -> str:
+    try:
+        module(ids, ctx(1))
+    except InputError as error:
+        return "token id 3 is neither" if "token id 3 is neither a token nor a patch" in str(error) else str(error)
+    return "no refusal"
 
 
 @oracle("patches")
