@@ -48,6 +48,11 @@ TABLE = {
     ),
     "paged": Figure("python benchmarks/paged.py --json", ("benchmarks/paged.py", HERE, *RUNS), 2),
     "load": Figure("python benchmarks/load.py --json", ("benchmarks/load.py", HERE, f"{SOURCE}/port", f"{SOURCE}/io"), 2),
+    "shard": Figure(
+        "python benchmarks/shard.py --json --threads 1",
+        ("benchmarks/shard.py", "benchmarks/load.py", HERE, f"{SOURCE}/dist", *RUNS),
+        1,
+    ),
     "mixers": Figure(
         "python benchmarks/mixers.py --json --plot docs/figures/mixers.png", ("benchmarks/mixers.py", HERE, *RUNS), 2
     ),

@@ -3,13 +3,13 @@
     weight[i₀, …, j] = std · z(seed, path, (i₀, …), j)          z standard normal, by counter (core/random.py)
 
 Each initial value is a function of (seed, path, index). Swapping one part leaves all other initial weights bit-equal, and
-`initial_slice` computes a slice of a tensor without the rest, so that each rank can initialize its own shard.
+`fill_slice` computes a slice of a tensor without the rest, so that each rank initializes its own shard (dist/construction.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 import torch
@@ -68,12 +68,20 @@ def materialize(model: nn.Module, spec: Model, dtype: torch.dtype, device: str |
     tie(model, spec)
 
 
-def set_constants(model: nn.Module, spec: Model, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Set the constants, which follow from the spec."""
+def set_constants(
+    model: nn.Module,
+    spec: Model,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    pieces: Mapping[str, tuple[slice, ...]] | None = None,
+) -> None:
+    """Set the constants, which follow from the spec; with `pieces`, the slice of each that this rank holds."""
     for d in declared(spec):
         if d.weight.role == "const":
             module, leaf = holder(model, d.path)
             value = d.part.constant(d.weight.name, d.scope)
+            if pieces is not None:
+                value = value[pieces[d.path]].clone()  # not a view, which would keep the whole
             module.register_buffer(
                 leaf, value.to(device, at_least_fp32(dtype) if value.is_floating_point() else None), persistent=False
             )
@@ -87,14 +95,27 @@ def initial(d: Declared, seed: int) -> Tensor:
 def initial_slice(d: Declared, seed: int, slices: Sequence[slice]) -> Tensor:
     """Return initial(d, seed)[slices], bit-equal, without computing the rest. One slice per dimension, of step 1; dimensions
     without one are whole."""
-    ranges = _ranges(d.weight.shape(d.scope), slices)
+    if d.weight.init == "const":
+        return d.part.constant(d.weight.name, d.scope)[tuple(slices)]
+    out = torch.empty([len(r) for r in _ranges(d.weight.shape(d.scope), slices)])
+    fill_slice(d, seed, slices, out)
+    return out
+
+
+def fill_slice(d: Declared, seed: int, slices: Sequence[slice], out: Tensor) -> None:
+    """Write initial(d, seed)[slices] into `out`, contiguous and of any dtype, tile by tile: no second copy is allocated."""
+    if d.weight.init == "const":
+        out.copy_(d.part.constant(d.weight.name, d.scope)[tuple(slices)])
+        return
     if d.weight.init != "normal":
-        return _fill(d)[tuple(slice(r.start, r.stop) for r in ranges)]
-    *leading, columns = [range(1), *ranges]  # a scalar is one row of one column
+        out.fill_(1.0 if d.weight.init == "ones" else 0.0)
+        return
+    shape = d.weight.shape(d.scope)
+    *leading, columns = [range(1), *_ranges(shape, slices)]  # a scalar is one row of one column
     rows = torch.zeros(1, dtype=torch.int64)
-    for size, r in zip((1, *d.weight.shape(d.scope)), leading, strict=False):
+    for size, r in zip((1, *shape), leading, strict=False):
         rows = (rows[:, None] * size + torch.arange(r.start, r.stop)).flatten()
-    out = torch.empty(len(rows), len(columns))
+    out = out.view(len(rows), len(columns))
     stream = _streams([d], seed)[0]
     tile = max(1, CHUNK // max(1, len(columns) // 2))
     for top in range(0, len(rows), tile):
@@ -102,7 +123,6 @@ def initial_slice(d: Declared, seed: int, slices: Sequence[slice]) -> Tensor:
             right = min(left + 2 * CHUNK, columns.stop)
             block = Block(stream, rows[top : top + tile], left, right, _std(d))
             out[top : top + tile, left - columns.start : right - columns.start] = normal_block(block)
-    return out.view([len(r) for r in ranges])
 
 
 def initials(weights: Iterable[Declared], seed: int) -> Iterator[tuple[Declared, Tensor]]:
@@ -129,13 +149,6 @@ def _together(small: Sequence[Declared], seed: int) -> Iterator[tuple[Declared, 
     ]
     for d, shape, numbers in zip(small, shapes, normal_blocks(blocks), strict=True):
         yield d, numbers.reshape(shape[1:])
-
-
-def _fill(d: Declared) -> Tensor:
-    """The initial value of a weight that is not random."""
-    if d.weight.init == "const":
-        return d.part.constant(d.weight.name, d.scope)
-    return torch.full(d.weight.shape(d.scope), 1.0 if d.weight.init == "ones" else 0.0)
 
 
 def _std(d: Declared) -> float:

@@ -52,6 +52,27 @@ class Cut:
         return rank * self.pieces // ranks
 
 
+def local_slices(
+    shape: Sequence[int], cut: Cut | None, tensor: tuple[int, int] = (0, 1), data: tuple[int, int] = (0, 1)
+) -> tuple[slice, ...]:
+    """Return the slice of a tensor that one rank holds; `tensor` and `data` are (rank, number of ranks).
+
+    Tensor parallelism shards along the dimension of the cut; FSDP then shards what is left along dimension 0, with shorter
+    shards on the last ranks where it does not divide (torch.chunk).
+    """
+    ranges = [range(size) for size in shape]
+    if cut is not None:
+        ranges[cut.dim] = _chunk(ranges[cut.dim], cut.piece(*tensor), cut.pieces)
+    if ranges:
+        ranges[0] = _chunk(ranges[0], *data)
+    return tuple(slice(r.start, r.stop) for r in ranges)
+
+
+def _chunk(whole: range, index: int, count: int) -> range:
+    size = -(-len(whole) // count)
+    return whole[index * size : (index + 1) * size]
+
+
 def tp_regions(
     part: Part, scope: Scope | None = None, path: str = "", whole: frozenset[str] = frozenset()
 ) -> Iterator[TPRegion]:

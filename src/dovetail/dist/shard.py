@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,8 +48,9 @@ Read = Callable[[DTensor], Tensor]
 class TensorRanks:
     """The ranks across which some axes are sharded. Every run of a sharded model sets it as `ctx.ranks`."""
 
-    def __init__(self, group: dist.ProcessGroup, axes: frozenset[str]) -> None:
+    def __init__(self, group: dist.ProcessGroup, axes: frozenset[str], stored: Mapping[str, Cut]) -> None:
         self.group, self.axes = group, axes
+        self.stored = stored  # path -> how the tensor that a rank stores is cut; a path without one is stored whole
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         self.running = 0  # nested runs of the model in progress
 
@@ -107,7 +108,8 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
     check_declared(model, spec)
     found = list(tp_regions(spec, whole=frozenset(whole)))
     cuts = _cuts(spec, found, mesh.size())  # raises before anything changes
-    ranks = TensorRanks(mesh.get_group(), frozenset().union(*(tp_region.shared_out for tp_region in found)))
+    axes = frozenset[str]().union(*(tp_region.shared_out for tp_region in found))
+    ranks = TensorRanks(mesh.get_group(), axes, _stored(cuts, mesh.size()))
     reads: dict[nn.Module, dict[str, Read]] = {}
     for d, tp_region, cut in cuts:
         module, leaf = holder(model, d.path)
@@ -117,7 +119,7 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
                 module.register_buffer(leaf, own.contiguous(), persistent=d.weight.stored)
             continue
         if d.weight.same_as is None:
-            spread = Replicate() if cut is None or cut.pieces < ranks.count else Shard(cut.dim)
+            spread = Shard(ranks.stored[d.path].dim) if d.path in ranks.stored else Replicate()
             old = module.get_parameter(leaf)
             new = distribute_tensor(old.detach(), mesh, [spread], src_data_rank=None)
             module.register_parameter(leaf, nn.Parameter(new, old.requires_grad))
@@ -136,6 +138,12 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
     model.local_ranks = ranks  # type: ignore[assignment]
     model.ranks = ranks  # type: ignore[assignment]  # default contexts take it
     return ranks
+
+
+def _stored(cuts: Iterable[tuple[Declared, TPRegion | None, Cut | None]], ranks: int) -> dict[str, Cut]:
+    """Return path -> cut for every tensor of which a rank stores its shard alone. A parameter with fewer shards than ranks is
+    stored whole, since the ranks that read the same shard train one copy of it."""
+    return {d.path: cut for d, _, cut in cuts if cut is not None and (d.weight.buffer or cut.pieces == ranks)}
 
 
 def _cuts(spec: Part, found: Iterable[TPRegion], ranks: int) -> list[tuple[Declared, TPRegion | None, Cut | None]]:

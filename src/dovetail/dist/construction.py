@@ -1,0 +1,94 @@
+"""Build a model of which each rank allocates its own shard alone.
+
+    mesh = make_mesh(data=2, tensor=2)
+    model = build_sharded(spec, mesh, seed=3)                  meta -> shard -> allocate and initialize the local shard
+
+Modules are built on the meta device, which has no memory. Tensor parallelism and FSDP shard them there. Only then does a rank
+allocate its shard of each tensor, and fills it with the values that the whole model `build(spec, seed=3)` has at the same
+indices, bit for bit: an initial value is a function of (seed, path, index).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from dovetail.construction import fill_slice, on_meta, set_constants, tie
+from dovetail.core.fold import declared
+from dovetail.core.module import tensor_at
+from dovetail.dist.place import local_slices
+from dovetail.dist.shard import fully_shard_model, tensor_parallel
+from dovetail.model import Model
+from dovetail.transformer import Transformer
+
+
+class Sharded(NamedTuple):
+    """A model and, by path, the slice of every declared tensor that this rank holds."""
+
+    model: Transformer
+    slices: dict[str, tuple[slice, ...]]
+
+
+def build_sharded(
+    spec: Model,
+    mesh: DeviceMesh,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    whole: Collection[str] = (),
+    compute_dtype: torch.dtype | None = None,
+) -> Transformer:
+    """Build a model over the ranks of a mesh (`make_mesh`), in evaluation mode; no rank ever holds more than its shard.
+
+    `whole` names axes that tensor parallelism does not shard; `compute_dtype` is what FSDP's layers compute in, if not `dtype`.
+    """
+    model, slices = shard_on_meta(spec, mesh, dtype=dtype, whole=whole, compute_dtype=compute_dtype)
+    allocate(model, spec, device)
+    set_constants(model, spec, dtype, device, slices)
+    with torch.no_grad():
+        for d in declared(spec):
+            if d.weight.stored:
+                fill_slice(d, seed, slices[d.path], local(tensor_at(model, d.path)))
+    return model
+
+
+def shard_on_meta(
+    spec: Model,
+    mesh: DeviceMesh,
+    *,
+    dtype: torch.dtype = torch.float32,
+    whole: Collection[str] = (),
+    compute_dtype: torch.dtype | None = None,
+) -> Sharded:
+    """Build a model on the meta device and shard it there: tensor parallelism, then FSDP, each where the mesh has several ranks
+    for it."""
+    model = on_meta(spec, dtype)
+    tensor, data = mesh["tensor"], mesh["data"]
+    stored = {} if tensor.size() == 1 else tensor_parallel(model, spec, tensor, whole).stored
+    if data.size() > 1:
+        fully_shard_model(model, data, compute_dtype)
+    by_tensor, by_data = (tensor.get_local_rank(), tensor.size()), (data.get_local_rank(), data.size())
+    slices = {
+        d.path: local_slices(
+            d.weight.shape(d.scope), stored.get(d.path), by_tensor, (0, 1) if d.weight.buffer else by_data
+        )  # FSDP does not shard buffers
+        for d in declared(spec)
+    }
+    return Sharded(model, slices)
+
+
+def allocate(model: nn.Module, spec: Model, device: str | torch.device) -> None:
+    """Allocate this rank's shard of every tensor on the device, without values; tied weights stay one parameter."""
+    model.to_empty(device=device)
+    tie(model, spec)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the tensor that this rank stores of a parameter or buffer."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

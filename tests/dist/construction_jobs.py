@@ -1,0 +1,57 @@
+"""What ranks do in the tests of sharded construction: the model that each rank builds alone, against the whole one."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from dovetail.construction import build
+from dovetail.core.fold import declared
+from dovetail.core.module import tensor_at
+from dovetail.dist.construction import build_sharded, local
+from dovetail.dist.mesh import make_mesh
+from dovetail.dist.shard import fully_shard_model, tensor_parallel
+from dovetail.io.spec import from_yaml
+
+SEED = 5
+
+
+def built(spec_yaml: str, data: int, tensor: int, dtype: str = "float32") -> dict[str, Any]:
+    """The sharded model against the whole one: names of tensors with another value, ties, bytes, and the output of a run."""
+    spec, mesh, kind = from_yaml(spec_yaml), make_mesh(data=data, tensor=tensor), getattr(torch, dtype)
+    model, whole = build_sharded(spec, mesh, seed=SEED, dtype=kind), build(spec, seed=SEED, dtype=kind)
+    later = build(spec, seed=SEED, dtype=kind)  # whole first, sharded after
+    if tensor > 1:
+        tensor_parallel(later, spec, mesh["tensor"])
+    if data > 1:
+        fully_shard_model(later, mesh["data"])
+    different = []
+    for name, want in whole.named_parameters():
+        got = model.get_parameter(name)
+        gathered = got.full_tensor() if isinstance(got, DTensor) else got
+        if gathered.dtype != want.dtype or not torch.equal(gathered, want):
+            different.append(name)
+    for name, want in [*later.named_buffers(), *((n, local(p)) for n, p in later.named_parameters())]:
+        got = local(tensor_at(model, name))
+        if got.shape != want.shape or got.dtype != want.dtype or not torch.equal(got, want):
+            different.append(f"local {name}")
+    ties = [
+        d.path
+        for d in declared(spec)
+        if d.weight.same_as is not None and tensor_at(model, d.path) is not tensor_at(model, d.weight.same_as)
+    ]
+    inputs = torch.arange(2 * 6).view(2, 6)
+    with torch.no_grad():
+        source = {} if spec.encoder is None else {"source": inputs}
+        gap = (model(inputs, **source) - later(inputs, **source)).abs().max().item()
+    return {
+        "different": different,
+        "untied": ties,
+        "same names": list(model.state_dict()) == list(whole.state_dict()),
+        "gap": gap,
+        "meta": [name for name, p in (*model.named_parameters(), *model.named_buffers()) if local(p).is_meta],
+        "values": sum(local(p).numel() for p in model.parameters()),
+        "values whole": sum(p.numel() for p in whole.parameters()),
+        "rank": dist.get_rank(),
+    }
