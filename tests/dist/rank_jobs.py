@@ -235,7 +235,7 @@ def look(spec_yaml: str) -> dict[str, Any]:
         "outside": type(attention.get_submodule("q").weight).__name__,
         "inside": (type(inside[0]).__name__, tuple(inside[0].shape)),
         "head numbers": attention.get_buffer("head_number").tolist(),
-        "tied": model.head.get_parameter("table") is model.embed.get_parameter("table"),
+        "tied": model.get_parameter("head.out.weight") is model.get_parameter("embed.table"),
         "bytes": sum(p.to_local().nbytes for p in model.parameters() if isinstance(p, DTensor)),
         "bytes whole": sum(p.nbytes for p in whole.parameters()),
     }
@@ -254,17 +254,47 @@ def by_head_tiles(spec_yaml: str, n: int = 200) -> float:
             return (model(tokens, Ctx(layout=TokenLayout.whole(1, n))) - want).abs().max().item()
 
 
-def compiled_block(spec_yaml: str) -> float:
-    """A block over tensor-parallel ranks as one graph against itself uncompiled."""
+def compiled_block(spec_yaml: str, backend: str = "eager") -> dict[str, float]:
+    """A block over tensor-parallel ranks as one graph, forward and backward, against itself uncompiled."""
+    torch._dynamo.reset()
     spec = from_yaml(spec_yaml)
     model = perturbed(spec)
     ranks = shard.tensor_parallel(model, spec, make_mesh(tensor=2)["tensor"])
     x = torch.randn(1, 8, spec.width, dtype=torch.float64, generator=generator(0, "x"))
-    with torch.no_grad(), ranks.run():
-        block = model.layers[0]
-        want = block(x, Ctx(layout=TokenLayout.whole(1, 8), ranks=ranks), {})
-        fast = torch.compile(block, fullgraph=True, backend="eager")
-        return (fast(x, Ctx(layout=TokenLayout.whole(1, 8), ranks=ranks), {}) - want).abs().max().item()
+    weight = torch.randn(1, 8, spec.width, dtype=torch.float64, generator=generator(0, "weight"))
+
+    def run(block: Callable[..., Tensor]) -> dict[str, Tensor]:
+        model.zero_grad()
+        leaf = x.clone().requires_grad_()
+        with ranks.run():
+            out = block(leaf, Ctx(layout=TokenLayout.whole(1, 8), ranks=ranks), {})
+        (out * weight).sum().backward()
+        grads = {f"gradient of {n}": _whole(p.grad) for n, p in model.layers[0].named_parameters() if p.grad is not None}
+        assert leaf.grad is not None
+        return {"output": out.detach(), "gradient of x": leaf.grad, **grads}
+
+    want = run(model.layers[0])
+    got = run(torch.compile(model.layers[0], fullgraph=True, backend=backend))
+    assert want.keys() == got.keys()
+    return {name: (got[name] - value).abs().max().item() / value.abs().max().item() for name, value in want.items()}
+
+
+def compiled_loss(spec_yaml: str) -> float:
+    """The loss of a model over tensor-parallel ranks as one graph, and its gradients, against itself uncompiled."""
+    torch._dynamo.reset()
+    spec = from_yaml(spec_yaml)
+    model = perturbed(spec)
+    _cut(model, spec_yaml, 1, 2)
+    tokens = spec.embed.example(spec.axes(Scope()), 2, 9, generator(0, "inputs"))
+    found: list[dict[str, Tensor]] = []
+    for loss in (model.loss, torch.compile(model.loss, fullgraph=True, backend="aot_eager")):
+        model.zero_grad()
+        value = loss(tokens)
+        value.backward()
+        found.append({"loss": value.detach()} | {n: _whole(p.grad) for n, p in model.named_parameters() if p.grad is not None})
+    want, got = found
+    assert want.keys() == got.keys()
+    return max((got[name] - value).abs().max().item() for name, value in want.items())
 
 
 def low_precision(spec_yaml: str) -> tuple[float, float, set[str]]:

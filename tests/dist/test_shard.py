@@ -6,6 +6,7 @@ from rank_jobs import (
     by_head_tiles,
     compare_with_bug,
     compiled_block,
+    compiled_loss,
     decode,
     error_of,
     look,
@@ -126,8 +127,17 @@ def test_inside_and_outside_of_a_run(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_a_block_compiles_as_one_graph(pair: Pair) -> None:
-    assert max(pair.run(compiled_block, WIRINGS["qk_norm"])) < 1e-12
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ["qk_norm", "qk_norm_whole", "sink_gate_bias", "one_kv_head"])
+def test_a_block_compiles_as_one_graph(pair: Pair, name: str, backend: str) -> None:
+    for gaps in pair.run(compiled_block, WIRINGS[name], backend, timeout=240):
+        assert len(gaps) > 10
+        assert max(gaps.values()) < 1e-12, max(gaps, key=gaps.__getitem__)
+
+
+@pytest.mark.slow
+def test_a_loss_compiles_as_one_graph(pair: Pair) -> None:
+    assert max(pair.run(compiled_loss, WIRINGS["llama"], timeout=240)) < 1e-12
 
 
 def test_tensor_parallel_takes_one_axis(pair: Pair) -> None:
