@@ -19,7 +19,9 @@ def cuts(text: str, ranks: int) -> dict[str, Cut | None]:
 
 def test_axes_are_found_not_listed() -> None:
     found = {tp_region.path: tp_region for tp_region in tp_regions(from_yaml(WIRINGS["qk_norm"]))}
-    assert list(found) == ["layers.0.mixer", "layers.0.ffn", "layers.1.mixer", "layers.1.ffn"]
+    assert list(found) == ["embed", "layers.0.mixer", "layers.0.ffn", "layers.1.mixer", "layers.1.ffn", "head"]
+    assert {path for path, tp_region in found.items() if not tp_region.bounded} == {"embed", "head"}
+    assert found["embed"].shared_out == found["head"].shared_out == {"vocab"}
     assert found["layers.0.mixer"].shared_out == {"heads", "kv_heads"}
     assert found["layers.0.mixer"].summed == {"heads"}
     assert found["layers.0.ffn"].shared_out == found["layers.0.ffn"].summed == {"ffn"}
@@ -42,7 +44,12 @@ def test_an_encoder_has_regions_too() -> None:
         ("llama", "ffn.gate.weight", Cut(0, 2)),
         ("llama", "ffn.down.weight", Cut(1, 2)),
         ("llama", "mixer_norm.scale", None),
-        ("llama", "embed.table", None),
+        ("llama", "embed.table", Cut(0, 2)),
+        ("llama", "head.out.weight", Cut(0, 2)),
+        ("gpt2", "head.bias", Cut(0, 2)),
+        ("encoder", "head.dense.weight", None),
+        ("encoder", "embed.type_table", None),
+        ("encoder", "head.out.weight", Cut(0, 2)),
         ("gpt2", "mixer.qkv.weight", Cut(0, 2)),
         ("gpt2", "mixer.qkv.bias", Cut(0, 2)),
         ("gpt2", "mixer.o.bias", None),
@@ -70,7 +77,8 @@ def test_ranks_that_share_a_key_head_take_the_same_piece() -> None:
 @pytest.mark.parametrize(
     ("text", "ranks", "path", "problem"),
     [
-        (decoder(), 5, "layers.0.mixer.q.weight", "heads = 6 cannot be cut over 5"),
+        (decoder().replace("vocab: 62", "vocab: 61"), 2, "embed.table", "vocab = 61 cannot be cut over 2"),
+        (decoder().replace("vocab: 62", "vocab: 60"), 5, "layers.0.mixer.q.weight", "heads = 6 cannot be cut over 5"),
         (decoder(ffn="kind: glu, hidden: 43"), 2, "layers.0.ffn.gate.weight", "ffn = 43 cannot be cut over 2"),
         (
             decoder("kind: attention, heads: 6, kv_heads: 3, head: 12"),
@@ -79,7 +87,7 @@ def test_ranks_that_share_a_key_head_take_the_same_piece() -> None:
             "kv_heads = 3 cannot be cut",
         ),
         (decoder("kind: attention, heads: 6, kv_heads: 1, head: 12, packed: true"), 2, "layers.0.mixer.qkv.weight", "packs"),
-        (GPT2.replace("heads: 6, ", "heads: 6, kv_heads: 2, "), 6, "layers.0.mixer.qkv.weight", "packs"),
+        (GPT2.replace("heads: 6, ", "heads: 6, kv_heads: 2, ").replace("62", "60"), 6, "layers.0.mixer.qkv.weight", "packs"),
         (
             decoder("kind: attention, heads: 6, kv_heads: 1, head: 12, qk_norm: rmsnorm, qk_norm_whole: true"),
             2,

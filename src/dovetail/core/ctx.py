@@ -47,6 +47,22 @@ class Ranks(Protocol):
         """Return the sum of x over the ranks, with its gradient."""
         ...
 
+    def enter(self, x: Tensor) -> Tensor:
+        """Return x; its gradient is summed over the ranks."""
+        ...
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the sum of x over the ranks; the gradient passes unchanged."""
+        ...
+
+    def join(self, x: Tensor) -> Tensor:
+        """Return x of all ranks, concatenated along the last dimension; the gradient is that of this rank's part."""
+        ...
+
+    def max(self, x: Tensor) -> Tensor:
+        """Return the largest x of all ranks, without gradient."""
+        ...
+
     def piece(self, pieces: int) -> int:
         """Return the number of the piece that this rank has of an axis in `pieces` equal ones."""
         ...
@@ -161,6 +177,23 @@ class Ctx:
             return x
         return self.ranks.all_reduce(x)
 
+    def enter(self, x: Tensor, axes: Sequence[str]) -> Tensor:
+        """Return x, which every rank has whole and multiplies by its shard of a weight over these axes: the gradient of x is
+        summed over the ranks."""
+        return self.ranks.enter(x) if self.ranks is not None and self.ranks.sharded(axes) else x
+
+    def leave(self, x: Tensor, axes: Sequence[str]) -> Tensor:
+        """Return partial sums over shards of these axes as their sum, which every rank then has whole."""
+        return self.ranks.leave(x) if self.ranks is not None and self.ranks.sharded(axes) else x
+
+    def join(self, x: Tensor, axes: Sequence[str]) -> Tensor:
+        """Return the shards (…, size/ranks) of these axes as a whole (…, size), which every rank then has."""
+        return self.ranks.join(x) if self.ranks is not None and self.ranks.sharded(axes) else x
+
+    def max(self, x: Tensor, axes: Sequence[str]) -> Tensor:
+        """Return the largest x of the ranks that share these axes, without gradient; x itself where they are whole."""
+        return self.ranks.max(x) if self.ranks is not None and self.ranks.sharded(axes) else x
+
     # -- statistics of the whole batch
 
     def batch_sum(self, x: Tensor) -> Tensor:
@@ -186,7 +219,7 @@ class Ctx:
         """
         if self.seed is None or p == 0.0:
             return x
-        return _drop(x, torch.stack(words(self._bits(x, module, name, axes)), -1), p, self._first(module, axes, x.shape[-1]))
+        return _drop(x, torch.stack(words(self._bits(x, module, name, axes)), -1), p, self.first(module, axes, x.shape[-1]))
 
     def dropout_probs(
         self, probs: Tensor, p: float, module: Module, name: str, q_layout: TokenLayout, k_layout: TokenLayout
@@ -195,7 +228,7 @@ class Ctx:
         if self.seed is None or p == 0.0:
             return probs
         heads = probs.shape[-3]
-        first = self._first(module, ("heads",), heads)
+        first = self.first(module, ("heads",), heads)
         sample, q = (per_query[..., None, :, None] for per_query in (q_layout.sample, q_layout.order))
         keys, pairs = k_layout.order[..., None, None, :], _pairs(first, heads, probs.device)[:, None, None]
         bits = draw(self._stream(module, name), sample, q, keys, pairs)
@@ -206,7 +239,7 @@ class Ctx:
         if self.seed is None or std == 0.0:
             return x
         both = torch.stack(normals(self._bits(x, module, name, axes)), -1)
-        return x + (std * _slice(both, self._first(module, axes, x.shape[-1]), x.shape[-1])).to(x.dtype)
+        return x + (std * _slice(both, self.first(module, axes, x.shape[-1]), x.shape[-1])).to(x.dtype)
 
     def _stream(self, module: Module, name: str) -> Tensor:
         assert isinstance(self.seed, Tensor)
@@ -218,10 +251,10 @@ class Ctx:
         if x.shape[:-1] != position.shape:  # one answer per sample
             sample = self.layout.sample.amin() + torch.arange(x.shape[0], device=x.device)
             position = torch.zeros_like(sample)
-        pairs = _pairs(self._first(module, axes, x.shape[-1]), x.shape[-1], x.device)
+        pairs = _pairs(self.first(module, axes, x.shape[-1]), x.shape[-1], x.device)
         return draw(self._stream(module, name), sample[..., None], position[..., None], pairs)
 
-    def _first(self, module: Module, axes: Sequence[str], size: int) -> int:
+    def first(self, module: Module, axes: Sequence[str], size: int) -> int:
         """The global index of this rank's first channel, of `size` channels along the axes."""
         total = module.scope.size(*axes)
         if size == total:

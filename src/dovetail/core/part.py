@@ -160,6 +160,11 @@ class Part:
         """Whether this is a tensor-parallel region: it takes a whole input and returns a partial sum on each rank."""
         return False
 
+    def tp_axes(self) -> tuple[str, ...]:
+        """Axes of an ancestor (`vocab`) along which tensor parallelism shards weights of this part. The part is then no region:
+        it calls ctx.enter, ctx.leave and ctx.join itself, around what it computes with those weights."""
+        return ()
+
     def taps(self) -> tuple[str, ...]:
         """Names of the activations that listeners can read and replace."""
         return self.TAPS

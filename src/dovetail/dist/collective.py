@@ -3,6 +3,7 @@
     enter   forward: x            backward: Σ over ranks      a replicated tensor enters a tensor-parallel region
     leave   forward: Σ over ranks backward: g                 partial sums leave it as their sum, replicated
     total   forward: Σ over ranks backward: Σ over ranks      a statistic over shards that every rank uses on its own
+    join    forward: join         backward: own piece         shards of an axis become whole, on every rank
     gather  forward: join         backward: Σ, own piece      chunks of a sequence become the sequence, on every rank
     receive forward: ← rank − 1   backward: g to rank − 1     the recurrent state, from the previous rank …
     hand_on forward: to rank + 1  backward: g ← rank + 1      … and to the next rank
@@ -50,6 +51,18 @@ def leave(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 def total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the sum of x over the ranks; its gradient is all-reduced too."""
     return _Total.apply(x, group)  # type: ignore[no-any-return]
+
+
+def largest(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the largest x of the ranks as a new tensor, not differentiable."""
+    out = x.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(out, op=dist.ReduceOp.MAX, group=group)
+    return out
+
+
+def join(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Return the shards of every rank, all of one shape, concatenated along dim; the gradient is replicated already."""
+    return _Join.apply(x, dim % x.dim(), group)  # type: ignore[no-any-return]
 
 
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
@@ -101,6 +114,18 @@ class _Total(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
         return summed(g, ctx.group), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.dim, ctx.size, ctx.group = dim, x.shape[dim], group
+        return joined(x, dim, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return g.narrow(ctx.dim, dist.get_rank(ctx.group) * ctx.size, ctx.size), None, None
 
 
 class _Gather(torch.autograd.Function):

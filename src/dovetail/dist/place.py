@@ -8,6 +8,7 @@ axes that it defines itself and that are the major axis of one of its own weight
     q_norm.scale (head,)              replicated: `head` is not the major axis of any weight of the region
     table (heads, bucket)             rows, in every layer that shares it
     up (experts, ffn, embed)          whole experts: a batch of matrices comes before what is inside each
+    embed.table (vocab, embed)        rows, as in the head: the parts declare `tp_axes`, since the model defines `vocab`
 
 An axis that the output sums over (the `inp` of o and of down; experts) must be sharded evenly: a head on two ranks would count
 twice. An axis that is only produced (kv_heads) may be held by several ranks, unless a reduction over it or a packing with other
@@ -33,7 +34,8 @@ class TPRegion:
     path: str
     part: Part
     shared_out: frozenset[str]  # the sharded axes
-    summed: frozenset[str]  # those of them that the output sums over
+    summed: frozenset[str]  # those of them that must be sharded evenly, since the output sums over them
+    bounded: bool = True  # whether tensors enter and leave at its ends; else the part itself calls ctx.enter, leave and join
 
     def holds(self, path: str) -> bool:
         """Return whether the weight at this path is inside."""
@@ -84,6 +86,9 @@ def tp_regions(
         summed = {axis for dim, axis, weight in hits if _is_summed(dim, weight, scope, own)}
         yield TPRegion(path, part, frozenset(axis for _, axis, _ in hits), frozenset(summed))
         return
+    if axes := frozenset(part.tp_axes()) - whole:
+        yield TPRegion(path, part, axes, axes, bounded=False)
+        return
     for name, below in part.children().items():
         yield from tp_regions(below, part.child_scope(scope, name), f"{path}.{name}".lstrip("."), whole)
 
@@ -120,7 +125,8 @@ def cut_of(d: Declared, tp_region: TPRegion | None, ranks: int) -> Cut | None:
         return Cut(dim, ranks)
     if axis in tp_region.summed or ranks % size:
         problem = f"{axis} = {size} cannot be cut over {ranks} tensor-parallel ranks"
-        raise SpecError(d.path, problem, f"make {axis} a multiple of {ranks}, or use fewer ranks")
+        remedy = f"make {axis} a multiple of {ranks}, use fewer ranks, or keep it whole: tensor_parallel(…, whole={{{axis!r}}})"
+        raise SpecError(d.path, problem, remedy)
     if axis in d.scope.names(weight.over):
         problem = f"a norm over all of {axis} = {size} would count a piece more than once over {ranks} ranks"
         raise SpecError(d.path, problem, f"normalize each head alone, or use {size} ranks or fewer")

@@ -36,7 +36,7 @@ from dovetail.core.module import holder
 from dovetail.core.part import Part
 from dovetail.core.undeclared import check_declared
 from dovetail.dist.batch import TokenRanks
-from dovetail.dist.collective import enter, leave, total
+from dovetail.dist.collective import enter, join, largest, leave, total
 from dovetail.dist.mesh import RankError
 from dovetail.dist.place import Cut, TPRegion, cut_of, tp_regions
 
@@ -77,6 +77,22 @@ class TensorRanks:
         """Return the all-reduced x, differentiable."""
         return total(x, self.group)
 
+    def enter(self, x: Tensor) -> Tensor:
+        """Return x; its gradient is all-reduced."""
+        return enter(x, self.group)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the all-reduced x; the gradient passes unchanged."""
+        return leave(x, self.group)
+
+    def join(self, x: Tensor) -> Tensor:
+        """Return x of all ranks, concatenated along the last dimension."""
+        return join(x, -1, self.group)
+
+    def max(self, x: Tensor) -> Tensor:
+        """Return the largest x of all ranks, not differentiable."""
+        return largest(x, self.group)
+
     def given_to(self, ctx: Ctx) -> Ctx:
         """Return the ctx with these ranks."""
         return dc.replace(ctx, ranks=self)
@@ -101,8 +117,8 @@ class TensorRanks:
 def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Collection[str] = ()) -> TensorRanks:
     """Shard a model across the ranks of a one-dimensional mesh, in place. All ranks must hold equal weights before.
 
-    `whole` names axes that no rank shares out. Experts are shared out between the ranks (expert parallel); with
-    whole={"experts"} every rank holds a slice of each of them instead."""
+    `whole` names axes that are not sharded: with {"vocab"} every rank holds the embedding and the head whole. Experts are
+    sharded by expert (expert parallel); with {"experts"} every rank holds a slice of each of them instead."""
     if mesh.ndim != 1:
         raise RankError(f"tensor parallel takes one axis of a mesh, not {mesh.mesh_dim_names} (write mesh['tensor'])")
     check_declared(model, spec)
@@ -132,7 +148,7 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
     for module, by_name in reads.items():
         module.__class__ = _seeing_local(type(module), tuple(by_name))
         module.local_reads, module.local_ranks = by_name, ranks  # type: ignore[assignment]
-    for tp_region in found:
+    for tp_region in (one for one in found if one.bounded):
         _bound(model.get_submodule(tp_region.path), tp_region, ranks)
     model.__class__ = _run_with(type(model), "local_ranks")
     model.local_ranks = ranks  # type: ignore[assignment]
@@ -154,13 +170,15 @@ def _cuts(spec: Part, found: Iterable[TPRegion], ranks: int) -> list[tuple[Decla
     for d, _, cut in cuts:
         if d.weight.same_as is not None and cut != by_path[d.weight.same_as]:
             problem = f"is the same weight as {d.weight.same_as}, but tensor parallel cuts the two differently"
-            raise SpecError(d.path, problem, "untie them, or use one rank")
+            raise SpecError(
+                d.path, problem, "untie them, use one rank, or keep the axis whole: tensor_parallel(…, whole={'vocab'})"
+            )
     return cuts
 
 
 def _reader(d: Declared, tp_region: TPRegion | None, cut: Cut | None, ranks: TensorRanks) -> Read:
     """Return the function that reads the local tensor of this rank from the parameter."""
-    if tp_region is None:  # replicated computation: every rank has the same gradient
+    if tp_region is None or (cut is None and not tp_region.bounded):  # replicated computation: every rank has the same gradient
         return lambda weight: weight.to_local(grad_placements=[Replicate()])
     if cut is None and d.weight.tp == "once":
         share = float(ranks.rank == 0)

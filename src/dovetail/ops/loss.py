@@ -18,21 +18,33 @@ IGNORED = -100
 CHUNK = 1024  # tokens whose logits are in memory at one time
 
 
-def _summed(logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(
-        logits(x).float() if x.dtype.itemsize < 4 else logits(x), labels, ignore_index=IGNORED, reduction="sum"
-    )
+Summed = Callable[[Tensor, Tensor], Tensor]  # (logits, labels) -> the sum of the loss over labels that are not −100
 
 
-def chunked_cross_entropy(logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor, chunk: int = CHUNK) -> Tensor:
+def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropy of logits (tokens, answers) summed over labels (tokens,) that are not −100."""
+    return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+
+
+def chunked_cross_entropy(
+    logits: Callable[[Tensor], Tensor],
+    x: Tensor,
+    labels: Tensor,
+    summed: Summed = cross_entropy_sum,
+    chunk: int = CHUNK,
+) -> Tensor:
     """The mean cross-entropy of logits(x) against labels; x (…, n, embed), labels (…, n) with −100 where there is no label."""
     x, labels = x.flatten(0, -2), labels.flatten()
     count = (labels != IGNORED).sum().clamp_min(1)
+
+    def of_chunk(part: Tensor, wanted: Tensor) -> Tensor:
+        return summed(logits(part).float() if part.dtype.itemsize < 4 else logits(part), wanted)
+
     if x.shape[0] <= chunk:
-        return _summed(logits, x, labels) / count
+        return of_chunk(x, labels) / count
     total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
     for part, wanted in zip(x.split(chunk), labels.split(chunk), strict=True):
-        summed = checkpoint(_summed, logits, part, wanted, use_reentrant=False)
-        assert isinstance(summed, Tensor)
-        total = total + summed
+        summed_chunk = checkpoint(of_chunk, part, wanted, use_reentrant=False)
+        assert isinstance(summed_chunk, Tensor)
+        total = total + summed_chunk
     return total / count

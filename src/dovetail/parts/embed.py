@@ -25,6 +25,9 @@ from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
+from dovetail.ops.vocab import lookup
+
+VOCAB = ("vocab",)
 
 
 @register("tokens")
@@ -70,6 +73,9 @@ class Tokens(Embed):
             return [Problem("width", "a shared table has the width of its decoder's", "leave it null, or set shared: false")]
         return []
 
+    def tp_axes(self) -> tuple[str, ...]:
+        return VOCAB
+
     def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
         return torch.randint(0, scope.size("vocab"), (batch, n), generator=generator)
 
@@ -93,7 +99,7 @@ class TokensModule(EmbedModule):
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         self.check_ids(inputs, self.scope.size("vocab"), "token id", "vocabulary")
-        x = F.embedding(inputs, self.table)
+        x = lookup(inputs, self.table, self, ctx, VOCAB)
         if self.scale != 1.0:
             x = x * self.scale
         if self.part.types:

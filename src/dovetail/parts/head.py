@@ -17,7 +17,7 @@ Per token: (…, n, embed) -> (…, n, answers). Pooled: one answer per document
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +31,11 @@ from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Mistake, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
-from dovetail.ops.loss import chunked_cross_entropy
+from dovetail.ops.loss import chunked_cross_entropy, cross_entropy_sum
 from dovetail.ops.pooling import Pool, pool
+from dovetail.ops.vocab import sharded_cross_entropy
+
+VOCAB = ("vocab",)
 
 
 def _vocabulary(tied: bool, bias: bool, inp: str = "embed") -> list[Weight]:
@@ -48,21 +51,29 @@ def _dense(bias: bool, out: str = "embed") -> list[Weight]:
 
 
 class TokenLogitsModule(HeadModule):
-    """A head with logits per token. Forward and loss take the same two steps, so that they cannot differ."""
+    """A head with logits per token. Forward and loss take the same two steps, so that they cannot differ.
+
+    Where ranks shard the axis of the logits, each has the logits of its shard: forward joins them, the loss does not."""
+
+    answers: ClassVar[tuple[str, ...]]  # the axis of the logits
 
     def features(self, x: Tensor, ctx: Ctx) -> Tensor:
         """(…, n, embed) -> like x, over all tokens at once: dropout depends on the index of a token."""
         return x
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
-        """(…, embed) -> (…, answers), chunk by chunk in the loss."""
+        """(…, embed) -> (…, answers), or this rank's shard of them; chunk by chunk in the loss."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", self.logits(self.features(x, ctx), ctx))
+        return ctx.tap(self, "logits", ctx.join(self.logits(self.features(x, ctx), ctx), self.answers))
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-        return chunked_cross_entropy(lambda part: self.logits(part, ctx), self.features(x, ctx), labels)
+        def sharded(logits: Tensor, labels: Tensor) -> Tensor:
+            return sharded_cross_entropy(logits, labels, self, ctx, self.answers)
+
+        summed = sharded if ctx.sharded(self.answers) else cross_entropy_sum
+        return chunked_cross_entropy(lambda part: self.logits(part, ctx), self.features(x, ctx), labels, summed)
 
 
 @register("lm")
@@ -87,6 +98,9 @@ class Lm(Head):
     def weights(self, scope: Scope) -> list[Weight]:
         return _vocabulary(self.tied, self.bias)
 
+    def tp_axes(self) -> tuple[str, ...]:
+        return VOCAB
+
     def check(self, scope: Scope) -> list[Problem]:
         if not self.tied or "table" not in scope.sizes:
             return []
@@ -104,11 +118,13 @@ class Lm(Head):
 class LmModule(TokenLogitsModule):
     """x (…, embed) -> logits (…, vocab)."""
 
+    answers = VOCAB
     part: Lm
     out: Linear
     bias: Tensor
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
+        x = ctx.enter(x, self.answers)
         out = self.out(x) + self.bias if self.part.bias else self.out(x)
         if self.part.scale != 1.0:
             out = out * self.part.scale
@@ -137,6 +153,9 @@ class MaskedLm(Head):
         width = self.inner(scope)
         return [*_dense(self.dense_bias, width), *_vocabulary(self.tied, self.bias, width)]
 
+    def tp_axes(self) -> tuple[str, ...]:
+        return VOCAB
+
     def inner(self, scope: Scope) -> str:
         """The axis behind the dense layer: that of the embedding's table."""
         return "table" if "table" in scope.sizes else "embed"
@@ -155,6 +174,7 @@ class MaskedLm(Head):
 class MaskedLmModule(TokenLogitsModule):
     """x (…, embed) -> logits (…, vocab)."""
 
+    answers = VOCAB
     part: MaskedLm
     dense: Linear
     norm: Module
@@ -165,7 +185,7 @@ class MaskedLmModule(TokenLogitsModule):
         self.act = self.part.act.function()
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
-        hidden = self.norm(self.act(self.dense(x)), ctx)
+        hidden = ctx.enter(self.norm(self.act(self.dense(x)), ctx), self.answers)
         return self.out(hidden) + self.bias if self.part.bias else self.out(hidden)
 
 
@@ -211,6 +231,7 @@ class ByClass(Head):
 class ByClassModule(TokenLogitsModule):
     """x (…, embed) -> logits (…, classes)."""
 
+    answers = ("classes",)
     part: ByClass
     dense: Linear
     norm: Module

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
+from dovetail.lawbook.oracle.halved import Halved
 from dovetail.lawbook.oracle.registry import Comparison, oracle
 from dovetail.lawbook.oracle.stand import alone, ctx, eye, numbers, part, row
 
@@ -39,6 +41,10 @@ def tokens() -> Iterator[Comparison]:
     narrow = alone(part("tokens", width=2), {**weights, "project.bias": [0.0, 0.0, 0.5]}, vocab=3, table=2, embed=3)
     yield Comparison("two channels", narrow(ids, ctx(2))[0], [[[5.0, 6.0], [1.0, 2.0]]], near=0)
     yield Comparison("projected to three", narrow.widen(numbers([[[5.0, 6.0]]])), [[[5.0, 6.0, 11.5]]], near=0)
+    first = alone(part("tokens"), {"table": [*TABLE, [9.0, 9.0, 9.0, 9.0]]}, vocab=4, embed=4)
+    first.table = Parameter(numbers(TABLE[:2]))  # the first of two ranks has rows 0 and 1; row 2 comes from the other
+    both = first(ids, Ctx(layout=row(2), ranks=Halved([[[5.0, 6.0, 7.0, 8.0], [0.0, 0.0, 0.0, 0.0]]])))[0]
+    yield Comparison("rows of two ranks", both.detach(), [[[5.0, 6.0, 7.0, 8.0], [1.0, 2.0, 3.0, 4.0]]], near=0)
     yield from _shared()
 
 

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
+from dovetail.lawbook.oracle.halved import halved
 from dovetail.lawbook.oracle.registry import Comparison, oracle
 from dovetail.lawbook.oracle.stand import alone, numbers, part, row
 from dovetail.ops.loss import chunked_cross_entropy
@@ -50,21 +52,42 @@ def lm() -> Iterator[Comparison]:
 
 
 @oracle("lm")
+def lm_over_ranks() -> Iterator[Comparison]:
+    """A vocabulary of 4 over two ranks. (1, 2) against (1, 0), (0, 1) of this rank gives 1, 2; the other has 3, 0. Of the other
+    rank come the largest logit 3, e⁰ + e⁻³ = 1.04978707 and the logit of its label, 0 for label 1. The loss is
+    ln(e + e² + e³ + 1) − 2 = 1.44018970; the gradient of x, this rank's part, is (p₀, p₁ − 1) = (0.08714432, −0.76311718)."""
+    lm = alone(part("lm", tied=False), {"out.weight": [*TABLE, [0.0, 0.0]]}, vocab=4, embed=2)
+    lm.out.weight = Parameter(numbers(TABLE[:2]))
+    x = numbers([[[1.0, 2.0]]]).requires_grad_()
+    yield Comparison("logits of both ranks", lm(x, halved([[[3.0, 0.0]]])).detach(), [[[1.0, 2.0, 3.0, 0.0]]])
+    loss = lm.loss(x, torch.tensor([[1]]), halved(3.0, [[1.0497870683678638], [0.0]]))
+    loss.backward()
+    assert x.grad is not None
+    yield Comparison("loss of label 1, of this rank", loss.detach(), 1.44018970)
+    yield Comparison("its gradient", x.grad, [[[0.08714432, -0.76311718]]])
+    other = lm.loss(x, torch.tensor([[2]]), halved(3.0, [[1.0497870683678638], [3.0]]))
+    yield Comparison("loss of label 2, of the other rank", other.detach(), 0.44018970)
+    x = numbers([[[1.0, 2.0], [1.0, 2.0]]])
+    ignored = lm.loss(x, torch.tensor([[-100, 1]]), halved(3.0, [[1.0497870683678638], [0.0]]))
+    yield Comparison("label −100 is ignored over ranks", ignored.detach(), 1.44018970)
+
+
+@oracle("lm")
 def loss_in_chunks() -> Iterator[Comparison]:
     """Logits 1, 2, 3 three times, labels 1, 2 and none: losses 1.40760596 and 0.40760596, mean 0.90760596, in one chunk or
     in several. The gradient of the first: (softmax − (0, 1, 0))/2 = (0.04501529, −0.37763576, 0.33262048) through the table."""
     table, labels = numbers(TABLE), torch.tensor([[1, 2, -100]])
     for chunk in (1, 2, 3, 1024):
         x = numbers([[[1.0, 2.0]] * 3]).requires_grad_()
-        loss = chunked_cross_entropy(lambda part: part @ table.T, x, labels, chunk)
+        loss = chunked_cross_entropy(lambda part: part @ table.T, x, labels, chunk=chunk)
         loss.backward()
         assert x.grad is not None
         yield Comparison(f"chunks of {chunk}", loss, 0.90760596)
         yield Comparison(f"gradients, chunks of {chunk}", x.grad[0, ::2], [[0.37763576, -0.04501529], [0.0, 0.0]])
-        nothing = chunked_cross_entropy(lambda part: part @ table.T, x, labels.new_full((1, 3), -100), chunk)
+        nothing = chunked_cross_entropy(lambda part: part @ table.T, x, labels.new_full((1, 3), -100), chunk=chunk)
         yield Comparison(f"no label at all, chunks of {chunk}", nothing, 0.0, near=0)
         # bfloat16 losses are summed in float32
-        half = chunked_cross_entropy(lambda part: part @ table.T.bfloat16(), x.detach().bfloat16(), labels, chunk)
+        half = chunked_cross_entropy(lambda part: part @ table.T.bfloat16(), x.detach().bfloat16(), labels, chunk=chunk)
         yield Comparison(f"half precision, chunks of {chunk}", str(half.dtype), "torch.float32")
         yield Comparison(f"its loss, chunks of {chunk}", half, 0.90760596)
 

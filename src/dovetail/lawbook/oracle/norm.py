@@ -2,49 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from torch import Tensor
 from torch.nn import Parameter
 
-from dovetail.core.ctx import Ctx
+from dovetail.lawbook.oracle.halved import halved
 from dovetail.lawbook.oracle.registry import Comparison, oracle
-from dovetail.lawbook.oracle.stand import alone, ctx, numbers, part, row
+from dovetail.lawbook.oracle.stand import alone, ctx, numbers, part
 
 X = [[1.0, 2.0, 3.0, 4.0]]
-
-
-class Halved:
-    """The first of two ranks with half of the channels each: `all_reduce` adds the literal sums of the other rank."""
-
-    def __init__(self, *others: float) -> None:
-        self.others = iter(others)
-
-    @property
-    def cuts(self) -> dict[str, int]:
-        """The normed axis is cut in two."""
-        return {"embed": 2}
-
-    def sharded(self, axes: Sequence[str]) -> bool:
-        """The normalized axis is sharded."""
-        return True
-
-    def piece(self, pieces: int) -> int:
-        """The first piece."""
-        return 0
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        """The first rank's x is this one's."""
-        return x
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of this rank plus that of the other."""
-        return x + next(self.others)
-
-
-def halved(*others: float) -> Ctx:
-    """The ctx of a forward pass on such a rank."""
-    return Ctx(layout=row(1), ranks=Halved(*others))
 
 
 @oracle("layernorm")

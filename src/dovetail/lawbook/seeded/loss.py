@@ -31,8 +31,8 @@ def without(**fields: Any) -> Callable[..., Tensor]:
     return loss
 
 
-def ignored_labels_counted(logits: Any, x: Tensor, labels: Tensor) -> Tensor:
-    return _chunked(logits, x, labels.clamp_min(0))
+def ignored_labels_counted(logits: Any, x: Tensor, labels: Tensor, *how: Any) -> Tensor:
+    return _chunked(logits, x, labels.clamp_min(0), *how)
 
 
 def added_losses_dropped(self: Ctx, loss: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def samples_counted_per_rank(self: TokenLayout, parts: int, which: int) -> Token
 
 def positions_counted_per_rank(self: Ctx, x: Tensor, module: Module, name: str, axes: Sequence[str]) -> Tensor:
     position = torch.arange(x.shape[-2]).expand(x.shape[:-1])
-    pairs = _pairs(self._first(module, axes, x.shape[-1]), x.shape[-1], x.device)
+    pairs = _pairs(self.first(module, axes, x.shape[-1]), x.shape[-1], x.device)
     return draw(self._stream(module, name), self.layout.sample[..., None], position[..., None], pairs)
 
 
@@ -76,7 +76,7 @@ def mutants() -> list[Mutant]:
         Mutant("a bias is added once per rank", "sharded", instead(shard, "_reader", bias_added_on_every_rank), biased),
         Mutant("a gradient is not summed across ranks", "sharded", instead(shard, "enter", gradient_of_one_rank)),
         Mutant("pieces of a sequence are joined in reverse", "sharded", instead(context, "gather", pieces_in_reverse)),
-        Mutant("every rank drops the same channels", "sharded", instead(Ctx, "_first", channels_counted_per_rank), dropping),
+        Mutant("every rank drops the same channels", "sharded", instead(Ctx, "first", channels_counted_per_rank), dropping),
         Mutant(
             "every rank drops the same samples",
             "sharded",
