@@ -23,6 +23,7 @@ from torch import Tensor
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.errors import Diverged
+from dovetail.core.loss import LossSum
 from dovetail.core.part import KINDS
 from dovetail.datasets.corpus import Batch, Corpus
 from dovetail.io.spec import from_yaml
@@ -197,9 +198,9 @@ def wired(spec: Model, text: Corpus, seed: int, steps: int, warmup: int) -> list
     """The loss of each step, padded with None after divergence."""
     model, losses = build(spec, seed=seed), []
 
-    def objective(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
+    def objective(model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
         loss = next_token(model, batch, seed, training)
-        losses.append(loss.item())
+        losses.append(loss.mean().item())
         return loss
 
     plan = Plan(steps=steps, learning_rate=3e-3, warmup=warmup, seed=seed, quiet=True, floor=1.0)

@@ -39,6 +39,7 @@ from dovetail.core.group import (
 )
 from dovetail.core.layers import expand, fold
 from dovetail.core.layout import TokenLayout
+from dovetail.core.loss import LossSum
 from dovetail.core.module import Module
 from dovetail.core.part import KINDS, Mistake, Part, Place, Problem, child, register, walk_spec
 from dovetail.core.scope import Scope
@@ -399,11 +400,23 @@ class ModelModule(Module):
         return x if self.part.head is None else self.head(x, ctx)
 
     def loss(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> Tensor:
-        """The head's loss; in training plus those that parts add (router losses), which are collected in ctx.losses."""
+        """The mean of the head's loss over all labels of the batch, those of other ranks too; in training plus the losses that
+        parts add (router losses), which are collected in ctx.losses."""
+        loss, ctx = self._head_loss(inputs, targets, ctx)
+        return ctx.with_added(ctx.batch_mean(loss))
+
+    def loss_sum(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> LossSum:
+        """The same loss as sum and number of labels, those of this rank: add several batches, then take the mean. Losses that
+        parts add are weighted by the number of labels."""
+        loss, ctx = self._head_loss(inputs, targets, ctx)
+        added = ctx.with_added(loss.sum.new_zeros(()))
+        return LossSum(loss.sum + added * loss.num_labels, loss.num_labels)
+
+    def _head_loss(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> tuple[LossSum, Ctx]:
         if ctx.losses is None and (ctx.training or self.training):
             ctx = dc.replace(ctx, losses={})
         x, ctx = self.hidden(inputs, ctx)
-        return ctx.with_added(self.head.loss(x, targets, ctx))
+        return self.head.loss(x, targets, ctx), ctx
 
     def next_logits(self, inputs: Tensor, ctx: Ctx) -> Tensor:
         """The logits of the last token alone, (…, 1, vocab)."""

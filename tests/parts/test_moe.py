@@ -194,7 +194,7 @@ def test_losses_are_added_where_they_are_asked_for() -> None:
     model, tokens = build(spec), torch.arange(24).view(2, 12)
     losses: dict[str, Tensor] = {}
     x, ctx = model.hidden(tokens, Ctx(layout=TokenLayout.whole(2, 12)))
-    plain = model.head.loss(x, tokens, ctx)
+    plain = model.head.loss(x, tokens, ctx).mean()
     whole = model.loss(tokens, tokens, Ctx(layout=TokenLayout.whole(2, 12), losses=losses))
     assert sorted(losses) == [f"layers.{i}.ffn.router.{name}" for i in (0, 1) for name in ("balance", "z")]
     assert torch.allclose(whole, plain + sum(losses.values()))

@@ -92,7 +92,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(tiny):
 def test_a_gradient_that_is_not_finite_changes_no_weight(tiny):
     def cliff(model, batch, seed, training):
         loss = next_token(model, batch, seed, training)
-        return loss + (tensor_at(model, "norm.scale").sum() * 0).sqrt()  # 0, with an infinite slope
+        return loss._replace(sum=loss.sum + (tensor_at(model, "norm.scale").sum() * 0).sqrt())  # 0, with an infinite slope
 
     model = build(tiny)
     before = bits(model)
@@ -109,7 +109,8 @@ def test_weights_that_overflow_are_neither_saved_nor_returned(tiny, tmp_path):
 
 def test_a_held_out_loss_that_is_not_finite_is_divergence(tiny):
     def overflows(model, batch, seed, training):
-        return next_token(model, batch, seed, training) * (1.0 if training else torch.inf)
+        loss = next_token(model, batch, seed, training)
+        return loss._replace(sum=loss.sum * (1.0 if training else torch.inf))
 
     with pytest.raises(Diverged, match="step 2: the held-out loss is inf; lower"):
         train(build(tiny), draws(), overflows, Plan(steps=4, evals=2, quiet=True), [draws(9)(0)])
@@ -136,6 +137,16 @@ def test_every_step_has_its_own_mask_and_evaluation_drops_nothing(tiny):
     assert len(set(seeds)) == 5
     held = [draws(9)(0)]
     assert evaluate(model, held, next_token, seed=1) == evaluate(model, held, next_token, seed=2)
+
+
+def test_held_out_batches_are_averaged_by_label(tiny):
+    model, tokens = build(tiny), torch.arange(18).reshape(2, 9) % 7
+    long, short = (Batch(tokens, tokens.roll(-1, 1), TokenLayout.padded(lengths, 9)) for lengths in ([9, 9], [2, 1]))
+    losses = [next_token(model, batch, 0, False) for batch in (long, short)]
+    assert [int(loss.num_labels) for loss in losses] == [18, 3]
+    by_label = sum(loss.sum.item() for loss in losses) / 21
+    assert evaluate(model, [long, short], next_token) == pytest.approx(by_label, rel=1e-6)
+    assert by_label != pytest.approx(sum(loss.mean().item() for loss in losses) / 2, rel=1e-5)
 
 
 def test_held_out_batches_keep_no_masks_alive(tiny):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
+from dovetail.core.loss import LossSum
 from dovetail.core.random import draw, normals, streams, words
 
 if TYPE_CHECKING:
@@ -209,6 +210,11 @@ class Ctx:
         if self.batch_ranks is not None:
             return self.batch_ranks.counts(counts)
         return counts.cumsum(0) - counts, counts.sum(0)
+
+    def batch_mean(self, loss: LossSum) -> Tensor:
+        """Return the mean of a loss over all labels of the batch, the same on every rank. Its gradient is exact where gradients
+        are averaged over ranks, as FSDP does."""
+        return LossSum(self.batch_sum(loss.sum), self.batch_sum(loss.num_labels)).mean()
 
     # -- draws
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
+from dovetail.core.loss import LossSum
 from dovetail.core.module import Module
 from dovetail.core.part import KINDS, Mistake, Part
 from dovetail.core.scope import Scope
@@ -348,7 +349,7 @@ Criterion = Literal["cross_entropy", "cosine", "mse"]
 
 
 class Head(Part):
-    """The output head: logits, scores or an embedding. Module: forward(x, ctx) -> outputs; loss(x, labels, ctx) -> scalar."""
+    """The output head: logits, scores or an embedding. Module: forward(x, ctx) -> outputs; loss(x, labels, ctx) -> LossSum."""
 
     group: ClassVar[str] = "head"
     criterion: ClassVar[Criterion] = "cross_entropy"  # how its loss compares outputs with labels
@@ -369,8 +370,8 @@ class HeadModule(Module):
         """(…, n, embed) -> (…, n, outputs), or (documents, outputs) where it pools."""
         raise NotImplementedError
 
-    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-        """The mean loss over labels that are not −100."""
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
+        """The loss summed over labels that are not −100, and their number, of the tokens of this rank."""
         raise NotImplementedError
 
 

@@ -10,9 +10,9 @@ The view of a recurrent mixer sends its state from rank to rank instead: ranks r
 
 Masks read order and document only, so a chunk needs no offset. Cross attention reads an encoder output that is whole on every
 rank: encode each chunk of the source with `split_ctx(Ctx(layout=source_layout), spec.encoder, group)`, then call
-`whole_encoder_output`; or encode the whole source on every rank. Each rank computes a part of every gradient: all-reduce them.
-Weight the loss of a rank by its fraction of the labels: it is a mean over them, and every rank adds the whole batch's losses of
-routers.        Li et al. 2021 (sequence parallelism)
+`whole_encoder_output`; or encode the whole source on every rank. `model.loss` is the mean over all labels of the batch on every
+rank, with the whole batch's losses of routers: average the gradients over the ranks.        Li et al. 2021 (sequence
+parallelism)
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def loss_of(case: Case) -> Tensor:
     x, ctx = case.model.hidden(case.inputs, ctx)
     shape = x.shape[:1] if head.pools() else x.shape[:2]
     labels = head.labels(case.scope, tuple(shape), generator(case.seed, "labels"))
-    loss = ctx.with_added(case.model.head.loss(x, labels, ctx))
+    loss = ctx.with_added(case.model.head.loss(x, labels, ctx).mean())
     if not bool(loss.isfinite()):
         raise Broken("the loss is not finite")
     return loss

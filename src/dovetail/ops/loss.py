@@ -1,6 +1,6 @@
 """Cross-entropy over a large vocabulary without all logits in memory.
 
-    loss = mean over labels ≠ −100 of  log Σ_v e^(logit_v) − logit_label
+    loss = sum over labels ≠ −100 of  log Σ_v e^(logit_v) − logit_label,  and the number of these labels
 
 Tokens are processed in chunks; the logits of a chunk are freed after use and recomputed in backward.
 """
@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from dovetail.core.loss import LossSum
 
 IGNORED = -100
 CHUNK = 1024  # tokens whose logits are in memory at one time
@@ -32,19 +34,19 @@ def chunked_cross_entropy(
     labels: Tensor,
     summed: Summed = cross_entropy_sum,
     chunk: int = CHUNK,
-) -> Tensor:
-    """The mean cross-entropy of logits(x) against labels; x (…, n, embed), labels (…, n) with −100 where there is no label."""
+) -> LossSum:
+    """The cross-entropy of logits(x) against labels; x (…, n, embed), labels (…, n) with −100 where there is no label."""
     x, labels = x.flatten(0, -2), labels.flatten()
-    count = (labels != IGNORED).sum().clamp_min(1)
+    count = (labels != IGNORED).sum()
 
     def of_chunk(part: Tensor, wanted: Tensor) -> Tensor:
         return summed(logits(part).float() if part.dtype.itemsize < 4 else logits(part), wanted)
 
     if x.shape[0] <= chunk:
-        return of_chunk(x, labels) / count
+        return LossSum(of_chunk(x, labels), count)
     total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
     for part, wanted in zip(x.split(chunk), labels.split(chunk), strict=True):
         summed_chunk = checkpoint(of_chunk, part, wanted, use_reentrant=False)
         assert isinstance(summed_chunk, Tensor)
         total = total + summed_chunk
-    return total / count
+    return LossSum(total, count)

@@ -27,11 +27,12 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Head, HeadModule, Norm
 from dovetail.core.linear import Linear
+from dovetail.core.loss import LossSum
 from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Mistake, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
-from dovetail.ops.loss import chunked_cross_entropy, cross_entropy_sum
+from dovetail.ops.loss import IGNORED, chunked_cross_entropy, cross_entropy_sum
 from dovetail.ops.pooling import Pool, pool
 from dovetail.ops.vocab import sharded_cross_entropy
 
@@ -48,6 +49,11 @@ def _dense(bias: bool, out: str = "embed") -> list[Weight]:
     """The dense layer of a head."""
     weight = Weight(name="dense.weight", out=(out,), inp=("embed",))
     return [weight, Weight(name="dense.bias", out=(out,), init="zeros", role="bias")] if bias else [weight]
+
+
+def _summed(losses: Tensor) -> LossSum:
+    """The sum of losses that all count, and their number."""
+    return LossSum(losses.sum(), torch.full((), losses.numel(), device=losses.device))
 
 
 class TokenLogitsModule(HeadModule):
@@ -68,7 +74,7 @@ class TokenLogitsModule(HeadModule):
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         return ctx.tap(self, "logits", ctx.join(self.logits(self.features(x, ctx), ctx), self.answers))
 
-    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
         def sharded(logits: Tensor, labels: Tensor) -> Tensor:
             return sharded_cross_entropy(logits, labels, self, ctx, self.answers)
 
@@ -283,8 +289,10 @@ class ClassifierModule(ByClassModule):
     def features(self, x: Tensor, ctx: Ctx) -> Tensor:
         return self.hidden(pool(x, ctx.layout, self.pooling), ctx)
 
-    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-        return F.cross_entropy(self.forward(x, ctx), labels)
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
+        logits = self.forward(x, ctx)
+        summed = cross_entropy_sum(logits.to(at_least_fp32(logits.dtype)), labels)
+        return LossSum(summed, (labels != IGNORED).sum())
 
 
 @register("token_classifier")
@@ -340,9 +348,9 @@ class PooledEmbeddingModule(HeadModule):
             vector = F.normalize(vector.to(at_least_fp32(vector.dtype)), dim=-1).to(vector.dtype)
         return ctx.tap(self, "vector", vector)
 
-    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
         """1 − cosine similarity to the label vectors."""
-        return (1 - F.cosine_similarity(self.forward(x, ctx), labels.to(x.dtype), dim=-1)).mean()
+        return _summed(1 - F.cosine_similarity(self.forward(x, ctx), labels.to(x.dtype), dim=-1))
 
 
 @register("reward")
@@ -383,5 +391,5 @@ class RewardModule(HeadModule):
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         return ctx.tap(self, "value", self.out(pool(x, ctx.layout, self.part.pooling)))
 
-    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-        return F.mse_loss(self.forward(x, ctx), labels.to(x.dtype))
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
+        return _summed((self.forward(x, ctx) - labels.to(x.dtype)).square())

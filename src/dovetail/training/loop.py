@@ -8,19 +8,20 @@ by steps is bit-equal every time.                       Loshchilov & Hutter 2019
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from dovetail.core.errors import Diverged
 from dovetail.core.finite import nonfinite_weight
 from dovetail.core.fold import optimizer_groups
 from dovetail.core.group import RouterModule
 from dovetail.core.host import read_floats
+from dovetail.core.loss import LossSum
 from dovetail.core.module import tensor_at
 from dovetail.core.undeclared import check_declared
 from dovetail.datasets.corpus import Batch
@@ -61,7 +62,7 @@ def train(
             lr = plan.lr(step, done)
             batch = batches(step)
             optimizer.zero_grad()
-            loss = objective(model, batch.to(model.device), _seed(plan.seed, step), True)
+            loss = objective(model, batch.to(model.device), _seed(plan.seed, step), True).mean()
             loss.backward()
             grad_norm = torch.nn.utils.clip_grad_norm_(weights, plan.clip)
             value, norm = read_floats(loss, grad_norm)  # the one time that a step waits for its device
@@ -115,17 +116,18 @@ def rebalance(model: ModelModule) -> None:
 
 @torch.no_grad()
 def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0) -> float:
-    """Return the mean loss over batches, without dropout."""
+    """Return the mean loss over all labels of the batches, without dropout."""
     mode = model.training
     model.eval()
-    losses: list[Tensor] = []
+    losses: list[LossSum] = []
     for i, batch in enumerate(batches):
         losses.append(objective(model, batch.to(model.device), _seed(seed, i), False))
         for layout in (batch.layout, batch.source_layout):
             if layout is not None:  # the masks and rotary tables of held-out batches would stay alive until the next eval
                 layout.memo.clear()
     model.train(mode)
-    return sum(read_floats(*losses)) / len(losses)
+    (value,) = read_floats(functools.reduce(LossSum.plus, losses).mean())
+    return value
 
 
 def _seed(seed: int, step: int) -> int:

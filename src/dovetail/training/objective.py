@@ -20,6 +20,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import over_vocab
 from dovetail.core.layout import TokenLayout
+from dovetail.core.loss import LossSum
 from dovetail.core.random import draw, streams, words
 from dovetail.datasets.corpus import Batch
 from dovetail.model import Model, ModelModule
@@ -30,10 +31,10 @@ STREAMS = ("masked tokens", "random tokens")
 
 
 class Objective(Protocol):
-    """(model, batch, seed, training) -> loss. Every random number comes from `seed`; dropout is applied in training only."""
+    """(model, batch, seed, training) -> LossSum. Every random number comes from `seed`; dropout is applied in training only."""
 
-    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
-        """Return the mean loss of the batch, a scalar."""
+    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
+        """Return the loss of the batch summed over its labels, and their number."""
         ...
 
 
@@ -42,35 +43,28 @@ def _ctx(batch: Batch, seed: int, training: bool) -> Ctx:
     return Ctx(layout=batch.layout, seed=seed if training else None, losses={} if training else None)
 
 
-def _loss(model: ModelModule, inputs: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-    if ctx.training:
-        return model.loss(inputs, labels, ctx)
-    x, ctx = model.hidden(inputs, ctx)
-    return model.head.loss(x, labels, ctx)
-
-
 def _without_padding(labels: Tensor, batch: Batch) -> Tensor:
     return labels.masked_fill(~batch.layout.real, IGNORED)
 
 
-def next_token(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
+def next_token(model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
     """Return the loss of predicting labels (batch, n): the tokens shifted by one."""
-    return _loss(model, batch.tokens, _without_padding(batch.labels, batch), _ctx(batch, seed, training))
+    return model.loss_sum(batch.tokens, _without_padding(batch.labels, batch), _ctx(batch, seed, training))
 
 
-def classify(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
+def classify(model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
     """Return the loss of predicting labels (batch,): one class per row."""
-    return _loss(model, batch.tokens, batch.labels, _ctx(batch, seed, training))
+    return model.loss_sum(batch.tokens, batch.labels, _ctx(batch, seed, training))
 
 
-def seq2seq(model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
+def seq2seq(model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
     """Return the loss of predicting the target. Tokens are the target behind its start token; the source is encoded first."""
     assert batch.source is not None, "a seq2seq batch has a source"
     assert batch.source_layout is not None, "a seq2seq batch has the layout of its source"
     ctx = _ctx(batch, seed, training)
     encoder_output, encoder_layout = model.encode(batch.source, dc.replace(ctx, layout=batch.source_layout))
     ctx = dc.replace(ctx, encoder_output=encoder_output, encoder_layout=encoder_layout)
-    return _loss(model, batch.tokens, _without_padding(batch.labels, batch), ctx)
+    return model.loss_sum(batch.tokens, _without_padding(batch.labels, batch), ctx)
 
 
 @dc.dataclass(frozen=True)
@@ -84,10 +78,10 @@ class MaskedTokens:
     masked: float = 0.8  # of those: replaced by the mask
     replaced: float = 0.1  # of those: replaced by a random token
 
-    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> Tensor:
+    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
         """Return the loss on the chosen tokens; the labels of the batch are not used."""
         tokens, labels = self.corrupt(batch.tokens, batch.layout, seed)
-        return _loss(model, tokens, labels, _ctx(batch, seed, training))
+        return model.loss_sum(tokens, labels, _ctx(batch, seed, training))
 
     def corrupt(self, tokens: Tensor, layout: TokenLayout, seed: int) -> tuple[Tensor, Tensor]:
         """Return the input of the model (batch, n) and its labels (batch, n): −100 where a token is not predicted."""

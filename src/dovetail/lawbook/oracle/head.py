@@ -35,9 +35,9 @@ def lm() -> Iterator[Comparison]:
     x, ctx = numbers([[[1.0, 2.0]]]), Ctx(layout=TokenLayout.whole(1, 1))
     plain = alone(part("lm", tied=False), {"out.weight": TABLE}, vocab=3, embed=2)
     yield Comparison("logits", plain(x, ctx), [[[1.0, 2.0, 3.0]]])
-    yield Comparison("loss of label 1", plain.loss(x, torch.tensor([[1]]), ctx), 1.40760596)
+    yield Comparison("loss of label 1", plain.loss(x, torch.tensor([[1]]), ctx).mean(), 1.40760596)
     two = numbers([[[1.0, 2.0], [9.0, -9.0]]])
-    yield Comparison("label −100 is ignored", plain.loss(two, torch.tensor([[1, -100]]), ctx), 1.40760596)
+    yield Comparison("label −100 is ignored", plain.loss(two, torch.tensor([[1, -100]]), ctx).mean(), 1.40760596)
     with_bias = {"out.weight": TABLE, "bias": [1.0, 0.0, -1.0]}
     biased = alone(part("lm", tied=False, bias=True, scale=0.5), with_bias, vocab=3, embed=2)
     yield Comparison("½ of logits with bias", biased(x, ctx), [[[1.0, 1.0, 1.0]]])
@@ -60,15 +60,15 @@ def lm_over_ranks() -> Iterator[Comparison]:
     lm.out.weight = Parameter(numbers(TABLE[:2]))
     x = numbers([[[1.0, 2.0]]]).requires_grad_()
     yield Comparison("logits of both ranks", lm(x, halved([[[3.0, 0.0]]])).detach(), [[[1.0, 2.0, 3.0, 0.0]]])
-    loss = lm.loss(x, torch.tensor([[1]]), halved(3.0, [[1.0497870683678638], [0.0]]))
+    loss = lm.loss(x, torch.tensor([[1]]), halved(3.0, [[1.0497870683678638], [0.0]])).mean()
     loss.backward()
     assert x.grad is not None
     yield Comparison("loss of label 1, of this rank", loss.detach(), 1.44018970)
     yield Comparison("its gradient", x.grad, [[[0.08714432, -0.76311718]]])
-    other = lm.loss(x, torch.tensor([[2]]), halved(3.0, [[1.0497870683678638], [3.0]]))
+    other = lm.loss(x, torch.tensor([[2]]), halved(3.0, [[1.0497870683678638], [3.0]])).mean()
     yield Comparison("loss of label 2, of the other rank", other.detach(), 0.44018970)
     x = numbers([[[1.0, 2.0], [1.0, 2.0]]])
-    ignored = lm.loss(x, torch.tensor([[-100, 1]]), halved(3.0, [[1.0497870683678638], [0.0]]))
+    ignored = lm.loss(x, torch.tensor([[-100, 1]]), halved(3.0, [[1.0497870683678638], [0.0]])).mean()
     yield Comparison("label −100 is ignored over ranks", ignored.detach(), 1.44018970)
 
 
@@ -79,15 +79,15 @@ def loss_in_chunks() -> Iterator[Comparison]:
     table, labels = numbers(TABLE), torch.tensor([[1, 2, -100]])
     for chunk in (1, 2, 3, 1024):
         x = numbers([[[1.0, 2.0]] * 3]).requires_grad_()
-        loss = chunked_cross_entropy(lambda part: part @ table.T, x, labels, chunk=chunk)
+        loss = chunked_cross_entropy(lambda part: part @ table.T, x, labels, chunk=chunk).mean()
         loss.backward()
         assert x.grad is not None
         yield Comparison(f"chunks of {chunk}", loss, 0.90760596)
         yield Comparison(f"gradients, chunks of {chunk}", x.grad[0, ::2], [[0.37763576, -0.04501529], [0.0, 0.0]])
-        nothing = chunked_cross_entropy(lambda part: part @ table.T, x, labels.new_full((1, 3), -100), chunk=chunk)
+        nothing = chunked_cross_entropy(lambda part: part @ table.T, x, labels.new_full((1, 3), -100), chunk=chunk).mean()
         yield Comparison(f"no label at all, chunks of {chunk}", nothing, 0.0, near=0)
         # bfloat16 losses are summed in float32
-        half = chunked_cross_entropy(lambda part: part @ table.T.bfloat16(), x.detach().bfloat16(), labels, chunk=chunk)
+        half = chunked_cross_entropy(lambda part: part @ table.T.bfloat16(), x.detach().bfloat16(), labels, chunk=chunk).mean()
         yield Comparison(f"half precision, chunks of {chunk}", str(half.dtype), "torch.float32")
         yield Comparison(f"its loss, chunks of {chunk}", half, 0.90760596)
 
@@ -111,7 +111,7 @@ def masked_lm() -> Iterator[Comparison]:
     narrow = alone(part("masked_lm", tied=False), wider, vocab=3, embed=3, table=2)
     yield Comparison("a narrow table", narrow(numbers([[[1.0, 2.0, 9.0]]]), ctx), [[[1.59999569, -1.79999138, -0.19999569]]])
     # ln(e^1.59999569 + e^−1.79999138 + e^−0.19999569) − 1.59999569
-    yield Comparison("loss of label 0", full.loss(x, torch.tensor([[0]]), ctx), 0.18121596)
+    yield Comparison("loss of label 0", full.loss(x, torch.tensor([[0]]), ctx).mean(), 0.18121596)
 
 
 # (1, 2) -> (3, 2), or (3, 1) with the bias
@@ -130,7 +130,7 @@ def classifier() -> Iterator[Comparison]:
         turned = numbers([[ROW[0][1], ROW[0][2], ROW[0][0]]])
         yield Comparison(f"{pooling}, padding on the right", module(turned, _right()), logits)
     module = alone(part("classifier", classes=3), OUT, embed=2)
-    loss = module.loss(numbers(ROW), torch.tensor([0]), _left())  # ln(e + e^2.5 + 1) − 1
+    loss = module.loss(numbers(ROW), torch.tensor([0]), _left()).mean()  # ln(e + e^2.5 + 1) − 1
     yield Comparison("loss of class 0", loss, 1.76636790)
     # tanh 3 = 0.99505475, tanh 1 = 0.76159416; relu(3, 2) normed is ±0.99998, by (1, 2), plus (0.5, 0)
     behind = alone(part("classifier", classes=3, act=part("tanh")), {**DENSE, **BIAS, **OUT}, embed=2)
@@ -151,12 +151,12 @@ def token_classifier() -> Iterator[Comparison]:
     """Every token by itself."""
     module = alone(part("token_classifier", classes=3), OUT, embed=2)
     yield Comparison("two tokens", module(numbers(ROW)[:, 1:], _left()), [[[1.0, 2.5, 0.0], [3.0, 6.5, -2.0]]])
-    loss = module.loss(numbers(ROW), torch.tensor([[-100, 0, -100]]), _left())
+    loss = module.loss(numbers(ROW), torch.tensor([[-100, 0, -100]]), _left()).mean()
     yield Comparison("loss of class 0 for token 1", loss, 1.76636790)
     behind = alone(part("token_classifier", classes=3, act=part("tanh")), {**DENSE, **BIAS, **OUT}, embed=2)
     yield Comparison("behind tanh(W x + b)", behind(numbers(ROW)[:, 1:2], _left()), [[[0.99505475, 1.26159416, 1.23346060]]])
     # ln(e^0.99505475 + e^1.26159416 + e^1.23346060) − 0.99505475
-    loss = behind.loss(numbers(ROW), torch.tensor([[-100, 0, -100]]), _left())
+    loss = behind.loss(numbers(ROW), torch.tensor([[-100, 0, -100]]), _left()).mean()
     yield Comparison("its loss", loss, 1.27387097)
 
 
@@ -178,7 +178,7 @@ def pooled_embedding() -> Iterator[Comparison]:
     dense = alone(part("pooled_embedding", dense=True), weights, embed=2)
     yield Comparison("dense", dense(numbers(ROW), _left()), [[0.99932930, -0.90514825]])
     # 1 − cos of the angle between (2, 4) and (1, 0)
-    loss = alone(part("pooled_embedding"), embed=2).loss(numbers(ROW), numbers([[1.0, 0.0]]), _left())
+    loss = alone(part("pooled_embedding"), embed=2).loss(numbers(ROW), numbers([[1.0, 0.0]]), _left()).mean()
     yield Comparison("loss against (1, 0)", loss, 0.55278640)
 
 
@@ -188,4 +188,4 @@ def reward() -> Iterator[Comparison]:
     for pooling, value, loss in (("last", 3.0, 4.0), ("first", 1.0, 16.0), ("mean", 2.0, 9.0)):
         module = alone(part("reward", pooling=pooling), {"out.weight": [[2.0, -0.5]]}, embed=2)
         yield Comparison(pooling, module(numbers(ROW), _left()), [[value]])
-        yield Comparison(f"{pooling}, loss against 5", module.loss(numbers(ROW), numbers([[5.0]]), _left()), loss)
+        yield Comparison(f"{pooling}, loss against 5", module.loss(numbers(ROW), numbers([[5.0]]), _left()).mean(), loss)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.loss import LossSum
 from dovetail.lawbook.seeded.bug import Mutant, instead, spec
 from dovetail.model import Model, ModelModule
 from dovetail.parts import head
@@ -17,10 +18,10 @@ from dovetail.parts.head import LmModule, PooledEmbeddingModule
 _chunked, _loss, _model_loss = head.chunked_cross_entropy, LmModule.loss, ModelModule.loss
 
 
-def without(**fields: Any) -> Callable[..., Tensor]:
+def without(**fields: Any) -> Callable[..., LossSum]:
     """The loss of a head with these fields instead of its own."""
 
-    def loss(self: LmModule, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+    def loss(self: LmModule, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
         part = self.part
         self.part = dc.replace(part, **fields)
         try:
@@ -31,7 +32,7 @@ def without(**fields: Any) -> Callable[..., Tensor]:
     return loss
 
 
-def ignored_labels_counted(logits: Any, x: Tensor, labels: Tensor, *how: Any) -> Tensor:
+def ignored_labels_counted(logits: Any, x: Tensor, labels: Tensor, *how: Any) -> LossSum:
     return _chunked(logits, x, labels.clamp_min(0), *how)
 
 
@@ -43,8 +44,8 @@ def losses_replaced(self: ModelModule, inputs: Tensor, targets: Tensor, ctx: Ctx
     return _model_loss(self, inputs, targets, dc.replace(ctx, losses={}) if ctx.training else ctx)
 
 
-def vector_not_normalized(self: PooledEmbeddingModule, x: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
-    return (1 - (self.forward(x, ctx) * labels).sum(-1)).mean()
+def vector_not_normalized(self: PooledEmbeddingModule, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
+    return head._summed(1 - (self.forward(x, ctx) * labels).sum(-1))
 
 
 def with_head(**fields: Any) -> Model:
