@@ -8,7 +8,8 @@ Each rank makes both models from the same text and seed, in float64 with perturb
 documents, some of which lie across the cut. The models run in evaluation and in training mode, where dropout and router noise
 are drawn and experts drop tokens beyond their capacity. Compared are the output, every loss that a part adds, every gradient,
 and what the run adds to a buffer (the load of experts). Gradients are those of a fixed random projection of the output plus the
-added losses.
+added losses; in evaluation those of `model.loss`, too, on ranks with different numbers of labels. The initial weights that each
+rank computes alone are compared bit for bit with the shards of the whole model.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.scope import Scope
 from dovetail.dist.collective import joined, summed
-from dovetail.dist.context import check_split, piece, split_ctx, whole_encoder_output
+from dovetail.dist.context import check_split, split_ctx, whole_encoder_output
 from dovetail.dist.mesh import make_mesh
 from dovetail.dist.pair import Pair
 from dovetail.dist.shard import fully_shard_model, tensor_parallel
 from dovetail.io.spec import from_yaml, to_yaml
 from dovetail.lawbook.case import RELATION, Case, NotApplicable, law, perturbed
+from dovetail.lawbook.initial import initial_gaps
+from dovetail.lawbook.sharded_batch import Batch, random_labels
 from dovetail.model import Model, ModelModule
 
 How = Literal["tp", "fsdp", "sequence"]
@@ -75,33 +78,6 @@ class Result:
     added: dict[str, Tensor]  # to each buffer that the run changed
 
 
-@dc.dataclass(frozen=True)
-class Batch:
-    """Inputs and their layout; a source where there is an encoder; the weights of the projection."""
-
-    inputs: Tensor
-    layout: TokenLayout
-    source: Tensor | None
-    source_layout: TokenLayout | None
-    weight: Tensor  # of each output, zero at padding
-    patches: Tensor | None = None  # of images among the inputs, those of the whole batch
-    source_patches: Tensor | None = None
-
-    def rows(self, group: dist.ProcessGroup) -> Batch:
-        """This rank's share of the rows."""
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        source = None if self.source is None else piece(self.source, group, 0)
-        source_layout = None if self.source_layout is None else self.source_layout.split_rows(ranks, rank)
-        inputs, weight = piece(self.inputs, group, 0), piece(self.weight, group, 0)
-        layout = self.layout.split_rows(ranks, rank)
-        return dc.replace(self, inputs=inputs, layout=layout, source=source, source_layout=source_layout, weight=weight)
-
-    def columns(self, group: dist.ProcessGroup) -> Batch:
-        """This rank's piece of every row, with the layouts of the whole rows."""
-        source = None if self.source is None else piece(self.source, group)
-        return dc.replace(self, inputs=piece(self.inputs, group), source=source, weight=piece(self.weight, group, 1))
-
-
 @functools.cache
 def the_pair() -> Pair:
     """This process's pair of ranks, started by the first law that asks, ended with the process."""
@@ -113,8 +89,8 @@ def the_pair() -> Pair:
 @law(
     8,
     "sharded",
-    "tensor parallel, FSDP and a sequence split over two ranks equal one rank, in evaluation and in training: outputs, added"
-    " losses and gradients",
+    "tensor parallel, FSDP and a sequence split over two ranks equal one rank, in evaluation and in training: initial weights,"
+    " outputs, losses and gradients",
     slow=True,
     budget=3.0,
 )
@@ -157,7 +133,7 @@ def _compare(spec: Model, seed: int, how: How, batch: Batch, wants: dict[str, Re
         run = SPLITS[how](perturbed(spec, seed), spec, _mesh(how))
     except SpecError as cannot:
         return Compared(reason=str(cannot))
-    gaps: dict[str, float] = {}
+    gaps = {} if how == "sequence" else initial_gaps(spec, seed, _box(how))
     for mode, want in wants.items():
         got = run(batch, MODES[mode])
         gaps |= {f"{mode}: {name}": gap for name, gap in _gaps(got, want).items()}
@@ -197,7 +173,7 @@ def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
     weight = torch.randn(out.shape, generator=generator(seed, "projection"), dtype=out.dtype)
     if spec.embed.causal() and out.shape[:2] == layout.order.shape and not (spec.head is not None and spec.head.pools()):
         weight = weight * layout.real[..., None]
-    return dc.replace(bare, weight=weight)
+    return dc.replace(bare, weight=weight, labels=random_labels(spec, out, layout, seed))
 
 
 # -- three ways to run the same batch -------------------------------------------------------------------------------
@@ -247,6 +223,11 @@ SPLITS: dict[How, Callable[[ModelModule, Model, DeviceMesh], Run]] = {
 
 def _forward(model: ModelModule, spec: Model, batch: Batch, ctx: Ctx, group: dist.ProcessGroup | None = None) -> Tensor:
     """The output of a batch; with a group, of this rank's piece of every row."""
+    return model(batch.inputs, _ctx(model, spec, batch, ctx, group))
+
+
+def _ctx(model: ModelModule, spec: Model, batch: Batch, ctx: Ctx, group: dist.ProcessGroup | None) -> Ctx:
+    """The ctx with the encoder output of the batch; with a group, for this rank's piece of every row."""
     source, source_layout = batch.source, batch.source_layout
     ctx = dc.replace(ctx, patches=batch.patches)
     if spec.encoder is not None and source is not None and source_layout is not None:
@@ -254,7 +235,7 @@ def _forward(model: ModelModule, spec: Model, batch: Batch, ctx: Ctx, group: dis
         encoded = model.encode(source, source_ctx if group is None else split_ctx(source_ctx, spec.encoder, group))
         encoder_output, encoder_layout = encoded if group is None else whole_encoder_output(*encoded, group)
         ctx = dc.replace(ctx, encoder_output=encoder_output, encoder_layout=encoder_layout)
-    return model(batch.inputs, ctx if group is None else split_ctx(ctx, spec, group))
+    return ctx if group is None else split_ctx(ctx, spec, group)
 
 
 def _run(
@@ -273,23 +254,40 @@ def _run(
     out = _forward(model, spec, batch, Ctx(layout=batch.layout, seed=draws, losses=losses), group)
     added = torch.stack(list(losses.values())).sum() if losses else 0.0
     (projected * (out * batch.weight).sum() + losses_count * added).backward()
+    gradients = _gradients(model)
+    changed = {name: buffer - before[name] for name, buffer in model.named_buffers() if not buffer.equal(before[name])}
+    output = (out * (batch.weight != 0)).detach()
+    if batch.labels is not None and draws is None:
+        model.zero_grad()
+        ctx = _ctx(model, spec, batch, Ctx(layout=batch.layout, losses={}), group)
+        losses["of the model"] = model.loss(batch.inputs, batch.labels, ctx)
+        (losses_count * losses["of the model"]).backward()
+        gradients |= {f"{name} from the loss": g for name, g in _gradients(model).items()}
+    return Result(output, {name: loss.detach() for name, loss in losses.items()}, gradients, changed)
+
+
+def _gradients(model: ModelModule) -> dict[str, Tensor]:
+    """The whole gradient of every parameter, zero where none came."""
     gradients: dict[str, Tensor] = {}
     for name, _ in model.named_parameters():
         weight = tensor_at(model, name)  # as an attribute: outside of a run it must be the parameter
         g = torch.zeros(weight.shape, dtype=weight.dtype) if weight.grad is None else weight.grad
-        gradients[name] = g.full_tensor() if isinstance(g, DTensor) else g
-    changed = {name: buffer - before[name] for name, buffer in model.named_buffers() if not buffer.equal(before[name])}
-    output = (out * (batch.weight != 0)).detach()
-    return Result(output, {name: loss.detach() for name, loss in losses.items()}, gradients, changed)
+        gradients[name] = (g.full_tensor() if isinstance(g, DTensor) else g).clone()
+    return gradients
+
+
+AXIS: dict[How, Literal["tensor", "data", "sequence"]] = {"tp": "tensor", "fsdp": "data", "sequence": "sequence"}
 
 
 @functools.cache
+def _box(how: How) -> DeviceMesh:
+    """The mesh with all ranks along the axis that this way of splitting needs."""
+    sizes = {axis: dist.get_world_size() if axis == AXIS[how] else 1 for axis in AXIS.values()}
+    return make_mesh(data=sizes["data"], sequence=sizes["sequence"], tensor=sizes["tensor"])
+
+
 def _mesh(how: How) -> DeviceMesh:
-    """All ranks along the axis that this way of splitting needs."""
-    ranks = dist.get_world_size()
-    if how == "tp":
-        return make_mesh(tensor=ranks)["tensor"]
-    return make_mesh(data=ranks)["data"] if how == "fsdp" else make_mesh(sequence=ranks)["sequence"]
+    return _box(how)[AXIS[how]]
 
 
 def _gap(got: Tensor, want: Tensor, least: float = 0.0) -> float:

@@ -1,5 +1,5 @@
-"""Seeded bugs of sharding: biases added per rank, gradients not reduced, sequence pieces in the wrong order, masks and batch
-statistics of one rank alone."""
+"""Seeded bugs of sharding: biases added per rank, gradients not reduced, sequence pieces in the wrong order, masks, losses and
+batch statistics of one rank alone, and weights initialized at another rank's offset."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx, _pairs
 from dovetail.core.layout import TokenLayout
+from dovetail.core.loss import LossSum
 from dovetail.core.module import Module
 from dovetail.core.random import draw
-from dovetail.dist import batch, collective, context, shard
+from dovetail.dist import batch, collective, construction, context, shard
 from dovetail.dist.batch import TokenRanks
+from dovetail.dist.shard import TensorRanks
 from dovetail.lawbook.seeded.bug import Mutant, instead, spec
 from dovetail.lawbook.seeded.moe import experts
+from dovetail.ops import vocab
+from dovetail.parts import head
 
+_local_slices, _first = construction.local_slices, Ctx.first
 _reader, _gather, _split_rows = shard._reader, collective.gather, TokenLayout.split_rows
 
 
@@ -36,7 +41,11 @@ def pieces_in_reverse(x: Tensor, dim: int, group: Any) -> Tensor:
 
 
 def channels_counted_per_rank(self: Ctx, module: Module, axes: Sequence[str], size: int) -> int:
-    return 0
+    return _first(self, module, axes, size) if "vocab" in axes else 0
+
+
+def tokens_counted_per_rank(self: Ctx, module: Module, axes: Sequence[str], size: int) -> int:
+    return 0 if "vocab" in axes else _first(self, module, axes, size)
 
 
 def samples_counted_per_rank(self: TokenLayout, parts: int, which: int) -> TokenLayout:
@@ -68,6 +77,35 @@ def counts_rank_by_rank(self: TokenRanks, counts: Tensor) -> tuple[Tensor, Tenso
     return earlier + (counts.cumsum(0) - counts), total
 
 
+def neighbor_offset(shape: Any, cut: Any, tensor: tuple[int, int] = (0, 1), data: tuple[int, int] = (0, 1)) -> Any:
+    (rank, ranks), (row, rows) = tensor, data
+    return _local_slices(shape, cut, ((rank + 1) % ranks, ranks), ((row + 1) % rows, rows))
+
+
+def max_of_one_rank(self: TensorRanks, x: Tensor) -> Tensor:
+    return x
+
+
+def exponentials_of_one_rank(logits: Tensor, labels: Tensor, module: Module, ctx: Ctx, axes: Sequence[str]) -> Tensor:
+    top = ctx.max(logits.detach().amax(-1), axes)
+    row, own = vocab._own(labels, logits.shape[-1], module, ctx, axes)
+    target = ctx.leave(torch.where(own, logits.gather(-1, row[:, None])[:, 0], 0.0), axes)
+    losses = (logits - top[:, None]).exp().sum(-1).log() + top - target
+    return torch.where(labels != vocab.IGNORED, losses, 0.0).sum()
+
+
+def label_of_one_rank(logits: Tensor, labels: Tensor, module: Module, ctx: Ctx, axes: Sequence[str]) -> Tensor:
+    top = ctx.max(logits.detach().amax(-1), axes)
+    row, own = vocab._own(labels, logits.shape[-1], module, ctx, axes)
+    total = ctx.leave((logits - top[:, None]).exp().sum(-1), axes)
+    losses = total.log() + top - torch.where(own, logits.gather(-1, row[:, None])[:, 0], 0.0)
+    return torch.where(labels != vocab.IGNORED, losses, 0.0).sum()
+
+
+def mean_of_means(self: Ctx, loss: LossSum) -> Tensor:
+    return self.batch_sum(loss.mean()) / self.batch_sum(torch.ones(()))
+
+
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     biased, dropping = spec(bias=True, out_bias=True), spec(dropout=0.2).set("layers.*.ffn.dropout", 0.2)
@@ -92,5 +130,23 @@ def mutants() -> list[Mutant]:
             balanced,
         ),
         Mutant("a rank fills experts by itself", "sharded", instead(TokenRanks, "counts", counts_of_one_rank), limited),
+        Mutant(
+            "a shard is initialized at the offset of another rank",
+            "sharded",
+            instead(construction, "local_slices", neighbor_offset),
+        ),
+        Mutant("a sharded loss takes the largest logit of one rank", "sharded", instead(TensorRanks, "max", max_of_one_rank)),
+        Mutant(
+            "a sharded loss sums the exponentials of one rank",
+            "sharded",
+            instead(head, "sharded_cross_entropy", exponentials_of_one_rank),
+        ),
+        Mutant(
+            "a sharded loss knows the labels of one rank",
+            "sharded",
+            instead(head, "sharded_cross_entropy", label_of_one_rank),
+        ),
+        Mutant("the loss of a batch is a mean of the means of ranks", "sharded", instead(Ctx, "batch_mean", mean_of_means)),
+        Mutant("every rank has the first rows of a table", "sharded", instead(Ctx, "first", tokens_counted_per_rank)),
         Mutant("experts are filled rank by rank", "sharded", instead(TokenRanks, "counts", counts_rank_by_rank), limited),
     ]
