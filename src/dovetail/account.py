@@ -4,6 +4,7 @@ parameters                         learned values; a tied weight counts once
 flops_per_token.matmul             2 · (weights that a token is multiplied by)
 flops_per_token.attention          score and value products over `length` tokens, all pairs, divided by `length`
 flops_per_token.attention_causal   the same for the pairs that masks leave
+flops_per_token.mtp                multi-token prediction in training, matmul and attention over the pairs that masks leave
 state_bytes                        bytes of the decode state after `length` tokens (and `length` source tokens, with an encoder)
 state_values_per_token             values that the first token adds to the decode state
 """
@@ -24,7 +25,9 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.dtypes import SHORT, dtype_of, short_dtype_name
 from dovetail.core.fold import (
     active_parameters,
+    ahead_flops,
     attention_flops,
+    declared,
     matmul_flops,
     parameters,
     position_limit,
@@ -158,26 +161,30 @@ class Account:
     def costs(self) -> dict[str, Cost]:
         """Path of a part -> the cost of that part and all parts below it."""
         totals: dict[str, list[float]] = {}
+        ahead: dict[str, bool] = {}
         for path, part, scope in walk(self.spec):
             matmul = sum((2 * prod(w.shape(scope)) * w.used for w in weights_of(part, scope) if w.matmul), Fraction(0))
             attention = part.cost(scope, self.length)[1] / self.length
             after, empty, one = (sum(self._bytes(state, scope, n) for state in part.state(scope)) for n in (self.length, 0, 1))
             own = (float(matmul), attention, after, one - empty)
-            totals[path] = [0.0] * len(own)
+            totals[path], ahead[path] = [0.0] * len(own), scope.drafts
             for above in _and_above(path):
-                if above in totals:
-                    totals[above] = [total + value for total, value in zip(totals[above], own, strict=True)]
+                if above in totals:  # FLOPs of multi-token prediction are no part of the model's
+                    added = own if ahead[above] == scope.drafts else (0.0, 0.0, *own[2:])
+                    totals[above] = [total + value for total, value in zip(totals[above], added, strict=True)]
         return {path: Cost(t[0], t[1], int(t[2]), int(t[3])) for path, t in totals.items()}
 
     @cached_property
     def flops_per_token(self) -> dict[str, int | float]:
-        """FLOPs per token: matmul, attention, attention_causal."""
+        """FLOPs per token: matmul, attention, attention_causal; mtp where there is multi-token prediction."""
         all_pairs, masked_pairs = attention_flops(self.spec, self.length)
-        return {
+        work = {
             "matmul": matmul_flops(self.spec),
             "attention": _per_token(all_pairs, self.length),
             "attention_causal": _per_token(masked_pairs, self.length),
         }
+        mtp = {"mtp": _per_token(mtp_flops(self.spec, self.length)[1], self.length)} if self.spec.mtp else {}
+        return {**work, **mtp}
 
     @cached_property
     def states(self) -> list[tuple[State, Scope]]:
@@ -218,6 +225,20 @@ class Account:
         if node.same_as:
             data["same_as"] = node.same_as
         return {**data, "children": [self._node_data(child) for child in node.children]}
+
+
+def mtp_flops(spec: Model, n: int) -> tuple[int, int]:
+    """FLOPs of multi-token prediction over n tokens in training, the head at each depth included: (all pairs; the pairs that
+    masks leave). An embedding that is projected to the width is projected once more, without positions."""
+    embed, head = (_matmul_in(spec, child) for child in ("embed", "head"))
+    shared = n * embed + sum(max(n - k, 0) * head for k in range(1, len(spec.mtp) + 1))
+    all_pairs, masked_pairs = ahead_flops(spec, n)
+    return shared + all_pairs, shared + masked_pairs
+
+
+def _matmul_in(spec: Model, child: str) -> int:
+    """Matmul FLOPs per token in one child of a model."""
+    return sum(2 * d.size for d in declared(spec) if d.weight.matmul and d.path.startswith(f"{child}."))
 
 
 def account(spec: Model, length: int | None = None, dtype: str = "bf16") -> Account:

@@ -2,6 +2,8 @@
 
       inputs ── embed ── (+ position) ── [norm] ── block ── block ── … ── norm ── head ── logits
 
+                                                                     └── depths of multi-token prediction, in training
+
       x ← x + f(norm x)          f a mixer, then an ffn; x (…, n, embed); `parts/wire.py` has the other ways to join them
 
 An encoder–decoder holds its encoder as a child model, whose output cross attention reads.
@@ -18,9 +20,11 @@ import torch
 from torch import Tensor
 
 from dovetail.core.across import Passed, Passing, passings
-from dovetail.core.ctx import Ctx, Ranks
-from dovetail.core.errors import SpecError
+from dovetail.core.ahead import look_ahead
+from dovetail.core.ctx import Ctx, Losses, Ranks
+from dovetail.core.errors import InputError, SpecError
 from dovetail.core.field import bounded, options
+from dovetail.core.fold import taps
 from dovetail.core.group import (
     GROUPS,
     Embed,
@@ -30,6 +34,7 @@ from dovetail.core.group import (
     HeadModule,
     Init,
     Mixer,
+    Mtp,
     Norm,
     Order,
     Position,
@@ -211,6 +216,7 @@ class Model(Part):
     layers: tuple[Block, ...] = ()
     norm: Norm | None = child("rmsnorm")
     head: Head | None = child("lm")
+    mtp: tuple[Mtp, ...] = ()  # one per depth of multi-token prediction
     init: Init = child("normal")
 
     def module(self) -> type[Module]:
@@ -231,6 +237,8 @@ class Model(Part):
         below = scope.bind(dim="embed")
         if name in ("position", "embed_norm"):  # before the embeddings are projected to the residual stream
             return below.add(embed=self.embed.table_width() or self.width)
+        if name == "mtp":
+            return dc.replace(below, stack=f"{scope.path}.mtp".lstrip("."), layer=int(index), depth=len(self.mtp), drafts=True)
         if name != "layers":
             return below
         stack, i, depth = f"{scope.path}.layers".lstrip("."), int(index), len(self.layers)
@@ -240,7 +248,7 @@ class Model(Part):
         return dc.replace(below, **where, opens=opens, closes=closes)
 
     def publishes(self) -> dict[str, tuple[str, ...]]:
-        ids: dict[str, tuple[str, ...]] = {"inputs": ()} if self.embed.causal() else {}
+        ids: dict[str, tuple[str, ...]] = {"inputs": ()} if self.embed.token_ids else {}
         return {**ids, "embedded": ("embed",)}
 
     def order(self) -> Order:
@@ -276,7 +284,13 @@ class Model(Part):
         crosses = any(block.cross is not None for block in self.layers)
         if self.encoder is not None and not crosses:
             found.append(Problem("encoder", "no layer reads it", "give the layers a `cross: cross_attention`"))
+        if self.mtp and (self.order() != "causal" or not self._predicts_tokens(scope)):
+            what = "multi-token prediction needs a causal model with logits over the vocabulary per token"
+            found.append(Problem("mtp", what, "use causal mixers and an lm head, or mtp: []"))
         return found
+
+    def _predicts_tokens(self, scope: Scope) -> bool:
+        return self.head is not None and not self.head.pools() and any("vocab" in w.out for w in self.head.weights(scope))
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         found: list[Problem] = []
@@ -337,7 +351,10 @@ class Model(Part):
             for i, b in enumerate(self.layers)
         )
         encoder = None if self.encoder is None else self.encoder._swap_position(new, lost, f"{path}encoder.")
-        return dc.replace(self, position=stream, layers=blocks, encoder=encoder)
+        spec = dc.replace(self, position=stream, layers=blocks, encoder=encoder)
+        if not self.mtp:
+            return spec
+        return spec.rewrite("mtp.*.*.mixer", lambda at: at.old and with_position(at.old, inside, f"{path}{at.path}", lost))
 
     # -- short forms
 
@@ -378,10 +395,12 @@ class ModelModule(Module):
     layers: Any
     norm: Module
     head: HeadModule
+    mtp: Any
 
     def setup(self) -> None:
         for block, passing in zip(self.layers, passings(self.layers, f"{self.path}.layers".lstrip(".")), strict=True):
             block.passing = passing
+        self.taps_ahead = [address for address in taps(self.part) if address.startswith("mtp.")] if self.part.mtp else []
         self.embedded_axes = ("embed",) if self.part.embed.table_width() is None else ("table",)
 
     @property
@@ -401,7 +420,7 @@ class ModelModule(Module):
 
     def loss(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> Tensor:
         """The mean of the head's loss over all labels of the batch, those of other ranks too; in training plus the losses that
-        parts add (router losses), which are collected in ctx.losses."""
+        parts add (router losses, multi-token prediction), which are collected in ctx.losses."""
         loss, ctx = self._head_loss(inputs, targets, ctx)
         return ctx.with_added(ctx.batch_mean(loss))
 
@@ -413,8 +432,9 @@ class ModelModule(Module):
         return LossSum(loss.sum + added * loss.num_labels, loss.num_labels)
 
     def _head_loss(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> tuple[LossSum, Ctx]:
+        ctx = dc.replace(ctx, labels=targets)
         if ctx.losses is None and (ctx.training or self.training):
-            ctx = dc.replace(ctx, losses={})
+            ctx.losses = Losses({})
         x, ctx = self.hidden(inputs, ctx)
         return self.head.loss(x, targets, ctx), ctx
 
@@ -426,13 +446,13 @@ class ModelModule(Module):
     def hidden(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Ctx]:
         """Hidden states after the last layer and norm (…, n, embed), and the ctx with their token layout."""
         ctx = ctx.for_mode(self)
-        x, layout = self.embed(inputs, ctx)
-        layout.expect(x, "inputs")
+        embedded, layout = self.embed(inputs, ctx)
+        layout.expect(embedded, "inputs")
         if ctx.encoder_output is not None and ctx.encoder_layout is not None:
             ctx.encoder_layout.expect(ctx.encoder_output, "encoder output")
         if layout is not ctx.layout:
             ctx = dc.replace(ctx, layout=layout)
-        x = self.position.embed(x, layout)
+        x = self.position.embed(embedded, layout)
         if self.part.embed_norm is not None:
             x = self.embed_norm(x, ctx)
         x = ctx.dropout(x, self.part.dropout, self, "embedded", self.embedded_axes)
@@ -441,7 +461,31 @@ class ModelModule(Module):
         for i, block in enumerate(self.layers):
             views = NO_VIEWS if ctx.views is None else ctx.views[i]
             x = block(x, ctx, views) if block.passing is None else self.across(block, x, ctx, views, carried)
-        return (x if self.part.norm is None else ctx.tap(self, "normed", self.norm(x, ctx))), ctx
+        x = x if self.part.norm is None else ctx.tap(self, "normed", self.norm(x, ctx))
+        if self.part.mtp and self._looks_ahead(ctx):
+            look_ahead(self.mtp, self.head, x, self.embed.widen(embedded), inputs, ctx)
+        return x, ctx
+
+    def _looks_ahead(self, ctx: Ctx) -> bool:
+        """Whether multi-token prediction runs: where its loss is collected, or someone listens to one of its taps."""
+        asked = ctx.losses is not None or (ctx.listen is not None and any(map(ctx.listen.wants, self.taps_ahead)))
+        return asked and ctx.views is None
+
+    def draft(self, hidden: Tensor, tokens: Tensor, ctx: Ctx, depth: int = 1) -> tuple[Tensor, Tensor]:
+        """Logits (…, n, vocab) of the token after `tokens`, by one depth of multi-token prediction, and its hidden states.
+
+        hidden (…, n, embed) are those of `hidden()`, or of the depth before; tokens (…, n) are the known or drafted tokens
+        `depth` places after them. ctx has the layout of the hidden states and, to continue, the views of a
+        Pool(spec, rows, capacity, drafts=True).
+        """
+        if not 1 <= depth <= len(self.part.mtp):
+            raise InputError(f"depth: {depth} of {len(self.part.mtp)} depths of multi-token prediction; they count from 1")
+        ctx.layout.expect(hidden, "hidden")
+        embedded, _ = self.embed(tokens, ctx)
+        ctx.layout.expect(embedded, "tokens")
+        views = NO_VIEWS if ctx.views is None else ctx.views[depth - 1]
+        x = self.mtp[depth - 1](hidden, self.embed.widen(embedded), ctx, views)
+        return self.head(x, ctx), x
 
     def across(self, block: BlockModule, x: Tensor, ctx: Ctx, views: Any, carried: dict[tuple[str, str], Tensor]) -> Tensor:
         """A block that reads values of earlier ones, or publishes some, which are added to `carried`."""

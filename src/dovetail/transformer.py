@@ -22,10 +22,10 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.fold import over_vocab
+from dovetail.core.group import IGNORED
 from dovetail.core.inputs import default_ctx
 from dovetail.generation import Sampling, Vocabulary, generate_pieces, generate_tokens, prompt_ids
 from dovetail.model import Model, ModelModule
-from dovetail.ops.loss import IGNORED
 from dovetail.tracing import Replacement, trace
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ class Transformer(ModelModule):
 
         Without targets it is the loss of predicting the next token. Else targets[i] is what position i predicts (the caller
         shifts; Hugging Face shifts inside), −100 where nothing is predicted; padding never counts. In training mode dropout is
-        drawn anew at each call, from torch's default generator, and router losses are added.
+        drawn anew at each call, from torch's default generator, and the losses of routers and of multi-token prediction are
+        added.
         """
         given = ctx is not None
         ctx = self._ctx(inputs, ctx, **batch)
@@ -219,10 +220,7 @@ class Transformer(ModelModule):
             raise InputError(
                 "targets: this model does not predict the next token, so it needs them; call model.loss(ids, targets)"
             )
-        following = torch.nn.functional.pad(inputs[:, 1:], (0, 1), value=IGNORED)
-        document = ctx.layout.seg
-        same = torch.nn.functional.pad(document[:, 1:] == document[:, :-1], (0, 1)) & ctx.layout.real
-        return torch.where(same, following, IGNORED)
+        return ctx.layout.next_of(inputs, IGNORED)
 
     def _checked(self, targets: Tensor, inputs: Tensor, ctx: Ctx) -> Tensor:
         """Return targets per token with −100 at padding; raise where they are the inputs of a causal model, unshifted."""

@@ -46,6 +46,7 @@ def test_fields_have_type_and_default(capsys: pytest.CaptureFixture[str]) -> Non
         {"name": "fraction", "type": "float", "default": 1.0},
         {"name": "pairs", "type": "half|adjacent", "default": "half"},
         {"name": "coords", "type": "int", "default": 1},
+        {"name": "sections", "type": "list of int", "default": []},
         {"name": "when", "type": "write|read", "default": "write"},
         {"name": "scaling", "type": "scaling | null", "default": None},
     ]

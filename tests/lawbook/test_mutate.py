@@ -48,7 +48,7 @@ def test_users_of_a_module():
 @pytest.mark.parametrize(
     ("file", "what"),
     [
-        ("ops/loss.py", "total / count: the second term dropped"),
+        ("ops/loss.py", "total + summed_chunk: Sub"),
         ("ops/attend.py", "k.n - 1: Add"),
         ("ops/mask.py", "partial <= MAX_COUNTED: Lt"),
         ("parts/mask/near.py", "self.keep == 0: NotEq"),

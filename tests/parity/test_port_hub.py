@@ -235,7 +235,7 @@ MAMBA_130M = {
 KNOWN: dict[str, tuple[dict[str, Any], int]] = {
     "mixtral": (MIXTRAL_8X7B, 46_702_792_704),
     "qwen3_moe": (QWEN3_30B_A3B, 30_532_122_624),
-    "deepseek_v3": (DEEPSEEK_V3, 671_026_404_352),
+    "deepseek_v3": (DEEPSEEK_V3, 682_636_472_320),
     "gpt_oss": (GPT_OSS_20B, 20_914_757_184),
     "qwen3_next": (QWEN3_NEXT_80B, 79_674_391_296),
     "jamba": (JAMBA, 51_570_323_328),

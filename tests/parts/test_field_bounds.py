@@ -21,11 +21,13 @@ from dovetail.core.check import check
 from dovetail.core.errors import SpecError, StateError
 from dovetail.core.field import DEFAULT, Bounds, number_type
 from dovetail.core.fold import declared
+from dovetail.core.group import Earlier
 from dovetail.core.part import KINDS, field_types, walk_spec
+from dovetail.io.spec import from_yaml
 from dovetail.lawbook.case import Case
 from dovetail.lawbook.cover import all_factors, pins
 from dovetail.lawbook.sample import attempt
-from dovetail.model import Model
+from dovetail.model import Block, Model
 
 PROBES: tuple[float, ...] = (math.nan, math.inf, -math.inf, -1, 0, 1, 1e12, 10**12, 1e308, 2**31 - 1, 1e-300, 1e-30)
 MAX_PARAMETERS = 10**6  # of a model that a probe builds
@@ -50,6 +52,11 @@ BOUNDS: dict[tuple[str, str], Bounds] = {
 @functools.cache
 def spec_with(kind: str) -> tuple[Model, str]:
     """A small legal spec with this kind, and the path of the part."""
+    if issubclass(KINDS[kind], Earlier):
+        spec = from_yaml("{width: 28, vocab: 62, layers: [{repeat: 2, mixer: {heads: 7}}]}")
+        return spec.set("layers.1.mixer.earlier", kind), "layers.1.mixer.earlier"
+    if issubclass(KINDS[kind], Block):
+        return from_yaml(f"{{width: 28, vocab: 62, layers: [{{kind: {kind}, mixer: {{heads: 7}}}}]}}"), "layers.0"
     chance = random.Random(f"{kind} {SEED}")
     wanted = [factor for factor in all_factors() if factor.kind and factor.value == kind]
     for _ in range(TRIES):

@@ -20,44 +20,44 @@ from dovetail.port.load import load_reporting
 from dovetail.port.tensors import Dropped, DroppedTensors
 from dovetail.port.write import export_directory, import_directory
 
-MTP = "multi-token prediction"
-# the layer after the last of two: DeepSeek-V3's 61st
+# buffers of older files: the pattern of their names, the reason, two names
 EXTRA = {
-    "deepseek_v3": ("model.layers.2.*", ["model.layers.2.eh_proj.weight", "model.layers.2.mlp.experts.0.up_proj.weight"]),
-    "qwen3_next": ("mtp.*", ["mtp.fc.weight", "mtp.layers.0.mlp.gate.weight"]),
+    "bart": ("*coder.version", "an older file format", ["model.encoder.version", "model.decoder.version"]),
+    "qwen3_moe": (
+        "*.rotary_emb.inv_freq",
+        "rotary frequencies",
+        ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.1.self_attn.rotary_emb.inv_freq"],
+    ),
 }
 
 
 def checkpoint(family: str, home: Path) -> Path:
-    """A tiny checkpoint in Hugging Face layout, as its family publishes it: with layers for multi-token prediction."""
+    """A tiny checkpoint in Hugging Face layout, as older files of its family are: with buffers."""
     spec = in_family(family)
     save(build(spec), spec, home / "ours")
     place = home / "theirs"
     export_directory(home / "ours", place, family)
     (place / "dovetail.yaml").unlink()
     stored = load_file(place / WEIGHTS_FILE)
-    stored |= {name: torch.ones(3, 5) for name in EXTRA[family][1]}
+    stored |= {name: torch.ones(3, 5) for name in EXTRA[family][2]}
     save_file(stored, place / WEIGHTS_FILE, metadata={"format": "pt"})
-    config = json.loads((place / "config.json").read_text())
-    (place / "config.json").write_text(json.dumps({**config, **({"num_nextn_predict_layers": 1} if "deep" in family else {})}))
     return place
 
 
 @pytest.mark.parametrize("family", EXTRA)
-def test_layers_for_multi_token_prediction_are_reported(family: str, tmp_path: Path) -> None:
-    place, pattern = checkpoint(family, tmp_path), EXTRA[family][0]
+def test_tensors_that_are_not_imported_are_reported(family: str, tmp_path: Path) -> None:
+    place, (pattern, reason, names) = checkpoint(family, tmp_path), EXTRA[family]
     with pytest.warns(DroppedTensors, match=r"2 tensors, 120 bytes, not imported") as caught:
         dovetail.load(place)
     assert len(caught) == 1
     assert str(caught[0].message).startswith(f"{pattern}: ")
     (dropped,) = load_reporting(place).dropped
     assert (dropped.pattern, dropped.tensors, dropped.bytes) == (pattern, 2, 120)
-    assert MTP in dropped.reason
+    assert reason in dropped.reason
     assert import_directory(place, tmp_path / "again").dropped == [dropped]
     export_directory(tmp_path / "again", tmp_path / "back")
     back = load_file(tmp_path / "back" / WEIGHTS_FILE)
-    assert load_file(place / WEIGHTS_FILE).keys() - back.keys() == set(EXTRA[family][1])
-    assert json.loads((tmp_path / "back" / "config.json").read_text()).get("num_nextn_predict_layers", 0) == 0
+    assert load_file(place / WEIGHTS_FILE).keys() - back.keys() == set(names)
 
 
 @pytest.mark.parametrize("family", EXTRA)
@@ -78,12 +78,14 @@ def test_the_command_reports_them(family: str, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_layer_too_many_that_predicts_nothing_is_an_error(tmp_path: Path) -> None:
-    place = checkpoint("deepseek_v3", tmp_path)
-    stored = load_file(place / WEIGHTS_FILE)
-    del stored["model.layers.2.eh_proj.weight"]
-    save_file(stored, place / WEIGHTS_FILE, metadata={"format": "pt"})
-    with pytest.raises(FileError, match=r"model\.layers\.2\.mlp.*: has no place in this spec"):
-        dovetail.load(place)
+    spec = in_family("deepseek_v3")
+    save(build(spec), spec, tmp_path / "ours")
+    export_directory(tmp_path / "ours", tmp_path / "theirs", "deepseek_v3")
+    stored = load_file(tmp_path / "theirs" / WEIGHTS_FILE)
+    name = f"model.layers.{len(spec.layers)}.mlp.gate.weight"
+    save_file({**stored, name: torch.ones(3, 5)}, tmp_path / "theirs" / WEIGHTS_FILE, metadata={"format": "pt"})
+    with pytest.raises(FileError, match=rf"{name}: has no place in this spec"):
+        dovetail.load(tmp_path / "theirs")
 
 
 def test_buffers_of_old_files_are_reported() -> None:

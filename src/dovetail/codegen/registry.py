@@ -89,7 +89,8 @@ def writes(*kinds: str, ignores: tuple[str, ...] = ()) -> Callable[[Writer], Wri
 
 def known(part: Part) -> str:
     """Return a list of the kinds of its group that have a writer."""
-    return f"with one: {', '.join(sorted(kind for kind in WRITERS if kind in KINDS and KINDS[kind].group == part.group))}"
+    kinds = sorted(kind for kind in WRITERS if kind in KINDS and KINDS[kind].group == part.group)
+    return f"with one: {', '.join(kinds)}" if kinds else f"no kind of {part.group} has one: leave it out of the spec"
 
 
 # -- results of writers ------------------------------------------------------------------------------------------------

@@ -132,6 +132,7 @@ class Ctx:
     types: Tensor | None = None  # (…, n) token types, where the embedding has them
     patches: Tensor | None = None  # (p, channels, height, width): what token ids from the vocabulary's size on stand for
     listen: Listener | None = None
+    labels: Tensor | None = None  # (…, n) what each token predicts, where a loss is computed
     losses: dict[str, Tensor] | Losses | None = None  # extra losses, by the path that added them; kept as Losses
     seed: int | Tensor | None = None  # set in training; kept as a tensor (), see core/random.py
     ranks: Ranks | None = None

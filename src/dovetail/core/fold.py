@@ -57,14 +57,27 @@ def needs_of(spec: Part) -> frozenset[str]:
 
 
 def matmul_flops(spec: Part) -> int:
-    """FLOPs per token in matmuls with weights (2 per multiply-add); a tied weight counts wherever it is used."""
-    return int(sum((2 * d.size * d.weight.used for d in declared(spec) if d.weight.matmul), Fraction(0)))
+    """FLOPs per token in matmuls with weights (2 per multiply-add); a tied weight counts wherever it is used. Parts that run in
+    training and drafting only are left out, see `ahead_flops`."""
+    return int(sum((_matmul(d) for d in declared(spec) if not d.scope.drafts), Fraction(0)))
+
+
+def _matmul(d: Declared) -> Fraction:
+    return 2 * d.size * d.weight.used if d.weight.matmul else Fraction(0)
 
 
 def attention_flops(spec: Part, n: int) -> tuple[int, int]:
     """Activation × activation FLOPs over n tokens: (all pairs, as the reference computes them; the pairs that masks leave)."""
-    costs = [part.cost(scope, n) for _, part, scope in walk(spec)]
+    costs = [part.cost(scope, n) for _, part, scope in walk(spec) if not scope.drafts]
     return sum(c[0] for c in costs), sum(c[1] for c in costs)
+
+
+def ahead_flops(spec: Part, n: int) -> tuple[int, int]:
+    """FLOPs of the depths of multi-token prediction over n tokens, without the head: (all pairs; the pairs that masks leave).
+    Depth k, in layer k − 1 of its stack, has n − k tokens."""
+    matmul = int(sum((_matmul(d) * max(n - d.scope.layer - 1, 0) for d in declared(spec) if d.scope.drafts), Fraction(0)))
+    costs = [part.cost(scope, max(n - scope.layer - 1, 0)) for _, part, scope in walk(spec) if scope.drafts]
+    return matmul + sum(c[0] for c in costs), matmul + sum(c[1] for c in costs)
 
 
 def states(spec: Part) -> Iterator[tuple[str, State, Scope]]:

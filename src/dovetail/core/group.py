@@ -5,13 +5,15 @@ Shapes: x (…, n, embed); q (…, n, heads, head); `…` is batch, or nothing f
 
 from __future__ import annotations
 
+import dataclasses as dc
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
 from dovetail.core.module import Module
@@ -311,6 +313,7 @@ class Embed(Part):
 
     group: ClassVar[str] = "embed"
     coords: ClassVar[int] = 1  # coordinates per token: 1 for text, 2 for an image
+    token_ids: ClassVar[bool] = False  # whether every input is the id of a token of the vocabulary
 
     def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
         """A random legal input of about n tokens."""
@@ -346,6 +349,7 @@ class EmbedModule(Module):
 
 
 Criterion = Literal["cross_entropy", "cosine", "mse"]
+IGNORED = -100  # the label of a token that predicts nothing
 
 
 class Head(Part):
@@ -372,6 +376,27 @@ class HeadModule(Module):
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
         """The loss summed over labels that are not −100, and their number, of the tokens of this rank."""
+        raise NotImplementedError
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Mtp(Part):
+    """One depth of multi-token prediction: from hidden states and the next token to hidden states. Module: an MtpModule."""
+
+    group: ClassVar[str] = "mtp"
+
+    weight: float = bounded(0.3, at_least=0, at_most=MAX_FACTOR)  # λ, the factor of its loss
+
+    @classmethod
+    def sugar(cls, data: Any) -> Any:
+        return {"kind": "mtp", **data} if isinstance(data, Mapping) else super().sugar(data)
+
+
+class MtpModule(Module):
+    """The module of a depth of multi-token prediction."""
+
+    def forward(self, hidden: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+        """hidden (…, n, embed), of the model or of the depth before; embedded (…, n, embed), the next token -> like hidden."""
         raise NotImplementedError
 
 
@@ -407,5 +432,5 @@ class Init(Part):
 
 GROUPS: tuple[type[Part], ...] = (
     *(Mixer, Position, Earlier, Feature, Scaling, Mask, Norm, Wire),
-    *(Ffn, Router, Act, Embed, Head, Init),
+    *(Ffn, Router, Act, Embed, Head, Mtp, Init),
 )

@@ -210,6 +210,28 @@ class TokenLayout:
         sample = None if self._sample is None else self._sample[..., index]
         return TokenLayout(coords, self.order[..., index], seg, row, rows=self._rows, sample=sample)
 
+    def next_of(self, x: Tensor, missing: int) -> Tensor:
+        """(…, n) the value of x (…, n) at the next token of the same document; `missing` where there is none."""
+        last = x.new_full((*x.shape[:-1], 1), missing)
+        following = torch.where(self._together(1) & self.real[..., :-1], x[..., 1:], missing)
+        return torch.cat([following, last], -1)
+
+    def ahead(self, k: int) -> TokenLayout:
+        """The first n − k tokens of each row; those whose document has no k-th token after them are padding."""
+        first = slice(0, max(self.n - k, 0))
+        picked = self.pick(first)
+        if self.start is not None:
+            return TokenLayout(picked._coords, picked.order, None, start=self.start, sample=picked._sample)
+        seg = torch.where(self._together(k), self.seg[..., first], -1)
+        known = Known(self.known.documents, self.known.end)
+        return TokenLayout(picked._coords, picked.order, seg, picked.row, None, self._rows, self.sample[..., first], known)
+
+    def _together(self, k: int) -> Tensor:
+        """(…, n − k) whether each token and the k-th after it are in one document."""
+        first, later = slice(0, max(self.n - k, 0)), slice(k, None)
+        same = self.seg[..., first] == self.seg[..., later]
+        return same if self.row is None else same & (self.row[first] == self.row[later])
+
     def cut(self, parts: int, which: int) -> TokenLayout:
         """One of `parts` equal pieces of the sequence."""
         size = self.n // parts

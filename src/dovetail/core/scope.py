@@ -27,6 +27,7 @@ class Scope:
     opens: bool = False  # whether this block is the first of a run of blocks with several residual streams
     closes: bool = False  # whether it is the last
     shares: int | None = None  # the layer whose weights this one uses; None: it has its own
+    drafts: bool = False  # whether parts here run in training and drafting only (multi-token prediction)
     added: frozenset[str] = frozenset()  # the axes defined since `entered`, also those that redefine an axis above
 
     def entered(self, path: str) -> Scope:
@@ -48,8 +49,8 @@ class Scope:
 
     def _with(self, sizes: Mapping[str, int], alias: Mapping[str, tuple[str, ...]], path: str, added: frozenset[str]) -> Scope:
         # written out: dataclasses.replace is slow, and a large spec is walked often
-        where = (self.stack, self.layer, self.depth, self.decodes, self.init, self.opens, self.closes, self.shares)
-        return Scope(sizes, alias, path, *where, added)
+        where = (self.stack, self.layer, self.depth, self.decodes, self.init)
+        return Scope(sizes, alias, path, *where, self.opens, self.closes, self.shares, self.drafts, added)
 
     def names(self, axes: Iterable[str]) -> tuple[str, ...]:
         """The axes that generic axes are bound to."""

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx, Views
 from dovetail.core.errors import SpecError, StateError
-from dovetail.core.group import Embed, Head, Mixer, Scaling
+from dovetail.core.group import Embed, Head, Mixer, Mtp, Scaling
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Part, walk, walk_spec
 from dovetail.dist.batch import TokenRanks
@@ -106,6 +106,8 @@ def _refuse(path: str, part: Part) -> None:
         problem, remedy = "gives one answer a row, whose tokens lie on several ranks", "split rows over ranks instead: data"
     elif isinstance(part, Embed) and not part.causal():
         problem, remedy = "makes another number of tokens than it is given", "split rows over ranks instead: data"
+    elif isinstance(part, Mtp):
+        problem, remedy = "reads the next token, which may lie on the next rank", "split rows over ranks instead: data"
     elif isinstance(part, Scaling) and part.varies:
         problem, remedy = "turns by the length of the whole row, which no rank sees", "use a scaling with fixed angles"
     else:

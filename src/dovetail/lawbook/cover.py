@@ -60,10 +60,12 @@ def factors(part: Part, node: str) -> Iterator[Factor]:
         if name in sampled(part.kind):
             if repr(value) in sampled(part.kind)[name]:
                 yield Factor(place, repr(value), False)
-        elif group is not None and value is None:
+        elif group is None or issubclass(group, (Block, Model)):
+            continue
+        elif value in (None, ()):
             yield Factor(place, "None", True)
-        elif isinstance(value, Part) and not isinstance(value, Model):
-            inside = _unjoined(value)
+        else:
+            inside = _unjoined(value[0] if isinstance(value, tuple) else value)
             yield Factor(place, inside.kind, True)
             yield from factors(inside, f"{place}={inside.kind}")
 

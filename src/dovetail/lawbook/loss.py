@@ -55,11 +55,12 @@ def loss(case: Case) -> None:
     if head is None:
         raise NotApplicable("no head")
     added: dict[str, Tensor] = {}
-    outputs = case.run(losses=added)
+    outputs = case.run()
     labels = head.labels(case.scope, tuple(outputs.shape[:-1]), generator(case.seed, "labels")).clone()
     if not head.pools() and not labels.is_floating_point():
         labels[:, ::3] = IGNORED
         labels[0] = IGNORED  # a row without any label
+    case.run(losses=added, labels=labels)
     want = CRITERIA[head.criterion](outputs, labels) + sum(added.values(), torch.zeros(()))
     got = case.model.loss(case.inputs, labels, case.ctx(losses={}))
     case.same(got, want, f"model.loss and {head.criterion} of model() with {len(added)} added losses")

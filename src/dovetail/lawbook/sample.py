@@ -16,7 +16,7 @@ from typing import Any
 from dovetail import parts as _registered  # noqa: F401  registers every kind before specs are sampled
 from dovetail.core.check import check
 from dovetail.core.errors import SpecError
-from dovetail.core.group import Earlier, Embed, Mask, Mixer, Position
+from dovetail.core.group import Earlier, Embed, Head, Mask, Mixer, Mtp, Position
 from dovetail.core.part import KINDS, Part, field_types, from_data
 from dovetail.model import Block, Model
 
@@ -54,8 +54,9 @@ class Draw:
 def slot(hint: Any) -> tuple[type[Part] | None, bool]:
     """(the group of the part in a field, None where it has no part; whether the field may be None), from its type."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    groups = [option for option in options if isinstance(option, type) and issubclass(option, Part)]
-    return (groups[0] if groups else None), type(None) in options
+    several = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None  # tuple[Mtp, ...] may be empty
+    groups = [option for option in (*options, several) if isinstance(option, type) and issubclass(option, Part)]
+    return (groups[0] if groups else None), type(None) in options or several is not None
 
 
 @cache
@@ -139,10 +140,13 @@ def draw_model(draw: Draw, inner: bool = False) -> dict[str, Any]:
     """Plain data of a random model of the family, three layers deep."""
     data: dict[str, Any] = dict(SIZES)
     for name, group, empty in fields("model"):
-        if group is None or issubclass(group, (Block, Model)):
+        if group is None or issubclass(group, (Block, Model, Mtp)):
             continue
         data[name] = draw_slot(draw, group, "model", name, empty, "model")
     data["dropout"] = draw.choose("model/dropout", sampled("model")["dropout"])
+    if draw.family == "decoder":
+        depth = draw_slot(draw, Mtp, "model", "mtp", True, "model")
+        data["mtp"] = [] if depth is None else [depth] * draw.rng.choice((1, 2))
     cross = draw.family == "seq2seq" and not inner
     data["layers"] = [draw_block(draw.of_layer(i), cross) for i in range(LAYERS)]
     if draw.rng.random() < SHARED:
@@ -193,6 +197,8 @@ def attempt(rng: random.Random, pinned: dict[str, str], later: tuple[dict[str, s
     family = rng.choice(FAMILIES)
     if any("cross" in place for own in (pinned, *later) for place in own):
         family = "seq2seq"
+    elif ahead(pinned):
+        family = "decoder"
     draw = Draw(rng, family, pinned, later)
     data = draw_model(draw)
     for _ in range(RESAMPLED):
@@ -206,11 +212,19 @@ def attempt(rng: random.Random, pinned: dict[str, str], later: tuple[dict[str, s
     return None
 
 
+def ahead(pinned: dict[str, str]) -> bool:
+    """Whether multi-token prediction is pinned: then the family is a decoder, with a head that goes with it."""
+    return pinned.get("model/mtp", "None") != "None"
+
+
 def resample_layer(draw: Draw, data: dict[str, Any], path: list[str]) -> bool:
-    """Sample the layer of an error's path again; False where the error is outside the layers."""
+    """Sample the layer of an error's path again, or the head, or leave multi-token prediction out; False for other paths."""
     cross = draw.family == "seq2seq"
     if path[0] == "encoder" and "encoder" in data:
         draw, data, path, cross = Draw(draw.rng, "encoder", draw.pinned), data["encoder"], path[1:], False
+    if path == ["mtp"]:  # the head or a mixer does not go with it
+        data |= {"head": draw_slot(draw, Head, "model", "head", False, "model")} if ahead(draw.pinned) else {"mtp": []}
+        return True
     if len(path) < 2 or path[0] != "layers":
         return False
     i = int(path[1])

@@ -17,7 +17,7 @@ from safetensors.torch import load as load_bytes, save as save_bytes
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from dovetail.account import Account
+from dovetail.account import Account, mtp_flops
 from dovetail.construction import build
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx, Listener
@@ -51,17 +51,19 @@ def declared_is_real(case: Case) -> None:
     case.true(parameters(spec) == count, f"{parameters(spec)} parameters declared, {count} in the model")
     _flops(case)
     if spec.order() != "both":
-        pool = Pool(spec, 1, N, dtype=DTYPE, source=N)
+        real = sum(Pool(spec, 1, N, dtype=DTYPE, source=N, drafts=drafts).bytes() for drafts in (False, True))
         whole = state_values(_unbounded(spec), N) * DTYPE.itemsize
-        case.true(pool.bytes() == whole, f"{whole} bytes of state declared, {pool.bytes()} allocated")
-        narrow = Pool(spec, 1, N, dtype=torch.bfloat16, source=N).bytes()  # some states stay in float32
+        case.true(real == whole, f"{whole} bytes of state declared, {real} allocated")
+        # some states stay in float32
+        narrow = sum(Pool(spec, 1, N, dtype=torch.bfloat16, source=N, drafts=drafts).bytes() for drafts in (False, True))
         forecast = Account(_unbounded(spec), N, "bf16").state_bytes(N)
         case.true(forecast == narrow, f"{forecast} bytes of state forecast in bfloat16, {narrow} allocated")
         written = _decode_state(case).values()
         case.true(all(bool((store[:-1] != 0).all()) for store in written), "a declared state is never written to")
         if spec.encoder is None and all(state.window is not None for _, state, _ in states(spec)):
-            ring, bounded = Pool(spec, 1, N, layout="ring", dtype=DTYPE, slack=0), state_values(spec, 10 * N) * DTYPE.itemsize
-            case.true(ring.bytes() == bounded, f"{bounded} bytes of bounded state declared, {ring.bytes()} in rings")
+            rings = [Pool(spec, 1, N, layout="ring", dtype=DTYPE, slack=0, drafts=drafts).bytes() for drafts in (False, True)]
+            bounded = state_values(spec, 10 * N) * DTYPE.itemsize
+            case.true(sum(rings) == bounded, f"{bounded} bytes of bounded state declared, {sum(rings)} in rings")
 
 
 def _unbounded(spec: Model) -> Model:
@@ -84,11 +86,17 @@ def _flops(case: Case) -> None:
         per_token += matmul_flops(bare.encoder) - matmul_flops_outside(bare.encoder)
     want = BATCH * (per_token * tokens + attention_flops(bare, tokens)[0])
     case.true(measured == want, f"{want} FLOPs declared, {measured} measured")
+    if case.spec.mtp:
+        with attend.using("reference"), FlopCounterMode(display=False) as both:
+            case.model.hidden(case.inputs, case.ctx(losses={}))
+        extra, want = both.get_total_flops() - counter.get_total_flops(), BATCH * mtp_flops(case.spec, tokens)[0]
+        case.true(extra == want, f"{want} FLOPs of multi-token prediction declared, {extra} measured")
 
 
 def matmul_flops_outside(spec: Model) -> int:
     """Matmul FLOPs per token outside the layers of this stack."""
-    return int(sum(2 * d.size * d.weight.used for d in declared(spec) if d.weight.matmul and not d.path.startswith("layers.")))
+    outside = (d for d in declared(spec) if d.weight.matmul and not d.scope.drafts and not d.path.startswith("layers."))
+    return int(sum(2 * d.size * d.weight.used for d in outside))
 
 
 @law(2, "round_trip", "spec ↔ yaml ↔ spec; weights and model directories save and load bit for bit")
@@ -261,9 +269,10 @@ class Fingerprint:
         yield {name: p.detach() for name, p in build(spec, dtype=DTYPE, seed=self.seed).named_parameters()}
         if spec.head is not None:
             yield {"loss": loss_of(case)}
-        losses: dict[str, Tensor] = {}
-        case.model.hidden(case.inputs, case.ctx(losses=losses))
-        yield losses
+        for seed in (None, 11):
+            losses: dict[str, Tensor] = {}
+            case.model.hidden(case.inputs, case.ctx(losses=losses, seed=seed))
+            yield losses
         yield _decode_state(case)
 
 
@@ -275,8 +284,14 @@ def _decode_state(case: Case) -> dict[str, Tensor]:
     step = pool.step(range(BATCH), [tokens] * BATCH)
     ctx = case.ctx(layout=step.layout)
     ctx.views = [{name: view for name, view in views.items() if not isinstance(view, SourceView)} for views in step.views]
-    case.model.hidden(case.inputs, ctx)
-    stores = [store for group in pool.groups.values() if group.per != "source" for store in group.tensors()]
+    hidden, _ = case.model.hidden(case.inputs, ctx)
+    drafts = Pool(case.spec, BATCH, tokens, dtype=DTYPE, drafts=True)
+    if case.spec.mtp:
+        step = drafts.step(range(BATCH), [tokens] * BATCH)
+        for depth in range(1, len(case.spec.mtp) + 1):
+            _, hidden = case.model.draft(hidden, case.inputs, case.ctx(layout=step.layout, views=step.views), depth)
+    groups = [*pool.groups.values(), *drafts.groups.values()]
+    stores = [store for group in groups if group.per != "source" for store in group.tensors()]
     return {str(i): store for i, store in enumerate(stores)}
 
 

@@ -24,6 +24,7 @@ from dovetail.io.spec import from_yaml, load_spec, to_yaml, zoo
 from dovetail.lawbook import (
     compiled,
     device,
+    drafted,
     draws,
     invariant,
     kernel,
@@ -46,6 +47,7 @@ __all__ = [
     "Report",
     "compiled",
     "device",
+    "drafted",
     "draws",
     "invariant",
     "kernel",

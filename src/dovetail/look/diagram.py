@@ -59,6 +59,8 @@ def _facts(account: Account, limit: Limit | None) -> Iterator[Fact]:
     work = account.flops_per_token
     yield Fact("matmul", flops(work["matmul"]), "per token")
     yield Fact("attention", flops(work["attention_causal"]), f"per token at length {account.length:,}")
+    if "mtp" in work:
+        yield Fact("multi-token prediction", flops(work["mtp"]), "per token in training")
     if account.states:
         fixed, after = account.state_bytes(0), account.state_bytes(account.length)
         grows = account.state_bytes(1) > fixed

@@ -131,6 +131,8 @@ def amounts(account: Account, limit: Limit | None) -> Iterator[Amount]:
     yield Amount("attention", flops(work["attention"]), f"per token at length {account.length:,}, all pairs")
     if work["attention_causal"] != work["attention"]:
         yield Amount("", flops(work["attention_causal"]), "per token, over the pairs that masks leave")
+    if "mtp" in work:
+        yield Amount("multi-token prediction", flops(work["mtp"]), "per token in training, the head at each depth included")
     if not account.states:
         yield Amount("decode state", "none", "tokens depend on later tokens: the model cannot decode token by token")
         return

@@ -26,8 +26,6 @@ from dovetail.ops.loss import IGNORED
 
 def lookup(ids: Tensor, table: Tensor, module: Module, ctx: Ctx, axes: Sequence[str]) -> Tensor:
     """Return the rows of the table (…, n, embed); `axes` are those of its rows, and `module` has their sizes."""
-    if not ctx.sharded(axes):
-        return F.embedding(ids, table)
     row, own = _own(ids, len(table), module, ctx, axes)
     x = F.embedding(row, table)
     return ctx.leave(torch.where(own[..., None], x, torch.zeros_like(x)), axes)

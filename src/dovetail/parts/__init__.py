@@ -63,6 +63,7 @@ from dovetail.parts.mixer.ngram import Ngram as Ngram
 from dovetail.parts.mixer.nsa import NSA as NSA
 from dovetail.parts.mixer.rwkv6 import Rwkv6 as Rwkv6
 from dovetail.parts.mixer.s4 import S4 as S4
+from dovetail.parts.mtp import MtpDepth as MtpDepth
 from dovetail.parts.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
 from dovetail.parts.ple import Ple as Ple, PleBlock as PleBlock
 from dovetail.parts.position.alibi import Alibi as Alibi

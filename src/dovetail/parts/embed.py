@@ -34,6 +34,7 @@ VOCAB = ("vocab",)
 class Tokens(Embed):
     """Token embedding: one row of the table per token id."""
 
+    token_ids = True
     TAPS = ("out",)
     MISTAKES = {
         "scale": Mistake("embedding scale", (1.0,)),
@@ -99,7 +100,7 @@ class TokensModule(EmbedModule):
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         self.check_ids(inputs, self.scope.size("vocab"), "token id", "vocabulary")
-        x = lookup(inputs, self.table, self, ctx, VOCAB)
+        x = lookup(inputs, self.table, self, ctx, VOCAB) if ctx.sharded(VOCAB) else F.embedding(inputs, self.table)
         if self.scale != 1.0:
             x = x * self.scale
         if self.part.types:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from dovetail import parts as _registered  # noqa: F401  every kind must be registered before a config is read
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import CONFIG_LAYERS
-from dovetail.core.part import from_data
+from dovetail.core.part import KINDS, from_data
 from dovetail.model import Block, Model
 from dovetail.port.field import ABSENT, Config, Field, value_at
 from dovetail.port.table import Dialect, Form
@@ -59,10 +59,28 @@ def read_config(config: Config, dialect: Dialect, form: Form) -> Model:
     settings = settings_of(config, dialect, form)
     spec = _applied(spec, config, settings, AROUND)
     encoder = 1 if dialect.encoder is None else _depth(config, dialect.encoder)
-    spec = with_depth(spec, _depth(config, dialect.layers), encoder)
+    layers, ahead = _depth(config, dialect.layers), _depth_ahead(config, dialect)
+    spec = with_depth(spec, layers + ahead, encoder)
     for reach in (PLACED, EVERY, ONE, OF_A_KIND):
         spec = _applied(spec, config, settings, reach)
-    return spec
+    return with_ahead(spec, layers)
+
+
+def with_ahead(spec: Model, layers: int) -> Model:
+    """The spec with this many layers; the blocks after them are those of multi-token prediction, one per depth."""
+    mtp: Any = KINDS["mtp"]
+    depths = tuple(mtp(block=block, norm=block.norm) for block in spec.layers[layers:])
+    return dc.replace(spec, layers=spec.layers[:layers], mtp=depths)
+
+
+def _depth_ahead(config: Config, dialect: Dialect) -> int:
+    """The number of depths of multi-token prediction."""
+    if dialect.ahead is None:
+        return 0
+    count, most = config.get(dialect.ahead.count) or 0, CONFIG_LAYERS if dialect.ahead.most is None else dialect.ahead.most
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= most:
+        raise SpecError(f"config.{dialect.ahead.count}", f"{count!r} is not a whole number from 0 to {most}")
+    return count
 
 
 def settings_of(config: Config, dialect: Dialect, form: Form) -> list[Setting]:

@@ -42,6 +42,13 @@ def explicit(spec: Model) -> Model:
     return _rewritten(spec, sizes, "")
 
 
+def untrained(spec: Model, other: Model) -> Model:
+    """The spec with the initialization and the loss weights of another, which do not change what a model computes."""
+    depths = tuple(dc.replace(one, weight=like.weight) for one, like in zip(spec.mtp, other.mtp, strict=False))
+    encoder = spec.encoder and other.encoder and dc.replace(spec.encoder, init=other.encoder.init)
+    return dc.replace(spec, init=other.init, mtp=depths + spec.mtp[len(depths) :], encoder=encoder or spec.encoder)
+
+
 def _rewritten(value: Any, sizes: Mapping[str, dict[str, Any]], path: str) -> Any:
     """The tree with other fields at these paths, in one pass."""
     if isinstance(value, tuple):

@@ -9,7 +9,6 @@ A spec that no dialect can express is an error with the path of the first part t
 
 from __future__ import annotations
 
-import dataclasses as dc
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from dovetail.model import Model
 from dovetail.port import tensors
 from dovetail.port.config import base_spec, read_config, with_depth
 from dovetail.port.dialect import DIALECTS
-from dovetail.port.explicit import differences, explicit
+from dovetail.port.explicit import differences, explicit, untrained
 from dovetail.port.field import Config
 from dovetail.port.rotary import DEFAULT_LENGTH, LENGTH
 from dovetail.port.table import UNUSED, Dialect, Form
@@ -60,7 +59,8 @@ def to_hf(spec: Model, name: str | None = None, *, length: int | None = None) ->
     for dialect, form in _likely(spec, _chosen(name)):
         config, unsupported = attempt(spec, dialect, form, length, sizes)
         if not unsupported:
-            return Ported(dialect.name, form, config, list(tensors.moves(spec, dialect, form)))
+            moves = [*tensors.moves(spec, dialect, form), *tensors.copies_ahead(spec, dialect)]
+            return Ported(dialect.name, form, config, moves)
         if nearest is None or len(unsupported) < len(nearest[1]):
             nearest = dialect.name, unsupported
     assert nearest is not None
@@ -80,6 +80,7 @@ def from_hf(config: Config, dialect: Dialect | None = None) -> Model:
     }
     fields = (*dialect.fields, *form.fields)
     known = {dialect.layers, dialect.encoder, *UNUSED, *_fixed(dialect), *dialect.reset, *dialect.ignored}
+    known |= set() if dialect.ahead is None else {dialect.ahead.count}
     known |= {name for field in fields for name in field.names}
     for field in config:
         if field not in known:
@@ -184,6 +185,8 @@ def attempt(
         **_fixed(dialect),
         **dialect.reset,
     }
+    if dialect.ahead is not None and (spec.mtp or dialect.ahead.default):
+        config[dialect.ahead.count] = len(spec.mtp)
     if dialect.encoder is not None:
         config[dialect.encoder] = 0 if spec.encoder is None else len(spec.encoder.layers)
     names: set[str] = set()
@@ -196,17 +199,16 @@ def attempt(
         read = read_config(config, dialect, form)
     except SpecError:  # the config is invalid in this family: compare with the family's own spec instead
         read = with_depth(base_spec(dialect, form), len(spec.layers), 1 if spec.encoder is None else len(spec.encoder.layers))
-    # the initialization does not change what a model computes
-    if read.encoder is not None and spec.encoder is not None:
-        read = dc.replace(read, encoder=dc.replace(read.encoder, init=spec.encoder.init))
-    back = explicit(dc.replace(read, init=spec.init))
+    back = explicit(untrained(read, spec))
     unsupported = [Unsupported(path, ours, f"there it is {_shown(theirs)}") for path, ours, theirs in differences(sizes, back)]
     unsupported += [Unsupported(*hit) for limit in dialect.limits if (hit := limit(spec)) is not None]
     return config, unsupported
 
 
 def _shown(value: Any) -> str:
-    return value.kind if isinstance(value, Part) else "nothing" if value is None else str(value)
+    if isinstance(value, tuple) and any(isinstance(item, Part) for item in value):
+        return ", ".join(map(_shown, value))
+    return value.kind if isinstance(value, Part) else "nothing" if value in (None, ()) else str(value)
 
 
 # -- tensors --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ in use; replacing it, as `save` does, is safe.
 from __future__ import annotations
 
 import contextlib
-import dataclasses as dc
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -36,10 +35,10 @@ from dovetail.io.tensors import TensorFile
 from dovetail.io.untrusted import PICKLES, Directory, pickle_refusal
 from dovetail.model import Model
 from dovetail.port.dialect import DIALECTS
-from dovetail.port.explicit import differences, explicit
+from dovetail.port.explicit import differences, explicit, untrained
 from dovetail.port.hf import form_of, from_hf
 from dovetail.port.quantized import split_quantization
-from dovetail.port.tensors import Dropped, ImportPlan, warn_dropped
+from dovetail.port.tensors import Dropped, ImportPlan, count_ahead, warn_dropped
 from dovetail.transformer import Transformer
 
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a weight may be in
@@ -66,8 +65,8 @@ class Loaded(NamedTuple):
 
 def load(directory: str | Path, *, watch: Watch | None = None) -> Transformer:
     """The model of a directory, every weight bit for bit and in the dtype it was saved in; `model.part` is its spec. No code in
-    the directory is executed. `watch` is called with the bytes read so far. Tensors that are not imported, such as layers for
-    multi-token prediction, are reported by a DroppedTensors warning per name pattern."""
+    the directory is executed. `watch` is called with the bytes read so far. Tensors that are not imported, such as rotary
+    frequencies, are reported by a DroppedTensors warning per name pattern."""
     loaded = load_reporting(directory, watch=watch)
     warn_dropped(loaded.dropped)
     return loaded.model
@@ -97,13 +96,24 @@ def origin(where: Directory) -> Origin:
         if own is None:
             raise FileError(f"{where.place}: holds neither {CONFIG_FILE} nor {SPEC_FILE}")
         return Origin(own, None)
-    config = where.json(CONFIG_FILE, CONFIG_BYTES)
+    config = _as_stored(where.json(CONFIG_FILE, CONFIG_BYTES), where)
     described = _read_config(config, where.place / CONFIG_FILE)
     if own is None:
         return Origin(described, config)
-    for path, ours, theirs in differences(explicit(dc.replace(own, init=described.init)), explicit(described)):
+    for path, ours, theirs in differences(explicit(untrained(own, described)), explicit(described)):
         raise FileError(f"{where.place}: {path} is {ours} in {SPEC_FILE} and {theirs} in {CONFIG_FILE}; remove one of them")
     return Origin(own, config)
+
+
+def _as_stored(config: Mapping[str, Any], where: Directory) -> Mapping[str, Any]:
+    """The config with the number of depths of multi-token prediction that the files have, where there are files."""
+    dialect = DIALECTS.get(str(config.get("model_type")))
+    if dialect is None or dialect.ahead is None or not (where.has(WEIGHTS_FILE) or where.has(INDEX_FILE)):
+        return config
+    if where.has(WEIGHTS_FILE):
+        with TensorFile(where.path(WEIGHTS_FILE), where.place / WEIGHTS_FILE) as file:
+            return count_ahead(config, dialect, file.entries)
+    return count_ahead(config, dialect, _index(where))
 
 
 def find_spec(name: SpecLike) -> Model:

@@ -4,6 +4,7 @@
     forms     its model classes (language model, classifier …), each with a head and further tensors
     fields    config fields <-> paths of our spec
     tensors   tensor names of a checkpoint <-> paths of ours, where `{}` is the layer
+    ahead     how its files store multi-token prediction
 
 A dialect can express a spec if the config written from the spec reads back as the same spec. There is no second list of what is
 supported: the path at which the two specs differ is the error.
@@ -47,15 +48,17 @@ UNUSED: Mapping[str, Any] = {
 
 
 LAYERNORM = (("weight", "scale"), ("bias", "shift"))  # the leaves of a LayerNorm: their name, our name
+LAYER = "layers.{}"
 NUMBERED = {"{expert}": 0, "{branch}": 1}  # placeholders for a number in a tensor's name, and the first number
 
 
 class Row:
     """One tensor of a checkpoint, our tensors that it holds, and the conversion between them.
 
-    `{}` in a name is the layer. A name with `{expert}` or `{branch}` is one tensor per expert (from 0) or per branch (from 1).
-    `interleave` is a path of our spec whose value is the number of blocks in which our tensors alternate. The row applies to a
-    layer that has a value at `where` and none at `unless`: `layers.{}.ffn:glu`, `layers.{}.mixer.q_rank`.
+    `{}` in a name is the layer, or the depth of multi-token prediction; `{after}` is the depth counted on from the layers. A
+    name with `{expert}` or `{branch}` is one tensor per expert (from 0) or per branch (from 1). `interleave` is a path of our
+    spec whose value is the number of blocks in which our tensors alternate. The row applies to a layer that has a value at
+    `where` and none at `unless`: `layers.{}.ffn:glu`, `layers.{}.mixer.q_rank`.
     """
 
     def __init__(
@@ -124,9 +127,41 @@ class Form:
 class Skip:
     """Tensors of a checkpoint that are not imported; a load reports them."""
 
-    pattern: str  # of their names; `{layers}` is the number of layers
+    pattern: str  # of their names
     reason: str
-    marker: str | None = None  # a tensor that must be in the checkpoint for the skip to apply
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Ahead:
+    """Multi-token prediction in a family's files. A depth has a block as the layers have, one more of them in the config."""
+
+    count: str  # the config field with the number of depths
+    marker: str  # a tensor of each depth: a checkpoint has as many depths as it has of these
+    default: int = 0  # of transformers, where a config does not have the field
+    most: int | None = None  # the greatest number of depths that the names allow
+    copies: Mapping[str, str] = dc.field(default_factory=dict)  # tensors of each depth that are second copies -> path of ours
+
+
+def ahead_rows(rows: Sequence[Row], hf_block: str, *own: tuple[str, str]) -> tuple[Row, ...]:
+    """The rows of a depth of multi-token prediction: those of a layer, with names that begin with `hf_block`, and its own, each
+    a name and a path inside the depth."""
+
+    def moved(path: str | None) -> str | None:
+        return None if path is None else path.replace(LAYER, "mtp.{}.block")
+
+    blocks = [
+        Row(
+            row.hf_name.replace(LAYER, hf_block),
+            *(path.replace(LAYER, "mtp.{}.block") for path in row.paths),
+            convert=row.convert,
+            interleave=moved(row.interleave),
+            where=moved(row.where),
+            unless=moved(row.unless),
+        )
+        for row in rows
+        if row.paths[0].startswith(f"{LAYER}.")
+    ]
+    return (*blocks, *(Row(name, f"mtp.{{}}.{path}") for name, path in own))
 
 
 INV_FREQ = Skip("*.rotary_emb.inv_freq", "rotary frequencies, computed from the config")
@@ -151,6 +186,7 @@ class Dialect:
     ignored: frozenset[str] = HOUSEKEEPING  # config fields that do not change what the model computes
     skips: tuple[Skip, ...] = ()  # tensors of a checkpoint that are not imported
     copies: Mapping[str, str] = dc.field(default_factory=dict)  # name patterns of second copies -> the path of ours they equal
+    ahead: Ahead | None = None  # multi-token prediction, where its files may have it
     reset: Mapping[str, Any] = dc.field(default_factory=dict)  # config fields about skipped tensors, and the value to write
     legacy_suffixes: Mapping[str, str] = dc.field(default_factory=dict)  # older endings of tensor names -> present ones
     infinite: frozenset[str] = frozenset()  # config fields whose numbers may be infinite

@@ -11,17 +11,17 @@ import dataclasses as dc
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
-from dovetail.core.limits import MAX_TENSORS
+from dovetail.core.limits import CONFIG_LAYERS, MAX_TENSORS
 from dovetail.model import Model
-from dovetail.port.convert import Conversion
+from dovetail.port.convert import IDENTITY, Conversion
 from dovetail.port.explicit import explicit
-from dovetail.port.table import Dialect, Form, Row, Skip, numbered
+from dovetail.port.table import Dialect, Form, Row, numbered
 
 
 class Move(NamedTuple):
@@ -63,9 +63,10 @@ class ImportPlan:
                 raise FileError(f"{one}: is missing")
         tied = [(hf_name, ties[row.paths[0]]) for hf_name, row in _rows(dialect, form) if row.paths[0] in ties]
         copies = [*tied, *((pattern, path) for pattern, path in dialect.copies.items() if path in self.shapes)]
+        copies += [(move.hf_names[0], move.paths[0]) for move in copies_ahead(spec, dialect)]
         rest = [name for name in self.stored if name not in self.used]
         self.copies = {name: path for name in rest for pattern, path in copies if fnmatchcase(name, pattern)}
-        self.skips = [skip for skip in _skips(spec, dialect) if skip.marker is None or skip.marker in self.stored]
+        self.skips = dialect.skips
         for name in rest:
             if name not in self.copies and not any(fnmatchcase(name, skip.pattern) for skip in self.skips):
                 raise FileError(f"{name}: has no place in this spec")
@@ -95,15 +96,6 @@ class ImportPlan:
             if names:
                 found.append(Dropped(skip.pattern, skip.reason, len(names), sum(sizes[name] for name in names)))
         return found
-
-
-def _skips(spec: Model, dialect: Dialect) -> list[Skip]:
-    """The dialect's skips for a spec of this depth."""
-    depth = str(len(spec.layers))
-    return [
-        Skip(skip.pattern.replace("{layers}", depth), skip.reason, skip.marker and skip.marker.replace("{layers}", depth))
-        for skip in dialect.skips
-    ]
 
 
 def warn_dropped(dropped: Sequence[Dropped], stacklevel: int = 3) -> None:
@@ -142,7 +134,8 @@ def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
     """The rows of a dialect for every layer, as far as the spec has their tensors. Raises SpecError where a tensor of the spec
     lies in no tensor of the checkpoint or in two, or where the checkpoint would have more than MAX_TENSORS tensors."""
     shapes, sizes = shapes_of(spec), explicit(spec)
-    depths = {"layers": len(spec.layers), "encoder": 0 if spec.encoder is None else len(spec.encoder.layers)}
+    encoder = 0 if spec.encoder is None else len(spec.encoder.layers)
+    depths = {"layers": len(spec.layers), "encoder": encoder, "mtp": len(spec.mtp)}
     found: list[Move] = []
     holders: dict[str, str] = {}  # our path -> the tensor of the checkpoint
     count = 0
@@ -151,7 +144,7 @@ def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
             paths = tuple(path.replace("{}", str(layer)) for path in row.paths)
             if not all(path in shapes for path in paths) or not row.applies(sizes, layer):
                 continue
-            name = hf_name.replace("{}", str(layer))
+            name = placed(hf_name, len(spec.layers), layer)
             copies = shapes[paths[0]][0] if row.numbered else 1
             count += copies
             if count > MAX_TENSORS:
@@ -165,6 +158,34 @@ def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
         if path not in holders:
             raise SpecError(path, f"lies in no tensor of {dialect.name}", f"{form.architecture} has no place for it")
     return found
+
+
+def placed(name: str, layers: int, i: int) -> str:
+    """The name of a tensor in layer or depth i, of a model with this many layers."""
+    return name.replace("{after}", str(layers + i)).replace("{}", str(i))
+
+
+def copies_ahead(spec: Model, dialect: Dialect) -> list[Move]:
+    """The second copies of tensors that each depth of multi-token prediction has in a checkpoint: they are written, too."""
+    if dialect.ahead is None:
+        return []
+    ties, layers = ties_of(spec), len(spec.layers)
+    return [
+        Move((ties.get(path, path),), (placed(name, layers, i),), IDENTITY)
+        for i in range(len(spec.mtp))
+        for name, path in dialect.ahead.copies.items()
+    ]
+
+
+def count_ahead(config: Mapping[str, Any], dialect: Dialect, names: Collection[str]) -> dict[str, Any]:
+    """The config with the number of depths of multi-token prediction that a checkpoint with these tensors has: transformers
+    writes a number, but no tensors, and some published configs have tensors, but no number."""
+    ahead, layers = dialect.ahead, config.get(dialect.layers)
+    if ahead is None or not isinstance(layers, int):
+        return dict(config)
+    most = CONFIG_LAYERS if ahead.most is None else ahead.most
+    found = next((i for i in range(most) if placed(ahead.marker, layers, i) not in names), most)
+    return {**config, ahead.count: found} if found or ahead.count in config else dict(config)
 
 
 def shapes_of(spec: Model) -> dict[str, tuple[int, ...]]:

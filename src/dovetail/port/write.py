@@ -10,7 +10,6 @@ drops are reported and not exported.
 
 from __future__ import annotations
 
-import dataclasses as dc
 import functools
 import json
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from dovetail.io.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
-from dovetail.port.explicit import explicit
+from dovetail.port.explicit import explicit, untrained
 from dovetail.port.hf import Ported, form_of, from_hf, to_hf
 from dovetail.port.load import Watch, load, load_reporting
 from dovetail.port.rotary import LENGTH
@@ -155,6 +154,8 @@ def _merged_config(spec: Model, ported: Ported, kept: Mapping[str, Any]) -> dict
     dialect = DIALECTS[ported.dialect]
     if kept.get("model_type") != dialect.name:
         return ported.config
+    if dialect.ahead is not None and dialect.ahead.count in ported.config:  # an import has as many as the files had
+        kept = {**kept, dialect.ahead.count: ported.config[dialect.ahead.count]}
     if form_of(kept, dialect) == ported.form and _describes(kept, spec):
         return {**kept, **{name: value for name, value in dialect.reset.items() if name in kept}}
     made = {**{name: value for name, value in kept.items() if name in dialect.ignored}, **ported.config}
@@ -164,7 +165,7 @@ def _merged_config(spec: Model, ported: Ported, kept: Mapping[str, Any]) -> dict
 
 def _describes(config: Mapping[str, Any], spec: Model) -> bool:
     try:
-        return explicit(dc.replace(from_hf(config), init=spec.init)) == explicit(spec)
+        return explicit(untrained(from_hf(config), spec)) == explicit(spec)
     except SpecError:
         return False
 

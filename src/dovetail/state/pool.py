@@ -110,13 +110,15 @@ class Pool:
         slack: int = 8,
         sharded: Mapping[str, int] | None = None,
         coords: int = 0,
+        drafts: bool = False,
     ) -> None:
         """Allocate every store.
 
         layout: "ring" gives layers with a window a ring of keep + window + slack entries; other layers are then contiguous.
         source: tokens of encoder output per row. pages: how many pages of `page` tokens there are; by default, enough for all
         rows. sharded: axes that are sharded across ranks, and the number of ranks. coords: coordinates per token, where steps
-        are given positions; 0: the position of a token is its order.
+        are given positions; 0: the position of a token is its order. drafts: for multi-token prediction, whose views are per
+        depth, instead of the layers; drafting has lengths of its own, which roll back apart.
         """
         self.rows, self.device = rows, device
         self.lengths = [0] * rows  # tokens per row
@@ -128,7 +130,9 @@ class Pool:
         self.shared: dict[tuple[int, str], tuple[int, str]] = {}  # mixers that read the cache of an earlier one
         self.layers = self.ahead = 0
         for path, part, scope in walk(spec):
-            if scope.stack == "layers":
+            if not scope.decodes or scope.drafts != drafts:
+                continue
+            if scope.stack:
                 self.layers = scope.depth
             for state in part.state(scope):
                 branch = path.rpartition(".")[2]

@@ -109,6 +109,8 @@ def model(context: Context) -> ModelCode:
     placed: PositionCode = context.write("position")
     norms: dict[str, Call] = {n: context.write(n) for n in ("embed_norm", "norm") if getattr(part, n) is not None}
     layers, given = _layers(context)
+    for i, depth in enumerate(part.mtp):  # refused: no kind of multi-token prediction has a writer
+        context.write(f"mtp.{i}", depth)
     answer: HeadCode = HeadCode(None, "return x", "(B, N, D)") if part.head is None else context.write("head")
     calls: dict[str, Call | None] = {"embed": entry.module, "position": placed.module, "embed_norm": norms.get("embed_norm")}
     lines = [_assignment(name, call) for name, call in calls.items() if call is not None]

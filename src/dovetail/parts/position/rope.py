@@ -47,7 +47,7 @@ class Rope(Position):
     fraction: float = bounded(1.0, above=0, at_most=1)  # of a head's channels that are rotated, the first ones
     pairs: Literal["half", "adjacent"] = "half"
     coords: int = bounded(1, at_least=1, at_most=3)  # 1 text, 2 image, 3 video
-    sections: tuple[int, ...] = ()  # mrope: pairs per coordinate (time, height, width); (): each has frequencies of its own
+    sections: tuple[int, ...] = bounded((), above=0)  # mrope: pairs per coordinate; (): each has frequencies of its own
     when: Literal["write", "read"] = "write"
     scaling: Scaling | None = None
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V3: MLA, dense layers first, then grouped experts balanced by a bias (DeepSeek-AI 2024)."""
+"""DeepSeek-V3: MLA, dense layers first, then grouped experts balanced by a bias, multi-token prediction (DeepSeek-AI 2024)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dovetail.port import mla
 from dovetail.port.dialect.llama import LLAMA, NORM
 from dovetail.port.expert import ExpertGroups, FirstDense, SharedExperts, expert_rows, glu_rows
 from dovetail.port.field import ACTIVATIONS, Choice, Copy, LegacyFixed
-from dovetail.port.table import INV_FREQ, Row, Skip
+from dovetail.port.table import Ahead, Row, ahead_rows
 
 EXPERTS, PLAIN, LAYER = "layers.*.ffn:moe", "layers.*.ffn:glu", "layers.{}"
 ROUTER = f"{EXPERTS}.router"
 OLDER = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
-DEEPSEEK_V3 = LLAMA.variant(
+BACKBONE = LLAMA.variant(
     "deepseek_v3",
     architecture="DeepseekV3ForCausalLM",
     layer={
@@ -47,11 +47,6 @@ DEEPSEEK_V3 = LLAMA.variant(
     ),
     fixed={"attention_bias": False},
     ignored=("ep_size", "seq_aux", "aux_loss_alpha", "output_router_logits", "qk_head_dim"),
-    skips=(
-        INV_FREQ,
-        Skip("model.layers.{layers}.*", "a layer for multi-token prediction", marker="model.layers.{layers}.eh_proj.weight"),
-    ),
-    reset={"num_nextn_predict_layers": 0},
     required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     defaults={
         "intermediate_size": 18432,
@@ -65,4 +60,24 @@ DEEPSEEK_V3 = LLAMA.variant(
         "v_head_dim": 128,
     },
     limits=(),
+)
+
+# a depth of multi-token prediction is the layer after the last one, and has the embedding and the head once more
+NEXT = "layers.{after}"
+DEEPSEEK_V3 = BACKBONE.variant(
+    "deepseek_v3",
+    tensors=ahead_rows(
+        BACKBONE.tensors,
+        NEXT,
+        (f"{NEXT}.enorm.weight", "embed_norm.scale"),
+        (f"{NEXT}.hnorm.weight", "hidden_norm.scale"),
+        (f"{NEXT}.eh_proj.weight", "proj.weight"),
+        (f"{NEXT}.shared_head.norm.weight", "norm.scale"),
+    ),
+    ahead=Ahead(
+        count="num_nextn_predict_layers",
+        marker=f"model.{NEXT}.eh_proj.weight",
+        default=1,
+        copies={f"model.{NEXT}.embed_tokens.weight": "embed.table", f"model.{NEXT}.shared_head.head.weight": "head.out.weight"},
+    ),
 )

@@ -1,7 +1,9 @@
-"""Qwen3-Next: gated DeltaNet layers, gated attention in every fourth, many experts and a shared one (Qwen 2025)."""
+"""Qwen3-Next: gated DeltaNet layers, gated attention in every fourth, many experts and a shared one, multi-token prediction by
+one layer of attention (Qwen 2025)."""
 
 from __future__ import annotations
 
+import dataclasses as dc
 from typing import Any
 
 from dovetail.core.errors import SpecError
@@ -12,7 +14,7 @@ from dovetail.port.expert import BalanceLoss, SparseLayers, depth_of, expert_fie
 from dovetail.port.field import Config, Copy, Settings, is_kind, value_at
 from dovetail.port.layer import FULL, LAYER_TYPES
 from dovetail.port.rotary import Rotary
-from dovetail.port.table import INV_FREQ, Row, Skip
+from dovetail.port.table import Ahead, Row, ahead_rows
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6, "plus_one": True}
 FFN = {
@@ -51,7 +53,7 @@ class MixerTypes:
         return {f"layers.{i}.mixer": "gated_deltanet" for i, word in enumerate(words) if word == LINEAR}
 
 
-QWEN3_NEXT = LLAMA.variant(
+BACKBONE = LLAMA.variant(
     "qwen3_next",
     architecture="Qwen3NextForCausalLM",
     spec={"norm": NORM},
@@ -93,7 +95,6 @@ QWEN3_NEXT = LLAMA.variant(
         Row("layers.{}.mlp.shared_expert_gate.weight", "layers.{}.ffn.shared_gate.weight"),
     ),
     fixed={"attention_bias": False, "hidden_act": "silu"},  # the convolutions of DeltaNet layers have it too
-    skips=(INV_FREQ, Skip("mtp.*", "layers for multi-token prediction")),
     required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     defaults={
         "partial_rotary_factor": 0.25,
@@ -111,4 +112,19 @@ QWEN3_NEXT = LLAMA.variant(
         "linear_value_head_dim": 128,
     },
     limits=(),
+)
+
+MTP = ahead_rows(  # the names leave room for one depth
+    BACKBONE.tensors,
+    "mtp.layers.{}",
+    ("mtp.pre_fc_norm_embedding.weight", "embed_norm.scale"),
+    ("mtp.pre_fc_norm_hidden.weight", "hidden_norm.scale"),
+    ("mtp.fc.weight", "proj.weight"),
+    ("mtp.norm.weight", "norm.scale"),
+)
+FORM = BACKBONE.forms[0]
+QWEN3_NEXT = dc.replace(
+    BACKBONE,
+    forms=(dc.replace(FORM, tensors=(*FORM.tensors, *MTP)),),  # without the prefix of the layers
+    ahead=Ahead(count="num_nextn_predict_layers", marker="mtp.fc.weight", most=1),
 )
