@@ -42,6 +42,7 @@ from dovetail.model import Model
 
 DTYPES = {short: torch.float8_e4m3fn if name == "float8" else dtype_of(name) for short, name in SHORT.items()}
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+WHOLE_NUMBER = torch.int64.itemsize
 USUAL_LENGTH = 2048
 LONGEST_PERIOD = 16  # layers in the longest pattern that `runs` detects
 
@@ -201,7 +202,11 @@ class Account:
 
     def _bytes(self, state: State, scope: Scope, n: int) -> int:
         each = BYTES[self.dtype]
-        return state.values(scope, n) * (max(each, BYTES["fp32"]) if state.at_least_fp32 else each)
+        if state.dtype == "int64":
+            each = WHOLE_NUMBER
+        elif state.at_least_fp32:
+            each = max(each, BYTES["fp32"])
+        return state.values(scope, n) * each
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain data, for JSON."""

@@ -284,9 +284,9 @@ class Model(Part):
         crosses = any(block.cross is not None for block in self.layers)
         if self.encoder is not None and not crosses:
             found.append(Problem("encoder", "no layer reads it", "give the layers a `cross: cross_attention`"))
-        if self.mtp and (self.order() != "causal" or not self._predicts_tokens(scope)):
-            what = "multi-token prediction needs a causal model with logits over the vocabulary per token"
-            found.append(Problem("mtp", what, "use causal mixers and an lm head, or mtp: []"))
+        if self.mtp and (self.order() != "causal" or not self.embed.token_ids or not self._predicts_tokens(scope)):
+            what = "multi-token prediction needs a causal model of token ids with logits over the vocabulary per token"
+            found.append(Problem("mtp", what, "use causal mixers, embed: tokens and an lm head, or mtp: []"))
         return found
 
     def _predicts_tokens(self, scope: Scope) -> bool:

@@ -17,8 +17,10 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.model import Model, ModelModule
+from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import explicit
 from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
+from dovetail.port.tensors import count_ahead
 from dovetail.state.pool import Pool
 
 
@@ -40,7 +42,8 @@ class Pair:
                     continue
                 drawn = torch.randn(tensor.shape, generator=generator)
                 tensor.copy_(tensor + 0.3 * drawn if tensor.dim() == 1 else 0.25 * drawn)  # scales: near 1, or 0
-        self.config = {**config.to_dict(), "architectures": [type(self.theirs).__name__]}
+        described = {**config.to_dict(), "architectures": [type(self.theirs).__name__]}
+        self.config = count_ahead(described, DIALECTS[family], kept)  # their models run no multi-token prediction
         self.spec: Model = from_hf(self.config)
         self.ours: ModelModule = build(self.spec)
         self.files = saved(self.theirs)

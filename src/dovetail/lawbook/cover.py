@@ -229,7 +229,8 @@ def quick_specs(seed: int = 0, count: int = 12) -> list[Model]:
     rng, missing = random.Random(seed), {(f.place, f.value) for f in all_factors() if f.kind}
     chosen: list[Model] = []
     while len(chosen) < count:
-        samples = [spec for _ in range(30) if (spec := attempt(rng, {})) is not None]
+        pinned = {"model/mtp": "mtp"} if not chosen else {}  # rarely legal by chance
+        samples = [spec for _ in range(30) if (spec := attempt(rng, pinned)) is not None]
         kinds = {spec.key: {(f.place, f.value) for scope in scopes(spec) for f in scope if f.kind} for spec in samples}
         best = max(samples, key=lambda spec: len(kinds[spec.key] & missing))
         missing -= kinds[best.key]

@@ -222,8 +222,11 @@ def resample_layer(draw: Draw, data: dict[str, Any], path: list[str]) -> bool:
     cross = draw.family == "seq2seq"
     if path[0] == "encoder" and "encoder" in data:
         draw, data, path, cross = Draw(draw.rng, "encoder", draw.pinned), data["encoder"], path[1:], False
-    if path == ["mtp"]:  # the head or a mixer does not go with it
-        data |= {"head": draw_slot(draw, Head, "model", "head", False, "model")} if ahead(draw.pinned) else {"mtp": []}
+    if path == ["mtp"]:  # the head, the embedding or a mixer does not go with it
+        slots: tuple[tuple[str, type[Part]], ...] = (("head", Head), ("embed", Embed))
+        again = {name: draw_slot(draw, group, "model", name, False, "model") for name, group in slots}
+        again["embed"].pop("shared", None)
+        data |= again if ahead(draw.pinned) else {"mtp": []}
         return True
     if len(path) < 2 or path[0] != "layers":
         return False

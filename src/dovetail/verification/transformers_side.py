@@ -6,6 +6,7 @@ the directory, weights in safetensors only, no code named in the config, no adap
 
 from __future__ import annotations
 
+import dataclasses as dc
 import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -155,8 +156,8 @@ class TransformersSide:
 
 
 def _spec_of(config: Mapping[str, Any]) -> Model | None:
-    """The spec of a config; None for an unknown family."""
+    """The spec of a config, without multi-token prediction, which transformers does not run; None for an unknown family."""
     try:
-        return from_hf(config)
+        return dc.replace(from_hf(config), mtp=())
     except SpecError:
         return None
