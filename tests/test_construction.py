@@ -120,3 +120,11 @@ def test_meta_makes_no_bytes_and_the_same_structure() -> None:
     real = build(SPEC)
     assert all(p.is_meta for p in made.parameters())
     assert {name: p.shape for name, p in made.named_parameters()} == {name: p.shape for name, p in real.named_parameters()}
+
+
+def test_weights_are_contiguous():
+    """FSDP refuses others. Numbers are drawn in pairs, so that a row of three is cut from four."""
+    spec = from_yaml(
+        "{width: 28, vocab: 62, layers: [{mixer: {kind: gated_deltanet, heads: 4, conv_size: 3}, ffn: {hidden: 45}}]}"
+    )
+    assert all(weight.is_contiguous() for weight in build(spec).parameters())

@@ -148,7 +148,7 @@ def _together(small: Sequence[Declared], seed: int) -> Iterator[tuple[Declared, 
         for d, stream, shape in zip(small, _streams(small, seed), shapes, strict=True)
     ]
     for d, shape, numbers in zip(small, shapes, normal_blocks(blocks), strict=True):
-        yield d, numbers.reshape(shape[1:])
+        yield d, numbers.reshape(shape[1:]).contiguous()  # FSDP takes no other; an odd row is cut from pairs
 
 
 def _std(d: Declared) -> float:
