@@ -140,14 +140,15 @@ class Bare(nn.Module):
 
 
 def with_weights_of(model: ModelModule, shape: Shape) -> Bare:
-    """The plain model, sharing the parameters of ours."""
+    """The plain model, with copies of our parameters: compiled decoding makes q, k and v views of one storage, which torch
+    misreads where another model freezes them."""
     bare = Bare(shape)
     ours = dict(model.named_parameters())
     names = {"embed.weight": "embed.table", "head.weight": "head.out.weight"}
     for name, _ in list(bare.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         source = names.get(name) or (name if name in ours else f"{owner}.scale")
-        bare.get_submodule(owner).register_parameter(leaf, ours.pop(source))
+        bare.get_submodule(owner).register_parameter(leaf, nn.Parameter(ours.pop(source).detach().clone()))
     assert not ours, f"weights that were not used: {sorted(ours)}"
     return bare
 

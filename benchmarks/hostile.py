@@ -296,14 +296,26 @@ def described(item: Input, outcome: Outcome, wrong: list[str]) -> dict[str, obje
 
 def warm(source: Path, place: Path) -> None:
     """Import every module that the verbs import, so that no child has to."""
-    import importlib
-
-    from dovetail.cli import VERBS
+    from dovetail.cli import VERBS, module_of
 
     for verb in VERBS:
-        importlib.import_module(f"dovetail.cli.{verb}")
+        module_of(verb)
     for verb, args in BASE.items():
-        if verb in ("verify", "generate", "import", "export", "graft", "show", "diff", "emit", "map", "parts", "port"):
+        if verb in (
+            "verify",
+            "generate",
+            "import",
+            "export",
+            "graft",
+            "show",
+            "diff",
+            "emit",
+            "map",
+            "parts",
+            "port",
+            "data build",
+            "data show",
+        ):
             folder = place / f"warm-{verb}"
             shutil.copytree(source, folder)
             here = os.getcwd()

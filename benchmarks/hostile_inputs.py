@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dovetail.cli import VERBS
+from dovetail.cli import VERBS, module_of
 from dovetail.cli.flags import POSITIONAL, unwrapped
 from dovetail.construction import build
 from dovetail.core.part import KINDS
@@ -65,6 +65,7 @@ class Input:
 
 def fixtures(folder: Path) -> None:
     """Write the files that every input may use."""
+    from dovetail.api.build_data import build_data
     from dovetail.port.write import export_directory
 
     spec = from_yaml(SPEC)
@@ -73,6 +74,7 @@ def fixtures(folder: Path) -> None:
     export_directory(folder / "model", folder / "hf")
     (folder / "spec.yaml").write_text(to_yaml(spec))
     (folder / "text.txt").write_text(TEXT)
+    build_data(folder / "text.txt", folder / "tokens", workers=1, quiet=True)
 
 
 BASE: dict[str, tuple[str, ...]] = {
@@ -96,6 +98,8 @@ BASE: dict[str, tuple[str, ...]] = {
         "--length",
         "8",
     ),
+    "data build": ("data build", "text.txt", "-o", "out", "--lines", "--workers=1"),
+    "data show": ("data show", "tokens"),
     "generate": ("generate", "model", "It was", "--max-tokens", "4"),
     "map": ("map", "model", "It was the best"),
     "import": ("import", "hf", "-o", "out"),
@@ -110,7 +114,7 @@ BASE: dict[str, tuple[str, ...]] = {
 def flag_inputs() -> Iterator[Input]:
     """Every flag of every verb with every odd value; a positional argument is replaced by it."""
     for verb in VERBS:
-        command = importlib.import_module(f"dovetail.cli.{verb}").Command
+        command = module_of(verb).Command
         hints = importlib.import_module("typing").get_type_hints(command, include_extras=True)
         positional = 0
         for field in dc.fields(command):

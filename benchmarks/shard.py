@@ -1,8 +1,8 @@
-"""Memory of a sharded build: what each rank allocates, compared with its share of the weights.
+"""Memory of a sharded build and of a sharded load: what each rank allocates, compared with its share of the weights.
 
-Four ranks (gloo, one process each) build a Llama of tensor parallelism 2 × FSDP 2. Then one process builds rank 0 of 16,384
-of a Llama of 405 B, tensor parallelism 8 × FSDP 2,048, with a process group that exchanges nothing: construction needs no
-communication.
+Four ranks (gloo, one process each) build a Llama of tensor parallelism 2 × FSDP 2, and load one in Hugging Face layout. Then
+one process builds rank 0 of 16,384 of a Llama of 405 B, tensor parallelism 8 × FSDP 2,048, with a process group that exchanges
+nothing: construction needs no communication.
 
 Memory is the anonymous resident memory of the process (RssAnon of /proc/self/status), sampled every millisecond while the
 model is built; what the process had before is subtracted. A tiny model is built first, so that imports do not count. The share
@@ -17,6 +17,8 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from load import Peak
 from measure import Goal, Row, arguments, middle, progress, report
 from torch.distributed.tensor import DTensor
 
-from dovetail.construction import initial
+from dovetail.construction import build, initial
 from dovetail.core.fold import declared, parameters
 from dovetail.core.module import tensor_at
 from dovetail.dist.construction import build_sharded, local
@@ -33,6 +35,9 @@ from dovetail.dist.mesh import make_mesh
 from dovetail.dist.pair import Pair
 from dovetail.io.spec import from_yaml
 from dovetail.model import Model
+from dovetail.port.load import load
+from dovetail.port.load_sharded import load_sharded
+from dovetail.port.write import write_fresh
 
 MEMORY = Goal(high=1.2)
 EQUAL = Goal(high=0)
@@ -79,6 +84,19 @@ def built(spec: Model, mesh: Any, dtype: torch.dtype) -> tuple[torch.nn.Module, 
     return model, peak.most - peak.before
 
 
+def load_in_rank(directory: str, data: int, tensor: int) -> dict[str, int]:
+    """The job of one rank: memory of the load, and how many values differ from those of the files."""
+    mesh = make_mesh(data=data, tensor=tensor)
+    build_sharded(from_yaml(TINY), mesh)
+    with Peak() as peak:
+        model = load_sharded(directory, mesh)
+    whole, different = load(directory), 0
+    for name, weight in model.named_parameters():
+        assert isinstance(weight, DTensor)
+        different += int((weight.full_tensor() != whole.get_parameter(name)).sum())
+    return {"memory": peak.most - peak.before, "different": different}
+
+
 def shard_bytes(model: torch.nn.Module) -> int:
     return sum(local(weight).nbytes for weight in model.parameters())
 
@@ -115,10 +133,14 @@ def main() -> None:
         return
     torch.set_num_threads(flags.threads)
     rounds: list[list[dict[str, int]]] = []
+    loads: list[list[dict[str, int]]] = []
     with progress("builds", flags.rounds + 1) as tick:
         for _ in range(flags.rounds):
             with Pair(ranks=4, timeout=1800) as four:
                 rounds.append(four.run(in_rank, text, 2, 2))
+            with tempfile.TemporaryDirectory(prefix="dovetail-shard-") as place, Pair(ranks=4, timeout=1800) as four:
+                write_fresh(build(from_yaml(text)), Path(place) / "hf", "llama")
+                loads.append(four.run(load_in_rank, str(Path(place) / "hf"), 2, 2))
             tick()
         single = in_child(flags.quick)
         tick()
@@ -126,10 +148,14 @@ def main() -> None:
     single_share = 2 * parameters(from_yaml(one)) / (data * tensor)
     ratio, spread = middle([max(rank["memory"] for rank in ranks) / share for ranks in rounds])
     different = sum(rank["different"] for ranks in rounds for rank in ranks)
+    load_ratio, load_spread = middle([max(rank["memory"] for rank in ranks) / share for ranks in loads])
+    load_different = sum(rank["different"] for ranks in loads for rank in ranks)
     rows = [
         Row("TP 2 × FSDP 2: share of one rank, MB", share / 1e6),
         Row("TP 2 × FSDP 2: peak memory of the build ÷ share, largest of 4 ranks", ratio, MEMORY, spread),
         Row("TP 2 × FSDP 2: values that differ from the whole model's", float(different), EQUAL),
+        Row("TP 2 × FSDP 2: peak memory of the load ÷ share, largest of 4 ranks", load_ratio, MEMORY, load_spread),
+        Row("TP 2 × FSDP 2: values that differ from those of the files", float(load_different), EQUAL),
         Row("405 B, rank 0 of 16,384: share, MB (bf16)", single_share / 1e6),
         Row("405 B, rank 0 of 16,384: its shard, rounded up to whole rows, MB", single["shard"] / 1e6),
         Row("405 B, rank 0 of 16,384: peak memory of the build, MB", single["memory"] / 1e6),

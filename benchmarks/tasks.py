@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 
 from dovetail.core.layout import TokenLayout
+from dovetail.core.loss import IGNORED
 from dovetail.datasets.corpus import Batch
-from dovetail.ops.loss import IGNORED
 
 Task = Callable[[int, int], Batch]  # (seed, rows) -> a batch
 NOISE, ASK, MARK = 0, 1, 0

@@ -109,7 +109,8 @@ def commands() -> Iterator[str]:
     yield "Results go to stdout, progress to stderr; `--json` is for machines.\n"
     yield "Exit codes: 1 a law or a comparison fails, 2 usage, 3 spec, 4 data or file, 5 diverged.\n"
     yield from table(
-        ("verb", "what it does"), [(f"[`dovetail {verb}`](#dovetail-{verb})", text) for verb, text in VERBS.items()]
+        ("verb", "what it does"),
+        [(f"[`dovetail {verb}`](#dovetail-{verb.replace(' ', '-')})", text) for verb, text in VERBS.items()],
     )
     for verb in VERBS:
         yield f"## dovetail {verb}\n\n```text\n{_help(verb)}\n```\n"
@@ -120,7 +121,7 @@ def _help(verb: str) -> str:
     printed = io.StringIO()
     os.environ |= {"COLUMNS": WIDTH, "NO_COLOR": "1"}
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        main([verb, "--help"])
+        main([*verb.split(), "--help"])
     return COLOURS.sub("", printed.getvalue()).strip()
 
 

@@ -55,6 +55,9 @@ with tempfile.TemporaryDirectory() as place:
     assert dovetail.export(Path(place) / "model", Path(place) / "hf").model_type == "llama"
     assert dovetail.import_(Path(place) / "hf", Path(place) / "again").layers == 6
     assert not dovetail.verify(model, Path(place) / "again", decode=False, longest=0).failed
+    (Path(place) / "text.txt").write_text("a text")
+    built = dovetail.build_data(Path(place) / "text.txt", Path(place) / "data", quiet=True)
+    assert dovetail.show_data(Path(place) / "data").manifest == built.manifest
     assert dovetail.tiny("vit", Path(place) / "tiny").model_type == "vit"
     try:
         dovetail.map(Path(place) / "again", "text")

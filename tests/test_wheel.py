@@ -27,6 +27,8 @@ RUNS: dict[str, tuple[list[str], int]] = {
     "diff": (["llama-tiny", "llama-tiny", "--swap", "position=alibi"], 0),
     "emit": (["llama-tiny", "-o", "llama.py"], 0),
     "train": (["llama-tiny", "--text", "notes.txt", *SMALL, *MODEL], 0),
+    "data build": (["notes.txt", "--lines", "--tokenizer", "model", "-o", "tokens"], 0),
+    "data show": (["tokens", "--verify"], 0),
     "generate": (["model", "It was", "--max-tokens", "3"], 0),
     "export": (["model", "-o", "exported"], 0),
     "import": (["exported", "-o", "imported"], 0),
@@ -63,7 +65,7 @@ def test_every_verb_runs_from_an_empty_folder(environment: Path, tmp_path: Path)
     (tmp_path / "notes.txt").write_text("It was the best of times, it was the worst of times.\n" * 60)
     env = {"PATH": f"{environment}:{os.environ['PATH']}", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     for verb, (args, code) in RUNS.items():
-        command = [str(environment / "dovetail"), verb, *args]
+        command = [str(environment / "dovetail"), *verb.split(), *args]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == code, f"{verb}: {done.stderr[-2000:]}{done.stdout[-500:]}"
         assert "Traceback" not in done.stderr

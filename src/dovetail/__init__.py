@@ -21,6 +21,7 @@ _PUBLIC = {
     "TokenLayout": "dovetail.core.layout",
     "Transformer": "dovetail.transformer",
     "build": "dovetail.api.models",
+    "build_data": "dovetail.api.build_data",
     "check": "dovetail.core.check",
     "diff": "dovetail.api.diff",
     "emit": "dovetail.api.emit",
@@ -37,6 +38,7 @@ _PUBLIC = {
     "map": "dovetail.api.map",
     "save": "dovetail.api.models",
     "show": "dovetail.api.show",
+    "show_data": "dovetail.api.show_data",
     "tiny": "dovetail.api.tiny",
     "to_yaml": "dovetail.io.spec",
     "train": "dovetail.api.train",
@@ -45,6 +47,7 @@ _PUBLIC = {
 
 if TYPE_CHECKING:
     from dovetail import parts as parts
+    from dovetail.api.build_data import build_data as build_data
     from dovetail.api.diff import diff as diff
     from dovetail.api.emit import emit as emit
     from dovetail.api.export import export as export
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from dovetail.api.map import map as map
     from dovetail.api.models import build as build, load as load, save as save
     from dovetail.api.show import show as show
+    from dovetail.api.show_data import show_data as show_data
     from dovetail.api.tiny import tiny as tiny
     from dovetail.api.train import train as train
     from dovetail.api.verify import verify as verify

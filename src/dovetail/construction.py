@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dovetail.core.check import check
 from dovetail.core.fold import Declared, declared
 from dovetail.core.module import at_least_fp32, holder
+from dovetail.core.part import Part
 from dovetail.core.random import Block, normal_block, normal_blocks, streams
 from dovetail.core.scope import Scope
 from dovetail.model import Model
@@ -44,7 +45,7 @@ def on_meta(spec: Model, dtype: torch.dtype = torch.float32) -> Transformer:
     return model.eval()
 
 
-def tie(model: nn.Module, spec: Model) -> None:
+def tie(model: nn.Module, spec: Part) -> None:
     """Make every weight declared `same_as` another that weight's parameter."""
     for d in declared(spec):
         if d.weight.same_as is not None:

@@ -118,6 +118,10 @@ class Block(Part):
         """The same in one row."""
         return tuple(name for step in self.steps() for name in step)
 
+    def multipliers(self) -> dict[str, tuple[float, float]]:
+        """Fixed factors of what a branch reads and of what it returns, by the name of the branch; by default there are none."""
+        return {}
+
     def mixers(self) -> dict[str, Mixer]:
         """The branches that mix tokens, by name."""
         return {name: part for name in self.branches() if isinstance(part := getattr(self, name), Mixer)}
@@ -176,14 +180,16 @@ class BlockModule(Branching):
 
     def setup(self) -> None:
         self.branches, self.steps = self.part.branches(), self.part.steps()
-        self.opens, self.closes = self.scope.opens, self.scope.closes
+        self.opens, self.closes, self.rescales = self.scope.opens, self.scope.closes, self.part.wire.rescales()
 
     def forward(self, x: Tensor, ctx: Ctx, views: Mapping[str, Any], *given: Tensor) -> Any:
         """x, or (x, *values) where later blocks read values of this one; `given` are those that it reads."""
         x = ctx.tap(self, "in", x)
         passed = None if self.passing is None else Passed(self, self.passing, given)
-        x = self.wire(self.wire.open(x) if self.opens else x, ctx, passed or self, views)
-        x = self.wire.close(x) if self.closes else x
+        wire = self.wire
+        x = wire(wire.open(x) if self.opens else x, ctx, passed or self, views)
+        x = wire.rescaled(x) if self.rescales else x
+        x = wire.close(x) if self.closes else x
         values = [] if passed is None else passed.wanted()
         return (x, *values) if values else x
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.fold import over_vocab
-from dovetail.core.group import IGNORED
 from dovetail.core.inputs import default_ctx
+from dovetail.core.loss import IGNORED
 from dovetail.generation import Sampling, Vocabulary, generate_pieces, generate_tokens, prompt_ids
 from dovetail.model import Model, ModelModule
 from dovetail.tracing import Replacement, trace

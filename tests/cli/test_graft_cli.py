@@ -150,6 +150,9 @@ def test_healing_needs_a_text(home: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_a_model_is_not_overwritten_unasked(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert graft(home, home / "model", GROUPED, text=False) == 4
+    assert "holds files that are not the model's: checkpoints/" in capsys.readouterr().err
+    assert run("export", str(home / "model"), "-o", str(home / "theirs")) == 0
+    assert run("export", str(home / "model"), "-o", str(home / "theirs")) == 4
     assert "--force" in capsys.readouterr().err
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses as dc
-import importlib
 import json
 import re
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dovetail import __version__
-from dovetail.cli import VERBS, main
+from dovetail.cli import VERBS, main, module_of
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
 
@@ -21,7 +20,7 @@ from dovetail.core.errors import SpecError
 def help_of(verb: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setenv("COLUMNS", str(columns))
     with pytest.raises(SystemExit) as ended:
-        main([verb, "--help"])
+        main([*verb.split(), "--help"])
     assert ended.value.code == 0
     return capsys.readouterr().out
 
@@ -53,9 +52,15 @@ def test_completion_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
         main(["completion", "bash"])
     script = capsys.readouterr().out
     ask = 'COMP_WORDS=(dovetail {}); COMP_CWORD={}; _dovetail; echo "${{COMPREPLY[@]}}"'
-    for line, index, word in (("sh", 1, "show"), ("show llama-t", 2, "llama-tiny"), ("train --learn", 2, "--learning-rate")):
-        asked = f"{script}\n{ask.format(line, index)}"
-        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, timeout=60)
+    asked = (
+        ("sh", 1, "show"),
+        ("show llama-t", 2, "llama-tiny"),
+        ("train --learn", 2, "--learning-rate"),
+        ("data sh", 2, "show"),
+    )
+    for line, index, word in (*asked, ("data sh", 2, "show")):
+        code = f"{script}\n{ask.format(line, index)}"
+        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, timeout=60)
         assert done.stdout.split() == [word]
 
 
@@ -91,7 +96,7 @@ def test_completion_names_every_verb_in_every_shell(capsys: pytest.CaptureFixtur
         with pytest.raises(SystemExit):
             main(["completion", shell])
         script = capsys.readouterr().out
-        assert all(verb in script for verb in VERBS)
+        assert all(word in script for verb in VERBS for word in verb.split())
 
 
 def test_the_doctor_names_versions_and_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,4 +111,4 @@ def test_the_doctor_names_versions_and_packages(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_json(verb: str) -> None:
-    assert "json" in {field.name for field in dc.fields(importlib.import_module(f"dovetail.cli.{verb}").Command)}
+    assert "json" in {field.name for field in dc.fields(module_of(verb).Command)}

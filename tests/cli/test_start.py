@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dovetail import __version__
-from dovetail.cli import VERBS, main
+from dovetail.cli import VERBS, main, module_of
 
 LOADED = """
 import sys
@@ -54,10 +53,10 @@ def test_answers_without_torch(args: list[str]) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_a_verb_needs_no_torch_and_begins_with_what_it_does(verb: str) -> None:
-    done = watched(verb, "--help")
+    done = watched(*verb.split(), "--help")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "False")
     assert done.stdout.startswith(f"usage: dovetail {verb}")
-    first = (importlib.import_module(f"dovetail.cli.{verb}").__doc__ or "").splitlines()[0]
+    first = (module_of(verb).__doc__ or "").splitlines()[0]
     assert " ".join(first.split()[:5]) in " ".join(done.stdout.split())
 
 
@@ -109,6 +108,8 @@ def test_version() -> None:
         ([], 2, ["usage: dovetail VERB"]),
         (["nonsense"], 2, ["unknown verb 'nonsense'", ", ".join(VERBS)]),
         (["sho"], 2, ["unknown verb 'sho'; did you mean show?"]),
+        (["data"], 2, ["data: a second word is missing; verbs: build, show"]),
+        (["data", "bild"], 2, ["unknown verb 'data bild'; did you mean build?"]),
         (["show"], 2, ["dovetail show --help"]),
         (["show", "llama-tiny", "--lenght", "3"], 2, ["unknown flag --lenght; did you mean --length?"]),
         (["show", "llama-tiny", "--length", "x"], 2, ["--length: 'x' is not a whole number"]),

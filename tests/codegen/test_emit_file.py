@@ -219,6 +219,41 @@ def test_any_sampled_spec_of_written_kinds_is_bit_equal_and_formatted(tmp_path: 
     assert len(met & set(WRITERS)) > 0.8 * len(set(WRITERS) & set(KINDS))
 
 
+HYBRID = """
+width: 28
+vocab: 62
+layers:
+- kind: hybrid_block
+  mixer: {heads: 6, kv_heads: 2, head: 12}
+  ssm:
+    kind: mamba2
+    inner: 36
+    head: 6
+    state_size: 5
+    groups: 2
+    norm: {kind: rmsnorm, groups: 2, plus_one: true}
+    norm_before_gate: true
+    multipliers: [0.5, 1.4, 0.7, 1.3, 0.9]
+    dt_min: 0.02
+    dt_max: 0.9
+  ffn: {hidden: 44, gate_multiplier: 0.7}
+  mixer_in: 0.6
+  mixer_out: 1.3
+  ssm_in: 1.5
+  ssm_out: 0.7
+  ffn_out: 0.8
+- {mixer: {kind: mamba2, inner: 60, head: 6, state_size: 5, norm: null}, ffn: {kind: moe, experts: 4, hidden: 20, latent: 16}}
+"""
+
+
+def test_fixed_factors_grouped_norms_and_latent_experts_are_bit_equal(tmp_path: Path) -> None:
+    spec = from_yaml(HYBRID)
+    text = emit(spec)
+    (tmp_path / "hybrid.py").write_text(text)
+    assert unequal(spec, text, ((3, 21),)) == []
+    assert clean(tmp_path) == ""
+
+
 def test_a_part_without_a_writer_is_named() -> None:
     spec = from_yaml(SMALL).set("layers.2.mixer", {"kind": "s4"})
     with pytest.raises(SpecError, match="s4 has no writer yet") as error:

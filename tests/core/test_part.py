@@ -72,7 +72,7 @@ def test_an_error_lists_the_alternatives() -> None:
     assert refusal("layers: [{norm: xyz}]").remedy == f"kinds: {', '.join(kinds('norm'))}"
     assert refusal("layers: [{norm: rmsnrm}]").remedy == "did you mean rmsnorm?"
     assert refusal("layers: [{norm: {kind: rmsnorm, epz: 1.0}}]").remedy == "did you mean eps?"
-    assert refusal("layers: [{norm: {kind: rmsnorm, color: 1.0}}]").remedy == "fields: eps, plus_one"
+    assert refusal("layers: [{norm: {kind: rmsnorm, color: 1.0}}]").remedy == "fields: eps, plus_one, scale, groups"
 
 
 def kinds(group: str) -> list[str]:

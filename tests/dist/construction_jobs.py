@@ -13,6 +13,8 @@ from dovetail.dist.construction import build_sharded, local
 from dovetail.dist.mesh import make_mesh
 from dovetail.dist.shard import fully_shard_model, tensor_parallel
 from dovetail.io.spec import from_yaml
+from dovetail.port.load import load
+from dovetail.port.load_sharded import load_sharded
 
 SEED = 5
 
@@ -54,4 +56,32 @@ def built(spec_yaml: str, data: int, tensor: int, dtype: str = "float32") -> dic
         "values": sum(local(p).numel() for p in model.parameters()),
         "values whole": sum(p.numel() for p in whole.parameters()),
         "rank": dist.get_rank(),
+    }
+
+
+def loaded(directory: str, data: int, tensor: int, dtype: str | None = None) -> dict[str, Any]:
+    """The checkpoint that each rank loads alone, against the whole one: names of tensors with another value, and ties."""
+    whole = load(directory)
+    kind = None if dtype is None else getattr(torch, dtype)
+    model = load_sharded(directory, make_mesh(data=data, tensor=tensor), dtype=kind)
+    different = []
+    for name, want in whole.named_parameters():
+        got = model.get_parameter(name)
+        gathered = got.full_tensor() if isinstance(got, DTensor) else got
+        if not torch.equal(gathered, want.to(kind or want.dtype)):
+            different.append(name)
+    ids = torch.arange(2 * 6).view(2, 6)
+    with torch.no_grad():
+        gap = (model(ids) - whole.to(kind or torch.float32)(ids)).abs().max().item()
+    return {
+        "different": different,
+        "buffers": [name for name, b in whole.named_buffers() if not torch.equal(b, tensor_at(model, name)) and tensor == 1],
+        "untied": [
+            d.path
+            for d in declared(model.part)
+            if d.weight.same_as is not None and tensor_at(model, d.path) is not tensor_at(model, d.weight.same_as)
+        ],
+        "gap": gap,
+        "values": sum(local(p).numel() for p in model.parameters()),
+        "values whole": sum(p.numel() for p in whole.parameters()),
     }

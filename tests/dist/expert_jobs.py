@@ -15,7 +15,7 @@ from dovetail.dist.mesh import make_mesh
 from dovetail.dist.shard import fully_shard_model, tensor_parallel
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.case import perturbed
-from dovetail.training.loop import rebalance
+from dovetail.training.step import rebalance
 
 
 def experts_over_ranks(text: str, whole: tuple[str, ...]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ layers:
 
 
 RELATIVE = "position: {kind: t5_bias, buckets: 8, max_distance: 16}"
+ROUTED = "kind: moe, experts: 4, hidden: 18, router: {kind: sigmoid_router, top_k: 2, balance_bias: true}"
 GPT2 = decoder(
     "kind: attention, heads: 6, head: 12, packed: true, bias: true, out_bias: true, position: none",
     "norm: layernorm",
@@ -70,6 +71,11 @@ WIRINGS = {
         "wire: post_norm\n    norm: layernorm",
         "embed: {kind: tokens, types: 2}\nhead: masked_lm\nnorm: null\nembed_norm: layernorm",
     ),
+    "shared_layers": decoder(ffn=ROUTED)
+    + f"""  - shares: 0
+    mixer: {{{ATTENTION}}}
+    ffn: {{{ROUTED}}}
+""",
     "encoder_decoder": encoder_decoder("qk_norm: rmsnorm", "qk_norm: rmsnorm, out_bias: true", "tokens"),
     "encoder_decoder_relative": encoder_decoder(RELATIVE, "bias: true", "tokens"),
 }

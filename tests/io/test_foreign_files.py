@@ -9,19 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+import dovetail as dt
 from dovetail.cli import main
 from dovetail.construction import build
 from dovetail.core.errors import FileError
-from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch
+from dovetail.datasets.corpus import Batch, Corpus
 from dovetail.io.model_dir import check_replaceable, save
 from dovetail.io.model_files import MODEL_FILES, foreign
 from dovetail.io.spec import from_yaml
 from dovetail.port.load import load
 from dovetail.port.write import export_directory, import_directory
-from dovetail.training.loop import train
-from dovetail.training.objective import next_token
-from dovetail.training.plan import Plan
 
 SPEC = from_yaml("{width: 24, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, head: 12}, ffn: {hidden: 44}}]}")
 REFUSED = r"model: holds files that are not the model's: eval/, notes.txt; move them, or choose another path"
@@ -46,15 +43,6 @@ def files(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def batches(step: int) -> Batch:
-    tokens = torch.randint(0, SPEC.vocab, (2, 9), generator=torch.Generator().manual_seed(step))
-    return Batch(tokens[:, :-1], tokens[:, 1:], TokenLayout.whole(2, 8))
-
-
-def never(step: int) -> Batch:
-    raise AssertionError("training began")
-
-
 def test_python_functions_refuse_it(model_dir: Path, tmp_path: Path) -> None:
     before = files(model_dir)
     save(build(SPEC), SPEC, tmp_path / "other")
@@ -64,7 +52,7 @@ def test_python_functions_refuse_it(model_dir: Path, tmp_path: Path) -> None:
         lambda: save(build(SPEC, seed=1), SPEC, model_dir),
         lambda: import_directory(tmp_path / "empty", model_dir),
         lambda: export_directory(tmp_path / "empty", model_dir),
-        lambda: train(build(SPEC), never, next_token, Plan(steps=2, out=model_dir, quiet=True)),
+        lambda: dt.train(SPEC, tmp_path / "tale.txt", steps=2, out=model_dir, quiet=True),
     ]
     for attempt in attempts:
         with pytest.raises(FileError, match=REFUSED):
@@ -92,25 +80,26 @@ def test_commands_refuse_it_even_with_force(model_dir: Path, capsys: pytest.Capt
     assert files(model_dir) == before
 
 
-def test_files_that_appear_during_training_are_kept(tmp_path: Path) -> None:
-    out = tmp_path / "run"
+def test_files_that_appear_during_training_are_kept(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, batch = model_dir.with_name("run"), Corpus.batch
 
-    def batches_and_notes(step: int) -> Batch:
-        if step == 1:  # after the first save
+    def batches_and_notes(corpus: Corpus, seed: int, step: int, rows: int, length: int) -> Batch:
+        if step == 1:
             (out / "notes.txt").write_text("it trains")
             (out / "eval" / "step 1").mkdir(parents=True)
             (out / "eval" / "step 1" / "scores.csv").write_text("1,2")
             (out / "latest").symlink_to("nowhere")
             os.mkfifo(out / "pipe")
-        return batches(step)
+        return batch(corpus, seed, step, rows, length)
 
-    model = build(SPEC)
-    train(model, batches_and_notes, next_token, Plan(steps=3, evals=3, out=out, quiet=True))
+    monkeypatch.setattr(Corpus, "batch", batches_and_notes)
+    sizes: dict[str, Any] = {"batch": 2, "length": 8, "sample": 0, "tokenizer": "characters"}
+    run = dt.train(SPEC, model_dir.with_name("tale.txt"), steps=3, out=out, quiet=True, **sizes)
     assert (out / "notes.txt").read_text() == "it trains"
     assert (out / "eval" / "step 1" / "scores.csv").read_text() == "1,2"
     assert os.readlink(out / "latest") == "nowhere"
     assert (out / "pipe").is_fifo()
-    assert torch.equal(load(out).get_parameter("embed.table"), model.get_parameter("embed.table"))
+    assert torch.equal(load(out).get_parameter("embed.table"), run.model.get_parameter("embed.table"))
 
 
 def test_a_file_that_the_writer_writes_again_is_its_own(tmp_path: Path) -> None:

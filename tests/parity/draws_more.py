@@ -143,6 +143,57 @@ def gpt_neo(draw: Draw) -> Fields:
     return {**made, "activation_function": draw.choice(["gelu_new", "relu"])}
 
 
+def falcon_h1(draw: Draw) -> Fields:
+    made = llama_like(draw, attention_bias=some(draw), mlp_bias=some(draw), hidden_act="silu")
+    heads, groups = draw.choice([(6, 2), (4, 1), (6, 3), (4, 2)])
+    made |= {"mamba_n_heads": heads, "mamba_n_groups": groups, "mamba_d_state": 5, "mamba_d_conv": draw.choice([3, 4])}
+    made |= draw.choice([{"mamba_d_ssm": 9 * heads}, {"mamba_d_ssm": None, "mamba_expand": heads, "mamba_d_head": "auto"}])
+    made |= {"mamba_conv_bias": some(draw), "mamba_rms_norm": some(draw), "mamba_norm_before_gate": some(draw)}
+    names = ("lm_head", "embedding", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
+    made |= {f"{name}_multiplier": draw.choice([1.0, 0.3, 1.7]) for name in names}
+    made["ssm_multipliers"] = draw.choice([None, [0.5, 1.4, 0.7, 1.3, 0.9]])
+    return {**made, "mlp_multipliers": draw.choice([None, [0.8, 1.3]])}
+
+
+def nemotron_h(draw: Draw) -> Fields:
+    groups, shared = draw.choice([(1, 6), (2, 3), (2, 2)])
+    made: Fields = {f"{name}_token_id": None for name in ("pad", "bos", "eos")}
+    made |= {"hidden_size": draw.choice([24, 28]), "vocab_size": draw.choice([59, 71]), "head_dim": 10, "intermediate_size": 44}
+    made |= {
+        "num_attention_heads": groups * shared,
+        "num_key_value_heads": groups,
+        "mlp_bias": some(draw),
+        "intermediate_size": 44,
+    }
+    heads, groups = draw.choice([(6, 2), (4, 1), (6, 3), (4, 2)])
+    made |= {"mamba_num_heads": heads, "n_groups": groups, "mamba_head_dim": 7, "ssm_state_size": 5, "time_step_min": 1e-12}
+    made |= {"conv_kernel": draw.choice([3, 4]), "use_conv_bias": some(draw), "layer_norm_epsilon": draw.choice([1e-5, 1e-2])}
+    groups, best = draw.choice([(4, 2), (2, 1), (1, 1)])
+    made |= {"n_routed_experts": 8, "n_group": groups, "topk_group": best, "num_experts_per_tok": draw.choice([1, 2, 3])}
+    made |= {"moe_intermediate_size": 20, "moe_shared_expert_intermediate_size": 22, "norm_topk_prob": some(draw)}
+    made |= {"moe_latent_size": None if made["mlp_bias"] else draw.choice([None, 16]), "routed_scaling_factor": 2.5}
+    types = ["linear_attention", "full_attention", "moe", "mlp", draw.choice(["linear_attention", "moe"])]
+    return {**made, "mlp_hidden_act": draw.choice(["relu2", "silu"]), "layers_block_type": draw.sample(types, 5)}
+
+
+def gemma4_text(draw: Draw) -> Fields:
+    made = llama_like(draw, sliding_window=5, attention_bias=some(draw))
+    made["hidden_activation"] = made.pop("hidden_act")
+    heads, sharing = made["num_attention_heads"], draw.choice([0, 1, 2])
+    share = {"rope_type": "proportional", "partial_rotary_factor": draw.choice([0.25, 0.5, 1.0]), "rope_theta": 700.0}
+    ropes = {"full_attention": draw.choice([share, share, rope(draw)]), "sliding_attention": PLAIN}
+    groups = draw.choice([None, *(n for n in (1, 2, 3) if heads % n == 0)])
+    full = {"global_head_dim": draw.choice([12, 16]), "num_global_key_value_heads": groups}
+    own = draw.sample(["sliding_attention", "full_attention"], 2) if sharing else layer_types(draw, 2)
+    types = [*own, *layer_types(draw, max(sharing - 1, 0)), "full_attention"]  # each type has keys and values to share
+    made |= {**full, "attention_k_eq_v": some(draw), "layer_types": types, "rope_parameters": ropes}
+    made["num_hidden_layers"] = len(types)
+    made |= {"num_kv_shared_layers": sharing, "use_double_wide_mlp": some(draw), "enable_moe_block": some(draw)}
+    made |= {"num_experts": draw.choice([4, 6]), "top_k_experts": draw.choice([1, 2, 4]), "moe_intermediate_size": 20}
+    made |= {"hidden_size_per_layer_input": draw.choice([0, 5, 6]), "vocab_size_per_layer_input": made["vocab_size"]}
+    return {**made, "final_logit_softcapping": draw.choice([None, 2.0])}
+
+
 MORE: dict[str, Callable[[Draw], Fields]] = {
     "glm4": glm,
     **{
@@ -172,6 +223,9 @@ MORE: dict[str, Callable[[Draw], Fields]] = {
             biogpt,
             qwen2_moe,
             gpt_neo,
+            falcon_h1,
+            nemotron_h,
+            gemma4_text,
         )
     },
 }

@@ -62,6 +62,10 @@ class Pair:
         """Whether what their convolution sees has a bias: then padding counts there, as it must not."""
         return any(name.endswith("in_proj.bias") for name in self.files)
 
+    def decodes_one_row(self) -> bool:
+        """Whether their decoding takes one row only: Falcon-H1's gated norm drops the dimension of a single token."""
+        return bool(self.config.get("mamba_rms_norm"))
+
     def prompts(self, lengths: list[int]) -> list[list[int]]:
         return [[self.random.randrange(self.vocab) for _ in range(n)] for n in lengths]
 

@@ -12,7 +12,7 @@ from dovetail.account import account, mtp_flops
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError, SpecError
-from dovetail.core.fold import optimizer_groups, parameters, state_values, taps
+from dovetail.core.fold import declared, parameters, state_values, taps
 from dovetail.core.layout import TokenLayout
 from dovetail.dist.context import check_split
 from dovetail.io.spec import from_yaml, to_yaml
@@ -74,9 +74,9 @@ def test_it_is_in_every_account() -> None:
     assert parameters(spec) - parameters(plain) == block + 28 * 56 + 3 * 28
     assert state_values(spec, 10) - state_values(plain, 10) == 10 * 2 * 2 * 12
     assert {"mtp.0.projected", "mtp.0.normed", "mtp.0.block.mixer.q"} <= set(taps(spec))
-    groups = optimizer_groups(spec)
-    assert "mtp.0.proj.weight" in groups["decay"]
-    assert {"mtp.0.embed_norm.scale", "mtp.0.hidden_norm.scale", "mtp.0.norm.scale"} <= set(groups["no_decay"])
+    decays = {d.path: d.weight.decays for d in declared(spec) if d.weight.learned}
+    assert decays["mtp.0.proj.weight"]
+    assert not any(decays[f"mtp.0.{name}.scale"] for name in ("embed_norm", "hidden_norm", "norm"))
     costs, figures = account(spec, 16), account(plain, 16)
     assert costs.flops_per_token["matmul"] == figures.flops_per_token["matmul"] == costs.costs[""].matmul
     assert "mtp" not in figures.flops_per_token

@@ -41,6 +41,11 @@ def test_ranks_shard_channels_and_nothing_else() -> None:
     [
         ("{kind: mamba, conv_size: 1}", "layers.0.mixer.conv_size: 1 is not at least 2"),
         ("{kind: mamba, rank: 0}", "layers.0.mixer.rank: 0 is not above 0"),
+        ("{kind: mamba2, head: 7, multipliers: [1, 2]}", "layers.0.mixer.multipliers: there are 2, not 5"),
+        ("{kind: mamba2, head: 7, multipliers: [1, 1, 0, 1, 1]}", "layers.0.mixer.multipliers.2: 0.0 is not in"),
+        ("{kind: mamba2, head: 7, dt_min: 0.5, dt_max: 0.5}", "layers.0.mixer.dt_min: 0.5 is not below dt_max, 0.5"),
+        ("{kind: mamba2, head: 7, norm: null, norm_before_gate: true}", "layers.0.mixer.norm_before_gate: there is no norm"),
+        ("{kind: mamba2, head: 7, norm: {kind: rmsnorm, groups: 5}}", "layers.0.mixer.norm.groups: 5 does not divide 56"),
         ("{kind: s4, state_size: 0}", "layers.0.mixer.state_size: 0 is not in \\(0, 512\\]"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_run_reports_and_leaves_a_model_that_map_can_draw(home, capsys):
     assert "a sample after 'The ':" in shown.out
     assert "predicting the next token" in shown.err
     made = home / "llama-tiny-trained"
-    names = {"dovetail.yaml", "model.safetensors", "tokenizer.json", "loss.jsonl", "loss.png"}
+    names = {"dovetail.yaml", "model.safetensors", "tokenizer.json", "run.yaml", "loss.jsonl", "loss.png", "checkpoints"}
     assert {path.name for path in made.iterdir()} == names
     losses = [json.loads(line) for line in (made / "loss.jsonl").read_text().splitlines()]
     assert [line["step"] for line in losses] == list(range(1, 26))
@@ -119,8 +119,8 @@ def test_a_model_is_replaced_only_by_force(home, capsys):
     args = ["train", "llama-tiny", "--text", "tale.txt", "--steps=1", *SMALL]
     assert run(*args) == 0
     first = (home / "llama-tiny-trained" / "model.safetensors").read_bytes()
-    assert run(*args) == 4
-    assert "or replace it with --force" in capsys.readouterr().err
+    assert run(*args, "--seed=1") == 4
+    assert "holds another run: seed is 0 in run.yaml, and 1 here" in capsys.readouterr().err
     assert run(*args, "--seed=1", "--force") == 0
     assert (home / "llama-tiny-trained" / "model.safetensors").read_bytes() != first
 
@@ -173,7 +173,8 @@ def test_weights_that_overflow_in_the_last_step_are_not_saved(home, capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "step 1: the held-out loss is nan; embed.table holds" in shown.err.splitlines()[-1]
-    assert {path.name for path in home.iterdir()} == {"tale.txt"}
+    names = {path.name for path in (home / "llama-tiny-trained").iterdir()}
+    assert names == {"dovetail.yaml", "tokenizer.json", "run.yaml", "loss.jsonl"}
 
 
 @pytest.mark.parametrize("verb", ["train", "map"])

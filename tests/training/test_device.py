@@ -15,7 +15,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.datasets.corpus import Batch, Corpus
 from dovetail.lawbook.device import META, Watch
 from dovetail.model import Model
-from dovetail.training import loop
+from dovetail.training import loop, step
 from dovetail.training.objective import MaskedTokens, Objective, next_token, seq2seq
 from dovetail.training.plan import Plan
 
@@ -73,7 +73,8 @@ def test_training_stays_on_its_device_and_a_step_waits_once(
         reads.append(len(values))
         return own(*values)
 
-    monkeypatch.setattr(loop, "read_floats", counted)
+    for module in (loop, step):
+        monkeypatch.setattr(module, "read_floats", counted)
     given = batches()
     with Watch() as watch:
         run(from_yaml(text), objective, META, given)

@@ -11,10 +11,10 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.datasets.corpus import Batch, Corpus
 from dovetail.generation import generate_tokens
-from dovetail.port.load import load
 from dovetail.text.learn import learn
-from dovetail.training.loop import adamw, evaluate, train
+from dovetail.training.loop import evaluate, train
 from dovetail.training.objective import next_token
+from dovetail.training.optim import Optimizer
 from dovetail.training.plan import Plan
 
 RHYME = "How much wood would a woodchuck chuck, if a woodchuck could chuck wood?\n"
@@ -75,7 +75,7 @@ def test_a_run_ends_by_steps_or_by_minutes(tiny):
         4,
     ]
     history = train(build(tiny), draws(), next_token, Plan(steps=10**9, minutes=0.01, quiet=True))
-    assert 0.6 <= history[-1].seconds < 5.0
+    assert 0.3 <= history[-1].seconds < 5.0
     assert 1 < len(history) < 10**4
 
 
@@ -101,10 +101,9 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(tiny):
     assert same(before, bits(model))
 
 
-def test_weights_that_overflow_are_neither_saved_nor_returned(tiny, tmp_path):
+def test_weights_that_overflow_are_not_returned(tiny):
     with pytest.raises(Diverged, match=r"step 1: the update overflowed; embed\.table holds (nan|inf)"):
-        train(build(tiny), draws(), next_token, Plan(steps=1, learning_rate=1e300, out=tmp_path / "model", quiet=True))
-    assert not list(tmp_path.iterdir())
+        train(build(tiny), draws(), next_token, Plan(steps=1, learning_rate=1e300, quiet=True))
 
 
 def test_a_held_out_loss_that_is_not_finite_is_divergence(tiny):
@@ -161,7 +160,7 @@ def test_every_learned_weight_is_in_one_group_and_norms_do_not_decay(tiny):
     model = build(spec)
     decays = {
         id(w): group["weight_decay"]
-        for group in adamw(model, Plan(steps=1, weight_decay=0.3)).param_groups
+        for group in Optimizer(model, weight_decay=0.3).parts[0].param_groups
         for w in group["params"]
     }
     learned = [d for d in declared(spec) if d.weight.learned]
@@ -179,19 +178,12 @@ def test_the_gradient_is_clipped(tiny):
         assert length == pytest.approx(expected, rel=1e-3) if expected else length > 0.1
 
 
-def test_evals_are_spread_over_a_run_and_each_leaves_a_whole_checkpoint(tiny, tmp_path):
+def test_evals_are_spread_over_a_run(tiny):
     held = [draws(seed=9)(step) for step in range(2)]
-    plan = Plan(steps=12, evals=4, out=tmp_path / "model", beside={"note.txt": "kept"}, quiet=True)
     model = build(tiny)
-    history = train(model, draws(), next_token, plan, held)
+    history = train(model, draws(), next_token, Plan(steps=12, evals=4, quiet=True), held)
     assert [metrics.step for metrics in history if metrics.val_loss is not None] == [3, 6, 9, 12]
-    loaded = load(tmp_path / "model")
-    spec = loaded.part
-    assert spec == tiny
-    assert same(bits(model), bits(loaded))
-    assert evaluate(loaded, held, next_token) == history[-1].val_loss
-    assert (tmp_path / "model" / "note.txt").read_text() == "kept"
-    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+    assert evaluate(model, held, next_token) == history[-1].val_loss
 
 
 def test_a_point_is_plain_data(tiny):

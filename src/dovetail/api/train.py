@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses as dc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec as find_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import RenderableType
 
 from dovetail.api.arguments import SpecLike, check_positive, read_spec, silent
 from dovetail.api.result import Result
-from dovetail.construction import build
 from dovetail.core.errors import DovetailError, FileError, UsageError
 from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
-from dovetail.datasets.corpus import Corpus, read_corpus
+from dovetail.core.part import plain
 from dovetail.generation import Sampling, generate_tokens
-from dovetail.io.model_dir import must_be_free, save
-from dovetail.io.model_files import LOSSES_FILE, TOKENIZER_FILE
-from dovetail.io.spec import SPEC_FILE, Changes
+from dovetail.io.model_dir import must_be_free
+from dovetail.io.model_files import RUN_FILE, TOKENIZER_FILE
+from dovetail.io.spec import SPEC_FILE, Changes, to_yaml
 from dovetail.io.untrusted import PICKLES, Directory
 from dovetail.look.console import unwrapped
 from dovetail.look.curve import draw_losses
-from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import train as train_loop
-from dovetail.training.metrics import StepMetrics, to_jsonl
+from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import check_learns_text, text_objective
-from dovetail.training.plan import Plan
+from dovetail.training.optim import OptimizerKind
+from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan, Precision, Recompute, ScheduleKind
+from dovetail.training.ranks import ranks_of_run
+from dovetail.training.run import Run, open_run
+from dovetail.training.source import Shape, TokenizerKind, from_shards, from_text
+from dovetail.training.step import DTYPES
 from dovetail.transformer import Transformer
 
 LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is noisy
 MINUTES = 5.0  # of a run without an end
 BYTES_PER_PARAMETER = 16  # float32 weight and gradient, and AdamW's two moments
 PICTURE = "loss.png"
-TokenizerKind = Literal["byte_pair", "wordpiece", "unigram", "characters", "words"]
 
 
 @dc.dataclass(frozen=True, repr=False, eq=False)
@@ -105,8 +108,9 @@ class TrainingRun(Result):
 
 def train(
     spec: SpecLike,
-    text: str | Path,
+    text: str | Path | None = None,
     *,
+    data: str | Sequence[str] = (),
     minutes: float | None = None,
     steps: int | None = None,
     out: str | Path | None = None,
@@ -114,71 +118,106 @@ def train(
     seed: int = 0,
     set: Changes = (),
     swap: Changes = (),
+    tokens: float | None = None,
     tokenizer: TokenizerKind = "byte_pair",
     batch: int = 8,
     length: int = 128,
     learning_rate: float = Plan.learning_rate,
+    schedule: ScheduleKind = Plan.schedule,
     warmup: float = Plan.warmup_fraction,
+    optimizer: OptimizerKind = Plan.optimizer,
+    weight_decay: float = Plan.weight_decay,
+    clip: float = Plan.clip,
+    ema: float | None = None,
+    micro_batches: int = 1,
+    precision: Precision = Plan.precision,
+    compile: bool = False,
+    recompute: Recompute = Plan.recompute,
+    checkpoint_minutes: float = CHECKPOINT_MINUTES,
+    keep: int = KEEP,
     prompt: str = "The ",
     sample: int = 160,
     temperature: float = 0.8,
     quiet: bool = False,
     note: Callable[[str], None] | None = None,
 ) -> TrainingRun:
-    """Train a model from random weights on a text file, and return it with its metrics.
+    """Train a model from random weights on a text file or on token shards, and return it with its metrics.
 
-    A tokenizer of the spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. The run ends
-    after `minutes` (5 by default) or `steps`; two runs of equal steps and seed are bit-equal. The learning rate rises over the
-    fraction `warmup` of the run, then decays along a cosine. `out` is the model directory to write: spec, weights, tokenizer,
-    metrics of each step, and a plot of the losses. Ctrl-C ends the run after the current step: all of this is written, and
-    `interrupted` is true. `quiet` shows no progress; `note` is called with lines about the text and the spec.
+    A tokenizer of the spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are
+    directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. The run ends
+    after `tokens`, `steps` or about as many `minutes` (5 by default); two runs of equal steps and seed are bit-equal. The
+    learning rate rises over the fraction `warmup` of the run, then follows the schedule. `quiet` shows no progress; `note` is
+    called with lines about the text and the spec.
+
+    `out` is the directory to train in: spec, tokenizer, settings, metrics of each step, checkpoints every
+    `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
+    interrupted or killed, and ends with the weights of the unbroken run. Ctrl-C ends the run after the current step, with a
+    checkpoint and the weights so far; `interrupted` is true.
     """
-    numbers = {"minutes": minutes, "steps": steps, "batch": batch, "length": length, "learning_rate": learning_rate}
-    _check_options(numbers, {"temperature": temperature, "sample": sample, "seed": seed}, warmup, prompt)
+    numbers = {"minutes": minutes, "steps": steps, "tokens": tokens, "batch": batch, "length": length}
+    positive = {"learning_rate": learning_rate, "clip": clip, "micro_batches": micro_batches, "keep": keep}
+    _check_options(numbers | positive, {"temperature": temperature, "sample": sample, "seed": seed}, warmup, prompt)
     say = note or silent
     name, changed, directory = read_spec(spec).after(set, swap)
     if directory is not None:
         _refuse_weights(directory)
     place = None if out is None else Path(out)
-    if place is not None:
+    if place is not None and not (place / RUN_FILE).is_file():
         must_be_free(place, force)
     check_learns_text(changed)
-    needed = BYTES_PER_PARAMETER * parameters(changed) + 4 * batch * length * changed.vocab
+    needed = BYTES_PER_PARAMETER * parameters(changed) + 4 * batch * length * changed.vocab // micro_batches
     check_memory(needed, f"training {parameters(changed):,} parameters on {batch:,} × {length:,} tokens per step")
-    content = read_corpus(Path(text))
-    say(f"{text}: {len(content):,} characters; training a tokenizer of {changed.vocab} tokens")
-    vocabulary = learn(content, changed.vocab, tokenizer)
-    corpus = Corpus.cut(vocabulary.encode(content), length, name=str(text))
-    objective, task = text_objective(changed, vocabulary)
-    count = len(corpus.train) + len(corpus.held_out)
-    say(f"{name}: {parameters(changed):,} parameters, {task}; {count:,} tokens, {len(corpus.held_out):,} held out")
-    model = build(changed, seed=seed)
-    beside = {TOKENIZER_FILE: vocabulary.to_json()}
+    end = steps if tokens is None else min(steps or 10**18, math.ceil(tokens / (batch * length)))
     plan = Plan(
-        steps=steps,
-        minutes=MINUTES if minutes is None and steps is None else minutes,
+        steps=end,
+        minutes=MINUTES if minutes is None and end is None else minutes,
+        schedule=schedule,
         learning_rate=learning_rate,
         warmup_fraction=warmup,
+        optimizer=optimizer,
+        weight_decay=weight_decay,
+        clip=clip,
+        ema=ema,
+        micro_batches=micro_batches,
+        precision=precision,
+        compile=compile,
+        recompute=recompute,
         seed=seed,
-        out=place,
-        beside=beside,
         quiet=quiet,
     )
-    held_out = list(corpus.validation(batch, length))
-    with Interrupt() as interrupted:
-        history = train_loop(
-            model, lambda step: corpus.batch(seed, step, batch, length), objective, plan, held_out, interrupted
-        )
-    if place is not None:
-        beside[LOSSES_FILE] = to_jsonl(history)
-        save(model, changed, place, beside, keep_foreign=True)  # files that appeared during the run
-        _plot(history, place / PICTURE, f"{name} on {Path(text).name}", say)
-    run = TrainingRun(name, model, vocabulary, tuple(history), interrupted.received, place, prompt=prompt)
+    places = [data] if isinstance(data, str) else list(data)
+    if (text is None) == (not places):
+        raise UsageError("give a text file (--text) or token shards (--data), not both")
+    with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(ranks_of_run())
+        if ranks.count > 1 and plan.minutes is not None:
+            raise UsageError("--minutes: ranks measure different times; give --tokens or --steps")
+        plan, say = (plan, say) if ranks.first else (dc.replace(plan, quiet=True), silent)
+        shape = Shape(batch, length, seed, ranks.rank, ranks.count)
+        source = from_shards(places, changed, shape) if text is None else from_text(Path(text), changed, tokenizer, shape, say)
+        objective, task = text_objective(changed, source.tokenizer)
+        counts = f"{source.tokens + source.held_out_tokens:,} tokens, {source.held_out_tokens:,} held out"
+        say(f"{name}: {parameters(changed):,} parameters, {task}; {counts}")
+        model = ranks.build(changed, seed, DTYPES[precision])
+        interrupted, run = stack.enter_context(Interrupt()), None
+        if place is not None:
+            settings = {"spec": plain(changed), "data": dict(source.settings), "batch": batch, "length": length}
+            files = {SPEC_FILE: to_yaml(changed), TOKENIZER_FILE: source.tokenizer.to_json()}
+            if ranks.first_does(lambda: open_run(place, settings | plan.settings(), files, force)):
+                say(f"{place}: resuming")
+            run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep))
+        history = train_loop(model, source.batch, objective, plan, source.held_out, interrupted, run, ranks)
+        if run is not None and place is not None:
+            run.write_model(changed)
+            title = f"{name} on {Path(text or places[0]).name}"
+            ranks.first_does(lambda: _plot(history, place / PICTURE, title, say))
+    result = TrainingRun(name, model, source.tokenizer, tuple(history), interrupted.received, place, prompt=prompt)
     if changed.order() != "causal":
-        return run
-    bits = _bits_per_byte(run.held_out_loss or math.nan, corpus, vocabulary)
-    written = None if interrupted.received else _sample(model, vocabulary, prompt, sample, temperature, seed, say)
-    return dc.replace(run, held_out_bits_per_byte=bits, sample=written)
+        return result
+    bits = source.bits_per_byte(result.held_out_loss or math.nan)
+    alone = ranks.count == 1 and not interrupted.received  # a model over several ranks is sampled from its directory
+    written = _sample(model, source.tokenizer, prompt, sample, temperature, seed, say) if alone else None
+    return dc.replace(result, held_out_bits_per_byte=bits, sample=written)
 
 
 def _check_options(positive: dict[str, float | None], other: dict[str, float], warmup: float, prompt: str) -> None:
@@ -222,11 +261,6 @@ def _sample(
         note(f"no sample: {error}")
         return ""
     return tokenizer.decode(ids)
-
-
-def _bits_per_byte(loss: float, corpus: Corpus, tokenizer: Tokenizer) -> float:
-    """Return the loss per byte of the held-out text."""
-    return loss / math.log(2) * len(corpus.held_out) / len(tokenizer.decode(corpus.held_out).encode())
 
 
 def _plot(history: list[StepMetrics], path: Path, title: str, note: Callable[[str], None]) -> None:

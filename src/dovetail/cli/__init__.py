@@ -1,19 +1,21 @@
 """The command line: `dovetail VERB …`.
 
-A verb is a module of this folder with a dataclass `Command` of flags and a method `run`. It is imported when it is called, and
-imports torch when it runs: `--help`, `--version` and an error in a YAML file need no torch.
+A verb is a module of this folder with a dataclass `Command` of flags and a method `run`; that of two words is named with an
+underscore. It is imported when it is called, and imports torch when it runs: `--help`, `--version` and an error in a YAML file
+need no torch.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from types import ModuleType
 from typing import Any, NoReturn
 
 from dovetail import __version__
 from dovetail.cli.failure import close_stdout, guarded, report
 from dovetail.core.errors import UsageError
-from dovetail.core.suggest import names_or_nearest
+from dovetail.core.suggest import did_you_mean, names_or_nearest
 
 VERBS = {
     "show": "print the parts, shapes and costs of a model",
@@ -22,6 +24,8 @@ VERBS = {
     "graft": "change the spec of a trained model and carry its weights over",
     "laws": "check the laws on parts, a spec or a model of another library",
     "verify": "find where two implementations of a model diverge, and why",
+    "data build": "turn text, JSON Lines and Parquet into token shards",
+    "data show": "print what a corpus of token shards holds",
     "train": "train a small model from scratch on a text file",
     "generate": "generate text from a prompt",
     "map": "draw the attention maps of a layer",
@@ -71,21 +75,40 @@ def _run(args: list[str]) -> int:
     if args[0] in ("-V", "--version"):
         print(f"dovetail {__version__}")
         return 0
-    if args[0] not in VERBS:
-        raise UsageError(f"unknown verb {args[0]!r}; {names_or_nearest(args[0], VERBS, 'verbs')}")
+    if args[1:] in (["-h"], ["--help"]) and (group := [verb for verb in VERBS if verb.startswith(f"{args[0]} ")]):
+        print("\n".join(f"dovetail {verb}   {VERBS[verb]}" for verb in group))
+        return 0
+    name, rest = _verb(args)
     from dovetail.cli.flags import check_values
     from dovetail.cli.parsing import parse
 
-    verb = importlib.import_module(f"dovetail.cli.{args[0]}")
-    command = parse(verb, args[0], args[1:])
+    command = parse(module_of(name), name, rest)
     check_values(command)
     try:
         _load_parts(command)
         return command.run() or 0
     except SystemExit as ended:  # code that the verb ran: a py: side, a module of --load
         raise UsageError(
-            f"dovetail {args[0]}: the code that was run called sys.exit({ended.code!r}); there is no result"
+            f"dovetail {name}: the code that was run called sys.exit({ended.code!r}); there is no result"
         ) from ended
+
+
+def module_of(verb: str) -> ModuleType:
+    """Return the module of a verb."""
+    return importlib.import_module(f"dovetail.cli.{verb.replace(' ', '_')}")
+
+
+def _verb(args: list[str]) -> tuple[str, list[str]]:
+    """Return the verb, of one word or two, and its arguments."""
+    for words in (1, 2):
+        if (name := " ".join(args[:words])) in VERBS:
+            return name, args[words:]
+    second = [verb.split()[1] for verb in VERBS if verb.startswith(f"{args[0]} ")]
+    if second:
+        given = f"unknown verb {name!r}" if len(args) > 1 else f"{args[0]}: a second word is missing"
+        raise UsageError(f"{given}; {names_or_nearest(args[1] if len(args) > 1 else '', second, 'verbs')}")
+    near = did_you_mean(args[0], {verb.split()[0] for verb in VERBS}) or f"verbs: {', '.join(VERBS)}"
+    raise UsageError(f"unknown verb {args[0]!r}; {near}")
 
 
 def _load_parts(command: Any) -> None:

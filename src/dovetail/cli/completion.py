@@ -8,7 +8,6 @@ dovetail completion fish > ~/.config/fish/completions/dovetail.fish
 from __future__ import annotations
 
 import dataclasses as dc
-import importlib
 from collections.abc import Iterator
 
 import tyro
@@ -47,7 +46,10 @@ class Command:
         if self.shell not in SCRIPTS:
             known = names_or_nearest(self.shell, SCRIPTS, "shells")
             raise UsageError(f"completion: {self.shell!r} is not a shell that Dovetail completes in; {known}")
-        words = {verb: [*flags, *presets] for verb, flags, presets in _words()}
+        words: dict[str, list[str]] = {}
+        for verb, flags, presets in _words():
+            first, *second = verb.split()
+            words[first] = list(dict.fromkeys([*words.get(first, []), *second, *flags, *presets]))
         if self.json:
             print_json({"shell": self.shell, "words": words})
         else:
@@ -57,12 +59,12 @@ class Command:
 
 def _words() -> Iterator[tuple[str, list[str], list[str]]]:
     """(verb, its flags, the presets where it takes a spec)."""
-    from dovetail.cli import VERBS
+    from dovetail.cli import VERBS, module_of
     from dovetail.cli.flags import flag_names, takes_spec
     from dovetail.io.presets import preset_names
 
     for verb in VERBS:
-        command = importlib.import_module(f"dovetail.cli.{verb}").Command
+        command = module_of(verb).Command
         presets = list(preset_names()) if takes_spec(command) else []
         yield verb, flag_names(command), [*presets, *(SCRIPTS if verb == "completion" else ())]
 

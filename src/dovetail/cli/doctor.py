@@ -48,7 +48,7 @@ def examined() -> dict[str, Any]:
         "memory": {"available_bytes": available_memory()},
         "devices": _devices(),
         "packages": _packages(None),
-        "extras": {name: _packages(name) for name in ("look", "hf")},
+        "extras": {name: _packages(name) for name in ("look", "data", "cluster", "hf")},
     }
 
 

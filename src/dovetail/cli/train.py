@@ -1,7 +1,8 @@
 """Train a small model from scratch on a text file, then generate a sample.
 
 A tokenizer of the spec's vocabulary size is trained on the text. The last 5 % of the tokens are held out. The model directory
-holds the spec, the weights, the tokenizer, the metrics of each step (loss.jsonl) and, with matplotlib, a plot of the losses.
+holds the spec, the tokenizer, the settings (run.yaml), the metrics of each step (loss.jsonl), checkpoints, and at the end the
+weights and, with matplotlib, a plot of the losses. The same command again resumes a run that was interrupted or killed.
 
     dovetail train llama-tiny --text plays.txt --minutes 5
 """
@@ -18,7 +19,7 @@ import tyro
 from dovetail.cli.flags import BatchSize, InFile, Length, LoadFlags, OutDir, SampleTokens, Seed, Sets, Spec, Steps, Swaps
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options, print_view
-from dovetail.training.plan import Plan
+from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan, Precision, Recompute, ScheduleKind
 
 INTERRUPTED = 130
 
@@ -29,10 +30,14 @@ class Command(LoadFlags):
 
     spec: tyro.conf.Positional[Spec]
     """A preset's name or a .yaml file. A directory with trained weights is refused: training starts from random weights."""
-    text: InFile
+    text: InFile | None = None
     """A UTF-8 text file to train on, best of some megabytes."""
+    data: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Token shards of `dovetail data build` to train on, DIR or DIR=WEIGHT; may be given many times."""
     minutes: float | None = None
-    """Stop after this many minutes (default: 5, if --steps is not given)."""
+    """Train for about this many minutes: the first steps are measured (default: 5, if no other end is given)."""
+    tokens: float | None = None
+    """Stop after this many tokens: 2e8."""
     steps: Steps | None = None
     """Stop after this many steps; two such runs with one seed are bit-equal."""
     out: Annotated[OutDir | None, tyro.conf.arg(aliases=["-o"])] = None
@@ -52,9 +57,31 @@ class Command(LoadFlags):
     length: Length = 128
     """Tokens per sequence."""
     learning_rate: float = Plan.learning_rate
-    """The peak learning rate, after the warm-up; then it decays along a cosine."""
+    """The peak learning rate, after the warm-up."""
+    schedule: ScheduleKind = Plan.schedule
+    """How the learning rate decays: along a cosine, linearly, in the last fifth of the run (wsd), or not."""
     warmup: float = Plan.warmup_fraction
     """The fraction of the run over which the learning rate rises to its peak."""
+    optimizer: Literal["adamw", "muon"] = Plan.optimizer
+    """AdamW for all weights, or Muon for matrices and AdamW for the rest."""
+    weight_decay: float = Plan.weight_decay
+    """Weight decay of matrices and tables."""
+    clip: float = Plan.clip
+    """The largest gradient norm."""
+    ema: float | None = None
+    """Save a moving average of the weights with this decay: 0.999."""
+    micro_batches: BatchSize = 1
+    """Compute a batch in this many pieces, in less memory; the result is the same."""
+    precision: Precision = Plan.precision
+    """bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32."""
+    compile: bool = False
+    """Compile each block: faster steps after a slow first one."""
+    recompute: Recompute = Plan.recompute
+    """blocks: compute the activations inside a block again in the backward pass, in less memory."""
+    checkpoint_minutes: float = CHECKPOINT_MINUTES
+    """Minutes between checkpoints."""
+    keep: BatchSize = KEEP
+    """Checkpoints that stay; older ones are deleted."""
     prompt: str = "The "
     """The prompt of the sample at the end."""
     sample: SampleTokens = 160
@@ -70,10 +97,15 @@ class Command(LoadFlags):
 
         out = self.out or Path(f"{Path(os.path.abspath(self.spec)).stem}-trained")
         result = train(**{**options(self, "json", "load"), "out": out}, note=print_note)
+        if os.environ.get("RANK", "0") != "0":  # of torchrun: one rank prints
+            return INTERRUPTED if result.interrupted else 0
         if self.json:
             print_json(result.to_dict())
         else:
             print_view(result)
         if result.interrupted:
-            print_note(f"interrupted after step {result.history[-1].step}; the model and its losses are in {out}")
+            print_note(
+                f"interrupted after step {result.history[-1].step}; the model and its losses are in {out}; "
+                "the same command resumes the run"
+            )
         return INTERRUPTED if result.interrupted else 0

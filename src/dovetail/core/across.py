@@ -84,11 +84,8 @@ class Passed:
 
     def branch(self, name: str, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
         """Apply one branch, with its values if it has any."""
-        if name not in self.values:
-            return self.block.branch(name, x, ctx, views)
-        module: Any = self.block.modules_named(name)
-        view = (views[name],) if name in views else ()
-        return module(x, ctx, *view, values=self.values[name])
+        values = {"values": self.values[name]} if name in self.values else {}
+        return self.block.branch(name, x, ctx, views, **values)
 
     def wanted(self) -> list[Tensor]:
         """The published values that later blocks read."""

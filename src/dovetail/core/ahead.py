@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.group import IGNORED, HeadModule, MtpModule
+from dovetail.core.group import HeadModule, MtpModule
+from dovetail.core.loss import IGNORED
 
 
 def look_ahead(

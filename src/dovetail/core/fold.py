@@ -17,8 +17,6 @@ from dovetail.core.part import Part, walk, weights_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
 
-NO_DECAY = frozenset({"norm", "bias", "gate"})
-
 
 class Declared(NamedTuple):
     """One declared weight: its path, its declaration, its scope, and the part that declares it."""
@@ -105,15 +103,6 @@ def over_vocab(spec: Part) -> frozenset[str]:
 def targets(spec: Part, role: str = "linear") -> list[str]:
     """Paths of the weights of one role: the targets of adapters and quantizers."""
     return [d.path for d in declared(spec) if d.weight.role == role and d.weight.learned]
-
-
-def optimizer_groups(spec: Part) -> dict[str, list[str]]:
-    """Paths of weights with weight decay (matrices and tables) and without (norms, biases, gates)."""
-    groups: dict[str, list[str]] = {"decay": [], "no_decay": []}
-    for d in declared(spec):
-        if d.weight.learned:
-            groups["no_decay" if d.weight.role in NO_DECAY else "decay"].append(d.path)
-    return groups
 
 
 def taps(spec: Part) -> list[str]:

@@ -260,7 +260,8 @@ class Mask(Part):
         return "both"
 
     def ahead(self) -> int | None:
-        """The number of first tokens among which all later keys are that a query sees; None: there is no such number."""
+        """The length of the prefix whose tokens may see later tokens of the prefix; 0: none sees a later one. None: no prefix
+        bounds them."""
         return 0 if self.order() == "causal" else None
 
     def reach(self) -> int | None:
@@ -349,7 +350,6 @@ class EmbedModule(Module):
 
 
 Criterion = Literal["cross_entropy", "cosine", "mse"]
-IGNORED = -100  # the label of a token that predicts nothing
 
 
 class Head(Part):
@@ -414,6 +414,10 @@ class Wire(Part):
         """Names of the norm modules of a block."""
         raise NotImplementedError
 
+    def rescales(self) -> bool:
+        """Whether it multiplies the residual stream behind the last branch."""
+        return False
+
     def streams(self) -> int:
         """The number of residual streams. Blocks with several that follow each other share them: the first opens them, the
         last closes them."""
@@ -428,6 +432,10 @@ class Init(Part):
     def std(self, weight: Weight, scope: Scope) -> float:
         """Standard deviation for a weight whose init is `normal`."""
         raise NotImplementedError
+
+    def lr_scale(self, weight: Weight, scope: Scope) -> float:
+        """What the learning rate of a weight under AdamW is multiplied by."""
+        return 1.0
 
 
 GROUPS: tuple[type[Part], ...] = (

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+IGNORED = -100  # the label of a token that predicts nothing
+
 
 class LossSum(NamedTuple):
     """A loss summed over labels (), with its gradient, and the number of labels (). A tuple, in which FSDP finds tensors."""

@@ -17,6 +17,8 @@ from dovetail.core.scope import Scope
 # const: computed from the spec and never saved; updated: saved like a weight, but changed by its part instead of a gradient
 Role = Literal["linear", "embed", "norm", "bias", "gate", "conv", "const", "updated"]
 Fill = Literal["normal", "ones", "zeros", "const"]
+KV_HEADS = "kv_heads"
+PACKED_AXIS = "slots"  # of a packed weight, within a group of heads: its queries, then its key, then its value
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,11 @@ class Weight:
     def stored(self) -> bool:
         """Whether a saved file contains it."""
         return self.learned or (self.role == "updated" and self.same_as is None)
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay applies: to matrices and tables, not to norms, biases and gates."""
+        return self.role not in ("norm", "bias", "gate")
 
     @property
     def matmul(self) -> bool:

@@ -2,14 +2,15 @@
 
     x ← x + scale ∘ multiplier · dropout(f(…))          x (…, n, embed), scale (branches, embed)
 
-`multiplier` is a fixed number; `scale` is learned, one number per channel (LayerScale, Touvron et al. 2021).
+`multiplier` is a fixed number; `scale` is learned, one number per channel (LayerScale, Touvron et al. 2021). With
+`stream_scale` the residual stream that leaves the block is multiplied by one number, which is saved and not trained (Gemma 4).
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from dovetail.core.part import Mistake
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
+if TYPE_CHECKING:
+    from dovetail.core.across import Values
+
 
 class Branching(Module):
     """The interface of a block that a wire uses."""
@@ -29,11 +33,11 @@ class Branching(Module):
     branches: tuple[str, ...]
     steps: Steps
 
-    def branch(self, name: str, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-        """Apply one branch to x (…, n, embed); a mixer is given its view."""
+    def branch(self, name: str, x: Tensor, ctx: Ctx, views: Mapping[str, Any], **values: Values) -> Tensor:
+        """Apply one branch to x (…, n, embed); a mixer is given its view. `values` is what it reads of other layers, if any."""
         module = self._modules[name]
         assert module is not None
-        return module(x, ctx, views[name]) if name in views else module(x, ctx)
+        return module(x, ctx, views[name], **values) if name in views else module(x, ctx, **values)
 
     def normed(self, name: str, x: Tensor, ctx: Ctx) -> Tensor:
         """Apply one of the norms that the wire declared; x where a branch has norms of its own."""
@@ -51,11 +55,21 @@ class Scaled(Wire):
     # LayerScale: the initial value of one learned number per channel
     layer_scale: float | None = bounded(None, at_least=0, at_most=MAX_FACTOR)
     dropout: float = bounded(0.0, at_least=0, below=1)
+    stream_scale: bool = False  # one number of the layer multiplies the residual stream behind its last branch
+
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(one=1)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        if self.layer_scale is None:
-            return []
-        return [Weight(name="scale", batch=("branches",), out=("embed",), init="const", role="gate")]
+        declared: list[Weight] = []
+        if self.layer_scale is not None:
+            declared.append(Weight(name="scale", batch=("branches",), out=("embed",), init="const", role="gate"))
+        if self.stream_scale:
+            declared.append(Weight(name="stream", out=("one",), init="ones", role="updated", tp="replicate"))
+        return declared
+
+    def rescales(self) -> bool:
+        return self.stream_scale
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         assert self.layer_scale is not None
@@ -63,7 +77,8 @@ class Scaled(Wire):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"multiplier": [1.0, 0.5], "layer_scale": [None, 0.7], "dropout": [0.0, 0.2]}
+        fields = {"multiplier": [1.0, 0.5], "layer_scale": [None, 0.7], "dropout": [0.0, 0.2]}
+        return {**fields, "stream_scale": [False, True]}
 
 
 class WireModule(Module):
@@ -71,6 +86,11 @@ class WireModule(Module):
 
     part: Scaled
     scale: Tensor
+    stream: Tensor
+
+    def rescaled(self, x: Tensor) -> Tensor:
+        """The residual stream behind the last branch, times the number of this layer."""
+        return x * self.stream.to(x.dtype)
 
     def open(self, x: Tensor) -> Tensor:
         """The residual stream (…, n, embed) as several, before the first block that has them."""

@@ -43,6 +43,24 @@ class Batch:
         real = int(self.layout.real.sum())
         return real if self.source_layout is None else real + int(self.source_layout.real.sum())
 
+    def pieces(self, count: int) -> list[Batch]:
+        """The rows in `count` pieces, or as many as there are rows."""
+        if count == 1:
+            return [self]
+        size = -(-len(self.tokens) // count)
+        return [self.some_rows(slice(start, start + size)) for start in range(0, len(self.tokens), size)]
+
+    def some_rows(self, rows: slice) -> Batch:
+        """Some rows of the batch; random numbers are drawn by their number in the whole batch."""
+        source, layout = self.source, self.source_layout
+        return Batch(
+            self.tokens[rows],
+            self.labels[rows],
+            self.layout.some_rows(rows),
+            None if source is None else source[rows],
+            None if layout is None else layout.some_rows(rows),
+        )
+
     def to(self, device: torch.device) -> Batch:
         """The batch on a device; itself where it lies there."""
         if self.tokens.device == device:

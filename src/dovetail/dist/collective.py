@@ -128,17 +128,11 @@ class _Join(torch.autograd.Function):
         return g.narrow(ctx.dim, dist.get_rank(ctx.group) * ctx.size, ctx.size), None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-        ctx.dim, ctx.size, ctx.group = dim, x.shape[dim], group
-        return joined(x, dim, group)
-
+class _Gather(_Join):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
-        begin = dist.get_rank(ctx.group) * ctx.size
-        return summed(g, ctx.group).narrow(ctx.dim, begin, ctx.size), None, None
+        return _Join.backward(ctx, summed(g, ctx.group))
 
 
 class _Receive(torch.autograd.Function):

@@ -89,6 +89,11 @@ def allocate(model: nn.Module, spec: Model, device: str | torch.device) -> None:
     tie(model, spec)
 
 
+def full(tensor: Tensor) -> Tensor:
+    """Return a tensor that is sharded over ranks as a whole, on every rank."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return the tensor that this rank stores of a parameter or buffer."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

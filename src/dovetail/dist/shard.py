@@ -25,9 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from dovetail.construction import tie
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import Declared, declared
@@ -140,11 +141,7 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
             new = distribute_tensor(old.detach(), mesh, [spread], src_data_rank=None)
             module.register_parameter(leaf, nn.Parameter(new, old.requires_grad))
         reads.setdefault(module, {})[leaf] = _reader(d, tp_region, cut, ranks)
-    for d, _, _ in cuts:
-        if d.weight.same_as is not None:
-            module, leaf = holder(model, d.path)
-            owner, name = holder(model, d.weight.same_as)
-            module.register_parameter(leaf, owner.get_parameter(name))
+    tie(model, spec)
     for module, by_name in reads.items():
         module.__class__ = _seeing_local(type(module), tuple(by_name))
         module.local_reads, module.local_ranks = by_name, ranks  # type: ignore[assignment]
@@ -269,6 +266,13 @@ def fully_shard_model(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | N
     fully_shard(model, mesh=mesh, mp_policy=policy)
     for name in ENTRIES:
         register_fsdp_forward_method(model, name)
+
+
+def reshard(model: nn.Module) -> None:
+    """Free what FSDP has gathered, so that the next run gathers anew: after weights were changed between two runs."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def units(model: nn.Module) -> list[list[nn.Module]]:

@@ -20,6 +20,7 @@ GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
 LOSSES_FILE = "loss.jsonl"
+RUN_FILE = "run.yaml"  # the settings of the training run
 PLOT_FILE = "loss.png"
 
 # copied from one model directory to another with the weights
@@ -41,7 +42,10 @@ CARRIED = (
     "LICENSE.md",
 )
 SHARDS = "model-*-of-*.safetensors"
-MODEL_FILES = (SPEC_FILE, WEIGHTS_FILE, INDEX_FILE, SHARDS, CONFIG_FILE, KEPT_CONFIG, LOSSES_FILE, PLOT_FILE, *CARRIED)
+MODEL_FILES = (
+    *(SPEC_FILE, WEIGHTS_FILE, INDEX_FILE, SHARDS, CONFIG_FILE, KEPT_CONFIG, LOSSES_FILE, RUN_FILE, PLOT_FILE),
+    *CARRIED,
+)
 LISTED = 3  # foreign files that a message names
 
 

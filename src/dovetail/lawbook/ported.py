@@ -92,6 +92,15 @@ qwen3_next: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, moe_interme
 jamba: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, num_hidden_layers: 2, num_attention_heads: 6,
   num_key_value_heads: 2, num_experts: 4, attn_layer_period: 2, attn_layer_offset: 1, expert_layer_period: 2,
   expert_layer_offset: 1, mamba_d_state: 5, mamba_dt_rank: 7}
+nemotron_h: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, moe_intermediate_size: 20, num_attention_heads: 6,
+  num_key_value_heads: 2, head_dim: 12, mamba_num_heads: 6, mamba_head_dim: 7, n_groups: 2, ssm_state_size: 5,
+  n_routed_experts: 8, n_group: 4, topk_group: 2, moe_shared_expert_intermediate_size: 22, moe_latent_size: 16,
+  layers_block_type: [linear_attention, moe, full_attention, mlp]}
+falcon_h1: {vocab_size: 62, hidden_size: 30, intermediate_size: 44, num_hidden_layers: 2, num_attention_heads: 6,
+  num_key_value_heads: 2, head_dim: 12, mamba_d_ssm: 42, mamba_n_heads: 6, mamba_n_groups: 2, mamba_d_state: 5,
+  mamba_rms_norm: true, mamba_norm_before_gate: true, lm_head_multiplier: 0.4, embedding_multiplier: 3.0,
+  key_multiplier: 0.7, attention_in_multiplier: 0.6, attention_out_multiplier: 1.3, ssm_in_multiplier: 1.5,
+  ssm_out_multiplier: 0.7, ssm_multipliers: [0.5, 1.4, 0.7, 1.3, 0.9], mlp_multipliers: [0.7, 0.8]}
 """
 
 

@@ -1,7 +1,7 @@
 """Sampled specs: every slot has a random kind of its group, every field a random one of its part's `samples()`.
 
-Pinned places (place -> value) have the pinned value. A random combination of many parts is rarely legal, so a layer that
-`check` refuses is sampled again.
+Pinned places (place -> value) have the pinned value. A random combination of many parts is rarely legal: a field that `check`
+refuses gets its default, and where that is no help its layer is sampled again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ LAYERS = 3  # the wanted pair is pinned in the first, further pairs in the other
 PLAIN = 0.7  # of the layers are blocks with the usual branches; of the others, their kind is drawn
 SHARED = 0.1  # of the models have a last layer that uses the weights of the first; as many, one that reads its keys or values
 RESAMPLED = 6  # times a layer is sampled again
+DROPPED = 24  # times a refused field gets its default
 BLOCK = "model/layers=block"  # the place of a layer
 
 
@@ -169,10 +170,8 @@ def draw_block(draw: Draw, cross: bool) -> dict[str, Any]:
     for name, group, empty in fields(kind):
         if group is not None and (name != "cross" or cross):
             data[name] = draw_slot(draw, group, kind, name, empty, BLOCK)
-    for mixer in data.values():
-        if isinstance(mixer, dict) and mixer.get("qk_norm", 0) is None:
-            for field in ("qk_norm_whole", "qk_norm_after"):  # fields that are legal with qk_norm only
-                mixer.pop(field, None)
+        elif name in sampled(kind):
+            data[name] = draw.choose(f"{BLOCK}/{name}", sampled(kind)[name])
     if cross:
         data["cross"].update({"mask": "full", "position": "none", "packed": False})
     return data
@@ -201,15 +200,44 @@ def attempt(rng: random.Random, pinned: dict[str, str], later: tuple[dict[str, s
         family = "decoder"
     draw = Draw(rng, family, pinned, later)
     data = draw_model(draw)
-    for _ in range(RESAMPLED):
+    dropped = resampled = 0
+    while dropped < DROPPED and resampled < RESAMPLED:
         try:
             spec = from_data(data, Model)
             check(spec)
             return spec
         except SpecError as error:
-            if not resample_layer(draw, data, error.path.split(".")):
+            path = error.path.split(".")
+            if drop_field(draw, data, path):
+                dropped += 1
+            elif resample_layer(draw, data, path):
+                resampled += 1
+            else:
                 return None
     return None
+
+
+def drop_field(draw: Draw, data: dict[str, Any], path: list[str]) -> bool:
+    """Leave a refused field to its default; False where the path ends elsewhere, or where the field is pinned."""
+    node, part, last = "model", data, path[-1]
+    steps = iter(path[:-1])
+    for name in steps:
+        below = part.get(name)
+        if name == "layers" and isinstance(below, list):
+            index = next(steps, None)
+            if index is None:
+                return False
+            node, part, draw = BLOCK, below[int(index)], draw.of_layer(int(index))
+        elif name == "encoder" and isinstance(below, dict):
+            part, draw = below, Draw(draw.rng, "encoder", draw.pinned)
+        elif isinstance(below, dict) and "kind" in below:
+            node, part = f"{node}/{name}={below['kind']}", below
+        else:
+            return False
+    if last not in part or last not in sampled(part.get("kind", "model")) or f"{node}/{last}" in draw.pinned:
+        return False
+    del part[last]
+    return True
 
 
 def ahead(pinned: dict[str, str]) -> bool:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from dovetail.construction import generator
 from dovetail.core.layout import TokenLayout
+from dovetail.core.loss import IGNORED
 from dovetail.core.scope import Scope
 from dovetail.dist.context import piece
 from dovetail.model import Model
-from dovetail.ops.loss import IGNORED
 
 
 @dc.dataclass(frozen=True)

@@ -80,7 +80,9 @@ def _flops(case: Case) -> None:
     )
     with attend.using("reference"), FlopCounterMode(display=False) as counter:
         case.model.hidden(case.inputs, case.ctx())
-    measured = sum(counter.get_flop_counts()[BlockModule.__name__].values())
+    # the counter names the outermost modules by their classes
+    kinds = {type(module).__name__ for module in case.model.modules() if isinstance(module, BlockModule)}
+    measured = sum(sum(counter.get_flop_counts()[kind].values()) for kind in kinds)
     per_token = matmul_flops(bare) - matmul_flops_outside(bare)
     if bare.encoder is not None:
         per_token += matmul_flops(bare.encoder) - matmul_flops_outside(bare.encoder)

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dovetail.core.group import IGNORED
-from dovetail.core.loss import LossSum
+from dovetail.core.loss import IGNORED, LossSum
 
 CHUNK = 1024  # tokens whose logits are in memory at one time
 

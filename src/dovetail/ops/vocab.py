@@ -20,8 +20,8 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
+from dovetail.core.loss import IGNORED
 from dovetail.core.module import Module
-from dovetail.ops.loss import IGNORED
 
 
 def lookup(ids: Tensor, table: Tensor, module: Module, ctx: Ctx, axes: Sequence[str]) -> Tensor:

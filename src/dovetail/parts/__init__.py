@@ -23,6 +23,7 @@ from dovetail.parts.earlier import SharedKV as SharedKV, ValueResidual as ValueR
 from dovetail.parts.embed import Patches as Patches, Tokens as Tokens
 from dovetail.parts.embed_image import TokensAndPatches as TokensAndPatches
 from dovetail.parts.feature import EluFeatures as EluFeatures, RandomFeatures as RandomFeatures, ReluFeatures as ReluFeatures
+from dovetail.parts.ffn.dense_and_experts import DenseAndExperts as DenseAndExperts
 from dovetail.parts.ffn.glu import Glu as Glu
 from dovetail.parts.ffn.mlp import Mlp as Mlp
 from dovetail.parts.ffn.moe import MoE as MoE
@@ -76,6 +77,7 @@ from dovetail.parts.position.scaling import (
     Llama3 as Llama3,
     LongRope as LongRope,
     Ntk as Ntk,
+    Proportional as Proportional,
     Yarn as Yarn,
 )
 from dovetail.parts.position.sinusoidal import Sinusoidal as Sinusoidal

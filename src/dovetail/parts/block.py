@@ -4,16 +4,27 @@
     expert_block    x ← x + f(norm x) + g(norm x)       after the mixer; f a dense ffn, g experts
 
 The wire says where the norms are: `pre_norm` has one for both, `sandwich_norm` two for each. Every mixer has its own state.
+The branches of a hybrid_block may have fixed factors before and behind them, a · f(b · x), as µP asks for where widths differ.
 Zuo et al. 2025 (Falcon-H1); Dong et al. 2024 (Hymba); Snowflake 2024 (Arctic, experts beside a dense ffn).
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
+from torch import Tensor
+
+from dovetail.core.across import Values
+from dovetail.core.ctx import Ctx
+from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Ffn, Mixer, Steps
+from dovetail.core.module import Module
 from dovetail.core.part import child, register
-from dovetail.model import Block
+from dovetail.core.scope import Scope
+from dovetail.model import Block, BlockModule
+
+FACTORS = {"mixer_in": 0.6, "mixer_out": 1.3, "ssm_in": 1.5, "ssm_out": 0.7, "ffn_out": 0.8}  # fields, with a sample of each
 
 
 @register("hybrid_block")
@@ -23,6 +34,37 @@ class HybridBlock(Block):
     STEPS: ClassVar[Steps] = (("mixer", "ssm"), ("cross",), ("ffn",))
 
     ssm: Mixer = child("mamba2")
+    mixer_in: float = bounded(1.0, above=0, at_most=MAX_FACTOR)  # multiplies what the mixer reads
+    mixer_out: float = bounded(1.0, above=0, at_most=MAX_FACTOR)  # multiplies what it returns
+    ssm_in: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
+    ssm_out: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
+    ffn_out: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
+
+    def module(self) -> type[Module]:
+        return HybridBlockModule
+
+    def multipliers(self) -> dict[str, tuple[float, float]]:
+        return {"mixer": (self.mixer_in, self.mixer_out), "ssm": (self.ssm_in, self.ssm_out), "ffn": (1.0, self.ffn_out)}
+
+    def idle(self, scope: Scope) -> frozenset[str]:
+        return super().idle(scope) | {name for name in FACTORS if name.partition("_")[0] not in self.branches()}
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {**super().samples(), **{name: [1.0, other] for name, other in FACTORS.items()}}
+
+
+class HybridBlockModule(BlockModule):
+    """As any block, with factors around its branches."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.multipliers = self.part.multipliers()
+
+    def branch(self, name: str, x: Tensor, ctx: Ctx, views: Mapping[str, Any], **values: Values) -> Tensor:
+        before, after = self.multipliers.get(name, (1.0, 1.0))
+        y = super().branch(name, x if before == 1.0 else x * before, ctx, views, **values)
+        return y if after == 1.0 else y * after
 
 
 @register("expert_block")

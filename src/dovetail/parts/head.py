@@ -27,12 +27,12 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Head, HeadModule, Norm
 from dovetail.core.linear import Linear
-from dovetail.core.loss import LossSum
+from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Mistake, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
-from dovetail.ops.loss import IGNORED, chunked_cross_entropy, cross_entropy_sum
+from dovetail.ops.loss import chunked_cross_entropy, cross_entropy_sum
 from dovetail.ops.pooling import Pool, pool
 from dovetail.ops.vocab import sharded_cross_entropy
 

@@ -73,6 +73,9 @@ class Mup(Init):
             return self.spread
         return self.spread * sqrt(self.base_width / scope.size(*weight.inp))
 
+    def lr_scale(self, weight: Weight, scope: Scope) -> float:
+        return self.base_width / scope.size(*weight.inp) if weight.matmul else 1.0
+
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {"spread": [0.02, 0.05], "base_width": [256, 64]}

@@ -55,7 +55,7 @@ class Mhc(Scaled):
         return tuple(f"{step[0]}_norm" for step in steps)
 
     def axes(self, scope: Scope) -> Scope:
-        return scope.add(streams=self.count, coefficients=(2 + self.count) * self.count, factors=3, one=1)
+        return super().axes(scope).add(streams=self.count, coefficients=(2 + self.count) * self.count, factors=3)
 
     def weights(self, scope: Scope) -> list[Weight]:
         read, out, steps = ("streams", "embed"), ("coefficients",), ("steps",)

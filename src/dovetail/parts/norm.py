@@ -3,7 +3,9 @@
     layernorm   (x − mean x) / √(var x + eps) · scale + shift        Ba et al. 2016
     rmsnorm     x / √(mean x² + eps) · scale                          Zhang & Sennrich 2019
 
-With `plus_one` the factor is 1 + scale, so that weight decay pulls it to 1 (Gemma, Nemotron).
+With `plus_one` the factor is 1 + scale, so that weight decay pulls it to 1 (Gemma, Nemotron). With `groups` the channels form
+groups of equal size, and the mean of x² is over one group: the gated norm of Mamba-2 (Dao & Gu 2024; Nemotron-H, Falcon-H1). An
+RMSNorm without `scale` has no weights (Gemma 4's norm of values).
 
 Statistics are per token. Where `dim` is sharded across ranks, the sums are all-reduced.
 """
@@ -20,7 +22,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Norm
 from dovetail.core.module import Module
-from dovetail.core.part import Mistake, register
+from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -64,33 +66,53 @@ class LayerNormModule(Module):
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         scale, shift = self.scale + 1.0 if self.part.plus_one else self.scale, self.shift if self.part.shift else None
+        scale, shift = in_dtype_of(x, scale), in_dtype_of(x, shift)
         if not ctx.sharded(self.dim):
             return F.layer_norm(x, (x.shape[-1],), scale, shift, self.part.eps)
         centered = x - ctx.all_reduce(x.sum(-1, keepdim=True), self.dim) / self.size
         variance = ctx.all_reduce((centered * centered).sum(-1, keepdim=True), self.dim) / self.size
-        out = centered * torch.rsqrt(variance + self.part.eps) * scale
+        out = scaled(centered * torch.rsqrt(variance + self.part.eps), scale)
         return out if shift is None else out + shift
 
 
 @register("rmsnorm")
 class RMSNorm(Norm):
-    """RMSNorm: unit mean square per token, then a learned scale."""
+    """RMSNorm: unit mean square per token, or per group of channels of a token, then a learned scale."""
 
-    MISTAKES = {"eps": WRONG_EPS, "plus_one": Mistake("norm's + 1")}
+    MISTAKES = {
+        "eps": WRONG_EPS,
+        "plus_one": Mistake("norm's + 1"),
+        "scale": Mistake("norm's scale missing"),
+        "groups": Mistake("norm's groups", (1, 2, 4, 8)),
+    }
 
     eps: float = bounded(1e-5, above=0, remedy=EPS)
     plus_one: bool = False  # the factor is 1 + scale (Gemma)
+    scale: bool = True  # False: no factor
+    groups: int = bounded(1, above=0)  # of channels, each normalized alone
 
     def module(self) -> type[Module]:
         return RMSNormModule
 
     def weights(self, scope: Scope) -> list[Weight]:
         dim = scope.names(("dim",))
-        return [Weight(name="scale", out=dim, over=dim, init="zeros" if self.plus_one else "ones", role="norm")]
+        scale = Weight(name="scale", out=dim, over=dim, init="zeros" if self.plus_one else "ones", role="norm")
+        group_number = Weight(name="group_number", out=dim, role="const", dtype="int64")  # a rank's channels keep their groups
+        return ([scale] if self.scale else []) + ([] if self.groups == 1 else [group_number])
+
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        return torch.arange(self.groups).repeat_interleave(scope.size("dim") // self.groups)
+
+    def check(self, scope: Scope) -> list[Problem]:
+        size = scope.size("dim")
+        problems = [Problem("groups", f"{self.groups} does not divide {size} channels")] if size % self.groups else []
+        if self.plus_one and not self.scale:
+            problems.append(Problem("plus_one", "adds 1 to a scale, and this norm has none", "use false, or scale: true"))
+        return problems
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"eps": [1e-5, 0.1], "plus_one": [False, True]}
+        return {"eps": [1e-5, 0.1], "plus_one": [False, True], "scale": [True, False], "groups": [1, 2]}
 
 
 class RMSNormModule(Module):
@@ -98,13 +120,43 @@ class RMSNormModule(Module):
 
     part: RMSNorm
     scale: Tensor
+    group_number: Tensor
 
     def setup(self) -> None:
-        self.dim, self.size = self.scope.names(("dim",)), self.scope.size("dim")
+        self.dim, self.groups = self.scope.names(("dim",)), self.part.groups
+        self.size = self.scope.size("dim") // self.groups
+        self.plain = self.part.scale and not self.part.plus_one and self.groups == 1
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        scale = self.scale + 1.0 if self.part.plus_one else self.scale
+        if self.plain and ctx.ranks is None and (scale := self.scale).dtype == x.dtype:  # every layer of most models
+            return F.rms_norm(x, (self.size,), scale, self.part.eps)
+        scale = None if not self.part.scale else self.scale + 1.0 if self.part.plus_one else self.scale
+        scale = in_dtype_of(x, scale)
         if not ctx.sharded(self.dim):
-            return F.rms_norm(x, (x.shape[-1],), scale, self.part.eps)
-        square = ctx.all_reduce((x * x).sum(-1, keepdim=True), self.dim) / self.size
-        return x * torch.rsqrt(square + self.part.eps) * scale
+            return F.rms_norm(x, (self.size,), scale, self.part.eps) if self.groups == 1 else scaled(self.by_group(x), scale)
+        square = ctx.all_reduce(self.summed(x * x), self.dim) / self.size
+        return scaled(x * self.spread(torch.rsqrt(square + self.part.eps)), scale)
+
+    def by_group(self, x: Tensor) -> Tensor:
+        """x (…, dim), each group of channels divided by its root mean square."""
+        return F.rms_norm(x.unflatten(-1, (self.groups, self.size)), (self.size,), None, self.part.eps).flatten(-2)
+
+    def summed(self, x: Tensor) -> Tensor:
+        """The sums (…, groups) of this rank's channels of each group."""
+        if self.groups == 1:
+            return x.sum(-1, keepdim=True)
+        return x.new_zeros(*x.shape[:-1], self.groups).index_add(-1, self.group_number, x)
+
+    def spread(self, factor: Tensor) -> Tensor:
+        """A factor per group (…, groups) as one per channel of this rank."""
+        return factor if self.groups == 1 else factor.index_select(-1, self.group_number)
+
+
+def in_dtype_of(x: Tensor, weight: Tensor | None) -> Tensor | None:
+    """A weight in the dtype of x: a router norms in float32 whatever the model's dtype is."""
+    return weight if weight is None or weight.dtype == x.dtype else weight.to(x.dtype)
+
+
+def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    """x · scale, where there is a scale."""
+    return x if scale is None else x * scale

@@ -3,11 +3,13 @@
     e = (rms(x₀ W_p/√embed) + T[id]·√piece)/√2           x₀ the embeddings, id the token; rms with a scale
     y = rms((act(x W_g) ∘ e) W_o)                        added to x behind the ffn; no wire norms around it
 
-Shapes: x, x₀, y (…, n, embed)   e (…, n, piece)   T (vocab, piece). Gemma 3n and Gemma 4 hold the tables of all layers in one.
+Shapes: x, x₀, y (…, n, embed)   e (…, n, piece)   T (vocab, piece). Gemma 3n and Gemma 4 hold the tables of all layers in one,
+and use one scale of e's norm in all layers (`shares_norm`).
 """
 
 from __future__ import annotations
 
+import dataclasses as dc
 from math import sqrt
 from typing import Any, ClassVar
 
@@ -20,7 +22,7 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn, Norm, Steps
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module
-from dovetail.core.part import Part, child, register
+from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Read, Weight
 from dovetail.model import Block
@@ -36,6 +38,7 @@ class Ple(Ffn):
     piece: int = bounded(16, above=0)  # channels of the table
     act: Act = child("gelu_tanh")
     norm: Norm = child("rmsnorm")
+    shares_norm: int | None = bounded(None, at_least=0)  # an earlier layer, whose norm of what is found it uses
 
     def module(self) -> type[Module]:
         return PleModule
@@ -47,7 +50,16 @@ class Ple(Ffn):
         return {"found_norm": self.norm, "out_norm": self.norm}
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
-        return scope.bind(dim="piece" if child == "found_norm" else "embed")
+        if child == "out_norm":
+            return scope.bind(dim="embed")
+        own = scope.shares if self.shares_norm is None else self.shares_norm
+        return dc.replace(scope.bind(dim="piece"), shares=own)
+
+    def check(self, scope: Scope) -> list[Problem]:
+        if self.shares_norm is None or self.shares_norm < scope.layer:
+            return []
+        what = f"layer {scope.layer} cannot use the norm of layer {self.shares_norm}"
+        return [Problem("shares_norm", what, "give the number of an earlier layer, from 0")]
 
     def weights(self, scope: Scope) -> list[Weight]:
         piece, embed = ("piece",), ("embed",)
@@ -63,7 +75,7 @@ class Ple(Ffn):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"piece": [5, 9]}
+        return {"piece": [5, 9], "shares_norm": [None]}  # two layers must agree
 
 
 class PleModule(Module):

@@ -3,7 +3,7 @@
 Each field of a dialect turns config values into settings, (path pattern, plain data). Settings are applied in this order:
 
     AROUND       outside the layers: `width`, `head.tied`
-    PLACED       the part of one layer: `layers.3.ffn`
+    PLACED       one layer, with the fields that its kind and the new one both have, or its part: `layers.3`, `layers.3.ffn`
     EVERY        every layer: `layers.*.norm.eps`
     ONE          one layer: `layers.3.mixer.mask`
     OF_A_KIND    the layers whose part has this kind: `layers.*.mixer:attention.heads`
@@ -22,6 +22,7 @@ from dovetail import parts as _registered  # noqa: F401  every kind must be regi
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import CONFIG_LAYERS
 from dovetail.core.part import KINDS, from_data
+from dovetail.core.swap import fit
 from dovetail.model import Block, Model
 from dovetail.port.field import ABSENT, Config, Field, value_at
 from dovetail.port.table import Dialect, Form
@@ -43,7 +44,7 @@ class Setting(NamedTuple):
         if names[0] != "layers":
             return ONE if any(name.isdigit() for name in names[:3]) else AROUND
         if names[1].isdigit():
-            return PLACED if len(names) == 3 else ONE
+            return PLACED if len(names) <= 3 else ONE
         return OF_A_KIND if ":" in self.path else EVERY
 
 
@@ -134,8 +135,12 @@ def _applied(spec: Model, config: Config, settings: Sequence[Setting], reach: in
 
 def _set_layers(layers: list[Block], pattern: str, value: Any) -> None:
     """Set one field in one layer, in every layer that has it, or in the layers whose part has the kind after the colon:
-    `layers.3.ffn`, `layers.*.norm.eps`, `layers.*.mixer:attention.heads`."""
-    _, which, inside = pattern.split(".", 2)
+    `layers.3.ffn`, `layers.*.norm.eps`, `layers.*.mixer:attention.heads`; or give one layer another kind: `layers.3`."""
+    _, which, *below = pattern.split(".", 2)
+    if not below:
+        layers[int(which)] = fit(value, layers[int(which)], Block)
+        return
+    (inside,) = below
     field = ".".join(name.partition(":")[0] for name in inside.split("."))
     has_field: dict[int, bool] = {}  # equal layers are one object, tested and changed once
     changed: dict[int, Block] = {}

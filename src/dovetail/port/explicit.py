@@ -9,6 +9,7 @@ import dataclasses as dc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dovetail.core.group import Scaling
 from dovetail.core.part import Part, field_types, join, walk
 from dovetail.model import Model
 
@@ -26,7 +27,7 @@ STANDS_FOR = {
 
 
 def explicit(spec: Model) -> Model:
-    """The spec with every size written out that a null stands for, and lists of equal factors as one factor."""
+    """The spec with every size written out that a null stands for, and equal factors of a rotary scaling as one factor."""
     sizes: dict[str, dict[str, Any]] = {}
     for path, part, scope in walk(spec):
         hints = field_types(type(part))
@@ -35,7 +36,7 @@ def explicit(spec: Model) -> Model:
                 axes = next(axes for axes in choices if set(axes) <= scope.sizes.keys())
                 sizes.setdefault(path, {})[field] = scope.size(*axes)
         for name, below in part.parts().items():
-            for field in dc.fields(below):
+            for field in dc.fields(below) if isinstance(below, Scaling) else ():
                 value = getattr(below, field.name)
                 if isinstance(value, tuple) and len(value) > 1 and len(set(value)) == 1 and isinstance(value[0], float):
                     sizes.setdefault(join(path, name), {})[field.name] = value[:1]

@@ -91,9 +91,13 @@ class Copy:
     def __init__(self, name: str, *paths: str) -> None:
         self.names, self.paths = (name,), paths
 
+    def found(self, spec: Model) -> Any:
+        """The value at the first of the paths that the spec has; ABSENT if it has none."""
+        return next((value for path in self.paths if (value := value_at(spec, path)) is not ABSENT), ABSENT)
+
     def to_hf(self, spec: Model) -> dict[str, Any]:
-        value = value_at(spec, self.paths[0])
-        return {} if value is ABSENT else {self.names[0]: value}
+        value = self.found(spec)
+        return {} if value is ABSENT else {self.names[0]: list(value) if isinstance(value, tuple) else value}
 
     def from_hf(self, config: Config) -> Settings:
         value = config.get(self.names[0])
@@ -116,7 +120,7 @@ class Choice(Copy):
         self.kinds = kinds
 
     def to_hf(self, spec: Model) -> dict[str, Any]:
-        part = value_at(spec, self.paths[0])
+        part = self.found(spec)
         words = [word for word, kind in self.kinds.items() if is_kind(part, kind)]
         return {self.names[0]: words[0]} if words else {}
 

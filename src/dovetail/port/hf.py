@@ -75,9 +75,9 @@ def from_hf(config: Config, dialect: Dialect | None = None) -> Model:
         raise SpecError("config", f"a mapping was expected, not {type(config).__name__}")
     dialect = dialect or _dialect_of(config)
     config, form = {**dialect.defaults, **_renamed(config, dialect)}, form_of(config, dialect)
-    config |= {
-        field: config[other] for field, other in dialect.fallbacks.items() if config.get(field) is None and other in config
-    }
+    for field, other in dialect.fallbacks.items():
+        if config.get(field) is None and (callable(other) or other in config):
+            config[field] = other(config) if callable(other) else config[other]
     fields = (*dialect.fields, *form.fields)
     known = {dialect.layers, dialect.encoder, *UNUSED, *_fixed(dialect), *dialect.reset, *dialect.ignored}
     known |= set() if dialect.ahead is None else {dialect.ahead.count}

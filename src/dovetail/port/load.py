@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,6 +64,15 @@ class Loaded(NamedTuple):
     dropped: list[Dropped]
 
 
+class Opened(NamedTuple):
+    """An open model directory. `tensors` gives (our path, tensor) in the order of the files."""
+
+    spec: Model
+    tensors: Iterator[tuple[str, Tensor]]
+    dropped: list[Dropped]
+    dtype: torch.dtype  # of most bytes; quantized weights are read as bfloat16
+
+
 def load(directory: str | Path, *, watch: Watch | None = None) -> Transformer:
     """The model of a directory, every weight bit for bit and in the dtype it was saved in; `model.part` is its spec. No code in
     the directory is executed. `watch` is called with the bytes read so far. Tensors that are not imported, such as rotary
@@ -74,19 +84,27 @@ def load(directory: str | Path, *, watch: Watch | None = None) -> Transformer:
 
 def load_reporting(directory: str | Path, *, watch: Watch | None = None) -> Loaded:
     """As `load`, with the dropped tensors in the result instead of a warning."""
+    with opened(directory, watch) as files:
+        model = on_meta(files.spec)
+        dtype = _put(model, files.spec, files.tensors)
+    set_constants(model, files.spec, dtype, "cpu")
+    tie(model, files.spec)
+    return Loaded(model, files.dropped)
+
+
+@contextlib.contextmanager
+def opened(directory: str | Path, watch: Watch | None = None) -> Iterator[Opened]:
+    """Open a model directory: its spec is read, its headers are compared with the spec, and each tensor is read when its turn
+    comes."""
     where = _directory(directory)
     spec, config = origin(where)
     with contextlib.ExitStack() as stack:
         files = open_weights(where, stack)
         _check_size(where, spec, files)
         reading = _Reading(files, watch or (lambda done, total: None))
-        model = on_meta(spec)
         with _naming(where):
             tensors, dropped = (_own(spec, reading), []) if config is None else _theirs(spec, config, reading)
-            dtype = _put(model, spec, tensors)
-    set_constants(model, spec, dtype, "cpu")
-    tie(model, spec)
-    return Loaded(model, dropped)
+            yield Opened(spec, _floating(tensors), dropped, _main_dtype(files))
 
 
 def origin(where: Directory) -> Origin:
@@ -247,13 +265,28 @@ def _own(spec: Model, reading: _Reading) -> Iterator[tuple[str, Tensor]]:
         yield path, reading(path)
 
 
+def _floating(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, each of which must hold floating-point numbers."""
+    for path, tensor in tensors:
+        if tensor.dtype not in NUMBERS:
+            raise FileError(f"{path} holds {tensor.dtype}, not floating-point numbers of 16 bits or more")
+        yield path, tensor
+
+
+def _main_dtype(files: Mapping[str, TensorFile]) -> torch.dtype:
+    """The dtype that most bytes of the files are read in."""
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor, file in files.items():
+        entry = file.entries[tensor]
+        sizes[entry.dtype if entry.dtype in NUMBERS else torch.bfloat16] += entry.size
+    return sizes.most_common(1)[0][0] if sizes else torch.float32
+
+
 def _put(model: nn.Module, spec: Model, tensors: Iterator[tuple[str, Tensor]]) -> torch.dtype:
     """Assign the tensors to the model as they are read; return the dtype that all of them promote to."""
     buffers = {d.path for d in declared(spec) if d.weight.buffer}
     found: set[torch.dtype] = set()
     for path, tensor in tensors:
-        if tensor.dtype not in NUMBERS:
-            raise FileError(f"{path} holds {tensor.dtype}, not floating-point numbers of 16 bits or more")
         module, leaf = holder(model, path)
         if path in buffers:
             module.register_buffer(leaf, tensor)

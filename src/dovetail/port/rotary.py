@@ -1,8 +1,8 @@
 """RoPE in configs: `rope_parameters`, or `rope_theta` and `rope_scaling` in files from before 2026.
 
-`partial_rotary_factor` is the fraction of a head that is rotated. The original length of dynamic NTK is
-`max_position_embeddings`; other scalings hold it themselves. Without a scaling RoPE has no greatest length: the caller's
-`length` is written, and what is read is only a limit of their code.
+`partial_rotary_factor` is the fraction of a head that is rotated; of proportional RoPE, the fraction of its pairs. The original
+length of dynamic NTK is `max_position_embeddings`; other scalings hold it themselves. Without a scaling RoPE has no greatest
+length: the caller's `length` is written, and what is read is only a limit of their code.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class RopeScaling:
     kind: str
     fields: Mapping[str, str]
     original: str | None = None  # our field with their max_position_embeddings
+    unwritten: Mapping[str, Any] = dc.field(default_factory=dict)  # config fields that are left out at these values
 
 
 SCALINGS = (
@@ -64,6 +65,7 @@ SCALINGS = (
             "attention_factor": "attention",
         },
     ),
+    RopeScaling("proportional", "proportional", {ROTARY_FRACTION: "fraction", "factor": "factor"}, unwritten={"factor": 1.0}),
 )
 BY_ROPE_TYPE = {one.rope_type: one for one in SCALINGS}
 
@@ -90,7 +92,8 @@ class Rotary:
         for kind in SCALINGS:
             if type(scaling) is KINDS[kind.kind]:
                 values = {name: getattr(scaling, ours) for name, ours in kind.fields.items()}
-                written |= {name: _repeated(value, head // 2) for name, value in values.items() if value is not None}
+                values = {name: value for name, value in values.items() if value != kind.unwritten.get(name)}
+                written |= {name: _repeated(value, head // 2) for name, value in values.items()}
                 written["rope_type"] = kind.rope_type
                 return {"rope_parameters": written, LENGTH: _length(scaling, kind)}
         return {}
@@ -99,21 +102,23 @@ class Rotary:
         params = _parameters(config)
         theta = params.pop("rope_theta", None)
         found: Settings = {} if theta is None else {f"{self.path}.base": theta}
+        word = params.pop("rope_type", params.pop("type", "default"))
+        params.pop("type", None)  # some files have both
+        kind = BY_ROPE_TYPE.get(word) if isinstance(word, str) else None
+        known = kind.fields if kind else {}
         fraction = params.pop(ROTARY_FRACTION, config.get(ROTARY_FRACTION))
         if fraction is not None and (
             isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1
         ):
             raise SpecError(f"config.{ROTARY_FRACTION}", f"{fraction!r} is not a number above 0 and at most 1")
-        if fraction is not None and (self.partial or fraction != 1.0):
+        if ROTARY_FRACTION in known:
+            params[ROTARY_FRACTION] = 1.0 if fraction is None else fraction
+        elif fraction is not None and (self.partial or fraction != 1.0):
             found[f"{self.path}.fraction"] = fraction
-        word = params.pop("rope_type", params.pop("type", "default"))
-        params.pop("type", None)  # some files have both
-        kind = BY_ROPE_TYPE.get(word) if isinstance(word, str) else None
         if kind is None and word != "default":
             raise SpecError(
                 "config.rope_parameters.rope_type", f"{word!r} is unsupported", f"supported: default, {', '.join(BY_ROPE_TYPE)}"
             )
-        known = kind.fields if kind else {}
         for name in params:
             if name not in known:
                 raise SpecError(f"config.rope_parameters.{name}", f"rope of type {word} has no such field")

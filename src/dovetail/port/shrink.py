@@ -50,6 +50,7 @@ LARGEST = {
     "image": 12,
     "patch": 4,
     "types": 3,
+    "piece": 6,
 }
 MAX_LAYERS = 12
 
@@ -73,6 +74,8 @@ class Sizes:
 
     def hidden_size(self, old: int) -> int:
         """A small hidden size, the same for equal sizes of the spec."""
+        if old % 2 == 0 and old // 2 in self.hidden_sizes:  # twice as wide stays so
+            return 2 * self.hidden_sizes[old // 2]
         if old not in self.hidden_sizes:
             size = self.hidden[len(self.hidden_sizes) % len(self.hidden)]
             self.hidden_sizes[old] = size * (self.width if max(self.hidden) < 8 else 1)

@@ -2,6 +2,7 @@
 
 expand          <->  mixer.inner = expand · width
 time_step_rank  <->  mixer.rank        "auto" is a sixteenth of the width, rounded up, as ours is
+time_step_limit <->  mixer.dt_min, mixer.dt_max        their models clamp a whole pass and forget to in decoding; ours does both
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dovetail.port.convert import CONCAT, DEPTHWISE
 from dovetail.port.field import ABSENT, Config, Settings, value_at
 from dovetail.port.table import Row
 
-WIDTH = "hidden_size"
+WIDTH, TIME_STEP_LIMIT = "hidden_size", "time_step_limit"
 
 
 class InnerWidth:
@@ -56,6 +57,61 @@ class TimeStepRank:
     def from_hf(self, config: Config) -> Settings:
         rank = config.get(self.names[0], "auto")
         return {self.path: None if rank == "auto" else rank}
+
+
+class TimeStepLimit:
+    """The least and the greatest time step of Mamba-2; an infinite one is none."""
+
+    names = (TIME_STEP_LIMIT,)
+
+    def __init__(self, path: str) -> None:
+        self.least, self.greatest = f"{path}.dt_min", f"{path}.dt_max"
+
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        least, greatest = value_at(spec, self.least), value_at(spec, self.greatest)
+        if least is ABSENT or (least, greatest) == (0.0, None):
+            return {}  # their default
+        return {TIME_STEP_LIMIT: [least, float("inf") if greatest is None else greatest]}
+
+    def from_hf(self, config: Config) -> Settings:
+        given = config.get(TIME_STEP_LIMIT)
+        if given is None:
+            return {self.least: 0.0, self.greatest: None}
+        both = [_number(one) for one in given] if isinstance(given, (list, tuple)) else []
+        if len(both) != 2 or None in both:
+            raise SpecError(f"config.{TIME_STEP_LIMIT}", f"{given!r} is not a pair of numbers")
+        least, greatest = both
+        return {self.least: least, self.greatest: None if greatest == float("inf") else greatest}
+
+
+def _number(value: Any) -> float | None:
+    """A number of a config, which writes an infinite one in words; None for anything else."""
+    value = value.get("__float__") if isinstance(value, dict) else value
+    if value == "Infinity":
+        return float("inf")
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+class GatedNorm:
+    """The norm of Mamba-2: within each group of heads, before the gate or after it, or none (Falcon-H1)."""
+
+    names = ("mamba_rms_norm", "mamba_norm_before_gate", "mamba_n_groups")
+
+    def __init__(self, path: str, default: Any) -> None:
+        """`default` is the plain data of the norm, but for its groups."""
+        self.path, self.default = path, default
+
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        norm, before, groups = (value_at(spec, f"{self.path}.{name}") for name in ("norm", "norm_before_gate", "groups"))
+        return dict(zip(self.names, (norm is not None, before, groups), strict=True))
+
+    def from_hf(self, config: Config) -> Settings:
+        groups = config.get("mamba_n_groups", 1)
+        normed, before = (config.get(name) for name in self.names[:2])
+        norm = {**self.default, "groups": groups} if normed else None
+        before = True if before is None else before
+        settings = {"norm": norm, "norm_before_gate": before if normed else False, "groups": groups}
+        return {f"{self.path}.{name}": value for name, value in settings.items()}
 
 
 def mamba_rows(hf_module: str, module: str) -> tuple[Row, ...]:

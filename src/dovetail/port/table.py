@@ -19,7 +19,7 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.convert import IDENTITY, UNSTACK, Conversion, Interleave
-from dovetail.port.field import ABSENT, Field, value_at
+from dovetail.port.field import ABSENT, Config, Field, value_at
 
 # fields of any config that do not change what the model computes: provenance, tokens, training, generation, output format
 HOUSEKEEPING = frozenset(
@@ -56,9 +56,10 @@ class Row:
     """One tensor of a checkpoint, our tensors that it holds, and the conversion between them.
 
     `{}` in a name is the layer, or the depth of multi-token prediction; `{after}` is the depth counted on from the layers. A
-    name with `{expert}` or `{branch}` is one tensor per expert (from 0) or per branch (from 1). `interleave` is a path of our
-    spec whose value is the number of blocks in which our tensors alternate. The row applies to a layer that has a value at
-    `where` and none at `unless`: `layers.{}.ffn:glu`, `layers.{}.mixer.q_rank`.
+    path with `{all}` is one of every layer, all of which one tensor holds. A name with `{expert}` or `{branch}` is one tensor
+    per expert (from 0) or per branch (from 1). `interleave` is a path of our spec whose value is the number of blocks in which
+    our tensors alternate. The row applies to a layer that has a value at `where` and none at `unless`: `layers.{}.ffn:glu`,
+    `layers.{}.mixer.q_rank`.
     """
 
     def __init__(
@@ -180,7 +181,8 @@ class Dialect:
     tensors: tuple[Row, ...]
     defaults: Mapping[str, Any] = dc.field(default_factory=dict)  # values of config fields that are left out
     encoder: str | None = None  # the config field with the number of encoder layers
-    fallbacks: Mapping[str, str] = dc.field(default_factory=dict)  # config fields that, left out, have the value of another
+    # config fields that, left out, have the value of another field, or one computed from the config
+    fallbacks: Mapping[str, str | Callable[[Config], Any]] = dc.field(default_factory=dict)
     aliases: Mapping[str, str] = dc.field(default_factory=dict)  # older names of config fields -> their present names
     fixed: Mapping[str, Any] = dc.field(default_factory=dict)  # config fields with one supported value
     ignored: frozenset[str] = HOUSEKEEPING  # config fields that do not change what the model computes

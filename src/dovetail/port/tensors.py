@@ -141,7 +141,7 @@ def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
     count = 0
     for hf_name, row in _rows(dialect, form):
         for layer in range(depths[row.paths[0].partition(".")[0]] if "{}" in row.paths[0] else 1):
-            paths = tuple(path.replace("{}", str(layer)) for path in row.paths)
+            paths = tuple(path.replace("{}", str(layer)) for path in every_layer(row.paths, len(spec.layers)))
             if not all(path in shapes for path in paths) or not row.applies(sizes, layer):
                 continue
             name = placed(hf_name, len(spec.layers), layer)
@@ -158,6 +158,11 @@ def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
         if path not in holders:
             raise SpecError(path, f"lies in no tensor of {dialect.name}", f"{form.architecture} has no place for it")
     return found
+
+
+def every_layer(paths: Sequence[str], layers: int) -> list[str]:
+    """The paths, those with `{all}` once per layer."""
+    return [path.replace("{all}", str(i)) for path in paths for i in range(layers if "{all}" in path else 1)]
 
 
 def placed(name: str, layers: int, i: int) -> str:

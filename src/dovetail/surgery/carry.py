@@ -17,9 +17,11 @@ from torch import Tensor
 
 from dovetail.core.errors import FileError
 from dovetail.core.module import at_least_fp32
+from dovetail.core.packed import piece
+from dovetail.core.weight import PACKED_AXIS
 from dovetail.surgery.change import sizes
 from dovetail.surgery.status import Diff, Move, Row
-from dovetail.surgery.tensors import PACKED_AXIS, Tensor as Declared, tensors as declared_tensors
+from dovetail.surgery.tensors import Tensor as Declared, tensors as declared_tensors
 
 
 def apply(diff: Diff, tensors_of_a: Mapping[str, Tensor], init_b: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -52,7 +54,7 @@ def _carried(tensor: Declared, rows: list[Row], tensors_of_a: Mapping[str, Tenso
     for row in rows:
         x = _get(tensors_of_a, row.a or "", row.shapes["a"], "the tensors of a").to(init)
         for move in row.moves:
-            target = out if move.to_piece is None else _piece(out, list(axes), move.to_piece)
+            target = out if move.to_piece is None else piece(out, list(axes).index(PACKED_AXIS), move.to_piece)
             _write(target, _stepped(_source_piece(x, move), move))
     return out.reshape(tensor.shape)
 
@@ -68,15 +70,8 @@ def _get(tensors: Mapping[str, Tensor], path: str, shape: tuple[int, ...], where
 def _source_piece(x: Tensor, move: Move) -> Tensor:
     """The piece of a's tensor that is carried over, one dimension per axis."""
     whole = x.reshape(tuple(move.stored.values()))
-    piece = whole if move.from_piece is None else _piece(whole, list(move.stored), move.from_piece)
-    return piece.reshape(tuple(move.axes.values()))
-
-
-def _piece(packed: Tensor, axes: list[str], which: int) -> Tensor:
-    """A view of the queries (0), the keys (1) or the values (2) of a packed tensor (kv_heads, slots, head, …)."""
-    dim = axes.index(PACKED_AXIS)
-    queries = packed.shape[dim] - 2
-    return packed.narrow(dim, 0, queries) if which == 0 else packed.narrow(dim, queries + which - 1, 1)
+    taken = whole if move.from_piece is None else piece(whole, list(move.stored).index(PACKED_AXIS), move.from_piece)
+    return taken.reshape(tuple(move.axes.values()))
 
 
 def _stepped(x: Tensor, move: Move) -> Tensor:

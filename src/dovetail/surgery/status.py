@@ -22,11 +22,11 @@ from typing import Any, Literal, NamedTuple, get_args
 from dovetail.account import format_value
 from dovetail.core.check import check
 from dovetail.core.errors import SpecError
-from dovetail.core.weight import Weight
+from dovetail.core.weight import KV_HEADS, Weight
 from dovetail.model import Model
 from dovetail.surgery.change import Change, changes, sizes
 from dovetail.surgery.pick import came_from, picked
-from dovetail.surgery.tensors import KV_HEADS, Content, Tensor, tensors
+from dovetail.surgery.tensors import Content, Tensor, tensors
 
 Status = Literal["kept", "reinterpreted", "transformed", "new", "dropped", "impossible"]
 

@@ -11,13 +11,11 @@ from typing import NamedTuple
 
 from dovetail.core.part import Part, join, weights_of
 from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.core.weight import KV_HEADS, PACKED_AXIS, Weight
 from dovetail.model import Block, Model
 from dovetail.surgery.change import places, sizes
 
 RESIZABLE = frozenset({"vocab", "position", "types"})  # axes with independent entries: some may be removed, others added
-KV_HEADS = "kv_heads"
-PACKED_AXIS = "slots"  # of a packed weight, within a group of heads: its queries, then its key, then its value
 
 
 class Owner(NamedTuple):

@@ -38,7 +38,7 @@ class ChatTemplate:
         """Return the template of a model directory."""
         where = Directory(directory)
         config = where.json(CONFIG_FILE, JSON_BYTES) if where.has(CONFIG_FILE) else {}
-        tokens = {name: text for name, value in config.items() if name.endswith("_token") and (text := _token(value))}
+        tokens = {name: text for name, value in config.items() if name.endswith("_token") and (text := special_token(value))}
         if where.has(TEMPLATE_FILE):
             return ChatTemplate(where.text(TEMPLATE_FILE, TEMPLATE_BYTES), str(where.place / TEMPLATE_FILE), tokens)
         text = _template(config.get("chat_template"))
@@ -69,7 +69,7 @@ class ChatTemplate:
             return {"error": f"it took more than {TEMPLATE_SECONDS} s or {TEMPLATE_MEMORY >> 20} MB"}
 
 
-def _token(value: Any) -> str | None:
+def special_token(value: Any) -> str | None:
     """Return a special token, written as a string or as an object with `content`."""
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) else None

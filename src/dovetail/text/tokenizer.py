@@ -13,10 +13,11 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer as Engine
-from torch import Tensor
 
 from dovetail.core.errors import FileError, InputError
 from dovetail.core.limits import (
@@ -30,6 +31,9 @@ from dovetail.core.limits import (
 from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.text.cut import components, cuts_are_exact, pieces
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 END, MASK = (
     "<|end|>",
@@ -89,15 +93,27 @@ class Tokenizer:
         The ids are those of the whole text, whatever its length. The engine needs 130 to 300 bytes of memory per character that
         it encodes at once: PIECE · AT_ONCE characters, so at most 0.3 GB, where `cuts_are_exact`; the whole text where not.
         """
+        import torch  # here, so that the workers of a build, which call encode_batch, do without its memory and its seconds
+
+        return torch.from_numpy(self._encode(text))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        """Return the ids of several plain texts, as `encode` does; short ones are encoded together."""
+        short = [text for text in texts if len(text) <= PIECE]
+        with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the text"):
+            encodings = iter(self.engine.encode_batch_fast(short, add_special_tokens=False))
+        return [np.array(next(encodings).ids, np.int64) if len(text) <= PIECE else self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> NDArray[np.int64]:
         _check_unicode(text)
         cut = len(text) > PIECE and cuts_are_exact(self.engine)
         parts = pieces(text, PIECE) if cut else iter([text])
-        ids = [torch.zeros(0, dtype=torch.long)]
+        ids = [np.zeros(0, np.int64)]
         while some := list(itertools.islice(parts, AT_ONCE)):
             with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the text"):
                 encodings = self.engine.encode_batch_fast(some, add_special_tokens=False)
-            ids += [torch.tensor(encoding.ids, dtype=torch.long) for encoding in encodings]
-        return torch.cat(ids)
+            ids += [np.array(encoding.ids, np.int64) for encoding in encodings]
+        return np.concatenate(ids)
 
     def prompt(self, text: str, *, add_special: bool = True) -> list[int]:
         """Return the ids of a prompt; `add_special` adds special tokens, which a chat template writes itself."""
@@ -113,7 +129,7 @@ class Tokenizer:
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
         """Return the text of ids without special tokens; bytes that form no character become �."""
-        return self._decode(ids.tolist() if isinstance(ids, Tensor) else list(ids), skip_special=True)
+        return self._decode(list(ids) if isinstance(ids, Sequence) else ids.tolist(), skip_special=True)
 
     def label(self, token: int) -> str:
         """Return a token for display: a space as ·, a line end as ↵, a tab as ⇥, unprintable characters as escapes."""

@@ -17,6 +17,7 @@ class StepMetrics:
     tokens: int  # trained on so far
     seconds: float  # since the start of the run
     val_loss: float | None = None  # on held-out data, at evals only
+    grad_norm: float | None = None  # before clipping
 
 
 def to_jsonl(history: Iterable[StepMetrics]) -> str:

@@ -19,9 +19,8 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import over_vocab
-from dovetail.core.group import IGNORED
 from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import LossSum
+from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.random import draw, streams, words
 from dovetail.datasets.corpus import Batch
 from dovetail.model import Model, ModelModule

@@ -30,10 +30,11 @@ class $name(nn.Module):
         self.qkv = nn.Linear(width, kv_heads * self.slots * head, bias=$bias)  #? packed
         self.q = nn.Linear(width, heads * head, bias=$bias)  #? not packed
         self.k = nn.Linear($source, $kv_heads * head, bias=$bias)  #? not packed
-        self.v = nn.Linear($source, $kv_heads * head, bias=$bias)  #? not packed
+        self.v = nn.Linear($source, $kv_heads * head, bias=$bias)  #? not packed not k_is_v
         self.o = nn.Linear(heads * head, width, bias=$out_bias)
         self.q_norm = $q_norm  #? norm
         self.k_norm = $k_norm  #? norm
+        self.v_norm = $v_norm  #? v_norm
         self.gate = nn.Linear(width, heads * head, bias=False)  #? gate
         self.sink = nn.Parameter(torch.zeros(heads))  # a logit without a value  #? sink
         self.position = position  #? position
@@ -45,7 +46,9 @@ class $name(nn.Module):
         k, v = groups[..., -2, :], groups[..., -1, :]  # (B, N, $G, K)  #? packed
         q = self.q(x).unflatten(-1, (-1, self.head))  # (B, N, H, K)  #? not packed
         k = self.k($read).unflatten(-1, (-1, self.head))  # (B, $M, $G, K)  #? not packed
-        v = self.v($read).unflatten(-1, (-1, self.head))  # (B, $M, $G, K)  #? not packed
+        v = self.v($read).unflatten(-1, (-1, self.head))  # (B, $M, $G, K)  #? not packed not k_is_v
+        v = k  # before the norm and the rotation of keys  #? k_is_v
+        v = self.v_norm(v)  #? v_norm
         q, k = $turned_q, $turned_k  #? turn after
         q, k = self.q_norm(q), self.k_norm(k)  #? norm not whole
         q = self.q_norm(q.flatten(-2)).unflatten(-1, (-1, self.head))  # over all heads at once  #? norm whole
@@ -104,6 +107,8 @@ def _written(context: Context, cross: bool) -> MixerCode:
         "norm": part.qk_norm is not None,
         "whole": part.qk_norm_whole,
         "after": part.qk_norm_after,
+        "v_norm": part.v_norm is not None,
+        "k_is_v": part.k_is_v,
         "gate": part.gate,
         "sink": part.sink,
         "softcap": part.softcap is not None,
@@ -117,10 +122,12 @@ def _written(context: Context, cross: bool) -> MixerCode:
     if written:
         define_at_least_fp32(file)
     turn = placed.turn or (lambda x: x)
-    norms = dict.fromkeys(("q_norm", "k_norm"), "")
+    norms: dict[str, str] = dict.fromkeys(("q_norm", "k_norm", "v_norm"), "")
+    if part.v_norm is not None:
+        norms["v_norm"] = context.write("v_norm").change(dim="head").flat()
     if part.qk_norm is not None:
         heads = {"q_norm": "heads", "k_norm": "kv_heads" if grouped or part.packed else "heads"}
-        for name in norms:
+        for name in heads:
             dim = f"{heads[name]} * head" if part.qk_norm_whole else "head"
             norms[name] = context.write(name, part.qk_norm).change(dim=dim).flat()
     sizes = {"width": context.size("embed"), "heads": part.heads}

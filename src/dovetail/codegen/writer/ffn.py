@@ -51,8 +51,8 @@ def _written(context: Context, template: str, other: str, doc: str, **holes: str
 def glu(context: Context) -> Call:
     """Gated."""
     act = context.write("act")
-    doc = "Gated feed-forward network: down(act(gate(x)) * up(x))."
-    return _written(context, GLU, "GatedMLP", doc, gated=act("self.gate(x)"))
+    doc, factor = "Gated feed-forward network: down(act(gate(x)) * up(x)).", context.part.gate_multiplier
+    return _written(context, GLU, "GatedMLP", doc, gated=act("self.gate(x)" if factor == 1.0 else f"self.gate(x) * {factor}"))
 
 
 @writes("mlp")

@@ -76,19 +76,22 @@ class $name(nn.Module):
         self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # inverse of softplus
         self.a_log = nn.Parameter(torch.linspace(1, 16, heads).log())
         self.skip = nn.Parameter(torch.ones(heads))
-        self.norm = $norm
+        self.norm = $norm  #? norm
 
     def forward(self, u: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
-        x = F.silu(causal_conv(self.x(u), self.conv_x$x_bias))
-        b = F.silu(causal_conv(self.b(u), self.conv_b$b_bias))
-        c = F.silu(causal_conv(self.c(u), self.conv_c$c_bias))
+        x = F.silu(causal_conv($x, self.conv_x$x_bias))
+        b = F.silu(causal_conv($b, self.conv_b$b_bias))
+        c = F.silu(causal_conv($c, self.conv_c$c_bias))
         x = x.unflatten(-1, (-1, self.head))  # (B, N, H, K)
         b, c = (t.unflatten(-1, (-1, self.state)) for t in (b, c))  # (B, N, groups, S)
-        dt = F.softplus(self.dt(u).to(at_least_fp32(u.dtype)) + self.dt_bias)  # (B, N, H)
+        dt = F.softplus($dt.to(at_least_fp32(u.dtype)) + self.dt_bias)  # (B, N, H)
+        dt = dt.clamp($dt_min, $dt_max)  #? clamps
         fading = -self.a_log.to(dt.dtype).exp() * dt  # log decay per step
         y = decay_scan(c, b, x.to(dt.dtype) * dt[..., None], fading)  # (B, N, H, K)
         y = y + self.skip[:, None] * x
-        return self.o(self.norm(y.flatten(-2) * F.silu(self.z(u))))
+        return self.o(y.flatten(-2) * F.silu($z))  #? not norm
+        return self.o(self.norm(y.flatten(-2) * F.silu($z)))  #? norm not before
+        return self.o(self.norm(y.flatten(-2)) * F.silu($z))  #? before
 '''
 
 
@@ -110,7 +113,12 @@ def mamba2(context: Context) -> MixerCode:
     define_conv(file)
     define_decay_scan(file)
     file.letter(H="heads", K="head size", S="recurrent state per channel", C="channels, or chunks")
-    flags = {"conv_bias": part.conv_bias}
+    flags = {"conv_bias": part.conv_bias, "norm": part.norm is not None, "before": part.norm_before_gate}
+    flags |= {"clamps": part.dt_min > 0 or part.dt_max is not None}
+    factors = zip(("z", "x", "b", "c", "dt"), part.multipliers, strict=True)
+    projected = {name: f"self.{name}(u)" if factor == 1.0 else f"self.{name}(u) * {factor}" for name, factor in factors}
+    if part.multipliers[-1] != 1.0:
+        projected["dt"] = f"({projected['dt']})"  # a method is called on it
     biases = {f"{name}_bias": f", self.conv_{name}_bias" if part.conv_bias else "" for name in "xbc"}
     sizes = {"width": context.size("embed"), "heads": context.size("heads"), "head": part.head}
     sizes |= {"groups": part.groups, "state": part.state_size}
@@ -120,7 +128,10 @@ def mamba2(context: Context) -> MixerCode:
         init=f"def __init__(self, {', '.join(f'{name}: int' for name in sizes)}):",
         bias=part.bias,
         taps=part.conv_size,
-        norm=context.write("norm").change(dim="heads * head").flat(),
+        norm="" if part.norm is None else context.write("norm").change(dim="heads * head").flat(),
+        dt_min=part.dt_min,
+        dt_max=part.dt_max,
+        **projected,
         **biases,
     )
     return MixerCode(Call.to(file.define("Mamba2", text), **sizes))

@@ -71,7 +71,12 @@ def block(context: Context) -> BlockCode:
     calls = {name: code.call if isinstance(code, MixerCode) else code for name, code in branches.items()}
     arguments: dict[str, Mapping[str, str]] = {n: m.given if isinstance(m, MixerCode) else {} for n, m in branches.items()}
     join: Join = context.write("wire")
-    steps = [{name: f"self.{name}({', '.join(['{}', *arguments[name]])})" for name in step} for step in part.steps()]
+    factors = {name: part.multipliers().get(name, (1.0, 1.0)) for name in branches}
+    ends = {name: ["" if factor == 1.0 else f" * {factor}" for factor in both] for name, both in factors.items()}
+    steps = [
+        {name: f"self.{name}({', '.join(['{}' + ends[name][0], *arguments[name]])}){ends[name][1]}" for name in step}
+        for step in part.steps()
+    ]
     wiring: WireCode = join(steps)
     norms = {name: context.write(name, part.norm) for name in part.norms()}
 

@@ -13,10 +13,14 @@ class $name(nn.Module):
     def __init__(self, width: int, experts: int):
         super().__init__()
         self.out = nn.Linear(width, experts, bias=$bias)
+        self.norm = $norm  #? norm
+        self.expert_scale = nn.Parameter(torch.ones(experts))  # a factor of the weight of each expert  #? expert_scale
         self.register_buffer("balance", torch.zeros(experts))  # acts on the choice, not on weights  #? balance
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (B, N, D) -> 2 x (B, N, k)
         acc = at_least_fp32(x.dtype)
+        x = self.norm(x)  #? norm
+        x = x.to(acc) * $input_scale  #? input_scale
         logits = F.linear(x.to(acc), self.out.weight.to(acc))  # (B, N, E)  #? not bias
         logits = F.linear(x.to(acc), self.out.weight.to(acc), self.out.bias.to(acc))  # (B, N, E)  #? bias
         scores = logits.$scored
@@ -31,6 +35,7 @@ class $name(nn.Module):
         weights = scores.gather(-1, chosen)
         weights = weights / weights.sum(-1, keepdim=True)$least  #? normalize
         weights = weights * $scale  #? scale
+        weights = weights * self.expert_scale.to(acc)[chosen]  #? expert_scale
         return chosen, weights
 '''
 
@@ -81,12 +86,17 @@ class $name(nn.Module):
         super().__init__()
         self.router = router
         self.bank = bank
+        self.norm = norm  #? norm
         self.shared = shared  #? shared
         self.shared_gate = nn.Linear(width, 1, bias=False)  #? shared_gate
+        self.to_latent = nn.Linear(width, latent, bias=False)  #? latent
+        self.from_latent = nn.Linear(latent, width, bias=False)  #? latent
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
-        return self.bank(x, *self.router(x))  #? not shared
-        out = self.bank(x, *self.router(x))  #? shared
+        chosen, weights = self.router(x)  #? norm
+        x = self.norm(x)  #? norm
+        return $routed  #? not shared
+        out = $routed  #? shared
         return out + self.shared(x)  #? shared not shared_gate
         return out + self.shared(x) * torch.sigmoid(self.shared_gate(x))  #? shared_gate
 '''
@@ -109,6 +119,9 @@ def _router(context: Context, scored: str, least: str) -> Call:
         "groups": part.groups > 1,
         "normalize": part.normalize,
         "scale": part.scale != 1.0,
+        "norm": part.norm is not None,
+        "input_scale": part.input_scale != 1.0,
+        "expert_scale": part.expert_scale,
     }
     for field, what in TRAINING.items():
         if getattr(part, field):
@@ -128,6 +141,8 @@ def _router(context: Context, scored: str, least: str) -> Call:
         ranked="ranked" if moved else "scores",
         least=least,
         scale=part.scale,
+        norm=context.write("norm").change(dim="width").flat() if part.norm is not None else "",
+        input_scale=part.input_scale,
     )
     return Call.to(context.file.define("Router", text), width=context.size("embed"), experts=context.size("experts"))
 
@@ -160,7 +175,8 @@ def bank(context: Context) -> Call:
         limit=of.limit,
         matrices=matrices,
     )
-    sizes = {"width": context.size("embed"), "hidden": context.size("ffn"), "experts": context.size("experts")}
+    width = context.size("embed" if of.latent is None else "latent")
+    sizes = {"width": width, "hidden": context.size("ffn"), "experts": context.size("experts")}
     context.file.letter(F="hidden units of the feed-forward")
     return Call.to(context.file.define("Experts", text), **sizes)
 
@@ -170,9 +186,15 @@ def experts(context: Context) -> Call:
     """A router, the experts, perhaps a shared expert."""
     part = context.part
     flags = {"shared": part.shared is not None, "shared_gate": part.shared_gate}
+    flags |= {"latent": part.latent is not None, "norm": part.norm is not None}
     children = {name: context.write(name, child) for name, child in part.children().items()}
     given = [f"{name}: nn.Module" for name in children]
-    if part.shared_gate:
-        given, children = [*given, "width: int"], {**children, "width": context.size("embed")}
-    text = fill(EXPERTS, flags, init=signature("__init__", given))
+    sizes = {"width": context.size("embed")} if part.shared_gate or part.latent is not None else {}
+    sizes |= {} if part.latent is None else {"latent": part.latent}
+    given, children = [*given, *(f"{name}: int" for name in sizes)], {**children, **sizes}
+    chosen = "*self.router(x)" if part.norm is None else "chosen, weights"
+    routed = f"self.bank(x, {chosen})"
+    if part.latent is not None:
+        routed = f"self.from_latent(self.bank(self.to_latent(x), {chosen}))"
+    text = fill(EXPERTS, flags, init=signature("__init__", given), routed=routed)
     return Call.to(context.file.define("MixtureOfExperts", text), **children).opened()

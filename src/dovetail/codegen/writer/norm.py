@@ -7,18 +7,18 @@ from dovetail.codegen.registry import Context, writes
 
 RMS = '''
 class $name(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * scale, over the last dimension."""  #? not plus_one
-    """x / sqrt(mean(x^2) + eps) * (1 + scale), over the last dimension."""  #? plus_one
+    """x / sqrt(mean(x^2) + eps)$times, over $what."""
 
     def __init__(self, dim: int, eps: float):
         super().__init__()
         self.eps = eps
-        self.scale = nn.Parameter(torch.ones(dim))  #? not plus_one
-        self.scale = nn.Parameter(torch.zeros(dim))  # the distance from 1  #? plus_one
+        self.scale = nn.Parameter(torch.ones(dim))  #? scale not plus_one
+        self.scale = nn.Parameter(torch.zeros(dim))  # the distance from 1  #? scale plus_one
 
     def forward(self, x: Tensor) -> Tensor:  # (..., dim) -> (..., dim)
-        return F.rms_norm(x, (x.shape[-1],), self.scale, self.eps)  #? not plus_one
-        return F.rms_norm(x, (x.shape[-1],), self.scale + 1.0, self.eps)  #? plus_one
+        return F.rms_norm(x, (x.shape[-1],), $scale, self.eps)  #? not groups
+        x = x.unflatten(-1, ($count, -1))  #? groups
+        return F.rms_norm(x, (x.shape[-1],), None, self.eps).flatten(-2)$bracketed  #? groups
 '''
 
 LAYER = '''
@@ -42,8 +42,21 @@ class $name(nn.Module):
 @writes("rmsnorm")
 def rms(context: Context) -> Call:
     """RMSNorm."""
-    text = fill(RMS, {"plus_one": context.part.plus_one})
-    name = context.file.define("RMSNorm", text, "OffsetRMSNorm" if context.part.plus_one else "PlainRMSNorm")
+    part = context.part
+    what = "the last dimension" if part.groups == 1 else f"each of {part.groups} groups of the last dimension"
+    scale, factor = ("self.scale + 1.0", "(1 + scale)") if part.plus_one else ("self.scale", "scale")
+    text = fill(
+        RMS,
+        {"scale": part.scale, "plus_one": part.plus_one, "groups": part.groups > 1},
+        what=what,
+        scale=scale if part.scale else "None",
+        times=f" * {factor}" if part.scale else "",
+        count=part.groups,
+        bracketed="" if not part.scale else f" * ({scale})" if part.plus_one else f" * {scale}",
+    )
+    kinds = {"GroupedRMSNorm": part.groups > 1, "FreeRMSNorm": not part.scale, "OffsetRMSNorm": part.plus_one}
+    other = next((name for name, is_it in kinds.items() if is_it), "PlainRMSNorm")
+    name = context.file.define("RMSNorm", text, other)
     return Call.to(name, dim=context.size("dim"), eps=context.part.eps)
 
 

@@ -89,6 +89,14 @@ def longrope(context: Context) -> ScalingCode:
     return ScalingCode(fill(LONGROPE, None, original=part.original, **lists), part.amplitude())
 
 
+@writes("proportional")
+def proportional(context: Context) -> ScalingCode:
+    """The first pairs turn, the others stay."""
+    part = context.part
+    lines = f"    frequency[int({part.fraction} * (2 * pairs) // 2) :] = 0.0  # only the first pairs turn"
+    return ScalingCode(lines if part.factor == 1.0 else f"{lines}\n    frequency = frequency / {part.factor}")
+
+
 def _listed(name: str, numbers: tuple[float, ...]) -> str:
     """`name = [...]` within the width."""
     one = f"{name} = [{', '.join(map(repr, numbers))}]"

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dovetail.codegen.code import BODY, WIDTH, Call, fill
+from dovetail.codegen.code import BODY, WIDTH, Call, fill, signature
 from dovetail.codegen.registry import Context, Join, WireCode, writes
 
 LAYER_SCALE = '''
 class $name(nn.Module):
-    """LayerScale: a learned factor per channel for each branch."""
+    """LayerScale: a learned factor per channel for each branch."""  #? learned not stream
+    """Factors: a learned one per channel for each branch, and one of the residual stream."""  #? learned stream
+    """A factor of the residual stream, which is not trained."""  #? not learned
 
-    def __init__(self, branches: int, width: int, begin: float):
+    $init
         super().__init__()
-        self.scale = nn.Parameter(torch.full((branches, width), begin))
+        self.scale = nn.Parameter(torch.full((branches, width), begin))  #? learned
+        self.register_buffer("stream", torch.ones(1))  #? stream
 '''
 
 
-def _scale(context: Context) -> Call | None:
-    """The module that holds the learned scales, where there are any."""
-    if context.part.layer_scale is None:
-        return None
-    sizes = {"branches": context.size("branches"), "width": context.size("embed"), "begin": context.part.layer_scale}
-    return Call.to(context.file.define("LayerScale", fill(LAYER_SCALE)), **sizes)
+def _code(context: Context, doc: str, lines: list[str], out: str = "x") -> WireCode:
+    """The lines of a wire, and the module that holds its factors, where there are any."""
+    part, sizes = context.part, {}
+    learned, stream = part.layer_scale is not None, part.stream_scale
+    if not learned and not stream:
+        return WireCode(doc, lines, out)
+    if learned:
+        sizes = {"branches": context.size("branches"), "width": context.size("embed"), "begin": part.layer_scale}
+    given = ["branches: int", "width: int", "begin: float"] if learned else []
+    text = fill(LAYER_SCALE, {"learned": learned, "stream": stream}, init=signature("__init__", given))
+    name = context.file.define("LayerScale" if learned else "StreamScale", text, "StreamLayerScale")
+    last = [f"{out} = {out} * self.wire.stream"] if stream else []
+    return WireCode(doc, [*lines, *last], out, Call.to(name, **sizes))
 
 
 def _added(context: Context, number: int, what: str) -> str:
@@ -79,7 +89,7 @@ def pre_norm(context: Context) -> Join:
         for i, (name, step) in enumerate(_numbered(steps)):
             lines += _sum(context, step, f"self.{name}_norm(x)" if i or context.part.first_norm else "x", "x = x + {}")
         doc = "Pre-norm: each branch adds to the residual stream, x + f(norm(x))."
-        return WireCode(doc, lines, scale=_scale(context))
+        return _code(context, doc, lines)
 
     return join
 
@@ -93,7 +103,7 @@ def post_norm(context: Context) -> Join:
         for name, step in _numbered(steps):
             lines += _sum(context, step, "x", f"x = self.{name}_norm(x + {{}})")
         doc = "Post-norm: each sum is normalized, norm(x + f(x))."
-        return WireCode(doc, lines, scale=_scale(context))
+        return _code(context, doc, lines)
 
     return join
 
@@ -107,7 +117,7 @@ def sandwich_norm(context: Context) -> Join:
         for _, step in _numbered(steps):
             within = [(i, name, f"self.{name}_post_norm({call.format(f'self.{name}_norm(x)')})") for i, name, call in step]
             lines += _each(context, within)
-        return WireCode("Norms before and after each branch: x + norm(f(norm(x))).", lines, scale=_scale(context))
+        return _code(context, "Norms before and after each branch: x + norm(f(norm(x))).", lines)
 
     return join
 
@@ -120,7 +130,7 @@ def res_post_norm(context: Context) -> Join:
         lines: list[str] = []
         for _, step in _numbered(steps):
             lines += _each(context, [(i, name, f"self.{name}_norm({call.format('x')})") for i, name, call in step])
-        return WireCode("The output of each branch is normalized: x + norm(f(x)).", lines, scale=_scale(context))
+        return _code(context, "The output of each branch is normalized: x + norm(f(x)).", lines)
 
     return join
 
@@ -135,6 +145,6 @@ def parallel(context: Context) -> Join:
         for name, step in _numbered(steps):
             lines += _sum(context, step, "h" if one else f"self.{name}_norm(x)", "out = out + {}")
         doc = "Parallel branches: x + f(norm(x)) + g(norm(x))."
-        return WireCode(doc, lines, "out", _scale(context))
+        return _code(context, doc, lines, "out")
 
     return join

@@ -5,6 +5,7 @@ second mixer: half of the first, f′(x) = (x₂, x₁)          experts: an ffn
 
 from __future__ import annotations
 
+import dataclasses as dc
 from collections.abc import Iterator
 
 from dovetail.lawbook.oracle.registry import Comparison, oracle
@@ -28,6 +29,12 @@ def hybrid_block() -> Iterator[Comparison]:
     block = another_block("hybrid_block", {**fields, "wire": part("sandwich_norm")}, norms, {**SECOND, **own})
     # √40.9 = 6.3953108; norm(3·(0.81309574, 2·1.15709779)) = (0.46879199, 1.33425413), by (1, 3)
     yield Comparison("two norms for each", through(block), [5.66879199, 11.40276238])
+    # 2·(2.8, 0.4)/4 = (1.4, 0.2); of half the norm, (0.1, 0.7), gated: 4·(0.7·σ(0.7), 0.1·σ(0.1)) = (1.87092576, 0.20999168);
+    # (1, 7) with both is (4.27092576, 7.40999168), of root mean square 6.0476766; + 2·3·(0.70620936, 2·1.22526256)
+    factors = {"mixer_in": 2.0, "mixer_out": 0.25, "ssm_in": 0.5, "ssm_out": 4.0, "ffn_out": 2.0}
+    gated = {**fields, "ssm": dc.replace(attention(), gate=True), **factors}
+    block = another_block("hybrid_block", gated, NORMS, {**SECOND, "ssm.gate.weight": eye(2)})
+    yield Comparison("factors before and behind each branch", through(block), [8.50818189, 22.11314242])
 
 
 @oracle("expert_block")

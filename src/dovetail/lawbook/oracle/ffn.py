@@ -42,6 +42,32 @@ def glu() -> Iterator[Comparison]:
     yield Comparison("with bias", full(numbers(X), ctx(1)), [[2.29017156, 14.47835079]])
     bilinear = alone(part("glu", hidden=3, act=part("identity")), weights, embed=2)  # 2, 12, −3
     yield Comparison("bilinear", bilinear(numbers(X), ctx(1)), [[-1.0, 15.0]])
+    halved = alone(part("glu", hidden=3, gate_multiplier=0.5), weights, embed=2)  # silu of 0.5, 1, −0.5 by 2, 6, 3
+    yield Comparison("half of the gate, before its activation", halved(numbers(X), ctx(1)), [[0.05614833, 4.95266247]])
     # 8·d/3 up to a multiple of 256: 512 -> 1365.3 -> 1536, 768 -> 2048, 4096 -> 10922.7 -> 11008 (Llama's 7 B), 28 -> 74.7
     widths = [_width("glu", width) for width in (512, 768, 4096, 28, 24576)]
     yield Comparison("hidden is 8·width/3 up to a multiple of 256", widths, [1536, 2048, 11008, 256, 65536], near=0)
+
+
+@oracle("dense_and_experts")
+def dense_and_experts() -> Iterator[Comparison]:
+    """(1, 7) has the norm (0.2, 1.4). dense: by (1, 2) it is (0.2, 2.8), swapped (2.8, 0.2), of root mean square √3.94; its
+    norm by (1, 3) is (1.41061962, 0.30227563). experts, here an mlp: 3·(1, 7); its norm by (2, 1) is (0.4, 1.4). Together
+    (1.81061962, 1.70227563), of root mean square √3.08804287; its norm by (1, 5)."""
+    mlp = part("mlp", hidden=2, act=part("identity"), bias=False)
+    spec = part("dense_and_experts", dense=mlp, experts=mlp, norm=part("rmsnorm", eps=1e-30))
+    swap, thrice, same = [[0.0, 1.0], [1.0, 0.0]], [[3.0, 0.0], [0.0, 3.0]], [[1.0, 0.0], [0.0, 1.0]]
+    weights = {
+        "dense.up.weight": swap,
+        "dense.down.weight": same,
+        "experts.up.weight": thrice,
+        "experts.down.weight": same,
+        "dense_norm.scale": [1.0, 2.0],
+        "dense_post_norm.scale": [1.0, 3.0],
+        "experts_post_norm.scale": [2.0, 1.0],
+        "post_norm.scale": [1.0, 5.0],
+    }
+    out = alone(spec, weights, embed=2)(numbers([[[1.0, 7.0]]]), ctx(1))
+    yield Comparison("normed apart and together", out[0, 0], [1.03035187, 4.84348798])
+    problems = [len(part("dense_and_experts", dense=one).check(Scope())) for one in (mlp, part("ple"))]
+    yield Comparison("problems of an mlp and of per-layer embeddings", problems, [0, 1], near=0)

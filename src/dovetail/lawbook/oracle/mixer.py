@@ -128,6 +128,29 @@ def normed() -> Iterator[Comparison]:
 
 
 @oracle("attention")
+def values() -> Iterator[Comparison]:
+    """Values normed per head: (10, 1)/√50.5, (20, 2)/√202, (30, 4)/√458; and values that are the projected keys."""
+    norm = part("rmsnorm", eps=1e-30, scale=False)
+    # 0.40111209·(1.40719508 + 1.40181069) + 0.19777581·1.40719508, and so for 0.14071951, 0.14071951 and 0.18690809
+    yield Comparison("normed", _last(_attention(v_norm=norm)), [1.40503424, 0.15924616])
+    keys = {name: matrix for name, matrix in WEIGHTS.items() if name != "v.weight"}
+    # v = (1, 0), (0, 1), (1, 1) with probs 0.40111209, 0.19777581, 0.40111209
+    yield Comparison("keys", _last(_attention(keys, k_is_v=True)), [0.80222419, 0.59888791])
+    # before the norm of keys: scores over √2 are √2, 0, 1, with probs 0.52521659, 0.12768893, 0.34709448; v of norm √2 each
+    scales = {"q_norm.scale": [1.0, 1.0], "k_norm.scale": [1.0, 3.0]}
+    fields: dict[str, Any] = {"k_is_v": True, "v_norm": norm, "qk_norm": part("rmsnorm", eps=1e-30)}
+    # v = (√2, 0), (0, √2), (1, 1)
+    yield Comparison("normed keys", _last(_attention({**keys, **scales}, **fields)), [1.08986289, 0.52767393])
+    # cross attention of the keys (1, 0), (0, 1), (1, 1) alone, as above
+    cross = {"q.weight": _pick(0, 1, of=2), "k.weight": _pick(0, 1, of=4), "o.weight": _pick(0, 1, of=2)}
+    encoded = {"encoder_output": numbers(TOKENS)[None, :, 2:], "encoder_layout": row(3)}
+    cases = (("keys", {}, [0.80222419, 0.59888791]), ("normed keys", {"v_norm": norm}, [0.96837025, 0.68080933]))
+    for name, fields, expected in cases:
+        module = alone(part("cross_attention", heads=1, head=2, k_is_v=True, **fields), cross, embed=2, encoder=4)
+        yield Comparison(f"{name} of an encoder", module(numbers([[[1.0, 0.0]]]), Ctx(layout=row(1), **encoded)), [[expected]])
+
+
+@oracle("attention")
 def grouped() -> Iterator[Comparison]:
     """Heads 0, 1 share the first KV head and heads 2, 3 the second; one channel per head."""
     # q = (1, 0) of heads of one channel: scores of head h are q_h·k_g

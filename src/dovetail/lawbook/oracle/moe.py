@@ -60,6 +60,24 @@ def softmax() -> Iterator[Comparison]:
     yield Comparison("does not change the weights", weights, [[[0.4, 0.2]]])
 
 
+@oracle("softmax_router", "sigmoid_router")
+def normed() -> Iterator[Comparison]:
+    """(3, 0) has the norm (√2, 0), by (1, 2) and then by ½√2 it is (1, 0) again; a factor of each expert's weight."""
+    fields = {"norm": part("rmsnorm", eps=1e-30), "input_scale": 0.5**0.5}
+    scale = {"norm.scale": [1.0, 2.0]}
+    chosen, weights = route("softmax_router", TENTHS, [[[3.0, 0.0]]], scale, **fields)
+    yield Comparison("the two greatest of a normed token", chosen, [[[0, 3]]], near=0)
+    yield Comparison("and their weights", weights, [[[4 / 7, 3 / 7]]])
+    # (0, 3): (0, 2√2) by ½√2 is (0, 2): the logits of (0, 1) twice, so 1, 1, 25, 9 of 36
+    weights = route("softmax_router", TENTHS, [[[0.0, 3.0]]], scale, normalize=False, **fields)[1]
+    yield Comparison("the scale of the norm", weights, [[[25 / 36, 9 / 36]]])
+    factors = {"expert_scale": [7.0, 1.0, 1.0, 14.0]}
+    yield Comparison("a factor per expert", route("softmax_router", TENTHS, ONE, factors, expert_scale=True)[1], [[[4.0, 6.0]]])
+    factors = {"expert_scale": [2.0, 1.0, 4.0, 1.0]}
+    scaled = route("sigmoid_router", SINGLE, ONE, factors, expert_scale=True, normalize=False)[1]
+    yield Comparison("of a sigmoid", scaled, [[[1.8, 3.0]]])
+
+
 @oracle("sigmoid_router")
 def sigmoid() -> Iterator[Comparison]:
     """Scores 0.9, 0.1, 0.75, 0.5."""
@@ -149,6 +167,26 @@ def chosen_and_summed() -> Iterator[Comparison]:
 
 
 @oracle("moe")
+def in_a_latent() -> Iterator[Comparison]:
+    """(1, 0, 0, 0) is (2, 1) for the experts: 4/7·1 + 3/7·4 = 16/7 of it, spread over four channels; the router reads x."""
+    spec = part("moe", experts=4, hidden=2, latent=2, gated=False, act=part("identity"))
+    weights = {
+        "router.out.weight": [[*row, 0.0, 0.0] for row in TENTHS],
+        "to_latent.weight": [[2.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]],
+        "bank.up.weight": [eye(2, e + 1.0) for e in range(4)],
+        "bank.down.weight": [eye(2)] * 4,
+        "from_latent.weight": [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]],
+    }
+    x = numbers([[[1.0, 0.0, 0.0, 0.0]]])
+    want = [16 / 7, 32 / 7, 0.0, 48 / 7]
+    yield Comparison("experts in a latent", alone(spec, weights, embed=4)(x, ctx(1)), [[want]])
+    common = {"shared.up.weight": eye(4), "shared.down.weight": eye(4, 6.0)}
+    both = dc.replace(spec, shared=part("mlp", hidden=4, act=part("identity"), bias=False))
+    out = alone(both, {**weights, **common}, embed=4)(x, ctx(1))
+    yield Comparison("the shared expert reads x", out, [[[6 + 16 / 7, *want[1:]]]])
+
+
+@oracle("moe")
 def expert_parallel() -> Iterator[Comparison]:
     """Experts 2 and 3 are on this rank, 0 and 5 on others: rows are sorted by expert, those of other ranks at the end."""
     chosen = torch.tensor([[3, 0], [2, 5]])
@@ -187,3 +225,7 @@ def around() -> Iterator[Comparison]:
     yield Comparison("a shared expert", alone(spec, gated, embed=4)(x, ctx(1)), [[[3.0, 124 / 7, 0.0, 0.0]]])
     bare = alone(dc.replace(spec, shared_gate=False), {**weights, **common}, embed=4)
     yield Comparison("without a gate", bare(x, ctx(1)), [[[6.0, 124 / 7, 0.0, 0.0]]])
+    # (2, 0, 0, 0) is its own norm, by ½: the experts read (1, 0, 0, 0), and the router 2·(1, 0, 0, 0): 16/25 and 9/25
+    own, weights = bank(norm=part("rmsnorm", eps=1e-30))
+    weights = {**weights, "norm.scale": [0.5, 1.0, 1.0, 1.0]}
+    yield Comparison("the experts read norm(x)", alone(own, weights, embed=4)(2 * x, ctx(1)), [[[0.0, 376 / 25, 0.0, 0.0]]])

@@ -40,6 +40,20 @@ def rms() -> Iterator[Comparison]:
     yield Comparison("eps 0.1", wide(numbers(X), ctx(1)), [[0.36273813, 1.45095250, 3.26464313, 5.80381000]])
     gemma = alone(part("rmsnorm", plus_one=True), {"scale": [1.0, 2.0, 3.0, 4.0]}, embed=4)  # factors of 2, 3, 4, 5
     yield Comparison("plus one", gemma(numbers(X), ctx(1)), [[0.73029626, 2.19088877, 4.38177754, 7.30296256]])
+    # (1, 2) over √(2.5 + 0.1), (3, 4) over √(12.5 + 0.1), each by its own scale
+    grouped = alone(part("rmsnorm", eps=0.1, groups=2), {"scale": [1.0, 2.0, 3.0, 4.0]}, embed=4)
+    want = [[0.62017367, 2.48069469, 2.53546276, 4.50748936]]
+    yield Comparison("two groups", grouped(numbers(X), ctx(1)), want)
+    above = alone(part("rmsnorm", eps=0.1, groups=2, plus_one=True), {"scale": [0.0, 1.0, 2.0, 3.0]}, embed=4)
+    yield Comparison("two groups, plus one", above(numbers(X), ctx(1)), want)
+    cut = alone(part("rmsnorm", eps=0.1, groups=3), {"scale": [1.0] * 6}, embed=6)  # 4² of the second group is elsewhere
+    cut.scale, cut.group_number = Parameter(cut.scale[:3]), cut.group_number[:3]
+    got = cut(numbers([[1.0, 2.0, 3.0]]), halved([0.0, 16.0, 61.0]))
+    yield Comparison("a group on two ranks", got, [[0.62017367, 1.24034735, 0.84515425]])
+    free = alone(part("rmsnorm", eps=0.1, scale=False), {}, embed=4)
+    yield Comparison("without scale", free(numbers(X), ctx(1)), [[0.36273813, 0.72547625, 1.08821438, 1.45095250]])
+    shared = free(numbers(X)[:, :2], halved(25.0))
+    yield Comparison("without scale, sharded across two ranks", shared, [[0.36273813, 0.72547625]])
     half = alone(part("rmsnorm", eps=0.1), {"scale": [1.0, 2.0, 3.0, 4.0]}, embed=4)
     half.scale = Parameter(half.scale[:2])
     yield Comparison(

@@ -112,3 +112,20 @@ def longrope() -> Iterator[Comparison]:
     yield Comparison("9 tokens", _rotated(scaling, 9), cos + sin, LOOSE)
     yield Comparison("the constant frequencies", _module(scaling).frequency, [1.0, 0.0909090909, 0.0083333333, 0.0007692308])
     yield Comparison("amplitude given", part("longrope", attention=1.2).amplitude(), 1.2)
+
+
+@oracle("proportional")
+def proportional() -> Iterator[Comparison]:
+    """The first half of four pairs turn by 1 and 0.1 as they do among four; pair i is the channels i and i + 4."""
+    half = part("proportional", fraction=0.5)
+    yield Comparison("a half", _module(half).frequency, [1.0, 0.1, 0.0, 0.0])
+    # cos and sin of 5 and 0.5; the other pairs stay
+    yield Comparison(
+        "at position 5", _rotated(half, 6), [0.2836621855, 0.8775825619, 1.0, 1.0, -0.9589242747, 0.4794255386, 0.0, 0.0]
+    )
+    slow = part("proportional", fraction=0.75, factor=4.0)
+    yield Comparison("three quarters, factor 4", _module(slow).frequency, [0.25, 0.025, 0.0025, 0.0])
+    whole = part("proportional", fraction=1.0)
+    yield Comparison("all pairs: plain RoPE", _module(whole).frequency, [1.0, 0.1, 0.01, 0.001])
+    problems = [len(part("proportional").check(Scope(sizes={"pair": pairs}))) for pairs in (3, 4, 5)]
+    yield Comparison("problems of a quarter of 3, 4, 5 pairs", problems, [1, 0, 0], near=0)

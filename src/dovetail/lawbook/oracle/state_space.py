@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses as dc
 from collections.abc import Iterator
 
 import torch
@@ -12,6 +13,7 @@ from dovetail.lawbook.oracle.stand import alone, ctx, numbers, part, row
 from dovetail.ops.form import using
 from dovetail.ops.scan import decay, selective, space
 from dovetail.ops.scan.conv import causal_conv
+from dovetail.parts.mixer.mamba2 import PROJECTIONS
 from dovetail.parts.mixer.s4 import hippo_legs, initial_frequencies
 
 IMPULSE = [0.5, 0.45, 0.405, 0.3645, 0.32805, 0.295245]
@@ -55,6 +57,45 @@ def impulse() -> Iterator[Comparison]:
     yield Comparison("the skip adds 3·silu(1)", skipping, [[[2.92423431]]])
     gated = alone(spec, {**weights, "z.bias": [TWO]}, embed=1)(numbers([[[1.0]]]), ctx(1))
     yield Comparison("a gate of 2 doubles it", gated, [[[1.46211716]]])
+    least = alone(dc.replace(spec, dt_min=2.0), weights, embed=1)(numbers([[[1.0], [0.0]]]), ctx(2))[0, :, 0]
+    yield Comparison("a step of 1 clamped to 2", least, [1.46211716, 1.18431490])
+    most = alone(dc.replace(spec, dt_max=1.0), longer, embed=1)(numbers([[[1.0]] + [[0.0]] * 5]), ctx(6))[0, :, 0]
+    yield Comparison("a step of 2 clamped to 1", most * (0.5 / 0.7310585786300049), IMPULSE)
+
+
+@oracle("mamba2")
+def gate_and_norm() -> Iterator[Comparison]:
+    """One token and four heads: B, C, x and Δ are 1, so y = 1 + D = (1, 2, 3, 4); the gate is (2, 1, 1, 2), o sums by powers
+    of ten. Each of the five projections is divided by its multiplier, which gives the same only before what follows it."""
+    weights = {
+        "z.weight": [[TWO], [ONE], [ONE], [TWO]],
+        "x.weight": [[ONE]] * 4,
+        "b.weight": [[ONE]] * 2,
+        "c.weight": [[ONE]] * 2,
+        "dt.weight": [[STEP_ONE]] * 4,
+        "o.weight": [[1.0, 10.0, 100.0, 1000.0]],
+        "conv_x": [[0.0, 1.0]] * 4,
+        "conv_b": [[0.0, 1.0]] * 2,
+        "conv_c": [[0.0, 1.0]] * 2,
+        "dt_bias": [0.0] * 4,
+        "a_log": [LOG_A] * 4,
+        "skip": [0.0, 1.0, 2.0, 3.0],
+    }
+    bare = part("mamba2", inner=4, head=1, state_size=1, groups=2, conv_size=2, conv_bias=False, norm=None)
+    scale, x = {"norm.scale": [1.0] * 4}, numbers([[[1.0]]])
+    yield Comparison("without a norm: 2 + 20 + 300 + 8000", alone(bare, weights, embed=1)(x, ctx(1)), [[[8322.0]]])
+    factors = dict(zip(PROJECTIONS, (0.5, 2.0, 4.0, 0.25, 0.8), strict=True))
+    divided = {f"{n}.weight": [[v / f for v in row] for row in weights[f"{n}.weight"]] for n, f in factors.items()}
+    multiplied = alone(dc.replace(bare, multipliers=tuple(factors.values())), {**weights, **divided}, embed=1)(x, ctx(1))
+    yield Comparison("multipliers", multiplied, [[[8322.0]]])
+    norm = part("rmsnorm", eps=0.1)  # of (2, 2, 3, 8): over √(20.25 + 0.1)
+    whole = alone(dc.replace(bare, norm=norm), {**weights, **scale}, embed=1)(x, ctx(1))
+    yield Comparison("a norm over all heads", whole, [[[1844.78392095]]])
+    norm = dc.replace(norm, groups=2)  # (2, 2) over √(4 + 0.1), (3, 8) over √(36.5 + 0.1)
+    grouped = alone(dc.replace(bare, norm=norm), {**weights, **scale}, embed=1)(x, ctx(1))
+    yield Comparison("a norm per group", grouped, [[[1382.81270575]]])
+    first = alone(dc.replace(bare, norm=norm, norm_before_gate=True), {**weights, **scale}, embed=1)(x, ctx(1))
+    yield Comparison("before the gate: (1, 2) over √2.6, (3, 4) over √12.6", first, [[[2351.90392555]]])
 
 
 @oracle("mamba2")

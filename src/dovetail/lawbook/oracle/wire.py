@@ -62,8 +62,11 @@ def through(block: Any, seed: int | None = None) -> Tensor:
     return block(numbers([[[1.0, 7.0]]]), Ctx(layout=row(1), seed=seed), {})[0, 0]
 
 
-def _added(kind: str, norms: tuple[str, ...]) -> Iterator[Comparison]:
-    """Multiplier, layer scale and dropout act on what a branch adds, alike in every wire."""
+def _added(kind: str, norms: tuple[str, ...], halves: list[float]) -> Iterator[Comparison]:
+    """Multiplier, layer scale and dropout act on what a branch adds, the stream's scale on what leaves the block, alike in
+    every wire; `halves` is half of what leaves it otherwise."""
+    stream = block_with(part(kind, stream_scale=True), norms, **{"wire.stream": [0.5]})
+    yield Comparison("the residual stream, halved", through(stream), halves)
     scaled = block_with(part(kind, multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
     plain = block_with(part(kind), norms)
     x, ctx = numbers([[[2.0, 4.0]]]), Ctx(layout=row(1))
@@ -88,7 +91,7 @@ def pre_norm() -> Iterator[Comparison]:
     # f(1, 7) = (14, 2), so (15, 9), over √153; + 3·(1.21267813, 2·0.72760688)
     bare = block_with(part("pre_norm", first_norm=False), ("ffn_norm",))
     yield Comparison("x + f(x), then x + g(norm x)", through(bare), [18.63803438, 13.36564125])
-    yield from _added("pre_norm", norms)
+    yield from _added("pre_norm", norms, [2.86902907, 7.47411323])
 
 
 @oracle("post_norm")
@@ -98,7 +101,7 @@ def post_norm() -> Iterator[Comparison]:
     yield Comparison("norm(x + f x)", through(block_with(part("post_norm"), norms)), [1.21267813, 1.45521375])
     scaled = block_with(part("post_norm", multiplier=0.5, layer_scale=0.7), norms, **{"wire.scale": LAYER_SCALE})
     yield Comparison("scaled", through(scaled), [0.99653383, 2.00690840])
-    yield from _added("post_norm", norms)
+    yield from _added("post_norm", norms, [0.60633906, 0.72760688])
 
 
 @oracle("sandwich_norm")
@@ -106,7 +109,7 @@ def sandwich_norm() -> Iterator[Comparison]:
     """norm(2.8, 0.4) = (1.4, 0.2), by (2, 1): (3.8, 7.2); √33.14 = 5.7567352; norm(3·(0.66009602, 2·1.25071)) by (1, 3)."""
     norms = ("mixer_norm", "mixer_post_norm", "ffn_norm", "ffn_post_norm")
     yield Comparison("x + norm(f(norm x))", through(block_with(part("sandwich_norm"), norms)), [4.16084262, 11.30221080])
-    yield from _added("sandwich_norm", norms)
+    yield from _added("sandwich_norm", norms, [2.08042131, 5.65110540])
 
 
 @oracle("res_post_norm")
@@ -114,7 +117,7 @@ def res_post_norm() -> Iterator[Comparison]:
     """norm(14, 2) = (1.4, 0.2): (2.4, 7.2); norm of three times that is (0.4472136, 1.3416408), by (1, 2)."""
     norms = ("mixer_norm", "ffn_norm")
     yield Comparison("x + norm(f x)", through(block_with(part("res_post_norm"), norms)), [2.84721360, 9.88328157])
-    yield from _added("res_post_norm", norms)
+    yield from _added("res_post_norm", norms, [1.42360680, 4.94164079])
 
 
 @oracle("parallel")
@@ -123,4 +126,4 @@ def parallel() -> Iterator[Comparison]:
     yield Comparison("one norm", through(block_with(part("parallel"), ("norm",))), [4.4, 11.6])
     two = ("mixer_norm", "ffn_norm")
     yield Comparison("one norm per branch", through(block_with(part("parallel", one_norm=False), two)), [4.4, 15.8])
-    yield from _added("parallel", ("norm",))
+    yield from _added("parallel", ("norm",), [2.2, 5.8])

@@ -17,11 +17,23 @@ from dovetail.parts.mask.near import Causal, Window
 from dovetail.parts.mixer.attention import AttentionModule
 
 _ref, _tiled, _setup = attend_ref.run, attend_tiled.run, AttentionModule.setup
+_project = AttentionModule.project
 
 
 def norm_before_rotation(self: AttentionModule) -> None:
     _setup(self)
     self.part = dc.replace(self.part, qk_norm_after=False)
+
+
+def values_scaled_as_keys(self: AttentionModule, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = _project(self, x)
+    norm = self.modules_named("k_norm") if self.part.k_is_v else None
+    return q, k, v if norm is None else v * norm.scale
+
+
+def values_not_normed(self: AttentionModule) -> None:
+    _setup(self)
+    self.part = dc.replace(self.part, v_norm=None)
 
 
 def window_sees_one_more(self: Window, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
@@ -87,6 +99,18 @@ def mutants() -> list[Mutant]:
             "every_field",
             instead(AttentionModule, "setup", norm_before_rotation),
             spec(qk_norm="rmsnorm", qk_norm_after=True),
+        ),
+        Mutant(
+            "values that are keys have the scale of the keys' norm",
+            OWN_NUMBER,
+            instead(AttentionModule, "project", values_scaled_as_keys),
+            spec(qk_norm="rmsnorm", k_is_v=True),
+        ),
+        Mutant(
+            "values are not normed",
+            "every_field",
+            instead(AttentionModule, "setup", values_not_normed),
+            spec(v_norm={"kind": "rmsnorm", "scale": False}),
         ),
         Mutant(
             "padding is visible",

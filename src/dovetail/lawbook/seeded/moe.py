@@ -18,12 +18,12 @@ from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.model import Model
 from dovetail.ops import expert
 from dovetail.parts.ffn import moe
-from dovetail.parts.ffn.moe import Bank, BankModule
+from dovetail.parts.ffn.moe import Bank, BankModule, MoEModule
 from dovetail.parts.ffn.router import SigmoidRouter, SoftmaxRouterModule, TopKModule
 
 _add_loss, _choose, _weights, _looped = Ctx.add_loss, TopKModule.choose, Bank.weights, expert.looped
 _dispatch, _combine, _forward, _count = moe.dispatch, moe.combine, TopKModule.forward, TopKModule.count
-_within_capacity = TopKModule.within_capacity
+_within_capacity, _whole = TopKModule.within_capacity, MoEModule.forward
 _bank, _grouped, _looped_op, _enter = BankModule.forward, expert.grouped, expert._looped_op, shard.enter
 
 
@@ -63,6 +63,15 @@ def weights_in_another_order(y: Tensor, rows: expert.Rows, weights: Tensor) -> T
 
 def outputs_sorted_by_expert(y: Tensor, rows: expert.Rows, weights: Tensor) -> Tensor:
     return _combine(y, rows._replace(choice=torch.arange(y.shape[0])), weights)
+
+
+def router_reads_the_norm(self: MoEModule, x: Tensor, ctx: Ctx) -> Tensor:
+    return _whole(self, x if self.part.norm is None else self.norm(x, ctx), ctx)
+
+
+def expert_scale_before_normalizing(self: TopKModule, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+    chosen, weights = _forward(self, x, ctx)
+    return chosen, weights / weights.sum(-1, keepdim=True) if self.part.expert_scale else weights
 
 
 def balance_changes_weights(self: TopKModule, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
@@ -127,6 +136,13 @@ def capacity_by_token(self: TopKModule, chosen: Tensor, capacity: float, ctx: Ct
     return _within_capacity(self, chosen.reshape(1, -1, 1), capacity, by_choice).view(chosen.shape)
 
 
+def router_reads_the_latent(self: MoEModule, x: Tensor, ctx: Ctx) -> Tensor:
+    if self.part.latent is None:
+        return _whole(self, x, ctx)
+    chosen, weights = self.router(self.from_latent(self.to_latent(x)), ctx)
+    return self.from_latent(self.bank(self.to_latent(x), ctx, chosen, weights))
+
+
 def experts(kind: str = "softmax_router", **fields: Any) -> Model:
     """A small Mixtral with this router."""
     router = {"kind": kind, **fields}
@@ -158,7 +174,25 @@ def mutants() -> list[Mutant]:
             plain,
         ),
         Mutant("weights of two choices are exchanged", OWN_NUMBER, instead(moe, "combine", weights_in_another_order), plain),
+        Mutant(
+            "a router reads the latent of its experts",
+            OWN_NUMBER,
+            instead(MoEModule, "forward", router_reads_the_latent),
+            plain.set("layers.*.ffn.latent", 16),
+        ),
         Mutant("outputs stay sorted by expert", "causal", instead(moe, "combine", outputs_sorted_by_expert), plain),
+        Mutant(
+            "the router reads what the experts read, normed",
+            OWN_NUMBER,
+            instead(MoEModule, "forward", router_reads_the_norm),
+            plain.set("layers.*.ffn.norm", "rmsnorm"),
+        ),
+        Mutant(
+            "factors of experts are normalized with their weights",
+            OWN_NUMBER,
+            instead(TopKModule, "forward", expert_scale_before_normalizing),
+            experts(expert_scale=True),
+        ),
         Mutant(
             "a balancing bias changes the weights of experts",
             OWN_NUMBER,

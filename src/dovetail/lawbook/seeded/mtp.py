@@ -13,8 +13,9 @@ from torch import Tensor
 from dovetail import model as model_file
 from dovetail.core import ahead
 from dovetail.core.ctx import Ctx
-from dovetail.core.group import IGNORED, HeadModule, MtpModule
+from dovetail.core.group import HeadModule, MtpModule
 from dovetail.core.layout import TokenLayout
+from dovetail.core.loss import IGNORED
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.seeded.bug import BASE, Mutant, instead
 from dovetail.parts.mtp import MtpDepthModule

@@ -14,7 +14,7 @@ from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.parts.position.alibi import AlibiModule
 from dovetail.parts.position.learned import LearnedModule
 from dovetail.parts.position.rope import RopeModule
-from dovetail.parts.position.scaling import DynamicNtk, Yarn
+from dovetail.parts.position.scaling import DynamicNtk, Proportional, Yarn
 from dovetail.parts.position.sinusoidal import SinusoidalModule
 
 _turn, _angles, _score = RopeModule.turn, RopeModule.angles, AlibiModule.score
@@ -52,6 +52,11 @@ def zero_when_decoding(self: AlibiModule, q: TokenLayout, k: TokenLayout, *table
 
 def beta_ignored(self: Yarn, plain: Tensor, base: float) -> Tensor:
     return _yarn(dc.replace(self, beta_fast=32.0), plain, base)
+
+
+def frequencies_of_the_turning_pairs(self: Proportional, plain: Tensor, base: float) -> Tensor:
+    turning = self.turning(len(plain))
+    return F.pad(base ** -(torch.arange(turning, dtype=plain.dtype) / turning), (0, len(plain) - turning))
 
 
 def factor_ignored(self: DynamicNtk, plain: Tensor, base: float, length: Tensor) -> Tensor:
@@ -109,6 +114,12 @@ def mutants() -> list[Mutant]:
             instead(Yarn, "frequencies", beta_ignored),
             spec(position=yarn),
             "Megatron-LM#6305",
+        ),
+        Mutant(
+            "proportional RoPE counts its exponents over the pairs that turn",
+            OWN_NUMBER,
+            instead(Proportional, "frequencies", frequencies_of_the_turning_pairs),
+            spec(position={"kind": "rope", "scaling": {"kind": "proportional", "fraction": 0.5}}),
         ),
         Mutant(
             "dynamic NTK ignores its factor",

@@ -6,6 +6,7 @@ import dataclasses as dc
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.rows import SequenceRows
@@ -14,11 +15,13 @@ from dovetail.lawbook.seeded.bug import Mutant, instead, spec
 from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.model import Model
 from dovetail.ops.scan import decay, selective, space
+from dovetail.parts import norm
 from dovetail.parts.mixer import mamba, mamba2, s4
 from dovetail.state import frame, slots
 
 _conv, _chunked = mamba2.causal_conv, decay.chunked
 _in_runs, _spaced, _convolved, _discrete = selective.in_runs, space.chunked, space.convolved, s4.S4Module.discrete
+_gated, _summed = mamba2.Mamba2Module.gated, norm.RMSNormModule.summed
 _read, _carry_read = frame.SequenceView.read, context.CarryView.read
 
 
@@ -110,6 +113,32 @@ def euler_step(self: s4.S4Module) -> Any:
     return log_a, self.step_log.double().exp()[:, None].to(b.dtype).expand_as(b), c
 
 
+def gated_first(self: mamba2.Mamba2Module, y: Tensor, z: Tensor, ctx: Any) -> Tensor:
+    original = self.part
+    self.part = dc.replace(original, norm_before_gate=False)
+    try:
+        return _gated(self, y, z, ctx)
+    finally:
+        self.part = original
+
+
+def one_group(self: norm.RMSNormModule, x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), None, self.part.eps)
+
+
+def groups_of_a_rank(self: norm.RMSNormModule, x: Tensor) -> Tensor:
+    original = self.group_number
+    self.group_number = original - original[0]  # counted from 0 on every rank
+    try:
+        return _summed(self, x)
+    finally:
+        self.group_number = original
+
+
+def multipliers_exchanged(self: mamba2.Mamba2Module, name: str, u: Tensor) -> Tensor:
+    return getattr(self, name)(u) * self.factors["b" if name == "c" else "c" if name == "b" else name]
+
+
 def with_first(**mixer: Any) -> Model:
     """A model of a recurrent layer and an attention layer."""
     return spec().set("layers.0.mixer", mixer)
@@ -118,6 +147,7 @@ def with_first(**mixer: Any) -> Model:
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     model = with_first(kind="mamba2", inner=60, head=6, state_size=5, groups=2)
+    grouped = model.set("layers.0.mixer.norm", {"kind": "rmsnorm", "groups": 2})
     selects = with_first(kind="mamba", inner=60, state_size=5, rank=3)
     linear = with_first(kind="s4", inner=20, state_size=5)
     return [
@@ -145,6 +175,25 @@ def mutants() -> list[Mutant]:
         ),
         Mutant(
             "the carry is lost between chunks", "fast", instead(decay, "chunked", carry_dropped_at_a_chunk), model, "fla#547"
+        ),
+        Mutant(
+            "a norm before the gate comes after it",
+            OWN_NUMBER,
+            instead(mamba2.Mamba2Module, "gated", gated_first),
+            grouped.set("layers.0.mixer.norm_before_gate", True),
+        ),
+        Mutant("a grouped norm is over all heads", OWN_NUMBER, instead(norm.RMSNormModule, "by_group", one_group), grouped),
+        Mutant(
+            "every rank counts the groups of a norm from 0",
+            "sharded",
+            instead(norm.RMSNormModule, "summed", groups_of_a_rank),
+            grouped,
+        ),
+        Mutant(
+            "the multipliers of B and C are exchanged",
+            OWN_NUMBER,
+            instead(mamba2.Mamba2Module, "projected", multipliers_exchanged),
+            model.set("layers.0.mixer.multipliers", [1.0, 1.0, 0.5, 2.0, 1.0]),
         ),
         Mutant("a state continues into the next document", "fast", instead(decay, "chunked", documents_continue), model),
         Mutant("a recurrent state is never read", "chunked", instead(frame.SequenceView, "read", state_never_read), model),

@@ -3,7 +3,8 @@
     out = (act(x W_gate) ∘ x W_up) W_down         `hidden` defaults to 8·width/3, rounded up to a multiple of 256
 
 act: silu is SwiGLU, gelu GeGLU, sigmoid GLU, identity bilinear.      Shapes: x, out (…, embed)
-Dauphin et al. 2016; Shazeer 2020.
+`gate_multiplier` is a fixed factor of x W_gate, inside the activation (Falcon-H1).
+Dauphin et al. 2016; Shazeer 2020; Zuo et al. 2025 (Falcon-H1).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
+from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Act, Ffn
 from dovetail.core.linear import Linear, together
 from dovetail.core.module import Module
@@ -37,6 +38,7 @@ class Glu(Ffn):
     hidden: int | None = bounded(None, above=0)  # None: 8·width/3, rounded up to a multiple of 256
     act: Act = child("silu")
     bias: bool = False
+    gate_multiplier: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
     dropout: float = bounded(0.0, at_least=0, below=1)
 
     def module(self) -> type[Module]:
@@ -68,7 +70,7 @@ class Glu(Ffn):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"hidden": [44, 36], "bias": [False, True], "dropout": [0.0, 0.2]}
+        return {"hidden": [44, 36], "bias": [False, True], "gate_multiplier": [1.0, 0.7], "dropout": [0.0, 0.2]}
 
 
 class GluModule(Module):
@@ -80,9 +82,9 @@ class GluModule(Module):
     down: Linear
 
     def setup(self) -> None:
-        self.act = self.part.act.function()
+        self.act, self.factor = self.part.act.function(), self.part.gate_multiplier
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         gate, up = together(x, self.joint, self.gate, self.up)
-        hidden = ctx.tap(self, "hidden", self.act(gate) * up)
+        hidden = ctx.tap(self, "hidden", self.act(gate if self.factor == 1.0 else gate * self.factor) * up)
         return ctx.tap(self, "out", self.down(ctx.dropout(hidden, self.part.dropout, self, axes=("ffn",))))

@@ -6,13 +6,18 @@
             ├── bank of experts ────────────┴── Σ ──┐
             └── shared ── (· σ) ────────────────────+── out
 
-`limit` clamps gate (from above) and up (both ways) before they are multiplied, and `plus_one` adds 1 to up: with act quick_gelu
-this is the clamped GLU of gpt-oss. `show` counts all parameters and the active ones, top_k of `experts`.
+With `norm` the experts read norm(x), and the router x itself (Gemma 4). `limit` clamps gate (from above) and up (both ways)
+before they are multiplied, and `plus_one` adds 1 to up: with act quick_gelu this is the clamped GLU of gpt-oss. `show` counts
+all parameters and the active ones, top_k of `experts`.
+
+With `latent` the experts work in a smaller width: x is projected down for them and their sum up again, while the router and the
+shared expert read x itself (Nemotron-H 3).
 
 Under tensor parallel each rank holds whole experts (expert parallel) and computes the tokens sent to them; the output is
 all-reduced. The router is replicated.
 
-Shapes: x (…, n, embed)   chosen, weights (…, n, k)   gate, up (experts, ffn, embed)   down (experts, embed, ffn).
+Shapes: x (…, n, embed)   chosen, weights (…, n, k)   gate, up (experts, ffn, embed)   down (experts, embed, ffn);
+with `latent` experts have that axis instead of embed.
 Jacobs et al. 1991; Shazeer et al. 2017; Jiang et al. 2024 (Mixtral); Dai et al. 2024 (shared experts).
 """
 
@@ -27,7 +32,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
-from dovetail.core.group import Act, Ffn, Router
+from dovetail.core.group import Act, Ffn, Norm, Router
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Part, Problem, child, register
@@ -50,26 +55,36 @@ class MoE(Ffn):
     bias: bool = False
     limit: float | None = bounded(None, above=0, remedy="use null for none")
     plus_one: bool = False
+    latent: int | None = bounded(None, above=0)  # the width in which experts work; None: the model's
     router: Router = child("softmax_router")
     shared: Ffn | None = None
     shared_gate: bool = False
+    norm: Norm | None = None  # of what the experts read; the router reads x
 
     def module(self) -> type[Module]:
         return MoEModule
 
     def children(self) -> dict[str, Part]:
-        always: dict[str, Part] = {"router": self.router, "bank": Bank(of=self)}
-        return always if self.shared is None else {**always, "shared": self.shared}
+        optional = {"norm": self.norm, "shared": self.shared}
+        there = {name: part for name, part in optional.items() if part is not None}
+        return {"router": self.router, "bank": Bank(of=self), **there}
 
     def axes(self, scope: Scope) -> Scope:
         scope = scope.add(ffn=4 * scope.size("embed") if self.hidden is None else self.hidden)
+        scope = scope if self.latent is None else scope.add(latent=self.latent)
         return scope.add(gates=1) if self.shared_gate else scope
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
-        return scope.add(experts=self.experts) if child == "router" else scope
+        below = scope.bind(dim="embed")
+        return below.add(experts=self.experts) if child == "router" else below
 
     def weights(self, scope: Scope) -> list[Weight]:
-        return [Weight(name="shared_gate.weight", out=("gates",), inp=("embed",))] if self.shared_gate else []
+        embed, latent = ("embed",), ("latent",)
+        declared = [Weight(name="shared_gate.weight", out=("gates",), inp=embed)] if self.shared_gate else []
+        if self.latent is not None:
+            declared += [Weight(name="to_latent.weight", out=latent, inp=embed)]
+            declared += [Weight(name="from_latent.weight", out=embed, inp=latent)]
+        return declared
 
     def check(self, scope: Scope) -> list[Problem]:
         problems: list[Problem] = []
@@ -91,6 +106,7 @@ class MoE(Ffn):
             "bias": [False, True],
             "limit": [None, 0.8],
             "plus_one": [False, True],
+            "latent": [None, 16],
             "shared": [None, {"kind": "glu", "hidden": 36}],
             "shared_gate": [False, True],
         }
@@ -104,10 +120,17 @@ class MoEModule(Module):
     bank: Module
     shared: Module
     shared_gate: Linear
+    to_latent: Linear
+    from_latent: Linear
+    norm: Module
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         chosen, weights = self.router(x, ctx)
-        out = self.bank(x, ctx, chosen, weights)
+        x = x if self.part.norm is None else self.norm(x, ctx)
+        if self.part.latent is None:
+            out = self.bank(x, ctx, chosen, weights)
+        else:
+            out = self.from_latent(self.bank(self.to_latent(x), ctx, chosen, weights))
         if self.part.shared is not None:
             shared = self.shared(x, ctx)
             out = out + (shared * torch.sigmoid(self.shared_gate(x)) if self.part.shared_gate else shared)
@@ -134,7 +157,7 @@ class Bank(Part):
         return scope.add(experts=self.of.experts, ffn=scope.size("ffn"))  # its own axes, for sharding
 
     def weights(self, scope: Scope) -> list[Weight]:
-        experts, inner, outer = ("experts",), ("ffn",), ("embed",)
+        experts, inner, outer = ("experts",), ("ffn",), ("embed",) if self.of.latent is None else ("latent",)
         used = Fraction(self.of.router.choices(), self.of.experts)
         first = ("gate", "up") if self.of.gated else ("up",)
         declared = [Weight(name=f"{name}.weight", batch=experts, out=inner, inp=outer, used=used) for name in first]
@@ -153,7 +176,7 @@ class Bank(Part):
 
 
 class BankModule(Module):
-    """x (…, n, embed), chosen and weights (…, n, k) -> like x."""
+    """x (…, n, embed or latent), chosen and weights (…, n, k) -> like x."""
 
     part: Bank
     gate: Linear

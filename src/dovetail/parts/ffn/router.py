@@ -7,6 +7,8 @@ it is the form of Qwen2-MoE and Switch. With top_k = experts the routing is soft
 
     groups       experts form groups, and only the best `top_groups` groups are used. The score of a group is that of its best
                  expert (softmax), or the sum of its best two (sigmoid)                                    DeepSeek-V2, -V3
+    norm         x is normed first, and multiplied by `input_scale`                                        Gemma 4
+    expert_scale one learned number per expert, a factor of its weight                                     Gemma 4
     noise        in training, normal noise added to x W                                                    Shazeer et al. 2017
     balance_loss experts · Σ_e (choices of e per token)·(mean prob of e); k where the load is even         Fedus et al. 2021
     z_loss       the mean of (log Σ_e e^{x W_e})²: keeps the logits small                                  Zoph et al. 2022
@@ -28,8 +30,8 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Router, RouterModule
+from dovetail.core.field import MAX_FACTOR, bounded
+from dovetail.core.group import Norm, Router, RouterModule
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Mistake, Problem, register
@@ -56,6 +58,9 @@ class TopK(Router):
     normalize: bool = True  # weights of the chosen sum to `scale`
     scale: float = bounded(1.0, above=0)
     bias: bool = False
+    norm: Norm | None = None  # of what it reads
+    input_scale: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
+    expert_scale: bool = False
     groups: int = bounded(1, above=0)
     top_groups: int = bounded(1, above=0)
     noise: float = bounded(0.0, at_least=0, remedy="use 0 for none")
@@ -74,6 +79,8 @@ class TopK(Router):
         declared = [Weight(name="out.weight", out=experts, inp=("embed",))]
         if self.bias:
             declared += [Weight(name="out.bias", out=experts, init="zeros", role="bias")]
+        if self.expert_scale:
+            declared += [Weight(name="expert_scale", out=experts, init="ones", role="gate")]
         if self.balance_bias:
             declared += [Weight(name="balance", out=experts, init="zeros", role="updated")]
             declared += [Weight(name="load", out=experts, role="const")]
@@ -120,6 +127,8 @@ class TopK(Router):
             "normalize": [True, False],
             "scale": [1.0, 1.7],
             "bias": [False, True],
+            "input_scale": [1.0, 0.4],
+            "expert_scale": [False, True],
             "groups": [1, 2, 3],
             "top_groups": [1, 2],
             "noise": [0.0, 2.5],
@@ -140,6 +149,8 @@ class TopKModule(RouterModule):
 
     part: TopK
     out: Linear
+    norm: Module
+    expert_scale: Tensor
     balance: Tensor
     load: Tensor
 
@@ -156,7 +167,8 @@ class TopKModule(RouterModule):
 
     def forward(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
         part, dtype = self.part, at_least_fp32(x.dtype)
-        logits = self.out(x.to(dtype))
+        x = x.to(dtype) if part.norm is None else self.norm(x.to(dtype), ctx)
+        logits = self.out(x if part.input_scale == 1.0 else x * part.input_scale)
         logits = ctx.tap(self, "logits", ctx.noise(logits, part.noise, self, axes=("experts",)))
         scores = self.scores(logits)
         chosen = ctx.tap(self, "chosen", self.choose(scores))
@@ -165,6 +177,8 @@ class TopKModule(RouterModule):
             weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(dtype).tiny)
         if part.scale != 1.0:
             weights = weights * part.scale
+        if part.expert_scale:
+            weights = weights * self.expert_scale.to(dtype)[chosen]
         self.count(logits, scores, chosen, ctx)
         if part.capacity is not None and ctx.training:
             weights = weights * self.within_capacity(chosen, part.capacity, ctx)

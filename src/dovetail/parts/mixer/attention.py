@@ -2,9 +2,10 @@
 
     q, k, v = x W_q, x W_k, x W_v          z = softmax(q kᵀ·scale, where the mask allows) v          out = z W_o
 
-`heads` query heads share `kv_heads` KV heads: as many is MHA, 1 is MQA, any divisor between is GQA. Optional: QK-norm, a
-soft-cap on the scores, a learned sink logit, an output gate σ(x W_g) ∘ z, biases. Cross attention takes k and v from the
-encoder output instead of x.
+`heads` query heads share `kv_heads` KV heads: as many is MHA, 1 is MQA, any divisor between is GQA. Optional: QK-norm, a norm
+of values, a soft-cap on the scores, a learned sink logit, an output gate σ(x W_g) ∘ z, biases. With `k_is_v` values are the
+projected keys, v = x W_k, before the norm and the rotation of keys (Gemma 4). Cross attention takes k and v from the encoder
+output instead of x.
 
 Shapes: x (…, n, embed)   q, z (…, n, heads, head)   k, v (…, m, kv_heads, head)   probs (…, heads, n, m).
 Vaswani et al. 2017; Shazeer 2019 (MQA); Ainslie et al. 2023 (GQA); Dehghani et al. 2023 (QK-norm); Qiu et al. 2025 (gate).
@@ -46,6 +47,7 @@ class Attention(SoftmaxMixer):
         "softcap": Mistake("soft-cap"),
         "qk_norm": Mistake("qk-norm missing"),
         "qk_norm_whole": Mistake("qk-norm over all heads"),
+        "v_norm": Mistake("norm of values missing"),
         "mask": Mistake("mask"),
         "bias": Mistake("bias missing"),
         "out_bias": Mistake("bias missing"),
@@ -65,6 +67,8 @@ class Attention(SoftmaxMixer):
     qk_norm: Norm | None = None
     qk_norm_whole: bool = False  # over all heads at once, rather than each alone
     qk_norm_after: bool = False  # after the rotation, rather than before it (Hunyuan)
+    v_norm: Norm | None = None  # of values, each head alone
+    k_is_v: bool = False  # values are the projected keys, before their norm and rotation
     softcap: float | None = bounded(None, above=0, remedy="use null for none")
     sink: bool = False
     gate: bool = False
@@ -92,12 +96,13 @@ class Attention(SoftmaxMixer):
     def children(self) -> dict[str, Part]:
         names = ("q_norm", "k_norm") if self.projects() else ("q_norm",)
         norms: dict[str, Part] = {} if self.qk_norm is None else dict.fromkeys(names, self.qk_norm)
+        norms |= {} if self.v_norm is None else {"v_norm": self.v_norm}
         earlier: dict[str, Part] = {} if self.earlier is None else {"earlier": self.earlier}
         return {"position": self.position, **earlier, **norms}
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
         scope = self.position_scope(scope)
-        if not self.qk_norm_whole:
+        if not self.qk_norm_whole or child == "v_norm":
             return scope.bind(dim="head")
         return scope.bind(dim=("heads", "head") if child == "q_norm" else ("kv_heads", "head"))
 
@@ -107,7 +112,7 @@ class Attention(SoftmaxMixer):
         if self.packed:
             projections = [("qkv", ("kv_heads", "slots", "head"), x)]
         else:
-            projections = [("q", q, x), ("k", kv, y), ("v", kv, y)][: 3 if self.projects() else 1]
+            projections = [("q", q, x), ("k", kv, y), ("v", kv, y)][: len(self.projected())]
         declared = [
             Weight(name=f"{name}.weight", out=out, inp=inp, packs=self.packs("weight")) for name, out, inp in projections
         ]
@@ -125,8 +130,12 @@ class Attention(SoftmaxMixer):
             declared += [Weight(name="sink", out=("heads",), init="zeros", role="gate")]
         return [*declared, self.head_number()]
 
+    def projected(self) -> tuple[str, ...]:
+        """Names of the projections that it has, unless they are packed."""
+        return ("q",) if not self.projects() else ("q", "k") if self.k_is_v else ("q", "k", "v")
+
     def together(self) -> tuple[str, ...]:
-        return () if self.packed or not self.projects() else ("q", "k", "v")
+        return () if self.packed or not self.projects() else self.projected()
 
     def packs(self, leaf: str) -> tuple[str, ...]:
         """The names of the tensors that a packed one replaces."""
@@ -135,7 +144,9 @@ class Attention(SoftmaxMixer):
     def acts_on(self, field: str) -> tuple[str, ...] | None:
         if field in SCORING:
             return ("q", "k", "q_norm", "k_norm")
-        return ("v", "o") if field == "gate" else None
+        if field == "k_is_v":
+            return ("k", "v", "o")
+        return ("v", "o") if field in ("gate", "v_norm") else None
 
     def state(self, scope: Scope) -> list[State]:
         owner = None if self.earlier is None or self.projects() else scope.in_layer(self.earlier.layer)
@@ -163,6 +174,12 @@ class Attention(SoftmaxMixer):
         problems: list[Problem] = []
         if self.packed and not self.projects():
             problems.append(Problem("packed", "there are no keys and values to pack", "set it to false"))
+        if self.packed and self.k_is_v:
+            problems.append(Problem("k_is_v", "a packed projection has values of its own", "set packed: false"))
+        for name, on in (("v_norm", self.v_norm is not None), ("k_is_v", self.k_is_v)):
+            if on and not self.projects():
+                what = "keys and values are those of an earlier layer, which projects and norms them"
+                problems.append(Problem(name, what, f"leave {name} out"))
         if self.qk_norm_after and self.position.rotates_on_read() and not self.projects():
             what = "the norm of keys that are rotated on read belongs to the layer that computes them"
             problems.append(Problem("qk_norm_after", what, "rotate them on write"))
@@ -197,6 +214,7 @@ class Attention(SoftmaxMixer):
             "packed": [False, True],
             "qk_norm_whole": [False, True],
             "qk_norm_after": [False, True],
+            "k_is_v": [False, True],
             "softcap": [None, 2.0],
             "sink": [False, True],
             "gate": [False, True],
@@ -210,7 +228,7 @@ class Attention(SoftmaxMixer):
     def shifts_keys(self, scope: Scope) -> bool:
         """Whether a learned vector is added to every key just before the scores."""
         if self.qk_norm is None:
-            return self.bias and not self.packed
+            return self.bias and not self.packed and not self.k_is_v
         return any(weight.role == "bias" for weight in self.qk_norm.weights(self.child_scope(scope, "k_norm")))
 
     def excepts(self, scope: Scope) -> dict[str, str]:
@@ -232,6 +250,7 @@ class AttentionModule(SoftmaxModule):
     gate: Linear
     sink: Tensor
     earlier: EarlierModule
+    v_norm: Module
 
     def setup(self) -> None:
         super().setup()
@@ -243,6 +262,7 @@ class AttentionModule(SoftmaxModule):
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = UNREAD) -> Tensor:
         q, k, v = self.project(x) if self.projects else (self.split(self.q(x)), values["k"], values["v"])
         layout, position, after = ctx.layout, self.position, self.part.qk_norm_after
+        v = self.v_norm(v, ctx) if self.part.v_norm is not None else v
         if not after:
             q, k = self.normed(q, "q_norm", ctx), self.normed(k, "k_norm", ctx)
         q = position.rotate(q, layout)
@@ -259,8 +279,8 @@ class AttentionModule(SoftmaxModule):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (…, n, heads, head), k and v (…, n, kv_heads, head)."""
         if not self.part.packed:
-            q, k, v = together(x, self.joint, self.q, self.k, self.v)
-            return self.split(q), self.split(k), self.split(v)
+            q, k, *v = map(self.split, together(x, self.joint, *map(self.modules_named, self.part.projected())))
+            return q, k, v[0] if v else k
         groups = self.qkv(x).unflatten(-1, (-1, self.slots, self.size))
         return groups[..., :-2, :].flatten(-3, -2), groups[..., -2, :], groups[..., -1, :]
 
@@ -311,7 +331,7 @@ class CrossAttention(Attention):
         return "causal"
 
     def together(self) -> tuple[str, ...]:
-        return ("k", "v")
+        return self.projected()[1:]
 
     def reads_encoder(self) -> bool:
         return True
@@ -343,8 +363,10 @@ class CrossAttentionModule(AttentionModule):
 
     def keys(self, encoded: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
         """k, v (…, m, kv_heads, head) of the encoder output."""
-        k, v = together(encoded, self.joint, self.k, self.v)
-        return self.normed(self.split(k), "k_norm", ctx), self.split(v)
+        k, *own = map(self.split, together(encoded, self.joint, *map(self.modules_named, self.part.together())))
+        v = own[0] if own else k
+        v = self.v_norm(v, ctx) if self.part.v_norm is not None else v
+        return self.normed(k, "k_norm", ctx), v
 
     def fill(self, ctx: Ctx, view: KVView) -> KV:
         """Append the keys and values of the encoder output: in a whole pass, and once at admission."""

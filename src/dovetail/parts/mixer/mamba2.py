@@ -3,10 +3,12 @@
     z, x, B, C, Δ = u W_z, conv(u W_x), conv(u W_B), conv(u W_C), softplus(u W_Δ + b)      conv: short, causal, then silu
     S_t = e^{−Δ_t A} S_{t−1} + B_t (Δ_t x_t)ᵀ          y_t = S_tᵀ C_t + D x_t          out = norm(y ∘ silu(z)) W_o
 
-A is positive, one per head, stored as log A. Heads share B and C within a group, as in GQA.
+A is positive, one per head, stored as log A. Heads share B and C within a group, as in GQA. Δ may be clamped to dt_min
+and dt_max. `multipliers` are fixed factors of the five projections (Falcon-H1, as in µP). The norm may be over each group of
+heads (`norm.groups`; Nemotron-H), come before the gate, out = (norm(y) ∘ silu(z)) W_o, or be left out.
 
 Shapes: u (rows, n, embed)   x, z, y (rows, n, heads, head)   B, C (rows, n, groups, state)   S (rows, heads, state, head).
-Dao & Gu 2024. The norm spans all heads, so under tensor parallel its statistics are all-reduced.
+Dao & Gu 2024; Zuo et al. 2025 (Falcon-H1). Statistics of a norm over all heads are all-reduced under tensor parallel.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
+from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Norm
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module, at_least_fp32
@@ -32,6 +34,7 @@ from dovetail.ops.scan.decay import decay_flops, decay_scan
 
 LARGEST_STEP, SMALLEST_STEP = 0.1, 0.001  # Δ is initialized between these, evenly in its logarithm
 LARGEST_A = 16.0  # A is initialized from 1 to this
+PROJECTIONS = ("z", "x", "b", "c", "dt")  # in the order of `multipliers`
 
 
 @register("mamba2")
@@ -47,7 +50,11 @@ class Mamba2(Recurrent):
     conv_size: int = bounded(4, at_least=2, remedy="a kernel of 1 mixes no tokens")  # tokens under the convolution
     bias: bool = False
     conv_bias: bool = True
-    norm: Norm = child("rmsnorm")
+    multipliers: tuple[float, ...] = bounded((1.0,) * len(PROJECTIONS), above=0, at_most=MAX_FACTOR)  # of z, x, B, C, Δ
+    dt_min: float = bounded(0.0, at_least=0, at_most=MAX_FACTOR)  # the least Δ
+    dt_max: float | None = bounded(None, above=0, at_most=MAX_FACTOR, remedy="use null for none")  # the greatest Δ
+    norm: Norm | None = child("rmsnorm")
+    norm_before_gate: bool = False
 
     def module(self) -> type[Module]:
         return Mamba2Module
@@ -58,7 +65,7 @@ class Mamba2(Recurrent):
         return scope.add(**sizes, taps=self.conv_size, conv_state=self.conv_size - 1)
 
     def children(self) -> dict[str, Part]:
-        return {"norm": self.norm}
+        return {} if self.norm is None else {"norm": self.norm}
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
         return scope.bind(dim=("heads", "head"))
@@ -105,7 +112,15 @@ class Mamba2(Recurrent):
             return [Problem("head", f"{self.head} does not divide the inner width, {inner}", "or set `inner`")]
         if (inner // self.head) % self.groups:
             return [Problem("groups", f"{self.groups} does not divide {inner // self.head} heads")]
-        return []
+        problems: list[Problem] = []
+        if len(self.multipliers) != len(PROJECTIONS):
+            what = f"there are {len(self.multipliers)}, not {len(PROJECTIONS)}"
+            problems.append(Problem("multipliers", what, f"give one each for {', '.join(PROJECTIONS)}"))
+        if self.dt_max is not None and self.dt_min >= self.dt_max:
+            problems.append(Problem("dt_min", f"{self.dt_min:g} is not below dt_max, {self.dt_max:g}"))
+        if self.norm_before_gate and self.norm is None:
+            problems.append(Problem("norm_before_gate", "there is no norm", "set `norm`, or leave this false"))
+        return problems
 
     def tp_region(self) -> bool:
         return True
@@ -120,6 +135,10 @@ class Mamba2(Recurrent):
             "conv_size": [4, 3],
             "bias": [False, True],
             "conv_bias": [True, False],
+            "multipliers": [[1.0] * len(PROJECTIONS), [0.5, 1.4, 0.7, 1.3, 0.9]],
+            "dt_min": [0.0, 0.005],
+            "dt_max": [None, 0.06],
+            "norm_before_gate": [False, True],
         }
 
 
@@ -140,19 +159,34 @@ class Mamba2Module(RecurrentModule):
 
     def setup(self) -> None:
         self.head, self.state_size = self.part.head, self.part.state_size
+        self.factors: dict[str, float] = dict(zip(PROJECTIONS, self.part.multipliers, strict=True))
+        self.clamps = self.part.dt_min > 0 or self.part.dt_max is not None
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         u, (conv_x, conv_b, conv_c, state) = x, carry or (None,) * 4
-        x, conv_x = self.convolved("x", self.x(u), self.head, seq, ctx, conv_x)
-        b, conv_b = self.convolved("b", self.b(u), self.state_size, seq, ctx, conv_b)
-        c, conv_c = self.convolved("c", self.c(u), self.state_size, seq, ctx, conv_c)
+        x, conv_x = self.convolved("x", self.projected("x", u), self.head, seq, ctx, conv_x)
+        b, conv_b = self.convolved("b", self.projected("b", u), self.state_size, seq, ctx, conv_b)
+        c, conv_c = self.convolved("c", self.projected("c", u), self.state_size, seq, ctx, conv_c)
         dtype = at_least_fp32(u.dtype)
-        dt = ctx.tap(self, "dt", F.softplus(self.dt(u).to(dtype) + self.dt_bias))
+        dt = F.softplus(self.projected("dt", u, dtype) + self.dt_bias)
+        dt = ctx.tap(self, "dt", dt.clamp(self.part.dt_min, self.part.dt_max) if self.clamps else dt)
         log_decay = -self.a_log.to(dtype).exp() * dt
         y, state = decay_scan(c, b, x.to(dtype) * dt[..., None], log_decay, seq, state)  # in float16 a small dt underflows
         y = ctx.tap(self, "y", y + self.skip[:, None] * x)
-        gated = y.flatten(-2) * F.silu(self.z(u))
-        return ctx.tap(self, "out", self.o(self.norm(gated, ctx))), (conv_x, conv_b, conv_c, state)
+        gated = self.gated(y.flatten(-2), self.projected("z", u), ctx)
+        return ctx.tap(self, "out", self.o(gated)), (conv_x, conv_b, conv_c, state)
+
+    def projected(self, name: str, u: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """One of the five projections of u (rows, n, embed), times its multiplier, multiplied in `dtype`."""
+        y, factor = getattr(self, name)(u), self.factors[name]
+        y = y if dtype is None else y.to(dtype)
+        return y if factor == 1.0 else y * factor
+
+    def gated(self, y: Tensor, z: Tensor, ctx: Ctx) -> Tensor:
+        """y (rows, n, heads·head), gated by z and normalized."""
+        if self.part.norm is None:
+            return y * F.silu(z)
+        return self.norm(y, ctx) * F.silu(z) if self.part.norm_before_gate else self.norm(y * F.silu(z), ctx)
 
     def convolved(
         self, name: str, x: Tensor, size: int, seq: SequenceRows, ctx: Ctx, conv_state: Tensor | None

@@ -82,7 +82,8 @@ class Rope(Position):
 
     def idle(self, scope: Scope) -> frozenset[str]:
         no_cache = set() if scope.decodes else {"when"}
-        one_pair = {"base"} if scope.size("pair") == 1 else set()  # base⁰ = 1 whatever the base
+        # base⁰ = 1 whatever the base
+        one_pair = {"base"} if not self.constant("frequency", scope)[1:].any() else set()
         return frozenset(no_cache | one_pair)
 
     def plain(self, scope: Scope) -> Tensor:

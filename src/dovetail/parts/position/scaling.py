@@ -7,6 +7,7 @@ yarn            high frequencies unchanged, low ones / factor, a ramp between;
                 cos and sin · (0.1·ln(factor) + 1)                               Peng et al. 2023
 llama3          by wavelength: short unchanged, long / factor, smooth between    Grattafiori et al. 2024
 longrope        one factor per pair; one list up to `original` tokens, another beyond  Ding et al. 2024
+proportional    f / factor for the first fraction · pairs, 0 for the others, which do not turn        Gemma 4
 """
 
 from __future__ import annotations
@@ -220,3 +221,32 @@ class LongRope(Scaling):
             "factor": [1.0, 4.0],
             "attention": [None, 1.2],
         }
+
+
+@register("proportional")
+class Proportional(Scaling):
+    """Proportional RoPE: only the first pairs are rotated, with their frequencies among all pairs (Gemma 4).
+
+    Pairs of halves reach over the whole head, where RoPE's own `fraction` pairs the first channels among themselves."""
+
+    fraction: float = bounded(0.25, above=0, at_most=1)  # of the pairs, the first ones, that are rotated
+    factor: float = bounded(1.0, at_least=1, at_most=MAX_FACTOR)
+
+    def turning(self, pairs: int) -> int:
+        """The number of rotated pairs."""
+        return int(self.fraction * (2 * pairs) // 2)
+
+    def frequencies(self, plain: Tensor, base: float) -> Tensor:
+        turns = torch.arange(len(plain)) < self.turning(len(plain))
+        return torch.where(turns, plain / self.factor, 0.0)
+
+    def check(self, scope: Scope) -> list[Problem]:
+        pairs = scope.size("pair")
+        if self.turning(pairs) > 0:
+            return []
+        what = f"a fraction of {self.fraction} of {pairs} pairs rotates none"
+        return [Problem("scaling.fraction", what, f"use at least {1 / pairs:.3g}")]
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {"fraction": [0.5, 1.0], "factor": [1.0, 3.0]}

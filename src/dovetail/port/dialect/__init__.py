@@ -76,6 +76,9 @@ FILES = (
     "albert",
     "electra",
     "qwen2_vl_text",
+    "falcon_h1",
+    "nemotron_h",
+    "gemma4",
 )
 
 

@@ -8,12 +8,11 @@ from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.dialect.granite import AttentionMultiplier
 from dovetail.port.dialect.granitemoeshared import GRANITEMOESHARED, shared_rows
-from dovetail.port.dialect.mamba2 import LIMIT as TIME_STEP_LIMIT, NoTimeStepLimit
 from dovetail.port.expert import BalanceLoss, depth_of, integer
 from dovetail.port.field import ABSENT, Config, Copy, Settings, is_kind, value_at
 from dovetail.port.layer import FULL, LAYER_TYPES
 from dovetail.port.rotary import Rotary
-from dovetail.port.space import InnerWidth, mamba2_rows
+from dovetail.port.space import TIME_STEP_LIMIT, InnerWidth, TimeStepLimit, mamba2_rows
 from dovetail.port.table import Row
 
 LINEAR, OLDER = "linear_attention", {"mamba": "linear_attention", "attention": FULL}
@@ -109,7 +108,7 @@ GRANITEMOEHYBRID = GRANITEMOESHARED.variant(
         Copy("mamba_n_groups", f"{MAMBA}.groups"),
         Copy("mamba_d_conv", f"{MAMBA}.conv_size"),
         Copy("mamba_conv_bias", f"{MAMBA}.conv_bias"),
-        NoTimeStepLimit(),
+        TimeStepLimit(MAMBA),
         Copy("rms_norm_eps", "norm.eps", "layers.*.norm.eps", f"{MAMBA}.norm.eps"),
     ),
     tensors=(

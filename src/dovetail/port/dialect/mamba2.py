@@ -8,10 +8,9 @@ from dovetail.core.errors import SpecError
 from dovetail.model import Model
 from dovetail.port.dialect.mamba import MAMBA
 from dovetail.port.field import Config, Copy, Settings, value_at
-from dovetail.port.space import InnerWidth, mamba2_rows, mamba_rows
+from dovetail.port.space import TIME_STEP_LIMIT, InnerWidth, TimeStepLimit, mamba2_rows, mamba_rows
 
 MIXER = "layers.{}.mixer"
-LIMIT = "time_step_limit"
 
 
 class HeadCount:
@@ -31,25 +30,6 @@ class HeadCount:
         return {}
 
 
-class NoTimeStepLimit:
-    """The time step is not limited."""
-
-    names = (LIMIT,)
-
-    def to_hf(self, spec: Model) -> dict[str, Any]:
-        return {}
-
-    def from_hf(self, config: Config) -> Settings:
-        said = config.get(LIMIT)
-        if said is None:
-            return {}
-        low, high = said if isinstance(said, (list, tuple)) and len(said) == 2 else (said, None)
-        high = high.get("__float__") if isinstance(high, dict) else high
-        if low != 0 or high not in (float("inf"), "Infinity"):
-            raise SpecError(f"config.{LIMIT}", f"{said!r} is unsupported", "supported: [0, Infinity]")
-        return {}
-
-
 MAMBA2 = MAMBA.variant(
     "mamba2",
     architecture="Mamba2ForCausalLM",
@@ -58,14 +38,14 @@ MAMBA2 = MAMBA.variant(
     fields=(
         Copy("head_dim", "layers.*.mixer.head"),
         HeadCount(),
-        NoTimeStepLimit(),
+        TimeStepLimit("layers.*.mixer"),
         Copy("n_groups", "layers.*.mixer.groups"),
         Copy("layer_norm_epsilon", "norm.eps", "layers.*.norm.eps", "layers.*.mixer.norm.eps"),
         InnerWidth("expand", "layers.*.mixer.inner"),
     ),
     tensors=mamba2_rows(MIXER, MIXER),
     fixed={"use_bias": False},  # theirs has two biases on Δ that are added
-    infinite=frozenset({LIMIT}),
+    infinite=frozenset({TIME_STEP_LIMIT}),
     ignored=("chunk_size", "time_step_rank"),
     defaults={"initializer_range": 0.1, "head_dim": 64, "n_groups": 8, "state_size": 128, "tie_word_embeddings": False},
 )

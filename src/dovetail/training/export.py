@@ -1,0 +1,48 @@
+"""The model in a checkpoint, written as a model directory one tensor at a time: the whole model is never in memory.
+
+    checkpoints/step-00000120/rank-*.safetensors  ->  dovetail.yaml, model.safetensors
+
+With a moving average in the checkpoint, its weights are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dovetail.core.errors import FileError
+from dovetail.core.fold import declared
+from dovetail.io.model_dir import Piece, spec_and, write_directory
+from dovetail.io.tensors import DTYPES
+from dovetail.model import Model
+from dovetail.training.checkpoint import Manifest, read_manifest
+from dovetail.training.storage import read_chunks
+
+
+def write_model(checkpoint: Path, spec: Model, out: Path, beside: Mapping[str, str | bytes]) -> None:
+    """Write the model of a checkpoint, with further files; files of others in the directory are kept."""
+    write_directory(out, checkpoint_pieces(checkpoint, spec), spec_and(spec, beside), keep_foreign=True)
+
+
+def checkpoint_pieces(checkpoint: Path, spec: Model) -> list[Piece]:
+    """Every stored weight of a spec, read from a checkpoint when it is written."""
+    manifest = read_manifest(checkpoint)
+    return [_piece(checkpoint, manifest, d.path) for d in declared(spec) if d.weight.stored]
+
+
+def _piece(checkpoint: Path, manifest: Manifest, path: str) -> Piece:
+    names = [name for name in (f"ema.{path}", f"weights.{path}") if name in manifest.tensors]
+    if not names:
+        raise FileError(f"{checkpoint}: holds no weights.{path}; was the spec edited?")
+    described = manifest.tensors[names[0]]
+    layout = torch.empty(described["shape"], dtype=DTYPES[described["dtype"]], device="meta")
+
+    def make() -> dict[str, Tensor]:
+        tensor = torch.empty_like(layout, device="cpu")
+        read_chunks(checkpoint, {names[0]: described}, {names[0]: tensor})
+        return {path: tensor}
+
+    return Piece({path: layout}, make)

@@ -1,0 +1,98 @@
+"""The optimizer of a model: AdamW for every weight, or Muon for its matrices and AdamW for the rest, as the spec declares them.
+
+    weight decay     matrices and tables; norms, biases and gates do not decay
+    Muon             matrices that tokens are multiplied by, but for those over the vocabulary
+    learning rate    lr(step) · scale, where the initialization declares the scale (µP: base_width / inputs)
+
+AdamW is torch's, fused.                                         Loshchilov & Hutter 2019 (AdamW); Jordan et al. 2024 (Muon)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dovetail.core.fold import Declared, declared
+from dovetail.core.module import tensor_at
+from dovetail.model import ModelModule
+from dovetail.training.muon import Muon
+
+OptimizerKind = Literal["adamw", "muon"]
+FUSED = ("cpu", "cuda", "mps", "xpu")  # devices with a fused AdamW
+STATE = {torch.optim.AdamW: ("exp_avg", "exp_avg_sq"), Muon: ("momentum",)}  # tensors of the weight's shape, zero at first
+
+
+def by_muon(d: Declared) -> bool:
+    """Whether Muon updates the weight: a matrix that tokens are multiplied by, and not the head's over the vocabulary."""
+    return d.weight.matmul and bool(d.weight.out) and "vocab" not in d.weight.out and min(d.weight.shape(d.scope)[-2:]) > 1
+
+
+class Optimizer:
+    """The optimizers of a model's learned weights, under one learning rate."""
+
+    def __init__(
+        self,
+        model: ModelModule,
+        kind: OptimizerKind = "adamw",
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+        orthogonal_dtype: torch.dtype | None = None,
+    ) -> None:
+        found = {d.path: d for d in declared(model.part) if d.weight.learned}
+        self.weights: dict[str, Tensor] = {path: tensor_at(model, path) for path in found}
+        matrices = [d for d in found.values() if kind == "muon" and by_muon(d)]
+        rest = [d for d in found.values() if kind != "muon" or not by_muon(d)]
+        self.parts: list[torch.optim.Optimizer] = []
+        if rest:
+            groups = list(self._groups(rest, weight_decay, 1.0))
+            fused = model.device.type in FUSED
+            self.parts.append(torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=fused))
+        if matrices:
+            # n inputs: an update of AdamW has a spectral norm of order n · lr, one of Muon of order √n · lr
+            groups = list(self._groups(matrices, weight_decay, 0.5))
+            self.parts.append(Muon(groups, lr=0.0, momentum=momentum, dtype=orthogonal_dtype))
+
+    def _groups(self, some: Iterable[Declared], weight_decay: float, power: float) -> Iterator[dict[str, Any]]:
+        """One group of weights for each weight decay and scale of the learning rate, raised to a power."""
+        groups: dict[tuple[float, float], list[Declared]] = {}
+        for d in some:
+            decay = weight_decay if d.weight.decays else 0.0
+            groups.setdefault((decay, d.scope.init.lr_scale(d.weight, d.scope) ** power), []).append(d)
+        for (decay, scale), members in groups.items():
+            params = [self.weights[d.path] for d in members]
+            yield {"params": params, "declared": members, "weight_decay": decay, "scale": scale}
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next step."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = lr * group["scale"]
+
+    def step(self) -> None:
+        """Update every weight from its gradient."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor of the optimizer's state by name, allocated where it is not yet: a checkpoint saves or loads these."""
+        paths = {weight: path for path, weight in self.weights.items()}
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            for weight in (weight for group in part.param_groups for weight in group["params"]):
+                held = part.state[weight]
+                if not held:
+                    held.update({name: torch.zeros_like(weight) for name in STATE[type(part)]})
+                    if isinstance(part, torch.optim.AdamW):
+                        held["step"] = torch.zeros((), dtype=torch.float32)
+                found |= {f"{paths[weight]}.{name}": tensor for name, tensor in held.items()}
+        return found

@@ -1,0 +1,94 @@
+"""The ranks of a run: FSDP over all processes of torchrun, or one process alone.
+
+    torchrun --nproc-per-node 2 -m dovetail train llama-tiny --data stories --steps 1000
+
+Each rank has its shard of weights and optimizer state, and its rows of every batch. Gradients of FSDP are means over ranks of
+sums over labels, so that g = ranks · mean / labels of all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from dovetail.construction import build
+from dovetail.core.errors import DovetailError
+from dovetail.core.loss import LossSum
+from dovetail.dist.construction import build_sharded
+from dovetail.dist.mesh import joined_ranks, make_mesh
+from dovetail.model import Model
+from dovetail.transformer import Transformer
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """This process among the ranks of a run; alone where there is one."""
+
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes and prints."""
+        return self.rank == 0
+
+    def build(self, spec: Model, seed: int, compute_dtype: torch.dtype | None = None) -> Transformer:
+        """The model in float32: whole, or this rank's shard of it, which computes in `compute_dtype`."""
+        if self.count == 1:
+            return build(spec, seed=seed)
+        return build_sharded(spec, make_mesh(data=self.count), seed=seed, compute_dtype=compute_dtype)
+
+    def total(self, loss: LossSum) -> LossSum:
+        """The sum of losses and labels over all ranks, without a gradient."""
+        if self.count == 1:
+            return loss
+        both = torch.stack([loss.sum.double(), loss.num_labels.double()])
+        dist.all_reduce(both)
+        return LossSum(both[0].to(loss.sum.dtype), both[1].to(loss.num_labels.dtype))
+
+    def any(self, value: bool) -> bool:
+        """Whether the value is true on some rank."""
+        if self.count == 1:
+            return value
+        found = torch.tensor(float(value))
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found)
+
+    def sum(self, value: int) -> int:
+        """The sum over all ranks."""
+        if self.count == 1:
+            return value
+        found = torch.tensor(value)
+        dist.all_reduce(found)
+        return int(found)
+
+    def first_does(self, action: Callable[[], T]) -> T:
+        """Do something on the first rank; its result, plain data, or its error is that of every rank."""
+        if self.count == 1:
+            return action()
+        held: list[Any] = [None, None]
+        if self.first:
+            try:
+                held[0] = action()
+            except DovetailError as error:
+                held[1] = error
+        dist.broadcast_object_list(held, src=0)
+        if held[1] is not None:
+            raise held[1]
+        return held[0]
+
+
+@contextmanager
+def ranks_of_run() -> Iterator[Ranks]:
+    """Join the ranks of torchrun, where it started this process."""
+    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Ranks()
+        return
+    with joined_ranks():
+        yield Ranks(dist.get_rank(), dist.get_world_size())

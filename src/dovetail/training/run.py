@@ -1,0 +1,149 @@
+"""A run that survives: its settings, its metrics and its checkpoints in a directory, from which the same settings resume it.
+
+    OUT/dovetail.yaml, tokenizer.json     from the start
+    OUT/run.yaml                          the settings; a run with others is refused
+    OUT/loss.jsonl                        the metrics of each step
+    OUT/checkpoints/step-00000120/        weights, optimizer, moving average, position in the data (training/checkpoint.py)
+    OUT/model.safetensors                 at the end
+
+A batch and every random number are functions of (seed, step), so that a checkpoint needs no generator's state: after kill -9
+and the same command again, the last weights are those of the unbroken run, bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from dovetail.core.errors import FileError
+from dovetail.io.atomic import write_atomically
+from dovetail.io.model_dir import must_be_free
+from dovetail.io.model_files import LOSSES_FILE, RUN_FILE, TOKENIZER_FILE, foreign
+from dovetail.io.replace import replacing
+from dovetail.io.yaml import dump_yaml, parse_yaml, read_text
+from dovetail.model import Model
+from dovetail.training.checkpoint import Checkpoints
+from dovetail.training.export import write_model
+from dovetail.training.metrics import StepMetrics, to_jsonl
+from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan
+from dovetail.training.ranks import Ranks
+from dovetail.training.step import Trainer
+
+CHECKPOINTS = "checkpoints"
+
+
+class Run:
+    """The directory of a run, locked while this process trains in it. A Recorder of the training loop; every rank has one."""
+
+    def __init__(
+        self, place: Path, plan: Plan, ranks: Ranks | None = None, every: float = CHECKPOINT_MINUTES, keep: int = KEEP
+    ) -> None:
+        self.place, self.plan, self.every = place, plan, every  # minutes between checkpoints
+        self.ranks = ranks or Ranks()
+        self.checkpoints = Checkpoints(place / CHECKPOINTS, keep)
+        self.losses: TextIO | None = None
+        self.taken = time.monotonic()
+        self.lock = self.ranks.first_does(self._lock)
+
+    def _lock(self) -> int:
+        lock = os.open(self.place / RUN_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise FileError(f"{self.place}: another process trains in this directory") from error
+        return lock
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self.losses is not None:
+                self.losses.close()
+            self.checkpoints.wait()
+        finally:
+            if self.ranks.first:
+                os.close(self.lock)
+
+    def restore(self, trainer: Trainer) -> tuple[Plan, list[StepMetrics]]:
+        """Put the newest checkpoint that verifies into the trainer; return the plan and the metrics up to it."""
+        path = self.checkpoints.latest()
+        history: list[StepMetrics] = []
+        if path is not None:
+            numbers = self.checkpoints.load(path, trainer.tensors())
+            self.plan = dc.replace(self.plan, steps=numbers["steps"], minutes=numbers["minutes"])
+            history = self._metrics(numbers["step"])
+        if self.ranks.first:
+            write_atomically(self.place / LOSSES_FILE, to_jsonl(history))  # steps after the checkpoint are trained again
+            self.losses = (self.place / LOSSES_FILE).open("a", encoding="utf-8")
+        self.taken = time.monotonic()
+        return self.plan, history
+
+    def record(self, trainer: Trainer, plan: Plan, metrics: StepMetrics, last: bool) -> None:
+        """Write the metrics of a step; take a checkpoint after the last, and where enough minutes have passed."""
+        self.plan = plan
+        if self.losses is not None:
+            self.losses.write(to_jsonl([metrics]))
+            self.losses.flush()
+        if not self.ranks.any(last or time.monotonic() - self.taken > 60 * self.every):
+            return
+        if self.losses is not None:
+            os.fsync(self.losses.fileno())
+        numbers = {"step": metrics.step, "tokens": metrics.tokens, "steps": plan.steps, "minutes": plan.minutes}
+        self.checkpoints.save_later(metrics.step, trainer.tensors(), numbers)
+        self.taken = time.monotonic()
+        if last:
+            self.checkpoints.wait()
+
+    def write_model(self, spec: Model) -> None:
+        """Write the model of the last checkpoint into the directory, on the first rank."""
+        newest = self.checkpoints.complete()[-1]
+        names = [name for name in (TOKENIZER_FILE, LOSSES_FILE, RUN_FILE) if (self.place / name).is_file()]
+        beside = {name: (self.place / name).read_bytes() for name in names}
+        self.ranks.first_does(lambda: write_model(newest, spec, self.place, beside))
+
+    def _metrics(self, step: int) -> list[StepMetrics]:
+        """The metrics of the first steps."""
+        with (self.place / LOSSES_FILE).open(encoding="utf-8") as lines:
+            found = [StepMetrics(**json.loads(line)) for _, line in zip(range(step), lines, strict=False)]
+        if [metrics.step for metrics in found] != list(range(1, step + 1)):
+            raise FileError(f"{self.place / LOSSES_FILE}: does not hold the metrics of steps 1 to {step}")
+        return found
+
+
+def open_run(place: Path, settings: Mapping[str, Any], files: Mapping[str, str], force: bool) -> bool:
+    """Prepare the directory of a run; return whether it holds a run with these settings already, to be resumed.
+
+    A directory with other contents is refused. With `force`, a model or a run there is replaced."""
+    settings = json.loads(json.dumps(settings))  # as YAML gives them back
+    if (place / RUN_FILE).is_file():
+        if not force:
+            _check_same(place, settings)
+            return True
+        if foreign(place) == [f"{CHECKPOINTS}/"]:
+            shutil.rmtree(place / CHECKPOINTS)
+    must_be_free(place, force)
+    with replacing(place, lambda existing: None) as fresh:
+        for name, text in {**files, RUN_FILE: dump_yaml(settings), LOSSES_FILE: ""}.items():
+            (fresh / name).write_text(text, encoding="utf-8")
+    return False
+
+
+def _check_same(place: Path, settings: Mapping[str, Any]) -> None:
+    """Raise FileError where the run of a directory has other settings."""
+    kept = parse_yaml(read_text(place / RUN_FILE), str(place / RUN_FILE))
+    if not isinstance(kept, Mapping):
+        raise FileError(f"{place / RUN_FILE}: is not a mapping of settings")
+    for name in sorted({*kept, *settings}):
+        if kept.get(name) != settings.get(name):
+            short = f"{name} is {str(kept.get(name))[:60]} in {RUN_FILE}, and {str(settings.get(name))[:60]} here"
+            remedy = "choose another path with -o, or train anew with --force"
+            raise FileError(f"{place}: holds another run: {short}; {remedy}")

@@ -1,0 +1,126 @@
+"""Source: what a run trains on, from a text file or from token shards.
+
+    text       a tokenizer of the spec's vocabulary size is trained on it; the last 5 % of its tokens are held out
+    shards     directories of `dovetail data build`, each with a weight; their tokenizer; documents that were held out
+
+The batch of a step is a pure function of (seed, step), and so are a rank's rows of it: a run resumes at any step, on any number
+of ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from dovetail.core.errors import FileError, SpecError
+from dovetail.datasets.bits import bits_per_byte
+from dovetail.datasets.corpora import ShardedTokens
+from dovetail.datasets.corpus import Batch, Corpus, read_corpus
+from dovetail.datasets.loader import Loader, evaluation
+from dovetail.datasets.manifest import HELD_OUT
+from dovetail.datasets.stream import Stream
+from dovetail.model import Model
+from dovetail.text.learn import learn
+from dovetail.text.tokenizer import Tokenizer
+
+EVAL_BATCHES = 8  # of held-out data, at an eval
+TokenizerKind = Literal["byte_pair", "wordpiece", "unigram", "characters", "words"]
+Note = Callable[[str], None]
+
+
+class Shape(NamedTuple):
+    """The shape of a batch, and the share of this rank."""
+
+    batch: int  # sequences of all ranks
+    length: int
+    seed: int
+    rank: int = 0
+    ranks: int = 1
+
+    def rows(self) -> slice:
+        """This rank's rows of a batch."""
+        return slice(self.batch * self.rank // self.ranks, self.batch * (self.rank + 1) // self.ranks)
+
+
+class Source(NamedTuple):
+    """Batches, held-out batches, and the tokenizer that made them."""
+
+    batch: Callable[[int], Batch]  # of a step: this rank's rows
+    held_out: list[Batch]
+    tokenizer: Tokenizer
+    settings: Mapping[str, Any]  # what identifies the data, as plain data
+    tokens: int  # to train on
+    held_out_tokens: int
+    held_out_bytes: int
+
+    def bits_per_byte(self, loss: float) -> float:
+        """The held-out loss, in nats per token, as bits per byte of text."""
+        if not math.isfinite(loss):
+            return math.nan
+        return bits_per_byte(loss, 1, self.held_out_tokens, self.held_out_bytes)
+
+
+def from_text(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: Note) -> Source:
+    """Train a tokenizer on a text file, and sample sequences of it."""
+    content = read_corpus(path)
+    note(f"{path}: {len(content):,} characters; training a tokenizer of {spec.vocab} tokens")
+    tokenizer = learn(content, spec.vocab, kind)
+    corpus = Corpus.cut(tokenizer.encode(content), shape.length, name=str(path))
+    digest = hashlib.sha256(content.encode()).hexdigest()
+
+    def batch(step: int) -> Batch:
+        whole = corpus.batch(shape.seed, step, shape.batch, shape.length)
+        return whole if shape.ranks == 1 else whole.some_rows(shape.rows())
+
+    return Source(
+        batch,
+        list(corpus.validation(shape.batch, shape.length, EVAL_BATCHES)),
+        tokenizer,
+        {"text": str(path), "sha256": digest, "tokenizer": kind},
+        len(corpus.train),
+        len(corpus.held_out),
+        len(tokenizer.decode(corpus.held_out).encode()),
+    )
+
+
+def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = True) -> Source:
+    """Read directories of token shards, `DIR` or `DIR=WEIGHT` each; held-out documents are those of the first."""
+    pairs = [_weighted(place) for place in places]
+    sources = [(ShardedTokens(place), weight) for place, weight in pairs]
+    first = sources[0][0]
+    for tokens, _ in sources[1:]:
+        if tokens.manifest.tokenizer != first.manifest.tokenizer:
+            raise FileError(f"{tokens.directory}: its tokenizer is not that of {first.directory}; build both with one")
+    vocab = first.manifest.tokenizer.vocab
+    if vocab > spec.vocab:
+        raise SpecError("vocab", f"{spec.vocab}; the tokenizer of {first.directory} has {vocab} tokens", f"--set vocab={vocab}")
+    loader = Loader(
+        Stream(sources, shape.length, shape.seed), batch=shape.batch, rank=shape.rank, world=shape.ranks, masks=masks
+    )
+    held_out = ShardedTokens(first.directory, HELD_OUT)
+    return Source(
+        lambda step: loader.batch_at(step * shape.batch),
+        list(evaluation(held_out, shape.length, shape.batch, most=EVAL_BATCHES, masks=masks)),
+        Tokenizer.load(first.directory),
+        {"shards": [[str(place), weight] for place, weight in pairs], "fingerprint": loader.stream.fingerprint, "masks": masks},
+        sum(tokens.tokens for tokens, _ in sources),
+        held_out.tokens,
+        held_out.bytes,
+    )
+
+
+def _weighted(place: str) -> tuple[Path, float]:
+    """`DIR` or `DIR=WEIGHT`."""
+    name, equals, weight = place.rpartition("=")
+    if not equals:
+        return Path(place), 1.0
+    try:
+        found = float(weight)
+    except ValueError as error:
+        raise FileError(f"{place}: {weight!r} is not a weight; give DIR or DIR=WEIGHT") from error
+    if not 0 < found < math.inf:
+        raise FileError(f"{place}: the weight {weight} is not above 0")
+    return Path(name), found

@@ -1,0 +1,176 @@
+"""One training step: gradients of a batch, piece by piece, and one update.
+
+    g = Σ_pieces ∂(Σ_labels loss)        count = Σ_pieces labels        over all ranks
+    g ← g/count · min(1, clip/‖g/count‖) → optimizer → EMA ← decay·EMA + (1 − decay)·W → routers rebalance
+
+Losses are added as sums and counts, so that pieces with different numbers of labels weigh as they would in one batch. A loss
+or a norm that is not finite raises before any weight changes.                             Pascanu et al. 2013 (clipping)
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dovetail.core.errors import Diverged
+from dovetail.core.finite import nonfinite
+from dovetail.core.fold import declared
+from dovetail.core.group import RouterModule
+from dovetail.core.host import read_floats
+from dovetail.core.loss import LossSum
+from dovetail.core.module import tensor_at
+from dovetail.datasets.corpus import Batch
+from dovetail.dist.construction import full, local
+from dovetail.dist.shard import reshard
+from dovetail.model import BlockModule, ModelModule
+from dovetail.training.objective import Objective
+from dovetail.training.optim import Optimizer
+from dovetail.training.plan import Plan, Precision
+from dovetail.training.precision import Copies
+from dovetail.training.ranks import Ranks
+
+DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+
+
+class StepResult(NamedTuple):
+    """What a step found: the mean loss over all labels, and the gradient norm before clipping."""
+
+    loss: float
+    grad_norm: float
+
+
+class Trainer:
+    """A model in training: its optimizer, and the moving average of its weights where the plan has one."""
+
+    def __init__(self, model: ModelModule, objective: Objective, plan: Plan, ranks: Ranks | None = None) -> None:
+        self.model, self.objective, self.plan, self.ranks = model, objective, plan, ranks or Ranks()
+        dtype = DTYPES[plan.precision]
+        self.copies = None if dtype is None or self.ranks.count > 1 else Copies(model, dtype)  # FSDP makes its own
+        self.optimizer = Optimizer(
+            model,
+            plan.optimizer,
+            betas=plan.betas,
+            momentum=plan.momentum,
+            weight_decay=plan.weight_decay,
+            orthogonal_dtype=dtype,
+        )
+        self.weights = list(self.optimizer.weights.values())
+        self.ema = {} if plan.ema is None else {path: w.detach().clone() for path, w in self.optimizer.weights.items()}
+        _prepare_blocks(model, plan)
+
+    def step(self, batch: Batch, step: int, lr: float) -> StepResult:
+        """Train on a batch; raise Diverged where the loss or the gradient norm is not finite: no weight has changed then."""
+        self.optimizer.zero_grad()
+        losses: list[LossSum] = []
+        seed = seed_of(self.plan.seed, step)  # of all pieces: random numbers are drawn by the number of a sample in the batch
+        for piece in batch.pieces(self.plan.micro_batches):
+            with self.computing():
+                loss = self.objective(self.model, piece.to(self.model.device), seed, True)
+                loss.sum.backward()
+            losses.append(LossSum(loss.sum.detach(), loss.num_labels))
+        total = self.ranks.total(functools.reduce(LossSum.plus, losses))
+        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
+        norm = full(torch.nn.utils.get_total_norm(gradients))
+        value, summed, labels = read_floats(total.mean().float(), norm.float(), total.num_labels.float())
+        count = max(labels, 1.0) / self.ranks.count  # FSDP's gradients are means over ranks
+        found = StepResult(value, summed / count)
+        if not (math.isfinite(found.loss) and math.isfinite(found.grad_norm)):
+            raise self.diverged(step, f"the loss is {found.loss}, the gradient norm {found.grad_norm}")
+        factor = min(1.0, self.plan.clip / (found.grad_norm + 1e-6)) / count
+        if factor != 1.0:
+            for gradient in gradients:
+                gradient.mul_(factor)
+        self.optimizer.set_lr(lr)
+        self.optimizer.step()
+        self._average()
+        rebalance(self.model)
+        return found
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """The context in which the model runs in the plan's precision."""
+        return self.copies or nullcontext()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The context in which the model has the moving average of its weights, where the plan has one."""
+        return nullcontext() if not self.ema else _exchanged(self.model, self.optimizer.weights, self.ema)
+
+    def take_average(self) -> None:
+        """Give the model the moving average of its weights, where the plan has one."""
+        for path, average in self.ema.items():
+            local(self.optimizer.weights[path].detach()).copy_(local(average))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that a checkpoint holds, by name and in the order of names: equal states make equal files."""
+        stored = [d.path for d in declared(self.model.part) if d.weight.stored]
+        held = {f"weights.{path}": tensor_at(self.model, path).detach() for path in stored}
+        held |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
+        held |= {f"ema.{name}": value for name, value in self.ema.items()}
+        return dict(sorted(held.items()))
+
+    def diverged(self, step: int, problem: str) -> Diverged:
+        """The error of a step that is not finite."""
+        weight = self.nonfinite()
+        cause = f"; {weight}" if weight else ""
+        return Diverged(f"step {step + 1}: {problem}{cause}; lower the learning rate (--learning-rate)")
+
+    def nonfinite(self) -> str | None:
+        """The first weight of this rank that is not finite, and its value."""
+        for path, weight in self.optimizer.weights.items():
+            if value := nonfinite(local(weight.detach())):
+                return f"{path} holds {value}"
+        return None
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        for path, average in self.ema.items():
+            local(average).lerp_(local(self.optimizer.weights[path].detach()), 1 - (self.plan.ema or 0.0))
+
+
+class _exchanged(AbstractContextManager[None]):
+    """Exchanges the values of a model's weights and another set of tensors, and back."""
+
+    def __init__(self, model: nn.Module, a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+        self.model = model
+        self.pairs = [(local(a[path].detach()), local(b[path])) for path in b]
+
+    def __enter__(self) -> None:
+        for one, other in self.pairs:
+            kept = one.clone()
+            one.copy_(other)
+            other.copy_(kept)
+        reshard(self.model)
+
+    def __exit__(self, *_: object) -> None:
+        self.__enter__()
+
+
+def rebalance(model: nn.Module) -> None:
+    """Update the balancing bias of every router that has one."""
+    for module in model.modules():
+        if isinstance(module, RouterModule):
+            module.rebalance()
+
+
+def seed_of(seed: int, step: int) -> int:
+    """The seed of a step; below 2³¹, which every generator takes."""
+    return (seed * 1_000_003 + step) % 2**31
+
+
+def _blocks(model: nn.Module) -> Iterator[BlockModule]:
+    yield from (module for module in model.modules() if isinstance(module, BlockModule))
+
+
+def _prepare_blocks(model: nn.Module, plan: Plan) -> None:
+    """Compile and recompute blocks, as the plan says."""
+    for block in _blocks(model):
+        if plan.recompute == "blocks":
+            block.forward = functools.partial(checkpoint, type(block).forward.__get__(block), use_reentrant=False)
+        if plan.compile:
+            block.compile()
