@@ -135,7 +135,7 @@ def test_a_manifest_is_untrusted(corpus: Write, says: str, monkeypatch: pytest.M
             at = at[int(step)] if isinstance(at, list) else at[step]
         at[last] = value
     if says != "its own checksum":
-        monkeypatch.setattr("dovetail.datasets.manifest._checksum", lambda data: data["sha256"])
+        monkeypatch.setattr("dovetail.datasets.manifest.data_sha256", lambda data: data["sha256"])
     (directory / "manifest.json").write_text(json.dumps(data))
     with pytest.raises(FileError, match=rf"manifest\.json: .*{says}"):
         Manifest.load(directory)

@@ -1,9 +1,6 @@
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from dovetail.dist.pair import Pair
 from dovetail.io.spec import from_yaml
 
 TINY = """
@@ -42,10 +39,3 @@ def lively():
         return model
 
     return enlarge
-
-
-@pytest.fixture(scope="session")
-def pair() -> Iterator[Pair]:
-    """Two ranks for all tests: starting them is what takes time."""
-    with Pair() as ranks:
-        yield ranks

@@ -120,17 +120,32 @@ def test_force_begins_anew(tale: Path) -> None:
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
 
 
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 16
+    file.write_bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore:.*this checkpoint is not used")
+def test_a_damaged_last_checkpoint_is_taken_again(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tale.parent / "out"
+    stop_after(monkeypatch, 4)
+    dt.train(SPEC, tale, steps=8, out=out, **SIZES)
+    dt.train(SPEC, tale, steps=8, out=out, **SIZES)
+    weights, optimizer = digest(out), state(out)
+    flip_a_bit(out / "checkpoints" / "step-00000008" / "rank-00000.safetensors")
+    dt.train(SPEC, tale, steps=8, out=out, **SIZES)
+    assert (digest(out), state(out)) == (weights, optimizer)
+
+
 def test_a_damaged_checkpoint_is_passed_over(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dt.train(SPEC, tale, steps=12, out=tale.parent / "whole", **SIZES)
     out = tale.parent / "out"
     stop_after(monkeypatch, 4, 4)
     dt.train(SPEC, tale, steps=12, out=out, **SIZES)
     dt.train(SPEC, tale, steps=12, out=out, **SIZES)
-    newest = out / "checkpoints" / "step-00000008" / "rank-00000.safetensors"
-    data = bytearray(newest.read_bytes())
-    data[-3] ^= 16
-    newest.write_bytes(data)
-    with pytest.warns(UserWarning, match="is damaged.*an earlier checkpoint is used"):
+    flip_a_bit(out / "checkpoints" / "step-00000008" / "rank-00000.safetensors")
+    with pytest.warns(UserWarning, match="is damaged.*this checkpoint is not used"):
         dt.train(SPEC, tale, steps=12, out=out, **SIZES)
     assert digest(out) == digest(tale.parent / "whole")
 

@@ -20,7 +20,7 @@ from dovetail.core.memory import check_memory
 from dovetail.core.part import plain
 from dovetail.generation import Sampling, generate_tokens
 from dovetail.io.model_dir import must_be_free
-from dovetail.io.model_files import RUN_FILE, TOKENIZER_FILE
+from dovetail.io.model_files import PLOT_FILE, RUN_FILE, TOKENIZER_FILE
 from dovetail.io.spec import SPEC_FILE, Changes, to_yaml
 from dovetail.io.untrusted import PICKLES, Directory
 from dovetail.look.console import unwrapped
@@ -30,8 +30,7 @@ from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import check_learns_text, text_objective
-from dovetail.training.optim import OptimizerKind
-from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan, Precision, Recompute, ScheduleKind
+from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
 from dovetail.training.ranks import ranks_of_run
 from dovetail.training.run import Run, open_run
 from dovetail.training.source import Shape, TokenizerKind, from_shards, from_text
@@ -41,7 +40,6 @@ from dovetail.transformer import Transformer
 LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is noisy
 MINUTES = 5.0  # of a run without an end
 BYTES_PER_PARAMETER = 16  # float32 weight and gradient, and AdamW's two moments
-PICTURE = "loss.png"
 
 
 @dc.dataclass(frozen=True, repr=False, eq=False)
@@ -167,7 +165,8 @@ def train(
     check_learns_text(changed)
     needed = BYTES_PER_PARAMETER * parameters(changed) + 4 * batch * length * changed.vocab // micro_batches
     check_memory(needed, f"training {parameters(changed):,} parameters on {batch:,} × {length:,} tokens per step")
-    end = steps if tokens is None else min(steps or 10**18, math.ceil(tokens / (batch * length)))
+    ends = [steps, None if tokens is None else math.ceil(tokens / (batch * length))]
+    end = min((one for one in ends if one is not None), default=None)
     plan = Plan(
         steps=end,
         minutes=MINUTES if minutes is None and end is None else minutes,
@@ -210,7 +209,7 @@ def train(
         if run is not None and place is not None:
             run.write_model(changed)
             title = f"{name} on {Path(text or places[0]).name}"
-            ranks.first_does(lambda: _plot(history, place / PICTURE, title, say))
+            ranks.first_does(lambda: _plot(history, place / PLOT_FILE, title, say))
     result = TrainingRun(name, model, source.tokenizer, tuple(history), interrupted.received, place, prompt=prompt)
     if changed.order() != "causal":
         return result

@@ -19,7 +19,7 @@ import tyro
 from dovetail.cli.flags import BatchSize, InFile, Length, LoadFlags, OutDir, SampleTokens, Seed, Sets, Spec, Steps, Swaps
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options, print_view
-from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan, Precision, Recompute, ScheduleKind
+from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
 
 INTERRUPTED = 130
 
@@ -62,7 +62,7 @@ class Command(LoadFlags):
     """How the learning rate decays: along a cosine, linearly, in the last fifth of the run (wsd), or not."""
     warmup: float = Plan.warmup_fraction
     """The fraction of the run over which the learning rate rises to its peak."""
-    optimizer: Literal["adamw", "muon"] = Plan.optimizer
+    optimizer: OptimizerKind = Plan.optimizer
     """AdamW for all weights, or Muon for matrices and AdamW for the rest."""
     weight_decay: float = Plan.weight_decay
     """Weight decay of matrices and tables."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -24,10 +26,11 @@ def nonfinite(tensor: Tensor) -> str | None:
     return next((str(bound) for bound in (high, low) if not abs(bound) < float("inf")), None)
 
 
-def nonfinite_weight(model: nn.Module, spec: Part) -> str | None:
-    """Return "PATH holds VALUE" for the first stored weight with a value that is not finite; None where all are finite."""
+def nonfinite_weight(model: nn.Module, spec: Part, read: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> str | None:
+    """Return "PATH holds VALUE" for the first stored weight with a value that is not finite; None where all are finite. `read`
+    is applied to each weight first, as for the shard of this rank."""
     for d in declared(spec):
-        if d.weight.stored and (value := nonfinite(tensor_at(model, d.path))):
+        if d.weight.stored and (value := nonfinite(read(tensor_at(model, d.path)))):
             return f"{d.path} holds {value}"
     return None
 

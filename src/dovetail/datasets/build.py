@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses as dc
-import fcntl
 import functools
 import hashlib
 import itertools
@@ -34,6 +33,7 @@ from dovetail.datasets.plan import BuildPlan, size_and_time
 from dovetail.datasets.shards import ShardInfo, ShardWriter, dtype_for
 from dovetail.io.atomic import write_atomically
 from dovetail.io.model_files import TOKENIZER_FILE
+from dovetail.io.replace import sync, try_lock
 from dovetail.io.untrusted import problem
 from dovetail.text.tokenizer import Tokenizer
 
@@ -164,9 +164,9 @@ def build(directory: Path, plan: BuildPlan, tokenizer: str, executor: Executor, 
             write_atomically(directory / WORK / "duplicates.json", "{}")
         _run(write_unit, job, "json", plan, executor, lambda done: progress("tokenizing", done, plan.bytes))
         manifest = _manifest(directory, plan)
-        _sync(directory)
+        sync(directory)
         manifest.write(directory)
-        _sync(directory)
+        sync(directory)
         shutil.rmtree(directory / WORK)
         return manifest
 
@@ -234,17 +234,8 @@ def _locked(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise FileError(f"{directory}: cannot be written ({problem(error)})") from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(handle):
+            raise FileError(f"{directory}: another process builds here; wait for it")
         yield
-    except BlockingIOError:
-        raise FileError(f"{directory}: another process builds here; wait for it") from None
-    finally:
-        os.close(handle)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
     finally:
         os.close(handle)

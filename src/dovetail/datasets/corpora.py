@@ -20,9 +20,8 @@ from dovetail.datasets.manifest import MANIFEST_FILE, TRAIN, Manifest
 from dovetail.datasets.megatron import MegatronTokens
 from dovetail.datasets.shards import Shard, check_size, files_of
 from dovetail.datasets.tokens import Tokens
-from dovetail.io.untrusted import exists, open_regular
-
-HASHED = 1 << 22  # bytes that are hashed at once
+from dovetail.io.checksum import file_sha256
+from dovetail.io.untrusted import exists
 
 
 class ShardedTokens(Tokens):
@@ -101,12 +100,3 @@ def verify_shards(directory: str | Path, progress: Callable[[int, int], None] = 
         done += shard.tokens * manifest.dtype.itemsize
         progress(done, total)
     return problems
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a regular file."""
-    with os.fdopen(open_regular(path, path), "rb") as file:
-        sha = hashlib.sha256()
-        while data := file.read(HASHED):
-            sha.update(data)
-    return sha.hexdigest()

@@ -69,11 +69,11 @@ class Loader:
 
     def batch_at(self, position: int) -> Batch:
         """Return this rank's part of the global batch that begins with a sample."""
-        low, high = (self.batch * rank // self.world for rank in (self.rank, self.rank + 1))
+        mine = rows_of_rank(self.batch, self.rank, self.world)
         length = self.stream.length
         rows = length if self.warmup is None else self.warmup(position * length, length)
-        windows = self.stream.samples(position + low, high - low)
-        return to_batch(windows, masks=self.masks, length=rows, first_row=low)
+        windows = self.stream.samples(position + mine.start, mine.stop - mine.start)
+        return to_batch(windows, masks=self.masks, length=rows, first_row=mine.start)
 
     def __iter__(self) -> Iterator[Batch]:
         if not self.workers:
@@ -93,6 +93,11 @@ class Loader:
                 yield batch
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def rows_of_rank(batch: int, rank: int, world: int) -> slice:
+    """The rows of a batch that a rank has."""
+    return slice(batch * rank // world, batch * (rank + 1) // world)
 
 
 def evaluation(

@@ -11,7 +11,6 @@ are plain, counts are whole numbers that add up, unknown keys are errors.
 from __future__ import annotations
 
 import dataclasses as dc
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ import numpy as np
 from dovetail.core.errors import FileError
 from dovetail.datasets.shards import ShardInfo, dtype_for
 from dovetail.io.atomic import write_atomically
+from dovetail.io.checksum import data_sha256
 from dovetail.io.untrusted import Directory
 
 MANIFEST_FILE = "manifest.json"
@@ -92,7 +92,7 @@ class Manifest:
             "splits": {name: split.to_data() for name, split in self.splits.items()},
             "dropped": dict(self.dropped),
         }
-        return {**data, "sha256": _checksum(data)}
+        return {**data, "sha256": data_sha256(data)}
 
     @property
     def fingerprint(self) -> str:
@@ -126,18 +126,13 @@ class _Invalid(Exception):
     """A manifest that cannot be right."""
 
 
-def _checksum(data: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in data.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
 def _manifest(data: dict[str, Any]) -> Manifest:
     version = data.get("dovetail_data")
     if version != SCHEMA:
         raise _Invalid(f"has schema version {version!r}; this version of Dovetail reads {SCHEMA}")
     keys = ("dovetail_data", "dtype", "tokenizer", "settings", "splits", "dropped", "sha256")
     _exactly(data, keys, "the manifest")
-    if data["sha256"] != _checksum(data):
+    if data["sha256"] != data_sha256({key: value for key, value in data.items() if key != "sha256"}):
         raise _Invalid("does not match its own checksum: it was changed or damaged; restore it, or build the data again")
     tokenizer = _exactly(data["tokenizer"], ("sha256", "vocab", "end"), "tokenizer")
     vocab = _count(tokenizer["vocab"], "tokenizer.vocab", 2**31 - 1)

@@ -105,7 +105,7 @@ class BuildPlan:
             if sources[path] != [size, changed]:
                 return f"{path} was changed since"
         missing = sources.keys() - {path for path, *_ in self.sources}
-        return f"{min(missing)} is no input any more" if missing else "it is from another version of Dovetail"
+        return f"{min(missing)} is not an input now" if missing else "it is from another version of Dovetail"
 
 
 def expand(inputs: Sequence[str | Path]) -> list[Path]:

@@ -79,7 +79,7 @@ def _swap(fresh: Path, target: Path, check: Callable[[Path], None]) -> None:
             check(target)
             if not _exchange(fresh, target):
                 _rename_twice(fresh, target)
-        _sync(target.parent)
+        sync(target.parent)
 
 
 def _exchange(one: Path, two: Path) -> bool:
@@ -117,7 +117,7 @@ def _locked(directory: Path) -> Iterator[None]:
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_TIMEOUT
-        while not _try_lock(handle):
+        while not try_lock(handle):
             if time.monotonic() > deadline:
                 raise FileError(f"{directory}: locked by another process for {LOCK_TIMEOUT:.0f} s; try again")
             time.sleep(0.005)
@@ -126,7 +126,8 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _try_lock(handle: int) -> bool:
+def try_lock(handle: int) -> bool:
+    """Take the lock of an open file or directory; False where another process has it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -167,7 +168,7 @@ def _delete_leftovers(target: Path) -> None:
         with contextlib.suppress(OSError):  # another writer may delete it at the same time
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                if _try_lock(handle) and (_writer_is_dead(path) or time.time() - path.lstat().st_mtime > LEFTOVER_AGE):
+                if try_lock(handle) and (_writer_is_dead(path) or time.time() - path.lstat().st_mtime > LEFTOVER_AGE):
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(handle)
@@ -201,11 +202,12 @@ def _exists(path: Path) -> bool:
 def _sync_tree(directory: Path) -> None:
     for path in directory.iterdir():
         if not path.is_symlink() and (path.is_file() or path.is_dir()):  # opening a pipe would wait for its other end
-            _sync(path)
-    _sync(directory)
+            sync(path)
+    sync(directory)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Write a file, or the names in a directory, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -6,13 +6,12 @@
 Every rank writes its chunks; then one writes the manifest, syncs it and the directory, and renames the directory. A directory
 that has its final name is complete, unless a disk damaged it afterwards: `latest` is the newest whose manifest and files have
 the checksums that they were written with. The position of the data and the state of the optimizer are in the same commit as the
-weights. Nothing is overwritten. Ranks may be more or fewer when a checkpoint is loaded.
+weights. A checkpoint that verifies is never overwritten. Ranks may be more or fewer when a checkpoint is loaded.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -28,8 +27,10 @@ from torch import Tensor
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import JSON_BYTES
+from dovetail.io.checksum import data_sha256, file_sha256
+from dovetail.io.replace import sync
 from dovetail.io.tensors import DTYPES
-from dovetail.io.untrusted import Directory, open_regular
+from dovetail.io.untrusted import Directory
 from dovetail.training.storage import Tensors, file_of, read_chunks, write_chunks
 
 MANIFEST = "manifest.json"
@@ -60,7 +61,7 @@ class Checkpoints:
         self.failure: BaseException | None = None
 
     def save(self, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Commit a checkpoint. One of this step that is already complete stays as it is."""
+        """Commit a checkpoint. One of this step that verifies stays as it is."""
         self.wait()
         self._commit(step, dict(tensors), dict(numbers))
 
@@ -85,16 +86,8 @@ class Checkpoints:
         for path in reversed(self.complete()):
             if before is not None and step_of(path) >= before:
                 continue
-            try:
-                verify(path, self.rank, self._ranks())
-                bad = None
-            except FileError as error:
-                bad = str(error)
-            found = [one for one in self._all(bad) if one is not None]
-            if not found:
+            if self._verifies(path):
                 return path
-            if self.rank == 0:
-                warnings.warn(f"{found[0]}; an earlier checkpoint is used", stacklevel=2)
         return None
 
     def load(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -109,6 +102,20 @@ class Checkpoints:
                 raise FileError(f"{path}: {name} is {stored}, the run has {tensor.dtype} {list(tensor.shape)}")
         read_chunks(path, manifest.tensors, tensors)
         return manifest.numbers
+
+    def _verifies(self, path: Path) -> bool:
+        """Whether a checkpoint is there and verifies, each rank reading some of its files; a damaged one is warned of."""
+        if not all(self._all(path.exists())):
+            return False
+        bad = None
+        try:
+            verify(path, self.rank, self._ranks())
+        except FileError as error:
+            bad = str(error)
+        found = [one for one in self._all(bad) if one is not None]
+        if found and self.rank == 0:
+            warnings.warn(f"{found[0]}; this checkpoint is not used", stacklevel=3)
+        return not found
 
     def complete(self) -> list[Path]:
         """The checkpoints with their final names, oldest first."""
@@ -126,13 +133,15 @@ class Checkpoints:
     def _commit(self, step: int, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         target = self.place / f"step-{step:08d}"
         fresh = target.with_name(f"{target.name}.tmp")
-        if any(self._all(target.exists())):
+        if self._verifies(target):
             return
         with self._together(f"{target}: cannot be written"):
             if self.rank == 0:
                 self.place.mkdir(parents=True, exist_ok=True)
                 for left in self.place.glob("step-*.tmp"):  # by a run that was killed
                     shutil.rmtree(left)
+                if target.exists():  # damaged
+                    shutil.rmtree(target)
                 fresh.mkdir()
         try:
             own, described = {}, {}
@@ -145,7 +154,7 @@ class Checkpoints:
                 if self.rank == 0:
                     write_manifest(fresh, Manifest(numbers, described, files))
                     os.rename(fresh, target)
-                    _sync(self.place)
+                    sync(self.place)
         except BaseException:
             if self.rank == 0:
                 shutil.rmtree(fresh, ignore_errors=True)
@@ -207,7 +216,7 @@ def verify(path: Path, part: int = 0, parts: int = 1) -> Manifest:
             raise FileError(f"{file}: is missing ({error.strerror})") from error
         if size != expected["bytes"]:
             raise FileError(f"{file}: has {size:,} bytes, {expected['bytes']:,} were written")
-        if i % parts == part and _sha256(file) != expected["sha256"]:
+        if i % parts == part and file_sha256(file) != expected["sha256"]:
             raise FileError(f"{file}: is damaged: its sha256 is not the one that was written")
     return manifest
 
@@ -216,7 +225,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read and check the manifest of a checkpoint."""
     data = Directory(path).json(MANIFEST, JSON_BYTES)
     checksum = data.pop("sha256", None)
-    if checksum != _digest(data) or data.get("format") != FORMAT:
+    if checksum != data_sha256(data) or data.get("format") != FORMAT:
         raise FileError(f"{path / MANIFEST}: is damaged: its sha256 is not the one that was written")
     manifest = Manifest(data["numbers"], data["tensors"], data["files"])
     if not all(FILE.fullmatch(name) for name in manifest.files):
@@ -227,33 +236,15 @@ def read_manifest(path: Path) -> Manifest:
 def write_manifest(place: Path, manifest: Manifest) -> None:
     """Write the manifest into a checkpoint that is otherwise complete, and sync it and its directory."""
     data = {"format": FORMAT, **manifest._asdict()}
-    text = json.dumps({**data, "sha256": _digest(data)}, indent=1)
+    text = json.dumps({**data, "sha256": data_sha256(data)}, indent=1)
     with (place / MANIFEST).open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    _sync(place)
-
-
-def _digest(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    sync(place)
 
 
 def _measured(file: Path) -> dict[str, Any]:
     """Sync a file; return its size and checksum."""
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
-        return {"bytes": os.fstat(opened.fileno()).st_size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
-
-
-def _sha256(file: Path) -> str:
-    with os.fdopen(open_regular(file, file), "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(file)
+    return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}

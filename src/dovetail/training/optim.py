@@ -10,7 +10,7 @@ AdamW is torch's, fused.                                         Loshchilov & Hu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from dovetail.core.fold import Declared, declared
 from dovetail.core.module import tensor_at
 from dovetail.model import ModelModule
 from dovetail.training.muon import Muon
+from dovetail.training.plan import OptimizerKind
 
-OptimizerKind = Literal["adamw", "muon"]
 FUSED = ("cpu", "cuda", "mps", "xpu")  # devices with a fused AdamW
 STATE = {torch.optim.AdamW: ("exp_avg", "exp_avg_sq"), Muon: ("momentum",)}  # tensors of the weight's shape, zero at first
 

@@ -23,6 +23,7 @@ FIRST_STEP = 1e-3  # what each of them counts as, of the run
 CHECKPOINT_MINUTES = 5.0  # between checkpoints
 KEEP = 3  # checkpoints
 ScheduleKind = Literal["cosine", "linear", "wsd", "constant"]
+OptimizerKind = Literal["adamw", "muon"]
 Precision = Literal["fp32", "bf16"]
 Recompute = Literal["none", "blocks"]
 
@@ -39,7 +40,7 @@ class Plan:
     warmup_fraction: float = 0.05
     floor: float = 0.05  # the last learning rate as a fraction of the peak
     cooldown: float = 0.2  # wsd: the fraction of the run over which the learning rate decays
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: OptimizerKind = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
     momentum: float = 0.95  # of Muon
     weight_decay: float = 0.1

@@ -13,7 +13,6 @@ and the same command again, the last weights are those of the unbroken run, bit 
 from __future__ import annotations
 
 import dataclasses as dc
-import fcntl
 import json
 import os
 import shutil
@@ -26,7 +25,7 @@ from dovetail.core.errors import FileError
 from dovetail.io.atomic import write_atomically
 from dovetail.io.model_dir import must_be_free
 from dovetail.io.model_files import LOSSES_FILE, RUN_FILE, TOKENIZER_FILE, foreign
-from dovetail.io.replace import replacing
+from dovetail.io.replace import replacing, try_lock
 from dovetail.io.yaml import dump_yaml, parse_yaml, read_text
 from dovetail.model import Model
 from dovetail.training.checkpoint import Checkpoints
@@ -54,11 +53,9 @@ class Run:
 
     def _lock(self) -> int:
         lock = os.open(self.place / RUN_FILE, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(lock):
             os.close(lock)
-            raise FileError(f"{self.place}: another process trains in this directory") from error
+            raise FileError(f"{self.place}: another process trains in this directory")
         return lock
 
     def __enter__(self) -> Run:
@@ -89,7 +86,6 @@ class Run:
 
     def record(self, trainer: Trainer, plan: Plan, metrics: StepMetrics, last: bool) -> None:
         """Write the metrics of a step; take a checkpoint after the last, and where enough minutes have passed."""
-        self.plan = plan
         if self.losses is not None:
             self.losses.write(to_jsonl([metrics]))
             self.losses.flush()

@@ -19,7 +19,7 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.datasets.bits import bits_per_byte
 from dovetail.datasets.corpora import ShardedTokens
 from dovetail.datasets.corpus import Batch, Corpus, read_corpus
-from dovetail.datasets.loader import Loader, evaluation
+from dovetail.datasets.loader import Loader, evaluation, rows_of_rank
 from dovetail.datasets.manifest import HELD_OUT
 from dovetail.datasets.stream import Stream
 from dovetail.model import Model
@@ -42,7 +42,7 @@ class Shape(NamedTuple):
 
     def rows(self) -> slice:
         """This rank's rows of a batch."""
-        return slice(self.batch * self.rank // self.ranks, self.batch * (self.rank + 1) // self.ranks)
+        return rows_of_rank(self.batch, self.rank, self.ranks)
 
 
 class Source(NamedTuple):

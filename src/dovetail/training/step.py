@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dovetail.core.errors import Diverged
-from dovetail.core.finite import nonfinite
+from dovetail.core.finite import nonfinite_weight
 from dovetail.core.fold import declared
 from dovetail.core.group import RouterModule
 from dovetail.core.host import read_floats
@@ -122,10 +122,7 @@ class Trainer:
 
     def nonfinite(self) -> str | None:
         """The first weight of this rank that is not finite, and its value."""
-        for path, weight in self.optimizer.weights.items():
-            if value := nonfinite(local(weight.detach())):
-                return f"{path} holds {value}"
-        return None
+        return nonfinite_weight(self.model, self.model.part, local)
 
     @torch.no_grad()
     def _average(self) -> None:
