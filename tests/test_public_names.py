@@ -45,6 +45,7 @@ assert logits.shape == (1, 3, 90)
 assert dovetail.Pool(spec, rows=1, capacity=4).bytes() > 0
 other = spec.set("layers.*.mixer.kv_heads", 1)
 assert dovetail.diff(spec, other).tensors
+assert dovetail.match(spec, other).equal
 assert dovetail.show(spec).parameters > 0
 assert "class Model" in dovetail.emit(spec).text
 assert dovetail.list_parts("norm")[0].group == "norm"
@@ -63,6 +64,10 @@ with tempfile.TemporaryDirectory() as place:
         dovetail.map(Path(place) / "again", "text")
     except dovetail.DovetailError as refused:
         assert "tokenizer" in str(refused)
+try:
+    dovetail.mup_check(spec, "nowhere.txt")
+except dovetail.DovetailError as refused:
+    assert "nowhere.txt" in str(refused)
 try:
     dovetail.train(spec, "nowhere.txt", steps=1)
 except dovetail.DovetailError as refused:

@@ -36,6 +36,8 @@ _PUBLIC = {
     "load": "dovetail.api.models",
     "load_spec": "dovetail.io.spec",
     "map": "dovetail.api.map",
+    "match": "dovetail.api.match",
+    "mup_check": "dovetail.api.mup_check",
     "save": "dovetail.api.models",
     "show": "dovetail.api.show",
     "show_data": "dovetail.api.show_data",
@@ -58,7 +60,9 @@ if TYPE_CHECKING:
     from dovetail.api.list_families import list_families as list_families
     from dovetail.api.list_parts import list_parts as list_parts
     from dovetail.api.map import map as map
+    from dovetail.api.match import match as match
     from dovetail.api.models import build as build, load as load, save as save
+    from dovetail.api.mup_check import mup_check as mup_check
     from dovetail.api.show import show as show
     from dovetail.api.show_data import show_data as show_data
     from dovetail.api.tiny import tiny as tiny

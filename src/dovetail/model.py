@@ -212,7 +212,7 @@ class Model(Part):
     group: ClassVar[str] = "model"
     TAPS = ("embedded", "normed")
 
-    width: int = bounded(256, above=0)
+    width: int = bounded(256, above=0, widens=True)
     vocab: int = bounded(4096, above=0)
     embed: Embed = child("tokens")
     position: Position = child("none")

@@ -25,6 +25,7 @@ from dovetail.io.spec import SPEC_FILE, Changes, to_yaml
 from dovetail.io.untrusted import PICKLES, Directory
 from dovetail.look.console import unwrapped
 from dovetail.look.curve import draw_losses
+from dovetail.surgery.widen import with_tied_scale
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import train as train_loop
@@ -163,6 +164,8 @@ def train(
     if place is not None and not (place / RUN_FILE).is_file():
         must_be_free(place, force)
     check_learns_text(changed)
+    if (scaled := with_tied_scale(changed)) != changed:
+        say(f"µP multiplies the logits of a tied head by base_width/width: --set head.scale={plain(scaled.head)['scale']:g}")
     needed = BYTES_PER_PARAMETER * parameters(changed) + 4 * batch * length * changed.vocab // micro_batches
     check_memory(needed, f"training {parameters(changed):,} parameters on {batch:,} × {length:,} tokens per step")
     ends = [steps, None if tokens is None else math.ceil(tokens / (batch * length))]

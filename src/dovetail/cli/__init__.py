@@ -21,6 +21,7 @@ VERBS = {
     "show": "print the parts, shapes and costs of a model",
     "parts": "list the parts",
     "diff": "compare two specs tensor by tensor",
+    "match": "find the field value that makes two specs equal in parameters, FLOPs or decode state",
     "graft": "change the spec of a trained model and carry its weights over",
     "laws": "check the laws on parts, a spec or a model of another library",
     "verify": "find where two implementations of a model diverge, and why",

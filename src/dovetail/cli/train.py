@@ -16,7 +16,20 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dovetail.cli.flags import BatchSize, InFile, Length, LoadFlags, OutDir, SampleTokens, Seed, Sets, Spec, Steps, Swaps
+from dovetail.cli.flags import (
+    BatchSize,
+    InFile,
+    Length,
+    LoadFlags,
+    OutDir,
+    OutFile,
+    SampleTokens,
+    Seed,
+    Sets,
+    Spec,
+    Steps,
+    Swaps,
+)
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options, print_view
 from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
@@ -88,15 +101,21 @@ class Command(LoadFlags):
     """Tokens to generate at the end."""
     temperature: float = 0.8
     """The temperature of the sample; 0 takes the most probable token."""
+    mup_check: OutFile | None = None
+    """Do not train, but check µP: plot to this file (.png) by how much the first steps change activations, over widths."""
+    widths: tuple[int, ...] = ()
+    """The widths of --mup-check (default: 1, 2, 4 and 8 times that of the spec)."""
     json: bool = False
     """Print one JSON object."""
 
     def run(self) -> int:
         """Train, and print the losses and a sample. Ctrl-C ends the run after the current step and writes what there is."""
+        if self.mup_check is not None:
+            return self._mup_check(self.mup_check)
         from dovetail.api.train import train
 
         out = self.out or Path(f"{Path(os.path.abspath(self.spec)).stem}-trained")
-        result = train(**{**options(self, "json", "load"), "out": out}, note=print_note)
+        result = train(**{**options(self, "json", "load", "mup_check", "widths"), "out": out}, note=print_note)
         if os.environ.get("RANK", "0") != "0":  # of torchrun: one rank prints
             return INTERRUPTED if result.interrupted else 0
         if self.json:
@@ -109,3 +128,20 @@ class Command(LoadFlags):
                 "the same command resumes the run"
             )
         return INTERRUPTED if result.interrupted else 0
+
+    def _mup_check(self, picture: Path) -> int:
+        """Print and plot the coordinate check; 1 where activations change more in wider models."""
+        from dovetail.api.mup_check import mup_check
+        from dovetail.core.errors import UsageError
+
+        if self.text is None:
+            raise UsageError("--mup-check: give a text file (--text)")
+        numbers = {"learning_rate": self.learning_rate, "optimizer": self.optimizer, "batch": self.batch, "length": self.length}
+        changes = {"seed": self.seed, "set": self.set, "swap": self.swap}
+        result = mup_check(self.spec, self.text, widths=self.widths, **numbers, **changes)
+        result.draw(picture)
+        if self.json:
+            print_json(result.to_dict())
+        else:
+            print_view(result)
+        return 0 if result.flat else 1

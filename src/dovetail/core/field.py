@@ -61,9 +61,16 @@ def bounded(
     below: float | None = None,
     at_most: float | None = None,
     remedy: str = "",
+    widens: bool = False,
 ) -> Any:
-    """A dataclass field for a number, an optional number or a tuple of numbers, with its legal range."""
-    return dc.field(default=default, metadata={"bounds": Bounds(above, at_least, below, at_most, remedy)})
+    """A dataclass field for a number, an optional number or a tuple of numbers, with its legal range. `widens`: it grows in
+    proportion where the model is made wider."""
+    return dc.field(default=default, metadata={"bounds": Bounds(above, at_least, below, at_most, remedy), "widens": widens})
+
+
+def widening(part: Any) -> list[str]:
+    """The fields of a part that grow in proportion where the model is made wider."""
+    return [field.name for field in dc.fields(part) if field.metadata.get("widens")]
 
 
 @functools.cache

@@ -366,6 +366,10 @@ class Head(Part):
         """Random legal labels for outputs of this leading shape."""
         raise NotImplementedError
 
+    def scaled_if_tied(self, scale: float) -> Head:
+        """The head with this multiplier of its logits, where it is tied to the embedding; itself where it has no such field."""
+        return self
+
 
 class HeadModule(Module):
     """The module of a head."""
@@ -436,6 +440,10 @@ class Init(Part):
     def lr_scale(self, weight: Weight, scope: Scope) -> float:
         """What the learning rate of a weight under AdamW is multiplied by."""
         return 1.0
+
+    def tied_scale(self, width: int) -> float | None:
+        """What the logits of a head that is tied to the embedding should be multiplied by; None: as the head says."""
+        return None
 
 
 GROUPS: tuple[type[Part], ...] = (

@@ -42,6 +42,7 @@ class Weight:
     tp: Literal["auto", "replicate", "once", "reduce"] = "auto"
     same_as: str | None = None  # path of the weight that this one is tied to: saved and counted there
     packs: tuple[str, ...] = ()  # the weights packed along the axis `slots`: queries, keys and values, in this order
+    readout: bool = False  # its outputs do not become more where the model is made wider: logits, scores of experts
     used: Fraction = Fraction(1)  # the fraction of `batch` that one token uses
     dtype: Literal["model", "int64"] = "model"  # model: that of the model's weights; constants and buffers at least float32
 

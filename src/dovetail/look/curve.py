@@ -48,3 +48,24 @@ def draw_losses(history: Sequence[StepLosses], path: str | Path, title: str) -> 
     axes.legend(frameon=False, fontsize=9)
     quiet(axes)
     write_figure(figure, path)
+
+
+def draw_coordinates(
+    widths: Sequence[int], changes: Sequence[tuple[str, Sequence[float]]], path: str | Path, title: str
+) -> None:
+    """Plot the change of each activation over widths to a file; the logits stand out."""
+    figure = new_figure(7.2, 4.2)
+    axes = figure.add_subplot()
+    for i, (address, values) in enumerate(changes):
+        last = i == len(changes) - 1
+        axes.plot(widths, values, color=ORANGE if last else BLUE, alpha=1.0 if last else 0.45, marker="o", markersize=3)
+        axes.annotate(address, (widths[-1], values[-1]), xytext=(5, 0), textcoords="offset points", fontsize=7, color=GREY)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(list(widths), [f"{width:,}" for width in widths])
+    axes.set_xlabel("width", color=INK)
+    axes.set_ylabel("change of the activation, rms", color=INK)
+    axes.set_title(title, color=INK, fontsize=11, loc="left", parse_math=False)
+    axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
+    quiet(axes)
+    write_figure(figure, path)

@@ -46,7 +46,9 @@ class Tokens(Embed):
     scale_by_width: bool = False  # multiplies by √width (Vaswani et al. 2017, Gemma)
     types: int = bounded(0, at_least=0)  # rows of the token type table (BERT's segments)
     shared: bool = False  # an encoder that uses its decoder's table
-    width: int | None = bounded(None, above=0)  # of the table, where it is projected to the residual stream; None: the same
+    width: int | None = bounded(
+        None, above=0, widens=True
+    )  # of the table, where it is projected to the residual stream; None: the same
 
     def module(self) -> type[Module]:
         return TokensModule

@@ -41,7 +41,7 @@ VOCAB = ("vocab",)
 
 def _vocabulary(tied: bool, bias: bool, inp: str = "embed") -> list[Weight]:
     same = "embed.table" if tied else None
-    declared = [Weight(name="out.weight", out=("vocab",), inp=(inp,), same_as=same)]
+    declared = [Weight(name="out.weight", out=("vocab",), inp=(inp,), same_as=same, readout=True)]
     return [*declared, Weight(name="bias", out=("vocab",), init="zeros", role="bias")] if bias else declared
 
 
@@ -106,6 +106,9 @@ class Lm(Head):
 
     def tp_axes(self) -> tuple[str, ...]:
         return VOCAB
+
+    def scaled_if_tied(self, scale: float) -> Head:
+        return dc.replace(self, scale=scale) if self.tied else self
 
     def check(self, scope: Scope) -> list[Problem]:
         if not self.tied or "table" not in scope.sizes:
@@ -211,7 +214,7 @@ class ByClass(Head):
         return scope.add(classes=self.classes)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        out = Weight(name="out.weight", out=("classes",), inp=("embed",))
+        out = Weight(name="out.weight", out=("classes",), inp=("embed",), readout=True)
         last = [out, Weight(name="out.bias", out=("classes",), init="zeros", role="bias")]
         return last if self.act is None else [*_dense(self.dense_bias), *last]
 
@@ -369,7 +372,7 @@ class Reward(Head):
         return scope.add(one=1)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        return [Weight(name="out.weight", out=("one",), inp=("embed",))]
+        return [Weight(name="out.weight", out=("one",), inp=("embed",), readout=True)]
 
     def pools(self) -> bool:
         return True

@@ -2,8 +2,9 @@
 
 normal   spread, and with `residual` spread/√(2·depth) for matrices that write to the residual stream (GPT-2)
 fan_in   gain/√(inputs)                                                   (T5's rule; LeCun 1998)
-mup      spread·√(base_width/inputs) for hidden matrices, spread for tables: the initialization of µP (Yang et al. 2022)
-         without its other half, a learning rate per matrix and a multiplier on the logits
+mup      µP (Yang et al. 2022): spread for tables, spread·√(base_width/inputs) for matrices, spread·base_width/inputs for
+         readouts (logits, scores of experts); AdamW's learning rate of every matrix times base_width/inputs; the logits of a
+         head that is tied to the embedding times base_width/width, which is the head's field `scale`
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ class FanIn(Init):
 
 @register("mup")
 class Mup(Init):
-    """The initialization of µP, without its learning rates.
+    """µP: updates of activations do not grow with the width, and the best learning rate stays about where it is.
 
-    By itself it does not make the best learning rate independent of width: µP also scales the learning rate of hidden matrices
-    by base_width/inputs and the logits of a tied head by base_width/width.
+    At `base_width` it is the standard parametrization. Heads keep their size, and become more, as the model is made wider. A
+    head that is tied to the embedding has `scale: base_width/width`, which `widened` sets.
     """
 
     spread: float = bounded(0.02, at_least=0, at_most=LARGEST_SPREAD)
@@ -71,10 +72,14 @@ class Mup(Init):
     def std(self, weight: Weight, scope: Scope) -> float:
         if weight.role == "embed" or not weight.inp:
             return self.spread
-        return self.spread * sqrt(self.base_width / scope.size(*weight.inp))
+        ratio = self.base_width / scope.size(*weight.inp)
+        return self.spread * (ratio if weight.readout else sqrt(ratio))
 
     def lr_scale(self, weight: Weight, scope: Scope) -> float:
         return self.base_width / scope.size(*weight.inp) if weight.matmul else 1.0
+
+    def tied_scale(self, width: int) -> float | None:
+        return self.base_width / width
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:

@@ -35,7 +35,7 @@ class Glu(Ffn):
     TAPS = ("hidden", "out")
     MISTAKES = {"act": Mistake("activation"), "bias": Mistake("bias missing")}
 
-    hidden: int | None = bounded(None, above=0)  # None: 8·width/3, rounded up to a multiple of 256
+    hidden: int | None = bounded(None, above=0, widens=True)  # None: 8·width/3, rounded up to a multiple of 256
     act: Act = child("silu")
     bias: bool = False
     gate_multiplier: float = bounded(1.0, above=0, at_most=MAX_FACTOR)

@@ -28,7 +28,7 @@ class Mlp(Ffn):
     TAPS = ("hidden", "out")
     MISTAKES = {"act": Mistake("activation"), "bias": Mistake("bias missing")}
 
-    hidden: int | None = bounded(None, above=0)  # None: 4·width
+    hidden: int | None = bounded(None, above=0, widens=True)  # None: 4·width
     act: Act = child("gelu")
     bias: bool = True
     dropout: float = bounded(0.0, at_least=0, below=1)

@@ -49,13 +49,13 @@ class MoE(Ffn):
     MISTAKES = {"act": Mistake("activation")}
 
     experts: int = bounded(8, at_least=2, remedy="or use a plain ffn")
-    hidden: int | None = bounded(None, above=0)  # of each expert; None: 4·width
+    hidden: int | None = bounded(None, above=0, widens=True)  # of each expert; None: 4·width
     act: Act = child("silu")
     gated: bool = True
     bias: bool = False
     limit: float | None = bounded(None, above=0, remedy="use null for none")
     plus_one: bool = False
-    latent: int | None = bounded(None, above=0)  # the width in which experts work; None: the model's
+    latent: int | None = bounded(None, above=0, widens=True)  # the width in which experts work; None: the model's
     router: Router = child("softmax_router")
     shared: Ffn | None = None
     shared_gate: bool = False

@@ -76,7 +76,7 @@ class TopK(Router):
 
     def weights(self, scope: Scope) -> list[Weight]:
         experts = ("experts",)
-        declared = [Weight(name="out.weight", out=experts, inp=("embed",))]
+        declared = [Weight(name="out.weight", out=experts, inp=("embed",), readout=True)]
         if self.bias:
             declared += [Weight(name="out.bias", out=experts, init="zeros", role="bias")]
         if self.expert_scale:

@@ -65,9 +65,9 @@ class AdditiveAttention(TokenValued):
 
     TAPS = ("q", "k", "pattern", "z", "out")
 
-    heads: int = bounded(1, above=0)
+    heads: int = bounded(1, above=0, widens=True)
     mask: Mask = child("causal")
-    hidden: int | None = bounded(None, above=0)  # None: the width
+    hidden: int | None = bounded(None, above=0, widens=True)  # None: the width
 
     def module(self) -> type[Module]:
         return AdditiveAttentionModule
@@ -137,7 +137,7 @@ class AdditiveAttentionModule(SoftmaxModule):
 class MultiplicativeAttention(TokenValued):
     """Luong attention: scores from a bilinear form of the two tokens; the cache holds the tokens themselves."""
 
-    heads: int = bounded(1, above=0)
+    heads: int = bounded(1, above=0, widens=True)
     mask: Mask = child("causal")
     scale: float = bounded(1.0, above=0)
 

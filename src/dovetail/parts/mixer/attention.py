@@ -55,8 +55,8 @@ class Attention(SoftmaxMixer):
         "sink": Mistake("sink missing"),
     }
 
-    heads: int = bounded(8, above=0)
-    kv_heads: int | None = bounded(None, above=0)  # None: as many as heads
+    heads: int = bounded(8, above=0, widens=True)
+    kv_heads: int | None = bounded(None, above=0, widens=True)  # None: as many as heads
     head: int | None = bounded(None, above=0)  # None: width / heads
     mask: Mask = child("causal")
     position: Position = child("rope")

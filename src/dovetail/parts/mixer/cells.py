@@ -40,8 +40,8 @@ class Cell(Recurrent):
     states: ClassVar[tuple[str, ...]] = ("h",)
     step: ClassVar[Step] = staticmethod(rnn_step)
 
-    inner: int | None = bounded(None, above=0)  # size of the state, over all heads; None: the width
-    heads: int = bounded(1, above=0)
+    inner: int | None = bounded(None, above=0, widens=True)  # size of the state, over all heads; None: the width
+    heads: int = bounded(1, above=0, widens=True)
     bias: bool = True
     out_bias: bool = False
 

@@ -42,8 +42,8 @@ class GatedDeltaNet(Recurrent):
 
     TAPS = ("q", "k", "v", "beta", "decay", "y", "out")
 
-    heads: int = bounded(8, above=0)
-    key_heads: int | None = bounded(None, above=0)  # None: as many as heads
+    heads: int = bounded(8, above=0, widens=True)
+    key_heads: int | None = bounded(None, above=0, widens=True)  # None: as many as heads
     key_size: int | None = bounded(None, above=0)  # None: width / heads
     value_size: int | None = bounded(None, above=0)  # None: width / heads
     conv_size: int = bounded(4, at_least=2, remedy="a kernel of 1 mixes no tokens")  # tokens under the convolution

@@ -35,7 +35,7 @@ class GLA(Recurrent):
 
     TAPS = ("q", "k", "v", "decay", "y", "out")
 
-    heads: int = bounded(4, above=0)
+    heads: int = bounded(4, above=0, widens=True)
     key_size: int | None = bounded(None, above=0)  # None: width / heads / 2
     value_size: int | None = bounded(None, above=0)  # None: width / heads
     rank: int = bounded(16, above=0)  # of the decay's projection

@@ -36,7 +36,7 @@ class LinearAttention(Recurrent):
 
     TAPS = ("q", "k", "v", "y", "out")
 
-    heads: int = bounded(8, above=0)
+    heads: int = bounded(8, above=0, widens=True)
     head: int | None = bounded(None, above=0)  # None: width / heads
     feature: Feature = child("elu_features")
     bias: bool = False

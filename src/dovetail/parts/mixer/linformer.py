@@ -37,7 +37,7 @@ class Linformer(SoftmaxMixer):
 
     TAPS = ("q", "k", "v", "mixed_k", "mixed_v", "z", "out")
 
-    heads: int = bounded(8, above=0)
+    heads: int = bounded(8, above=0, widens=True)
     head: int | None = bounded(None, above=0)  # None: width / heads
     rank: int = bounded(256, above=0)
     length: int = bounded(4096, above=0)  # the most tokens of a document

@@ -40,9 +40,9 @@ class Mamba(Recurrent):
 
     TAPS = ("x", "b", "c", "dt", "y", "out")
 
-    inner: int | None = bounded(None, above=0)  # None: twice the width
+    inner: int | None = bounded(None, above=0, widens=True)  # None: twice the width
     state_size: int = bounded(16, above=0)
-    rank: int | None = bounded(None, above=0)  # of the projection to Δ; None: width / 16, rounded up
+    rank: int | None = bounded(None, above=0, widens=True)  # of the projection to Δ; None: width / 16, rounded up
     conv_size: int = bounded(4, at_least=2, remedy="a kernel of 1 mixes no tokens")  # tokens under the convolution
     bias: bool = False
     conv_bias: bool = True

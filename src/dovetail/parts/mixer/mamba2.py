@@ -43,7 +43,7 @@ class Mamba2(Recurrent):
 
     TAPS = ("x", "b", "c", "dt", "y", "out")
 
-    inner: int | None = bounded(None, above=0)  # None: twice the width
+    inner: int | None = bounded(None, above=0, widens=True)  # None: twice the width
     head: int = bounded(64, above=0)
     state_size: int = bounded(128, above=0)
     groups: int = bounded(1, above=0)

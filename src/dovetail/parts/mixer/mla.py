@@ -44,9 +44,11 @@ class MLA(SoftmaxMixer):
 
     TAPS = ("q", "latent", "turned", "pattern", "z", "out")
 
-    heads: int = bounded(8, above=0)
-    kv_rank: int = bounded(512, above=0)  # size of the latent
-    q_rank: int | None = bounded(None, above=0)  # size of the queries' own latent; None: queries are projected from x
+    heads: int = bounded(8, above=0, widens=True)
+    kv_rank: int = bounded(512, above=0, widens=True)  # size of the latent
+    q_rank: int | None = bounded(
+        None, above=0, widens=True
+    )  # size of the queries' own latent; None: queries are projected from x
     nope: int = bounded(128, above=0)  # channels of a query and key head without position
     rope: int = bounded(64, above=0)  # channels with position
     value: int = bounded(128, above=0)  # channels of a value head

@@ -49,8 +49,8 @@ class NSA(SoftmaxMixer):
 
     TAPS = ("q", "k", "v", "block_k", "block_v", "summary", "picked", "gate", "z", "out")
 
-    heads: int = bounded(8, above=0)
-    kv_heads: int | None = bounded(2, above=0)  # None: as many as heads
+    heads: int = bounded(8, above=0, widens=True)
+    kv_heads: int | None = bounded(2, above=0, widens=True)  # None: as many as heads
     head: int | None = bounded(None, above=0)  # None: width / heads
     block: int = bounded(32, above=0)  # tokens
     top: int = bounded(14, above=0)  # blocks selected by content

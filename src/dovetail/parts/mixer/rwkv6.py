@@ -44,7 +44,7 @@ class Rwkv6(Recurrent):
 
     TAPS = ("r", "k", "v", "decay", "y", "out")
 
-    heads: int = bounded(4, above=0)
+    heads: int = bounded(4, above=0, widens=True)
     head: int | None = bounded(None, above=0)  # None: width / heads
     mix_rank: int = bounded(32, above=0)
     decay_rank: int = bounded(64, above=0)

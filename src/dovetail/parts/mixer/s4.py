@@ -67,7 +67,7 @@ class S4(Recurrent):
 
     TAPS = ("x", "y", "out")
 
-    inner: int | None = bounded(None, above=0)  # None: the width
+    inner: int | None = bounded(None, above=0, widens=True)  # None: the width
     state_size: int = bounded(32, above=0, at_most=MAX_STATE)  # complex values per channel
     start: Literal["legs", "lin", "inv"] = "legs"
     discretization: Literal["zoh", "bilinear"] = "zoh"

@@ -1,0 +1,108 @@
+"""mup_check: the coordinate check of µP, as a table and a plot."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from dovetail.api.arguments import SpecLike, check_positive, read_spec, silent
+from dovetail.api.result import Result
+from dovetail.core.errors import UsageError
+from dovetail.io.spec import Changes
+from dovetail.look.console import unwrapped
+from dovetail.look.curve import draw_coordinates
+from dovetail.surgery.widen import widened
+from dovetail.training.coordinates import FACTORS, FLAT, Coordinate, coordinate_check
+from dovetail.training.objective import check_learns_text, text_objective
+from dovetail.training.plan import OptimizerKind, Plan
+from dovetail.training.source import Shape, from_text
+
+SEEDS = 3
+
+
+@dc.dataclass(frozen=True, repr=False)
+class CoordinateCheck(Result):
+    """How much the first steps change each activation, over widths."""
+
+    name: str
+    widths: tuple[int, ...]
+    coordinates: tuple[Coordinate, ...]
+    steps: int
+    learning_rate: float
+
+    @property
+    def largest_slope(self) -> float:
+        """The largest slope of log₂ change over log₂ width."""
+        return max(one.slope for one in self.coordinates)
+
+    @property
+    def flat(self) -> bool:
+        """Whether no activation changes more in wider models, within FLAT."""
+        return self.largest_slope <= FLAT
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [{"address": c.address, "changes": list(c.changes), "slope": c.slope} for c in self.coordinates]
+        return {
+            "name": self.name,
+            "widths": list(self.widths),
+            "steps": self.steps,
+            "learning_rate": self.learning_rate,
+            "rows": rows,
+            "largest_slope": self.largest_slope,
+            "flat": self.flat,
+        }
+
+    def view(self, width: int) -> RenderableType:
+        title = f"{self.name}: change of activations in {self.steps} steps at a learning rate of {self.learning_rate:g}"
+        table = Table()
+        table.add_column("activation")
+        for one in self.widths:
+            table.add_column(f"width {one:,}", justify="right")
+        table.add_column("slope", justify="right")
+        for c in self.coordinates:
+            table.add_row(c.address, *(f"{change:.3g}" for change in c.changes), f"{c.slope:+.2f}")
+        verdict = "flat" if self.flat else "not flat"
+        remedy = "" if self.flat else "; µP is init: mup, and for a tied head head.scale: base_width/width"
+        summary = f"the largest slope is {self.largest_slope:+.2f}: {verdict} (at most {FLAT:+.2f}){remedy}"
+        return Group(unwrapped(title), table, unwrapped(summary))
+
+    def draw(self, path: str | Path) -> None:
+        """Plot the changes over widths to a file."""
+        draw_coordinates(self.widths, [(c.address, c.changes) for c in self.coordinates], path, self.name)
+
+
+def mup_check(
+    spec: SpecLike,
+    text: str | Path,
+    *,
+    widths: Sequence[int] = (),
+    steps: int = 4,
+    learning_rate: float = 1e-2,
+    optimizer: OptimizerKind = Plan.optimizer,
+    batch: int = 8,
+    length: int = 32,
+    seed: int = 0,
+    set: Changes = (),
+    swap: Changes = (),
+    progress: Callable[[int, int], None] = silent,
+) -> CoordinateCheck:
+    """Train a spec at several widths (1, 2, 4 and 8 times its own by default) for a few steps on a text, and compare by how
+    much each activation changes. Under µP (`init: mup`) the change does not grow with the width, and the best learning rate
+    stays about where it is."""
+    check_positive({"steps": steps, "learning_rate": learning_rate, "batch": batch, "length": length})
+    name, changed, _ = read_spec(spec).after(set, swap)
+    check_learns_text(changed)
+    tried = tuple(widths) or tuple(factor * changed.width for factor in FACTORS)
+    if len({*tried}) < 2:
+        raise UsageError("--widths: give at least two different widths")
+    specs = [widened(changed, width) for width in tried]
+    source = from_text(Path(text), changed, "byte_pair", Shape(batch, length, seed), silent)
+    objective, _ = text_objective(changed, source.tokenizer)
+    plan = Plan(steps=steps, learning_rate=learning_rate, optimizer=optimizer, seed=seed, quiet=True)
+    found = coordinate_check(specs, source.batch, objective, plan, SEEDS, progress)
+    return CoordinateCheck(name, tried, tuple(found), steps, learning_rate)
