@@ -18,12 +18,16 @@ from dovetail.lawbook.case import perturbed
 from dovetail.training.step import rebalance
 
 
-def experts_over_ranks(text: str, whole: tuple[str, ...]) -> dict[str, Any]:
-    """How far apart they are, relative to scale: loss, every gradient, the work counted; and what a rank holds of a weight."""
+def experts_over_ranks(text: str, whole: tuple[str, ...], favored: int = 0) -> dict[str, Any]:
+    """How far apart they are, relative to scale: loss, every gradient, the work counted; and what a rank holds of a weight.
+    Every token chooses among the first `favored` experts, where they are given."""
     spec = from_yaml(text)
-    model = perturbed(spec)
+    model, other = perturbed(spec), perturbed(spec)
+    for module in (*model.modules(), *other.modules()):
+        if isinstance(module, RouterModule) and favored:
+            module.balance[:favored] += 100.0  # type: ignore[index]
     tensor_parallel(model, spec, make_mesh(tensor=2)["tensor"], whole)
-    want, want_losses, want_gradients, want_load = _step(perturbed(spec))
+    want, want_losses, want_gradients, want_load = _step(other)
     got, got_losses, got_gradients, got_load = _step(model)
     held: Any = model.layers[0].ffn.bank.up.weight
     return {
@@ -32,6 +36,7 @@ def experts_over_ranks(text: str, whole: tuple[str, ...]) -> dict[str, Any]:
         "load": (got_load - want_load).abs().max().item(),
         "gradients": {name: _gap(got_gradients[name], g) for name, g in want_gradients.items()},
         "held": tuple(held.to_local().shape),
+        "used": int((got_load.sum(0) > 0).sum()),
     }
 
 

@@ -27,6 +27,17 @@ def test_shared_out_equals_whole(pair: Pair, ffn: str, whole: tuple[str, ...], h
         assert max(found["gradients"].values()) < 1e-9, max(found["gradients"].items(), key=lambda item: item[1])
 
 
+def test_a_rank_whose_experts_no_token_chose_takes_part(pair: Pair) -> None:
+    # its backward pass left out one collective, so that the ranks met in different ones
+    ffn = FFN.replace(", capacity: 1.0", "")
+    for found in pair.run(
+        experts_over_ranks, decoder("kind: mamba2, inner: 36, head: 3, state_size: 5, bias: true", ffn=ffn), (), 3
+    ):
+        assert found["used"] == 3
+        assert found["loss"] < 1e-12
+        assert max(found["gradients"].values()) < 1e-9, max(found["gradients"].items(), key=lambda item: item[1])
+
+
 def cuts(ffn: str, ranks: int, whole: frozenset[str] = frozenset()) -> dict[str, Cut | None]:
     spec = from_yaml(decoder(ffn=ffn))
     found = list(tp_regions(spec, whole=whole))

@@ -26,6 +26,13 @@ def gradients(y: Tensor, x: Tensor, weights: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, (x, weights), g)]
 
 
+def test_rows_of_other_ranks_alone_have_gradients() -> None:
+    x, weights = operands(torch.float64)
+    y, *zeros = gradients(looped(x, weights, torch.zeros(4, dtype=torch.int32)), x, weights)
+    assert y.shape == (40, OUT)
+    assert not any(t.any() for t in (y, *zeros))
+
+
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS.keys())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_kernel_is_as_near_to_float64_as_the_loop(dtype: torch.dtype, ends: list[int]) -> None:

@@ -83,6 +83,8 @@ def looped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
         [end - begin for begin, end in pairwise(edges)]
     )  # split, not slices: its gradient is one concatenation
     pieces = [run @ weight.T for run, weight in zip(runs, weights.unbind(0), strict=True) if len(run)]
+    # where no token chose an expert of this rank, x still has a gradient: its backward pass is a collective of all ranks
+    pieces = pieces or [runs[0] @ weights[0].T]
     return torch.cat([*pieces, rest.new_zeros(len(rest), weights.shape[1])])
 
 
