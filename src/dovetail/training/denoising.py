@@ -2,8 +2,8 @@
 
     text               It was the best of times, it was the worst of times.
     span corruption    source  It was <0> of times, it was the <1> of times.        target  <0> the best <1> worst <end>
-                       15 % of the tokens, in spans of 3 on average, each replaced by its own sentinel; text and spans alternate
-                       and the text begins                                                 Raffel et al. 2020 (T5)
+                       15 % of the tokens, in spans of 3 on average, each replaced by its own sentinel; spans are anywhere,
+                       never side by side (T5's own code ends every row with one)          Raffel et al. 2020 (T5)
     denoising          source  It was <mask> of times, it <mask> was the <mask>             target  the whole text <end>
                        30 % of the tokens, in spans of Poisson(3) tokens, each replaced by one mask; a span of no tokens
                        inserts one; optionally the sentences are permuted first            Lewis et al. 2019 (BART)
@@ -101,18 +101,21 @@ class SpanCorruption(Denoiser):
         if spans > len(self.sentinels):
             raise InputError(f"sentinels: {len(self.sentinels)}; {n} tokens in a row have {spans} spans; give as many")
         sentinel = torch.tensor(self.sentinels[:spans], device=tokens.device)
-        text_keys, span_keys = _keys(("span corruption: text", "span corruption: spans"), layout, n, seed)
-        lengths = torch.stack([parts(n - missing, spans, text_keys), parts(missing, spans, span_keys)], -1)
-        bounds = lengths.flatten(-2).cumsum(-1)  # (rows, 2·spans): where text and spans end, in turn
+        gap_keys, size_keys = _keys(("span corruption: gaps", "span corruption: sizes"), layout, n, seed)
+        sizes = parts(missing, spans, size_keys)
+        before = sizes.cumsum(-1) - sizes  # missing tokens before each span
+        gaps = gap_keys[:, : n - missing + 1].argsort(-1)[:, :spans].sort(-1).values  # between the tokens that are left
+        bounds = torch.stack([gaps + before, gaps + before + sizes], -1).flatten(
+            -2
+        )  # (rows, 2·spans): where spans begin and end
         place = torch.arange(n, device=tokens.device).expand(rows, n).contiguous()
         segment = torch.searchsorted(bounds, place, right=True)
-        hidden, number = segment % 2 == 1, segment // 2
+        hidden, number = segment % 2 == 1, (segment // 2).clamp_max(spans - 1)
         first = hidden & (place == bounds.gather(1, (segment - 1).clamp_min(0)))
         shown = ~hidden | first
         source = _put(torch.where(hidden, sentinel[number], tokens), shown.cumsum(-1) - 1, shown, n - missing + spans)
         target = _put(tokens, hidden.cumsum(-1) + number, hidden, missing + spans + 1)
-        at = lengths[..., 1].cumsum(-1) - lengths[..., 1] + torch.arange(spans, device=tokens.device)
-        target = target.scatter(1, at, sentinel.expand(rows, spans))
+        target = target.scatter(1, before + torch.arange(spans, device=tokens.device), sentinel.expand(rows, spans))
         target[:, -1] = self.end
         return Corrupted(source, None, target)
 
@@ -183,7 +186,7 @@ class Denoising(Denoiser):
 
 
 def counts(n: int, fraction: float, span: float) -> tuple[int, int]:
-    """How many of n tokens are missing, and in how many spans; text is left before each span."""
+    """How many of n tokens are missing, and in how many spans; between two of them a token is left."""
     missing = max(1, min(n - 1, round(n * fraction)))
     return missing, max(1, min(round(missing / span), missing, n - missing))
 
