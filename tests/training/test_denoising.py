@@ -9,7 +9,7 @@ import torch
 
 import dovetail as dt
 from dovetail.construction import build
-from dovetail.core.errors import FileError, InputError
+from dovetail.core.errors import FileError, InputError, SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.datasets.corpus import Batch
 from dovetail.io.spec import from_yaml
@@ -184,6 +184,20 @@ def test_an_encoder_decoder_restores_text(alphabet, tmp_path, objective):
     assert again.to_dict()["held_out_accuracy"] == told["held_out_accuracy"]
     with pytest.raises(FileError, match="holds another run"):
         dt.train(SPEC, alphabet, steps=80, out=tmp_path / "run", **(SMALL | {"length": 16}), objective=objective)
+
+
+def test_token_shards_are_corrupted_without_their_boundaries(tmp_path):
+    (tmp_path / "tales.jsonl").write_text("".join(json.dumps({"text": f"There were {i} hens."}) + "\n" for i in range(90)))
+    dt.build_data([str(tmp_path / "tales.jsonl")], out=tmp_path / "tales", tokenizer="bytes", held_out=0.2, workers=1)
+    sizes = {"batch": 4, "length": 40, "steps": 3, "quiet": True}
+    wide = ["vocab=260", "encoder.vocab=260"]
+    run = dt.train(SPEC, data=str(tmp_path / "tales"), set=wide, **sizes)
+    assert run.tokenizer is not None
+    assert run.tokenizer.size == 260  # 258 and two sentinels, for the two spans of 40 tokens
+    assert run.held_out_loss is not None
+    narrow = ["vocab=259", "encoder.vocab=259"]
+    with pytest.raises(SpecError, match=r"vocab: 259; the tokenizer of .* has 260 tokens, with 2 that the objective adds"):
+        dt.train(SPEC, data=str(tmp_path / "tales"), set=narrow, **sizes)
 
 
 def test_span_corruption_is_the_objective_of_an_encoder_decoder(alphabet):

@@ -138,9 +138,8 @@ def test_accuracy_counts_labels_that_are_most_probable() -> None:
 
 def test_multi_token_prediction_is_trained() -> None:
     """Depth 1 predicts the token after the next; its loss counts in training, and held-out loss is that of the next token."""
-    spec = from_yaml(
-        "{width: 28, vocab: 20, layers: [{mixer: {heads: 2}, ffn: {hidden: 44}}], mtp: [{weight: 0.5, block: {mixer: {heads: 2}, ffn: {hidden: 44}}}]}"
-    )
+    block = "{mixer: {heads: 2}, ffn: {hidden: 44}}"
+    spec = from_yaml(f"{{width: 28, vocab: 20, layers: [{block}], mtp: [{{weight: 0.5, block: {block}}}]}}")
     model, rows = build(spec), (torch.arange(16)[:, None] * 5 + torch.arange(13)) % 12
     batch = Batch(rows[:, :-1], rows[:, 1:], TokenLayout.whole(16, 12))
 
