@@ -30,7 +30,7 @@ from dovetail.io.spec import from_yaml
 from dovetail.model import Model, ModelModule
 from dovetail.text.learn import learn
 from dovetail.training.loop import train
-from dovetail.training.objective import next_token
+from dovetail.training.objective import NextToken, next_token
 from dovetail.training.plan import Plan
 
 Tick = Callable[[], None]
@@ -196,16 +196,19 @@ def wires(size: Size, tick: Tick) -> dict[str, Any]:
 
 def wired(spec: Model, text: Corpus, seed: int, steps: int, warmup: int) -> list[float | None]:
     """The loss of each step, padded with None after divergence."""
-    model, losses = build(spec, seed=seed), []
+    model, losses = build(spec, seed=seed), list[float]()
 
-    def objective(model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-        loss = next_token(model, batch, seed, training)
-        losses.append(loss.mean().item())
-        return loss
+    class Recorded(NextToken):
+        """Keeps the loss of each step."""
+
+        def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
+            loss = super().__call__(model, batch, seed, training)
+            losses.append(loss.mean().item())
+            return loss
 
     plan = Plan(steps=steps, learning_rate=3e-3, warmup=warmup, seed=seed, quiet=True, floor=1.0)
     try:
-        train(model, lambda step: text.batch(seed, step, 8, SHORT // 2), objective, plan)
+        train(model, lambda step: text.batch(seed, step, 8, SHORT // 2), Recorded(), plan)
     except Diverged:
         losses = [loss for loss in losses if math.isfinite(loss)]
     return [round(loss, 4) for loss in losses] + [None] * (steps - len(losses))

@@ -197,6 +197,7 @@ class BlockModule(Branching):
 # -- model ----------------------------------------------------------------------------------------------------------
 
 NO_VIEWS: Mapping[str, Any] = {}
+CHUNK = 64  # tokens per row whose logits are in memory at one time, where answers are compared with labels
 
 
 @register("model")
@@ -443,6 +444,15 @@ class ModelModule(Module):
             ctx.losses = Losses({})
         x, ctx = self.hidden(inputs, ctx)
         return self.head.loss(x, targets, ctx), ctx
+
+    def loss_and_hits(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> tuple[LossSum, Tensor]:
+        """The head's loss alone, and how many labels () are the most probable answer; for heads with logits."""
+        assert self.part.head is not None, "a model without a head has no answers"
+        x, ctx = self.hidden(inputs, dc.replace(ctx, labels=targets))
+        whole = self.part.head.pools()
+        pieces = [(x, targets)] if whole else zip(x.split(CHUNK, -2), targets.split(CHUNK, -1), strict=True)
+        hits = [(self.head(piece, ctx).argmax(-1) == labels).sum() for piece, labels in pieces]
+        return self.head.loss(x, targets, ctx), torch.stack(hits).sum()
 
     def next_logits(self, inputs: Tensor, ctx: Ctx) -> Tensor:
         """The logits of the last token alone, (…, 1, vocab)."""

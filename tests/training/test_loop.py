@@ -13,7 +13,7 @@ from dovetail.datasets.corpus import Batch, Corpus
 from dovetail.generation import generate_tokens
 from dovetail.text.learn import learn
 from dovetail.training.loop import evaluate, train
-from dovetail.training.objective import next_token
+from dovetail.training.objective import NextToken, next_token
 from dovetail.training.optim import Optimizer
 from dovetail.training.plan import Plan
 
@@ -90,14 +90,15 @@ def test_a_loss_that_is_not_finite_changes_no_weight(tiny):
 
 
 def test_a_gradient_that_is_not_finite_changes_no_weight(tiny):
-    def cliff(model, batch, seed, training):
-        loss = next_token(model, batch, seed, training)
-        return loss._replace(sum=loss.sum + (tensor_at(model, "norm.scale").sum() * 0).sqrt())  # 0, with an infinite slope
+    class Cliff(NextToken):
+        def __call__(self, model, batch, seed, training):
+            loss = next_token(model, batch, seed, training)
+            return loss._replace(sum=loss.sum + (tensor_at(model, "norm.scale").sum() * 0).sqrt())  # 0, with an infinite slope
 
     model = build(tiny)
     before = bits(model)
     with pytest.raises(Diverged, match="gradient norm nan"):
-        train(model, draws(), cliff, Plan(steps=3, quiet=True))
+        train(model, draws(), Cliff(), Plan(steps=3, quiet=True))
     assert same(before, bits(model))
 
 
@@ -107,12 +108,13 @@ def test_weights_that_overflow_are_not_returned(tiny):
 
 
 def test_a_held_out_loss_that_is_not_finite_is_divergence(tiny):
-    def overflows(model, batch, seed, training):
-        loss = next_token(model, batch, seed, training)
-        return loss._replace(sum=loss.sum * (1.0 if training else torch.inf))
+    class Overflows(NextToken):
+        def __call__(self, model, batch, seed, training):
+            loss = next_token(model, batch, seed, training)
+            return loss._replace(sum=loss.sum * (1.0 if training else torch.inf))
 
     with pytest.raises(Diverged, match="step 2: the held-out loss is inf; lower"):
-        train(build(tiny), draws(), overflows, Plan(steps=4, evals=2, quiet=True), [draws(9)(0)])
+        train(build(tiny), draws(), Overflows(), Plan(steps=4, evals=2, quiet=True), [draws(9)(0)])
 
 
 def test_the_size_of_a_step_follows_the_learning_rate(tiny):
@@ -128,11 +130,12 @@ def test_the_size_of_a_step_follows_the_learning_rate(tiny):
 def test_every_step_has_its_own_mask_and_evaluation_drops_nothing(tiny):
     model, seeds = build(tiny.replace("dropout", 0.3)), []
 
-    def noted(model, batch, seed, training):
-        seeds.append(seed)
-        return next_token(model, batch, seed, training)
+    class Noted(NextToken):
+        def __call__(self, model, batch, seed, training):
+            seeds.append(seed)
+            return next_token(model, batch, seed, training)
 
-    train(model, draws(), noted, Plan(steps=5, seed=2, quiet=True))
+    train(model, draws(), Noted(), Plan(steps=5, seed=2, quiet=True))
     assert len(set(seeds)) == 5
     held = [draws(9)(0)]
     assert evaluate(model, held, next_token, seed=1) == evaluate(model, held, next_token, seed=2)

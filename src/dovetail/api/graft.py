@@ -35,8 +35,8 @@ from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import evaluate, train
 from dovetail.training.metrics import StepMetrics, to_jsonl
-from dovetail.training.objective import check_learns_text, text_objective
 from dovetail.training.plan import Plan
+from dovetail.training.task import objective_kind, text_objective
 from dovetail.transformer import Transformer
 
 BAR = 32  # characters of the longest bar
@@ -184,7 +184,7 @@ class _Trial:
 
     def loss(self, model: Transformer) -> float:
         """Return the held-out loss in nats per token."""
-        return evaluate(model, self.held_out, text_objective(model.part, self.tokenizer)[0], self.seed)
+        return evaluate(model, self.held_out, text_objective(model.part, self.tokenizer, self.length), self.seed)
 
     def heal(self, model: Transformer, minutes: float, rate: float, quiet: bool, stop: Interrupt) -> list[StepMetrics]:
         """Train for some minutes on the text that is not held out."""
@@ -193,7 +193,7 @@ class _Trial:
             return self.corpus.batch(self.seed, step, self.batch, self.length)
 
         plan = Plan(minutes=minutes, learning_rate=rate, seed=self.seed, quiet=quiet)
-        return train(model, batches, text_objective(model.part, self.tokenizer)[0], plan, self.held_out, stop)
+        return train(model, batches, text_objective(model.part, self.tokenizer, self.length), plan, self.held_out, stop)
 
 
 def _trial(
@@ -204,7 +204,7 @@ def _trial(
         raise FileError(f"{text}: the model has no tokenizer to read it; load it from a directory with a tokenizer.json")
     ids = tokenizer.encode(read_corpus(Path(text)))
     for spec in specs:
-        check_learns_text(spec)
+        objective_kind(spec, "text")
         if len(ids) and int(ids.max()) >= spec.vocab:
             problem = f"the text has token {int(ids.max())}; the vocabulary has {spec.vocab} tokens"
             raise SpecError("vocab", problem, f"keep {tokenizer.size}, or leave --text out")

@@ -18,9 +18,9 @@ from dovetail.look.console import unwrapped
 from dovetail.look.curve import draw_coordinates
 from dovetail.surgery.widen import widened
 from dovetail.training.coordinates import FACTORS, FLAT, Coordinate, coordinate_check
-from dovetail.training.objective import check_learns_text, text_objective
 from dovetail.training.plan import OptimizerKind, Plan
 from dovetail.training.source import Shape, from_text
+from dovetail.training.task import objective_kind
 
 SEEDS = 3
 
@@ -96,13 +96,13 @@ def mup_check(
     stays about where it is."""
     check_positive({"steps": steps, "learning_rate": learning_rate, "batch": batch, "length": length})
     name, changed, _ = read_spec(spec).after(set, swap)
-    check_learns_text(changed)
+    kind = objective_kind(changed, "text")
     tried = tuple(widths) or tuple(factor * changed.width for factor in FACTORS)
     if len({*tried}) < 2:
         raise UsageError("--widths: give at least two different widths")
     specs = [widened(changed, width) for width in tried]
-    source = from_text(Path(text), changed, "byte_pair", Shape(batch, length, seed), silent)
-    objective, _ = text_objective(changed, source.tokenizer)
+    source = from_text(Path(text), changed, "byte_pair", Shape(batch, length, seed), silent, kind.special(length))
+    objective = kind.of(changed, source.tokenizer, length)
     plan = Plan(steps=steps, learning_rate=learning_rate, optimizer=optimizer, seed=seed, quiet=True)
     found = coordinate_check(specs, source.batch, objective, plan, SEEDS, progress)
     return CoordinateCheck(name, tried, tuple(found), steps, learning_rate)

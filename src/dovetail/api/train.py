@@ -14,13 +14,13 @@ from rich.console import RenderableType
 
 from dovetail.api.arguments import SpecLike, check_positive, read_spec, silent
 from dovetail.api.result import Result
-from dovetail.core.errors import DovetailError, FileError, UsageError
+from dovetail.core.errors import FileError, UsageError
 from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
 from dovetail.core.part import plain
-from dovetail.generation import Sampling, generate_tokens
+from dovetail.generation import Sampling
 from dovetail.io.model_dir import must_be_free
-from dovetail.io.model_files import PLOT_FILE, RUN_FILE, TOKENIZER_FILE
+from dovetail.io.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE, TOKENIZER_FILE
 from dovetail.io.spec import SPEC_FILE, Changes, to_yaml
 from dovetail.io.untrusted import PICKLES, Directory
 from dovetail.look.console import unwrapped
@@ -30,12 +30,13 @@ from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics
-from dovetail.training.objective import check_learns_text, text_objective
 from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
 from dovetail.training.ranks import ranks_of_run
 from dovetail.training.run import Run, open_run
-from dovetail.training.source import Shape, TokenizerKind, from_shards, from_text
+from dovetail.training.samples import Samples, check_samples, sample_text
+from dovetail.training.source import Shape, TokenizerKind
 from dovetail.training.step import DTYPES
+from dovetail.training.task import generation_files, objective_kind, read_source, reads_of
 from dovetail.transformer import Transformer
 
 LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is noisy
@@ -49,11 +50,11 @@ class TrainingRun(Result):
 
     name: str
     model: Transformer
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None  # None where it was trained on images
     history: tuple[StepMetrics, ...]
     interrupted: bool  # Ctrl-C ended the run early
     directory: Path | None = None  # the model directory that was written
-    held_out_bits_per_byte: float | None = None  # comparable between vocabularies; None for a bidirectional model
+    held_out_bits_per_byte: float | None = None  # comparable between vocabularies; None where it does not generate text
     prompt: str = ""
     sample: str | None = None
 
@@ -81,6 +82,7 @@ class TrainingRun(Result):
             "train_loss": self.train_loss,
             "train_loss_steps": len(self.history[-LAST_STEPS:]),
             "held_out_loss": self.held_out_loss,
+            **{f"held_out_{name}": value for name, value in (last.val_metrics or {}).items()},
         }
         if self.held_out_bits_per_byte is not None:
             data["held_out_bits_per_byte"] = self.held_out_bits_per_byte
@@ -96,6 +98,7 @@ class TrainingRun(Result):
             f"{data['tokens_per_second']:,} tokens/s" + (" (interrupted)" if self.interrupted else ""),
             f"loss of step 1: {data['first_loss']:.3f}; train loss (mean of the last {data['train_loss_steps']} steps): "
             f"{self.train_loss:.3f}; held-out loss: {self.held_out_loss:.3f}"
+            + "".join(f", {name} {value:.4g}" for name, value in (self.history[-1].val_metrics or {}).items())
             + ("" if bits is None else f", {bits:.3f} bits per byte"),
         ]
         if self.sample:
@@ -110,6 +113,9 @@ def train(
     text: str | Path | None = None,
     *,
     data: str | Sequence[str] = (),
+    labels: str | Path | None = None,
+    pairs: str | Path | None = None,
+    objective: str | None = None,
     minutes: float | None = None,
     steps: int | None = None,
     out: str | Path | None = None,
@@ -136,17 +142,20 @@ def train(
     keep: int = KEEP,
     prompt: str = "The ",
     sample: int = 160,
+    sample_every: int = 0,
     temperature: float = 0.8,
     quiet: bool = False,
     note: Callable[[str], None] | None = None,
 ) -> TrainingRun:
-    """Train a model from random weights on a text file or on token shards, and return it with its metrics.
+    """Train a model from random weights on a text file, token shards, labeled rows or pairs; return it with its metrics.
 
     A tokenizer of the spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are
-    directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. The run ends
+    directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. `labels` is a file of
+    labeled texts (JSON Lines) or images (.npz), `pairs` one of pairs of texts; a tenth of their rows is held out. `objective`
+    names one of `dovetail.training.task.OBJECTIVES`; by default it follows from the spec and the data. The run ends
     after `tokens`, `steps` or about as many `minutes` (5 by default); two runs of equal steps and seed are bit-equal. The
     learning rate rises over the fraction `warmup` of the run, then follows the schedule. `quiet` shows no progress; `note` is
-    called with lines about the text and the spec.
+    called with lines about the text and the spec. At every `sample_every`-th eval a sample is generated.
 
     `out` is the directory to train in: spec, tokenizer, settings, metrics of each step, checkpoints every
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
@@ -155,7 +164,8 @@ def train(
     """
     numbers = {"minutes": minutes, "steps": steps, "tokens": tokens, "batch": batch, "length": length}
     positive = {"learning_rate": learning_rate, "clip": clip, "micro_batches": micro_batches, "keep": keep}
-    _check_options(numbers | positive, {"temperature": temperature, "sample": sample, "seed": seed}, warmup, prompt)
+    other = {"temperature": temperature, "sample": sample, "sample-every": sample_every, "seed": seed}
+    _check_options(numbers | positive, other, warmup, prompt)
     say = note or silent
     name, changed, directory = read_spec(spec).after(set, swap)
     if directory is not None:
@@ -163,7 +173,11 @@ def train(
     place = None if out is None else Path(out)
     if place is not None and not (place / RUN_FILE).is_file():
         must_be_free(place, force)
-    check_learns_text(changed)
+    places = [data] if isinstance(data, str) else list(data)
+    given = {"text": text, "data": places, "labels": labels, "pairs": pairs}
+    kind = objective_kind(changed, reads_of(given), objective)
+    if tokens is not None and kind.reads != "text":
+        raise UsageError(f"--tokens: the rows of --{kind.reads} differ in length; give --steps or --minutes")
     if (scaled := with_tied_scale(changed)) != changed:
         say(f"µP multiplies the logits of a tied head by base_width/width: --set head.scale={plain(scaled.head)['scale']:g}")
     needed = BYTES_PER_PARAMETER * parameters(changed) + 4 * batch * length * changed.vocab // micro_batches
@@ -187,38 +201,42 @@ def train(
         seed=seed,
         quiet=quiet,
     )
-    places = [data] if isinstance(data, str) else list(data)
-    if (text is None) == (not places):
-        raise UsageError("give a text file (--text) or token shards (--data), not both")
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(ranks_of_run())
         if ranks.count > 1 and plan.minutes is not None:
             raise UsageError("--minutes: ranks measure different times; give --tokens or --steps")
+        if sample_every:
+            check_samples(kind, ranks)
         plan, say = (plan, say) if ranks.first else (dc.replace(plan, quiet=True), silent)
         shape = Shape(batch, length, seed, ranks.rank, ranks.count)
-        source = from_shards(places, changed, shape) if text is None else from_text(Path(text), changed, tokenizer, shape, say)
-        objective, task = text_objective(changed, source.tokenizer)
-        counts = f"{source.tokens + source.held_out_tokens:,} tokens, {source.held_out_tokens:,} held out"
-        say(f"{name}: {parameters(changed):,} parameters, {task}; {counts}")
+        source = read_source(kind, changed, tokenizer, shape, say, given)
+        learned = kind.of(changed, source.tokenizer, length)
+        counts = f"{source.tokens + source.held_out_tokens:,} {source.unit}, {source.held_out_tokens:,} held out"
+        say(f"{name}: {parameters(changed):,} parameters, {kind.task}; {counts}")
         model = ranks.build(changed, seed, DTYPES[precision])
         interrupted, run = stack.enter_context(Interrupt()), None
         if place is not None:
             settings = {"spec": plain(changed), "data": dict(source.settings), "batch": batch, "length": length}
-            files = {SPEC_FILE: to_yaml(changed), TOKENIZER_FILE: source.tokenizer.to_json()}
+            settings |= {"objective": kind.name}
+            files = {SPEC_FILE: to_yaml(changed), **generation_files(source.tokenizer, learned)}
             if ranks.first_does(lambda: open_run(place, settings | plan.settings(), files, force)):
                 say(f"{place}: resuming")
             run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep))
-        history = train_loop(model, source.batch, objective, plan, source.held_out, interrupted, run, ranks)
+        sampling, samples = Sampling(temperature=temperature, seed=seed), None
+        if sample_every and source.tokenizer is not None:
+            path = None if place is None else place / SAMPLES_FILE
+            samples = Samples(source.tokenizer, prompt, sample, sampling, sample_every, path, say)
+        history = train_loop(model, source.batch, learned, plan, source.held_out, interrupted, run, ranks, samples)
         if run is not None and place is not None:
             run.write_model(changed)
-            title = f"{name} on {Path(text or places[0]).name}"
+            title = f"{name} on {Path(text or labels or pairs or places[0]).name}"
             ranks.first_does(lambda: _plot(history, place / PLOT_FILE, title, say))
     result = TrainingRun(name, model, source.tokenizer, tuple(history), interrupted.received, place, prompt=prompt)
-    if changed.order() != "causal":
+    if not kind.generates or source.tokenizer is None:
         return result
     bits = source.bits_per_byte(result.held_out_loss or math.nan)
     alone = ranks.count == 1 and not interrupted.received  # a model over several ranks is sampled from its directory
-    written = _sample(model, source.tokenizer, prompt, sample, temperature, seed, say) if alone else None
+    written = sample_text(model, source.tokenizer, prompt, sample, sampling, say) if alone else None
     return dc.replace(result, held_out_bits_per_byte=bits, sample=written)
 
 
@@ -244,25 +262,6 @@ def _refuse_weights(place: Path) -> None:
             f"{place}: holds {present[0]}, which train would discard: it starts with random weights and a tokenizer; "
             f"to train this architecture from scratch give {spec} (continuing from trained weights is not implemented)"
         )
-
-
-def _sample(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    prompt: str,
-    count: int,
-    temperature: float,
-    seed: int,
-    note: Callable[[str], None],
-) -> str:
-    """Return the text that the model generates after the prompt."""
-    try:
-        sampling = Sampling(temperature=temperature, seed=seed)
-        ids = list(generate_tokens(model, tokenizer.encode(prompt), count, sampling))
-    except DovetailError as error:  # e.g. a position table that is too short; the trained model is written already
-        note(f"no sample: {error}")
-        return ""
-    return tokenizer.decode(ids)
 
 
 def _plot(history: list[StepMetrics], path: Path, title: str, note: Callable[[str], None]) -> None:

@@ -47,6 +47,12 @@ class Command(LoadFlags):
     """A UTF-8 text file to train on, best of some megabytes."""
     data: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Token shards of `dovetail data build` to train on, DIR or DIR=WEIGHT; may be given many times."""
+    labels: InFile | None = None
+    """Labeled rows to classify: JSON Lines of {"text": …, "label": …}, or an .npz of images and labels."""
+    pairs: InFile | None = None
+    """Pairs of texts to match: JSON Lines of {"a": …, "b": …}."""
+    objective: str | None = None
+    """next_token, masked_tokens, span_corruption, denoising, classification or contrastive (default: by the spec and data)."""
     minutes: float | None = None
     """Train for about this many minutes: the first steps are measured (default: 5, if no other end is given)."""
     tokens: float | None = None
@@ -99,6 +105,8 @@ class Command(LoadFlags):
     """The prompt of the sample at the end."""
     sample: SampleTokens = 160
     """Tokens to generate at the end."""
+    sample_every: int = 0
+    """Generate a sample at every so many evals, too (samples.jsonl)."""
     temperature: float = 0.8
     """The temperature of the sample; 0 takes the most probable token."""
     mup_check: OutFile | None = None

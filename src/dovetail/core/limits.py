@@ -37,6 +37,8 @@ TOKENIZER_ITEMS = 8_000_000  # a vocabulary of 262,144 tokens and its merges tak
 TOKENIZER_ADDED = 1024  # special tokens that a template adds to one prompt
 TOKENIZER_GROWTH = 64  # times that normalizers or decoders may lengthen a text, and characters that they may put before it
 TEXT_BYTES = 256 * MB  # of a text file to train on, which is read into memory
+ARRAY_BYTES = GB  # of images to train on, which are read into memory
+ROW_CLASSES = 100_000  # of labeled rows
 PROMPT_CHARACTERS = 4_000_000  # of one prompt
 
 # -- chat templates

@@ -41,7 +41,8 @@ from dovetail.dist.collective import enter, join, largest, leave, total
 from dovetail.dist.mesh import RankError
 from dovetail.dist.place import Cut, TPRegion, cut_of, tp_regions
 
-ENTRIES = ("loss", "loss_sum", "next_logits", "draft", "encode", "fill")  # the methods that run a model, beside forward
+# the methods that run a model, beside forward
+ENTRIES = ("loss", "loss_sum", "loss_and_hits", "next_logits", "draft", "encode", "fill")
 INNER = ("hidden",)  # called by those; may be called directly without FSDP
 Read = Callable[[DTensor], Tensor]
 

@@ -22,6 +22,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 LOSSES_FILE = "loss.jsonl"
 RUN_FILE = "run.yaml"  # the settings of the training run
 PLOT_FILE = "loss.png"
+SAMPLES_FILE = "samples.jsonl"  # generated as the run went
 
 # copied from one model directory to another with the weights
 CARRIED = (
@@ -43,7 +44,7 @@ CARRIED = (
 )
 SHARDS = "model-*-of-*.safetensors"
 MODEL_FILES = (
-    *(SPEC_FILE, WEIGHTS_FILE, INDEX_FILE, SHARDS, CONFIG_FILE, KEPT_CONFIG, LOSSES_FILE, RUN_FILE, PLOT_FILE),
+    *(SPEC_FILE, WEIGHTS_FILE, INDEX_FILE, SHARDS, CONFIG_FILE, KEPT_CONFIG, LOSSES_FILE, RUN_FILE, PLOT_FILE, SAMPLES_FILE),
     *CARRIED,
 )
 LISTED = 3  # foreign files that a message names

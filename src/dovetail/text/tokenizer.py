@@ -71,6 +71,12 @@ class Tokenizer:
             raise FileError(f"{path}: adds {added:,} special tokens to a prompt; the limit is {TOKENIZER_ADDED:,}")
         return Tokenizer(engine)
 
+    def with_special(self, names: Sequence[str]) -> Tokenizer:
+        """Return the tokenizer with further special tokens, whose ids follow the others; those that it has already stay."""
+        engine = Engine.from_str(self.engine.to_str())
+        engine.add_special_tokens(list(names))
+        return Tokenizer(engine)
+
     def to_json(self) -> str:
         """Return the content of tokenizer.json."""
         return self.engine.to_str(pretty=True)

@@ -8,7 +8,7 @@ and resumed from a checkpoint.
 
 from __future__ import annotations
 
-import functools
+import dataclasses as dc
 import itertools
 import math
 import time
@@ -27,6 +27,7 @@ from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
 from dovetail.training.progress import Progress
 from dovetail.training.ranks import Ranks
+from dovetail.training.samples import Samples
 from dovetail.training.step import Trainer, seed_of
 
 
@@ -51,10 +52,12 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     recorder: Recorder | None = None,
     ranks: Ranks | None = None,
+    samples: Samples | None = None,
 ) -> list[StepMetrics]:
     """Train the model in place and return the metrics of each step. The run ends early, with an eval, once `stop()` is true
-    after a step. A `recorder` keeps the run, and resumes it. With a moving average the model has it at the end. With several
-    `ranks`, every one of them calls this with its shard of the model and its rows of each batch.
+    after a step. A `recorder` keeps the run, and resumes it; `samples` are generated at evals. With a moving average the model
+    has it at the end. With several `ranks`, every one of them calls this with its shard of the model and its rows of each
+    batch.
 
     Raises Diverged where a loss or a gradient norm is not finite (no weight changes in that step), and at each eval where a
     weight or the held-out loss is not finite: no such model is saved or returned.
@@ -65,6 +68,8 @@ def train(
     if recorder is not None:
         plan, history = recorder.restore(trainer)
     first = len(history)
+    if samples is not None:
+        samples.restore(first)
     tokens, before = (history[-1].tokens, history[-1].seconds) if history else (0, 0.0)
     start = after_first = time.monotonic()
     with Progress(plan.quiet) as show:
@@ -80,37 +85,49 @@ def train(
             plan = plan.measured(step + 1, now - after_first)
             last = trainer.ranks.any(stop()) or plan.done(step + 1) >= 1
             is_eval = int(plan.done(step + 1) * plan.evals) > int(plan.done(step) * plan.evals) or last
-            val_loss = _eval(trainer, validation, step) if is_eval else None
-            history.append(StepMetrics(step + 1, found.loss, lr, tokens, before + now - start, val_loss, found.grad_norm))
-            show(history[-1], plan.done(step + 1))
+            held_out = _eval(trainer, validation, step) if is_eval else {}
+            metrics = StepMetrics(step + 1, found.loss, lr, tokens, before + now - start, grad_norm=found.grad_norm)
+            if held_out:
+                metrics = dc.replace(metrics, val_loss=held_out.pop("loss"), val_metrics=held_out)
+            history.append(metrics)
+            show(metrics, plan.done(step + 1))
+            if samples is not None:
+                samples.take(trainer, history)
             if recorder is not None:
-                recorder.record(trainer, plan, history[-1], last)
+                recorder.record(trainer, plan, metrics, last)
             if last:
                 break
     trainer.take_average()
     return history
 
 
-def _eval(trainer: Trainer, validation: Sequence[Batch], step: int) -> float | None:
-    """Return the held-out loss; raise Diverged where it or a weight is not finite."""
+def _eval(trainer: Trainer, validation: Sequence[Batch], step: int) -> dict[str, float]:
+    """Return the held-out metrics; raise Diverged where the loss or a weight is not finite."""
     with trainer.averaged(), trainer.computing():
-        loss = evaluate(trainer.model, validation, trainer.objective, trainer.plan.seed) if validation else None
+        found = measure(trainer.model, validation, trainer.objective, trainer.plan.seed) if validation else {}
+    loss = found.get("loss")
     if trainer.ranks.any(trainer.nonfinite() is not None or not math.isfinite(loss or 0.0)):
         raise trainer.diverged(step, "the update overflowed" if loss is None else f"the held-out loss is {loss}")
-    return loss
+    return found
+
+
+def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0) -> float:
+    """Return the mean loss over all labels of the batches, without dropout."""
+    return measure(model, batches, objective, seed)["loss"]
 
 
 @torch.no_grad()
-def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0) -> float:
-    """Return the mean loss over all labels of the batches, without dropout."""
+def measure(model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0) -> dict[str, float]:
+    """Return the mean `loss` over all labels of the batches, without dropout, and the objective's other metrics by name."""
     mode = model.training
     model.eval()
-    losses: list[LossSum] = []
+    sums: dict[str, LossSum] = {}
     for i, batch in enumerate(batches):
-        losses.append(objective(model, batch.to(model.device), seed_of(seed, i), False))
+        found = objective.evaluate(model, batch.to(model.device), seed_of(seed, i))
+        sums = {name: sums[name].plus(one) if name in sums else one for name, one in found.items()}
         for layout in (batch.layout, batch.source_layout):
             if layout is not None:  # the masks and rotary tables of held-out batches would stay alive until the next eval
                 layout.memo.clear()
     model.train(mode)
-    (value,) = read_floats(functools.reduce(LossSum.plus, losses).mean())
-    return value
+    means = dict(zip(sums, read_floats(*(one.mean() for one in sums.values())), strict=True))
+    return {"loss": means["loss"], **objective.metrics(means)}

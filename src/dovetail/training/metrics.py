@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 @dc.dataclass(frozen=True)
@@ -18,6 +18,7 @@ class StepMetrics:
     seconds: float  # since the start of the run
     val_loss: float | None = None  # on held-out data, at evals only
     grad_norm: float | None = None  # before clipping
+    val_metrics: Mapping[str, float] | None = None  # what the objective measures on held-out data beside the loss, at evals
 
 
 def to_jsonl(history: Iterable[StepMetrics]) -> str:

@@ -1,9 +1,12 @@
-"""Objectives: functions from a model and a batch to a loss, passed to the training loop.
+"""Objectives: from a model and a batch to a loss, passed to the training loop.
 
     next_token     −log p(xᵢ₊₁ | x₁ … xᵢ)                                    causal models
     MaskedTokens   −log p(xᵢ | the text with some tokens masked)             bidirectional models (Devlin et al. 2018)
     seq2seq        −log p(yᵢ₊₁ | y₁ … yᵢ, source)                            encoder–decoders
     classify       −log p(class | x)                                         heads with one output per row
+
+Those of text alone for encoder–decoders are in training/denoising.py, that of pairs in training/contrastive.py; a spec's
+choice among them is in training/task.py. With depths of multi-token prediction (`mtp`), their loss is added in training.
 
 Shapes: tokens, labels (batch, n); source (batch, m); classes (batch,). Padding never counts in a loss.
 """
@@ -11,7 +14,10 @@ Shapes: tokens, labels (batch, n); source (batch, m); classes (batch,). Padding 
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -27,49 +33,157 @@ from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import MASK, Tokenizer
 
 STREAMS = ("masked tokens", "random tokens")
+LARGEST = 700.0  # nats whose exponential is finite
+Reads = Literal["text", "labels", "pairs"]
 
 
-class Objective(Protocol):
+class Objective(ABC):
     """(model, batch, seed, training) -> LossSum. Every random number comes from `seed`; dropout is applied in training only."""
 
+    name: ClassVar[str]
+    task: ClassVar[str]  # "predicting the next token"
+    reads: ClassVar[Reads] = "text"  # the data that it is trained on
+    generates: ClassVar[bool] = (
+        False  # whether the model learns to continue a prompt: every token is predicted from those before
+    )
+    packs: ClassVar[bool] = True  # whether a row may hold several documents
+    by_row: ClassVar[bool] = True  # whether the loss of a batch is the sum over its rows: pieces of a batch, and ranks, add up
+
+    @abstractmethod
     def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
         """Return the loss of the batch summed over its labels, and their number."""
-        ...
+
+    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
+        """Return the `loss` of a held-out batch, and other sums with their counts, by name."""
+        return {"loss": self(model, batch, seed, False)}
+
+    def metrics(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics beside the loss, from the means of what `evaluate` returned for all held-out batches."""
+        return {name: mean for name, mean in means.items() if name != "loss"}
+
+    @classmethod
+    def check(cls, spec: Model) -> None:
+        """Raise SpecError unless the spec can be trained by it."""
+        raise NotImplementedError
+
+    @classmethod
+    def of(cls, spec: Model, tokenizer: Tokenizer | None, length: int) -> Self:
+        """Return the objective for a spec, its tokenizer and sequences of `length` tokens."""
+        return cls()
+
+    @classmethod
+    def special(cls, length: int) -> tuple[str, ...]:
+        """The special tokens that it adds to a tokenizer, for sequences of `length` tokens."""
+        return ()
+
+    def generation(self) -> dict[str, int]:
+        """The content of generation_config.json: the first and the last token of what the model generates."""
+        return {}
 
 
-def _ctx(batch: Batch, seed: int, training: bool) -> Ctx:
+def perplexity(means: Mapping[str, float]) -> float:
+    """The perplexity: e to the mean loss."""
+    return math.exp(min(means["loss"], LARGEST))
+
+
+def context(batch: Batch, seed: int, training: bool) -> Ctx:
+    """Return the Ctx of a batch."""
     # auxiliary losses (balance of experts) are part of training; held-out data is measured by the objective alone
     return Ctx(layout=batch.layout, seed=seed if training else None, losses={} if training else None)
+
+
+def with_accuracy(found: tuple[LossSum, Tensor]) -> dict[str, LossSum]:
+    """The loss, and the fraction of labels that are the most probable answer."""
+    loss, hits = found
+    return {"loss": loss, "accuracy": LossSum(hits.float(), loss.num_labels)}
 
 
 def _without_padding(labels: Tensor, batch: Batch) -> Tensor:
     return labels.masked_fill(~batch.layout.real, IGNORED)
 
 
-def next_token(model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-    """Return the loss of predicting labels (batch, n): the tokens shifted by one."""
-    return model.loss_sum(batch.tokens, _without_padding(batch.labels, batch), _ctx(batch, seed, training))
+def check_reads_text(spec: Model) -> None:
+    """Raise SpecError unless the spec reads tokens and predicts them."""
+    tokens = over_vocab(spec)
+    if "embed" not in tokens:
+        raise SpecError("embed", f"{spec.embed.kind} does not read tokens", "--set embed=tokens")
+    if "head" not in tokens:
+        raise SpecError("head", "training on text needs logits over the vocabulary at every position", "--set head=lm")
+    if spec.order() == "ahead":
+        raise SpecError("layers", "a prefix mask shows later tokens, which are the labels", "use a causal mask")
 
 
-def classify(model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-    """Return the loss of predicting labels (batch,): one class per row."""
-    return model.loss_sum(batch.tokens, batch.labels, _ctx(batch, seed, training))
+class NextToken(Objective):
+    """Language modeling: labels (batch, n) are the tokens shifted by one."""
+
+    name, task, generates = "next_token", "predicting the next token", True
+
+    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
+        return model.loss_sum(batch.tokens, _without_padding(batch.labels, batch), context(batch, seed, training))
+
+    def metrics(self, means: Mapping[str, float]) -> dict[str, float]:
+        return {"perplexity": perplexity(means)}
+
+    @classmethod
+    def check(cls, spec: Model) -> None:
+        check_reads_text(spec)
+        if spec.encoder is not None:
+            raise SpecError("encoder", "the next token of a text needs no source", "use the objective span_corruption")
+        if spec.order() != "causal":
+            raise SpecError("layers", "the next token is visible to a bidirectional model", "use the objective masked_tokens")
 
 
-def seq2seq(model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-    """Return the loss of predicting the target. Tokens are the target behind its start token; the source is encoded first."""
-    assert batch.source is not None, "a seq2seq batch has a source"
-    assert batch.source_layout is not None, "a seq2seq batch has the layout of its source"
-    ctx = _ctx(batch, seed, training)
-    encoder_output, encoder_layout = model.encode(batch.source, dc.replace(ctx, layout=batch.source_layout))
-    ctx = dc.replace(ctx, encoder_output=encoder_output, encoder_layout=encoder_layout)
-    return model.loss_sum(batch.tokens, _without_padding(batch.labels, batch), ctx)
+class Classify(Objective):
+    """Classification: labels (batch,) are one class per row, of text or of an image."""
+
+    name, task, reads = "classification", "predicting the class", "labels"
+
+    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
+        return model.loss_sum(batch.tokens, batch.labels, context(batch, seed, training))
+
+    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
+        return with_accuracy(model.loss_and_hits(batch.tokens, batch.labels, context(batch, seed, False)))
+
+    @classmethod
+    def check(cls, spec: Model) -> None:
+        if spec.encoder is not None:
+            raise SpecError("encoder", "a class is predicted from one input, which has no source", "use a spec without one")
+        if spec.head is None or not spec.head.pools() or spec.head.criterion != "cross_entropy":
+            remedy = '--set "head={kind: classifier, classes: 10}"'
+            raise SpecError("head", "classification needs logits over classes, one per row", remedy)
+
+
+class Seq2Seq(Objective):
+    """Sequence to sequence. Tokens are the target behind its start token; the source is encoded first."""
+
+    name, task = "seq2seq", "predicting the target from the source"
+
+    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
+        return model.loss_sum(batch.tokens, _without_padding(batch.labels, batch), self._ctx(model, batch, seed, training))
+
+    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
+        ctx = self._ctx(model, batch, seed, False)
+        return with_accuracy(model.loss_and_hits(batch.tokens, _without_padding(batch.labels, batch), ctx))
+
+    def metrics(self, means: Mapping[str, float]) -> dict[str, float]:
+        return {"perplexity": perplexity(means), **super().metrics(means)}
+
+    def _ctx(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> Ctx:
+        """The Ctx with the encoder output."""
+        assert batch.source is not None, "a seq2seq batch has a source"
+        assert batch.source_layout is not None, "a seq2seq batch has the layout of its source"
+        ctx = context(batch, seed, training)
+        encoder_output, encoder_layout = model.encode(batch.source, dc.replace(ctx, layout=batch.source_layout))
+        return dc.replace(ctx, encoder_output=encoder_output, encoder_layout=encoder_layout)
 
 
 @dc.dataclass(frozen=True)
-class MaskedTokens:
+class MaskedTokens(Objective):
     """Masked language modeling. A fraction of the tokens is predicted; of these most are replaced by the mask, some by random
     tokens, and some stay, so that the model learns from tokens that it sees, too."""
+
+    name: ClassVar[str] = "masked_tokens"
+    task: ClassVar[str] = "predicting masked tokens"
 
     mask: int  # the id of the mask token
     vocab: int  # random tokens are drawn from 0 … vocab − 1
@@ -80,7 +194,11 @@ class MaskedTokens:
     def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
         """Return the loss on the chosen tokens; the labels of the batch are not used."""
         tokens, labels = self.corrupt(batch.tokens, batch.layout, seed)
-        return model.loss_sum(tokens, labels, _ctx(batch, seed, training))
+        return model.loss_sum(tokens, labels, context(batch, seed, training))
+
+    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
+        tokens, labels = self.corrupt(batch.tokens, batch.layout, seed)
+        return with_accuracy(model.loss_and_hits(tokens, labels, context(batch, seed, False)))
 
     def corrupt(self, tokens: Tensor, layout: TokenLayout, seed: int) -> tuple[Tensor, Tensor]:
         """Return the input of the model (batch, n) and its labels (batch, n): −100 where a token is not predicted."""
@@ -92,22 +210,18 @@ class MaskedTokens:
         inputs = torch.where(replaced, random, inputs)
         return inputs, tokens.masked_fill(~chosen, IGNORED)
 
+    @classmethod
+    def check(cls, spec: Model) -> None:
+        check_reads_text(spec)
+        if spec.encoder is not None:
+            raise SpecError("encoder", "masked tokens are predicted in place, without a decoder", "use the objective denoising")
+        if spec.order() != "both":
+            raise SpecError("layers", "a causal model does not see the tokens behind a mask", "--set layers.*.mixer.mask=full")
 
-def check_learns_text(spec: Model) -> None:
-    """Raise SpecError unless the spec can be trained on plain text."""
-    tokens = over_vocab(spec)
-    if spec.encoder is not None:
-        raise SpecError("encoder", "plain text has no sources and targets", "use dovetail.training.objective.seq2seq in Python")
-    if "embed" not in tokens:
-        raise SpecError("embed", f"{spec.embed.kind} does not read tokens", "--set embed=tokens")
-    if "head" not in tokens:
-        raise SpecError("head", "training on text needs logits over the vocabulary at every position", "--set head=lm")
-    if spec.order() == "ahead":
-        raise SpecError("layers", "a prefix mask shows later tokens, which are the labels", "use a causal mask")
+    @classmethod
+    def of(cls, spec: Model, tokenizer: Tokenizer | None, length: int) -> Self:
+        assert tokenizer is not None, "text has a tokenizer"
+        return cls(mask=tokenizer.id_of(MASK), vocab=tokenizer.size)
 
 
-def text_objective(spec: Model, tokenizer: Tokenizer) -> tuple[Objective, str]:
-    """Return the objective of a spec on plain text and its name: masked tokens if it is bidirectional, else the next token."""
-    if spec.order() == "both":
-        return MaskedTokens(mask=tokenizer.id_of(MASK), vocab=tokenizer.size), "predicting masked tokens"
-    return next_token, "predicting the next token"
+next_token, seq2seq, classify = NextToken(), Seq2Seq(), Classify()

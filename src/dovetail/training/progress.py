@@ -40,5 +40,6 @@ class Progress:
         status = f"step {metrics.step}  loss {metrics.loss:.3f}  {speed:,.0f} tokens/s"
         self.bar.update(self.task, completed=done, status=status)
         if metrics.val_loss is not None:
-            losses = f"loss {metrics.loss:.3f}  held-out {metrics.val_loss:.3f}"
+            held_out = "".join(f"  {name} {value:.4g}" for name, value in (metrics.val_metrics or {}).items())
+            losses = f"loss {metrics.loss:.3f}  held-out {metrics.val_loss:.3f}{held_out}"
             self.bar.console.print(f"step {metrics.step:6d}  {losses}  {speed:,.0f} tokens/s", highlight=False)

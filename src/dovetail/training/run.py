@@ -3,6 +3,7 @@
     OUT/dovetail.yaml, tokenizer.json     from the start
     OUT/run.yaml                          the settings; a run with others is refused
     OUT/loss.jsonl                        the metrics of each step
+    OUT/samples.jsonl                     text that was generated as training went (training/samples.py)
     OUT/checkpoints/step-00000120/        weights, optimizer, moving average, position in the data (training/checkpoint.py)
     OUT/model.safetensors                 at the end
 
@@ -24,7 +25,7 @@ from typing import Any, TextIO
 from dovetail.core.errors import FileError
 from dovetail.io.atomic import write_atomically
 from dovetail.io.model_dir import must_be_free
-from dovetail.io.model_files import LOSSES_FILE, RUN_FILE, TOKENIZER_FILE, foreign
+from dovetail.io.model_files import GENERATION_FILE, LOSSES_FILE, RUN_FILE, SAMPLES_FILE, TOKENIZER_FILE, foreign
 from dovetail.io.replace import replacing, try_lock
 from dovetail.io.yaml import dump_yaml, parse_yaml, read_text
 from dovetail.model import Model
@@ -36,6 +37,7 @@ from dovetail.training.ranks import Ranks
 from dovetail.training.step import Trainer
 
 CHECKPOINTS = "checkpoints"
+BESIDE = (TOKENIZER_FILE, GENERATION_FILE, LOSSES_FILE, SAMPLES_FILE, RUN_FILE)  # files that stay when the weights are written
 
 
 class Run:
@@ -102,7 +104,7 @@ class Run:
     def write_model(self, spec: Model) -> None:
         """Write the model of the last checkpoint into the directory, on the first rank."""
         newest = self.checkpoints.complete()[-1]
-        names = [name for name in (TOKENIZER_FILE, LOSSES_FILE, RUN_FILE) if (self.place / name).is_file()]
+        names = [name for name in BESIDE if (self.place / name).is_file()]
         beside = {name: (self.place / name).read_bytes() for name in names}
         self.ranks.first_does(lambda: write_model(newest, spec, self.place, beside))
 

@@ -1,4 +1,4 @@
-"""Source: what a run trains on, from a text file or from token shards.
+"""Source: what a run trains on, from a text file or from token shards; training/rows.py has labeled rows and pairs.
 
     text       a tokenizer of the spec's vocabulary size is trained on it; the last 5 % of its tokens are held out
     shards     directories of `dovetail data build`, each with a weight; their tokenizer; documents that were held out
@@ -50,11 +50,12 @@ class Source(NamedTuple):
 
     batch: Callable[[int], Batch]  # of a step: this rank's rows
     held_out: list[Batch]
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None  # None for images
     settings: Mapping[str, Any]  # what identifies the data, as plain data
-    tokens: int  # to train on
+    tokens: int  # to train on, or rows: see `unit`
     held_out_tokens: int
-    held_out_bytes: int
+    held_out_bytes: int = 0
+    unit: str = "tokens"  # what the two are counted in
 
     def bits_per_byte(self, loss: float) -> float:
         """The held-out loss, in nats per token, as bits per byte of text."""
@@ -63,11 +64,11 @@ class Source(NamedTuple):
         return bits_per_byte(loss, 1, self.held_out_tokens, self.held_out_bytes)
 
 
-def from_text(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: Note) -> Source:
-    """Train a tokenizer on a text file, and sample sequences of it."""
+def from_text(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: Note, special: Sequence[str] = ()) -> Source:
+    """Train a tokenizer on a text file, and sample sequences of it. `special` are tokens that the objective adds."""
     content = read_corpus(path)
     note(f"{path}: {len(content):,} characters; training a tokenizer of {spec.vocab} tokens")
-    tokenizer = learn(content, spec.vocab, kind)
+    tokenizer = learn(content, spec.vocab - len(special), kind).with_special(special)
     corpus = Corpus.cut(tokenizer.encode(content), shape.length, name=str(path))
     digest = hashlib.sha256(content.encode()).hexdigest()
 
@@ -86,17 +87,21 @@ def from_text(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: 
     )
 
 
-def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = True) -> Source:
-    """Read directories of token shards, `DIR` or `DIR=WEIGHT` each; held-out documents are those of the first."""
+def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = True, special: Sequence[str] = ()) -> Source:
+    """Read directories of token shards, `DIR` or `DIR=WEIGHT` each; held-out documents are those of the first. `masks` keeps
+    the documents of a row apart; `special` are tokens that the objective adds."""
     pairs = [_weighted(place) for place in places]
     sources = [(ShardedTokens(place), weight) for place, weight in pairs]
     first = sources[0][0]
     for tokens, _ in sources[1:]:
         if tokens.manifest.tokenizer != first.manifest.tokenizer:
             raise FileError(f"{tokens.directory}: its tokenizer is not that of {first.directory}; build both with one")
-    vocab = first.manifest.tokenizer.vocab
+    tokenizer = Tokenizer.load(first.directory).with_special(special)
+    vocab = max(tokenizer.size, first.manifest.tokenizer.vocab)
     if vocab > spec.vocab:
-        raise SpecError("vocab", f"{spec.vocab}; the tokenizer of {first.directory} has {vocab} tokens", f"--set vocab={vocab}")
+        added = f", with {len(special)} that the objective adds" if special else ""
+        problem = f"{spec.vocab}; the tokenizer of {first.directory} has {vocab} tokens{added}"
+        raise SpecError("vocab", problem, f"--set vocab={vocab}")
     loader = Loader(
         Stream(sources, shape.length, shape.seed), batch=shape.batch, rank=shape.rank, world=shape.ranks, masks=masks
     )
@@ -104,7 +109,7 @@ def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = 
     return Source(
         lambda step: loader.batch_at(step * shape.batch),
         list(evaluation(held_out, shape.length, shape.batch, most=EVAL_BATCHES, masks=masks)),
-        Tokenizer.load(first.directory),
+        tokenizer,
         {"shards": [[str(place), weight] for place, weight in pairs], "fingerprint": loader.stream.fingerprint, "masks": masks},
         sum(tokens.tokens for tokens, _ in sources),
         held_out.tokens,

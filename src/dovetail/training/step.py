@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dovetail.core.errors import Diverged
+from dovetail.core.errors import Diverged, UsageError
 from dovetail.core.finite import nonfinite_weight
 from dovetail.core.fold import declared
 from dovetail.core.group import RouterModule
@@ -51,6 +51,8 @@ class Trainer:
 
     def __init__(self, model: ModelModule, objective: Objective, plan: Plan, ranks: Ranks | None = None) -> None:
         self.model, self.objective, self.plan, self.ranks = model, objective, plan, ranks or Ranks()
+        if not objective.by_row and (plan.micro_batches > 1 or self.ranks.count > 1):
+            raise UsageError(f"{objective.name}: compares the rows of a batch; train on one rank, with one micro-batch")
         dtype = DTYPES[plan.precision]
         self.copies = None if dtype is None or self.ranks.count > 1 else Copies(model, dtype)  # FSDP makes its own
         self.optimizer = Optimizer(

@@ -1,0 +1,142 @@
+"""Sources of rows: labeled texts, labeled images, pairs of texts (datasets/rows.py reads their files).
+
+    held out     a tenth of the rows, a random choice that depends on their number alone: every seed is measured on the same
+    batch(step)  rows step·batch … of the epoch's permutation, which is keyed by (seed, epoch); the last rows that make no whole
+                 batch are left out, so that no batch holds a row twice
+
+Texts are cut to `length` tokens and padded on the right to the longest; their tokenizer is trained on the rows to train on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dovetail.core.errors import FileError, SpecError
+from dovetail.core.layout import TokenLayout
+from dovetail.core.scope import Scope
+from dovetail.datasets.corpus import Batch
+from dovetail.datasets.order import Permutation
+from dovetail.datasets.rows import held_out_rows, read_labeled_images, read_labeled_texts, read_pairs
+from dovetail.model import Model
+from dovetail.text.learn import learn
+from dovetail.text.tokenizer import Tokenizer
+from dovetail.training.source import Note, Shape, Source, TokenizerKind
+
+FRACTION = 0.1  # of the rows are held out
+EVAL_ROWS = 2048  # held-out rows, at an eval
+IMAGES = ".npz"  # the suffix of labeled images; any other file of labels is JSON Lines
+Rows = NDArray[np.int64]
+Make = Callable[[Rows], Batch]  # rows of the file -> their batch
+
+
+def from_labels(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: Note) -> Source:
+    """Read labeled images, or labeled texts and train a tokenizer on them."""
+    if path.suffix.lower() == IMAGES:
+        return _from_images(path, spec, shape)
+    if not spec.embed.token_ids:
+        raise SpecError(
+            "embed", f"{spec.embed.kind} does not read text", f"give images, a file *{IMAGES}, or --set embed=tokens"
+        )
+    data = read_labeled_texts(path)
+    _check_classes(spec, len(data.classes), path)
+    train, held_out = held_out_rows(len(data.texts), FRACTION)
+    tokenizer = _tokenizer(path, spec, kind, [data.texts[i] for i in train], note)
+    texts, labels = _Texts(data.texts, tokenizer, shape.length), torch.from_numpy(data.labels)
+
+    def make(rows: Rows) -> Batch:
+        return Batch(texts.tokens[rows], labels[rows], texts.layout(rows))
+
+    settings = {"labels": str(path), "sha256": data.sha256, "tokenizer": kind, "classes": data.classes}
+    return _source(path, make, train, held_out, shape, tokenizer, settings)
+
+
+def from_pairs(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: Note) -> Source:
+    """Read pairs of texts, and train a tokenizer on them."""
+    data = read_pairs(path)
+    train, held_out = held_out_rows(len(data.first), FRACTION)
+    tokenizer = _tokenizer(path, spec, kind, [text for i in train for text in (data.first[i], data.second[i])], note)
+    first, second = (_Texts(texts, tokenizer, shape.length) for texts in (data.first, data.second))
+
+    def make(rows: Rows) -> Batch:
+        none = torch.zeros(len(rows), dtype=torch.long)  # the partner of a row is its label
+        after = second.layout(rows).numbered(len(rows))  # dropout differs between the two texts
+        return Batch(first.tokens[rows], none, first.layout(rows), second.tokens[rows], after)
+
+    settings = {"pairs": str(path), "sha256": data.sha256, "tokenizer": kind}
+    whole = held_out[: max(len(held_out) // shape.batch * shape.batch, min(len(held_out), shape.batch))]  # equal candidates
+    return _source(path, make, train, whole, shape, tokenizer, settings)
+
+
+def _from_images(path: Path, spec: Model, shape: Shape) -> Source:
+    if spec.embed.token_ids:
+        raise SpecError("embed", f"{spec.embed.kind} does not read images", "use a preset of images: vit-tiny")
+    data = read_labeled_images(path)
+    wanted = tuple(spec.embed.example(Scope(), 1, 1, torch.Generator()).shape[1:])
+    if data.images.shape[1:] != wanted:
+        raise SpecError("embed", f"reads images of {wanted}; those of {path} are {data.images.shape[1:]}", "change embed.*")
+    _check_classes(spec, int(data.labels.max()) + 1, path)
+    images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
+    train, held_out = held_out_rows(len(images), FRACTION)
+
+    def make(rows: Rows) -> Batch:
+        return Batch(images[rows], labels[rows], TokenLayout.whole(len(rows), spec.embed.tokens() or 1))
+
+    return _source(path, make, train, held_out, shape, None, {"labels": str(path), "sha256": data.sha256})
+
+
+class _Texts:
+    """Token ids (N, n) of texts, padded on the right, and how many of each are real (N,)."""
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, length: int) -> None:
+        ids = [one[:length] for one in tokenizer.encode_batch(texts)]
+        self.lengths = [len(one) for one in ids]
+        self.tokens: Tensor = torch.zeros(len(ids), max(1, *self.lengths), dtype=torch.long)
+        for row, one in zip(self.tokens, ids, strict=True):
+            row[: len(one)] = torch.from_numpy(one)
+
+    def layout(self, rows: Rows) -> TokenLayout:
+        return TokenLayout.padded([self.lengths[i] for i in rows], self.tokens.shape[1])
+
+
+def _tokenizer(path: Path, spec: Model, kind: TokenizerKind, texts: Sequence[str], note: Note) -> Tokenizer:
+    note(f"{path}: training a tokenizer of {spec.vocab} tokens")
+    return learn("\n".join(texts), spec.vocab, kind)
+
+
+def _check_classes(spec: Model, count: int, path: Path) -> None:
+    assert spec.head is not None, "classification has a head"
+    classes = spec.head.axes(Scope()).sizes.get("classes", count)
+    if count > classes:
+        raise SpecError("head.classes", f"{classes}; {path} has {count}", f"--set head.classes={count}")
+
+
+def _source(
+    path: Path,
+    make: Make,
+    train: Rows,
+    held_out: Rows,
+    shape: Shape,
+    tokenizer: Tokenizer | None,
+    settings: Mapping[str, object],
+) -> Source:
+    if len(train) < shape.batch:
+        count = len(train) + len(held_out)
+        raise FileError(f"{path}: {count} rows, {len(held_out)} of them held out, are too few for a batch of {shape.batch}")
+    per_epoch = len(train) // shape.batch
+
+    def batch(step: int) -> Batch:
+        epoch, within = divmod(step, per_epoch)
+        numbers = np.arange(within * shape.batch, (within + 1) * shape.batch)
+        rows = train[Permutation(len(train), f"rows {shape.seed} {epoch}")(numbers)]
+        whole = make(rows)
+        return whole if shape.ranks == 1 else whole.some_rows(shape.rows())
+
+    chosen = held_out[:: -(-len(held_out) // EVAL_ROWS)]
+    batches = [make(chosen[start : start + shape.batch]) for start in range(0, len(chosen), shape.batch)]
+    return Source(batch, batches, tokenizer, settings, len(train), len(held_out), unit="rows")

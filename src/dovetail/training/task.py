@@ -1,0 +1,93 @@
+"""The objective of a run: the one that is named, or the one that a spec learns by on its data.
+
+--text, --data     next_token (causal), masked_tokens (bidirectional), span_corruption or denoising (encoder–decoders)
+--labels           classification, of text or of images
+--pairs            contrastive
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.core.errors import SpecError, UsageError
+from dovetail.core.suggest import names_or_nearest
+from dovetail.io.model_files import GENERATION_FILE, TOKENIZER_FILE
+from dovetail.model import Model
+from dovetail.text.tokenizer import Tokenizer
+from dovetail.training.contrastive import Contrastive
+from dovetail.training.denoising import Denoising, SpanCorruption
+from dovetail.training.objective import Classify, MaskedTokens, NextToken, Objective, Reads, check_reads_text
+from dovetail.training.rows import from_labels, from_pairs
+from dovetail.training.source import Note, Shape, Source, TokenizerKind, from_shards, from_text
+
+READS: dict[str, Reads] = {"text": "text", "data": "text", "labels": "labels", "pairs": "pairs"}  # by flag
+# of those that fit a spec and its data, the first is the default
+OBJECTIVES: dict[str, type[Objective]] = {
+    kind.name: kind for kind in (NextToken, MaskedTokens, SpanCorruption, Denoising, Classify, Contrastive)
+}
+
+
+def objective_kind(spec: Model, reads: Reads, name: str | None = None) -> type[Objective]:
+    """Return the objective of this name, or the default for a spec and its data. Raises SpecError, with the reason, where the
+    spec cannot be trained by it."""
+    if name is not None:
+        return _named(spec, reads, name)
+    if reads == "text":
+        check_reads_text(spec)  # its reasons hold for every objective of text
+    errors = list[SpecError]()
+    for kind in OBJECTIVES.values():
+        if kind.reads == reads:
+            try:
+                kind.check(spec)
+                return kind
+            except SpecError as error:
+                errors.append(error)
+    raise errors[0]
+
+
+def _named(spec: Model, reads: Reads, name: str) -> type[Objective]:
+    if name not in OBJECTIVES:
+        raise UsageError(f"--objective: unknown objective {name!r}; {names_or_nearest(name, OBJECTIVES, 'objectives')}")
+    kind = OBJECTIVES[name]
+    if kind.reads != reads:
+        raise UsageError(f"--objective: {name} is trained on {kind.reads}, not on {reads}; give --{kind.reads}")
+    kind.check(spec)
+    return kind
+
+
+def reads_of(given: Mapping[str, object]) -> Reads:
+    """Return which data was given, by its flag; raise UsageError unless it is one."""
+    flags = [flag for flag, value in given.items() if value]
+    if len(flags) != 1:
+        what = "nothing" if not flags else " and ".join(f"--{flag}" for flag in flags)
+        choices = "a text file (--text), token shards (--data), labeled rows (--labels) or pairs (--pairs)"
+        raise UsageError(f"give {choices}: one of them, not {what}")
+    return READS[flags[0]]
+
+
+def read_source(
+    kind: type[Objective], spec: Model, tokenizer: TokenizerKind, shape: Shape, note: Note, given: Mapping[str, Any]
+) -> Source:
+    """Read the data that was given, for an objective."""
+    if places := given["data"]:
+        return from_shards(places, spec, shape, masks=kind.packs, special=kind.special(shape.length))
+    if labels := given["labels"]:
+        return from_labels(Path(labels), spec, tokenizer, shape, note)
+    if pairs := given["pairs"]:
+        return from_pairs(Path(pairs), spec, tokenizer, shape, note)
+    return from_text(Path(given["text"]), spec, tokenizer, shape, note, kind.special(shape.length))
+
+
+def generation_files(tokenizer: Tokenizer | None, objective: Objective) -> dict[str, str]:
+    """The files that generation reads beside the weights, by name: the tokenizer, and the first and the last token."""
+    files = {} if tokenizer is None else {TOKENIZER_FILE: tokenizer.to_json()}
+    generation = objective.generation()
+    return {**files, GENERATION_FILE: f"{json.dumps(generation, indent=2)}\n"} if generation else files
+
+
+def text_objective(spec: Model, tokenizer: Tokenizer, length: int) -> Objective:
+    """Return the objective of a spec on plain text."""
+    return objective_kind(spec, "text").of(spec, tokenizer, length)
