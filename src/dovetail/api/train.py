@@ -31,7 +31,7 @@ from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import check_learns_text, text_objective
-from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
+from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, TIMEOUT, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
 from dovetail.training.ranks import ranks_of_run
 from dovetail.training.run import Run, open_run
 from dovetail.training.source import Shape, TokenizerKind, from_shards, from_text
@@ -134,6 +134,7 @@ def train(
     recompute: Recompute = Plan.recompute,
     checkpoint_minutes: float = CHECKPOINT_MINUTES,
     keep: int = KEEP,
+    timeout: float = TIMEOUT,
     prompt: str = "The ",
     sample: int = 160,
     temperature: float = 0.8,
@@ -151,10 +152,11 @@ def train(
     `out` is the directory to train in: spec, tokenizer, settings, metrics of each step, checkpoints every
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
     interrupted or killed, and ends with the weights of the unbroken run. Ctrl-C ends the run after the current step, with a
-    checkpoint and the weights so far; `interrupted` is true.
+    checkpoint and the weights so far; `interrupted` is true. On several ranks, one that dies, or does not answer within
+    `timeout` seconds, ends all of them.
     """
     numbers = {"minutes": minutes, "steps": steps, "tokens": tokens, "batch": batch, "length": length}
-    positive = {"learning_rate": learning_rate, "clip": clip, "micro_batches": micro_batches, "keep": keep}
+    positive = {"learning_rate": learning_rate, "clip": clip, "micro_batches": micro_batches, "keep": keep, "timeout": timeout}
     _check_options(numbers | positive, {"temperature": temperature, "sample": sample, "seed": seed}, warmup, prompt)
     say = note or silent
     name, changed, directory = read_spec(spec).after(set, swap)
@@ -191,7 +193,7 @@ def train(
     if (text is None) == (not places):
         raise UsageError("give a text file (--text) or token shards (--data), not both")
     with contextlib.ExitStack() as stack:
-        ranks = stack.enter_context(ranks_of_run())
+        ranks = stack.enter_context(ranks_of_run(timeout))
         if ranks.count > 1 and plan.minutes is not None:
             raise UsageError("--minutes: ranks measure different times; give --tokens or --steps")
         plan, say = (plan, say) if ranks.first else (dc.replace(plan, quiet=True), silent)
@@ -208,7 +210,7 @@ def train(
             if ranks.first_does(lambda: open_run(place, settings | plan.settings(), files, force)):
                 say(f"{place}: resuming")
             run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep))
-        history = train_loop(model, source.batch, objective, plan, source.held_out, interrupted, run, ranks)
+        history = train_loop(model, source.batch, objective, plan, source.held_out, interrupted, run, ranks, source.where)
         if run is not None and place is not None:
             run.write_model(changed)
             title = f"{name} on {Path(text or places[0]).name}"

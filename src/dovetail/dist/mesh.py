@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -29,8 +30,9 @@ class RankError(DovetailError):
 
 
 @contextmanager
-def joined_ranks(device: str = "cpu") -> Iterator[None]:
-    """Within this context the process is a rank of the torchrun job, or the only rank."""
+def joined_ranks(device: str = "cpu", timeout: float | None = None) -> Iterator[None]:
+    """Within this context the process is a rank of the torchrun job, or the only rank. A collective that takes longer than
+    `timeout` seconds fails; torch has a default."""
     if device not in BACKENDS:
         raise RankError(f"no way of talking between ranks is known for {device!r} (known: {', '.join(BACKENDS)})")
     if dist.is_initialized():  # the caller has initialized the process group and destroys it
@@ -39,7 +41,7 @@ def joined_ranks(device: str = "cpu") -> Iterator[None]:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ:
-        dist.init_process_group(BACKENDS[device])
+        dist.init_process_group(BACKENDS[device], timeout=None if timeout is None else timedelta(seconds=timeout))
     else:
         alone = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  documented, if not listed
         dist.init_process_group(BACKENDS[device], store=alone, rank=0, world_size=1)
