@@ -211,15 +211,16 @@ def train(
                 say(f"{place}: resuming")
             run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep))
         history = train_loop(model, source.batch, objective, plan, source.held_out, interrupted, run, ranks, source.where)
+        stopped = ranks.any(interrupted.received)  # Ctrl-C may have reached one rank alone
         if run is not None and place is not None:
             run.write_model(changed)
             title = f"{name} on {Path(text or places[0]).name}"
             ranks.first_does(lambda: _plot(history, place / PLOT_FILE, title, say))
-    result = TrainingRun(name, model, source.tokenizer, tuple(history), interrupted.received, place, prompt=prompt)
+    result = TrainingRun(name, model, source.tokenizer, tuple(history), stopped, place, prompt=prompt)
     if changed.order() != "causal":
         return result
     bits = source.bits_per_byte(result.held_out_loss or math.nan)
-    alone = ranks.count == 1 and not interrupted.received  # a model over several ranks is sampled from its directory
+    alone = ranks.count == 1 and not stopped  # a model over several ranks is sampled from its directory
     written = _sample(model, source.tokenizer, prompt, sample, temperature, seed, say) if alone else None
     return dc.replace(result, held_out_bits_per_byte=bits, sample=written)
 

@@ -121,6 +121,7 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint holds, by name and in the order of names: equal states make equal files."""
+        reshard(self.model)  # after an eval, FSDP has the weights outside blocks whole on every rank
         stored = [d.path for d in declared(self.model.part) if d.weight.stored]
         held = {f"weights.{path}": tensor_at(self.model, path).detach() for path in stored}
         held |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
