@@ -72,6 +72,18 @@ TABLE = {
     "graft": Figure(
         "python benchmarks/graft.py --json --threads 1 --train 4", ("benchmarks/graft.py", HERE, f"{SOURCE}/surgery"), 1
     ),
+    "faults": Figure(
+        "python benchmarks/faults.py --json",
+        (
+            *(
+                f"benchmarks/{name}.py"
+                for name in ("faults", "faults_checkpoints", "faults_data", "faults_process", "faults_runs")
+            ),
+            *(f"{SOURCE}/{room}" for room in ("training", "datasets", "dist", "io")),
+            HERE,
+        ),
+        1,
+    ),
     "hostile": Figure("python benchmarks/hostile.py --json", ("benchmarks/hostile.py", SOURCE), 1),
     "startup": Figure("python benchmarks/startup.py --json", ("benchmarks/startup.py", SOURCE), 1),
     "tiny": Figure(

@@ -33,7 +33,7 @@ from dovetail.io.model_dir import spec_and, write_directory
 from dovetail.io.spec import from_yaml
 from dovetail.model import Model
 from dovetail.port.load import load
-from dovetail.port.write import CONFIG_FILE, exported
+from dovetail.port.write import CONFIG_FILE, exported, model_pieces
 
 MEMORY = Goal(high=1.15)
 TIME = Goal(high=1.5)
@@ -71,7 +71,7 @@ QUICK = Shape(width=96, hidden=264, heads=6, kv_heads=2, layers=3, vocab=512)
 def write(place: Path, shape: Shape) -> int:
     """Write a checkpoint in Hugging Face layout, in bfloat16 and in files of 1 GB; return the bytes of its weights."""
     model = build(shape.spec(), dtype=torch.bfloat16)
-    ported, pieces = exported(model, "llama", {})
+    ported, pieces = exported(model.part, model_pieces(model), "llama", {})
     write_directory(place, pieces, {**spec_and(model.part, {}), CONFIG_FILE: json.dumps(ported.config).encode()}, shard=10**9)
     (place / "dovetail.yaml").unlink()  # as a checkpoint of another library
     return sum(weight.nbytes for weight in model.parameters())

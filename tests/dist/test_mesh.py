@@ -4,6 +4,7 @@ import pytest
 import torch.distributed as dist
 from rank_jobs import error_of, mesh_of
 
+from dovetail.dist import mesh
 from dovetail.dist.mesh import RankError, joined_ranks, make_mesh
 from dovetail.dist.pair import Pair
 
@@ -31,3 +32,16 @@ def test_a_process_alone_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(RankError, match="abacus"), joined_ranks("abacus"):
         pass
+
+
+def test_an_attempt_of_torchrun_does_not_see_the_keys_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        store = mesh._of_attempt(launcher)
+        assert not store.check(["address"])
+        store.set("address", attempt)
+        assert mesh._of_attempt(launcher).get("address") == attempt.encode()
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    assert mesh._of_attempt(launcher) is launcher

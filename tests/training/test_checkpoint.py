@@ -198,3 +198,29 @@ def test_saved_by_four_ranks_and_loaded_by_one_two_and_three(tmp_path: Path) -> 
         with Pair(ranks=ranks) as some:
             assert all(found == first for found in some.run(load, str(tmp_path), ranks, 1))
     assert load(str(tmp_path), 1, 1) == first
+
+
+def test_later_checkpoints_that_are_damaged_do_not_count_as_the_newest(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 5, 10, 20, 30, keep=9)
+    checkpoints.keep = 2
+    for step in (20, 30):
+        (tmp_path / f"step-{step:08d}" / FILE).write_bytes(b"")
+    checkpoints.save(11, tensors(11), {})  # a run that was resumed from the newest that verifies
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert checkpoints.latest() == tmp_path / "step-00000011"
+    assert not (tmp_path / "step-00000005").exists()
+
+
+def test_a_leftover_that_cannot_be_deleted_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = saved(tmp_path, 1, 2)
+    checkpoints.keep = 1
+
+    def fails(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", fails)
+    for step in (3, 4, 5):
+        with pytest.warns(UserWarning, match="cannot be deleted"):
+            checkpoints.save(step, tensors(step), {})
+        assert checkpoints.latest() == tmp_path / f"step-{step:08d}"

@@ -274,3 +274,16 @@ def test_damaged_images_are_refused(tmp_path: Path) -> None:
     np.savez(path, images=np.zeros((20, 9, 8)), labels=np.zeros(20, int))
     with pytest.raises(SpecError, match=r"embed: reads images of \(1, 8, 8\); those of .* are \(1, 9, 8\)"):
         dt.train("vit-tiny", labels=path, steps=1, set=VIT, quiet=True)
+
+
+def test_the_rows_of_a_batch_are_named(translations: Path) -> None:
+    source = from_pairs(translations, from_yaml(VECTORS), "words", Shape(5, 16, 0), lambda line: None)
+    texts = [json.loads(line)["a"] for line in translations.read_text().splitlines()]
+    assert source.tokenizer is not None
+    for step in (0, 3):
+        named = source.where(step)
+        rows = [int(number) for number in named.removeprefix("of rows ").partition(" of ")[0].split(", ")]
+        assert str(translations) in named
+        for tokens, row in zip(source.batch(step).tokens.tolist(), rows, strict=True):
+            ids = source.tokenizer.encode(texts[row]).tolist()
+            assert tokens[: len(ids)] == ids

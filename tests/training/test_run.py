@@ -188,3 +188,18 @@ def test_kill_9_at_any_time_and_the_same_command_again(tale: Path) -> None:
     assert kills > 0
     assert digest(home / "broken") == digest(home / "whole")
     assert losses(home / "broken") == losses(home / "whole")
+
+
+@pytest.mark.filterwarnings("ignore:.*this checkpoint is not used")
+def test_the_model_is_that_of_the_step_that_the_run_reached(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tale.parent / "out"
+    stop_after(monkeypatch, 4, 4, 2)
+    dt.train(SPEC, tale, steps=12, out=out, **SIZES)
+    weights = digest(out)
+    dt.train(SPEC, tale, steps=12, out=out, **SIZES)
+    flip_a_bit(out / "checkpoints" / "step-00000008" / "rank-00000.safetensors")
+    again = dt.train(SPEC, tale, steps=12, out=out, **SIZES)  # from step 4, and interrupted before step 8
+    assert len(again.history) == 6
+    saved = dt.load(out).state_dict()
+    assert all(tensor.equal(again.model.state_dict()[name]) for name, tensor in saved.items())
+    assert digest(out) != weights

@@ -14,14 +14,19 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError, UsageError
+from dovetail.core.errors import Diverged, FileError, SpecError, UsageError
+from dovetail.core.loss import LossSum
 from dovetail.datasets.bits import bits_per_byte
 from dovetail.datasets.corpora import open_tokens
+from dovetail.datasets.corpus import Corpus
 from dovetail.datasets.loader import evaluation
+from dovetail.datasets.stream import Stream
 from dovetail.io.spec import from_yaml
 from dovetail.port.load import load
+from dovetail.text.learn import learn
 from dovetail.training.loop import evaluate
-from dovetail.training.objective import next_token
+from dovetail.training.objective import NextToken, next_token
+from dovetail.training.source import named_rows
 
 SPEC = """
 width: 28
@@ -134,3 +139,39 @@ def test_two_ranks_are_killed_and_resume(stories: Path, tmp_path: Path) -> None:
     subprocess.run(run("broken"), cwd=tmp_path, capture_output=True, timeout=300, env=env, check=True)
     digests = [hashlib.sha256((tmp_path / name / "model.safetensors").read_bytes()).hexdigest() for name in ("whole", "broken")]
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("kind", ["text", "shards"])
+def test_a_gradient_that_is_not_finite_names_the_batch(
+    stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    calls, loss_of = [0], NextToken.__call__
+
+    def nan_in_the_third(objective: NextToken, *args: Any) -> LossSum:
+        calls[0] += 1
+        loss = loss_of(objective, *args)
+        return LossSum(loss.sum * (float("nan") if calls[0] == 3 else 1), loss.num_labels)
+
+    monkeypatch.setattr(NextToken, "__call__", nan_in_the_third)
+    text = tmp_path / "tale.txt"
+    text.write_text("It was the best of times, it was the worst of times.\n" * 60)
+    where = {"text": text} if kind == "text" else {"data": str(stories / "foxes")}
+    with pytest.raises(Diverged) as error:
+        dt.train(SPEC, **where, steps=100, out=tmp_path / "run", seed=5, **SIZES)  # type: ignore[arg-type]
+    message = str(error.value)
+    assert message.startswith("step 3: the loss is nan")
+    if kind == "text":
+        corpus = Corpus.cut(torch.zeros(len(learn(text.read_text(), 258, "byte_pair").encode(text.read_text()))), 32)
+        starts = corpus.starts(5, 2, 4, 32).tolist()
+        assert f"on the batch {text} from tokens {', '.join(map(str, starts))};" in message
+    else:
+        starts = Stream(open_tokens(stories / "foxes"), 32, 5).places(8, 4)[1].tolist()
+        named = f"{stories / 'foxes'} (train) from tokens {', '.join(map(str, starts))}"
+        assert f"on the batch of samples 8 to 11 ({named});" in message
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_many_rows_are_named_in_part() -> None:
+    rows = [("a", 3), ("b", 5), *[("a", i) for i in range(30)]]
+    assert named_rows(rows[:3]) == "a from tokens 3, 0; b from tokens 5"
+    assert named_rows(rows).endswith("and 16 more rows")

@@ -10,9 +10,11 @@ from rich.console import RenderableType
 
 from dovetail.api.result import Result
 from dovetail.io.model_dir import must_be_free
+from dovetail.io.untrusted import Directory
 from dovetail.look.console import unwrapped
-from dovetail.port.load import Watch
-from dovetail.port.write import export_directory
+from dovetail.port.hf import Ported
+from dovetail.port.load import Watch, origin
+from dovetail.port.write import export_directory, write_theirs
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -35,14 +37,34 @@ class Exported(Result):
 
 
 def export(
-    directory: str | Path, out: str | Path, *, family: str | None = None, force: bool = False, watch: Watch | None = None
+    directory: str | Path,
+    out: str | Path,
+    *,
+    family: str | None = None,
+    step: int | None = None,
+    force: bool = False,
+    watch: Watch | None = None,
 ) -> Exported:
     """Write the model of a directory in Hugging Face layout: config.json, and tensors under a family's names.
 
     `family` is a model_type of `list_families`: by default the one that the model was imported from, or the first that can
     express the spec. Where none can, SpecError names the part that cannot be written.
+
+    `step` exports a checkpoint of a training run, which may still be running, instead of the weights in the directory: its
+    checksums are verified, and its tensors are read one at a time. With a moving average its weights are written.
     """
     must_be_free(Path(out), force)
-    ported = export_directory(directory, out, family, watch=watch)
+    if step is None:
+        ported = export_directory(directory, out, family, watch=watch)
+    else:
+        ported = _export_step(Path(directory), step, Path(out), family)
     names = sum(len(move.hf_names) for move in ported.moves)
     return Exported(Path(directory), Path(out), ported.dialect, ported.form.architecture, names)
+
+
+def _export_step(run: Path, step: int, out: Path, family: str | None) -> Ported:
+    from dovetail.training.export import checkpoint_of, checkpoint_pieces  # imports torch.distributed
+
+    where = Directory(run)
+    spec = origin(where).spec
+    return write_theirs(spec, checkpoint_pieces(checkpoint_of(run, step), spec), where, out, family)

@@ -28,7 +28,7 @@ from dovetail.io.untrusted import Directory
 from dovetail.look.bar import bar as blocks
 from dovetail.model import Model
 from dovetail.port.load import Watch, origin
-from dovetail.port.write import family_for, write_own, write_theirs
+from dovetail.port.write import family_for, model_pieces, write_own, write_theirs
 from dovetail.surgery import parse_picks, picked
 from dovetail.surgery.graft import graft as graft_model
 from dovetail.text.tokenizer import Tokenizer
@@ -222,7 +222,7 @@ def _write(model: Transformer, source: Directory | None, out: Path, family: str 
     elif family is None:
         write_own(model, source, out, beside, keep_foreign=True)  # files that appeared while it trained
     else:
-        write_theirs(model, source, out, family, beside, keep_foreign=True)
+        write_theirs(model.part, model_pieces(model), source, out, family, beside, keep_foreign=True)
 
 
 # -- the printed view -----------------------------------------------------------------------------------------------------

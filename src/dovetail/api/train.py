@@ -30,7 +30,7 @@ from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics
-from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
+from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, TIMEOUT, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
 from dovetail.training.ranks import ranks_of_run
 from dovetail.training.run import Run, open_run
 from dovetail.training.samples import Samples, check_samples, sample_text
@@ -140,6 +140,7 @@ def train(
     recompute: Recompute = Plan.recompute,
     checkpoint_minutes: float = CHECKPOINT_MINUTES,
     keep: int = KEEP,
+    timeout: float = TIMEOUT,
     prompt: str = "The ",
     sample: int = 160,
     sample_every: int = 0,
@@ -160,10 +161,11 @@ def train(
     `out` is the directory to train in: spec, tokenizer, settings, metrics of each step, checkpoints every
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
     interrupted or killed, and ends with the weights of the unbroken run. Ctrl-C ends the run after the current step, with a
-    checkpoint and the weights so far; `interrupted` is true.
+    checkpoint and the weights so far; `interrupted` is true. On several ranks, one that dies, or does not answer within
+    `timeout` seconds, ends all of them.
     """
     numbers = {"minutes": minutes, "steps": steps, "tokens": tokens, "batch": batch, "length": length}
-    positive = {"learning_rate": learning_rate, "clip": clip, "micro_batches": micro_batches, "keep": keep}
+    positive = {"learning_rate": learning_rate, "clip": clip, "micro_batches": micro_batches, "keep": keep, "timeout": timeout}
     other = {"temperature": temperature, "sample": sample, "sample-every": sample_every, "seed": seed}
     _check_options(numbers | positive, other, warmup, prompt)
     say = note or silent
@@ -202,7 +204,7 @@ def train(
         quiet=quiet,
     )
     with contextlib.ExitStack() as stack:
-        ranks = stack.enter_context(ranks_of_run())
+        ranks = stack.enter_context(ranks_of_run(timeout))
         if ranks.count > 1 and plan.minutes is not None:
             raise UsageError("--minutes: ranks measure different times; give --tokens or --steps")
         if sample_every:
@@ -226,16 +228,19 @@ def train(
         if sample_every and source.tokenizer is not None:
             path = None if place is None else place / SAMPLES_FILE
             samples = Samples(source.tokenizer, prompt, sample, sampling, sample_every, path, say)
-        history = train_loop(model, source.batch, learned, plan, source.held_out, interrupted, run, ranks, samples)
+        history = train_loop(
+            model, source.batch, learned, plan, source.held_out, interrupted, run, ranks, samples, source.where
+        )
+        stopped = ranks.any(interrupted.received)  # Ctrl-C may have reached one rank alone
         if run is not None and place is not None:
             run.write_model(changed)
             title = f"{name} on {Path(text or labels or pairs or places[0]).name}"
             ranks.first_does(lambda: _plot(history, place / PLOT_FILE, title, say))
-    result = TrainingRun(name, model, source.tokenizer, tuple(history), interrupted.received, place, prompt=prompt)
+    result = TrainingRun(name, model, source.tokenizer, tuple(history), stopped, place, prompt=prompt)
     if not kind.generates or source.tokenizer is None:
         return result
     bits = source.bits_per_byte(result.held_out_loss or math.nan)
-    alone = ranks.count == 1 and not interrupted.received  # a model over several ranks is sampled from its directory
+    alone = ranks.count == 1 and not stopped  # a model over several ranks is sampled from its directory
     written = sample_text(model, source.tokenizer, prompt, sample, sampling, say) if alone else None
     return dc.replace(result, held_out_bits_per_byte=bits, sample=written)
 

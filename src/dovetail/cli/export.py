@@ -4,6 +4,7 @@ The family is the one the model was imported from, or the first that can express
 part that cannot be written. `dovetail port` lists the families.
 
     dovetail export llama-tiny-trained -o llama-tiny-hf
+    dovetail export run-1 --step 1200 -o run-1-hf       # a checkpoint of a run
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Annotated
 
 import tyro
 
-from dovetail.cli.flags import InDir, LoadFlags, OutDir
+from dovetail.cli.flags import InDir, LoadFlags, OutDir, Steps
 from dovetail.cli.output import print_json
 from dovetail.cli.shown import options, print_view
 
@@ -23,11 +24,13 @@ class Command(LoadFlags):
     """The two directories, and the family."""
 
     directory: tyro.conf.Positional[InDir]
-    """A model directory."""
+    """A model directory, or with --step that of a training run."""
     out: Annotated[OutDir, tyro.conf.arg(aliases=["-o"])]
     """The directory to write."""
     family: str | None = None
     """The model_type to write, one of those that `dovetail port` lists."""
+    step: Steps | None = None
+    """Export the checkpoint of a training run after this step, which may still be running."""
     force: bool = False
     """Replace an existing model directory."""
     json: bool = False

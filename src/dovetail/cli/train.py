@@ -32,7 +32,7 @@ from dovetail.cli.flags import (
 )
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options, print_view
-from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
+from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, TIMEOUT, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
 
 INTERRUPTED = 130
 
@@ -101,6 +101,8 @@ class Command(LoadFlags):
     """Minutes between checkpoints."""
     keep: BatchSize = KEEP
     """Checkpoints that stay; older ones are deleted."""
+    timeout: float = TIMEOUT
+    """Seconds that a rank waits for the others before all of them end, with their stacks on stderr."""
     prompt: str = "The "
     """The prompt of the sample at the end."""
     sample: SampleTokens = 160

@@ -121,9 +121,12 @@ class Corpus:
 
     def batch(self, seed: int, step: int, batch: int, length: int) -> Batch:
         """Return `batch` sequences of `length` tokens from random offsets, sampled from (seed, step)."""
+        return _windows(self.train, self.starts(seed, step, batch, length), length)
+
+    def starts(self, seed: int, step: int, batch: int, length: int) -> Tensor:
+        """(batch,) the first token of each sequence of a step."""
         generator = torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**63)
-        starts = torch.randint(0, len(self.train) - length, (batch,), generator=generator)
-        return _windows(self.train, starts, length)
+        return torch.randint(0, len(self.train) - length, (batch,), generator=generator)
 
     def validation(self, batch: int, length: int, most: int = 8) -> Iterator[Batch]:
         """Yield up to `most` batches of sequences at even offsets of the held-out ids; the same at every call."""

@@ -13,10 +13,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from dovetail.core.errors import DovetailError
 
@@ -29,8 +33,9 @@ class RankError(DovetailError):
 
 
 @contextmanager
-def joined_ranks(device: str = "cpu") -> Iterator[None]:
-    """Within this context the process is a rank of the torchrun job, or the only rank."""
+def joined_ranks(device: str = "cpu", timeout: float | None = None) -> Iterator[None]:
+    """Within this context the process is a rank of the torchrun job, or the only rank. A collective that takes longer than
+    `timeout` seconds fails; torch has a default."""
     if device not in BACKENDS:
         raise RankError(f"no way of talking between ranks is known for {device!r} (known: {', '.join(BACKENDS)})")
     if dist.is_initialized():  # the caller has initialized the process group and destroys it
@@ -39,7 +44,9 @@ def joined_ranks(device: str = "cpu") -> Iterator[None]:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ:
-        dist.init_process_group(BACKENDS[device])
+        limit = None if timeout is None else timedelta(seconds=timeout)
+        store, rank, world = next(rendezvous("env://", timeout=limit or default_pg_timeout))
+        dist.init_process_group(BACKENDS[device], store=_of_attempt(store), rank=rank, world_size=world, timeout=limit)
     else:
         alone = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  documented, if not listed
         dist.init_process_group(BACKENDS[device], store=alone, rank=0, world_size=1)
@@ -47,6 +54,15 @@ def joined_ranks(device: str = "cpu") -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _of_attempt(store: Store) -> Store:
+    """Return the store without the keys of earlier attempts of torchrun --max-restarts. It lives in the launcher, and a rank
+    that finds the address of a dead rank there waits for it. Launchers on several machines count restarts differently: there
+    torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
+    if os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return store
+    return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def make_mesh(*, data: int = 1, sequence: int = 1, tensor: int = 1, device: str = "cpu") -> DeviceMesh:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,9 +61,13 @@ def write_own(
     keep_foreign: bool = False,
 ) -> None:
     """Write a model as a directory of ours, with the files beside the weights of `source`, and those of `beside`."""
-    stored = {d.path: tensor_at(model, d.path) for d in declared(model.part) if d.weight.stored}
     files = {**spec_and(model.part, {}), **files_beside(source), **(beside or {})}
-    write_directory(out, own_pieces(stored), files, keep_foreign=keep_foreign)
+    write_directory(out, model_pieces(model), files, keep_foreign=keep_foreign)
+
+
+def model_pieces(model: ModelModule) -> list[Piece]:
+    """Every stored weight of a model, one per piece."""
+    return own_pieces({d.path: tensor_at(model, d.path).detach() for d in declared(model.part) if d.weight.stored})
 
 
 def files_beside(source: Directory) -> dict[str, bytes]:
@@ -85,12 +89,13 @@ def export_directory(
     """Write the model of a directory in Hugging Face layout as a family: the one named, else the one it was imported from,
     else the first that can express it."""
     check_replaceable(out)  # refused now, not after the weights are read
-    where = Directory(source)
-    return write_theirs(load(source, watch=watch), where, out, family or _config(where).get("model_type"), shard=shard)
+    model = load(source, watch=watch)
+    return write_theirs(model.part, model_pieces(model), Directory(source), out, family, shard=shard)
 
 
 def write_theirs(
-    model: ModelModule,
+    spec: Model,
+    weights: Sequence[Piece],
     source: Directory,
     out: str | Path,
     family: str | None = None,
@@ -99,14 +104,14 @@ def write_theirs(
     shard: int = SHARD,
     keep_foreign: bool = False,
 ) -> Ported:
-    """Write a model in Hugging Face layout as a family, or as the first that can express it, with the files beside the weights
-    of `source`, and those of `beside`."""
-    carried = _beside(source)
-    ported, pieces = exported(model, family, _config(source))
+    """Write a model in Hugging Face layout as a family, by default the one of `source`, else the first that can express it,
+    with the files beside the weights of `source`, and those of `beside`. `weights` has one weight of the spec per piece."""
+    carried, kept = _beside(source), _config(source)
+    ported, pieces = exported(spec, weights, family or kept.get("model_type"), kept)
     if GENERATION_FILE in carried:
         generation = source.json(GENERATION_FILE)
         ported.config.update({name: generation[name] for name in TOKEN_IDS if name in generation})
-    files = {**spec_and(model.part, {}), **carried, **(beside or {}), CONFIG_FILE: _json(ported.config)}
+    files = {**spec_and(spec, {}), **carried, **(beside or {}), CONFIG_FILE: _json(ported.config)}
     write_directory(out, pieces, files, shard=shard, keep_foreign=keep_foreign)
     return ported
 
@@ -114,7 +119,7 @@ def write_theirs(
 def write_fresh(model: ModelModule, out: str | Path, family: str | None = None) -> Ported:
     """Write a new model in Hugging Face layout, without the files of a source. Its token ids are null, since the defaults of a
     config class may lie beyond a small vocabulary; an encoder–decoder starts with token 0."""
-    ported, pieces = exported(model, family, {})
+    ported, pieces = exported(model.part, model_pieces(model), family, {})
     start = {} if model.part.encoder is None else {"decoder_start_token_id": 0, "pad_token_id": 0}
     ported = ported._replace(config={**dict.fromkeys(TOKEN_IDS[:3]), **start, **ported.config})
     write_directory(out, pieces, {**spec_and(model.part, {}), CONFIG_FILE: _json(ported.config)})
@@ -139,14 +144,16 @@ def _config(where: Directory) -> dict[str, Any]:
     return {} if name is None else where.json(name, CONFIG_BYTES)
 
 
-def exported(model: ModelModule, family: str | None, kept: Mapping[str, Any]) -> tuple[Ported, list[Piece]]:
-    """The config of a model in a family, and its tensors, each converted when it is written."""
-    ported = to_hf(model.part, family)
-    config = _merged_config(model.part, ported, kept)
+def exported(spec: Model, weights: Sequence[Piece], family: str | None, kept: Mapping[str, Any]) -> tuple[Ported, list[Piece]]:
+    """The config of a model in a family, and its tensors, each read and converted when it is written."""
+    ported = to_hf(spec, family)
+    config = _merged_config(spec, ported, kept)
     config.pop("torch_dtype", None)  # `dtype` by its older name
-    dtype = functools.reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
+    by_path = {path: piece for piece in weights for path in piece.layout}
+    parameters = [d.path for d in declared(spec) if d.weight.stored and not d.weight.buffer]
+    dtype = functools.reduce(torch.promote_types, {by_path[path].layout[path].dtype for path in parameters})
     config["dtype"] = str(dtype).removeprefix("torch.")
-    return ported._replace(config=config), [_piece(model, move) for move in ported.moves]
+    return ported._replace(config=config), [_piece(by_path, move) for move in ported.moves]
 
 
 def _merged_config(spec: Model, ported: Ported, kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,13 +177,12 @@ def _describes(config: Mapping[str, Any], spec: Model) -> bool:
         return False
 
 
-def _piece(model: ModelModule, move: Move) -> Piece:
-    ours = [tensor_at(model, path).detach() for path in move.paths]
-
+def _piece(weights: Mapping[str, Piece], move: Move) -> Piece:
     def named(tensors: list[Tensor]) -> dict[str, Tensor]:
         return dict(zip(move.hf_names, move.convert.to_hf(tensors), strict=True))
 
-    return Piece(named([tensor.to("meta") for tensor in ours]), lambda: named(ours))
+    layout = named([weights[path].layout[path].to("meta") for path in move.paths])
+    return Piece(layout, lambda: named([weights[path].make()[path] for path in move.paths]))
 
 
 def _beside(where: Directory) -> dict[str, bytes]:

@@ -19,6 +19,7 @@ import shutil
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from dovetail.io.tensors import DTYPES
 from dovetail.io.untrusted import Directory
 from dovetail.training.storage import Tensors, file_of, read_chunks, write_chunks
 
+CHECKPOINTS = "checkpoints"  # the directory in that of a run
 MANIFEST = "manifest.json"
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
@@ -50,12 +52,13 @@ class Manifest(NamedTuple):
 class Checkpoints:
     """The checkpoints in a directory. Every rank makes one and calls the same methods in the same order.
 
-    `keep` is the number of complete checkpoints that stay; older ones are deleted after a commit.
+    `keep` is the number of complete checkpoints that stay, counted from the one just committed; older ones are deleted.
     """
 
-    def __init__(self, place: str | Path, keep: int = 3) -> None:
+    def __init__(self, place: str | Path, keep: int = 3, timeout: float | None = None) -> None:
         self.place, self.keep = Path(place), keep
-        self.group: Any = dist.new_group(backend="gloo") if dist.is_initialized() else None  # its own: a thread uses it
+        limit = None if timeout is None else timedelta(seconds=timeout)  # of a collective; torch has a default
+        self.group: Any = dist.new_group(backend="gloo", timeout=limit) if dist.is_initialized() else None  # a thread uses it
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.thread: threading.Thread | None = None
         self.failure: BaseException | None = None
@@ -65,12 +68,14 @@ class Checkpoints:
         self.wait()
         self._commit(step, dict(tensors), dict(numbers))
 
-    def save_later(self, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Copy the tensors, and commit the checkpoint in a thread of its own; `wait` and the next save raise its error."""
+    def save_later(self, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Path:
+        """Copy the tensors, and commit the checkpoint in a thread of its own; `wait` and the next save raise its error. Return
+        the directory that it will have."""
         self.wait()
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self.thread = threading.Thread(target=self._in_thread, args=(step, copies, dict(numbers)), name="checkpoint")
         self.thread.start()
+        return self._target(step)
 
     def wait(self) -> None:
         """Wait for a commit in a thread; raise its error."""
@@ -117,6 +122,9 @@ class Checkpoints:
             warnings.warn(f"{found[0]}; this checkpoint is not used", stacklevel=3)
         return not found
 
+    def _target(self, step: int) -> Path:
+        return self.place / f"step-{step:08d}"
+
     def complete(self) -> list[Path]:
         """The checkpoints with their final names, oldest first."""
         names = os.listdir(self.place) if self.place.is_dir() else []
@@ -131,7 +139,7 @@ class Checkpoints:
             self.failure = error
 
     def _commit(self, step: int, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        target = self.place / f"step-{step:08d}"
+        target = self._target(step)
         fresh = target.with_name(f"{target.name}.tmp")
         if self._verifies(target):
             return
@@ -139,9 +147,9 @@ class Checkpoints:
             if self.rank == 0:
                 self.place.mkdir(parents=True, exist_ok=True)
                 for left in self.place.glob("step-*.tmp"):  # by a run that was killed
-                    shutil.rmtree(left)
+                    _delete(left, left)
                 if target.exists():  # damaged
-                    shutil.rmtree(target)
+                    _delete(target, fresh)
                 fresh.mkdir()
         try:
             own, described = {}, {}
@@ -160,17 +168,8 @@ class Checkpoints:
                 shutil.rmtree(fresh, ignore_errors=True)
             raise
         if self.rank == 0:
-            self._delete_old()
-
-    def _delete_old(self) -> None:
-        """Delete all but the newest `keep` checkpoints; one that cannot be deleted stays, with a warning."""
-        for path in self.complete()[: -self.keep]:
-            doomed = path.with_name(f"{path.name}.tmp")  # a half-deleted checkpoint must not look like a complete one
-            try:
-                os.rename(path, doomed)
-                shutil.rmtree(doomed)
-            except OSError as error:
-                warnings.warn(f"{path}: cannot be deleted ({error.strerror}); delete it by hand", stacklevel=2)
+            for path in [one for one in self.complete() if step_of(one) <= step][: -self.keep]:  # later ones are damaged
+                _delete(path, path.with_name(f"{path.name}.tmp"))
 
     def _ranks(self) -> int:
         return 1 if self.group is None else dist.get_world_size(self.group)
@@ -242,6 +241,15 @@ def write_manifest(place: Path, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync(place)
+
+
+def _delete(path: Path, name: Path) -> None:
+    """Delete a directory, under a name that no checkpoint has; one that cannot be deleted stays, with a warning."""
+    try:
+        os.rename(path, name)  # a half-deleted checkpoint must not look like a complete one
+        shutil.rmtree(name)
+    except OSError as error:
+        warnings.warn(f"{name if name.exists() else path}: cannot be deleted ({error.strerror}); delete it", stacklevel=4)
 
 
 def _measured(file: Path) -> dict[str, Any]:

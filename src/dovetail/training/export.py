@@ -18,13 +18,23 @@ from dovetail.core.fold import declared
 from dovetail.io.model_dir import Piece, spec_and, write_directory
 from dovetail.io.tensors import DTYPES
 from dovetail.model import Model
-from dovetail.training.checkpoint import Manifest, read_manifest
+from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, Manifest, read_manifest, step_of, verify
 from dovetail.training.storage import read_chunks
 
 
 def write_model(checkpoint: Path, spec: Model, out: Path, beside: Mapping[str, str | bytes]) -> None:
     """Write the model of a checkpoint, with further files; files of others in the directory are kept."""
     write_directory(out, checkpoint_pieces(checkpoint, spec), spec_and(spec, beside), keep_foreign=True)
+
+
+def checkpoint_of(run: Path, step: int) -> Path:
+    """The checkpoint of a run after a step, whose checksums hold. Raises FileError with the steps that there are."""
+    checkpoints = {step_of(path): path for path in Checkpoints(run / CHECKPOINTS).complete()}
+    if step not in checkpoints:
+        present = f"steps: {', '.join(map(str, checkpoints))}" if checkpoints else "train with -o first"
+        raise FileError(f"{run}: holds no checkpoint of step {step}; {present}")
+    verify(checkpoints[step])
+    return checkpoints[step]
 
 
 def checkpoint_pieces(checkpoint: Path, spec: Model) -> list[Piece]:

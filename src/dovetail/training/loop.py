@@ -38,8 +38,12 @@ class Recorder(Protocol):
         """Put the run's last checkpoint into the trainer; return the run's plan and the metrics up to there."""
         ...
 
-    def record(self, trainer: Trainer, plan: Plan, metrics: StepMetrics, last: bool) -> None:
-        """Record the metrics of a step, and take a checkpoint if one is due."""
+    def due(self) -> bool:
+        """Whether this rank asks for a checkpoint after the current step."""
+        ...
+
+    def record(self, trainer: Trainer, plan: Plan, metrics: StepMetrics, due: bool, last: bool) -> None:
+        """Record the metrics of a step; take a checkpoint where some rank asks for one, and after the last step."""
         ...
 
 
@@ -53,17 +57,18 @@ def train(
     recorder: Recorder | None = None,
     ranks: Ranks | None = None,
     samples: Samples | None = None,
+    where: Callable[[int], str] | None = None,
 ) -> list[StepMetrics]:
-    """Train the model in place and return the metrics of each step. The run ends early, with an eval, once `stop()` is true
-    after a step. A `recorder` keeps the run, and resumes it; `samples` are generated at evals. With a moving average the model
-    has it at the end. With several `ranks`, every one of them calls this with its shard of the model and its rows of each
-    batch.
+    """Train the model in place and return the metrics of each step. The run ends early, with an eval, after a step in which
+    `stop()` is true on some rank. A `recorder` keeps the run, and resumes it; `samples` are generated at evals. With a moving
+    average the model has it at the end. With several `ranks`, every one of them calls this with its shard of the model and its
+    rows of each batch. `where` names the place of a step's batch in the data, for errors.
 
     Raises Diverged where a loss or a gradient norm is not finite (no weight changes in that step), and at each eval where a
     weight or the held-out loss is not finite: no such model is saved or returned.
     """
     check_declared(model, model.part)
-    trainer = Trainer(model, objective, plan, ranks)
+    trainer = Trainer(model, objective, plan, ranks, where)
     history: list[StepMetrics] = []
     if recorder is not None:
         plan, history = recorder.restore(trainer)
@@ -78,12 +83,13 @@ def train(
                 break
             lr = plan.lr(step)
             batch = batches(step)
-            found = trainer.step(batch, step, lr)
-            tokens += trainer.ranks.sum(batch.count)
+            found = trainer.step(batch, step, lr, lambda: (stop(), recorder is not None and recorder.due()))
+            stopped, due = found.flags
+            tokens += found.tokens
             now = time.monotonic()
             after_first = now if step == first else after_first
             plan = plan.measured(step + 1, now - after_first)
-            last = trainer.ranks.any(stop()) or plan.done(step + 1) >= 1
+            last = stopped or plan.done(step + 1) >= 1
             is_eval = int(plan.done(step + 1) * plan.evals) > int(plan.done(step) * plan.evals) or last
             held_out = _eval(trainer, validation, step) if is_eval else {}
             metrics = StepMetrics(step + 1, found.loss, lr, tokens, before + now - start, grad_norm=found.grad_norm)
@@ -94,7 +100,7 @@ def train(
             if samples is not None:
                 samples.take(trainer, history)
             if recorder is not None:
-                recorder.record(trainer, plan, metrics, last)
+                recorder.record(trainer, plan, metrics, due, last)
             if last:
                 break
     trainer.take_average()

@@ -22,6 +22,7 @@ MEASURED = 3  # steps of a run limited by minutes after which its number of step
 FIRST_STEP = 1e-3  # what each of them counts as, of the run
 CHECKPOINT_MINUTES = 5.0  # between checkpoints
 KEEP = 3  # checkpoints
+TIMEOUT = 600.0  # seconds that a rank waits for the others
 ScheduleKind = Literal["cosine", "linear", "wsd", "constant"]
 OptimizerKind = Literal["adamw", "muon"]
 Precision = Literal["fp32", "bf16"]

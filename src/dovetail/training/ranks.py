@@ -9,29 +9,40 @@ sums over labels, so that g = ranks · mean / labels of all ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from dovetail.construction import build
 from dovetail.core.errors import DovetailError
+from dovetail.core.host import read_floats
 from dovetail.core.loss import LossSum
 from dovetail.dist.construction import build_sharded
+from dovetail.dist.lost import ends_with_others
 from dovetail.dist.mesh import joined_ranks, make_mesh
 from dovetail.model import Model
+from dovetail.training.plan import TIMEOUT
 from dovetail.transformer import Transformer
 
 T = TypeVar("T")
 
 
+class Totals(NamedTuple):
+    """What all ranks found in a step: sums of losses and tokens, and whether some rank set each flag."""
+
+    loss: LossSum
+    tokens: int
+    flags: tuple[bool, ...]
+
+
 class Ranks:
     """This process among the ranks of a run; alone where there is one."""
 
-    def __init__(self, rank: int = 0, count: int = 1) -> None:
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int = 0, count: int = 1, timeout: float = TIMEOUT) -> None:
+        self.rank, self.count, self.timeout = rank, count, timeout  # seconds that a collective may take
 
     @property
     def first(self) -> bool:
@@ -44,13 +55,16 @@ class Ranks:
             return build(spec, seed=seed)
         return build_sharded(spec, make_mesh(data=self.count), seed=seed, compute_dtype=compute_dtype)
 
-    def total(self, loss: LossSum) -> LossSum:
-        """The sum of losses and labels over all ranks, without a gradient."""
+    def total(self, loss: LossSum, tokens: int = 0, flags: Sequence[bool] = ()) -> Totals:
+        """The sums over all ranks, without a gradient, in one collective."""
         if self.count == 1:
-            return loss
-        both = torch.stack([loss.sum.double(), loss.num_labels.double()])
-        dist.all_reduce(both)
-        return LossSum(both[0].to(loss.sum.dtype), both[1].to(loss.num_labels.dtype))
+            return Totals(loss, tokens, tuple(flags))
+        own = torch.tensor([tokens, *flags], dtype=torch.float64)
+        sums = torch.cat([torch.stack([loss.sum.double(), loss.num_labels.double()]), own.to(loss.sum.device)])
+        dist.all_reduce(sums)
+        total = LossSum(sums[0].to(loss.sum.dtype), sums[1].to(loss.num_labels.dtype))
+        num_tokens, *counts = read_floats(*sums[2:])
+        return Totals(total, int(num_tokens), tuple(count > 0 for count in counts))
 
     def any(self, value: bool) -> bool:
         """Whether the value is true on some rank."""
@@ -59,14 +73,6 @@ class Ranks:
         found = torch.tensor(float(value))
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return bool(found)
-
-    def sum(self, value: int) -> int:
-        """The sum over all ranks."""
-        if self.count == 1:
-            return value
-        found = torch.tensor(value)
-        dist.all_reduce(found)
-        return int(found)
 
     def first_does(self, action: Callable[[], T]) -> T:
         """Do something on the first rank; its result, plain data, or its error is that of every rank."""
@@ -85,10 +91,11 @@ class Ranks:
 
 
 @contextmanager
-def ranks_of_run() -> Iterator[Ranks]:
-    """Join the ranks of torchrun, where it started this process."""
+def ranks_of_run(timeout: float = TIMEOUT) -> Iterator[Ranks]:
+    """Join the ranks of torchrun, where it started this process. A collective that takes longer than `timeout` seconds, or a
+    rank that dies, ends all ranks."""
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Ranks()
         return
-    with joined_ranks():
-        yield Ranks(dist.get_rank(), dist.get_world_size())
+    with joined_ranks(timeout=timeout), ends_with_others(timeout):
+        yield Ranks(dist.get_rank(), dist.get_world_size(), timeout)

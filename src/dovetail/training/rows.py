@@ -26,7 +26,7 @@ from dovetail.datasets.rows import held_out_rows, read_labeled_images, read_labe
 from dovetail.model import Model
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.training.source import Note, Shape, Source, TokenizerKind
+from dovetail.training.source import ROWS_NAMED, Note, Shape, Source, TokenizerKind
 
 FRACTION = 0.1  # of the rows are held out
 EVAL_ROWS = 2048  # held-out rows, at an eval
@@ -130,13 +130,20 @@ def _source(
         raise FileError(f"{path}: {count} rows, {len(held_out)} of them held out, are too few for a batch of {shape.batch}")
     per_epoch = len(train) // shape.batch
 
-    def batch(step: int) -> Batch:
+    def rows_of(step: int) -> Rows:
         epoch, within = divmod(step, per_epoch)
         numbers = np.arange(within * shape.batch, (within + 1) * shape.batch)
-        rows = train[Permutation(len(train), f"rows {shape.seed} {epoch}")(numbers)]
-        whole = make(rows)
+        return train[Permutation(len(train), f"rows {shape.seed} {epoch}")(numbers)]
+
+    def batch(step: int) -> Batch:
+        whole = make(rows_of(step))
         return whole if shape.ranks == 1 else whole.some_rows(shape.rows())
+
+    def where(step: int) -> str:
+        rows = rows_of(step).tolist()
+        more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
+        return f"of rows {', '.join(map(str, rows[:ROWS_NAMED]))}{more} of {path}, counted from 0"
 
     chosen = held_out[:: -(-len(held_out) // EVAL_ROWS)]
     batches = [make(chosen[start : start + shape.batch]) for start in range(0, len(chosen), shape.batch)]
-    return Source(batch, batches, tokenizer, settings, len(train), len(held_out), unit="rows")
+    return Source(batch, batches, tokenizer, settings, len(train), len(held_out), where, unit="rows")

@@ -29,14 +29,13 @@ from dovetail.io.model_files import GENERATION_FILE, LOSSES_FILE, RUN_FILE, SAMP
 from dovetail.io.replace import replacing, try_lock
 from dovetail.io.yaml import dump_yaml, parse_yaml, read_text
 from dovetail.model import Model
-from dovetail.training.checkpoint import Checkpoints
+from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints
 from dovetail.training.export import write_model
 from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan
 from dovetail.training.ranks import Ranks
 from dovetail.training.step import Trainer
 
-CHECKPOINTS = "checkpoints"
 BESIDE = (TOKENIZER_FILE, GENERATION_FILE, LOSSES_FILE, SAMPLES_FILE, RUN_FILE)  # files that stay when the weights are written
 
 
@@ -48,7 +47,8 @@ class Run:
     ) -> None:
         self.place, self.plan, self.every = place, plan, every  # minutes between checkpoints
         self.ranks = ranks or Ranks()
-        self.checkpoints = Checkpoints(place / CHECKPOINTS, keep)
+        self.checkpoints = Checkpoints(place / CHECKPOINTS, keep, self.ranks.timeout)
+        self.newest: Path | None = None  # the checkpoint that was restored or taken last
         self.losses: TextIO | None = None
         self.taken = time.monotonic()
         self.lock = self.ranks.first_does(self._lock)
@@ -74,7 +74,7 @@ class Run:
 
     def restore(self, trainer: Trainer) -> tuple[Plan, list[StepMetrics]]:
         """Put the newest checkpoint that verifies into the trainer; return the plan and the metrics up to it."""
-        path = self.checkpoints.latest()
+        path = self.newest = self.checkpoints.latest()
         history: list[StepMetrics] = []
         if path is not None:
             numbers = self.checkpoints.load(path, trainer.tensors())
@@ -86,24 +86,30 @@ class Run:
         self.taken = time.monotonic()
         return self.plan, history
 
-    def record(self, trainer: Trainer, plan: Plan, metrics: StepMetrics, last: bool) -> None:
-        """Write the metrics of a step; take a checkpoint after the last, and where enough minutes have passed."""
+    def due(self) -> bool:
+        """Whether enough minutes have passed since the last checkpoint."""
+        return time.monotonic() - self.taken > 60 * self.every
+
+    def record(self, trainer: Trainer, plan: Plan, metrics: StepMetrics, due: bool, last: bool) -> None:
+        """Write the metrics of a step; take a checkpoint where one is due, and after the last."""
         if self.losses is not None:
             self.losses.write(to_jsonl([metrics]))
             self.losses.flush()
-        if not self.ranks.any(last or time.monotonic() - self.taken > 60 * self.every):
+        if not (due or last):
             return
         if self.losses is not None:
             os.fsync(self.losses.fileno())
         numbers = {"step": metrics.step, "tokens": metrics.tokens, "steps": plan.steps, "minutes": plan.minutes}
-        self.checkpoints.save_later(metrics.step, trainer.tensors(), numbers)
+        self.newest = self.checkpoints.save_later(metrics.step, trainer.tensors(), numbers)
         self.taken = time.monotonic()
         if last:
             self.checkpoints.wait()
 
     def write_model(self, spec: Model) -> None:
-        """Write the model of the last checkpoint into the directory, on the first rank."""
-        newest = self.checkpoints.complete()[-1]
+        """Write the model of the checkpoint that this process restored or took last into the directory, on the first rank."""
+        newest = self.newest
+        if newest is None:
+            raise FileError(f"{self.place}: holds no checkpoint to write the model of")
         names = [name for name in BESIDE if (self.place / name).is_file()]
         beside = {name: (self.place / name).read_bytes() for name in names}
         self.ranks.first_does(lambda: write_model(newest, spec, self.place, beside))

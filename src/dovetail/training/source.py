@@ -26,6 +26,7 @@ from dovetail.model import Model
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
 
+ROWS_NAMED = 16  # of a batch, in a message
 EVAL_BATCHES = 8  # of held-out data, at an eval
 TokenizerKind = Literal["byte_pair", "wordpiece", "unigram", "characters", "words"]
 Note = Callable[[str], None]
@@ -54,6 +55,7 @@ class Source(NamedTuple):
     settings: Mapping[str, Any]  # what identifies the data, as plain data
     tokens: int  # to train on, or rows: see `unit`
     held_out_tokens: int
+    where: Callable[[int], str]  # of a step: the place of its batch in the data, of all ranks
     held_out_bytes: int = 0
     unit: str = "tokens"  # what the two are counted in
 
@@ -83,6 +85,9 @@ def from_text(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: 
         {"text": str(path), "sha256": digest, "tokenizer": kind},
         len(corpus.train),
         len(corpus.held_out),
+        lambda step: named_rows(
+            [(str(path), start) for start in corpus.starts(shape.seed, step, shape.batch, shape.length).tolist()]
+        ),
         len(tokenizer.decode(corpus.held_out).encode()),
     )
 
@@ -106,6 +111,13 @@ def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = 
         Stream(sources, shape.length, shape.seed), batch=shape.batch, rank=shape.rank, world=shape.ranks, masks=masks
     )
     held_out = ShardedTokens(first.directory, HELD_OUT)
+
+    def where(step: int) -> str:
+        number, start = loader.stream.places(step * shape.batch, shape.batch)
+        names = [sources[i][0].name for i in number.tolist()]
+        samples = f"of samples {step * shape.batch:,} to {(step + 1) * shape.batch - 1:,}"
+        return f"{samples} ({named_rows(list(zip(names, start.tolist(), strict=True)))})"
+
     return Source(
         lambda step: loader.batch_at(step * shape.batch),
         list(evaluation(held_out, shape.length, shape.batch, most=EVAL_BATCHES, masks=masks)),
@@ -113,8 +125,18 @@ def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = 
         {"shards": [[str(place), weight] for place, weight in pairs], "fingerprint": loader.stream.fingerprint, "masks": masks},
         sum(tokens.tokens for tokens, _ in sources),
         held_out.tokens,
+        where,
         held_out.bytes,
     )
+
+
+def named_rows(starts: Sequence[tuple[str, int]]) -> str:
+    """The files, and the first token of each row of a batch, for a message."""
+    by_file: dict[str, list[int]] = {}
+    for name, start in starts[:ROWS_NAMED]:
+        by_file.setdefault(name, []).append(start)
+    files = "; ".join(f"{name} from tokens {', '.join(map(str, some))}" for name, some in by_file.items())
+    return files + (f" and {len(starts) - ROWS_NAMED} more rows" if len(starts) > ROWS_NAMED else "")
 
 
 def _weighted(place: str) -> tuple[Path, float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -40,19 +40,30 @@ DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloa
 
 
 class StepResult(NamedTuple):
-    """What a step found: the mean loss over all labels, and the gradient norm before clipping."""
+    """What a step found, over all ranks: the mean loss over all labels, the gradient norm before clipping, the tokens, and
+    whether some rank set each flag."""
 
     loss: float
     grad_norm: float
+    tokens: int
+    flags: tuple[bool, ...]
 
 
 class Trainer:
     """A model in training: its optimizer, and the moving average of its weights where the plan has one."""
 
-    def __init__(self, model: ModelModule, objective: Objective, plan: Plan, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelModule,
+        objective: Objective,
+        plan: Plan,
+        ranks: Ranks | None = None,
+        where: Callable[[int], str] | None = None,
+    ) -> None:
         self.model, self.objective, self.plan, self.ranks = model, objective, plan, ranks or Ranks()
         if not objective.by_row and (plan.micro_batches > 1 or self.ranks.count > 1):
             raise UsageError(f"{objective.name}: compares the rows of a batch; train on one rank, with one micro-batch")
+        self.where = where  # of a step: the place of its batch in the data, for errors
         dtype = DTYPES[plan.precision]
         self.copies = None if dtype is None or self.ranks.count > 1 else Copies(model, dtype)  # FSDP makes its own
         self.optimizer = Optimizer(
@@ -67,8 +78,9 @@ class Trainer:
         self.ema = {} if plan.ema is None else {path: w.detach().clone() for path, w in self.optimizer.weights.items()}
         _prepare_blocks(model, plan)
 
-    def step(self, batch: Batch, step: int, lr: float) -> StepResult:
-        """Train on a batch; raise Diverged where the loss or the gradient norm is not finite: no weight has changed then."""
+    def step(self, batch: Batch, step: int, lr: float, flags: Callable[[], Sequence[bool]] = tuple) -> StepResult:
+        """Train on a batch; raise Diverged where the loss or the gradient norm is not finite: no weight has changed then.
+        `flags` are this rank's, read after the backward pass: they are added up in the collective of the loss."""
         self.optimizer.zero_grad()
         losses: list[LossSum] = []
         seed = seed_of(self.plan.seed, step)  # of all pieces: random numbers are drawn by the number of a sample in the batch
@@ -77,14 +89,15 @@ class Trainer:
                 loss = self.objective(self.model, piece.to(self.model.device), seed, True)
                 loss.sum.backward()
             losses.append(LossSum(loss.sum.detach(), loss.num_labels))
-        total = self.ranks.total(functools.reduce(LossSum.plus, losses))
+        total, tokens, any_flags = self.ranks.total(functools.reduce(LossSum.plus, losses), batch.count, flags())
         gradients = [weight.grad for weight in self.weights if weight.grad is not None]
         norm = full(torch.nn.utils.get_total_norm(gradients))
         value, summed, labels = read_floats(total.mean().float(), norm.float(), total.num_labels.float())
         count = max(labels, 1.0) / self.ranks.count  # FSDP's gradients are means over ranks
-        found = StepResult(value, summed / count)
+        found = StepResult(value, summed / count, tokens, any_flags)
         if not (math.isfinite(found.loss) and math.isfinite(found.grad_norm)):
-            raise self.diverged(step, f"the loss is {found.loss}, the gradient norm {found.grad_norm}")
+            batch_at = "" if self.where is None else f", on the batch {self.where(step)}"
+            raise self.diverged(step, f"the loss is {found.loss}, the gradient norm {found.grad_norm}{batch_at}")
         factor = min(1.0, self.plan.clip / (found.grad_norm + 1e-6)) / count
         if factor != 1.0:
             for gradient in gradients:
@@ -110,6 +123,7 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint holds, by name and in the order of names: equal states make equal files."""
+        reshard(self.model)  # after an eval, FSDP has the weights outside blocks whole on every rank
         stored = [d.path for d in declared(self.model.part) if d.weight.stored]
         held = {f"weights.{path}": tensor_at(self.model, path).detach() for path in stored}
         held |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}

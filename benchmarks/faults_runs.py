@@ -1,0 +1,191 @@
+"""Faults of training runs: kills, interrupts, a stopped rank, a gradient that is not a number  (rows of faults.py)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from faults_process import SPEC, Run, in_child, make_home
+from measure import Goal, Row
+
+from dovetail.construction import build
+from dovetail.core.errors import Diverged
+from dovetail.core.layout import TokenLayout
+from dovetail.core.loss import IGNORED
+from dovetail.datasets.corpus import Batch
+from dovetail.io.spec import from_yaml
+from dovetail.training.objective import next_token
+from dovetail.training.plan import Plan
+from dovetail.training.step import Trainer
+
+NONE = Goal(high=0)
+
+
+def c2(place: Path, steps: int = 200, stops: tuple[int, ...] = (37, 101, 150), ranks: tuple[int, ...] = (1, 2)) -> list[Row]:
+    """Ctrl-C after some steps and the same command again, against an unbroken run."""
+    home, rows = make_home(place), list[Row]()
+    for count in ranks:
+        whole, broken = (Run(home, f"{name}-{count}", steps, count, ()) for name in ("whole", "broken"))
+        _expect(whole.finish(), 0, whole)
+        for stop in stops:
+            _expect(broken.finish({"interrupt": stop}), 130, broken)
+            if len(broken.losses()) != stop:
+                raise SystemExit(f"interrupted after {len(broken.losses())} steps, not {stop}")
+        _expect(broken.finish(), 0, broken)
+        losses = sum(a != b for a, b in zip(whole.losses(), broken.losses(), strict=True))
+        files = whole.digests()
+        differing = sum(files[name] != other for name, other in broken.digests().items())
+        on = f"{count} rank{'s' * (count > 1)}"
+        resumed = f"resumes at {', '.join(map(str, stops))} of {steps} steps"
+        rows += [
+            Row(f"C2 {on}: losses that differ from the unbroken run's, {resumed}", losses, NONE),
+            Row(f"C2 {on}: of {len(files)} files, weights and optimizer, sha256 that differ", differing, NONE),
+        ]
+    return rows
+
+
+def kills(place: Path, steps: int = 300, count: int = 20) -> list[Row]:
+    """SIGKILL at random moments and the same command again; a run that ends meanwhile begins anew."""
+    home, rng = make_home(place), random.Random(11)
+    flags = ("--checkpoint-minutes=0.002",)
+    whole, broken = Run(home, "whole", steps, flags=flags), Run(home, "broken", steps, flags=flags)
+    begin = time.monotonic()
+    _expect(whole.finish(), 0, whole)
+    length, done, ended, equal = time.monotonic() - begin, 0, 0, 0
+    expected = whole.digests()["model.safetensors"]
+    while done < count or not ended:
+        (child,) = broken.start()
+        if done < count:
+            time.sleep(rng.uniform(0, 3 * length / count))
+            os.kill(child, signal.SIGKILL)  # not waited for yet: the id is its own
+        (code,) = broken.end([child])
+        done += code == -signal.SIGKILL
+        if code not in (0, -signal.SIGKILL):
+            raise SystemExit(f"after a kill the run ended with {code}\n{broken.errors()[-3000:]}")
+        if code == 0:
+            ended, equal = ended + 1, equal + (broken.digests()["model.safetensors"] == expected)
+            shutil.rmtree(broken.place)
+    return [
+        Row("kill -9 at random moments, the same command again: kills", done, Goal(low=count)),
+        Row(f"… runs that ended, of {steps} steps", ended),
+        Row("… of these, with another sha256 of the weights than the unbroken run", ended - equal, NONE),
+    ]
+
+
+def c7(place: Path, steps: int = 60, killed: tuple[int, ...] = (13, 29, 41)) -> list[Row]:
+    """SIGKILL a rank under torchrun with restarts."""
+    home = make_home(place)
+    whole, broken = Run(home, "whole", steps, 2), Run(home, "broken", steps, 2)
+    _expect(whole.finish(), 0, whole)
+    (home / "steps.log").unlink()
+    plan = {str(restart): (1 - restart % 2, step) for restart, step in enumerate(killed)}
+    code = broken.launch({"kill": plan}, f"--max-restarts={len(killed)}").wait()
+    trained = [tuple(map(int, line.split())) for line in (home / "steps.log").read_text().splitlines()]
+    by_restart = [[step for restart, step in trained if restart == i] for i in range(len(killed) + 1)]
+    lost = [max(a) - min(b) + 1 for a, b in itertools.pairwise(by_restart) if a and b]
+    differing = sum(a != b for a, b in zip(whole.losses(), broken.losses(), strict=False))
+    at = ", ".join(map(str, killed))
+    return [
+        Row(f"C7 torchrun, SIGKILL of a rank at steps {at}: steps reached", len(broken.losses()), Goal(low=steps)),
+        Row("C7 exit code of torchrun", code, NONE),
+        Row("C7 restarts", len(by_restart) - 1 if all(by_restart) else -1, Goal(len(killed), len(killed))),
+        Row("C7 losses that differ from the run without faults", differing, NONE),
+        Row("C7 sha256 of weights that differ", float(_model(whole) != _model(broken)), NONE),
+        Row("C7 most steps lost at a kill; a checkpoint is taken after each", max(lost, default=-1), Goal(0, 1)),
+    ]
+
+
+def c8(place: Path, timeout: int = 10, within: int = 20) -> list[Row]:
+    """SIGSTOP a rank under torchrun."""
+    run = Run(make_home(place), "run", 100_000, 2, ("--checkpoint-minutes=0.02", f"--timeout={timeout}"))
+    launcher = run.launch({})
+    until = time.monotonic() + 300
+    while len(run.losses()) < 5:
+        if launcher.poll() is not None or time.monotonic() > until:
+            raise SystemExit(f"torchrun did not train\n{(run.home / 'torchrun.err').read_text()[-3000:]}")
+        time.sleep(0.1)
+    ranks = [int(rank) for rank in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+    begin = time.monotonic()
+    os.kill(ranks[1], signal.SIGSTOP)
+    while any(map(_alive, ranks)) and time.monotonic() - begin < 6 * within:
+        time.sleep(0.05)
+    seconds = time.monotonic() - begin
+    orphans = [rank for rank in ranks if _alive(rank)]
+    for rank in orphans:
+        os.kill(rank, signal.SIGKILL)
+    code = launcher.wait(120)
+    launched = time.monotonic() - begin
+    errors = (run.home / "torchrun.err").read_text()
+    stacks = ("Fatal Python error: Aborted" in errors) + ("Timed out waiting" in errors and "Traceback" in errors)
+    return [
+        Row(f"C8 SIGSTOP of a rank, group time-out {timeout} s: seconds until no rank is left", seconds, Goal(high=within)),
+        Row("C8 seconds until torchrun has ended", launched),
+        Row("C8 ranks of 2 whose stacks are on stderr", stacks, Goal(low=2)),
+        Row("C8 orphans", len(orphans), NONE),
+        Row("C8 exit code of torchrun", code, Goal(low=1)),
+    ]
+
+
+def c9(place: Path, step: int = 7, steps: int = 12, ranks: tuple[int, ...] = (1, 2)) -> list[Row]:
+    """A gradient that is not a number."""
+    home, rows = make_home(place), list[Row]()
+    for count in ranks:
+        run = Run(home, f"run-{count}", steps, count)
+        codes = run.finish({"nan": step})
+        found = json.loads((home / "nan.json").read_text())
+        first = 4 * (step - 1)
+        messages = (f"step {step}: the loss is", f"on the batch of samples {first} to {first + 3} (")
+        named = all(message in run.errors() for message in messages)
+        on = f"C9 NaN gradient at step {step}, {count} rank{'s' * (count > 1)}"
+        rows += [
+            Row(f"{on}: of {found['tensors']} tensors, weights and optimizer, changed", found["changed"], NONE),
+            Row(f"{on}: exit code", max(codes), Goal(Diverged.exit_code, Diverged.exit_code)),
+            Row(f"{on}: the step and the samples of the batch are named", named, Goal(low=1)),
+        ]
+    return rows
+
+
+def c10(place: Path) -> list[Row]:
+    """Accumulation 8 × 1 against 1 × 8, on ragged rows with ignored labels."""
+    name = "C10 accumulation 8×1 against 1×8, ragged, ignored labels: relative error of the gradient, in millionths"
+    return [Row(name, 1e6 * in_child(_accumulated), Goal(high=1))]
+
+
+def _accumulated() -> float:
+    generator = torch.Generator().manual_seed(4)
+    tokens = torch.randint(0, 512, (8, 33), generator=generator)
+    labels = tokens[:, 1:].masked_fill(torch.rand(8, 32, generator=generator) < 0.3, IGNORED)
+    batch = Batch(tokens[:, :-1], labels, TokenLayout.padded([32, 3, 17, 1, 32, 25, 2, 9], 32))
+
+    def gradient(pieces: int) -> torch.Tensor:
+        trainer = Trainer(build(from_yaml(SPEC)).train(), next_token, Plan(steps=1, clip=1e9, micro_batches=pieces))
+        trainer.step(batch, 0, 0.0)
+        return torch.cat([weight.grad.flatten().double() for weight in trainer.weights if weight.grad is not None])
+
+    whole = gradient(1)
+    return float((gradient(8) - whole).norm() / whole.norm())
+
+
+def _alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _model(run: Run) -> Any:
+    file = run.place / "model.safetensors"
+    return run.digests()["model.safetensors"] if file.exists() else run.out
+
+
+def _expect(codes: list[int], code: int, run: Run) -> None:
+    if set(codes) != {code}:
+        raise SystemExit(f"{' '.join(run.args)}: ended with {codes}, not {code}\n{run.errors()[-3000:]}")

@@ -1,0 +1,53 @@
+"""What ranks do in the tests of training on several ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from dovetail.core.layout import TokenLayout
+from dovetail.datasets.corpus import Batch
+from dovetail.io.spec import from_yaml
+from dovetail.training.checkpoint import Checkpoints
+from dovetail.training.objective import next_token
+from dovetail.training.plan import Plan
+from dovetail.training.ranks import Ranks
+from dovetail.training.step import Trainer
+
+SPEC = """
+width: 28
+vocab: 62
+layers:
+- repeat: 2
+  mixer: {heads: 6, kv_heads: 2, head: 12}
+  ffn: {hidden: 44}
+"""
+
+
+def flagged_step() -> tuple[int, tuple[bool, ...], int, float]:
+    """One step, in which the last rank alone sets the second of three flags; the tokens, the flags, the calls of all_reduce,
+    and the loss."""
+    ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    trainer = Trainer(ranks.build(from_yaml(SPEC), seed=0), next_token, Plan(steps=2), ranks)
+    tokens = torch.arange(36).reshape(4, 9)[2 * ranks.rank : 2 * ranks.rank + 2, : 9 - 3 * ranks.rank]
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], TokenLayout.whole(2, tokens.shape[1] - 1))
+    calls, reduce = list[int](), dist.all_reduce
+
+    def counted(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
+        calls.append(tensor.numel())
+        return reduce(tensor, *args, **kwargs)  # type: ignore[arg-type]
+
+    dist.all_reduce = counted
+    try:
+        found = trainer.step(batch, 0, 1e-3, lambda: (False, ranks.rank == ranks.count - 1, False))
+    finally:
+        dist.all_reduce = reduce
+    return found.tokens, found.flags, len(calls), found.loss
+
+
+def save_step(place: str, seed: int, step: int) -> None:
+    """Save the sharded weights of a new model as a checkpoint."""
+    ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    model = ranks.build(from_yaml(SPEC), seed=seed)
+    trainer = Trainer(model, next_token, Plan(steps=2), ranks)
+    Checkpoints(place).save(step, trainer.tensors(), {"step": step})
