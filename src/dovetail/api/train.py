@@ -1,19 +1,21 @@
-"""train: train a small model from scratch on a text file."""
+"""train: train a model on a text file or on token shards, in a directory that a run can be resumed from."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses as dc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec as find_module
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
+import torch
 
 from dovetail.api.arguments import SpecLike, check_positive, read_spec, silent
-from dovetail.api.result import Result
+from dovetail.api.run_file import accepts_run_file
+from dovetail.api.training_run import TrainingRun
+from dovetail.core.count import read_count
 from dovetail.core.errors import DovetailError, FileError, UsageError
 from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
@@ -23,87 +25,35 @@ from dovetail.io.model_dir import must_be_free
 from dovetail.io.model_files import PLOT_FILE, RUN_FILE, TOKENIZER_FILE
 from dovetail.io.spec import SPEC_FILE, Changes, to_yaml
 from dovetail.io.untrusted import PICKLES, Directory
-from dovetail.look.console import unwrapped
 from dovetail.look.curve import draw_losses
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import check_learns_text, text_objective
-from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
+from dovetail.training.plan import (
+    CHECKPOINT_MINUTES,
+    KEEP,
+    OptimizerKind,
+    Plan,
+    Precision,
+    PrecisionChoice,
+    Recompute,
+    ScheduleKind,
+)
 from dovetail.training.ranks import ranks_of_run
 from dovetail.training.run import Run, open_run
+from dovetail.training.settings import check_recorded, read_run, run_data
 from dovetail.training.source import Shape, TokenizerKind, from_shards, from_text
+from dovetail.training.speed import faster_precision
 from dovetail.training.step import DTYPES
 from dovetail.transformer import Transformer
 
-LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is noisy
 MINUTES = 5.0  # of a run without an end
 BYTES_PER_PARAMETER = 16  # float32 weight and gradient, and AdamW's two moments
 
 
-@dc.dataclass(frozen=True, repr=False, eq=False)
-class TrainingRun(Result):
-    """A trained model and its metrics; losses are in nats per token."""
-
-    name: str
-    model: Transformer
-    tokenizer: Tokenizer
-    history: tuple[StepMetrics, ...]
-    interrupted: bool  # Ctrl-C ended the run early
-    directory: Path | None = None  # the model directory that was written
-    held_out_bits_per_byte: float | None = None  # comparable between vocabularies; None for a bidirectional model
-    prompt: str = ""
-    sample: str | None = None
-
-    @property
-    def held_out_loss(self) -> float | None:
-        """The loss on held-out text at the end."""
-        return self.history[-1].val_loss
-
-    @property
-    def train_loss(self) -> float:
-        """The mean training loss of the last steps."""
-        tail = self.history[-LAST_STEPS:]
-        return sum(metrics.loss for metrics in tail) / len(tail)
-
-    def to_dict(self) -> dict[str, Any]:
-        last = self.history[-1]
-        data: dict[str, Any] = {
-            "directory": None if self.directory is None else str(self.directory),
-            "parameters": parameters(self.model.spec),
-            "steps": last.step,
-            "tokens": last.tokens,
-            "seconds": round(last.seconds, 1),
-            "tokens_per_second": round(last.tokens / last.seconds),
-            "first_loss": self.history[0].loss,
-            "train_loss": self.train_loss,
-            "train_loss_steps": len(self.history[-LAST_STEPS:]),
-            "held_out_loss": self.held_out_loss,
-        }
-        if self.held_out_bits_per_byte is not None:
-            data["held_out_bits_per_byte"] = self.held_out_bits_per_byte
-        if self.sample is not None:
-            data["sample"] = self.sample
-        return {**data, "interrupted": self.interrupted}
-
-    def view(self, width: int) -> RenderableType:
-        data = self.to_dict()
-        bits = self.held_out_bits_per_byte
-        lines = [
-            f"{data['steps']:,} steps, {data['tokens']:,} tokens in {data['seconds']:.0f} s: "
-            f"{data['tokens_per_second']:,} tokens/s" + (" (interrupted)" if self.interrupted else ""),
-            f"loss of step 1: {data['first_loss']:.3f}; train loss (mean of the last {data['train_loss_steps']} steps): "
-            f"{self.train_loss:.3f}; held-out loss: {self.held_out_loss:.3f}"
-            + ("" if bits is None else f", {bits:.3f} bits per byte"),
-        ]
-        if self.sample:
-            lines += ["", f"a sample after {self.prompt!r}:", "", self.prompt + self.sample, ""]
-        if self.directory is not None:
-            lines.append(f"written to {self.directory}")
-        return unwrapped("\n".join(lines))
-
-
+@accepts_run_file
 def train(
     spec: SpecLike,
     text: str | Path | None = None,
@@ -116,45 +66,52 @@ def train(
     seed: int = 0,
     set: Changes = (),
     swap: Changes = (),
-    tokens: float | None = None,
+    tokens: float | str | None = None,
     tokenizer: TokenizerKind = "byte_pair",
     batch: int = 8,
     length: int = 128,
     learning_rate: float = Plan.learning_rate,
     schedule: ScheduleKind = Plan.schedule,
     warmup: float = Plan.warmup_fraction,
+    floor: float = Plan.floor,
+    cooldown: float = Plan.cooldown,
     optimizer: OptimizerKind = Plan.optimizer,
+    betas: tuple[float, float] = Plan.betas,
+    momentum: float = Plan.momentum,
     weight_decay: float = Plan.weight_decay,
     clip: float = Plan.clip,
     ema: float | None = None,
     micro_batches: int = 1,
-    precision: Precision = Plan.precision,
+    precision: PrecisionChoice = Plan.precision,
     compile: bool = False,
     recompute: Recompute = Plan.recompute,
+    evals: int = Plan.evals,
     checkpoint_minutes: float = CHECKPOINT_MINUTES,
     keep: int = KEEP,
     prompt: str = "The ",
     sample: int = 160,
     temperature: float = 0.8,
+    recorded: Mapping[str, Any] | None = None,
     quiet: bool = False,
     note: Callable[[str], None] | None = None,
 ) -> TrainingRun:
     """Train a model from random weights on a text file or on token shards, and return it with its metrics.
 
-    A tokenizer of the spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are
-    directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. The run ends
-    after `tokens`, `steps` or about as many `minutes` (5 by default); two runs of equal steps and seed are bit-equal. The
-    learning rate rises over the fraction `warmup` of the run, then follows the schedule. `quiet` shows no progress; `note` is
-    called with lines about the text and the spec.
+    `spec` may be a run file: YAML with these parameters as keys, which arguments of the call override. A tokenizer of the
+    spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are directories of
+    `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. The run ends after `tokens` (2e8 or
+    "200M"), `steps` or about as many `minutes` (5 by default); two runs of equal steps and seed are bit-equal. The learning
+    rate rises over the fraction `warmup` of the run, then follows the schedule. `precision` "auto" is bf16 where this machine
+    multiplies faster in it. `quiet` shows no progress; `note` is called with lines about the text and the spec.
 
-    `out` is the directory to train in: spec, tokenizer, settings, metrics of each step, checkpoints every
+    `out` is the directory to train in: spec, tokenizer, settings (a run file), metrics of each step, checkpoints every
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
     interrupted or killed, and ends with the weights of the unbroken run. Ctrl-C ends the run after the current step, with a
-    checkpoint and the weights so far; `interrupted` is true.
+    checkpoint and the weights so far; `interrupted` is true. `recorded` are digests in a run file: data that has changed since
+    under the same name is refused.
     """
-    numbers = {"minutes": minutes, "steps": steps, "tokens": tokens, "batch": batch, "length": length}
-    positive = {"learning_rate": learning_rate, "clip": clip, "micro_batches": micro_batches, "keep": keep}
-    _check_options(numbers | positive, {"temperature": temperature, "sample": sample, "seed": seed}, warmup, prompt)
+    check_positive({"batch": batch, "length": length, "keep": keep, "micro_batches": micro_batches})
+    _check_options({"temperature": temperature, "sample": sample, "seed": seed}, prompt)
     say = note or silent
     name, changed, directory = read_spec(spec).after(set, swap)
     if directory is not None:
@@ -165,25 +122,31 @@ def train(
     check_learns_text(changed)
     needed = BYTES_PER_PARAMETER * parameters(changed) + 4 * batch * length * changed.vocab // micro_batches
     check_memory(needed, f"training {parameters(changed):,} parameters on {batch:,} × {length:,} tokens per step")
-    ends = [steps, None if tokens is None else math.ceil(tokens / (batch * length))]
-    end = min((one for one in ends if one is not None), default=None)
-    plan = Plan(
-        steps=end,
-        minutes=MINUTES if minutes is None and end is None else minutes,
-        schedule=schedule,
-        learning_rate=learning_rate,
-        warmup_fraction=warmup,
-        optimizer=optimizer,
-        weight_decay=weight_decay,
-        clip=clip,
-        ema=ema,
-        micro_batches=micro_batches,
-        precision=precision,
-        compile=compile,
-        recompute=recompute,
-        seed=seed,
-        quiet=quiet,
-    )
+    end = _last_step(steps, tokens, batch * length)
+    try:
+        plan = Plan(
+            steps=end,
+            minutes=MINUTES if minutes is None and end is None else minutes,
+            schedule=schedule,
+            learning_rate=learning_rate,
+            warmup_fraction=warmup,
+            floor=floor,
+            cooldown=cooldown,
+            optimizer=optimizer,
+            betas=(betas[0], betas[1]),
+            momentum=momentum,
+            weight_decay=weight_decay,
+            clip=clip,
+            ema=ema,
+            micro_batches=micro_batches,
+            compile=compile,
+            recompute=recompute,
+            seed=seed,
+            evals=evals,
+            quiet=quiet,
+        )
+    except ValueError as error:
+        raise UsageError(f"--{error}") from error
     places = [data] if isinstance(data, str) else list(data)
     if (text is None) == (not places):
         raise UsageError("give a text file (--text) or token shards (--data), not both")
@@ -191,18 +154,24 @@ def train(
         ranks = stack.enter_context(ranks_of_run())
         if ranks.count > 1 and plan.minutes is not None:
             raise UsageError("--minutes: ranks measure different times; give --tokens or --steps")
-        plan, say = (plan, say) if ranks.first else (dc.replace(plan, quiet=True), silent)
+        kind: Precision = ranks.first_does(lambda: _precision(precision, None if force else place))
+        plan = dc.replace(plan, precision=kind, quiet=quiet or not ranks.first)
+        say = say if ranks.first else silent
         shape = Shape(batch, length, seed, ranks.rank, ranks.count)
         source = from_shards(places, changed, shape) if text is None else from_text(Path(text), changed, tokenizer, shape, say)
+        found = {"data": source.recorded()}
+        check_recorded(recorded or {}, found)
         objective, task = text_objective(changed, source.tokenizer)
         counts = f"{source.tokens + source.held_out_tokens:,} tokens, {source.held_out_tokens:,} held out"
         say(f"{name}: {parameters(changed):,} parameters, {task}; {counts}")
-        model = ranks.build(changed, seed, DTYPES[precision])
+        model = ranks.build(changed, seed, DTYPES[kind])
         interrupted, run = stack.enter_context(Interrupt()), None
         if place is not None:
-            settings = {"spec": plain(changed), "data": dict(source.settings), "batch": batch, "length": length}
+            keys = {"spec": plain(changed), **source.settings, "batch": batch, "length": length, **plan.settings()}
+            free = {"checkpoint_minutes": checkpoint_minutes, "keep": keep}
+            free |= {"prompt": prompt, "sample": sample, "temperature": temperature}
             files = {SPEC_FILE: to_yaml(changed), TOKENIZER_FILE: source.tokenizer.to_json()}
-            if ranks.first_does(lambda: open_run(place, settings | plan.settings(), files, force)):
+            if ranks.first_does(lambda: open_run(place, run_data(keys, found), free, files, force)):
                 say(f"{place}: resuming")
             run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep))
         history = train_loop(model, source.batch, objective, plan, source.held_out, interrupted, run, ranks)
@@ -219,16 +188,33 @@ def train(
     return dc.replace(result, held_out_bits_per_byte=bits, sample=written)
 
 
-def _check_options(positive: dict[str, float | None], other: dict[str, float], warmup: float, prompt: str) -> None:
-    """Raise UsageError for the first option with an impossible value."""
-    check_positive(positive)
-    for name, value in other.items():
+def _check_options(numbers: dict[str, float], prompt: str) -> None:
+    """Raise UsageError for the first option with an impossible value; the plan checks the others."""
+    for name, value in numbers.items():
         if not 0 <= value < math.inf:
             raise UsageError(f"--{name}: {value} is below 0")
-    if not 0 <= warmup <= 1:
-        raise UsageError(f"--warmup: {warmup} is not from 0 to 1")
     if not prompt:
         raise UsageError("--prompt: give at least one character")
+
+
+def _last_step(steps: int | None, tokens: float | str | None, per_step: int) -> int | None:
+    """Return the number of steps of a run, where steps or tokens end it."""
+    try:
+        count = read_count(tokens) if isinstance(tokens, str) else tokens
+    except ValueError as error:
+        raise UsageError(f"--tokens: {error}") from error
+    check_positive({"tokens": count, "steps": steps})
+    ends = [steps, None if count is None else math.ceil(count / per_step)]
+    return min((one for one in ends if one is not None), default=None)
+
+
+def _precision(choice: PrecisionChoice, place: Path | None) -> Precision:
+    """Return the precision of a run: `auto` is that of a run that is resumed, else what this machine multiplies faster in."""
+    if choice != "auto":
+        return choice
+    if place is not None and (place / RUN_FILE).is_file():
+        return read_run(place).get("precision", Plan.precision)
+    return faster_precision(torch.device("cpu"))
 
 
 def _refuse_weights(place: Path) -> None:

@@ -5,49 +5,64 @@ holds the spec, the tokenizer, the settings (run.yaml), the metrics of each step
 weights and, with matplotlib, a plot of the losses. The same command again resumes a run that was interrupted or killed.
 
     dovetail train llama-tiny --text plays.txt --minutes 5
+    dovetail train run.yaml --tokens 200M -o run-2
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
 import os
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from dovetail.cli.flags import BatchSize, InFile, Length, LoadFlags, OutDir, SampleTokens, Seed, Sets, Spec, Steps, Swaps
+from dovetail.cli.flags import (
+    BatchSize,
+    Count,
+    InFile,
+    Length,
+    LoadFlags,
+    OutDir,
+    Overrides,
+    SampleTokens,
+    Seed,
+    Sets,
+    Spec,
+    Steps,
+    Swaps,
+)
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options, print_view
-from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
+from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, OptimizerKind, Plan, PrecisionChoice, Recompute, ScheduleKind
 
 INTERRUPTED = 130
 
 
 @dc.dataclass
-class Command(LoadFlags):
+class Command(LoadFlags, Overrides):
     """The spec, the text, and the length of the run."""
 
     spec: tyro.conf.Positional[Spec]
-    """A preset's name or a .yaml file. A directory with trained weights is refused: training starts from random weights."""
+    """A preset's name, a .yaml file, or a run file: YAML with `spec` and any flag as keys, which flags here override."""
     text: InFile | None = None
     """A UTF-8 text file to train on, best of some megabytes."""
     data: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Token shards of `dovetail data build` to train on, DIR or DIR=WEIGHT; may be given many times."""
     minutes: float | None = None
     """Train for about this many minutes: the first steps are measured (default: 5, if no other end is given)."""
-    tokens: float | None = None
-    """Stop after this many tokens: 2e8."""
+    tokens: Count | None = None
+    """Stop after this many tokens: 200M, 1.5B, 2e8."""
     steps: Steps | None = None
     """Stop after this many steps; two such runs with one seed are bit-equal."""
     out: Annotated[OutDir | None, tyro.conf.arg(aliases=["-o"])] = None
-    """The model directory to write (default: SPEC-trained)."""
+    """The model directory to write (default: SPEC-trained; for the run.yaml of a run, its directory)."""
     force: bool = False
     """Replace an existing model directory."""
     seed: Seed = 0
     """The seed of initial weights, batches, dropout and the sample."""
     set: Sets = ()
-    """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
+    """Change a field first: --set layers.*.mixer.kv_heads=1, or a key of the run file: --set run.batch=4; may be given many
+    times."""
     swap: Swaps = ()
     """Change a part in every layer: --swap position=alibi; may be given many times, applied before --set."""
     tokenizer: Literal["byte_pair", "wordpiece", "unigram", "characters", "words"] = "byte_pair"
@@ -62,8 +77,16 @@ class Command(LoadFlags):
     """How the learning rate decays: along a cosine, linearly, in the last fifth of the run (wsd), or not."""
     warmup: float = Plan.warmup_fraction
     """The fraction of the run over which the learning rate rises to its peak."""
+    floor: float = Plan.floor
+    """The last learning rate as a fraction of the peak."""
+    cooldown: float = Plan.cooldown
+    """The fraction of a run with the schedule wsd over which the learning rate decays."""
     optimizer: OptimizerKind = Plan.optimizer
     """AdamW for all weights, or Muon for matrices and AdamW for the rest."""
+    betas: Annotated[tuple[float, float], tyro.conf.arg(metavar="X X")] = Plan.betas
+    """Decay rates of AdamW's two moments (default: 0.9 0.95)."""
+    momentum: float = Plan.momentum
+    """Momentum of Muon."""
     weight_decay: float = Plan.weight_decay
     """Weight decay of matrices and tables."""
     clip: float = Plan.clip
@@ -72,12 +95,15 @@ class Command(LoadFlags):
     """Save a moving average of the weights with this decay: 0.999."""
     micro_batches: BatchSize = 1
     """Compute a batch in this many pieces, in less memory; the result is the same."""
-    precision: Precision = Plan.precision
-    """bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32."""
+    precision: PrecisionChoice = Plan.precision
+    """bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32. auto: bf16 where this machine
+    multiplies faster in it."""
     compile: bool = False
     """Compile each block: faster steps after a slow first one."""
     recompute: Recompute = Plan.recompute
     """blocks: compute the activations inside a block again in the backward pass, in less memory."""
+    evals: Steps = Plan.evals
+    """Times per run that the held-out loss is measured."""
     checkpoint_minutes: float = CHECKPOINT_MINUTES
     """Minutes between checkpoints."""
     keep: BatchSize = KEEP
@@ -93,10 +119,13 @@ class Command(LoadFlags):
 
     def run(self) -> int:
         """Train, and print the losses and a sample. Ctrl-C ends the run after the current step and writes what there is."""
+        from dovetail.api.run_file import default_out
         from dovetail.api.train import train
 
-        out = self.out or Path(f"{Path(os.path.abspath(self.spec)).stem}-trained")
-        result = train(**{**options(self, "json", "load"), "out": out}, note=print_note)
+        given = {name: value for name, value in options(self, "json", "load", "out").items() if name in {"spec", *self.given}}
+        if out := self.out or default_out(self.spec, None):
+            given["out"] = out
+        result = train(**given, note=print_note)
         if os.environ.get("RANK", "0") != "0":  # of torchrun: one rank prints
             return INTERRUPTED if result.interrupted else 0
         if self.json:
@@ -105,7 +134,7 @@ class Command(LoadFlags):
             print_view(result)
         if result.interrupted:
             print_note(
-                f"interrupted after step {result.history[-1].step}; the model and its losses are in {out}; "
+                f"interrupted after step {result.history[-1].step}; the model and its losses are in {result.directory}; "
                 "the same command resumes the run"
             )
         return INTERRUPTED if result.interrupted else 0

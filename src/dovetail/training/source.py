@@ -51,7 +51,9 @@ class Source(NamedTuple):
     batch: Callable[[int], Batch]  # of a step: this rank's rows
     held_out: list[Batch]
     tokenizer: Tokenizer
-    settings: Mapping[str, Any]  # what identifies the data, as plain data
+    name: str  # the text file, or the directories
+    settings: Mapping[str, Any]  # under the names of flags
+    sha256: str  # of the data
     tokens: int  # to train on
     held_out_tokens: int
     held_out_bytes: int
@@ -61,6 +63,16 @@ class Source(NamedTuple):
         if not math.isfinite(loss):
             return math.nan
         return bits_per_byte(loss, 1, self.held_out_tokens, self.held_out_bytes)
+
+    def recorded(self) -> dict[str, Any]:
+        """What identifies the data, and what a held-out loss needs to be compared."""
+        return {
+            "name": self.name,
+            "sha256": self.sha256,
+            "tokenizer": hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest(),
+            "held_out_tokens": self.held_out_tokens,
+            "held_out_bytes": self.held_out_bytes,
+        }
 
 
 def from_text(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: Note) -> Source:
@@ -79,7 +91,9 @@ def from_text(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: 
         batch,
         list(corpus.validation(shape.batch, shape.length, EVAL_BATCHES)),
         tokenizer,
-        {"text": str(path), "sha256": digest, "tokenizer": kind},
+        str(path),
+        {"text": str(path), "tokenizer": kind},
+        digest,
         len(corpus.train),
         len(corpus.held_out),
         len(tokenizer.decode(corpus.held_out).encode()),
@@ -105,7 +119,9 @@ def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = 
         lambda step: loader.batch_at(step * shape.batch),
         list(evaluation(held_out, shape.length, shape.batch, most=EVAL_BATCHES, masks=masks)),
         Tokenizer.load(first.directory),
-        {"shards": [[str(place), weight] for place, weight in pairs], "fingerprint": loader.stream.fingerprint, "masks": masks},
+        ", ".join(str(place) for place, _ in pairs),
+        {"data": [f"{place}={weight}" for place, weight in pairs]},
+        hashlib.sha256(" ".join(tokens.fingerprint for tokens, _ in sources).encode()).hexdigest(),
         sum(tokens.tokens for tokens, _ in sources),
         held_out.tokens,
         held_out.bytes,
