@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from dovetail.api.arguments import SpecLike, check_positive, read_spec, silent
+from dovetail.api.arguments import NamedSpec, SpecLike, check_positive, read_spec, silent
 from dovetail.api.run_file import accepts_run_file
+from dovetail.api.train_from import Start
 from dovetail.api.training_run import TrainingRun
 from dovetail.core.count import read_count
 from dovetail.core.errors import DovetailError, FileError, UsageError
@@ -55,10 +56,11 @@ BYTES_PER_PARAMETER = 16  # float32 weight and gradient, and AdamW's two moments
 
 @accepts_run_file
 def train(
-    spec: SpecLike,
+    spec: SpecLike | None = None,
     text: str | Path | None = None,
     *,
     data: str | Sequence[str] = (),
+    from_: str | Path | None = None,
     minutes: float | None = None,
     steps: int | None = None,
     out: str | Path | None = None,
@@ -95,14 +97,16 @@ def train(
     quiet: bool = False,
     note: Callable[[str], None] | None = None,
 ) -> TrainingRun:
-    """Train a model from random weights on a text file or on token shards, and return it with its metrics.
+    """Train a model on a text file or on token shards, and return it with its metrics.
 
-    `spec` may be a run file: YAML with these parameters as keys, which arguments of the call override. A tokenizer of the
-    spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are directories of
-    `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. The run ends after `tokens` (2e8 or
-    "200M"), `steps` or about as many `minutes` (5 by default); two runs of equal steps and seed are bit-equal. The learning
-    rate rises over the fraction `warmup` of the run, then follows the schedule. `precision` "auto" is bf16 where this machine
-    multiplies faster in it. `quiet` shows no progress; `note` is called with lines about the text and the spec.
+    Weights are random, or with `from_` those of a model directory or of a run, whose spec (if none is given) and tokenizer are
+    used, too. `spec` may be a run file: YAML with these parameters as keys, which arguments of the call override.
+
+    A tokenizer of the spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are
+    directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. The run ends after
+    `tokens` (2e8 or "200M"), `steps` or about as many `minutes` (5 by default); two runs of equal steps and seed are bit-equal.
+    The learning rate rises over the fraction `warmup` of the run, then follows the schedule. `precision` "auto" is bf16 where
+    this machine multiplies faster in it. `quiet` shows no progress; `note` is called with lines about the text and the spec.
 
     `out` is the directory to train in: spec, tokenizer, settings (a run file), metrics of each step, checkpoints every
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
@@ -113,9 +117,12 @@ def train(
     check_positive({"batch": batch, "length": length, "keep": keep, "micro_batches": micro_batches})
     _check_options({"temperature": temperature, "sample": sample, "seed": seed}, prompt)
     say = note or silent
-    name, changed, directory = read_spec(spec).after(set, swap)
+    start = None if from_ is None else Start.open(from_)
+    name, changed, directory = _named(spec, start).after(set, swap)
     if directory is not None:
         _refuse_weights(directory)
+    if start is not None:
+        start.check_fits(changed)
     place = None if out is None else Path(out)
     if place is not None and not (place / RUN_FILE).is_file():
         must_be_free(place, force)
@@ -158,19 +165,30 @@ def train(
         plan = dc.replace(plan, precision=kind, quiet=quiet or not ranks.first)
         say = say if ranks.first else silent
         shape = Shape(batch, length, seed, ranks.rank, ranks.count)
-        source = from_shards(places, changed, shape) if text is None else from_text(Path(text), changed, tokenizer, shape, say)
+        if text is None:
+            source = from_shards(places, changed, shape)
+        else:
+            source = from_text(Path(text), changed, tokenizer if start is None else start.for_text(), shape, say)
         found = {"data": source.recorded()}
+        if start is not None:
+            start.check_tokenizer(source.tokenizer, source.name)
+            found["from"] = ranks.first_does(start.recorded)
         check_recorded(recorded or {}, found)
         objective, task = text_objective(changed, source.tokenizer)
         counts = f"{source.tokens + source.held_out_tokens:,} tokens, {source.held_out_tokens:,} held out"
         say(f"{name}: {parameters(changed):,} parameters, {task}; {counts}")
         model = ranks.build(changed, seed, DTYPES[kind])
+        if start is not None:
+            with start.weights() as weights:
+                ranks.set_weights(model, weights)
         interrupted, run = stack.enter_context(Interrupt()), None
         if place is not None:
-            keys = {"spec": plain(changed), **source.settings, "batch": batch, "length": length, **plan.settings()}
+            keys = {"spec": plain(changed), **source.settings, "from": None if start is None else str(start.place)}
+            keys |= {"batch": batch, "length": length, **plan.settings()}
             free = {"checkpoint_minutes": checkpoint_minutes, "keep": keep}
             free |= {"prompt": prompt, "sample": sample, "temperature": temperature}
-            files = {SPEC_FILE: to_yaml(changed), TOKENIZER_FILE: source.tokenizer.to_json()}
+            carried = {} if start is None else start.files()
+            files = {**carried, SPEC_FILE: to_yaml(changed), TOKENIZER_FILE: source.tokenizer.to_json()}
             if ranks.first_does(lambda: open_run(place, run_data(keys, found), free, files, force)):
                 say(f"{place}: resuming")
             run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep))
@@ -217,6 +235,15 @@ def _precision(choice: PrecisionChoice, place: Path | None) -> Precision:
     return faster_precision(torch.device("cpu"))
 
 
+def _named(spec: SpecLike | None, start: Start | None) -> NamedSpec:
+    """Return the spec that is given, or that of the initial weights."""
+    if spec is not None:
+        return read_spec(spec)
+    if start is None:
+        raise UsageError("give a spec, or initial weights with --from")
+    return NamedSpec(str(start.place), start.spec)
+
+
 def _refuse_weights(place: Path) -> None:
     """Raise where the directory holds weights or a tokenizer: both would be discarded."""
     directory = Directory(place)
@@ -225,7 +252,7 @@ def _refuse_weights(place: Path) -> None:
         spec = f"{place / SPEC_FILE}" if directory.has(SPEC_FILE) else "a preset or a .yaml file"
         raise FileError(
             f"{place}: holds {present[0]}, which train would discard: it starts with random weights and a tokenizer; "
-            f"to train this architecture from scratch give {spec} (continuing from trained weights is not implemented)"
+            f"to continue from them, give --from {place}; to train this architecture from scratch, give {spec}"
         )
 
 

@@ -26,7 +26,7 @@ VERBS = {
     "verify": "find where two implementations of a model diverge, and why",
     "data build": "turn text, JSON Lines and Parquet into token shards",
     "data show": "print what a corpus of token shards holds",
-    "train": "train a small model from scratch on a text file",
+    "train": "train a model on text or token shards, in a run that resumes",
     "generate": "generate text from a prompt",
     "map": "draw the attention maps of a layer",
     "import": "convert a model directory from Hugging Face layout to ours",

@@ -180,8 +180,8 @@ def _flags(command: type) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for field in dc.fields(command):
         _, extras = _split(typing.get_type_hints(command, include_extras=True)[field.name])
-        flag = field.name.replace("_", "-")
         config = next((one for one in extras if isinstance(one, ArgConfig)), None)
+        flag = (config.name if config is not None and config.name else field.name).replace("_", "-")
         if POSITIONAL not in extras:
             names = [f"--{flag}", f"--no-{flag}"] if field.default is True else [f"--{flag}"]
             found[field.name] = [*names, *(config.aliases or () if config is not None else ())]

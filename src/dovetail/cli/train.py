@@ -1,4 +1,4 @@
-"""Train a small model from scratch on a text file, then generate a sample.
+"""Train a model on a text file or on token shards, from random weights or those of a model, then generate a sample.
 
 A tokenizer of the spec's vocabulary size is trained on the text. The last 5 % of the tokens are held out. The model directory
 holds the spec, the tokenizer, the settings (run.yaml), the metrics of each step (loss.jsonl), checkpoints, and at the end the
@@ -6,6 +6,7 @@ weights and, with matplotlib, a plot of the losses. The same command again resum
 
     dovetail train llama-tiny --text plays.txt --minutes 5
     dovetail train run.yaml --tokens 200M -o run-2
+    dovetail train --from llama-tiny-trained --text letters.txt --steps 500 -o second
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tyro
 from dovetail.cli.flags import (
     BatchSize,
     Count,
+    InDir,
     InFile,
     Length,
     LoadFlags,
@@ -42,12 +44,15 @@ INTERRUPTED = 130
 class Command(LoadFlags, Overrides):
     """The spec, the text, and the length of the run."""
 
-    spec: tyro.conf.Positional[Spec]
-    """A preset's name, a .yaml file, or a run file: YAML with `spec` and any flag as keys, which flags here override."""
+    spec: tyro.conf.Positional[Spec | None] = None
+    """A preset's name, a .yaml file, or a run file: YAML with `spec` and any flag as keys, which flags here override;
+    without it, the spec of --from."""
     text: InFile | None = None
     """A UTF-8 text file to train on, best of some megabytes."""
     data: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Token shards of `dovetail data build` to train on, DIR or DIR=WEIGHT; may be given many times."""
+    from_: Annotated[InDir | None, tyro.conf.arg(name="from")] = None
+    """Start from the weights and the tokenizer of a model directory, or of the newest checkpoint of a run."""
     minutes: float | None = None
     """Train for about this many minutes: the first steps are measured (default: 5, if no other end is given)."""
     tokens: Count | None = None
@@ -123,7 +128,7 @@ class Command(LoadFlags, Overrides):
         from dovetail.api.train import train
 
         given = {name: value for name, value in options(self, "json", "load", "out").items() if name in {"spec", *self.given}}
-        if out := self.out or default_out(self.spec, None):
+        if out := self.out or default_out(self.spec, self.from_):
             given["out"] = out
         result = train(**given, note=print_note)
         if os.environ.get("RANK", "0") != "0":  # of torchrun: one rank prints

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from dovetail.core.errors import FileError
 from dovetail.io.atomic import write_atomically
 from dovetail.io.model_dir import must_be_free
-from dovetail.io.model_files import LOSSES_FILE, RUN_FILE, TOKENIZER_FILE, foreign
+from dovetail.io.model_files import CARRIED, KEPT_CONFIG, LOSSES_FILE, RUN_FILE, foreign
 from dovetail.io.replace import replacing, try_lock
 from dovetail.io.yaml import dump_yaml
 from dovetail.model import Model
@@ -104,7 +104,7 @@ class Run:
     def write_model(self, spec: Model) -> None:
         """Write the model of the last checkpoint into the directory, on the first rank."""
         newest = self.checkpoints.complete()[-1]
-        names = [name for name in (TOKENIZER_FILE, LOSSES_FILE, RUN_FILE) if (self.place / name).is_file()]
+        names = [name for name in (*CARRIED, KEPT_CONFIG, LOSSES_FILE, RUN_FILE) if (self.place / name).is_file()]
         beside = {name: (self.place / name).read_bytes() for name in names}
         self.ranks.first_does(lambda: write_model(newest, spec, self.place, beside))
 

@@ -75,11 +75,15 @@ class Source(NamedTuple):
         }
 
 
-def from_text(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: Note) -> Source:
-    """Train a tokenizer on a text file, and sample sequences of it."""
+def from_text(path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
+    """Train a tokenizer of some kind on a text file, or take one that is given, and sample sequences of the text."""
     content = read_corpus(path)
-    note(f"{path}: {len(content):,} characters; training a tokenizer of {spec.vocab} tokens")
-    tokenizer = learn(content, spec.vocab, kind)
+    if isinstance(kind, Tokenizer):
+        _check_vocab(kind.size, spec, "the initial weights")
+        tokenizer, settings = kind, {}
+    else:
+        note(f"{path}: {len(content):,} characters; training a tokenizer of {spec.vocab} tokens")
+        tokenizer, settings = learn(content, spec.vocab, kind), {"tokenizer": kind}
     corpus = Corpus.cut(tokenizer.encode(content), shape.length, name=str(path))
     digest = hashlib.sha256(content.encode()).hexdigest()
 
@@ -92,7 +96,7 @@ def from_text(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: 
         list(corpus.validation(shape.batch, shape.length, EVAL_BATCHES)),
         tokenizer,
         str(path),
-        {"text": str(path), "tokenizer": kind},
+        {"text": str(path), **settings},
         digest,
         len(corpus.train),
         len(corpus.held_out),
@@ -108,9 +112,7 @@ def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = 
     for tokens, _ in sources[1:]:
         if tokens.manifest.tokenizer != first.manifest.tokenizer:
             raise FileError(f"{tokens.directory}: its tokenizer is not that of {first.directory}; build both with one")
-    vocab = first.manifest.tokenizer.vocab
-    if vocab > spec.vocab:
-        raise SpecError("vocab", f"{spec.vocab}; the tokenizer of {first.directory} has {vocab} tokens", f"--set vocab={vocab}")
+    _check_vocab(first.manifest.tokenizer.vocab, spec, str(first.directory))
     loader = Loader(
         Stream(sources, shape.length, shape.seed), batch=shape.batch, rank=shape.rank, world=shape.ranks, masks=masks
     )
@@ -126,6 +128,12 @@ def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = 
         held_out.tokens,
         held_out.bytes,
     )
+
+
+def _check_vocab(size: int, spec: Model, owner: str) -> None:
+    """Raise SpecError where a tokenizer has more tokens than the spec."""
+    if size > spec.vocab:
+        raise SpecError("vocab", f"{spec.vocab}; the tokenizer of {owner} has {size} tokens", f"--set vocab={size}")
 
 
 def _weighted(place: str) -> tuple[Path, float]:
