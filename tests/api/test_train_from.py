@@ -79,7 +79,7 @@ def test_weights_of_hugging_face_layout_and_their_files_are_taken(home: Path, tm
 def test_a_spec_that_does_not_fit_is_refused_by_name(home: Path) -> None:
     with pytest.raises(FileError, match=r"has layers.0.ffn.*shape \[44, 28\]; the spec says \[48, 28\]; `dovetail graft"):
         dt.train(None, home / "tale.txt", from_=home / "first", set=["layers.*.ffn.hidden=48"], steps=1, **SMALL)
-    with pytest.raises(FileError, match=r"first: has no \S*norm\S*bias"):
+    with pytest.raises(FileError, match=r"first: has no layers.0.mixer_norm.shift"):
         dt.train(None, home / "tale.txt", from_=home / "first", swap=["norm=layernorm"], steps=1, **SMALL)
     run = dt.train(None, home / "tale.txt", from_=home / "first", set=["layers.*.mixer.dropout=0.2"], steps=1, **SMALL)
     assert run.model.spec.layers[0].mixer.dropout == 0.2  # type: ignore[attr-defined]

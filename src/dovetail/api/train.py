@@ -46,7 +46,7 @@ from dovetail.training.ranks import ranks_of_run
 from dovetail.training.run import Run, open_run
 from dovetail.training.settings import check_recorded, read_run, run_data
 from dovetail.training.source import Shape, TokenizerKind, from_shards, from_text
-from dovetail.training.speed import faster_precision
+from dovetail.training.speed import faster_precision, speed_of
 from dovetail.training.step import DTYPES
 from dovetail.transformer import Transformer
 
@@ -192,7 +192,8 @@ def train(
             if ranks.first_does(lambda: open_run(place, run_data(keys, found), free, files, force)):
                 say(f"{place}: resuming")
             run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep))
-        history = train_loop(model, source.batch, objective, plan, source.held_out, interrupted, run, ranks)
+        speed = speed_of(changed, length, DTYPES[kind] or torch.float32, model.device, ranks.count)
+        history = train_loop(model, source.batch, objective, plan, source.held_out, interrupted, run, ranks, speed)
         if run is not None and place is not None:
             run.write_model(changed)
             title = f"{name} on {Path(text or places[0]).name}"

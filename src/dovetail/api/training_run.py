@@ -43,6 +43,12 @@ class TrainingRun(Result):
         tail = self.history[-LAST_STEPS:]
         return sum(metrics.loss for metrics in tail) / len(tail)
 
+    @property
+    def mfu(self) -> float | None:
+        """The mean model FLOPs utilization of the last steps, against the peak that was measured."""
+        tail = [metrics.mfu for metrics in self.history[-LAST_STEPS:] if metrics.mfu is not None]
+        return sum(tail) / len(tail) if tail else None
+
     def to_dict(self) -> dict[str, Any]:
         last = self.history[-1]
         data: dict[str, Any] = {
@@ -52,6 +58,7 @@ class TrainingRun(Result):
             "tokens": last.tokens,
             "seconds": round(last.seconds, 1),
             "tokens_per_second": round(last.tokens / last.seconds),
+            "mfu": self.mfu,
             "first_loss": self.history[0].loss,
             "train_loss": self.train_loss,
             "train_loss_steps": len(self.history[-LAST_STEPS:]),
@@ -66,9 +73,10 @@ class TrainingRun(Result):
     def view(self, width: int) -> RenderableType:
         data = self.to_dict()
         bits = self.held_out_bits_per_byte
+        mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
         lines = [
             f"{data['steps']:,} steps, {data['tokens']:,} tokens in {data['seconds']:.0f} s: "
-            f"{data['tokens_per_second']:,} tokens/s" + (" (interrupted)" if self.interrupted else ""),
+            f"{data['tokens_per_second']:,} tokens/s{mfu}" + (" (interrupted)" if self.interrupted else ""),
             f"loss of step 1: {data['first_loss']:.3f}; train loss (mean of the last {data['train_loss_steps']} steps): "
             f"{self.train_loss:.3f}; held-out loss: {self.held_out_loss:.3f}"
             + ("" if bits is None else f", {bits:.3f} bits per byte"),

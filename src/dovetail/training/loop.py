@@ -27,6 +27,7 @@ from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
 from dovetail.training.progress import Progress
 from dovetail.training.ranks import Ranks
+from dovetail.training.speed import Speed
 from dovetail.training.step import Trainer, seed_of
 
 
@@ -51,10 +52,12 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     recorder: Recorder | None = None,
     ranks: Ranks | None = None,
+    speed: Speed | None = None,
 ) -> list[StepMetrics]:
     """Train the model in place and return the metrics of each step. The run ends early, with an eval, once `stop()` is true
     after a step. A `recorder` keeps the run, and resumes it. With a moving average the model has it at the end. With several
-    `ranks`, every one of them calls this with its shard of the model and its rows of each batch.
+    `ranks`, every one of them calls this with its shard of the model and its rows of each batch. With a `speed`, metrics
+    have the model FLOPs utilization.
 
     Raises Diverged where a loss or a gradient norm is not finite (no weight changes in that step), and at each eval where a
     weight or the held-out loss is not finite: no such model is saved or returned.
@@ -71,17 +74,19 @@ def train(
         for step in itertools.count(first):
             if step and plan.done(step) >= 1:  # a run that was complete
                 break
-            lr = plan.lr(step)
+            lr, begin = plan.lr(step), time.monotonic()
             batch = batches(step)
             found = trainer.step(batch, step, lr)
-            tokens += trainer.ranks.sum(batch.count)
-            now = time.monotonic()
+            count = trainer.ranks.sum(batch.count)
+            tokens, now = tokens + count, time.monotonic()
+            mfu = None if speed is None else speed.mfu(count, now - begin)
             after_first = now if step == first else after_first
             plan = plan.measured(step + 1, now - after_first)
             last = trainer.ranks.any(stop()) or plan.done(step + 1) >= 1
             is_eval = int(plan.done(step + 1) * plan.evals) > int(plan.done(step) * plan.evals) or last
             val_loss = _eval(trainer, validation, step) if is_eval else None
-            history.append(StepMetrics(step + 1, found.loss, lr, tokens, before + now - start, val_loss, found.grad_norm))
+            seconds = before + now - start
+            history.append(StepMetrics(step + 1, found.loss, lr, tokens, seconds, val_loss, found.grad_norm, mfu))
             show(history[-1], plan.done(step + 1))
             if recorder is not None:
                 recorder.record(trainer, plan, history[-1], last)

@@ -18,6 +18,7 @@ class StepMetrics:
     seconds: float  # since the start of the run
     val_loss: float | None = None  # on held-out data, at evals only
     grad_norm: float | None = None  # before clipping
+    mfu: float | None = None  # of this step: model FLOPs utilization, against the measured peak (training/speed.py)
 
 
 def to_jsonl(history: Iterable[StepMetrics]) -> str:
