@@ -36,6 +36,7 @@ _PUBLIC = {
     "load": "dovetail.api.models",
     "load_spec": "dovetail.io.spec",
     "map": "dovetail.api.map",
+    "runs": "dovetail.api.runs",
     "save": "dovetail.api.models",
     "show": "dovetail.api.show",
     "show_data": "dovetail.api.show_data",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from dovetail.api.list_parts import list_parts as list_parts
     from dovetail.api.map import map as map
     from dovetail.api.models import build as build, load as load, save as save
+    from dovetail.api.runs import runs as runs
     from dovetail.api.show import show as show
     from dovetail.api.show_data import show_data as show_data
     from dovetail.api.tiny import tiny as tiny

@@ -28,6 +28,7 @@ from dovetail.io.spec import SPEC_FILE, Changes, to_yaml
 from dovetail.io.untrusted import PICKLES, Directory
 from dovetail.look.curve import draw_losses
 from dovetail.text.tokenizer import Tokenizer
+from dovetail.training.initial import write_initial
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics
@@ -192,6 +193,8 @@ def train(
             if ranks.first_does(lambda: open_run(place, run_data(keys, found), free, files, force)):
                 say(f"{place}: resuming")
             run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep))
+            if ranks.count == 1:  # no rank holds more than its shard
+                write_initial(place, model)
         speed = speed_of(changed, length, DTYPES[kind] or torch.float32, model.device, ranks.count)
         history = train_loop(model, source.batch, objective, plan, source.held_out, interrupted, run, ranks, speed)
         if run is not None and place is not None:

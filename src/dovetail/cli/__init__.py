@@ -27,6 +27,7 @@ VERBS = {
     "data build": "turn text, JSON Lines and Parquet into token shards",
     "data show": "print what a corpus of token shards holds",
     "train": "train a model on text or token shards, in a run that resumes",
+    "runs": "list, compare and plot training runs",
     "generate": "generate text from a prompt",
     "map": "draw the attention maps of a layer",
     "import": "convert a model directory from Hugging Face layout to ours",

@@ -2,6 +2,7 @@
 
     OUT/dovetail.yaml, tokenizer.json     from the start
     OUT/run.yaml                          the settings (training/settings.py); a run with others is refused
+    OUT/initial.json                      digests of the initial weights (training/initial.py)
     OUT/loss.jsonl                        the metrics of each step
     OUT/checkpoints/step-00000120/        weights, optimizer, moving average, position in the data (training/checkpoint.py)
     OUT/model.safetensors                 at the end
@@ -24,7 +25,7 @@ from typing import Any, TextIO
 from dovetail.core.errors import FileError
 from dovetail.io.atomic import write_atomically
 from dovetail.io.model_dir import must_be_free
-from dovetail.io.model_files import CARRIED, KEPT_CONFIG, LOSSES_FILE, RUN_FILE, foreign
+from dovetail.io.model_files import CARRIED, INITIAL_FILE, KEPT_CONFIG, LOSSES_FILE, RUN_FILE, foreign
 from dovetail.io.replace import replacing, try_lock
 from dovetail.io.yaml import dump_yaml
 from dovetail.model import Model
@@ -37,6 +38,7 @@ from dovetail.training.settings import differing, read_run
 from dovetail.training.step import Trainer
 
 CHECKPOINTS = "checkpoints"
+LOCK_TRIES = 10  # `dovetail runs` takes the lock for an instant, to see whether the run is alive
 OWN = (CHECKPOINTS,)  # sub-directories of a run
 
 
@@ -55,7 +57,11 @@ class Run:
 
     def _lock(self) -> int:
         lock = os.open(self.place / RUN_FILE, os.O_RDONLY | os.O_CLOEXEC)
-        if not try_lock(lock):
+        for _ in range(LOCK_TRIES):
+            if try_lock(lock):
+                break
+            time.sleep(0.02)
+        else:
             os.close(lock)
             raise FileError(f"{self.place}: another process trains in this directory")
         return lock
@@ -104,7 +110,7 @@ class Run:
     def write_model(self, spec: Model) -> None:
         """Write the model of the last checkpoint into the directory, on the first rank."""
         newest = self.checkpoints.complete()[-1]
-        names = [name for name in (*CARRIED, KEPT_CONFIG, LOSSES_FILE, RUN_FILE) if (self.place / name).is_file()]
+        names = [name for name in (*CARRIED, KEPT_CONFIG, LOSSES_FILE, RUN_FILE, INITIAL_FILE) if (self.place / name).is_file()]
         beside = {name: (self.place / name).read_bytes() for name in names}
         self.ranks.first_does(lambda: write_model(newest, spec, self.place, beside))
 
