@@ -59,6 +59,7 @@ with tempfile.TemporaryDirectory() as place:
     (Path(place) / "text.txt").write_text("a text")
     built = dovetail.build_data(Path(place) / "text.txt", Path(place) / "data", quiet=True)
     assert dovetail.show_data(Path(place) / "data").manifest == built.manifest
+    assert dovetail.runs(place).records == ()
     assert dovetail.tiny("vit", Path(place) / "tiny").model_type == "vit"
     try:
         dovetail.map(Path(place) / "again", "text")

@@ -46,7 +46,16 @@ def test_a_run_reports_and_leaves_a_model_that_map_can_draw(home, capsys):
     assert "a sample after 'The ':" in shown.out
     assert "predicting the next token" in shown.err
     made = home / "llama-tiny-trained"
-    names = {"dovetail.yaml", "model.safetensors", "tokenizer.json", "run.yaml", "loss.jsonl", "loss.png", "checkpoints"}
+    names = {
+        "dovetail.yaml",
+        "model.safetensors",
+        "tokenizer.json",
+        "run.yaml",
+        "loss.jsonl",
+        "loss.png",
+        "checkpoints",
+        "initial.json",
+    }
     assert {path.name for path in made.iterdir()} == names
     losses = [json.loads(line) for line in (made / "loss.jsonl").read_text().splitlines()]
     assert [line["step"] for line in losses] == list(range(1, 26))
@@ -174,7 +183,7 @@ def test_weights_that_overflow_in_the_last_step_are_not_saved(home, capsys):
     assert shown.out == ""
     assert "step 1: the held-out loss is nan; embed.table holds" in shown.err.splitlines()[-1]
     names = {path.name for path in (home / "llama-tiny-trained").iterdir()}
-    assert names == {"dovetail.yaml", "tokenizer.json", "run.yaml", "loss.jsonl"}
+    assert names == {"dovetail.yaml", "tokenizer.json", "run.yaml", "loss.jsonl", "initial.json"}
 
 
 @pytest.mark.parametrize("verb", ["train", "map"])

@@ -146,7 +146,7 @@ def test_an_epoch_holds_every_row_once_and_no_held_out_row(topics: Path) -> None
     spec, shape = from_yaml(CLASSIFIER), Shape(12, 16, 3)
     source = from_labels(topics, spec, "words", shape, lambda line: None)
     assert (source.tokens, source.held_out_tokens, source.unit) == (324, 36, "rows")
-    assert source.settings["classes"] == ["farm", "sea", "sky"]
+    assert source.recorded()["classes"] == ["farm", "sea", "sky"]
 
     def rows(batches: list[Any]) -> list[tuple[int, ...]]:
         return [
@@ -187,7 +187,7 @@ def test_a_run_on_rows_resumes(topics: Path, tmp_path: Path) -> None:
     assert [metrics.step for metrics in again.history] == [1, 2, 3, 4, 5, 6]
     assert again.history[2].val_metrics is not None  # of an eval before the checkpoint
     jsonl(topics, [{"text": "another file", "label": 1}] * 60)
-    with pytest.raises(FileError, match="holds another run: data is"):
+    with pytest.raises(FileError, match=r"holds another run: recorded\.data\.sha256 is"):
         dt.train(CLASSIFIER, out=tmp_path / "run", **options)
 
 
@@ -274,6 +274,24 @@ def test_damaged_images_are_refused(tmp_path: Path) -> None:
     np.savez(path, images=np.zeros((20, 9, 8)), labels=np.zeros(20, int))
     with pytest.raises(SpecError, match=r"embed: reads images of \(1, 8, 8\); those of .* are \(1, 9, 8\)"):
         dt.train("vit-tiny", labels=path, steps=1, set=VIT, quiet=True)
+
+
+def test_the_run_file_of_a_run_on_rows_repeats_it(topics: Path, tmp_path: Path) -> None:
+    first = dt.train(CLASSIFIER, labels=topics, steps=3, batch=24, out=tmp_path / "run", **QUIET)
+    again = dt.train(tmp_path / "run" / "run.yaml", out=tmp_path / "again", quiet=True)
+    assert [step.loss for step in again.history] == [step.loss for step in first.history]
+    (comparison,) = dt.runs(tmp_path / "run", tmp_path / "again").comparisons
+    assert comparison.fair
+    assert not comparison.settings
+
+
+def test_a_run_on_rows_starts_from_weights_and_their_tokenizer(topics: Path, tmp_path: Path) -> None:
+    first = dt.train(CLASSIFIER, labels=topics, steps=2, batch=24, out=tmp_path / "run", **QUIET)
+    again = dt.train(from_=tmp_path / "run", labels=topics, steps=2, batch=24, **QUIET)
+    assert first.tokenizer is not None
+    assert again.tokenizer is not None
+    assert first.tokenizer.to_json() == again.tokenizer.to_json()
+    assert again.history[0].loss < first.history[0].loss
 
 
 def test_the_rows_of_a_batch_are_named(translations: Path) -> None:

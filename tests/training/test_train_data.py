@@ -65,7 +65,7 @@ def test_a_mixture_is_resumed(stories: Path, tmp_path: Path) -> None:
     data = [f"{stories / 'foxes'}=0.7", f"{stories / 'hens'}=0.3"]
     whole = dt.train(SPEC, data=data, tokens=8 * 128, out=tmp_path / "run", **SIZES)
     assert len(whole.history) == 8
-    with pytest.raises(FileError, match="holds another run: data is"):
+    with pytest.raises(FileError, match=r"holds another run: data.1 is"):
         dt.train(SPEC, data=data[:1], tokens=8 * 128, out=tmp_path / "run", **SIZES)
 
 

@@ -36,8 +36,10 @@ class NamedSpec(NamedTuple):
         return NamedSpec(_name(self.name, set, swap), changed(self.spec, set, swap), self.directory)
 
 
-def read_spec(value: SpecLike) -> NamedSpec:
+def read_spec(value: SpecLike | NamedSpec) -> NamedSpec:
     """Return the spec that an argument names."""
+    if isinstance(value, NamedSpec):
+        return value
     if isinstance(value, ModelModule):
         return NamedSpec("model", value.part)
     spec = loading.find_spec(value)

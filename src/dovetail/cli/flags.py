@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 
 from dovetail.cli.checks import check_directory, check_file, check_output, check_spec
+from dovetail.core.count import read_count
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import MAX_BATCH, MAX_LENGTH, MAX_NEW_TOKENS, MAX_SEED, MAX_STEPS
@@ -111,6 +112,7 @@ Steps = Annotated[int, whole(1, MAX_STEPS)]
 Seed = Annotated[int, whole(0, MAX_SEED)]
 NewTokens = Annotated[int, whole(1, MAX_NEW_TOKENS)]
 SampleTokens = Annotated[int, whole(0, MAX_NEW_TOKENS)]
+Count = Annotated[float, parsed_by("N", read_count)]  # 200M, 2e8
 Dtype = Annotated[str, parsed_by("DTYPE", _dtype)]  # torch's name
 RunDtype = Annotated[str, parsed_by("DTYPE", _run_dtype)]  # one that a model computes in
 
@@ -126,6 +128,12 @@ class LoadFlags:
 
     load: Loads = ()
     """Run a Python file, or import a module, that registers parts of your own; may be given many times."""
+
+
+class Overrides:
+    """A verb whose flags override the keys of a file: `given` are the fields that the command line names."""
+
+    given: frozenset[str] = frozenset()
 
 
 def declared(command: type) -> type:
@@ -157,15 +165,27 @@ def takes_spec(command: type) -> bool:
 
 def flag_names(command: type) -> list[str]:
     """Return the flags that a verb takes, as they are written."""
-    names = ["--help"]
+    return ["--help", *(flag for flags in _flags(command).values() for flag in flags)]
+
+
+def given_fields(command: type, args: list[str]) -> frozenset[str]:
+    """Return the fields of a verb whose flags are on the command line."""
+    words = args[: args.index("--")] if "--" in args else args
+    written = {word.partition("=")[0].replace("_", "-") for word in words}
+    return frozenset(name for name, flags in _flags(command).items() if written & set(flags))
+
+
+def _flags(command: type) -> dict[str, list[str]]:
+    """The flags of each field, as they are written; a positional argument has none."""
+    found: dict[str, list[str]] = {}
     for field in dc.fields(command):
         _, extras = _split(typing.get_type_hints(command, include_extras=True)[field.name])
-        flag = field.name.replace("_", "-")
         config = next((one for one in extras if isinstance(one, ArgConfig)), None)
+        flag = (config.name if config is not None and config.name else field.name).replace("_", "-")
         if POSITIONAL not in extras:
-            names += [f"--{flag}", f"--no-{flag}"] if field.default is True else [f"--{flag}"]
-            names += config.aliases or () if config is not None else ()
-    return names
+            names = [f"--{flag}", f"--no-{flag}"] if field.default is True else [f"--{flag}"]
+            found[field.name] = [*names, *(config.aliases or () if config is not None else ())]
+    return found
 
 
 def _complete(hint: Any, field: dc.Field[Any]) -> Any:

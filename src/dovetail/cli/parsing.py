@@ -13,7 +13,7 @@ from typing import Any
 
 import tyro
 
-from dovetail.cli.flags import declared, flag_names
+from dovetail.cli.flags import Overrides, declared, flag_names, given_fields
 from dovetail.core.errors import UsageError
 from dovetail.core.suggest import did_you_mean
 
@@ -31,7 +31,7 @@ def parse(verb: ModuleType, name: str, args: list[str]) -> Any:
     output, errors = _Captured(), _Captured()
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-            return tyro.cli(command, args=args, prog=prog, description=DESCRIPTION)
+            parsed = tyro.cli(command, args=args, prog=prog, description=DESCRIPTION)
     except SystemExit as ended:
         if not ended.code:
             usage, _, rest = output.getvalue().rstrip().partition("\n")
@@ -39,6 +39,9 @@ def parse(verb: ModuleType, name: str, args: list[str]) -> Any:
             print(rest.replace(DESCRIPTION, wrapped(verb.__doc__ or "")))
             raise
         raise UsageError(f"{name}: {problem(errors.getvalue())}; see {prog} --help") from None
+    if isinstance(parsed, Overrides):
+        parsed.given = given_fields(command, args)
+    return parsed
 
 
 class _Captured(io.StringIO):

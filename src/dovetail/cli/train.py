@@ -1,10 +1,12 @@
-"""Train a small model from scratch on a text file, then generate a sample.
+"""Train a model on text, labeled rows or pairs, from random weights or those of a model, then generate a sample.
 
 A tokenizer of the spec's vocabulary size is trained on the text. The last 5 % of the tokens are held out. The model directory
 holds the spec, the tokenizer, the settings (run.yaml), the metrics of each step (loss.jsonl), checkpoints, and at the end the
 weights and, with matplotlib, a plot of the losses. The same command again resumes a run that was interrupted or killed.
 
     dovetail train llama-tiny --text plays.txt --minutes 5
+    dovetail train run.yaml --tokens 200M -o run-2
+    dovetail train --from llama-tiny-trained --text letters.txt --steps 500 -o second
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ import tyro
 
 from dovetail.cli.flags import (
     BatchSize,
+    Count,
+    InDir,
     InFile,
     Length,
     LoadFlags,
     OutDir,
     OutFile,
+    Overrides,
     SampleTokens,
     Seed,
     Sets,
@@ -32,17 +37,28 @@ from dovetail.cli.flags import (
 )
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options, print_view
-from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, TIMEOUT, OptimizerKind, Plan, Precision, Recompute, ScheduleKind
+from dovetail.training.plan import (
+    CHECKPOINT_MINUTES,
+    KEEP,
+    TIMEOUT,
+    OptimizerKind,
+    Plan,
+    PrecisionChoice,
+    Recompute,
+    ScheduleKind,
+)
 
 INTERRUPTED = 130
+NOT_KEYS = ("json", "load", "mup_check", "out", "widths")  # flags of the command alone
 
 
 @dc.dataclass
-class Command(LoadFlags):
+class Command(LoadFlags, Overrides):
     """The spec, the text, and the length of the run."""
 
-    spec: tyro.conf.Positional[Spec]
-    """A preset's name or a .yaml file. A directory with trained weights is refused: training starts from random weights."""
+    spec: tyro.conf.Positional[Spec | None] = None
+    """A preset's name, a .yaml file, or a run file: YAML with `spec` and any flag as keys, which flags here override;
+    without it, the spec of --from."""
     text: InFile | None = None
     """A UTF-8 text file to train on, best of some megabytes."""
     data: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -53,20 +69,23 @@ class Command(LoadFlags):
     """Pairs of texts to match: JSON Lines of {"a": …, "b": …}."""
     objective: str | None = None
     """next_token, masked_tokens, span_corruption, denoising, classification or contrastive (default: by the spec and data)."""
+    from_: Annotated[InDir | None, tyro.conf.arg(name="from")] = None
+    """Start from the weights and the tokenizer of a model directory, or of the newest checkpoint of a run."""
     minutes: float | None = None
     """Train for about this many minutes: the first steps are measured (default: 5, if no other end is given)."""
-    tokens: float | None = None
-    """Stop after this many tokens: 2e8."""
+    tokens: Count | None = None
+    """Stop after this many tokens: 200M, 1.5B, 2e8."""
     steps: Steps | None = None
     """Stop after this many steps; two such runs with one seed are bit-equal."""
     out: Annotated[OutDir | None, tyro.conf.arg(aliases=["-o"])] = None
-    """The model directory to write (default: SPEC-trained)."""
+    """The model directory to write (default: SPEC-trained; for the run.yaml of a run, its directory)."""
     force: bool = False
     """Replace an existing model directory."""
     seed: Seed = 0
     """The seed of initial weights, batches, dropout and the sample."""
     set: Sets = ()
-    """Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times."""
+    """Change a field first: --set layers.*.mixer.kv_heads=1, or a key of the run file: --set run.batch=4; may be given many
+    times."""
     swap: Swaps = ()
     """Change a part in every layer: --swap position=alibi; may be given many times, applied before --set."""
     tokenizer: Literal["byte_pair", "wordpiece", "unigram", "characters", "words"] = "byte_pair"
@@ -81,8 +100,16 @@ class Command(LoadFlags):
     """How the learning rate decays: along a cosine, linearly, in the last fifth of the run (wsd), or not."""
     warmup: float = Plan.warmup_fraction
     """The fraction of the run over which the learning rate rises to its peak."""
+    floor: float = Plan.floor
+    """The last learning rate as a fraction of the peak."""
+    cooldown: float = Plan.cooldown
+    """The fraction of a run with the schedule wsd over which the learning rate decays."""
     optimizer: OptimizerKind = Plan.optimizer
     """AdamW for all weights, or Muon for matrices and AdamW for the rest."""
+    betas: Annotated[tuple[float, float], tyro.conf.arg(metavar="X X")] = Plan.betas
+    """Decay rates of AdamW's two moments (default: 0.9 0.95)."""
+    momentum: float = Plan.momentum
+    """Momentum of Muon."""
     weight_decay: float = Plan.weight_decay
     """Weight decay of matrices and tables."""
     clip: float = Plan.clip
@@ -91,12 +118,15 @@ class Command(LoadFlags):
     """Save a moving average of the weights with this decay: 0.999."""
     micro_batches: BatchSize = 1
     """Compute a batch in this many pieces, in less memory; the result is the same."""
-    precision: Precision = Plan.precision
-    """bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32."""
+    precision: PrecisionChoice = Plan.precision
+    """bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32. auto: bf16 where this machine
+    multiplies faster in it."""
     compile: bool = False
     """Compile each block: faster steps after a slow first one."""
     recompute: Recompute = Plan.recompute
     """blocks: compute the activations inside a block again in the backward pass, in less memory."""
+    evals: Steps = Plan.evals
+    """Times per run that the held-out loss is measured."""
     checkpoint_minutes: float = CHECKPOINT_MINUTES
     """Minutes between checkpoints."""
     keep: BatchSize = KEEP
@@ -122,10 +152,13 @@ class Command(LoadFlags):
         """Train, and print the losses and a sample. Ctrl-C ends the run after the current step and writes what there is."""
         if self.mup_check is not None:
             return self._mup_check(self.mup_check)
+        from dovetail.api.run_file import default_out
         from dovetail.api.train import train
 
-        out = self.out or Path(f"{Path(os.path.abspath(self.spec)).stem}-trained")
-        result = train(**{**options(self, "json", "load", "mup_check", "widths"), "out": out}, note=print_note)
+        given = {name: value for name, value in options(self, *NOT_KEYS).items() if name in {"spec", *self.given}}
+        if out := self.out or default_out(self.spec, self.from_):
+            given["out"] = out
+        result = train(**given, note=print_note)
         if os.environ.get("RANK", "0") != "0":  # of torchrun: one rank prints
             return INTERRUPTED if result.interrupted else 0
         if self.json:
@@ -134,7 +167,7 @@ class Command(LoadFlags):
             print_view(result)
         if result.interrupted:
             print_note(
-                f"interrupted after step {result.history[-1].step}; the model and its losses are in {out}; "
+                f"interrupted after step {result.history[-1].step}; the model and its losses are in {result.directory}; "
                 "the same command resumes the run"
             )
         return INTERRUPTED if result.interrupted else 0
@@ -144,8 +177,8 @@ class Command(LoadFlags):
         from dovetail.api.mup_check import mup_check
         from dovetail.core.errors import UsageError
 
-        if self.text is None:
-            raise UsageError("--mup-check: give a text file (--text)")
+        if self.spec is None or self.text is None:
+            raise UsageError("--mup-check: give a spec and a text file (--text)")
         numbers = {"learning_rate": self.learning_rate, "optimizer": self.optimizer, "batch": self.batch, "length": self.length}
         changes = {"seed": self.seed, "set": self.set, "swap": self.swap}
         result = mup_check(self.spec, self.text, widths=self.widths, **numbers, **changes)

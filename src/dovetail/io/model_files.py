@@ -21,6 +21,7 @@ TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
 LOSSES_FILE = "loss.jsonl"
 RUN_FILE = "run.yaml"  # the settings of the training run
+INITIAL_FILE = "initial.json"  # digests of the weights that a training run started with
 PLOT_FILE = "loss.png"
 SAMPLES_FILE = "samples.jsonl"  # generated as the run went
 
@@ -44,7 +45,8 @@ CARRIED = (
 )
 SHARDS = "model-*-of-*.safetensors"
 MODEL_FILES = (
-    *(SPEC_FILE, WEIGHTS_FILE, INDEX_FILE, SHARDS, CONFIG_FILE, KEPT_CONFIG, LOSSES_FILE, RUN_FILE, PLOT_FILE, SAMPLES_FILE),
+    *(SPEC_FILE, WEIGHTS_FILE, INDEX_FILE, SHARDS, CONFIG_FILE, KEPT_CONFIG),
+    *(LOSSES_FILE, RUN_FILE, INITIAL_FILE, PLOT_FILE, SAMPLES_FILE),
     *CARRIED,
 )
 LISTED = 3  # foreign files that a message names

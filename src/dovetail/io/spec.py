@@ -23,7 +23,12 @@ def to_yaml(spec: Model) -> str:
 
 def from_yaml(text: str, where: str = "spec") -> Model:
     """Return the spec in YAML text; `where` names the text in errors."""
-    return from_data(parse_yaml(text, where), Model)
+    return from_mapping(parse_yaml(text, where))
+
+
+def from_mapping(data: Mapping[str, Any]) -> Model:
+    """Return the spec of plain data, as YAML holds it."""
+    return from_data(data, Model)
 
 
 def zoo() -> list[str]:
@@ -49,9 +54,9 @@ Changes = Iterable[str] | Mapping[str, Any]  # `path=value` strings as on the co
 def changed(spec: Model, sets: Changes = (), swaps: Changes = ()) -> Model:
     """Return the spec after swaps (group or path -> part) and then settings (path -> value). In `path=value` strings the values
     are YAML."""
-    for where, value in _assignments(swaps, "--swap"):
+    for where, value in assignments(swaps, "--swap"):
         spec = spec.swap(where, value)
-    for where, value in _assignments(sets, "--set"):
+    for where, value in assignments(sets, "--set"):
         spec = spec.set(where, value)
     return spec
 
@@ -59,7 +64,7 @@ def changed(spec: Model, sets: Changes = (), swaps: Changes = ()) -> Model:
 def swap_losses(spec: Model, swaps: Changes) -> list[str]:
     """One line for each field that the swaps drop; equal lines of several layers are one, with `layers.*`."""
     lines: dict[str, None] = {}
-    for where, value in _assignments(swaps, "--swap"):
+    for where, value in assignments(swaps, "--swap"):
         for lost in spec.swap_losses(where, value):
             path = ".".join("*" if name.isdigit() else name for name in lost.path.split("."))
             lines[str(lost._replace(path=path, value=plain(lost.value)))] = None
@@ -67,7 +72,8 @@ def swap_losses(spec: Model, swaps: Changes) -> list[str]:
     return list(lines)
 
 
-def _assignments(changes: Changes, flag: str) -> Iterator[tuple[str, Any]]:
+def assignments(changes: Changes, flag: str) -> Iterator[tuple[str, Any]]:
+    """(path, value) of every change; `flag` names the changes in errors."""
     if isinstance(changes, Mapping):
         yield from changes.items()
         return

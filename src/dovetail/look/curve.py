@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from dovetail.look.figure import BLUE, GREY, INK, ORANGE, new_figure, quiet, write_figure
+from dovetail.look.figure import BLUE, GREY, INK, ORANGE, PALETTE, new_figure, quiet, write_figure
 
 
 class StepLosses(Protocol):
@@ -67,5 +67,26 @@ def draw_coordinates(
     axes.set_ylabel("change of the activation, rms", color=INK)
     axes.set_title(title, color=INK, fontsize=11, loc="left", parse_math=False)
     axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
+    quiet(axes)
+    write_figure(figure, path)
+
+
+def draw_runs(runs: Mapping[str, Sequence[StepLosses]], path: str | Path) -> None:
+    """Plot the losses of several runs over each other: training loss, smoothed, and held-out loss as points."""
+    figure = new_figure(7.2, 4.2)
+    axes = figure.add_subplot()
+    for (name, history), color in zip(runs.items(), itertools.cycle(PALETTE), strict=False):
+        losses = [metrics.loss for metrics in history]
+        held_out = [(metrics.tokens / 1e3, metrics.val_loss) for metrics in history if metrics.val_loss is not None]
+        tokens = [metrics.tokens / 1e3 for metrics in history]
+        axes.plot(tokens, smoothed(losses, len(losses) // 50), color=color, linewidth=1.6, label=name)
+        if held_out:
+            axes.plot(*zip(*held_out, strict=True), color=color, marker="o", markersize=4, linewidth=0.8, linestyle=":")
+    axes.set_xlabel("tokens, thousands", color=INK)
+    axes.set_ylabel("loss, nats per token", color=INK)
+    axes.set_title("training loss, and held-out loss as points", color=INK, fontsize=11, loc="left")
+    axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
+    for text in axes.legend(frameon=False, fontsize=9).get_texts():
+        text.set_parse_math(False)
     quiet(axes)
     write_figure(figure, path)

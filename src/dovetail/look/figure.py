@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg", "pdf")
 INK, GREY, BLUE, ORANGE = "#1f2430", "#8a90a0", "#2f5fb3", "#d9822b"
+PALETTE = (BLUE, ORANGE, "#3a8f5c", "#a34fa3", "#2e9aa8", "#c0443c", "#8a7a2f", INK)
 
 
 def new_figure(width: float, height: float) -> Figure:

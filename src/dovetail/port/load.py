@@ -28,10 +28,9 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
 from dovetail.core.limits import CONFIG_BYTES, CONSTANT_VALUES, SPEC_BYTES
 from dovetail.core.module import holder
-from dovetail.core.part import from_data
 from dovetail.io.model_files import CONFIG_FILE, INDEX_FILE, SPEC_FILE, WEIGHTS_FILE
 from dovetail.io.replace import set_aside
-from dovetail.io.spec import from_yaml, load_spec
+from dovetail.io.spec import from_mapping, from_yaml, load_spec
 from dovetail.io.tensors import TensorFile
 from dovetail.io.untrusted import PICKLES, Directory, pickle_refusal
 from dovetail.model import Model
@@ -140,7 +139,7 @@ def find_spec(name: SpecLike) -> Model:
     if isinstance(name, Model):
         return name
     if isinstance(name, Mapping):
-        return from_data(name, Model)
+        return from_mapping(name)
     if isinstance(name, str) and is_yaml(name):
         return from_yaml(name)
     path = Path(name)

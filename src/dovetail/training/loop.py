@@ -28,6 +28,7 @@ from dovetail.training.plan import Plan
 from dovetail.training.progress import Progress
 from dovetail.training.ranks import Ranks
 from dovetail.training.samples import Samples
+from dovetail.training.speed import Speed
 from dovetail.training.step import Trainer, seed_of
 
 
@@ -58,11 +59,13 @@ def train(
     ranks: Ranks | None = None,
     samples: Samples | None = None,
     where: Callable[[int], str] | None = None,
+    speed: Speed | None = None,
 ) -> list[StepMetrics]:
     """Train the model in place and return the metrics of each step. The run ends early, with an eval, after a step in which
     `stop()` is true on some rank. A `recorder` keeps the run, and resumes it; `samples` are generated at evals. With a moving
     average the model has it at the end. With several `ranks`, every one of them calls this with its shard of the model and its
-    rows of each batch. `where` names the place of a step's batch in the data, for errors.
+    rows of each batch. `where` names the place of a step's batch in the data, for errors. With a `speed`, metrics have the
+    model FLOPs utilization.
 
     Raises Diverged where a loss or a gradient norm is not finite (no weight changes in that step), and at each eval where a
     weight or the held-out loss is not finite: no such model is saved or returned.
@@ -81,18 +84,18 @@ def train(
         for step in itertools.count(first):
             if step and plan.done(step) >= 1:  # a run that was complete
                 break
-            lr = plan.lr(step)
+            lr, begin = plan.lr(step), time.monotonic()
             batch = batches(step)
             found = trainer.step(batch, step, lr, lambda: (stop(), recorder is not None and recorder.due()))
             stopped, due = found.flags
-            tokens += found.tokens
-            now = time.monotonic()
+            tokens, now = tokens + found.tokens, time.monotonic()
+            mfu = None if speed is None else speed.mfu(found.tokens, now - begin)
             after_first = now if step == first else after_first
             plan = plan.measured(step + 1, now - after_first)
             last = stopped or plan.done(step + 1) >= 1
             is_eval = int(plan.done(step + 1) * plan.evals) > int(plan.done(step) * plan.evals) or last
             held_out = _eval(trainer, validation, step) if is_eval else {}
-            metrics = StepMetrics(step + 1, found.loss, lr, tokens, before + now - start, grad_norm=found.grad_norm)
+            metrics = StepMetrics(step + 1, found.loss, lr, tokens, before + now - start, grad_norm=found.grad_norm, mfu=mfu)
             if held_out:
                 metrics = dc.replace(metrics, val_loss=held_out.pop("loss"), val_metrics=held_out)
             history.append(metrics)

@@ -19,6 +19,7 @@ class StepMetrics:
     val_loss: float | None = None  # on held-out data, at evals only
     grad_norm: float | None = None  # before clipping
     val_metrics: Mapping[str, float] | None = None  # what the objective measures on held-out data beside the loss, at evals
+    mfu: float | None = None  # of this step: model FLOPs utilization, against the measured peak (training/speed.py)
 
 
 def to_jsonl(history: Iterable[StepMetrics]) -> str:

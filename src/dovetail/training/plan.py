@@ -23,9 +23,11 @@ FIRST_STEP = 1e-3  # what each of them counts as, of the run
 CHECKPOINT_MINUTES = 5.0  # between checkpoints
 KEEP = 3  # checkpoints
 TIMEOUT = 600.0  # seconds that a rank waits for the others
+NOT_KEYS = ("quiet", "warmup_fraction")  # fields that are no keys of a run file
 ScheduleKind = Literal["cosine", "linear", "wsd", "constant"]
 OptimizerKind = Literal["adamw", "muon"]
 Precision = Literal["fp32", "bf16"]
+PrecisionChoice = Literal["auto", "fp32", "bf16"]  # auto: what is faster on this machine
 Recompute = Literal["none", "blocks"]
 
 
@@ -61,16 +63,20 @@ class Plan:
         for name, value in {"warmup": self.warmup_fraction, "cooldown": self.cooldown, "floor": self.floor}.items():
             if not 0 <= value <= 1:
                 raise ValueError(f"{name}: {value} is not from 0 to 1")
-        if self.ema is not None and not 0 <= self.ema < 1:
-            raise ValueError(f"ema: {self.ema} is not from 0 to below 1")
+        for name, value in {"ema": self.ema or 0.0, "momentum": self.momentum}.items():
+            if not 0 <= value < 1:
+                raise ValueError(f"{name}: {value} is not from 0 to below 1")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas: {self.betas} are not two numbers from 0 to below 1")
         for name in ("steps", "minutes", "learning_rate", "clip", "evals", "micro_batches"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name.replace('_', '-')}: {value} is not above 0")
 
     def settings(self) -> dict[str, Any]:
-        """The fields that decide what a run computes, as plain data."""
-        return {name: value for name, value in dc.asdict(self).items() if name != "quiet"}
+        """The fields that decide what a run computes, as plain data under the names of their flags."""
+        renamed = {"warmup": self.warmup_fraction}  # a run's warm-up is always a fraction of it
+        return {**{name: value for name, value in dc.asdict(self).items() if name not in NOT_KEYS}, **renamed}
 
     def measured(self, step: int, seconds: float) -> Plan:
         """The plan with its number of steps, once MEASURED steps of a run limited by minutes have taken these seconds, without

@@ -1,4 +1,4 @@
-"""Progress of a training run on stderr: a bar with loss, tokens/s and time left, and one line per eval."""
+"""Progress of a training run on stderr: a bar with loss, tokens/s, MFU and time left, and one line per eval."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class Progress:
     def __call__(self, metrics: StepMetrics, done: float) -> None:
         """Show the metrics of a step; `done` is the fraction of the run that is over."""
         speed = metrics.tokens / max(metrics.seconds, 1e-9)
-        status = f"step {metrics.step}  loss {metrics.loss:.3f}  {speed:,.0f} tokens/s"
+        mfu = "" if metrics.mfu is None else f"  MFU {metrics.mfu:.1%}"
+        status = f"step {metrics.step}  loss {metrics.loss:.3f}  {speed:,.0f} tokens/s{mfu}"
         self.bar.update(self.task, completed=done, status=status)
         if metrics.val_loss is not None:
             held_out = "".join(f"  {name} {value:.4g}" for name, value in (metrics.val_metrics or {}).items())
             losses = f"loss {metrics.loss:.3f}  held-out {metrics.val_loss:.3f}{held_out}"
-            self.bar.console.print(f"step {metrics.step:6d}  {losses}  {speed:,.0f} tokens/s", highlight=False)
+            self.bar.console.print(f"step {metrics.step:6d}  {losses}  {speed:,.0f} tokens/s{mfu}", highlight=False)

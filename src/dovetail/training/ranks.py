@@ -9,20 +9,24 @@ sums over labels, so that g = ranks · mean / labels of all ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dovetail.construction import build
 from dovetail.core.errors import DovetailError
+from dovetail.core.fold import declared
 from dovetail.core.host import read_floats
 from dovetail.core.loss import LossSum
-from dovetail.dist.construction import build_sharded
+from dovetail.core.module import tensor_at
+from dovetail.dist.construction import build_sharded, local
 from dovetail.dist.lost import ends_with_others
 from dovetail.dist.mesh import joined_ranks, make_mesh
+from dovetail.dist.place import local_slices
 from dovetail.model import Model
 from dovetail.training.plan import TIMEOUT
 from dovetail.transformer import Transformer
@@ -54,6 +58,14 @@ class Ranks:
         if self.count == 1:
             return build(spec, seed=seed)
         return build_sharded(spec, make_mesh(data=self.count), seed=seed, compute_dtype=compute_dtype)
+
+    def set_weights(self, model: Transformer, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy weights (path, whole tensor) into the model, or this rank's slice of each into its shard."""
+        stored = {d.path: d for d in declared(model.part) if d.weight.stored}
+        with torch.no_grad():
+            for path, tensor in weights:
+                share = (0, 1) if stored[path].weight.buffer else (self.rank, self.count)  # FSDP does not shard buffers
+                local(tensor_at(model, path)).copy_(tensor[local_slices(tuple(tensor.shape), None, (0, 1), share)])
 
     def total(self, loss: LossSum, tokens: int = 0, flags: Sequence[bool] = ()) -> Totals:
         """The sums over all ranks, without a gradient, in one collective."""

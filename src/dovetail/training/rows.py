@@ -24,9 +24,8 @@ from dovetail.datasets.corpus import Batch
 from dovetail.datasets.order import Permutation
 from dovetail.datasets.rows import held_out_rows, read_labeled_images, read_labeled_texts, read_pairs
 from dovetail.model import Model
-from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.training.source import ROWS_NAMED, Note, Shape, Source, TokenizerKind
+from dovetail.training.source import ROWS_NAMED, Note, Shape, Source, TokenizerKind, tokenizer_for
 
 FRACTION = 0.1  # of the rows are held out
 EVAL_ROWS = 2048  # held-out rows, at an eval
@@ -35,7 +34,7 @@ Rows = NDArray[np.int64]
 Make = Callable[[Rows], Batch]  # rows of the file -> their batch
 
 
-def from_labels(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: Note) -> Source:
+def from_labels(path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
     """Read labeled images, or labeled texts and train a tokenizer on them."""
     if path.suffix.lower() == IMAGES:
         return _from_images(path, spec, shape)
@@ -46,21 +45,22 @@ def from_labels(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note
     data = read_labeled_texts(path)
     _check_classes(spec, len(data.classes), path)
     train, held_out = held_out_rows(len(data.texts), FRACTION)
-    tokenizer = _tokenizer(path, spec, kind, [data.texts[i] for i in train], note)
+    tokenizer, settings = tokenizer_for(path, "\n".join(data.texts[i] for i in train), spec, kind, note)
     texts, labels = _Texts(data.texts, tokenizer, shape.length), torch.from_numpy(data.labels)
 
     def make(rows: Rows) -> Batch:
         return Batch(texts.tokens[rows], labels[rows], texts.layout(rows))
 
-    settings = {"labels": str(path), "sha256": data.sha256, "tokenizer": kind, "classes": data.classes}
-    return _source(path, make, train, held_out, shape, tokenizer, settings)
+    found = _source(path, make, train, held_out, shape, tokenizer, {"labels": str(path), **settings}, data.sha256)
+    return found._replace(classes=data.classes)
 
 
-def from_pairs(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: Note) -> Source:
+def from_pairs(path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
     """Read pairs of texts, and train a tokenizer on them."""
     data = read_pairs(path)
     train, held_out = held_out_rows(len(data.first), FRACTION)
-    tokenizer = _tokenizer(path, spec, kind, [text for i in train for text in (data.first[i], data.second[i])], note)
+    joined = "\n".join(text for i in train for text in (data.first[i], data.second[i]))
+    tokenizer, settings = tokenizer_for(path, joined, spec, kind, note)
     first, second = (_Texts(texts, tokenizer, shape.length) for texts in (data.first, data.second))
 
     def make(rows: Rows) -> Batch:
@@ -68,9 +68,8 @@ def from_pairs(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note:
         after = second.layout(rows).numbered(len(rows))  # dropout differs between the two texts
         return Batch(first.tokens[rows], none, first.layout(rows), second.tokens[rows], after)
 
-    settings = {"pairs": str(path), "sha256": data.sha256, "tokenizer": kind}
     whole = held_out[: max(len(held_out) // shape.batch * shape.batch, min(len(held_out), shape.batch))]  # equal candidates
-    return _source(path, make, train, whole, shape, tokenizer, settings)
+    return _source(path, make, train, whole, shape, tokenizer, {"pairs": str(path), **settings}, data.sha256)
 
 
 def _from_images(path: Path, spec: Model, shape: Shape) -> Source:
@@ -87,7 +86,7 @@ def _from_images(path: Path, spec: Model, shape: Shape) -> Source:
     def make(rows: Rows) -> Batch:
         return Batch(images[rows], labels[rows], TokenLayout.whole(len(rows), spec.embed.tokens() or 1))
 
-    return _source(path, make, train, held_out, shape, None, {"labels": str(path), "sha256": data.sha256})
+    return _source(path, make, train, held_out, shape, None, {"labels": str(path)}, data.sha256)
 
 
 class _Texts:
@@ -102,11 +101,6 @@ class _Texts:
 
     def layout(self, rows: Rows) -> TokenLayout:
         return TokenLayout.padded([self.lengths[i] for i in rows], self.tokens.shape[1])
-
-
-def _tokenizer(path: Path, spec: Model, kind: TokenizerKind, texts: Sequence[str], note: Note) -> Tokenizer:
-    note(f"{path}: training a tokenizer of {spec.vocab} tokens")
-    return learn("\n".join(texts), spec.vocab, kind)
 
 
 def _check_classes(spec: Model, count: int, path: Path) -> None:
@@ -124,6 +118,7 @@ def _source(
     shape: Shape,
     tokenizer: Tokenizer | None,
     settings: Mapping[str, object],
+    sha256: str,
 ) -> Source:
     if len(train) < shape.batch:
         count = len(train) + len(held_out)
@@ -146,4 +141,4 @@ def _source(
 
     chosen = held_out[:: -(-len(held_out) // EVAL_ROWS)]
     batches = [make(chosen[start : start + shape.batch]) for start in range(0, len(chosen), shape.batch)]
-    return Source(batch, batches, tokenizer, settings, len(train), len(held_out), where, unit="rows")
+    return Source(batch, batches, tokenizer, str(path), settings, sha256, len(train), len(held_out), where, unit="rows")

@@ -1,7 +1,8 @@
 """A run that survives: its settings, its metrics and its checkpoints in a directory, from which the same settings resume it.
 
     OUT/dovetail.yaml, tokenizer.json     from the start
-    OUT/run.yaml                          the settings; a run with others is refused
+    OUT/run.yaml                          the settings (training/settings.py); a run with others is refused
+    OUT/initial.json                      digests of the initial weights (training/initial.py)
     OUT/loss.jsonl                        the metrics of each step
     OUT/samples.jsonl                     text that was generated as training went (training/samples.py)
     OUT/checkpoints/step-00000120/        weights, optimizer, moving average, position in the data (training/checkpoint.py)
@@ -25,18 +26,21 @@ from typing import Any, TextIO
 from dovetail.core.errors import FileError
 from dovetail.io.atomic import write_atomically
 from dovetail.io.model_dir import must_be_free
-from dovetail.io.model_files import GENERATION_FILE, LOSSES_FILE, RUN_FILE, SAMPLES_FILE, TOKENIZER_FILE, foreign
+from dovetail.io.model_files import CARRIED, INITIAL_FILE, KEPT_CONFIG, LOSSES_FILE, RUN_FILE, SAMPLES_FILE, foreign
 from dovetail.io.replace import replacing, try_lock
-from dovetail.io.yaml import dump_yaml, parse_yaml, read_text
+from dovetail.io.yaml import dump_yaml
 from dovetail.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints
 from dovetail.training.export import write_model
 from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan
 from dovetail.training.ranks import Ranks
+from dovetail.training.settings import FREE, differing, read_run
 from dovetail.training.step import Trainer
 
-BESIDE = (TOKENIZER_FILE, GENERATION_FILE, LOSSES_FILE, SAMPLES_FILE, RUN_FILE)  # files that stay when the weights are written
+BESIDE = (*CARRIED, KEPT_CONFIG, LOSSES_FILE, SAMPLES_FILE, RUN_FILE, INITIAL_FILE)  # stay when the weights are written
+LOCK_TRIES = 10  # `dovetail runs` takes the lock for an instant, to see whether the run is alive
+OWN = (CHECKPOINTS,)  # sub-directories of a run
 
 
 class Run:
@@ -55,7 +59,11 @@ class Run:
 
     def _lock(self) -> int:
         lock = os.open(self.place / RUN_FILE, os.O_RDONLY | os.O_CLOEXEC)
-        if not try_lock(lock):
+        for _ in range(LOCK_TRIES):
+            if try_lock(lock):
+                break
+            time.sleep(0.02)
+        else:
             os.close(lock)
             raise FileError(f"{self.place}: another process trains in this directory")
         return lock
@@ -123,31 +131,26 @@ class Run:
         return found
 
 
-def open_run(place: Path, settings: Mapping[str, Any], files: Mapping[str, str], force: bool) -> bool:
+def open_run(place: Path, settings: Mapping[str, Any], files: Mapping[str, str | bytes], force: bool) -> bool:
     """Prepare the directory of a run; return whether it holds a run with these settings already, to be resumed.
 
     A directory with other contents is refused. With `force`, a model or a run there is replaced."""
-    settings = json.loads(json.dumps(settings))  # as YAML gives them back
     if (place / RUN_FILE).is_file():
         if not force:
             _check_same(place, settings)
             return True
-        if foreign(place) == [f"{CHECKPOINTS}/"]:
-            shutil.rmtree(place / CHECKPOINTS)
+        if not set(foreign(place)) - {f"{name}/" for name in OWN}:
+            for name in OWN:
+                shutil.rmtree(place / name, ignore_errors=True)
     must_be_free(place, force)
     with replacing(place, lambda existing: None) as fresh:
-        for name, text in {**files, RUN_FILE: dump_yaml(settings), LOSSES_FILE: ""}.items():
-            (fresh / name).write_text(text, encoding="utf-8")
+        for name, content in {**files, RUN_FILE: dump_yaml(dict(settings)), LOSSES_FILE: ""}.items():
+            (fresh / name).write_bytes(content.encode() if isinstance(content, str) else content)
     return False
 
 
 def _check_same(place: Path, settings: Mapping[str, Any]) -> None:
     """Raise FileError where the run of a directory has other settings."""
-    kept = parse_yaml(read_text(place / RUN_FILE), str(place / RUN_FILE))
-    if not isinstance(kept, Mapping):
-        raise FileError(f"{place / RUN_FILE}: is not a mapping of settings")
-    for name in sorted({*kept, *settings}):
-        if kept.get(name) != settings.get(name):
-            short = f"{name} is {str(kept.get(name))[:60]} in {RUN_FILE}, and {str(settings.get(name))[:60]} here"
-            remedy = "choose another path with -o, or train anew with --force"
-            raise FileError(f"{place}: holds another run: {short}; {remedy}")
+    for path, kept, here in differing(read_run(place), settings, FREE):
+        short = f"{path} is {str(kept)[:60]} in {RUN_FILE}, and {str(here)[:60]} here"
+        raise FileError(f"{place}: holds another run: {short}; choose another path with -o, or train anew with --force")

@@ -52,12 +52,15 @@ class Source(NamedTuple):
     batch: Callable[[int], Batch]  # of a step: this rank's rows
     held_out: list[Batch]
     tokenizer: Tokenizer | None  # None for images
-    settings: Mapping[str, Any]  # what identifies the data, as plain data
+    name: str  # the files, or the directories
+    settings: Mapping[str, Any]  # under the names of flags
+    sha256: str  # of the data
     tokens: int  # to train on, or rows: see `unit`
     held_out_tokens: int
     where: Callable[[int], str]  # of a step: the place of its batch in the data, of all ranks
     held_out_bytes: int = 0
     unit: str = "tokens"  # what the two are counted in
+    classes: Sequence[str] = ()  # the labels, where they are words
 
     def bits_per_byte(self, loss: float) -> float:
         """The held-out loss, in nats per token, as bits per byte of text."""
@@ -65,12 +68,23 @@ class Source(NamedTuple):
             return math.nan
         return bits_per_byte(loss, 1, self.held_out_tokens, self.held_out_bytes)
 
+    def recorded(self) -> dict[str, Any]:
+        """What identifies the data, and what a held-out loss needs to be compared."""
+        found: dict[str, Any] = {"name": self.name, "sha256": self.sha256, f"held_out_{self.unit}": self.held_out_tokens}
+        if self.tokenizer is not None:
+            found["tokenizer"] = hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
+        if self.held_out_bytes:
+            found["held_out_bytes"] = self.held_out_bytes
+        return {**found, "classes": list(self.classes)} if self.classes else found
 
-def from_text(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: Note, special: Sequence[str] = ()) -> Source:
-    """Train a tokenizer on a text file, and sample sequences of it. `special` are tokens that the objective adds."""
+
+def from_text(
+    path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note, special: Sequence[str] = ()
+) -> Source:
+    """Train a tokenizer of some kind on a text file, or take one that is given, and sample sequences of the text. `special`
+    are tokens that the objective adds."""
     content = read_corpus(path)
-    note(f"{path}: {len(content):,} characters; training a tokenizer of {spec.vocab} tokens")
-    tokenizer = learn(content, spec.vocab - len(special), kind).with_special(special)
+    tokenizer, settings = tokenizer_for(path, content, spec, kind, note, special)
     corpus = Corpus.cut(tokenizer.encode(content), shape.length, name=str(path))
     digest = hashlib.sha256(content.encode()).hexdigest()
 
@@ -82,7 +96,9 @@ def from_text(path: Path, spec: Model, kind: TokenizerKind, shape: Shape, note: 
         batch,
         list(corpus.validation(shape.batch, shape.length, EVAL_BATCHES)),
         tokenizer,
-        {"text": str(path), "sha256": digest, "tokenizer": kind},
+        str(path),
+        {"text": str(path), **settings},
+        digest,
         len(corpus.train),
         len(corpus.held_out),
         lambda step: named_rows(
@@ -102,11 +118,7 @@ def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = 
         if tokens.manifest.tokenizer != first.manifest.tokenizer:
             raise FileError(f"{tokens.directory}: its tokenizer is not that of {first.directory}; build both with one")
     tokenizer = Tokenizer.load(first.directory).with_special(special)
-    vocab = max(tokenizer.size, first.manifest.tokenizer.vocab)
-    if vocab > spec.vocab:
-        added = f", with {len(special)} that the objective adds" if special else ""
-        problem = f"{spec.vocab}; the tokenizer of {first.directory} has {vocab} tokens{added}"
-        raise SpecError("vocab", problem, f"--set vocab={vocab}")
+    check_vocab(max(tokenizer.size, first.manifest.tokenizer.vocab), spec, str(first.directory), special)
     loader = Loader(
         Stream(sources, shape.length, shape.seed), batch=shape.batch, rank=shape.rank, world=shape.ranks, masks=masks
     )
@@ -122,12 +134,34 @@ def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = 
         lambda step: loader.batch_at(step * shape.batch),
         list(evaluation(held_out, shape.length, shape.batch, most=EVAL_BATCHES, masks=masks)),
         tokenizer,
-        {"shards": [[str(place), weight] for place, weight in pairs], "fingerprint": loader.stream.fingerprint, "masks": masks},
+        ", ".join(str(place) for place, _ in pairs),
+        {"data": [f"{place}={weight}" for place, weight in pairs]},
+        hashlib.sha256(" ".join(tokens.fingerprint for tokens, _ in sources).encode()).hexdigest(),
         sum(tokens.tokens for tokens, _ in sources),
         held_out.tokens,
         where,
         held_out.bytes,
     )
+
+
+def tokenizer_for(
+    path: Path, text: str, spec: Model, kind: TokenizerKind | Tokenizer, note: Note, special: Sequence[str] = ()
+) -> tuple[Tokenizer, dict[str, Any]]:
+    """Return a tokenizer with the special tokens, and its setting: one of a kind that is trained on the text, or the one that
+    is given, of the initial weights, which needs none."""
+    if isinstance(kind, Tokenizer):
+        tokenizer = kind.with_special(special)
+        check_vocab(tokenizer.size, spec, "the initial weights", special)
+        return tokenizer, {}
+    note(f"{path}: {len(text):,} characters; training a tokenizer of {spec.vocab} tokens")
+    return learn(text, spec.vocab - len(special), kind).with_special(special), {"tokenizer": kind}
+
+
+def check_vocab(size: int, spec: Model, owner: str, special: Sequence[str] = ()) -> None:
+    """Raise SpecError where a tokenizer has more tokens than the spec."""
+    if size > spec.vocab:
+        added = f", with {len(special)} that the objective adds" if special else ""
+        raise SpecError("vocab", f"{spec.vocab}; the tokenizer of {owner} has {size} tokens{added}", f"--set vocab={size}")
 
 
 def named_rows(starts: Sequence[tuple[str, int]]) -> str:

@@ -69,9 +69,14 @@ def reads_of(given: Mapping[str, object]) -> Reads:
 
 
 def read_source(
-    kind: type[Objective], spec: Model, tokenizer: TokenizerKind, shape: Shape, note: Note, given: Mapping[str, Any]
+    kind: type[Objective],
+    spec: Model,
+    tokenizer: TokenizerKind | Tokenizer,
+    shape: Shape,
+    note: Note,
+    given: Mapping[str, Any],
 ) -> Source:
-    """Read the data that was given, for an objective."""
+    """Read the data that was given, for an objective. The tokenizer is of a kind to train, or that of initial weights."""
     if places := given["data"]:
         return from_shards(places, spec, shape, masks=kind.packs, special=kind.special(shape.length))
     if labels := given["labels"]:

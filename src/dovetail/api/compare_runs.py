@@ -1,0 +1,88 @@
+"""Compare two runs: what differs in spec and settings, and whether the comparison is fair.
+
+data order        equal data, seed, batch and length: batch i has the same bits in both runs
+tokens            trained on so far
+initial weights   those with the same path and shape in both start from the same bits
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Iterator
+from typing import Any
+
+from dovetail.account import format_value
+from dovetail.api.diff_view import field_groups
+from dovetail.surgery import diff
+from dovetail.training.initial import shared
+from dovetail.training.record import RunRecord
+from dovetail.training.settings import FREE, RECORDED, differing
+
+ORDER = ("seed", "batch", "length")
+DATA = ("sha256", "tokenizer")  # of what was recorded; images have no tokenizer
+COMPARED_ELSEWHERE = ("run", "spec", RECORDED)
+
+
+@dc.dataclass(frozen=True)
+class Comparison:
+    """Run b against run a."""
+
+    a: str
+    b: str
+    spec: tuple[tuple[str, str, str], ...]  # (path, value in a, value in b)
+    settings: tuple[tuple[str, Any, Any], ...]
+    order_differs: tuple[str, ...]  # settings for which the batches differ; empty: they are bit-equal
+    tokens: tuple[int, int]
+    shared_weights: int | None  # with the same path and shape; None: not recorded
+    different_weights: tuple[str, ...]  # of these, those with other initial values
+
+    @property
+    def fair(self) -> bool | None:
+        """Whether batches, tokens and shared initial weights are equal; None where that is not recorded."""
+        if self.order_differs or self.tokens[0] != self.tokens[1] or self.different_weights:
+            return False
+        return None if self.shared_weights is None else True
+
+    def lines(self) -> Iterator[str]:
+        """The comparison as lines of text."""
+        for path, old, new in self.spec:
+            yield f"  spec      {path}  {old} → {new}"
+        for path, old, new in self.settings:
+            yield f"  setting   {path}  {format_value(old)} → {format_value(new)}"
+        if not self.spec and not self.settings:
+            yield "  spec and settings are equal"
+        order = "equal, bit for bit" if not self.order_differs else f"differ: {', '.join(self.order_differs)}"
+        yield f"  batches   {order}"
+        a, b = self.tokens
+        yield f"  tokens    equal: {a:,}" if a == b else f"  tokens    differ: {a:,} and {b:,}"
+        yield f"  initial weights that both have   {self._weights()}"
+
+    def _weights(self) -> str:
+        if self.shared_weights is None:
+            return "not recorded (runs on several ranks do not record them)"
+        if not self.different_weights:
+            return f"equal, bit for bit: {self.shared_weights:,}"
+        return f"differ: {len(self.different_weights):,} of {self.shared_weights:,}, the first {self.different_weights[0]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        return {**dc.asdict(self), "batches_equal": not self.order_differs, "fair": self.fair}
+
+
+def compare_runs(a: RunRecord, b: RunRecord) -> Comparison:
+    """Compare two runs by what their directories record."""
+    data = [record.settings.get(RECORDED, {}).get("data", {}) for record in (a, b)]
+    order = [name for name in ORDER if a.settings.get(name) != b.settings.get(name)]
+    order += [f"data ({name})" for name in DATA if data[0].get(name) != data[1].get(name)]
+    order += [] if "sha256" in data[0] else ["data (not recorded)"]
+    number, different = (None, []) if a.initial is None or b.initial is None else shared(a.initial, b.initial)
+    return Comparison(
+        str(a.place),
+        str(b.place),
+        tuple((group.paths, group.a, group.b) for group in field_groups(diff(a.spec, b.spec))),
+        tuple(differing(a.settings, b.settings, (*FREE, *COMPARED_ELSEWHERE))),
+        tuple(order),
+        (a.history[-1].tokens if a.history else 0, b.history[-1].tokens if b.history else 0),
+        number,
+        tuple(different),
+    )

@@ -1,0 +1,163 @@
+"""A run file: the arguments of a function as YAML. Its parameters are the keys, its annotations their types.
+
+    run: 1                             or the key `spec` alone: what makes a YAML file a run file
+    spec: llama-tiny                   a preset, a path, or a spec written out
+    data: [stories]
+    tokens: 200M
+    swap: [position=alibi]
+
+Arguments of the call override keys. `set` and `swap` of the call change the spec after those of the file, and `--set run.KEY=…`
+sets a key. Paths are relative to the working directory, as those of flags are.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
+
+from dovetail.api.arguments import read_spec
+from dovetail.core.errors import FileError, UsageError
+from dovetail.core.suggest import names_or_nearest
+from dovetail.io.model_files import SPEC_FILE
+from dovetail.io.spec import Changes, assignments
+from dovetail.io.yaml import parse_yaml, read_text
+from dovetail.training.settings import mapping_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+PREFIX = "run."  # of a --set that means a key of the run file
+SPEC_KEYS = ("spec", "set", "swap")
+IN_CALLS_ONLY = ("note",)
+WORDS: Mapping[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
+
+
+class Parameter(NamedTuple):
+    """A parameter of the function: its name and its annotation."""
+
+    name: str
+    hint: Any
+
+
+Parameters = Mapping[str, Parameter]  # by key
+
+
+def accepts_run_file(function: Callable[P, R]) -> Callable[P, R]:
+    """Let the first argument of a function, its `spec`, be a run file."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        hints = typing.get_type_hints(function)
+        known = {key_of(name): Parameter(name, hints[name]) for name in signature.parameters if name not in IN_CALLS_ONLY}
+        merged = _merged(signature.bind_partial(*args, **kwargs).arguments, known)
+        return typing.cast(Callable[..., R], function)(**merged)
+
+    return call
+
+
+def key_of(name: str) -> str:
+    """Return the key, and the flag, of a parameter: `from` for `from_`."""
+    return name.rstrip("_")
+
+
+def find_run_file(spec: object) -> dict[str, Any] | None:
+    """Return the content of a run file, or of a mapping that is one; None where the spec is something else."""
+    if isinstance(spec, Mapping):
+        data: Any = dict(typing.cast(Mapping[str, Any], spec))
+    elif isinstance(spec, (str, Path)) and Path(spec).suffix in (".yaml", ".yml") and Path(spec).is_file():
+        data = parse_yaml(read_text(Path(spec)), str(spec))
+    else:
+        return None
+    return mapping_of(data, Path("run")) if isinstance(data, dict) and {"run", "spec"} & data.keys() else None
+
+
+def default_out(spec: str | None, start: Path | None) -> Path | None:
+    """Return the directory that a run on the command line is written to without -o: that of a run whose run.yaml is given, else
+    a name after the spec; None where the run file has an `out`."""
+    data = find_run_file(spec)
+    if data is not None and "out" in data:
+        return None
+    path = Path(spec if spec is not None else start or "model").absolute()
+    return path.parent if data is not None and (path.parent / SPEC_FILE).is_file() else Path(f"{path.stem}-trained")
+
+
+def _merged(given: Mapping[str, Any], known: Parameters) -> dict[str, Any]:
+    """Return the arguments of the call with the keys of its run file, where it has one."""
+    merged = dict(given)
+    if "set" in given:
+        merged["set"], keys = _split(given["set"])
+        merged |= _arguments(keys, {key: one for key, one in known.items() if key not in SPEC_KEYS}, "--set run")
+    data = find_run_file(merged.get("spec"))
+    if data is None:
+        return merged
+    spec = merged.pop("spec")
+    where = str(spec) if isinstance(spec, (str, Path)) else "run"
+    data.pop("run", None)
+    file = _arguments(data, known, where)
+    if "spec" in file:
+        named = read_spec(file["spec"])
+        named = named._replace(name=where) if isinstance(file["spec"], Mapping) else named
+        file["spec"] = named.after(file.pop("set", ()), file.pop("swap", ()))
+    return {**file, **merged}
+
+
+def _split(changes: Changes) -> tuple[Changes, dict[str, Any]]:
+    """Separate changes of the spec from those of keys, `run.KEY=VALUE`."""
+    if isinstance(changes, Mapping):
+        changes = typing.cast(Mapping[str, Any], changes)
+        keys = {where: value for where, value in changes.items() if where.startswith(PREFIX)}
+        return {where: value for where, value in changes.items() if where not in keys}, _unprefixed(keys.items())
+    texts = [changes] if isinstance(changes, str) else list(changes)
+    keys = [text for text in texts if text.startswith(PREFIX)]
+    return [text for text in texts if not text.startswith(PREFIX)], _unprefixed(assignments(keys, "--set"))
+
+
+def _unprefixed(keys: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {where.removeprefix(PREFIX): value for where, value in keys}
+
+
+def _arguments(keys: Mapping[str, Any], known: Parameters, where: str) -> dict[str, Any]:
+    """Return the arguments that keys mean. Raises for a key that does not exist, and for a value of another type."""
+    found: dict[str, Any] = {}
+    for key, value in keys.items():
+        at, error = (f"{where}.{key}", UsageError) if where.startswith("--") else (f"{where}: {key}", FileError)
+        if key not in known:
+            raise error(f"{at[:200]}: is not a key of a run; {names_or_nearest(str(key), known, 'keys')}")
+        if not _fits(value, known[key].hint):
+            raise error(f"{at}: {str(value)[:60]!r} is not {_words(known[key].hint)}")
+        found[known[key].name] = value
+    return found
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of YAML has the type of an annotation."""
+    kind, inner = get_origin(hint), get_args(hint)
+    items = typing.cast(list[Any], value) if isinstance(value, list) else None
+    if kind in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if kind is Literal:
+        return value in inner
+    if kind is tuple:
+        return items is not None and len(items) == len(inner) and all(map(_fits, items, inner))
+    if kind is not None and not issubclass(kind, Mapping):
+        return items is not None and all(_fits(one, inner[0]) for one in items)
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return isinstance(value, str if hint is Path else kind or hint)
+
+
+def _words(hint: Any) -> str:
+    """What a value of an annotation is called."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_words(one) for one in inner if one is not type(None)))
+    if kind is Literal:
+        return " or ".join(map(str, inner))
+    if kind is tuple:
+        return f"a list of {len(inner)} numbers"
+    return WORDS.get(hint, "a mapping" if kind is None or issubclass(kind, Mapping) else "a list")

@@ -1,0 +1,90 @@
+"""TrainingRun: what `train` returns, a trained model with its metrics."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from dovetail.api.result import Result
+from dovetail.core.fold import parameters
+from dovetail.look.console import unwrapped
+from dovetail.text.tokenizer import Tokenizer
+from dovetail.training.metrics import StepMetrics
+from dovetail.transformer import Transformer
+
+LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is noisy
+
+
+@dc.dataclass(frozen=True, repr=False, eq=False)
+class TrainingRun(Result):
+    """A trained model and its metrics; losses are in nats per token."""
+
+    name: str
+    model: Transformer
+    tokenizer: Tokenizer | None  # None where it was trained on images
+    history: tuple[StepMetrics, ...]
+    interrupted: bool  # Ctrl-C ended the run early
+    directory: Path | None = None  # the model directory that was written
+    held_out_bits_per_byte: float | None = None  # comparable between vocabularies; None where it does not generate text
+    prompt: str = ""
+    sample: str | None = None
+
+    @property
+    def held_out_loss(self) -> float | None:
+        """The loss on held-out text at the end."""
+        return self.history[-1].val_loss
+
+    @property
+    def train_loss(self) -> float:
+        """The mean training loss of the last steps."""
+        tail = self.history[-LAST_STEPS:]
+        return sum(metrics.loss for metrics in tail) / len(tail)
+
+    @property
+    def mfu(self) -> float | None:
+        """The mean model FLOPs utilization of the last steps, against the peak that was measured."""
+        tail = [metrics.mfu for metrics in self.history[-LAST_STEPS:] if metrics.mfu is not None]
+        return sum(tail) / len(tail) if tail else None
+
+    def to_dict(self) -> dict[str, Any]:
+        last = self.history[-1]
+        data: dict[str, Any] = {
+            "directory": None if self.directory is None else str(self.directory),
+            "parameters": parameters(self.model.spec),
+            "steps": last.step,
+            "tokens": last.tokens,
+            "seconds": round(last.seconds, 1),
+            "tokens_per_second": round(last.tokens / last.seconds),
+            "mfu": self.mfu,
+            "first_loss": self.history[0].loss,
+            "train_loss": self.train_loss,
+            "train_loss_steps": len(self.history[-LAST_STEPS:]),
+            "held_out_loss": self.held_out_loss,
+            **{f"held_out_{name}": value for name, value in (last.val_metrics or {}).items()},
+        }
+        if self.held_out_bits_per_byte is not None:
+            data["held_out_bits_per_byte"] = self.held_out_bits_per_byte
+        if self.sample is not None:
+            data["sample"] = self.sample
+        return {**data, "interrupted": self.interrupted}
+
+    def view(self, width: int) -> RenderableType:
+        data = self.to_dict()
+        bits = self.held_out_bits_per_byte
+        mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
+        lines = [
+            f"{data['steps']:,} steps, {data['tokens']:,} tokens in {data['seconds']:.0f} s: "
+            f"{data['tokens_per_second']:,} tokens/s{mfu}" + (" (interrupted)" if self.interrupted else ""),
+            f"loss of step 1: {data['first_loss']:.3f}; train loss (mean of the last {data['train_loss_steps']} steps): "
+            f"{self.train_loss:.3f}; held-out loss: {self.held_out_loss:.3f}"
+            + "".join(f", {name} {value:.4g}" for name, value in (self.history[-1].val_metrics or {}).items())
+            + ("" if bits is None else f", {bits:.3f} bits per byte"),
+        ]
+        if self.sample:
+            lines += ["", f"a sample after {self.prompt!r}:", "", self.prompt + self.sample, ""]
+        if self.directory is not None:
+            lines.append(f"written to {self.directory}")
+        return unwrapped("\n".join(lines))
