@@ -30,6 +30,7 @@ from dovetail.look.curve import draw_losses
 from dovetail.surgery.widen import with_tied_scale
 from dovetail.training.initial import write_initial
 from dovetail.training.interrupt import Interrupt
+from dovetail.training.logs import LogKind, logs_of
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.plan import (
@@ -95,6 +96,7 @@ def train(
     evals: int = Plan.evals,
     checkpoint_minutes: float = CHECKPOINT_MINUTES,
     keep: int = KEEP,
+    log: LogKind | Sequence[LogKind] = (),
     timeout: float = TIMEOUT,
     prompt: str = "The ",
     sample: int = 160,
@@ -123,8 +125,8 @@ def train(
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
     interrupted or killed, and ends with the weights of the unbroken run. Ctrl-C ends the run after the current step, with a
     checkpoint and the weights so far; `interrupted` is true. On several ranks, one that dies, or does not answer within
-    `timeout` seconds, ends all of them. `recorded` are digests in a run file: data that has changed since under the same name
-    is refused.
+    `timeout` seconds, ends all of them. `log` also writes the metrics for TensorBoard or Weights & Biases. `recorded` are
+    digests in a run file: data that has changed since under the same name is refused.
     """
     check_positive({"batch": batch, "length": length, "keep": keep, "micro_batches": micro_batches, "timeout": timeout})
     _check_options({"temperature": temperature, "sample": sample, "sample-every": sample_every, "seed": seed}, prompt)
@@ -136,6 +138,10 @@ def train(
     if start is not None:
         start.check_fits(changed)
     place = None if out is None else Path(out)
+    kinds: tuple[LogKind, ...] = (log,) if isinstance(log, str) else tuple(log)
+    logs = logs_of(kinds)
+    if logs and place is None:
+        raise UsageError("--log: give a directory to train in (-o)")
     if place is not None and not (place / RUN_FILE).is_file():
         must_be_free(place, force)
     places = [data] if isinstance(data, str) else list(data)
@@ -200,13 +206,13 @@ def train(
         if place is not None:
             keys = {"spec": plain(changed), **source.settings, "from": None if start is None else str(start.place)}
             keys |= {"objective": kind.name, "batch": batch, "length": length, **plan.settings()}
-            keys |= {"checkpoint_minutes": checkpoint_minutes, "keep": keep, "timeout": timeout}
+            keys |= {"checkpoint_minutes": checkpoint_minutes, "keep": keep, "timeout": timeout, "log": list(kinds)}
             keys |= {"prompt": prompt, "sample": sample, "sample_every": sample_every, "temperature": temperature}
             carried = {} if start is None else start.files()
             files = {**carried, SPEC_FILE: to_yaml(changed), **generation_files(source.tokenizer, learned)}
             if ranks.first_does(lambda: open_run(place, run_data(keys, found), files, force)):
                 say(f"{place}: resuming")
-            run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep))
+            run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep, logs))
             if ranks.count == 1:  # no rank holds more than its shard
                 write_initial(place, model)
         sampling, samples = Sampling(temperature=temperature, seed=seed), None

@@ -204,7 +204,8 @@ def _complete(hint: Any, field: dc.Field[Any]) -> Any:
     elif len(options) == 1 and get_origin(options[0]) is Literal:
         others.append(_choice(get_args(options[0])))
     elif get_origin(base) is tuple and config.metavar is None:
-        config = dc.replace(config, metavar=PARSERS[get_args(base)[0]][0])
+        item = get_args(base)[0]
+        config = dc.replace(config, metavar="|".join(get_args(item)) if get_origin(item) is Literal else PARSERS[item][0])
     return Annotated[base, *others, config]
 
 

@@ -37,6 +37,7 @@ from dovetail.cli.flags import (
 )
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options, print_view
+from dovetail.training.logs import LogKind
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,
     KEEP,
@@ -131,6 +132,8 @@ class Command(LoadFlags, Overrides):
     """Minutes between checkpoints."""
     keep: BatchSize = KEEP
     """Checkpoints that stay; older ones are deleted."""
+    log: tyro.conf.UseAppendAction[tuple[LogKind, ...]] = ()
+    """Also log the metrics for tensorboard or wandb (Weights & Biases), in the model directory; may be given many times."""
     timeout: float = TIMEOUT
     """Seconds that a rank waits for the others before all of them end, with their stacks on stderr."""
     prompt: str = "The "

@@ -5,6 +5,7 @@
     OUT/initial.json                      digests of the initial weights (training/initial.py)
     OUT/loss.jsonl                        the metrics of each step
     OUT/samples.jsonl                     text that was generated as training went (training/samples.py)
+    OUT/tensorboard/, OUT/wandb/          the metrics, where they were asked for (training/logs.py)
     OUT/checkpoints/step-00000120/        weights, optimizer, moving average, position in the data (training/checkpoint.py)
     OUT/model.safetensors                 at the end
 
@@ -19,7 +20,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,6 +33,7 @@ from dovetail.io.yaml import dump_yaml
 from dovetail.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints
 from dovetail.training.export import write_model
+from dovetail.training.logs import LOGS, MetricsLog
 from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan
 from dovetail.training.ranks import Ranks
@@ -40,17 +42,24 @@ from dovetail.training.step import Trainer
 
 BESIDE = (*CARRIED, KEPT_CONFIG, LOSSES_FILE, SAMPLES_FILE, RUN_FILE, INITIAL_FILE)  # stay when the weights are written
 LOCK_TRIES = 10  # `dovetail runs` takes the lock for an instant, to see whether the run is alive
-OWN = (CHECKPOINTS,)  # sub-directories of a run
+OWN = (CHECKPOINTS, *LOGS)  # sub-directories of a run
 
 
 class Run:
     """The directory of a run, locked while this process trains in it. A Recorder of the training loop; every rank has one."""
 
     def __init__(
-        self, place: Path, plan: Plan, ranks: Ranks | None = None, every: float = CHECKPOINT_MINUTES, keep: int = KEEP
+        self,
+        place: Path,
+        plan: Plan,
+        ranks: Ranks | None = None,
+        every: float = CHECKPOINT_MINUTES,
+        keep: int = KEEP,
+        logs: Sequence[MetricsLog] = (),
     ) -> None:
         self.place, self.plan, self.every = place, plan, every  # minutes between checkpoints
         self.ranks = ranks or Ranks()
+        self.logs, self.open_logs = (logs if self.ranks.first else ()), list[MetricsLog]()
         self.checkpoints = Checkpoints(place / CHECKPOINTS, keep, self.ranks.timeout)
         self.newest: Path | None = None  # the checkpoint that was restored or taken last
         self.losses: TextIO | None = None
@@ -75,6 +84,7 @@ class Run:
         try:
             if self.losses is not None:
                 self.losses.close()
+            self._close_logs()
             self.checkpoints.wait()
         finally:
             if self.ranks.first:
@@ -91,6 +101,9 @@ class Run:
         if self.ranks.first:
             write_atomically(self.place / LOSSES_FILE, to_jsonl(history))  # steps after the checkpoint are trained again
             self.losses = (self.place / LOSSES_FILE).open("a", encoding="utf-8")
+        for log in self.logs:
+            log.start(self.place, read_run(self.place), len(history))
+            self.open_logs.append(log)
         self.taken = time.monotonic()
         return self.plan, history
 
@@ -103,6 +116,8 @@ class Run:
         if self.losses is not None:
             self.losses.write(to_jsonl([metrics]))
             self.losses.flush()
+        for log in self.open_logs:
+            log.record(metrics)
         if not (due or last):
             return
         if self.losses is not None:
@@ -111,7 +126,12 @@ class Run:
         self.newest = self.checkpoints.save_later(metrics.step, trainer.tensors(), numbers)
         self.taken = time.monotonic()
         if last:
+            self._close_logs()  # before the directory is replaced
             self.checkpoints.wait()
+
+    def _close_logs(self) -> None:
+        while self.open_logs:
+            self.open_logs.pop().close()
 
     def write_model(self, spec: Model) -> None:
         """Write the model of the checkpoint that this process restored or took last into the directory, on the first rank."""
