@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from dovetail.construction import build
 from dovetail.core.layout import TokenLayout
@@ -67,8 +68,9 @@ def test_masked_tokens_are_the_same_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("spec", [SPEC, ROUTED])
-def test_recomputed_blocks_give_the_same_gradients(spec: str) -> None:
-    assert gap(gradients(spec, recompute="blocks"), gradients(spec)) < 1e-12
+@pytest.mark.parametrize("kind", ["selective", "blocks"])
+def test_recomputed_blocks_give_the_same_gradients(spec: str, kind: str) -> None:
+    assert gap(gradients(spec, recompute=kind), gradients(spec)) < 1e-12
 
 
 def test_bf16_keeps_weights_and_gradients_in_float32() -> None:
@@ -97,9 +99,15 @@ def test_many_small_updates_add_up_in_bf16() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:The .grad attribute:UserWarning")
 def test_compiled_blocks_give_the_same_gradients() -> None:
-    assert gap(gradients(SPEC, torch.float32, compile=True), gradients(SPEC, torch.float32)) < 1e-5
+    eager = gradients(SPEC, torch.float32)
+    for kind in ("none", "selective", "blocks"):
+        torch._dynamo.reset()
+        counters.clear()
+        assert gap(gradients(SPEC, torch.float32, compile=True, recompute=kind), eager) < 1e-5
+        assert counters["stats"]["unique_graphs"], "blocks are compiled"
+        assert not counters["graph_break"]
     both = gradients(SPEC, torch.float32, compile=True, precision="bf16", recompute="blocks")
-    assert gap(both, gradients(SPEC, torch.float32)) < 0.03
+    assert gap(both, eager) < 0.03
 
 
 def test_the_moving_average_is_evaluated_and_training_goes_on_with_the_weights() -> None:

@@ -25,7 +25,7 @@ class Command(LoadFlags):
     """The directories."""
 
     directories: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DIR")] = ()
-    """Runs, or directories below which there are runs (default: the working directory)."""
+    """Runs, or directories that hold runs (default: the working directory)."""
     plot: OutFile | None = None
     """Also draw the losses to a .png, .svg or .pdf file."""
     json: bool = False

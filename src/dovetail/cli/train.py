@@ -125,7 +125,8 @@ class Command(LoadFlags, Overrides):
     compile: bool = False
     """Compile each block: faster steps after a slow first one."""
     recompute: Recompute = Plan.recompute
-    """blocks: compute the activations inside a block again in the backward pass, in less memory."""
+    """Compute activations again in the backward pass, in less memory: all inside a block, or (selective) all but those of
+    matmuls and attention."""
     evals: Steps = Plan.evals
     """Times per run that the held-out loss is measured."""
     checkpoint_minutes: float = CHECKPOINT_MINUTES

@@ -28,7 +28,7 @@ ScheduleKind = Literal["cosine", "linear", "wsd", "constant"]
 OptimizerKind = Literal["adamw", "muon"]
 Precision = Literal["fp32", "bf16"]
 PrecisionChoice = Literal["auto", "fp32", "bf16"]  # auto: what is faster on this machine
-Recompute = Literal["none", "blocks"]
+Recompute = Literal["none", "selective", "blocks"]
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Plan:
     micro_batches: int = 1  # pieces of a batch, one forward and backward pass each; their gradients are added
     precision: Precision = "fp32"  # bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32
     compile: bool = False  # compile each block
-    recompute: Recompute = "none"  # blocks: activations inside a block are computed again for the backward pass
+    recompute: Recompute = "none"  # which activations are computed again in the backward pass (training/recompute.py)
     seed: int = 0
     evals: int = 10  # times per run that the held-out loss is measured
     quiet: bool = False  # no progress on stderr

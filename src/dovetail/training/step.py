@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from dovetail.core.errors import Diverged, UsageError
 from dovetail.core.finite import nonfinite_weight
@@ -35,6 +34,7 @@ from dovetail.training.optim import Optimizer
 from dovetail.training.plan import Plan, Precision
 from dovetail.training.precision import Copies
 from dovetail.training.ranks import Ranks
+from dovetail.training.recompute import recomputed
 
 DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
@@ -183,7 +183,8 @@ def _blocks(model: nn.Module) -> Iterator[BlockModule]:
 def _prepare_blocks(model: nn.Module, plan: Plan) -> None:
     """Compile and recompute blocks, as the plan says."""
     for block in _blocks(model):
-        if plan.recompute == "blocks":
-            block.forward = functools.partial(checkpoint, type(block).forward.__get__(block), use_reentrant=False)
+        recomputed(block, plan.recompute)
         if plan.compile:
+            # what a recomputed forward pass puts into a cache of the context is there already
+            torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
             block.compile()
