@@ -32,11 +32,11 @@ dovetail: 1
 width: 256
 vocab: 2048
 layers:
-- repeat: 6
+- repeat: 4
   mixer: {heads: 8, kv_heads: 4, qk_norm: rmsnorm}
-  ffn: {hidden: 704, dropout: 0.1}
+  ffn: {hidden: 704}
 """
-BATCH, LENGTH = 16, 256
+BATCH, LENGTH = 8, 256
 
 
 def shakespeare() -> str:
@@ -81,7 +81,7 @@ def main() -> None:
         optimizer="muon",
         learning_rate=4e-3,
         schedule="wsd",
-        precision="bf16",
+        precision="auto",
         prompt="HAMLET.\n",
         sample=300,
         quiet=args.json,
