@@ -84,6 +84,15 @@ TABLE = {
         ),
         1,
     ),
+    "train": Figure(
+        "python benchmarks/train.py --json",
+        ("benchmarks/train.py", "benchmarks/bare.py", HERE, f"{SOURCE}/training", *RUNS),
+        2,
+    ),
+    "corpus": Figure(
+        "python benchmarks/corpus.py --json", ("benchmarks/corpus.py", "benchmarks/ngram.py", f"{SOURCE}/training", *RUNS), 2
+    ),
+    "muon": Figure("python benchmarks/muon.py --json", ("benchmarks/muon.py", HERE, f"{SOURCE}/training", *RUNS), 2),
     "hostile": Figure("python benchmarks/hostile.py --json", ("benchmarks/hostile.py", SOURCE), 1),
     "startup": Figure("python benchmarks/startup.py --json", ("benchmarks/startup.py", SOURCE), 1),
     "tiny": Figure(
