@@ -50,9 +50,9 @@ def test_the_warm_up_is_a_fraction_of_the_run():
 def test_a_run_by_minutes_sets_its_steps_by_the_first_ones():
     plan = Plan(minutes=1.0, learning_rate=1.0, warmup_fraction=0.1)
     assert 0 < plan.lr(0) < plan.lr(2) < 0.05
-    assert plan.measured(1, 9.0) is plan
-    measured = plan.measured(3, 1.0)  # two steps of half a second
-    assert (measured.minutes, measured.steps) == (None, 123)
-    assert Plan(minutes=1.0, steps=50).measured(3, 1.0).steps == 50
-    assert measured.measured(3, 99.0) is measured
+    assert [step for step in range(1, 9) if plan.is_measured(step)] == [3]
+    assert [step for step in range(1, 9) if plan.is_measured(step, first=2)] == [5]  # of a run that was resumed before
+    assert not Plan(steps=9).is_measured(3)
+    assert plan.measured(3, 1.0) == 123  # two steps of half a second
+    assert Plan(minutes=1.0, steps=50).measured(3, 1.0) == 50
     assert Plan(minutes=1.0, steps=2).done(2) == 1.0

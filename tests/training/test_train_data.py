@@ -123,6 +123,19 @@ def test_two_ranks_train_as_one(stories: Path, tmp_path: Path, more: tuple[str, 
 
 
 @pytest.mark.slow
+def test_two_ranks_end_after_minutes_at_the_same_step(stories: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command(tmp_path, stories, 2, "run", "--minutes=0.02"), cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env=env, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "loss.jsonl").open()]
+    assert len(steps) > 3
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
 def test_two_ranks_are_killed_and_resume(stories: Path, tmp_path: Path) -> None:
     run = lambda out: command(tmp_path, stories, 2, out, "--steps=300", "--checkpoint-minutes=0.005")  # noqa: E731
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

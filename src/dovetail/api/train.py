@@ -180,8 +180,6 @@ def train(
         raise UsageError(f"--{error}") from error
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(ranks_of_run(timeout))
-        if ranks.count > 1 and plan.minutes is not None:
-            raise UsageError("--minutes: ranks measure different times; give --tokens or --steps")
         if sample_every:
             check_samples(kind, ranks)
         chosen: Precision = ranks.first_does(lambda: _precision(precision, None if force else place))

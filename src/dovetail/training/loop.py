@@ -9,6 +9,7 @@ and resumed from a checkpoint.
 from __future__ import annotations
 
 import dataclasses as dc
+import functools
 import itertools
 import math
 import time
@@ -91,7 +92,10 @@ def train(
             tokens, now = tokens + found.tokens, time.monotonic()
             mfu = None if speed is None else speed.mfu(found.tokens, now - begin)
             after_first = now if step == first else after_first
-            plan = plan.measured(step + 1, now - after_first)
+            if plan.is_measured(step + 1, first):
+                seconds = now - after_first
+                steps = trainer.ranks.first_does(functools.partial(plan.measured, step + 1, seconds))  # ranks differ in time
+                plan = dc.replace(plan, minutes=None, steps=steps)
             last = stopped or plan.done(step + 1) >= 1
             is_eval = int(plan.done(step + 1) * plan.evals) > int(plan.done(step) * plan.evals) or last
             held_out = _eval(trainer, validation, step) if is_eval else {}

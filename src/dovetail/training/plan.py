@@ -78,13 +78,16 @@ class Plan:
         renamed = {"warmup": self.warmup_fraction}  # a run's warm-up is always a fraction of it
         return {**{name: value for name, value in dc.asdict(self).items() if name not in NOT_KEYS}, **renamed}
 
-    def measured(self, step: int, seconds: float) -> Plan:
-        """The plan with its number of steps, once MEASURED steps of a run limited by minutes have taken these seconds, without
-        the first."""
-        if self.minutes is None or step != MEASURED:
-            return self
-        allowed = MEASURED + int(60 * self.minutes * (MEASURED - 1) / max(seconds, 1e-9))
-        return dc.replace(self, minutes=None, steps=min(allowed, self.steps or allowed))
+    def is_measured(self, step: int, first: int = 0) -> bool:
+        """Whether this is the step after which a run limited by minutes, in a process that began at step `first`, sets its
+        number of steps."""
+        return self.minutes is not None and step == first + MEASURED
+
+    def measured(self, step: int, seconds: float) -> int:
+        """The number of steps of a run limited by minutes, MEASURED steps of which have taken these seconds, without the
+        first."""
+        allowed = step + int(60 * (self.minutes or 0.0) * (MEASURED - 1) / max(seconds, 1e-9))
+        return min(allowed, self.steps or allowed)
 
     def done(self, steps: int) -> float:
         """The fraction of the run that is over after some steps; 1 ends it."""
