@@ -123,6 +123,25 @@ def test_two_ranks_train_as_one(stories: Path, tmp_path: Path, more: tuple[str, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "more"), [(2, ()), (4, ()), (4, ("--optimizer=muon",)), (2, ("--compile", "--ema=0.9"))])
+def test_tensor_parallel_ranks_train_as_one(stories: Path, tmp_path: Path, ranks: int, more: tuple[str, ...]) -> None:
+    for count in (1, ranks):
+        flags = ["--steps=10", *more, *(["--tensor=2"] if count > 1 else [])]
+        done = subprocess.run(
+            command(tmp_path, stories, count, f"ranks-{count}", *flags),
+            cwd=tmp_path, capture_output=True, text=True, timeout=400, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (weights(tmp_path / f"ranks-{count}") for count in (1, ranks))
+    start = {name: weight.detach() for name, weight in dt.build(from_yaml(SPEC)).named_parameters()}
+    for name in one:
+        moved = (one[name] - start[name]).norm()
+        assert (one[name] - two[name]).norm() < 2e-3 * moved, name
+    losses = [[json.loads(line)["loss"] for line in (tmp_path / f"ranks-{r}" / "loss.jsonl").open()] for r in (1, ranks)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.slow
 def test_two_ranks_end_after_minutes_at_the_same_step(stories: Path, tmp_path: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -93,6 +93,7 @@ def train(
     precision: PrecisionChoice = Plan.precision,
     compile: bool = False,
     recompute: Recompute = Plan.recompute,
+    tensor: int = 1,
     evals: int = Plan.evals,
     checkpoint_minutes: float = CHECKPOINT_MINUTES,
     keep: int = KEEP,
@@ -125,10 +126,13 @@ def train(
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
     interrupted or killed, and ends with the weights of the unbroken run. Ctrl-C ends the run after the current step, with a
     checkpoint and the weights so far; `interrupted` is true. On several ranks, one that dies, or does not answer within
-    `timeout` seconds, ends all of them. `log` also writes the metrics for TensorBoard or Weights & Biases. `recorded` are
-    digests in a run file: data that has changed since under the same name is refused.
+    `timeout` seconds, ends all of them; `tensor` of them share each layer (tensor parallelism), and FSDP shards over the
+    others. `log` also writes the metrics for TensorBoard or Weights & Biases. `recorded` are digests in a run file: data that
+    has changed since under the same name is refused.
     """
-    check_positive({"batch": batch, "length": length, "keep": keep, "micro_batches": micro_batches, "timeout": timeout})
+    check_positive(
+        {"batch": batch, "length": length, "keep": keep, "micro_batches": micro_batches, "timeout": timeout, "tensor": tensor}
+    )
     _check_options({"temperature": temperature, "sample": sample, "sample-every": sample_every, "seed": seed}, prompt)
     say = note or silent
     start = None if from_ is None else Start.open(from_)
@@ -179,13 +183,13 @@ def train(
     except ValueError as error:
         raise UsageError(f"--{error}") from error
     with contextlib.ExitStack() as stack:
-        ranks = stack.enter_context(ranks_of_run(timeout))
+        ranks = stack.enter_context(ranks_of_run(timeout, tensor))
         if sample_every:
             check_samples(kind, ranks)
         chosen: Precision = ranks.first_does(lambda: _precision(precision, None if force else place))
         plan = dc.replace(plan, precision=chosen, quiet=quiet or not ranks.first)
         say = say if ranks.first else silent
-        shape = Shape(batch, length, seed, ranks.rank, ranks.count)
+        shape = Shape(batch, length, seed, ranks.data_rank, ranks.data_count)
         encoder = tokenizer if start is None or places or not changed.embed.token_ids else start.for_text()
         source = read_source(kind, changed, encoder, shape, say, given)
         found = {"data": source.recorded()}
@@ -204,7 +208,13 @@ def train(
         if place is not None:
             keys = {"spec": plain(changed), **source.settings, "from": None if start is None else str(start.place)}
             keys |= {"objective": kind.name, "batch": batch, "length": length, **plan.settings()}
-            keys |= {"checkpoint_minutes": checkpoint_minutes, "keep": keep, "timeout": timeout, "log": list(kinds)}
+            keys |= {
+                "tensor": tensor,
+                "checkpoint_minutes": checkpoint_minutes,
+                "keep": keep,
+                "timeout": timeout,
+                "log": list(kinds),
+            }
             keys |= {"prompt": prompt, "sample": sample, "sample_every": sample_every, "temperature": temperature}
             carried = {} if start is None else start.files()
             files = {**carried, SPEC_FILE: to_yaml(changed), **generation_files(source.tokenizer, learned)}

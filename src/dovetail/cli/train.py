@@ -127,6 +127,8 @@ class Command(LoadFlags, Overrides):
     recompute: Recompute = Plan.recompute
     """Compute activations again in the backward pass, in less memory: all inside a block, or (selective) all but those of
     matmuls and attention."""
+    tensor: BatchSize = 1
+    """On several ranks: how many of them share each layer (tensor and expert parallelism); FSDP shards over the others."""
     evals: Steps = Plan.evals
     """Times per run that the held-out loss is measured."""
     checkpoint_minutes: float = CHECKPOINT_MINUTES

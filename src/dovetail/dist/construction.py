@@ -71,7 +71,7 @@ def shard_on_meta(
     model = on_meta(spec, dtype)
     tensor, data = mesh["tensor"], mesh["data"]
     stored = {} if tensor.size() == 1 else tensor_parallel(model, spec, tensor, whole).stored
-    if data.size() > 1:
+    if data.size() > 1 or compute_dtype is not None:
         fully_shard_model(model, data, compute_dtype)
     by_tensor, by_data = (tensor.get_local_rank(), tensor.size()), (data.get_local_rank(), data.size())
     slices = {

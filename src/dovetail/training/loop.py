@@ -71,7 +71,8 @@ def train(
     Raises Diverged where a loss or a gradient norm is not finite (no weight changes in that step), and at each eval where a
     weight or the held-out loss is not finite: no such model is saved or returned.
     """
-    check_declared(model, model.part)
+    if ranks is None or ranks.tensor == 1:  # else it was checked before its leaves were given local weights
+        check_declared(model, model.part)
     trainer = Trainer(model, objective, plan, ranks, where)
     history: list[StepMetrics] = []
     if recorder is not None:

@@ -1,9 +1,10 @@
-"""The ranks of a run: FSDP over all processes of torchrun, or one process alone.
+"""The ranks of a run, data × tensor, or one process alone.
 
-    torchrun --nproc-per-node 2 -m dovetail train llama-tiny --data stories --steps 1000
+    torchrun --nproc-per-node 4 -m dovetail train llama-tiny --data stories --steps 1000 --tensor 2
 
-Each rank has its shard of weights and optimizer state, and its rows of every batch. Gradients of FSDP are means over ranks of
-sums over labels, so that g = ranks · mean / labels of all ranks.
+Ranks along `data` have their rows of every batch and, by FSDP, their share of weights and optimizer state; those along `tensor`
+have the same rows, and their heads, hidden units and experts of every layer. Gradients of FSDP are means over the ranks of data
+of sums over labels, so that g = ranks of data · mean / labels of all rows.
 """
 
 from __future__ import annotations
@@ -18,15 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dovetail.construction import build
-from dovetail.core.errors import DovetailError
-from dovetail.core.fold import declared
+from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.host import read_floats
 from dovetail.core.loss import LossSum
 from dovetail.core.module import tensor_at
-from dovetail.dist.construction import build_sharded, local
+from dovetail.dist.construction import build_sharded, local, shard_on_meta
 from dovetail.dist.lost import ends_with_others
 from dovetail.dist.mesh import joined_ranks, make_mesh
-from dovetail.dist.place import local_slices
 from dovetail.model import Model
 from dovetail.training.plan import TIMEOUT
 from dovetail.transformer import Transformer
@@ -45,8 +44,23 @@ class Totals(NamedTuple):
 class Ranks:
     """This process among the ranks of a run; alone where there is one."""
 
-    def __init__(self, rank: int = 0, count: int = 1, timeout: float = TIMEOUT) -> None:
+    def __init__(self, rank: int = 0, count: int = 1, timeout: float = TIMEOUT, tensor: int = 1) -> None:
         self.rank, self.count, self.timeout = rank, count, timeout  # seconds that a collective may take
+        if tensor < 1 or count % tensor:
+            processes = "one process" if count == 1 else f"{count} processes"
+            raise UsageError(f"--tensor: {tensor} does not divide {processes}; start a multiple of {tensor} with torchrun")
+        self.tensor = tensor
+        self.mesh = make_mesh(data=count // tensor, tensor=tensor) if count > 1 else None
+
+    @property
+    def data_rank(self) -> int:
+        """Which of the shares of a batch this rank reads."""
+        return self.rank // self.tensor
+
+    @property
+    def data_count(self) -> int:
+        """The number of shares of a batch."""
+        return self.count // self.tensor
 
     @property
     def first(self) -> bool:
@@ -55,28 +69,28 @@ class Ranks:
 
     def build(self, spec: Model, seed: int, compute_dtype: torch.dtype | None = None) -> Transformer:
         """The model in float32: whole, or this rank's shard of it, which computes in `compute_dtype`."""
-        if self.count == 1:
+        if self.mesh is None:
             return build(spec, seed=seed)
-        return build_sharded(spec, make_mesh(data=self.count), seed=seed, compute_dtype=compute_dtype)
+        return build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype)
 
     def set_weights(self, model: Transformer, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights (path, whole tensor) into the model, or this rank's slice of each into its shard."""
-        stored = {d.path: d for d in declared(model.part) if d.weight.stored}
+        slices = {} if self.mesh is None else shard_on_meta(model.part, self.mesh).slices
         with torch.no_grad():
             for path, tensor in weights:
-                share = (0, 1) if stored[path].weight.buffer else (self.rank, self.count)  # FSDP does not shard buffers
-                local(tensor_at(model, path)).copy_(tensor[local_slices(tuple(tensor.shape), None, (0, 1), share)])
+                local(tensor_at(model, path)).copy_(tensor[slices.get(path, ())])
 
     def total(self, loss: LossSum, tokens: int = 0, flags: Sequence[bool] = ()) -> Totals:
         """The sums over all ranks, without a gradient, in one collective."""
         if self.count == 1:
             return Totals(loss, tokens, tuple(flags))
-        own = torch.tensor([tokens, *flags], dtype=torch.float64)
-        sums = torch.cat([torch.stack([loss.sum.double(), loss.num_labels.double()]), own.to(loss.sum.device)])
+        counts = self.rank % self.tensor == 0  # tensor-parallel ranks have the same rows
+        own = torch.tensor([tokens * counts, *flags], dtype=torch.float64)
+        sums = torch.cat([torch.stack([loss.sum.double(), loss.num_labels.double()]) * counts, own.to(loss.sum.device)])
         dist.all_reduce(sums)
         total = LossSum(sums[0].to(loss.sum.dtype), sums[1].to(loss.num_labels.dtype))
-        num_tokens, *counts = read_floats(*sums[2:])
-        return Totals(total, int(num_tokens), tuple(count > 0 for count in counts))
+        num_tokens, *set_by = read_floats(*sums[2:])
+        return Totals(total, int(num_tokens), tuple(ranks > 0 for ranks in set_by))
 
     def any(self, value: bool) -> bool:
         """Whether the value is true on some rank."""
@@ -103,11 +117,11 @@ class Ranks:
 
 
 @contextmanager
-def ranks_of_run(timeout: float = TIMEOUT) -> Iterator[Ranks]:
-    """Join the ranks of torchrun, where it started this process. A collective that takes longer than `timeout` seconds, or a
-    rank that dies, ends all ranks."""
+def ranks_of_run(timeout: float = TIMEOUT, tensor: int = 1) -> Iterator[Ranks]:
+    """Join the ranks of torchrun, where it started this process; `tensor` of them share each layer. A collective that takes
+    longer than `timeout` seconds, or a rank that dies, ends all ranks."""
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Ranks()
+        yield Ranks(tensor=tensor)
         return
     with joined_ranks(timeout=timeout), ends_with_others(timeout):
-        yield Ranks(dist.get_rank(), dist.get_world_size(), timeout)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), timeout, tensor)

@@ -61,7 +61,7 @@ class Trainer:
         where: Callable[[int], str] | None = None,
     ) -> None:
         self.model, self.objective, self.plan, self.ranks = model, objective, plan, ranks or Ranks()
-        if not objective.by_row and (plan.micro_batches > 1 or self.ranks.count > 1):
+        if not objective.by_row and (plan.micro_batches > 1 or self.ranks.data_count > 1):
             raise UsageError(f"{objective.name}: compares the rows of a batch; train on one rank, with one micro-batch")
         self.where = where  # of a step: the place of its batch in the data, for errors
         dtype = DTYPES[plan.precision]
@@ -93,7 +93,7 @@ class Trainer:
         gradients = [weight.grad for weight in self.weights if weight.grad is not None]
         norm = full(torch.nn.utils.get_total_norm(gradients))
         value, summed, labels = read_floats(total.mean().float(), norm.float(), total.num_labels.float())
-        count = max(labels, 1.0) / self.ranks.count  # FSDP's gradients are means over ranks
+        count = max(labels, 1.0) / self.ranks.data_count  # FSDP's gradients are means over ranks
         found = StepResult(value, summed / count, tokens, any_flags)
         if not (math.isfinite(found.loss) and math.isfinite(found.grad_norm)):
             batch_at = "" if self.where is None else f", on the batch {self.where(step)}"
