@@ -143,9 +143,9 @@ def train(
         start.check_fits(changed)
     place = None if out is None else Path(out)
     kinds: tuple[LogKind, ...] = (log,) if isinstance(log, str) else tuple(log)
-    logs = logs_of(kinds)
-    if logs and place is None:
+    if kinds and place is None:
         raise UsageError("--log: give a directory to train in (-o)")
+    logs = logs_of(kinds)
     if place is not None and not (place / RUN_FILE).is_file():
         must_be_free(place, force)
     places = [data] if isinstance(data, str) else list(data)
