@@ -25,6 +25,7 @@ FREE = (
     "shards",
     "sequence",
     "tensor",
+    "pipeline",
     "checkpoint_minutes",
     "keep",
     "timeout",
