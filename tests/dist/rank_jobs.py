@@ -22,7 +22,7 @@ from dovetail.dist import batch, collective, context, place, shard
 from dovetail.dist.mesh import make_mesh
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.case import perturbed
-from dovetail.lawbook.sharded import Batch, Compared, How, _gaps, _run, compare, make_batch
+from dovetail.lawbook.sharded import Batch, Compared, How, _run, compare, gaps_of, make_batch
 from dovetail.model import ModelModule
 from dovetail.ops.attend import using
 from dovetail.state.pool import Pool
@@ -126,7 +126,7 @@ def by_data_and_sequence(spec_yaml: str) -> dict[str, float]:
     found = _run(model, spec, mine, 1, projected=2.0, losses_count=0.5, group=columns)
     out = collective.joined(collective.joined(found.output, 1, columns), 0, rows)
     gradients = {name: collective.summed(g, columns) for name, g in found.gradients.items()}
-    return _gaps(dc.replace(found, output=out, gradients=gradients), _run(whole, spec, tokens, 1))
+    return gaps_of(dc.replace(found, output=out, gradients=gradients), _run(whole, spec, tokens, 1))
 
 
 def drawn_without_a_seed(spec_yaml: str, how: How) -> float:
