@@ -12,11 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS
-from dovetail.core.view import Scoring
+from dovetail.core.view import Edit, Scoring
 from dovetail.dist import ring
 from dovetail.dist.context import GatherView
 from dovetail.dist.ring import RingView
 from dovetail.lawbook import sharded
+from dovetail.ops.attend import WHOLE, using
 
 
 def view_of(how: str) -> GatherView | RingView:
@@ -62,6 +63,37 @@ def attended_chunks(mask: str) -> int:
     with patch.object(ring, "attend_tiles", counted):
         view_of("ring").append(layout, q, q).attend(layout, q, scoring(kind()))
     return len(calls)
+
+
+def attended(dtype: torch.dtype, flat: bool, edit: bool) -> tuple[float, float]:
+    """The largest difference of outputs and gradients from one rank in float64, of the ring and of one rank in this dtype. Keys
+    of 12 tokens in a batch or flat; with `edit`, a listener reads the probs over all keys and halves them."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    layout = TokenLayout.flat([7, 2, 3]) if flat else TokenLayout.packed([[7, 2], [12]], 12)
+    lead, generator = layout.order.shape, torch.Generator().manual_seed(0)
+    shapes = ((6, 3), (2, 3), (2, 7), (6, 7))
+    q, k, v, g = (torch.randn(*lead, *axes, generator=generator).to(dtype).double() for axes in shapes)
+    heard: list[int] = []
+
+    def halved(probs: Tensor, *layouts: TokenLayout) -> Tensor:
+        heard.append(probs.shape[-1])
+        return probs / 2
+
+    def run(view: Any, layout: TokenLayout, *inputs: Tensor) -> list[Tensor]:
+        leaves = [x.detach().clone().requires_grad_() for x in inputs[:3]]
+        out = view.append(layout, *leaves[1:]).attend(layout, leaves[0], scoring(heads=6), Edit(halved) if edit else None)
+        return [out.detach(), *torch.autograd.grad(out, leaves, inputs[3])]
+
+    with using("reference"):
+        exact = run(WHOLE, layout, q, k, v, g)
+    with using("reference" if edit else "tiled"):
+        rounded = run(WHOLE, layout, *(x.to(dtype) for x in (q, k, v, g)))
+    pieces = [x.chunk(ranks, layout.order.dim() - 1)[rank].to(dtype) for x in (q, k, v, g)]
+    found = run(view_of("ring"), layout.cut(ranks, rank), *pieces)
+    assert set(heard) <= {12}, "a listener gets the probs over all keys"
+    want = [x.chunk(ranks, layout.order.dim() - 1)[rank] for x in exact]
+    error = max((a.double() - b).abs().max().item() for a, b in zip(found, want, strict=True))
+    return error, max((a.double() - b).abs().max().item() for a, b in zip(rounded, exact, strict=True))
 
 
 def compare_twelve(spec_yaml: str) -> dict[str, sharded.Compared]:
