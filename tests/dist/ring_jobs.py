@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS
@@ -46,6 +47,21 @@ def weighted_by_integers() -> dict[str, list[float]]:
     (out[:, -1].sum() if last else 0.0 * out.sum()).backward()
     named = {"out": out.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
     return {name: x.flatten().tolist() for name, x in named.items() if x is not None}
+
+
+def recomputed() -> float:
+    """The largest difference of gradients where the forward pass is recomputed in the backward pass."""
+    generator, layout = torch.Generator().manual_seed(dist.get_rank()), TokenLayout.whole(2, 12)
+    layout = layout.cut(dist.get_world_size(), dist.get_rank())
+    inputs = [torch.randn(2, layout.n, 2, 4, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    view = view_of("ring")
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return view.append(layout, k, v).attend(layout, q, scoring(heads=2)).sin()
+
+    want = torch.autograd.grad(run(*inputs).sum(), inputs)
+    got = torch.autograd.grad(checkpoint(run, *inputs, use_reentrant=False).sum(), inputs)  # type: ignore[union-attr]
+    return max((a - b).abs().max().item() for a, b in zip(got, want, strict=True))
 
 
 def attended_chunks(mask: str) -> int:

@@ -6,7 +6,7 @@ from math import log
 import pytest
 import torch
 from rank_jobs import by_data_and_sequence
-from ring_jobs import attended, attended_chunks, chunks_alive, compare_twelve, weighted_by_integers
+from ring_jobs import attended, attended_chunks, chunks_alive, compare_twelve, recomputed, weighted_by_integers
 from shard_specs import ATTENTION, WIRINGS, decoder
 
 from dovetail.dist.pair import Pair
@@ -81,6 +81,10 @@ def test_bfloat16_is_rounded_once(four: Pair) -> None:
 def test_rows_over_some_ranks_and_chunks_over_others(four: Pair) -> None:
     for gaps in four.run(by_data_and_sequence, SPECS["dropout"], True):
         assert max(gaps.values()) < 1e-9, gaps
+
+
+def test_a_recomputed_ring_is_the_same(four: Pair) -> None:
+    assert four.run(recomputed) == [0.0] * 4
 
 
 def test_hidden_chunks_are_not_attended_to(four: Pair) -> None:
