@@ -18,6 +18,7 @@ from dovetail.datasets.loader import rows_of_rank
 from dovetail.dist.construction import full
 from dovetail.dist.layout import Axes, Layout
 from dovetail.io.spec import from_yaml
+from dovetail.training.checkpoint import Checkpoints
 from dovetail.training.loop import measure
 from dovetail.training.objective import next_token
 from dovetail.training.plan import OptimizerKind, Plan
@@ -93,8 +94,7 @@ def train_steps(
     spec: str, axes: Axes, steps: int, dtype: str = "float64", optimizer: OptimizerKind = "adamw", micro_batches: int = 1
 ) -> Trained:
     """Train a spec for some steps, on the ranks of a process group in a layout, or alone."""
-    alone = not dist.is_initialized()
-    ranks = Ranks() if alone else Ranks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes))
+    ranks = _ranks(axes)
     model = ranks.build(from_yaml(spec), seed=0, dtype=getattr(torch, dtype))
     plan = Plan(steps=steps, optimizer=optimizer, micro_batches=micro_batches)
     trainer = Trainer(model, next_token, plan, ranks)
@@ -103,3 +103,33 @@ def train_steps(
     held_out = measure(model, [batch_of(steps)], next_token, evaluate=trainer.evaluate)["loss"]
     weights = {path: full(weight.detach()) for path, weight in trainer.optimizer.weights.items()}
     return Trained([one.loss for one in found], [one.grad_norm for one in found], found[-1].tokens, held_out, weights)
+
+
+def _ranks(axes: Axes) -> Ranks:
+    return Ranks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes)) if dist.is_initialized() else Ranks()
+
+
+def _trainer(axes: Axes, seed: int) -> Trainer:
+    ranks = _ranks(axes)
+    plan = Plan(steps=2, micro_batches=axes.get("pipeline", 1))
+    return Trainer(ranks.build(from_yaml(SPECS["experts"]), seed=seed), next_token, plan, ranks)
+
+
+def save_weights(place: str, axes: Axes) -> dict[str, Tensor]:
+    """Save the checkpoint of a new model in a layout; the weights of this rank, whole."""
+    trainer = _trainer(axes, 1)
+    Checkpoints(place).save(1, trainer.tensors(), {"step": 1})
+    return _whole(trainer)
+
+
+def load_weights(place: str, axes: Axes) -> dict[str, Tensor]:
+    """Load a checkpoint into a model in a layout; the weights of this rank, whole."""
+    trainer, checkpoints = _trainer(axes, 2), Checkpoints(place)
+    newest = checkpoints.latest()
+    assert newest is not None, "a checkpoint was saved"
+    checkpoints.load(newest, trainer.tensors())
+    return _whole(trainer)
+
+
+def _whole(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: full(tensor).clone() for name, tensor in trainer.tensors().items()}

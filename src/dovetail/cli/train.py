@@ -131,6 +131,8 @@ class Command(LoadFlags, Overrides):
     """On several ranks: how many of them share each layer (tensor and expert parallelism)."""
     sequence: BatchSize = 1
     """On several ranks: how many of them have a chunk of every row each (context parallelism)."""
+    ring: bool = False
+    """With --sequence: send keys and values round the ranks, in less memory than gathering them (ring attention)."""
     pipeline: BatchSize = 1
     """On several ranks: how many of them have some of the layers each; --micro-batches go through them (1F1B)."""
     shards: BatchSize | None = None

@@ -47,12 +47,14 @@ def build_sharded(
     seed: int = 0,
     whole: Collection[str] = (),
     compute_dtype: torch.dtype | None = None,
+    ring: bool = False,
 ) -> Transformer:
     """Build a model over the ranks of a mesh (`make_mesh`), in evaluation mode; no rank ever holds more than its shard.
 
-    `whole` names axes that tensor parallelism does not shard; `compute_dtype` is what FSDP's layers compute in, if not `dtype`.
+    `whole` names axes that tensor parallelism does not shard; `compute_dtype` is what FSDP's layers compute in, if not `dtype`;
+    with `ring`, keys and values of a split sequence go round the ranks (dist/ring.py).
     """
-    model, slices = shard_on_meta(spec, mesh, dtype=dtype, whole=whole, compute_dtype=compute_dtype)
+    model, slices = shard_on_meta(spec, mesh, dtype=dtype, whole=whole, compute_dtype=compute_dtype, ring=ring)
     allocate(model, spec, device)
     set_constants(model, spec, dtype, device, slices)
     with torch.no_grad():
@@ -69,11 +71,14 @@ def shard_on_meta(
     dtype: torch.dtype = torch.float32,
     whole: Collection[str] = (),
     compute_dtype: torch.dtype | None = None,
+    ring: bool = False,
 ) -> Sharded:
     """Build a model on the meta device and shard it there: a pipeline stage of it, tensor parallelism, a split sequence, then
     FSDP, each where the mesh has several ranks for it."""
     tensor, sequence, weights = mesh["tensor"], mesh["sequence"], weights_mesh(mesh)
-    chunks = None if sequence.size() == 1 else SequenceRanks(spec, sequence.get_group())  # raises before anything is built
+    chunks = (
+        None if sequence.size() == 1 else SequenceRanks(spec, sequence.get_group(), ring)
+    )  # raises before anything is built
     stage = None if mesh["pipeline"].size() == 1 else Stage.of(spec, mesh["pipeline"].get_local_rank(), mesh["pipeline"].size())
     model = on_meta(spec, dtype)
     if stage is not None:

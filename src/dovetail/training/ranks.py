@@ -100,7 +100,8 @@ class Ranks:
         """The model in `dtype`: whole, or this rank's shard of it, which computes in `compute_dtype`."""
         if self.mesh is None:
             return build(spec, seed=seed, dtype=dtype)
-        return build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype, dtype=dtype)
+        ring = self.layout.ring
+        return build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype, dtype=dtype, ring=ring)
 
     def set_weights(self, model: Transformer, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights (path, whole tensor) into the model, or this rank's slice of each into its shard."""

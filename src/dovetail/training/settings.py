@@ -24,6 +24,7 @@ RECORDED = "recorded"
 FREE = (
     "shards",
     "sequence",
+    "ring",
     "tensor",
     "pipeline",
     "checkpoint_minutes",
