@@ -80,7 +80,7 @@ def largest_difference(ranks: Pair, axes: Axes, steps: int, dtype: str, one: Cal
 
 
 def different_weights(ranks: Pair, axes: Axes) -> int:
-    """How many weights differ in a bit after a checkpoint went from this layout to one rank and back, or from one rank to it."""
+    """How many weights differ in a bit after a checkpoint went from a layout to one rank and back, or from one rank to it."""
     with tempfile.TemporaryDirectory() as place:
         saved = {path: tensor for one in ranks.run(save_weights, f"{place}/a", axes) for path, tensor in one.items()}
         here = load_weights(f"{place}/a", {})
