@@ -3,9 +3,13 @@
     on_ranks(2, job, "plain", "data")          job(*data) on forked ranks that talk by gloo; the exit code and result of each
     Run(home, "out", ranks=2).start(fault)     `dovetail train` on forked ranks;  .launch(…): on ranks of torchrun
 
-A fault is plain data that a rank reads from FAULT: {"kill": {restart: [rank, step]}} SIGKILL, {"interrupt": step} SIGINT,
-{"nan": step} a gradient that is not a number. It happens at the beginning of a step, counted from 1, by a real signal to the
-rank's own process.
+A fault is plain data that a rank reads from FAULT. It happens at the beginning of a step, counted from 1:
+
+    {"kill": {restart: [rank, step]}}    SIGKILL, a real signal to the rank's own process
+    {"interrupt": step}                  SIGINT, likewise
+    {"hang": {restart: [rank, step]}}    data that never comes
+    {"slow": [rank, seconds]}            data that comes late, in every step
+    {"nan": step}                        a gradient that is not a number
 """
 
 from __future__ import annotations
@@ -224,11 +228,17 @@ def _free_port() -> int:
 def faulty(fault: dict[str, Any]) -> Iterator[None]:
     """Within this context, a step of a Trainer begins with its fault; each step that a rank finishes is written to STEPS."""
     step_of, rank = Trainer.step, int(os.environ.get("RANK", "0"))
-    kill_rank, kill_step = fault.get("kill", {}).get(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), (None, None))
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    kill, hang = (list(fault.get(name, {}).get(restart, ())) for name in ("kill", "hang"))
+    slow_rank, seconds = fault.get("slow", (None, 0))
 
     def step(self: Trainer, batch: Any, number: int, *args: Any) -> Any:
-        if (rank, number + 1) == (kill_rank, kill_step):
+        if [rank, number + 1] == kill:
             os.kill(os.getpid(), signal.SIGKILL)
+        if [rank, number + 1] == hang:
+            data_that_never_comes()
+        if rank == slow_rank:
+            time.sleep(seconds)
         if number + 1 == fault.get("interrupt") and rank == self.ranks.count - 1:
             os.kill(os.getpid(), signal.SIGINT)
         if number + 1 == fault.get("nan"):
@@ -236,7 +246,7 @@ def faulty(fault: dict[str, Any]) -> Iterator[None]:
         found = step_of(self, batch, number, *args)
         if rank == 0:
             with Path("steps.log").open("a") as log:
-                log.write(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {number + 1}\n")
+                log.write(f"{restart} {number + 1}\n")
         return found
 
     Trainer.step = step  # pyright: ignore[reportAttributeAccessIssue]
@@ -244,6 +254,11 @@ def faulty(fault: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         Trainer.step = step_of
+
+
+def data_that_never_comes() -> None:
+    """Wait as a reader of a file system that is gone does."""
+    time.sleep(PATIENCE)
 
 
 def _with_nan(trainer: Trainer, step: Callable[[], Any]) -> Any:

@@ -26,6 +26,12 @@ from dovetail.core.errors import DovetailError
 
 AXES = ("data", "sequence", "tensor")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+DUMPS = "TORCH_FR_DUMP_TEMP_FILE"
+FLIGHT_RECORDER = {  # of NCCL: the last collectives of every rank, written to a file when one of them times out
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    DUMPS: "/tmp/dovetail-flight-recorder-rank-",
+}
 
 
 class RankError(DovetailError):
@@ -42,6 +48,8 @@ def joined_ranks(device: str = "cpu", timeout: float | None = None) -> Iterator[
         yield
         return
     if device == "cuda":
+        for name, value in FLIGHT_RECORDER.items():
+            os.environ.setdefault(name, value)
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ:
         limit = None if timeout is None else timedelta(seconds=timeout)

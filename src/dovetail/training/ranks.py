@@ -24,10 +24,12 @@ from dovetail.core.host import read_floats
 from dovetail.core.loss import LossSum
 from dovetail.core.module import tensor_at
 from dovetail.dist.construction import build_sharded, local, shard_on_meta
+from dovetail.dist.heartbeat import Status
 from dovetail.dist.lost import ends_with_others
 from dovetail.dist.mesh import joined_ranks, make_mesh
 from dovetail.model import Model
 from dovetail.training.plan import TIMEOUT
+from dovetail.training.stragglers import Stragglers
 from dovetail.transformer import Transformer
 
 T = TypeVar("T")
@@ -44,7 +46,17 @@ class Totals(NamedTuple):
 class Ranks:
     """This process among the ranks of a run; alone where there is one."""
 
-    def __init__(self, rank: int = 0, count: int = 1, timeout: float = TIMEOUT, tensor: int = 1) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        count: int = 1,
+        timeout: float = TIMEOUT,
+        tensor: int = 1,
+        status: Status | None = None,
+        hosts: Sequence[str] = (),
+    ) -> None:
+        self.status = status or Status()  # what this rank does: others read it when a collective fails
+        self.stragglers = Stragglers(hosts or ["localhost"] * count)
         self.rank, self.count, self.timeout = rank, count, timeout  # seconds that a collective may take
         if tensor < 1 or count % tensor:
             processes = "one process" if count == 1 else f"{count} processes"
@@ -85,11 +97,15 @@ class Ranks:
         if self.count == 1:
             return Totals(loss, tokens, tuple(flags))
         counts = self.rank % self.tensor == 0  # tensor-parallel ranks have the same rows
-        own = torch.tensor([tokens * counts, *flags], dtype=torch.float64)
+        work = [0.0] * self.count
+        work[self.rank] = self.stragglers.seconds()
+        own = torch.tensor([*work, tokens * counts, *flags], dtype=torch.float64)
         sums = torch.cat([torch.stack([loss.sum.double(), loss.num_labels.double()]) * counts, own.to(loss.sum.device)])
         dist.all_reduce(sums)
         total = LossSum(sums[0].to(loss.sum.dtype), sums[1].to(loss.num_labels.dtype))
-        num_tokens, *set_by = read_floats(*sums[2:])
+        numbers = read_floats(*sums[2:])
+        self.stragglers.add(numbers[: self.count])
+        num_tokens, *set_by = numbers[self.count :]
         return Totals(total, int(num_tokens), tuple(ranks > 0 for ranks in set_by))
 
     def any(self, value: bool) -> bool:
@@ -123,5 +139,7 @@ def ranks_of_run(timeout: float = TIMEOUT, tensor: int = 1) -> Iterator[Ranks]:
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Ranks(tensor=tensor)
         return
-    with joined_ranks(timeout=timeout), ends_with_others(timeout):
-        yield Ranks(dist.get_rank(), dist.get_world_size(), timeout, tensor)
+    status = Status()
+    with joined_ranks(timeout=timeout), ends_with_others(timeout, status) as members:
+        hosts = [one.host for one in members]
+        yield Ranks(dist.get_rank(), dist.get_world_size(), timeout, tensor, status, hosts)
