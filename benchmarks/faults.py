@@ -19,7 +19,7 @@ from typing import Any
 import faults_data
 import torch
 from faults_checkpoints import c1, c3, c4, c5, c6, c11
-from faults_ranks import TWO, Layout, c7, c8, c12, c13, c14
+from faults_ranks import TWO, Layout, c7, c8, c12, c13, c14, c15
 from faults_runs import c2, c9, c10, kills
 from measure import Goal, Row, arguments, report
 
@@ -39,6 +39,7 @@ TRAINING: dict[str, tuple[Work, dict[str, Any]]] = {  # the sizes of --quick
     "C12": (c12, {"steps": 8, "at": 4, "timeout": 6, "layouts": (TWO,)}),
     "C13": (c13, {"steps": 25, "layouts": (TWO,)}),
     "C14": (c14, {"layouts": (Layout(1), TWO)}),
+    "C15": (c15, {"steps": 24, "killed": 4}),
     "resume": (kills, {"steps": 30, "count": 2}),
 }
 
@@ -80,7 +81,7 @@ def main() -> int:
     """Run the rows; exit with 1 unless all hold."""
     parser = arguments(__doc__ or "")
     parser.add_argument(
-        "--only", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW", help="C1 … C14, resume, D1 … D7"
+        "--only", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW", help="C1 … C15, resume, D1 … D7"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)  # forked ranks share the cores

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,7 +160,7 @@ class Run:
 
     def start(self, fault: dict[str, Any] | None = None) -> list[int]:
         """Fork the ranks; the exit codes and what they print are found by `end`."""
-        port = str(_free_port())
+        port = str(free_port())
 
         def train(rank: int) -> None:
             env = {"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -185,10 +185,20 @@ class Run:
 
     def launch(self, fault: dict[str, Any], *torchrun: str) -> subprocess.Popen[bytes]:
         """Start the ranks by torchrun; what they print is in `torchrun.err` of home."""
-        elastic = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", *torchrun]
-        env = {**os.environ, FAULT: json.dumps(fault), "OMP_NUM_THREADS": "1"}
-        with (self.home / "torchrun.err").open("w") as file:
-            command = [sys.executable, *elastic, __file__, *self.args]
+        return self._torchrun(fault, "torchrun.err", "--standalone", f"--nproc-per-node={self.ranks}", *torchrun)
+
+    def agent(self, node: int, port: int, *torchrun: str) -> subprocess.Popen[bytes]:
+        """Start torchrun as one of several nodes, all on this host, with one rank each; what it prints is in `node-N.err`."""
+        rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run", "--local-addr=127.0.0.1")
+        own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # per attempt: nodes count restarts differently
+        return self._torchrun({}, f"node-{node}.err", "--nproc-per-node=1", *rendezvous, *torchrun, env=own_store)
+
+    def _torchrun(
+        self, fault: dict[str, Any], output: str, *flags: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        env = {**os.environ, **(env or {}), FAULT: json.dumps(fault), "OMP_NUM_THREADS": "1"}
+        with (self.home / output).open("w") as file:
+            command = [sys.executable, "-m", "torch.distributed.run", *flags, __file__, *self.args]
             return subprocess.Popen(command, cwd=self.home, env=env, stdout=file, stderr=file)
 
     def losses(self) -> list[float]:
@@ -218,7 +228,8 @@ def make_home(home: Path) -> Path:
     return home
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port on which nothing listens."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return listening.getsockname()[1]

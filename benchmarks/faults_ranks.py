@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from faults_checkpoints import loaded_by, saved_by
-from faults_process import Run, make_home, on_ranks, results
+from faults_process import Run, free_port, make_home, on_ranks, results
 from faults_runs import NONE, expect
 from measure import Goal, Row
 
@@ -147,6 +147,57 @@ def c14(place: Path, layouts: tuple[Layout, ...] = LAYOUTS) -> list[Row]:
         differing = sum(one[name] != value for one in loaded for name, value in saved[here].items())
         rows.append(Row(f"C14 saved on {here}, loaded on {there}: of {len(saved[here])} tensors, differing", differing, NONE))
     return rows
+
+
+def c15(place: Path, steps: int = 60, killed: int = 8) -> list[Row]:
+    """One of two nodes killed for good under torchrun --nnodes 1:2: the other continues alone, on the same batches."""
+    home, port = make_home(place), free_port()
+    whole, broken = (Run(home, name, steps, 2, ("--checkpoint-minutes=0", "--timeout=30")) for name in ("whole", "broken"))
+    expect(whole.finish(), 0, whole)
+    conf = "--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5"
+    flags = ("--nnodes=1:2", "--max-restarts=3", conf)
+    nodes = [broken.agent(0, port, *flags)]
+    _wait_for_port(port, nodes[0])  # the first has the store of the rendezvous
+    nodes.append(broken.agent(1, port, *flags))
+    try:
+        _wait_for_steps(broken, nodes[0], killed)
+        worlds = _worlds(nodes)
+        nodes[1].kill()
+        begin = time.monotonic()
+        nodes[1].wait()
+        alone = len(broken.losses())
+        _wait_for_steps(broken, nodes[0], alone + 3)
+        seconds = time.monotonic() - begin
+        code = nodes[0].wait(600)
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+    apart = max(abs(a - b) / b for a, b in zip(broken.losses(), whole.losses(), strict=False))
+    on = "C15 torchrun --nnodes=1:2, a node killed for good"
+    return [
+        Row(f"{on}: nodes that trained before", sum(map(bool, worlds)), Goal(2, 2)),
+        Row(f"{on}: steps reached", len(broken.losses()), Goal(steps, steps)),
+        Row(f"{on}: exit code of the other", code, NONE),
+        Row(f"{on}: seconds until the other trains alone", seconds),
+        Row(f"{on}: largest relative difference of a loss, in millionths", 1e6 * apart, Goal(high=100)),
+    ]
+
+
+def _worlds(nodes: list[subprocess.Popen[bytes]]) -> list[str]:
+    """The ranks of each node."""
+    return [Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().strip() for node in nodes]
+
+
+def _wait_for_port(port: int, launcher: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 120
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if launcher.poll() is not None or time.monotonic() > until:
+            raise SystemExit("torchrun does not listen for a rendezvous")
+        time.sleep(0.1)
 
 
 def _equal(on: str, whole: Run, broken: Run) -> list[Row]:

@@ -40,7 +40,7 @@ def test_fast_rows_hold_and_have_the_format_of_a_benchmark() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["C1", "C2", "C3", "C5", "C6", "C7", "C8", "C9", "C12", "C13", "C14", "resume"])
+@pytest.mark.parametrize("row", ["C1", "C2", "C3", "C5", "C6", "C7", "C8", "C9", "C12", "C13", "C14", "C15", "resume"])
 def test_a_fault_does_no_harm(row: str) -> None:
     run(row)
 
