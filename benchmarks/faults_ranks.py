@@ -101,7 +101,7 @@ def _stopped(home: Path, layout: Layout, timeout: int, within: int) -> list[Row]
 
 
 def c12(
-    place: Path, steps: int = 20, at: int = 7, timeout: int = 10, layouts: tuple[Layout, ...] = (FOUR, PRODUCT)
+    place: Path, steps: int = 20, at: int = 7, timeout: int = 20, layouts: tuple[Layout, ...] = (FOUR, PRODUCT)
 ) -> list[Row]:
     """A rank whose data never comes, under torchrun with one restart."""
     rows = list[Row]()

@@ -100,15 +100,15 @@ class Heartbeat:
             time.sleep(self.beat / 4)
         return [self._found(store, rank) for rank in range(self.count)]
 
-    def report(self, lines: str) -> None:
-        """Publish who did not arrive."""
-        self._store().set(self._name("report"), lines)
+    def report(self, report: dict[str, Any]) -> None:
+        """Publish who did not arrive, as plain data."""
+        self._store().set(self._name("report"), json.dumps(report))
 
-    def reported(self) -> str:
+    def reported(self) -> dict[str, Any]:
         """What the rank that asked first has published; raises where it did not."""
         store = self._store()
         store.wait([self._name("report")], timedelta(seconds=2 * self.patience))
-        return store.get(self._name("report")).decode()
+        return json.loads(store.get(self._name("report")))
 
     def _found(self, store: Store, rank: int) -> dict[str, Any]:
         found: dict[str, Any] = {"phase": "start", "step": None, "seconds": 0.0, "state": "silent", "cause": "", "stacks": ""}

@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
 
@@ -34,13 +35,14 @@ POLL = 0.5  # seconds between two looks at the launcher
 GRACE = 2.0  # seconds for other ranks to end by themselves: one that raised an error is about to print it
 ABORT = 2.0  # seconds for a rank to write its stacks
 GLOO = "gloo/transport"  # gloo raises RuntimeError with the place in its source
+T = TypeVar("T")
 UNKNOWN = "another rank died, or did not arrive"
 
 
 @contextlib.contextmanager
 def ends_with_others(timeout: float, status: Status | None = None) -> Iterator[list[Member]]:
     """Within this context, on every rank of the default group: a lost launcher ends the process, and a lost rank raises
-    RankError, which names it, once no other rank on this machine is alive. `timeout` is that of the group; `status` is what
+    RankError, which names it, once no other rank on this machine hangs. `timeout` is that of the group; `status` is what
     this rank does. Yields the process of each rank."""
     enabled = faulthandler.is_enabled()
     faulthandler.enable()
@@ -58,9 +60,9 @@ def ends_with_others(timeout: float, status: Status | None = None) -> Iterator[l
         sys.stderr.flush()
         faulthandler.dump_traceback()  # of the other threads
         cause = str(error).strip().splitlines()[0]
-        lost = _within(4 * heartbeat.patience, functools.partial(_lost, heartbeat, members, error))
-        _end(peers)
-        where = f"{named(heartbeat.rank, members)}: {lost or UNKNOWN}, within {timeout:g} s (--timeout)"
+        lost = _within(4 * heartbeat.patience, functools.partial(_lost, heartbeat, members, error)) or Lost(UNKNOWN)
+        _end([peer for rank, peer in peers.items() if rank not in lost.ending])
+        where = f"{named(heartbeat.rank, members)}: {lost.problem}, within {timeout:g} s (--timeout)"
         raise RankError(f"{where}: {cause}{_dumps()}; the same command resumes the run") from error
     except BaseException as error:
         _within(heartbeat.patience, functools.partial(_answer, heartbeat, "ended", error))
@@ -68,16 +70,23 @@ def ends_with_others(timeout: float, status: Status | None = None) -> Iterator[l
     finally:
         heartbeat.stop()
         left.set()
-        for peer in peers:
+        for peer in peers.values():
             os.close(peer)
         if not enabled:
             faulthandler.disable()
 
 
-def _within(seconds: float, action: Callable[[], str | None]) -> str | None:
+class Lost(NamedTuple):
+    """Which ranks did not arrive, and which ranks end by themselves, since their collective failed, too."""
+
+    problem: str
+    ending: Sequence[int] = ()
+
+
+def _within(seconds: float, action: Callable[[], T]) -> T | None:
     """The result of an action in a thread of its own; None where it is not there in time: a store on a host that is lost may
     never answer."""
-    result = list[str | None]()
+    result = list[T]()
     thread = threading.Thread(target=lambda: result.append(action()), name="store", daemon=True)
     thread.start()
     thread.join(seconds)
@@ -89,21 +98,22 @@ def _answer(heartbeat: Heartbeat, state: str, error: BaseException) -> None:
         heartbeat.answer(state, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}")
 
 
-def _lost(heartbeat: Heartbeat, members: Sequence[Member], error: RuntimeError) -> str:
-    """Which ranks did not arrive: the first rank that asks writes their stacks to stderr; the others read its report."""
+def _lost(heartbeat: Heartbeat, members: Sequence[Member], error: RuntimeError) -> Lost:
+    """Find which ranks did not arrive: the first rank that asks writes their stacks to stderr; the others read its report."""
     _answer(heartbeat, "failed", error)
     try:
         answers = heartbeat.ask()
         if answers is None:
-            return heartbeat.reported()
-        found = problem(answers, members)
-        heartbeat.report(found)
+            return Lost(**heartbeat.reported())
+        ending = [rank for rank, one in enumerate(answers) if one["state"] == "failed"]
+        lost = Lost(problem(answers, members), ending)
+        heartbeat.report(lost._asdict())
     except RuntimeError as unreachable:
-        return f"the store of the ranks does not answer, either ({str(unreachable).strip().partition(chr(10))[0]})"
+        return Lost(f"the store of the ranks does not answer ({str(unreachable).strip().partition(chr(10))[0]})")
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"dovetail: {found}\n{stacks_of(answers, members)}")
+        sys.stderr.write(f"dovetail: {lost.problem}\n{stacks_of(answers, members)}")
         sys.stderr.flush()
-    return found
+    return lost
 
 
 def _dumps() -> str:
@@ -128,12 +138,11 @@ def _members() -> tuple[list[Member], str]:
     return [one for one, _ in ranks], str(ranks[0][1])
 
 
-def _peers(members: Sequence[Member]) -> list[int]:
-    """A pidfd of every other rank on this machine."""
+def _peers(members: Sequence[Member]) -> dict[int, int]:
+    """Rank -> pidfd of every other rank on this machine."""
     own = member()
-    if not own.machine:
-        return []
-    return [os.pidfd_open(one.pid) for one in members if one.machine == own.machine and one.pid != own.pid]
+    near = {rank: one.pid for rank, one in enumerate(members) if one.machine == own.machine != ""}
+    return {rank: os.pidfd_open(pid) for rank, pid in near.items() if pid != own.pid}
 
 
 def _end(peers: Sequence[int]) -> None:
