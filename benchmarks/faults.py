@@ -19,7 +19,7 @@ from typing import Any
 import faults_data
 import torch
 from faults_checkpoints import c1, c3, c4, c5, c6, c11
-from faults_ranks import TWO, Layout, c7, c8, c12, c13, c14, c15
+from faults_ranks import PRODUCT, TWO, Layout, c7, c8, c12, c13, c14, c15
 from faults_runs import c2, c9, c10, kills
 from measure import Goal, Row, arguments, report
 
@@ -32,7 +32,7 @@ TRAINING: dict[str, tuple[Work, dict[str, Any]]] = {  # the sizes of --quick
     "C5": (c5, {}),
     "C6": (c6, {"ranks": 2, "others": (1,)}),
     "C7": (c7, {"steps": 8, "killed": (3,), "layouts": (TWO,)}),
-    "C8": (c8, {"timeout": 5, "within": 30, "layouts": (TWO,)}),
+    "C8": (c8, {"timeout": 5, "within": 30, "layouts": (PRODUCT,)}),
     "C9": (c9, {"ranks": (1,)}),
     "C10": (c10, {}),
     "C11": (c11, {"saves": 5}),

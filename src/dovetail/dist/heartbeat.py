@@ -30,6 +30,7 @@ BEATS = 20  # beats per time-out …
 LONGEST_BEAT = 5.0  # … but one in so many seconds: a thousand ranks send 200 per second
 ANSWERS = 3.0  # seconds for the answers, at least
 FRAMES, THREADS = 40, 8  # of the stacks of a rank
+COMMUNICATION = (os.path.dirname(dist.__file__), os.path.dirname(__file__))  # whose code sends and receives
 WATCHING = ("heartbeat", "launcher")  # threads that watch the others
 RECORDERS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}  # of torch's flight recorder, by backend
 
@@ -149,12 +150,14 @@ def member() -> Member:
 
 
 def waiting_in(backend: str) -> str | None:
-    """The oldest collective that this rank has begun and not finished, from torch's flight recorder."""
+    """The oldest collective that this rank has begun and not finished, from torch's flight recorder; or the send or receive
+    that its main thread is in, which gloo does not record."""
     dump = getattr(c10d, RECORDERS[backend], None)
     entries: list[dict[str, Any]] = [] if dump is None else json.loads(dump(True, True)).get("entries", [])
     active = next((entry for entry in entries if not entry["retired"]), None)
     if active is None:
-        return None
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        return frame.f_code.co_name if any(room in frame.f_code.co_filename for room in COMMUNICATION) else None
     number = active["p2p_seq_id" if active["is_p2p"] else "collective_seq_id"]
     return f"{active['profiling_name']} number {number} of the group {active['process_group'][1] or active['process_group'][0]}"
 
@@ -163,9 +166,7 @@ def stacks() -> str:
     """The Python stacks of this process's threads, that of the main thread first, without those that watch it."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    frames = {
-        ident: frame for ident, frame in sys._current_frames().items() if names.get(ident) not in ("heartbeat", "launcher")
-    }
+    frames = {ident: frame for ident, frame in sys._current_frames().items() if names.get(ident) not in WATCHING}
     lines = list[str]()
     for ident, frame in sorted(frames.items(), key=lambda one: one[0] != main)[:THREADS]:
         lines.append(f"Thread {names.get(ident, ident)} (most recent call last):\n")

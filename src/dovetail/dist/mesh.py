@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from torch.distributed.rendezvous import rendezvous
 
 from dovetail.core.errors import DovetailError
@@ -71,6 +72,13 @@ def _of_attempt(store: Store) -> Store:
     if os.environ.get("GROUP_WORLD_SIZE") != "1":
         return store
     return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def set_timeouts(seconds: float) -> None:
+    """Set the time-out of every group of ranks that there is. Those of a mesh begin with torch's default, half an hour for
+    gloo, whatever the default group has."""
+    for group in list(_world.pg_map):
+        _set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def make_mesh(*, data: int = 1, sequence: int = 1, tensor: int = 1, device: str = "cpu") -> DeviceMesh:

@@ -26,7 +26,7 @@ from dovetail.core.module import tensor_at
 from dovetail.dist.construction import build_sharded, local, shard_on_meta
 from dovetail.dist.heartbeat import Status
 from dovetail.dist.lost import ends_with_others
-from dovetail.dist.mesh import joined_ranks, make_mesh
+from dovetail.dist.mesh import joined_ranks, make_mesh, set_timeouts
 from dovetail.model import Model
 from dovetail.training.plan import TIMEOUT
 from dovetail.training.stragglers import Stragglers
@@ -83,7 +83,9 @@ class Ranks:
         """The model in float32: whole, or this rank's shard of it, which computes in `compute_dtype`."""
         if self.mesh is None:
             return build(spec, seed=seed)
-        return build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype)
+        model = build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype)
+        set_timeouts(self.timeout)  # of the groups of the mesh
+        return model
 
     def set_weights(self, model: Transformer, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights (path, whole tensor) into the model, or this rank's slice of each into its shard."""
