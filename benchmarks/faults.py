@@ -3,8 +3,8 @@
     python benchmarks/faults.py [--json] [--quick] [--only C1 C7]
 
 Processes and signals are real; ranks talk by gloo on 127.0.0.1. The model has 4 layers of width 64 and a vocabulary of 512, in
-float32. C rows: checkpoints and runs (faults_checkpoints.py, faults_runs.py); resume: kill -9 at random moments and the same
-command again; D rows: data (faults_data.py). The seconds of each row are among the figures.
+float32. C rows: checkpoints, runs and ranks (faults_checkpoints.py, faults_runs.py, faults_ranks.py); resume: kill -9 at random
+moments and the same command again; D rows: data (faults_data.py). The seconds of each row are among the figures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 import faults_data
 import torch
 from faults_checkpoints import c1, c3, c4, c5, c6, c11
-from faults_runs import c2, c7, c8, c9, c10, kills
+from faults_ranks import PRODUCT, TWO, Layout, c7, c8, c12, c13, c14, c15
+from faults_runs import c2, c9, c10, kills
 from measure import Goal, Row, arguments, report
 
 Work = Callable[..., list[Row]]
@@ -30,11 +31,15 @@ TRAINING: dict[str, tuple[Work, dict[str, Any]]] = {  # the sizes of --quick
     "C4": (c4, {}),
     "C5": (c5, {}),
     "C6": (c6, {"ranks": 2, "others": (1,)}),
-    "C7": (c7, {"steps": 8, "killed": (3,)}),
-    "C8": (c8, {"timeout": 5, "within": 30}),
+    "C7": (c7, {"steps": 8, "killed": (3,), "layouts": (TWO,)}),
+    "C8": (c8, {"timeout": 5, "within": 30, "layouts": (PRODUCT,)}),
     "C9": (c9, {"ranks": (1,)}),
     "C10": (c10, {}),
     "C11": (c11, {"saves": 5}),
+    "C12": (c12, {"steps": 8, "at": 4, "timeout": 6, "layouts": (TWO,)}),
+    "C13": (c13, {"steps": 25, "layouts": (TWO,)}),
+    "C14": (c14, {"layouts": (Layout(1), TWO)}),
+    "C15": (c15, {"steps": 24, "killed": 4}),
     "resume": (kills, {"steps": 30, "count": 2}),
 }
 
@@ -76,7 +81,7 @@ def main() -> int:
     """Run the rows; exit with 1 unless all hold."""
     parser = arguments(__doc__ or "")
     parser.add_argument(
-        "--only", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW", help="C1 … C11, resume, D1 … D7"
+        "--only", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW", help="C1 … C15, resume, D1 … D7"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)  # forked ranks share the cores

@@ -24,6 +24,7 @@ from dovetail.core.errors import FileError
 from dovetail.core.layout import TokenLayout
 from dovetail.datasets.corpus import Batch
 from dovetail.dist.construction import local
+from dovetail.dist.layout import Layout
 from dovetail.io import checksum, replace, tensors
 from dovetail.io.spec import from_yaml
 from dovetail.training import checkpoint, storage
@@ -39,11 +40,13 @@ NOBODY = 65534
 LARGE = SPEC.replace("width: 64", "width: 128").replace("head: 16", "head: 32").replace("hidden: 172", "hidden: 512")
 
 
-def state(seed: int = 0, steps: int = 0) -> dict[str, torch.Tensor]:
-    """The tensors of the tiny model after some steps, sharded across the ranks."""
-    ranks = Ranks(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Ranks()
+def state(seed: int = 0, steps: int = 0, tensor: int = 1) -> dict[str, torch.Tensor]:
+    """The tensors of the tiny model after some steps, sharded across the ranks; `tensor` of them share each layer."""
+    layout = Layout.of(dist.get_world_size(), tensor=tensor) if dist.is_initialized() else Layout()
+    ranks = Ranks(dist.get_rank() if layout.ranks > 1 else 0, layout)
     trainer = Trainer(ranks.build(from_yaml(SPEC), seed=seed), next_token, Plan(steps=9), ranks)
-    tokens = torch.randint(0, 512, (12, 17), generator=torch.Generator().manual_seed(3))[ranks.rank :: ranks.count]
+    tokens = torch.randint(0, 512, (12, 17), generator=torch.Generator().manual_seed(3))
+    tokens = tokens[ranks.data_rank :: ranks.data_count]
     for step in range(steps):
         trainer.step(Batch(tokens[:, :-1], tokens[:, 1:], TokenLayout.whole(len(tokens), 16)), step, 1e-3)
     return trainer.tensors()
@@ -123,17 +126,17 @@ def restart(place: str) -> dict[str, Any]:
 # -- C3, C4, C6 ---------------------------------------------------------------------------------------------------------
 
 
-def saved_by(place: str, *steps: int) -> dict[str, str]:
+def saved_by(place: str, tensor: int, *steps: int) -> dict[str, str]:
     """Train and save; the sha256 of every tensor, whole."""
-    checkpoints, values = Checkpoints(place, keep=9), state(steps=2)
+    checkpoints, values = Checkpoints(place, keep=9), state(steps=2, tensor=tensor)
     for step in steps:
         checkpoints.save(step, values, {"step": step})
     return digests(values)
 
 
-def loaded_by(place: str) -> dict[str, str]:
+def loaded_by(place: str, tensor: int = 1) -> dict[str, str]:
     """Load into a model of other initial weights; the sha256 of every tensor, whole."""
-    checkpoints, values = Checkpoints(place), state(seed=1)
+    checkpoints, values = Checkpoints(place), state(seed=1, tensor=tensor)
     path = checkpoints.latest()
     assert path is not None
     checkpoints.load(path, values)
@@ -147,7 +150,7 @@ def digests(values: dict[str, torch.Tensor]) -> dict[str, str]:
 
 def c3(place: Path, flips: int = 200) -> list[Row]:
     """Single bits of shards and manifest, flipped."""
-    results(on_ranks(2, saved_by, str(place / "c"), 1, 2))
+    results(on_ranks(2, saved_by, str(place / "c"), 1, 1, 2))
     found = in_child(_flip_bits, str(place / "c"), flips)
     name = f"C3 flipped bits of shards and manifest detected before use, of {flips}"
     return [Row(name, found["detected"], Goal(low=flips)), Row("C3 of these, in the manifest", found["manifest"])]
@@ -174,7 +177,7 @@ def _flip_bits(place: str, flips: int) -> dict[str, int]:
 
 def c4(place: Path) -> list[Row]:
     """Truncated files."""
-    results(on_ranks(2, saved_by, str(place / "c"), 1))
+    results(on_ranks(2, saved_by, str(place / "c"), 1, 1))
     cases, named, slowest = in_child(_truncate, str(place / "c" / "step-00000001"))
     return [
         Row(f"C4 truncations refused by a FileError that names the file, of {cases}", named, Goal(low=cases)),
@@ -201,7 +204,7 @@ def _truncate(place: str) -> tuple[int, int, float]:
 
 def c6(place: Path, ranks: int = 4, others: tuple[int, ...] = (1, 2, 3)) -> list[Row]:
     """Saved on some ranks, loaded on others."""
-    saved = results(on_ranks(ranks, saved_by, str(place / "c"), 1))[0]
+    saved = results(on_ranks(ranks, saved_by, str(place / "c"), 1, 1))[0]
     rows = list[Row]()
     for count in others:
         loaded = results(on_ranks(count, loaded_by, str(place / "c")))

@@ -3,9 +3,13 @@
     on_ranks(2, job, "plain", "data")          job(*data) on forked ranks that talk by gloo; the exit code and result of each
     Run(home, "out", ranks=2).start(fault)     `dovetail train` on forked ranks;  .launch(…): on ranks of torchrun
 
-A fault is plain data that a rank reads from FAULT: {"kill": {restart: [rank, step]}} SIGKILL, {"interrupt": step} SIGINT,
-{"nan": step} a gradient that is not a number. It happens at the beginning of a step, counted from 1, by a real signal to the
-rank's own process.
+A fault is plain data that a rank reads from FAULT. It happens at the beginning of a step, counted from 1:
+
+    {"kill": {restart: [rank, step]}}    SIGKILL, a real signal to the rank's own process
+    {"interrupt": step}                  SIGINT, likewise
+    {"hang": {restart: [rank, step]}}    data that never comes
+    {"slow": [rank, seconds]}            data that comes late, in every step
+    {"nan": step}                        a gradient that is not a number
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,7 +160,7 @@ class Run:
 
     def start(self, fault: dict[str, Any] | None = None) -> list[int]:
         """Fork the ranks; the exit codes and what they print are found by `end`."""
-        port = str(_free_port())
+        port = str(free_port())
 
         def train(rank: int) -> None:
             env = {"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -181,10 +185,20 @@ class Run:
 
     def launch(self, fault: dict[str, Any], *torchrun: str) -> subprocess.Popen[bytes]:
         """Start the ranks by torchrun; what they print is in `torchrun.err` of home."""
-        elastic = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", *torchrun]
-        env = {**os.environ, FAULT: json.dumps(fault), "OMP_NUM_THREADS": "1"}
-        with (self.home / "torchrun.err").open("w") as file:
-            command = [sys.executable, *elastic, __file__, *self.args]
+        return self._torchrun(fault, "torchrun.err", "--standalone", f"--nproc-per-node={self.ranks}", *torchrun)
+
+    def agent(self, node: int, port: int, *torchrun: str) -> subprocess.Popen[bytes]:
+        """Start torchrun as one of several nodes, all on this host, with one rank each; what it prints is in `node-N.err`."""
+        rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run", "--local-addr=127.0.0.1")
+        own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # per attempt: nodes count restarts differently
+        return self._torchrun({}, f"node-{node}.err", "--nproc-per-node=1", *rendezvous, *torchrun, env=own_store)
+
+    def _torchrun(
+        self, fault: dict[str, Any], output: str, *flags: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        env = {**os.environ, **(env or {}), FAULT: json.dumps(fault), "OMP_NUM_THREADS": "1"}
+        with (self.home / output).open("w") as file:
+            command = [sys.executable, "-m", "torch.distributed.run", *flags, __file__, *self.args]
             return subprocess.Popen(command, cwd=self.home, env=env, stdout=file, stderr=file)
 
     def losses(self) -> list[float]:
@@ -214,7 +228,8 @@ def make_home(home: Path) -> Path:
     return home
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port on which nothing listens."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return listening.getsockname()[1]
@@ -224,11 +239,17 @@ def _free_port() -> int:
 def faulty(fault: dict[str, Any]) -> Iterator[None]:
     """Within this context, a step of a Trainer begins with its fault; each step that a rank finishes is written to STEPS."""
     step_of, rank = Trainer.step, int(os.environ.get("RANK", "0"))
-    kill_rank, kill_step = fault.get("kill", {}).get(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), (None, None))
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    kill, hang = (list(fault.get(name, {}).get(restart, ())) for name in ("kill", "hang"))
+    slow_rank, seconds = fault.get("slow", (None, 0))
 
     def step(self: Trainer, batch: Any, number: int, *args: Any) -> Any:
-        if (rank, number + 1) == (kill_rank, kill_step):
+        if [rank, number + 1] == kill:
             os.kill(os.getpid(), signal.SIGKILL)
+        if [rank, number + 1] == hang:
+            data_that_never_comes()
+        if rank == slow_rank:
+            time.sleep(seconds)
         if number + 1 == fault.get("interrupt") and rank == self.ranks.count - 1:
             os.kill(os.getpid(), signal.SIGINT)
         if number + 1 == fault.get("nan"):
@@ -236,7 +257,7 @@ def faulty(fault: dict[str, Any]) -> Iterator[None]:
         found = step_of(self, batch, number, *args)
         if rank == 0:
             with Path("steps.log").open("a") as log:
-                log.write(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {number + 1}\n")
+                log.write(f"{restart} {number + 1}\n")
         return found
 
     Trainer.step = step  # pyright: ignore[reportAttributeAccessIssue]
@@ -244,6 +265,11 @@ def faulty(fault: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         Trainer.step = step_of
+
+
+def data_that_never_comes() -> None:
+    """Wait as a reader of a file system that is gone does."""
+    time.sleep(PATIENCE)
 
 
 def _with_nan(trainer: Trainer, step: Callable[[], Any]) -> Any:

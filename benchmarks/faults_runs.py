@@ -1,8 +1,7 @@
-"""Faults of training runs: kills, interrupts, a stopped rank, a gradient that is not a number  (rows of faults.py)."""
+"""Faults of training runs: kills, interrupts, a gradient that is not a number  (rows of faults.py)."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
@@ -10,7 +9,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from faults_process import SPEC, Run, in_child, make_home
@@ -34,12 +32,12 @@ def c2(place: Path, steps: int = 200, stops: tuple[int, ...] = (37, 101, 150), r
     home, rows = make_home(place), list[Row]()
     for count in ranks:
         whole, broken = (Run(home, f"{name}-{count}", steps, count, ()) for name in ("whole", "broken"))
-        _expect(whole.finish(), 0, whole)
+        expect(whole.finish(), 0, whole)
         for stop in stops:
-            _expect(broken.finish({"interrupt": stop}), 130, broken)
+            expect(broken.finish({"interrupt": stop}), 130, broken)
             if len(broken.losses()) != stop:
                 raise SystemExit(f"interrupted after {len(broken.losses())} steps, not {stop}")
-        _expect(broken.finish(), 0, broken)
+        expect(broken.finish(), 0, broken)
         losses = sum(a != b for a, b in zip(whole.losses(), broken.losses(), strict=True))
         files = whole.digests()
         differing = sum(files[name] != other for name, other in broken.digests().items())
@@ -58,7 +56,7 @@ def kills(place: Path, steps: int = 300, count: int = 20) -> list[Row]:
     flags = ("--checkpoint-minutes=0.002",)
     whole, broken = Run(home, "whole", steps, flags=flags), Run(home, "broken", steps, flags=flags)
     begin = time.monotonic()
-    _expect(whole.finish(), 0, whole)
+    expect(whole.finish(), 0, whole)
     length, done, ended, equal = time.monotonic() - begin, 0, 0, 0
     expected = whole.digests()["model.safetensors"]
     while done < count or not ended:
@@ -77,60 +75,6 @@ def kills(place: Path, steps: int = 300, count: int = 20) -> list[Row]:
         Row("kill -9 at random moments, the same command again: kills", done, Goal(low=count)),
         Row(f"… runs that ended, of {steps} steps", ended),
         Row("… of these, with another sha256 of the weights than the unbroken run", ended - equal, NONE),
-    ]
-
-
-def c7(place: Path, steps: int = 60, killed: tuple[int, ...] = (13, 29, 41)) -> list[Row]:
-    """SIGKILL a rank under torchrun with restarts."""
-    home = make_home(place)
-    whole, broken = Run(home, "whole", steps, 2), Run(home, "broken", steps, 2)
-    _expect(whole.finish(), 0, whole)
-    (home / "steps.log").unlink()
-    plan = {str(restart): (1 - restart % 2, step) for restart, step in enumerate(killed)}
-    code = broken.launch({"kill": plan}, f"--max-restarts={len(killed)}").wait()
-    trained = [tuple(map(int, line.split())) for line in (home / "steps.log").read_text().splitlines()]
-    by_restart = [[step for restart, step in trained if restart == i] for i in range(len(killed) + 1)]
-    lost = [max(a) - min(b) + 1 for a, b in itertools.pairwise(by_restart) if a and b]
-    differing = sum(a != b for a, b in zip(whole.losses(), broken.losses(), strict=False))
-    at = ", ".join(map(str, killed))
-    return [
-        Row(f"C7 torchrun, SIGKILL of a rank at steps {at}: steps reached", len(broken.losses()), Goal(low=steps)),
-        Row("C7 exit code of torchrun", code, NONE),
-        Row("C7 restarts", len(by_restart) - 1 if all(by_restart) else -1, Goal(len(killed), len(killed))),
-        Row("C7 losses that differ from the run without faults", differing, NONE),
-        Row("C7 sha256 of weights that differ", float(_model(whole) != _model(broken)), NONE),
-        Row("C7 most steps lost at a kill; a checkpoint is taken after each", max(lost, default=-1), Goal(0, 1)),
-    ]
-
-
-def c8(place: Path, timeout: int = 10, within: int = 20) -> list[Row]:
-    """SIGSTOP a rank under torchrun."""
-    run = Run(make_home(place), "run", 100_000, 2, ("--checkpoint-minutes=0.02", f"--timeout={timeout}"))
-    launcher = run.launch({})
-    until = time.monotonic() + 300
-    while len(run.losses()) < 5:
-        if launcher.poll() is not None or time.monotonic() > until:
-            raise SystemExit(f"torchrun did not train\n{(run.home / 'torchrun.err').read_text()[-3000:]}")
-        time.sleep(0.1)
-    ranks = [int(rank) for rank in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
-    begin = time.monotonic()
-    os.kill(ranks[1], signal.SIGSTOP)
-    while any(map(_alive, ranks)) and time.monotonic() - begin < 6 * within:
-        time.sleep(0.05)
-    seconds = time.monotonic() - begin
-    orphans = [rank for rank in ranks if _alive(rank)]
-    for rank in orphans:
-        os.kill(rank, signal.SIGKILL)
-    code = launcher.wait(120)
-    launched = time.monotonic() - begin
-    errors = (run.home / "torchrun.err").read_text()
-    stacks = ("Fatal Python error: Aborted" in errors) + ("Timed out waiting" in errors and "Traceback" in errors)
-    return [
-        Row(f"C8 SIGSTOP of a rank, group time-out {timeout} s: seconds until no rank is left", seconds, Goal(high=within)),
-        Row("C8 seconds until torchrun has ended", launched),
-        Row("C8 ranks of 2 whose stacks are on stderr", stacks, Goal(low=2)),
-        Row("C8 orphans", len(orphans), NONE),
-        Row("C8 exit code of torchrun", code, Goal(low=1)),
     ]
 
 
@@ -174,18 +118,7 @@ def _accumulated() -> float:
     return float((gradient(8) - whole).norm() / whole.norm())
 
 
-def _alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _model(run: Run) -> Any:
-    file = run.place / "model.safetensors"
-    return run.digests()["model.safetensors"] if file.exists() else run.out
-
-
-def _expect(codes: list[int], code: int, run: Run) -> None:
+def expect(codes: list[int], code: int, run: Run) -> None:
+    """Stop unless every rank ended with this exit code."""
     if set(codes) != {code}:
         raise SystemExit(f"{' '.join(run.args)}: ended with {codes}, not {code}\n{run.errors()[-3000:]}")

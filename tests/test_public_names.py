@@ -50,6 +50,7 @@ assert dovetail.show(spec).parameters > 0
 assert "class Model" in dovetail.emit(spec).text
 assert dovetail.list_parts("norm")[0].group == "norm"
 assert dovetail.graft(model, other).model.part == other
+assert dovetail.check_node().passed
 with tempfile.TemporaryDirectory() as place:
     dovetail.save(model, Path(place) / "model")
     assert dovetail.load(Path(place) / "model").spec == spec

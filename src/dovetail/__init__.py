@@ -23,6 +23,7 @@ _PUBLIC = {
     "build": "dovetail.api.models",
     "build_data": "dovetail.api.build_data",
     "check": "dovetail.core.check",
+    "check_node": "dovetail.api.check_node",
     "diff": "dovetail.api.diff",
     "emit": "dovetail.api.emit",
     "export": "dovetail.api.export",
@@ -51,6 +52,7 @@ _PUBLIC = {
 if TYPE_CHECKING:
     from dovetail import parts as parts
     from dovetail.api.build_data import build_data as build_data
+    from dovetail.api.check_node import check_node as check_node
     from dovetail.api.diff import diff as diff
     from dovetail.api.emit import emit as emit
     from dovetail.api.export import export as export

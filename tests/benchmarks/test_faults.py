@@ -40,7 +40,7 @@ def test_fast_rows_hold_and_have_the_format_of_a_benchmark() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["C1", "C2", "C3", "C5", "C6", "C7", "C8", "C9", "resume"])
+@pytest.mark.parametrize("row", ["C1", "C2", "C3", "C5", "C6", "C7", "C8", "C9", "C12", "C13", "C14", "C15", "resume"])
 def test_a_fault_does_no_harm(row: str) -> None:
     run(row)
 
@@ -52,6 +52,8 @@ def test_a_fault_does_no_harm(row: str) -> None:
         ("C1", "checkpoint.write_manifest = lambda place, manifest: None"),
         ("C3", "checkpoint.verify = lambda path, *_: checkpoint.read_manifest(path)"),
         ("C4", "checkpoint.FileError = OSError"),
+        ("C13", "__import__('dovetail.training.stragglers', fromlist=['']).FACTOR = 1e9"),
+        ("C14", "checkpoint.read_chunks = lambda *_: None"),
         ("C11", "checkpoint.NAME = __import__('re').compile(r'step-(0000000[1-4])')"),
     ],
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -83,7 +85,11 @@ def test_a_stopped_rank_ends_all_ranks_with_their_stacks(tmp_path: Path) -> None
     assert seconds_until_ended(ranks) > 5
     assert launcher.wait(60) != 0
     errors = (tmp_path / "errors").read_text()
-    assert "did not answer within 6 s (--timeout)" in errors
+    assert re.search(
+        rf"rank 1 \({re.escape(socket.gethostname())}, process {ranks[1]}\) did not arrive, last seen at step \d+", errors
+    )
+    assert "does not respond: it is stopped" in errors
+    assert "within 6 s (--timeout)" in errors
     assert "Fatal Python error: Aborted" in errors  # the stacks of the rank that was stopped
     assert "Timed out waiting" in errors
     assert errors.count("in _end_with_launcher") >= 2

@@ -1,7 +1,10 @@
 """Print what a report of a defect needs: versions, processor, threads, memory, and which optional packages are installed.
 
-dovetail doctor
-dovetail doctor --json
+With --node, test instead whether this machine computes and stores correctly, before it joins a training run: exact matmuls on
+every device, memory, and the disk of a directory. A node that fails exits with 1.
+
+    dovetail doctor --json
+    dovetail doctor --node runs && torchrun … -m dovetail train run.yaml
 """
 
 from __future__ import annotations
@@ -10,28 +13,50 @@ import dataclasses as dc
 import os
 import platform
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
 
 from dovetail.cli.output import print_json, print_line
+from dovetail.cli.shown import print_view
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
 
 
 @dc.dataclass
 class Command:
-    """Output format."""
+    """What to examine."""
 
+    node: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Test this node, and the disk of this directory."""
+    gflops: float = 0.0
+    """With --node: the least GFLOP/s of a float32 matmul, per device."""
+    memory: float = 0.0
+    """With --node: the least GB of memory that are available."""
     json: bool = False
     """Print one JSON object."""
 
     def run(self) -> int:
-        """Examine the machine and print the report; exit code 4 if a required package is missing."""
+        """Examine the machine and print the report; exit code 4 if a required package is missing, 1 if the node fails."""
+        if self.node is not None:
+            return self._check_node(self.node)
         report = examined()
         if self.json:
             print_json(report, indent=2)
         else:
             print_line(text(report))
         return 0 if all(package["installed"] for package in report["packages"]) else 4
+
+    def _check_node(self, directory: Path) -> int:
+        from dovetail.api.check_node import check_node
+
+        result = check_node(directory, gflops=self.gflops, memory=self.memory)
+        if self.json:
+            print_json(result.to_dict())
+        else:
+            print_view(result)
+        return 0 if result.passed else 1
 
 
 def examined() -> dict[str, Any]:

@@ -22,7 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dovetail.dist.waiting import waiting
 
+
+@waiting.timed
 def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the sum of x over the ranks as a new tensor, not differentiable."""
     out = x.detach().clone(memory_format=torch.contiguous_format)
@@ -30,6 +33,7 @@ def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return out
 
 
+@waiting.timed
 def joined(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Return x of every rank concatenated along dim as a new tensor, not differentiable."""
     own = x.detach().contiguous()
@@ -53,6 +57,7 @@ def total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _Total.apply(x, group)  # type: ignore[no-any-return]
 
 
+@waiting.timed
 def largest(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the largest x of the ranks as a new tensor, not differentiable."""
     out = x.detach().clone(memory_format=torch.contiguous_format)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from torch.distributed.rendezvous import rendezvous
 
 from dovetail.core.errors import DovetailError
@@ -30,6 +31,12 @@ from dovetail.dist.layout import Layout
 
 AXES = ("pipeline", "replicas", "data", "sequence", "tensor")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+DUMPS = "TORCH_FR_DUMP_TEMP_FILE"
+FLIGHT_RECORDER = {  # of NCCL: the last collectives of every rank, written to a file when one of them times out
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    DUMPS: "/tmp/dovetail-flight-recorder-rank-",
+}
 
 
 class RankError(DovetailError):
@@ -46,6 +53,8 @@ def joined_ranks(device: str = "cpu", timeout: float | None = None) -> Iterator[
         yield
         return
     if device == "cuda":
+        for name, value in FLIGHT_RECORDER.items():
+            os.environ.setdefault(name, value)
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ:
         limit = None if timeout is None else timedelta(seconds=timeout)
@@ -67,6 +76,13 @@ def _of_attempt(store: Store) -> Store:
     if os.environ.get("GROUP_WORLD_SIZE") != "1":
         return store
     return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def set_timeouts(seconds: float) -> None:
+    """Set the time-out of every group of ranks that there is. Those of a mesh begin with torch's default, half an hour for
+    gloo, whatever the default group has."""
+    for group in list(_world.pg_map):
+        _set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def make_mesh(

@@ -42,6 +42,7 @@ from dovetail.dist.batch import TokenRanks
 from dovetail.dist.collective import enter, join, largest, leave, total
 from dovetail.dist.mesh import RankError
 from dovetail.dist.place import Cut, TPRegion, cut_of, tp_regions
+from dovetail.dist.waiting import time_collectives
 
 # the methods that run a model, beside forward
 ENTRIES = ("loss", "loss_sum", "loss_and_hits", "next_logits", "draft", "encode", "fill")
@@ -302,6 +303,7 @@ def fully_shard_model(
     for unit in units(model):
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    time_collectives(model)
     for name in ENTRIES:
         register_fsdp_forward_method(model, name)
 

@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -75,7 +76,9 @@ def train(
         check_declared(model, model.part)
     trainer = Trainer(model, objective, plan, ranks, where)
     history: list[StepMetrics] = []
+    status, stragglers = trainer.ranks.status, trainer.ranks.stragglers
     if recorder is not None:
+        status.at("restore")
         plan, history = recorder.restore(trainer)
     first = len(history)
     if samples is not None:
@@ -87,6 +90,8 @@ def train(
             if step and plan.done(step) >= 1:  # a run that was complete
                 break
             lr, begin = plan.lr(step), time.monotonic()
+            status.at("data", step + 1)
+            stragglers.begin()
             batch = batches(step)
             found = trainer.step(batch, step, lr, lambda: (stop(), recorder is not None and recorder.due()))
             stopped, due = found.flags
@@ -99,8 +104,13 @@ def train(
                 plan = dc.replace(plan, minutes=None, steps=steps)
             last = stopped or plan.done(step + 1) >= 1
             is_eval = int(plan.done(step + 1) * plan.evals) > int(plan.done(step) * plan.evals) or last
+            if is_eval:
+                status.at("eval", step + 1)
             held_out = _eval(trainer, validation, step) if is_eval else {}
-            metrics = StepMetrics(step + 1, found.loss, lr, tokens, before + now - start, grad_norm=found.grad_norm, mfu=mfu)
+            figures = {"grad_norm": found.grad_norm, "mfu": mfu, "imbalance": stragglers.imbalance}
+            metrics = StepMetrics(step + 1, found.loss, lr, tokens, before + now - start, **figures)
+            if (slow := stragglers.changed(step + 1)) and trainer.ranks.first:
+                warnings.warn(slow, stacklevel=2)
             if held_out:
                 metrics = dc.replace(metrics, val_loss=held_out.pop("loss"), val_metrics=held_out)
             history.append(metrics)
@@ -108,6 +118,7 @@ def train(
             if samples is not None:
                 samples.take(trainer, history)
             if recorder is not None:
+                status.at("record", step + 1)
                 recorder.record(trainer, plan, metrics, due, last)
             if last:
                 break

@@ -25,11 +25,13 @@ from dovetail.core.module import tensor_at
 from dovetail.datasets.corpus import Batch
 from dovetail.dist.collective import summed
 from dovetail.dist.construction import build_sharded, local, shard_on_meta
+from dovetail.dist.heartbeat import Status
 from dovetail.dist.layout import Axes, Layout
 from dovetail.dist.lost import ends_with_others
-from dovetail.dist.mesh import joined_ranks, mesh_of
+from dovetail.dist.mesh import joined_ranks, mesh_of, set_timeouts
 from dovetail.model import Model
 from dovetail.training.plan import TIMEOUT
+from dovetail.training.stragglers import Stragglers
 from dovetail.transformer import Transformer
 
 T = TypeVar("T")
@@ -47,9 +49,18 @@ class Totals(NamedTuple):
 class Ranks:
     """This process among the ranks of a run; alone where there is one."""
 
-    def __init__(self, rank: int = 0, layout: Layout = ALONE, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        layout: Layout = ALONE,
+        timeout: float = TIMEOUT,
+        status: Status | None = None,
+        hosts: Sequence[str] = (),
+    ) -> None:
         self.rank, self.layout, self.timeout = rank, layout, timeout  # seconds that a collective may take
         self.count = layout.ranks
+        self.status = status or Status()  # what this rank does: others read it when a collective fails
+        self.stragglers = Stragglers(hosts or ["localhost"] * self.count)
         self.mesh = mesh_of(layout) if self.count > 1 else None
         self.sequence = None if self.mesh is None or layout.sequence == 1 else self.mesh["sequence"].get_group()
         self.stages = None if self.mesh is None or layout.pipeline == 1 else self.mesh["pipeline"].get_group()
@@ -101,7 +112,9 @@ class Ranks:
         if self.mesh is None:
             return build(spec, seed=seed, dtype=dtype)
         ring = self.layout.ring
-        return build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype, dtype=dtype, ring=ring)
+        model = build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype, dtype=dtype, ring=ring)
+        set_timeouts(self.timeout)  # of the groups of the mesh
+        return model
 
     def set_weights(self, model: Transformer, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights (path, whole tensor) into the model, or this rank's slice of each into its shard."""
@@ -116,11 +129,15 @@ class Ranks:
         if self.count == 1:
             return Totals(loss, tokens, tuple(flags))
         counts = self.rank % self.layout.tensor == 0  # tensor-parallel ranks have the same tokens, as those of a pipeline have
-        own = torch.tensor([tokens * (counts and self.stage == 0), *flags], dtype=torch.float64)
+        work = [0.0] * self.count
+        work[self.rank] = self.stragglers.seconds()
+        own = torch.tensor([*work, tokens * (counts and self.stage == 0), *flags], dtype=torch.float64)
         sums = torch.cat([torch.stack([loss.sum.double(), loss.num_labels.double()]) * counts, own.to(loss.sum.device)])
         dist.all_reduce(sums)
         total = LossSum(sums[0], sums[1])
-        num_tokens, *set_by = read_floats(*sums[2:])
+        numbers = read_floats(*sums[2:])
+        self.stragglers.add(numbers[: self.count])
+        num_tokens, *set_by = numbers[self.count :]
         return Totals(total, int(num_tokens), tuple(ranks > 0 for ranks in set_by))
 
     def norm_of_stages(self, norm: Tensor) -> Tensor:
@@ -160,5 +177,7 @@ def ranks_of_run(timeout: float = TIMEOUT, **axes: Unpack[Axes]) -> Iterator[Ran
     if count == 1:
         yield Ranks()
         return
-    with joined_ranks(timeout=timeout), ends_with_others(timeout):
-        yield Ranks(dist.get_rank(), layout, timeout)
+    status = Status()
+    with joined_ranks(timeout=timeout), ends_with_others(timeout, status) as members:
+        hosts = [one.host for one in members]
+        yield Ranks(dist.get_rank(), layout, timeout, status, hosts)

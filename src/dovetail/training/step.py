@@ -85,6 +85,7 @@ class Trainer:
         """Train on a batch; raise Diverged where the loss or the gradient norm is not finite: no weight has changed then.
         `flags` are this rank's, read after the backward pass: they are added up in the collective of the loss."""
         self.optimizer.zero_grad()
+        self.ranks.status.at("forward and backward", step + 1)
         batch = self.ranks.chunk(batch)
         seed = seed_of(self.plan.seed, step)  # of all pieces: random numbers are drawn by the number of a sample in the batch
         pieces = [piece.to(self.model.device) for piece in batch.pieces(self.plan.micro_batches)]
@@ -102,6 +103,7 @@ class Trainer:
         if factor != 1.0:
             for gradient in gradients:
                 gradient.mul_(factor)
+        self.ranks.status.at("optimizer", step + 1)
         self.optimizer.set_lr(lr)
         self.optimizer.step()
         self._average()
