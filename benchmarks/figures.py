@@ -94,6 +94,9 @@ TABLE = {
         ("benchmarks/dist.py", "benchmarks/layout_jobs.py", HERE, f"{SOURCE}/dist", f"{SOURCE}/training", *RUNS),
         2,
     ),
+    "layouts": Figure(
+        "python benchmarks/layouts.py --json", ("benchmarks/layouts.py", f"{SOURCE}/dist", f"{SOURCE}/lawbook", *RUNS), 1
+    ),
     "corpus": Figure(
         "python benchmarks/corpus.py --json", ("benchmarks/corpus.py", "benchmarks/ngram.py", f"{SOURCE}/training", *RUNS), 2
     ),

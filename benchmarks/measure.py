@@ -63,7 +63,7 @@ class Row:
         """The row as plain data, for JSON."""
         goal = None if self.goal is None else str(self.goal)
         spread = None if self.spread is None else round(self.spread, 4)
-        return {"name": self.name, "value": round(self.value, 4), "goal": goal, "holds": self.holds, "spread": spread}
+        return {"name": self.name, "value": float(f"{self.value:.5g}"), "goal": goal, "holds": self.holds, "spread": spread}
 
 
 def middle(values: Sequence[float]) -> tuple[float, float]:

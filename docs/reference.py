@@ -43,6 +43,7 @@ def write_reference(place: Path) -> None:
         "families": families,
         "presets": presets,
         "seeded": seeded,
+        "layouts": layouts,
         "results": results,
     }
     texts = {f"{name}.md": "\n".join(page()) + "\n" for name, page in pages.items()}
@@ -85,6 +86,18 @@ def results() -> Iterator[str]:
                 verdict = {True: "yes", False: "no", None: "–"}
                 lines = [(row["name"], f"{row['value']:g}", row["goal"] or "–", verdict[row["holds"]]) for row in measured]
                 yield from table(("figure", "value", "goal", "holds"), lines)
+
+
+def layouts() -> Iterator[str]:
+    """Every part in every layout: it trains as one rank does, or is refused."""
+    yield "# Parts and layouts\n"
+    yield "Whether a part trains over two ranks as on one, in sampled specs (law 8, float64), or is refused with its path,"
+    yield "before anything is allocated. *Other part*: every sampled spec with it was refused for another part. Models with an"
+    yield "encoder are not among them. Taken by `python benchmarks/layouts.py --json`.\n"
+    found = next((one.result for one in standings() if one.name == "layouts"), None)
+    cells = found.get("table", {}) if isinstance(found, dict) else {}
+    ways = list(next(iter(cells.values()), {}))
+    yield from table(("part", *ways), [(f"`{kind}`", *(row[way] or "–" for way in ways)) for kind, row in cells.items()])
 
 
 def parts() -> Iterator[str]:

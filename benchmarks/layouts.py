@@ -1,0 +1,95 @@
+"""Every part in every layout: it trains as on one rank, or the spec is refused with the path of the part that cannot.
+
+Specs with each kind are sampled, and run over two ranks as law 8 does (tensor, FSDP, sequence, ring, pipeline), in float64. A
+cell is `equal` where some spec with the part ran, and none differed; a reason where a refusal names the part; and else `other
+part`, where every sampled spec with it was refused for another part beside it. One differing run fails the table.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+
+from measure import Goal, Row, arguments, progress, versions
+
+from dovetail.core.part import walk_spec
+from dovetail.dist.pair import Pair
+from dovetail.io.spec import to_yaml
+from dovetail.lawbook.case import RELATION
+from dovetail.lawbook.sample import attempt
+from dovetail.lawbook.sharded import WAYS, Compared, compare_sharded
+from dovetail.model import Model
+
+OTHER = "other part"
+EQUAL = "equal"
+DIFFERS = "differs by"
+TRIES = 60  # specs that are sampled for one kind that is still missing
+
+
+def kinds_of(spec: Model) -> dict[str, str]:
+    """Path -> kind of every part of a spec."""
+    return {path: part.kind for path, part in walk_spec(spec)}
+
+
+def blamed(found: Compared, kinds: dict[str, str]) -> str | None:
+    """The kind of the part that a refusal names, by the longest path that its own begins with."""
+    path = found.reason.partition(":")[0]
+    inside = [known for known in kinds if known and (path == known or path.startswith(f"{known}."))]
+    return kinds[max(inside, key=len)] if inside else None
+
+
+def wanted(table: dict[str, dict[str, str]], rng: random.Random) -> Iterator[Model]:
+    """Sampled specs, each with a kind of which a cell is not decided yet."""
+    for kind in table:
+        for _ in range(TRIES):
+            if all(cell not in ("", OTHER) for cell in table[kind].values()):
+                break
+            spec = attempt(rng, {})
+            if spec is not None and spec.encoder is None and kind in kinds_of(spec).values():
+                yield spec
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--most", type=int, default=150, help="specs to run")
+    options = parser.parse_args()
+    most, rng = (3 if options.quick else options.most), random.Random(0)
+    seen: set[str] = set()
+    for _ in range(400):
+        spec = attempt(rng, {})
+        seen |= set() if spec is None else set(kinds_of(spec).values())
+    table = {kind: dict.fromkeys(WAYS, "") for kind in sorted(seen)}
+    worst, runs = 0.0, 0
+    with Pair(timeout=600) as pair, progress("specs", most) as tick:
+        for _, spec in zip(range(most), wanted(table, rng), strict=False):
+            kinds = kinds_of(spec)
+            for how, found in compare_sharded(pair, to_yaml(spec), 0).items():
+                guilty = blamed(found, kinds) if found.reason else None
+                runs += not found.reason
+                worst = max(worst, found.worst[1])
+                for kind in set(kinds.values()):
+                    before = table[kind][how]
+                    if before.startswith(DIFFERS):
+                        continue
+                    if not found.reason:
+                        table[kind][how] = EQUAL if found.worst[1] <= RELATION else f"{DIFFERS} {found.worst[1]:.1g}"
+                    elif kind == guilty and before in ("", OTHER):
+                        table[kind][how] = found.reason.partition(": ")[2]
+                    elif not before:
+                        table[kind][how] = OTHER
+            tick()
+    open_cells = sum(not cell for row in table.values() for cell in row.values())
+    rows = [
+        Row("largest difference to one rank, relative", worst, Goal(high=RELATION)),
+        Row("runs", runs),
+        Row("parts", len(table)),
+        Row("cells that no spec reached", open_cells, Goal(high=0)),
+    ]
+    json.dump({"rows": [row.data() for row in rows], "versions": versions(), "table": table}, sys.stdout, ensure_ascii=False)
+    print()
+
+
+if __name__ == "__main__":
+    main()
