@@ -10,7 +10,7 @@ from dovetail.dist.pair import Pair
 
 
 def test_axes_have_names(pair: Pair) -> None:
-    assert pair.run(mesh_of, 1, 1, 2) == [("data", "sequence", "tensor")] * 2
+    assert pair.run(mesh_of, 1, 1, 2) == [("pipeline", "replicas", "data", "sequence", "tensor")] * 2
 
 
 def test_a_box_that_does_not_fit_is_refused(pair: Pair) -> None:

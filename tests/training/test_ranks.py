@@ -11,11 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from train_jobs import flagged_step, tensor_step
+from train_jobs import flagged_step
 
-from dovetail.core.errors import UsageError
 from dovetail.dist.pair import Pair
-from dovetail.training.ranks import Ranks
 
 SPEC = "width: 28\nvocab: 270\nlayers:\n- mixer: {heads: 2, head: 14}\n  ffn: {hidden: 44}\n"
 
@@ -89,18 +87,3 @@ def test_a_stopped_rank_ends_all_ranks_with_their_stacks(tmp_path: Path) -> None
     assert "Fatal Python error: Aborted" in errors  # the stacks of the rank that was stopped
     assert "Timed out waiting" in errors
     assert errors.count("in _end_with_launcher") >= 2
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_tensor_parallel_ranks_step_as_one(pair: Pair, optimizer: str) -> None:
-    loss, norm, tokens, sums = tensor_step(optimizer)
-    assert tokens == 32
-    for found in pair.run(tensor_step, optimizer):
-        assert found[:2] == pytest.approx((loss, norm), rel=1e-5)
-        assert found[2] == tokens, "rows that tensor-parallel ranks share count once"
-        assert found[3] == pytest.approx(sums, rel=1e-3, abs=2e-4)
-
-
-def test_a_number_of_tensor_parallel_ranks_must_divide_the_processes() -> None:
-    with pytest.raises(UsageError, match="--tensor: 2 does not divide one process; start a multiple of 2 with torchrun"):
-        Ranks(tensor=2)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from dovetail.core.layout import TokenLayout
 from dovetail.datasets.corpus import Batch
-from dovetail.dist.construction import full
+from dovetail.dist.layout import Layout
 from dovetail.io.spec import from_yaml
 from dovetail.training.checkpoint import Checkpoints
 from dovetail.training.objective import next_token
@@ -28,7 +28,7 @@ layers:
 def flagged_step() -> tuple[int, tuple[bool, ...], int, float]:
     """One step, in which the last rank alone sets the second of three flags; the tokens, the flags, the calls of all_reduce,
     and the loss."""
-    ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    ranks = Ranks(dist.get_rank(), Layout.of(dist.get_world_size()))
     trainer = Trainer(ranks.build(from_yaml(SPEC), seed=0), next_token, Plan(steps=2), ranks)
     tokens = torch.arange(36).reshape(4, 9)[2 * ranks.rank : 2 * ranks.rank + 2, : 9 - 3 * ranks.rank]
     batch = Batch(tokens[:, :-1], tokens[:, 1:], TokenLayout.whole(2, tokens.shape[1] - 1))
@@ -48,21 +48,7 @@ def flagged_step() -> tuple[int, tuple[bool, ...], int, float]:
 
 def save_step(place: str, seed: int, step: int) -> None:
     """Save the sharded weights of a new model as a checkpoint."""
-    ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    ranks = Ranks(dist.get_rank(), Layout.of(dist.get_world_size()))
     model = ranks.build(from_yaml(SPEC), seed=seed)
     trainer = Trainer(model, next_token, Plan(steps=2), ranks)
     Checkpoints(place).save(step, trainer.tensors(), {"step": step})
-
-
-def tensor_step(optimizer: str) -> tuple[float, float, int, list[float]]:
-    """Two steps of tensor-parallel ranks, which have the same rows, or of one rank alone: loss, gradient norm, tokens, and the
-    sum of each weight afterwards."""
-    count = dist.get_world_size() if dist.is_initialized() else 1
-    ranks = Ranks(dist.get_rank() if count > 1 else 0, count, tensor=count)
-    plan = Plan(steps=2, optimizer=optimizer)  # type: ignore[arg-type]
-    trainer = Trainer(ranks.build(from_yaml(SPEC), seed=0), next_token, plan, ranks)
-    tokens = torch.arange(36).reshape(4, 9)
-    batch = Batch(tokens[:, :-1], tokens[:, 1:], TokenLayout.whole(4, 8))
-    trainer.step(batch, 0, 1e-2)
-    found = trainer.step(batch, 1, 1e-2)
-    return found.loss, found.grad_norm, found.tokens, [full(weight.detach()).sum().item() for weight in trainer.weights]

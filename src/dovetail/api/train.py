@@ -21,6 +21,7 @@ from dovetail.core.errors import FileError, UsageError
 from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
 from dovetail.core.part import plain
+from dovetail.dist.layout import Axes
 from dovetail.generation import Sampling
 from dovetail.io.model_dir import must_be_free
 from dovetail.io.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE, TOKENIZER_FILE
@@ -93,6 +94,8 @@ def train(
     precision: PrecisionChoice = Plan.precision,
     compile: bool = False,
     recompute: Recompute = Plan.recompute,
+    shards: int | None = None,
+    sequence: int = 1,
     tensor: int = 1,
     evals: int = Plan.evals,
     checkpoint_minutes: float = CHECKPOINT_MINUTES,
@@ -126,13 +129,16 @@ def train(
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
     interrupted or killed, and ends with the weights of the unbroken run. Ctrl-C ends the run after the current step, with a
     checkpoint and the weights so far; `interrupted` is true. On several ranks, one that dies, or does not answer within
-    `timeout` seconds, ends all of them; `tensor` of them share each layer (tensor parallelism), and FSDP shards over the
-    others. `log` also writes the metrics for TensorBoard or Weights & Biases. `recorded` are digests in a run file: data that
-    has changed since under the same name is refused.
+    `timeout` seconds, ends all of them; `tensor` of them share each layer (tensor parallelism), `sequence` have a chunk of
+    every row each, and the others have rows of their own: FSDP shards the weights over these, or over `shards` of them, each
+    group a replica of the others (HSDP; with 1, DDP). `log` also writes the metrics for TensorBoard or Weights & Biases.
+    `recorded` are digests in a run file: data that has changed since under the same name is refused.
     """
-    check_positive(
-        {"batch": batch, "length": length, "keep": keep, "micro_batches": micro_batches, "timeout": timeout, "tensor": tensor}
-    )
+    check_positive({"batch": batch, "length": length, "keep": keep, "micro_batches": micro_batches, "timeout": timeout})
+    axes: Axes = {"shards": shards, "sequence": sequence, "tensor": tensor}
+    check_positive({"shards": shards, "sequence": sequence, "tensor": tensor})
+    if length % sequence:
+        raise UsageError(f"--sequence: {sequence} does not divide sequences of {length} tokens; change --length")
     _check_options({"temperature": temperature, "sample": sample, "sample-every": sample_every, "seed": seed}, prompt)
     say = note or silent
     start = None if from_ is None else Start.open(from_)
@@ -183,7 +189,7 @@ def train(
     except ValueError as error:
         raise UsageError(f"--{error}") from error
     with contextlib.ExitStack() as stack:
-        ranks = stack.enter_context(ranks_of_run(timeout, tensor))
+        ranks = stack.enter_context(ranks_of_run(timeout, **axes))
         if sample_every:
             check_samples(kind, ranks)
         chosen: Precision = ranks.first_does(lambda: _precision(precision, None if force else place))
@@ -209,7 +215,7 @@ def train(
             keys = {"spec": plain(changed), **source.settings, "from": None if start is None else str(start.place)}
             keys |= {"objective": kind.name, "batch": batch, "length": length, **plan.settings()}
             keys |= {
-                "tensor": tensor,
+                **axes,
                 "checkpoint_minutes": checkpoint_minutes,
                 "keep": keep,
                 "timeout": timeout,

@@ -128,7 +128,12 @@ class Command(LoadFlags, Overrides):
     """Compute activations again in the backward pass, in less memory: all inside a block, or (selective) all but those of
     matmuls and attention."""
     tensor: BatchSize = 1
-    """On several ranks: how many of them share each layer (tensor and expert parallelism); FSDP shards over the others."""
+    """On several ranks: how many of them share each layer (tensor and expert parallelism)."""
+    sequence: BatchSize = 1
+    """On several ranks: how many of them have a chunk of every row each (context parallelism)."""
+    shards: BatchSize | None = None
+    """On several ranks: FSDP shards the weights over so many of those that have rows of their own, by default all; the others
+    are replicas of them (HSDP; with 1, DDP)."""
     evals: Steps = Plan.evals
     """Times per run that the held-out loss is measured."""
     checkpoint_minutes: float = CHECKPOINT_MINUTES

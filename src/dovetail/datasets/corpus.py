@@ -61,6 +61,12 @@ class Batch:
             None if layout is None else layout.some_rows(rows),
         )
 
+    def chunk(self, count: int, which: int) -> Batch:
+        """One of `count` equal chunks of every row; labels are those of its tokens."""
+        assert self.labels.shape == self.tokens.shape, "rows of one label per token"
+        tokens, labels = (x.chunk(count, -1)[which] for x in (self.tokens, self.labels))
+        return Batch(tokens, labels, self.layout.cut(count, which))
+
     def to(self, device: torch.device) -> Batch:
         """The batch on a device; itself where it lies there."""
         if self.tokens.device == device:

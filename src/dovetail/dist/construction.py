@@ -21,8 +21,10 @@ from torch.distributed.tensor import DTensor
 from dovetail.construction import fill_slice, on_meta, set_constants, tie
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
+from dovetail.dist.context import SequenceRanks
+from dovetail.dist.mesh import rows_group, weights_mesh
 from dovetail.dist.place import local_slices
-from dovetail.dist.shard import fully_shard_model, tensor_parallel
+from dovetail.dist.shard import fully_shard_model, run_with, tensor_parallel
 from dovetail.model import Model
 from dovetail.transformer import Transformer
 
@@ -66,14 +68,17 @@ def shard_on_meta(
     whole: Collection[str] = (),
     compute_dtype: torch.dtype | None = None,
 ) -> Sharded:
-    """Build a model on the meta device and shard it there: tensor parallelism, then FSDP, each where the mesh has several ranks
-    for it."""
+    """Build a model on the meta device and shard it there: tensor parallelism, a split sequence, then FSDP, each where the mesh
+    has several ranks for it."""
+    tensor, sequence, weights = mesh["tensor"], mesh["sequence"], weights_mesh(mesh)
+    chunks = None if sequence.size() == 1 else SequenceRanks(spec, sequence.get_group())  # raises before anything is built
     model = on_meta(spec, dtype)
-    tensor, data = mesh["tensor"], mesh["data"]
     stored = {} if tensor.size() == 1 else tensor_parallel(model, spec, tensor, whole).stored
-    if data.size() > 1 or compute_dtype is not None:
-        fully_shard_model(model, data, compute_dtype)
-    by_tensor, by_data = (tensor.get_local_rank(), tensor.size()), (data.get_local_rank(), data.size())
+    if chunks is not None:
+        run_with(model, "sequence_ranks", chunks)
+    if weights.size() > 1 or compute_dtype is not None:
+        fully_shard_model(model, weights, compute_dtype, rows_group(mesh))
+    by_tensor, by_data = (tensor.get_local_rank(), tensor.size()), (weights.get_local_rank(-1), weights.size(-1))
     slices = {
         d.path: local_slices(
             d.weight.shape(d.scope), stored.get(d.path), by_tensor, (0, 1) if d.weight.buffer else by_data

@@ -18,6 +18,7 @@ parallelism)
 from __future__ import annotations
 
 import dataclasses as dc
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -66,6 +67,24 @@ class CarryView:
         """Send the recurrent state to the next rank; return y."""
         last = dist.get_rank(self.group) == dist.get_world_size(self.group) - 1
         return y if last else hand_on(y, new, self.group)
+
+
+class SequenceRanks:
+    """The ranks that have the other chunks of every row: set in the ctx of every run of a model, whose layout is then that of
+    this rank's chunk (`run_with`, dist/shard.py)."""
+
+    def __init__(self, spec: Part, group: dist.ProcessGroup) -> None:
+        self.views, self.group = split_views(spec, group), group
+
+    def given_to(self, ctx: Ctx) -> Ctx:
+        """Return the ctx with the views of a split sequence, and these ranks beside those with other rows."""
+        before = ctx.batch_ranks
+        rows = before.data if isinstance(before, TokenRanks) else None
+        return dc.replace(ctx, views=self.views, batch_ranks=TokenRanks(rows, self.group))
+
+    def run(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()
 
 
 def split_ctx(ctx: Ctx, spec: Part, group: dist.ProcessGroup) -> Ctx:

@@ -14,8 +14,18 @@ Weights are sharded over shards × sequence: the ranks of a sequence compute wit
 from __future__ import annotations
 
 import dataclasses as dc
+from typing import TypedDict
 
 from dovetail.core.errors import UsageError
+
+
+class Axes(TypedDict, total=False):
+    """What is said of a layout beside the number of ranks."""
+
+    shards: int | None
+    sequence: int
+    tensor: int
+    pipeline: int
 
 
 @dc.dataclass(frozen=True)

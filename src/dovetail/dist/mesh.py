@@ -1,7 +1,9 @@
 """The ranks of a run: joining the process group, and the device mesh.
 
+    pipeline   each rank holds other layers
+    replicas   each rank reads other rows, and holds the same weights
     data       each rank reads other rows; FSDP shards weights across these ranks and gathers them for use
-    sequence   each rank holds another chunk of every row
+    sequence   each rank holds another chunk of every row; FSDP shards weights across these ranks, too
     tensor     each rank holds other heads, other hidden units
 
 `mesh["tensor"]` is the row of ranks along one axis. With torchrun the environment names the rank of this process; without it,
@@ -10,6 +12,7 @@ there is one rank.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +26,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from dovetail.core.errors import DovetailError
+from dovetail.dist.layout import Layout
 
-AXES = ("data", "sequence", "tensor")
+AXES = ("pipeline", "replicas", "data", "sequence", "tensor")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -65,11 +69,31 @@ def _of_attempt(store: Store) -> Store:
     return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def make_mesh(*, data: int = 1, sequence: int = 1, tensor: int = 1, device: str = "cpu") -> DeviceMesh:
-    """Return the mesh data × sequence × tensor; tensor-parallel ranks, which communicate most, are adjacent."""
-    sizes = (data, sequence, tensor)
+def make_mesh(
+    *, pipeline: int = 1, replicas: int = 1, data: int = 1, sequence: int = 1, tensor: int = 1, device: str = "cpu"
+) -> DeviceMesh:
+    """Return the mesh pipeline × replicas × data × sequence × tensor; tensor-parallel ranks, which communicate most, are
+    adjacent."""
+    sizes = (pipeline, replicas, data, sequence, tensor)
     world = dist.get_world_size()
-    if min(sizes) < 1 or data * sequence * tensor != world:
+    if min(sizes) < 1 or math.prod(sizes) != world:
         box = " × ".join(f"{name} {size}" for name, size in zip(AXES, sizes, strict=True))
         raise RankError(f"{box} is not the number of processes, {world} (start as many as the product says)")
     return init_device_mesh(device, sizes, mesh_dim_names=AXES)
+
+
+def mesh_of(layout: Layout, device: str = "cpu") -> DeviceMesh:
+    """Return the mesh of a layout."""
+    sizes = {"pipeline": layout.pipeline, "replicas": layout.replicas, "data": layout.shards}
+    return make_mesh(**sizes, sequence=layout.sequence, tensor=layout.tensor, device=device)
+
+
+def weights_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh of FSDP: data × sequence as one axis; behind that of replicas, where there are several."""
+    shards = mesh["data"] if mesh["sequence"].size() == 1 else mesh["data", "sequence"]._flatten("shards")
+    return shards if mesh["replicas"].size() == 1 else DeviceMesh._concatenate([mesh["replicas"], shards])
+
+
+def rows_group(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """Return the ranks that have other rows of a batch, and are equal in all else."""
+    return (mesh["data"] if mesh["replicas"].size() == 1 else mesh["replicas", "data"]._flatten("rows")).get_group()

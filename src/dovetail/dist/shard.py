@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses as dc
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,18 @@ from dovetail.dist.place import Cut, TPRegion, cut_of, tp_regions
 ENTRIES = ("loss", "loss_sum", "loss_and_hits", "next_logits", "draft", "encode", "fill")
 INNER = ("hidden",)  # called by those; may be called directly without FSDP
 Read = Callable[[DTensor], Tensor]
+
+
+class RunRanks(Protocol):
+    """Ranks that are set in the ctx of every run of a model."""
+
+    def given_to(self, ctx: Ctx) -> Ctx:
+        """Return the ctx with these ranks."""
+        ...
+
+    def run(self) -> AbstractContextManager[None]:
+        """Return the context in which the model runs."""
+        ...
 
 
 class TensorRanks:
@@ -148,8 +160,7 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
         module.local_reads, module.local_ranks = by_name, ranks  # type: ignore[assignment]
     for tp_region in (one for one in found if one.bounded):
         _bound(model.get_submodule(tp_region.path), tp_region, ranks)
-    model.__class__ = _run_with(type(model), "local_ranks")
-    model.local_ranks = ranks  # type: ignore[assignment]
+    run_with(model, "local_ranks", ranks)
     model.ranks = ranks  # type: ignore[assignment]  # default contexts take it
     return ranks
 
@@ -226,6 +237,12 @@ def _seeing_local(cls: type[nn.Module], names: tuple[str, ...]) -> Any:
     return type(f"Local{cls.__name__}", (cls,), {name: attribute(name) for name in names})
 
 
+def run_with(model: nn.Module, attribute: str, ranks: RunRanks) -> None:
+    """Make every run of the model one with these ranks: they are set in every ctx."""
+    model.__class__ = _run_with(type(model), attribute)
+    setattr(model, attribute, ranks)
+
+
 @functools.cache
 def _run_with(cls: type[nn.Module], attribute: str) -> Any:
     """Return the class whose entry methods run with the ranks in this attribute: they are set in every ctx."""
@@ -245,22 +262,25 @@ def _run_with(cls: type[nn.Module], attribute: str) -> Any:
     return type(f"Run{cls.__name__}", (cls,), {name: entry(name) for name in ("forward", *ENTRIES, *INNER)})
 
 
-def _with_ranks(argument: Any, ranks: TensorRanks | TokenRanks) -> Any:
+def _with_ranks(argument: Any, ranks: RunRanks) -> Any:
     return ranks.given_to(argument) if isinstance(argument, Ctx) else argument
 
 
 # -- FSDP -----------------------------------------------------------------------------------------------------------
 
 
-def fully_shard_model(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> None:
-    """Shard every weight across the ranks of a one-dimensional mesh, in place; each layer gathers its own while it runs.
+def fully_shard_model(
+    model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None, rows: dist.ProcessGroup | None = None
+) -> None:
+    """Shard every weight across the ranks of a one-dimensional mesh, in place; each layer gathers its own while it runs. With a
+    mesh (replicas, shards), each replica does so, and gradients are reduced over both.
 
     Gradients are means over the ranks. `dtype` is what the layers compute in; gradients are then summed in float32. Cut by
     tensor first, where both are wanted. Each rank runs rows of its own, of the layout `layout.split_rows(ranks, rank)`, which
     numbers samples over all ranks: dropout differs by these numbers. Losses that routers add are those of the whole batch.
+    `rows` are the ranks with other rows, where they are not those of the mesh.
     """
-    model.__class__ = _run_with(type(model), "batch_ranks")
-    model.batch_ranks = TokenRanks(data=mesh.get_group())  # type: ignore[assignment]
+    run_with(model, "batch_ranks", TokenRanks(data=mesh.get_group() if rows is None else rows))
     policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for unit in units(model):
         fully_shard(unit, mesh=mesh, mp_policy=policy)

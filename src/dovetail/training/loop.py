@@ -71,7 +71,7 @@ def train(
     Raises Diverged where a loss or a gradient norm is not finite (no weight changes in that step), and at each eval where a
     weight or the held-out loss is not finite: no such model is saved or returned.
     """
-    if ranks is None or ranks.tensor == 1:  # else it was checked before its leaves were given local weights
+    if ranks is None or ranks.layout.tensor == 1:  # else it was checked before its leaves were given local weights
         check_declared(model, model.part)
     trainer = Trainer(model, objective, plan, ranks, where)
     history: list[StepMetrics] = []
@@ -118,7 +118,8 @@ def train(
 def _eval(trainer: Trainer, validation: Sequence[Batch], step: int) -> dict[str, float]:
     """Return the held-out metrics; raise Diverged where the loss or a weight is not finite."""
     with trainer.averaged(), trainer.computing():
-        found = measure(trainer.model, validation, trainer.objective, trainer.plan.seed) if validation else {}
+        seed = trainer.plan.seed
+        found = measure(trainer.model, validation, trainer.objective, seed, trainer.ranks) if validation else {}
     loss = found.get("loss")
     if trainer.ranks.any(trainer.nonfinite() is not None or not math.isfinite(loss or 0.0)):
         raise trainer.diverged(step, "the update overflowed" if loss is None else f"the held-out loss is {loss}")
@@ -131,17 +132,22 @@ def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective,
 
 
 @torch.no_grad()
-def measure(model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0) -> dict[str, float]:
-    """Return the mean `loss` over all labels of the batches, without dropout, and the objective's other metrics by name."""
+def measure(
+    model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0, ranks: Ranks | None = None
+) -> dict[str, float]:
+    """Return the mean `loss` over all labels of the batches, without dropout, and the objective's other metrics by name. Every
+    one of several `ranks` calls it with the same batches."""
+    ranks = ranks or Ranks()
     mode = model.training
     model.eval()
     sums: dict[str, LossSum] = {}
     for i, batch in enumerate(batches):
-        found = objective.evaluate(model, batch.to(model.device), seed_of(seed, i))
+        found = objective.evaluate(model, ranks.chunk(batch).to(model.device), seed_of(seed, i))
         sums = {name: sums[name].plus(one) if name in sums else one for name, one in found.items()}
         for layout in (batch.layout, batch.source_layout):
             if layout is not None:  # the masks and rotary tables of held-out batches would stay alive until the next eval
                 layout.memo.clear()
     model.train(mode)
+    sums = ranks.over_chunks(sums)
     means = dict(zip(sums, read_floats(*(one.mean() for one in sums.values())), strict=True))
     return {"loss": means["loss"], **objective.metrics(means)}

@@ -47,6 +47,9 @@ class Objective(ABC):
         False  # whether the model learns to continue a prompt: every token is predicted from those before
     )
     packs: ClassVar[bool] = True  # whether a row may hold several documents
+    by_token: ClassVar[bool] = (
+        False  # whether the loss of a row is the sum over its tokens, each with its label: rows can be cut
+    )
     by_row: ClassVar[bool] = True  # whether the loss of a batch is the sum over its rows: pieces of a batch, and ranks, add up
 
     @abstractmethod
@@ -116,7 +119,7 @@ def check_reads_text(spec: Model) -> None:
 class NextToken(Objective):
     """Language modeling: labels (batch, n) are the tokens shifted by one."""
 
-    name, task, generates = "next_token", "predicting the next token", True
+    name, task, generates, by_token = "next_token", "predicting the next token", True, True
 
     def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
         return model.loss_sum(batch.tokens, _without_padding(batch.labels, batch), context(batch, seed, training))
@@ -184,6 +187,7 @@ class MaskedTokens(Objective):
 
     name: ClassVar[str] = "masked_tokens"
     task: ClassVar[str] = "predicting masked tokens"
+    by_token: ClassVar[bool] = True
 
     mask: int  # the id of the mask token
     vocab: int  # random tokens are drawn from 0 … vocab − 1

@@ -1,36 +1,39 @@
-"""The ranks of a run, data × tensor, or one process alone.
+"""The ranks of a run in their layout (dist/layout.py), or one process alone.
 
     torchrun --nproc-per-node 4 -m dovetail train llama-tiny --data stories --steps 1000 --tensor 2
 
-Ranks along `data` have their rows of every batch and, by FSDP, their share of weights and optimizer state; those along `tensor`
-have the same rows, and their heads, hidden units and experts of every layer. Gradients of FSDP are means over the ranks of data
-of sums over labels, so that g = ranks of data · mean / labels of all rows.
+Gradients of FSDP are means, over the ranks with other tokens (replicas × shards × sequence), of sums over labels, so that
+g = number of these ranks · mean / labels of the whole batch.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dovetail.construction import build
-from dovetail.core.errors import DovetailError, UsageError
+from dovetail.core.errors import DovetailError
 from dovetail.core.host import read_floats
 from dovetail.core.loss import LossSum
 from dovetail.core.module import tensor_at
+from dovetail.datasets.corpus import Batch
+from dovetail.dist.collective import summed
 from dovetail.dist.construction import build_sharded, local, shard_on_meta
+from dovetail.dist.layout import Axes, Layout
 from dovetail.dist.lost import ends_with_others
-from dovetail.dist.mesh import joined_ranks, make_mesh
+from dovetail.dist.mesh import joined_ranks, mesh_of
 from dovetail.model import Model
 from dovetail.training.plan import TIMEOUT
 from dovetail.transformer import Transformer
 
 T = TypeVar("T")
+ALONE = Layout()
 
 
 class Totals(NamedTuple):
@@ -44,34 +47,54 @@ class Totals(NamedTuple):
 class Ranks:
     """This process among the ranks of a run; alone where there is one."""
 
-    def __init__(self, rank: int = 0, count: int = 1, timeout: float = TIMEOUT, tensor: int = 1) -> None:
-        self.rank, self.count, self.timeout = rank, count, timeout  # seconds that a collective may take
-        if tensor < 1 or count % tensor:
-            processes = "one process" if count == 1 else f"{count} processes"
-            raise UsageError(f"--tensor: {tensor} does not divide {processes}; start a multiple of {tensor} with torchrun")
-        self.tensor = tensor
-        self.mesh = make_mesh(data=count // tensor, tensor=tensor) if count > 1 else None
+    def __init__(self, rank: int = 0, layout: Layout = ALONE, timeout: float = TIMEOUT) -> None:
+        self.rank, self.layout, self.timeout = rank, layout, timeout  # seconds that a collective may take
+        self.count = layout.ranks
+        self.mesh = mesh_of(layout) if self.count > 1 else None
+        self.sequence = None if self.mesh is None or layout.sequence == 1 else self.mesh["sequence"].get_group()
 
     @property
     def data_rank(self) -> int:
-        """Which of the shares of a batch this rank reads."""
-        return self.rank // self.tensor
+        """Which of the shares of a batch's rows this rank reads."""
+        return self.layout.share(self.rank)
 
     @property
     def data_count(self) -> int:
-        """The number of shares of a batch."""
-        return self.count // self.tensor
+        """The number of shares of a batch's rows."""
+        return self.layout.data
+
+    @property
+    def token_ranks(self) -> int:
+        """The number of ranks over which gradients are means: those that have other tokens."""
+        return self.layout.data * self.layout.sequence
+
+    def chunk(self, batch: Batch) -> Batch:
+        """This rank's chunk of every row."""
+        if self.sequence is None:
+            return batch
+        return batch.chunk(dist.get_world_size(self.sequence), dist.get_rank(self.sequence))
+
+    def over_chunks(self, sums: Mapping[str, LossSum]) -> dict[str, LossSum]:
+        """The sums over all chunks of the rows, without a gradient, from those of this rank's."""
+        if self.sequence is None:
+            return dict(sums)
+        both = summed(
+            torch.stack([torch.stack([one.sum.double(), one.num_labels.double()]) for one in sums.values()]), self.sequence
+        )
+        return {name: LossSum(total.to(sums[name].sum.dtype), labels) for name, (total, labels) in zip(sums, both, strict=True)}
 
     @property
     def first(self) -> bool:
         """Whether this rank writes and prints."""
         return self.rank == 0
 
-    def build(self, spec: Model, seed: int, compute_dtype: torch.dtype | None = None) -> Transformer:
-        """The model in float32: whole, or this rank's shard of it, which computes in `compute_dtype`."""
+    def build(
+        self, spec: Model, seed: int, compute_dtype: torch.dtype | None = None, dtype: torch.dtype = torch.float32
+    ) -> Transformer:
+        """The model in `dtype`: whole, or this rank's shard of it, which computes in `compute_dtype`."""
         if self.mesh is None:
-            return build(spec, seed=seed)
-        return build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype)
+            return build(spec, seed=seed, dtype=dtype)
+        return build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype, dtype=dtype)
 
     def set_weights(self, model: Transformer, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights (path, whole tensor) into the model, or this rank's slice of each into its shard."""
@@ -84,7 +107,7 @@ class Ranks:
         """The sums over all ranks, without a gradient, in one collective."""
         if self.count == 1:
             return Totals(loss, tokens, tuple(flags))
-        counts = self.rank % self.tensor == 0  # tensor-parallel ranks have the same rows
+        counts = self.rank % self.layout.tensor == 0  # tensor-parallel ranks have the same tokens
         own = torch.tensor([tokens * counts, *flags], dtype=torch.float64)
         sums = torch.cat([torch.stack([loss.sum.double(), loss.num_labels.double()]) * counts, own.to(loss.sum.device)])
         dist.all_reduce(sums)
@@ -117,11 +140,13 @@ class Ranks:
 
 
 @contextmanager
-def ranks_of_run(timeout: float = TIMEOUT, tensor: int = 1) -> Iterator[Ranks]:
-    """Join the ranks of torchrun, where it started this process; `tensor` of them share each layer. A collective that takes
-    longer than `timeout` seconds, or a rank that dies, ends all ranks."""
-    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Ranks(tensor=tensor)
+def ranks_of_run(timeout: float = TIMEOUT, **axes: Unpack[Axes]) -> Iterator[Ranks]:
+    """Join the ranks of torchrun, where it started this process, in a layout (`Layout.of`). A collective that takes longer than
+    `timeout` seconds, or a rank that dies, ends all ranks."""
+    count = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    layout = Layout.of(count, **axes)
+    if count == 1:
+        yield Ranks()
         return
     with joined_ranks(timeout=timeout), ends_with_others(timeout):
-        yield Ranks(dist.get_rank(), dist.get_world_size(), timeout, tensor)
+        yield Ranks(dist.get_rank(), layout, timeout)

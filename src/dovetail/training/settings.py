@@ -21,7 +21,19 @@ from dovetail.io.yaml import parse_yaml, read_text
 FORMAT = 1
 RECORDED = "recorded"
 # keys that decide no number of a run: a resume may change them
-FREE = ("tensor", "checkpoint_minutes", "keep", "timeout", "log", "prompt", "sample", "sample_every", "temperature")
+FREE = (
+    "shards",
+    "sequence",
+    "tensor",
+    "checkpoint_minutes",
+    "keep",
+    "timeout",
+    "log",
+    "prompt",
+    "sample",
+    "sample_every",
+    "temperature",
+)
 
 
 def run_data(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:

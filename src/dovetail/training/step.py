@@ -63,6 +63,10 @@ class Trainer:
         self.model, self.objective, self.plan, self.ranks = model, objective, plan, ranks or Ranks()
         if not objective.by_row and (plan.micro_batches > 1 or self.ranks.data_count > 1):
             raise UsageError(f"{objective.name}: compares the rows of a batch; train on one rank, with one micro-batch")
+        if not objective.by_token and self.ranks.sequence is not None:
+            raise UsageError(
+                f"--sequence: {objective.name} reads whole rows; split rows over ranks instead, without --sequence"
+            )
         self.where = where  # of a step: the place of its batch in the data, for errors
         dtype = DTYPES[plan.precision]
         self.copies = None if dtype is None or self.ranks.count > 1 else Copies(model, dtype)  # FSDP makes its own
@@ -83,6 +87,7 @@ class Trainer:
         `flags` are this rank's, read after the backward pass: they are added up in the collective of the loss."""
         self.optimizer.zero_grad()
         losses: list[LossSum] = []
+        batch = self.ranks.chunk(batch)
         seed = seed_of(self.plan.seed, step)  # of all pieces: random numbers are drawn by the number of a sample in the batch
         for piece in batch.pieces(self.plan.micro_batches):
             with self.computing():
@@ -92,8 +97,9 @@ class Trainer:
         total, tokens, any_flags = self.ranks.total(functools.reduce(LossSum.plus, losses), batch.count, flags())
         gradients = [weight.grad for weight in self.weights if weight.grad is not None]
         norm = full(torch.nn.utils.get_total_norm(gradients))
-        value, summed, labels = read_floats(total.mean().float(), norm.float(), total.num_labels.float())
-        count = max(labels, 1.0) / self.ranks.data_count  # FSDP's gradients are means over ranks
+        dtype = torch.promote_types(total.sum.dtype, torch.float32)
+        value, summed, labels = read_floats(*(x.to(dtype) for x in (total.mean(), norm, total.num_labels)))
+        count = max(labels, 1.0) / self.ranks.token_ranks  # FSDP's gradients are means over ranks
         found = StepResult(value, summed / count, tokens, any_flags)
         if not (math.isfinite(found.loss) and math.isfinite(found.grad_norm)):
             batch_at = "" if self.where is None else f", on the batch {self.where(step)}"
