@@ -15,7 +15,7 @@ from dovetail.dist.pair import Pair
 from dovetail.io.spec import from_yaml
 from dovetail.planning.cost import Collective, Group
 from dovetail.planning.depth import period_of, trace
-from dovetail.planning.trace import Setting, fake_ranks, trace_step
+from dovetail.planning.trace import Setting, fake_ranks, trace_step, traced_rank
 from dovetail.planning.watch import gloo_staging
 
 LLAMA = """
@@ -37,16 +37,20 @@ SPECS = {"llama": LLAMA, "hybrid": HYBRID}
 SETTING = Setting(rows=2, length=16, micro_batches=2)
 
 
-@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("layout", [Layout(shards=2), Layout(tensor=2), Layout(sequence=2), Layout(replicas=2)])
 @pytest.mark.parametrize("name", SPECS)
-def test_a_traced_step_is_the_step_of_real_ranks(pair: Pair, name: str, tensor: int) -> None:
-    traced = trace_step(from_yaml(SPECS[name]), Layout(shards=2 // tensor, tensor=tensor), SETTING, gloo_staging)
-    pair.run(step, SPECS[name], tensor, SETTING)  # the first step derives shapes
-    real = pair.run(step, SPECS[name], tensor, SETTING)[0]
+def test_a_traced_step_is_the_step_of_real_ranks(pair: Pair, name: str, layout: Layout) -> None:
+    if layout.sequence > 1 and name == "hybrid":
+        pytest.skip("a recurrent mixer sends shapes, which fake tensors do not have")
+    traced = trace_step(from_yaml(SPECS[name]), layout, SETTING, gloo_staging)
+    pair.run(step, SPECS[name], layout, SETTING)  # the first step derives shapes
+    real = pair.run(step, SPECS[name], layout, SETTING)[traced_rank(layout)]
     assert traced.parameters == real.parameters
     assert traced.cost.traffic == real.cost.traffic
     assert traced.cost.products == real.cost.products
-    assert traced.memory == real.memory
+    assert traced.memory[:3] == real.memory[:3]
+    within = 0.01 if layout.sequence > 1 else 0.0  # of a split sequence, a few integers per token are not the ranks' own
+    assert traced.memory.peak == pytest.approx(real.memory.peak, rel=within, abs=0)
 
 
 @pytest.mark.parametrize("recompute", ["none", "blocks"])

@@ -1,4 +1,4 @@
-"""Trace a training step: run the real program as rank 0 of many, on a process group that exchanges nothing, with tensors that
+"""Trace a training step: run the real program as one rank of many, on a process group that exchanges nothing, with tensors that
 have sizes and no values.
 
     trace = trace_step(spec, Layout(shards=128, tensor=8), Setting(rows=1, length=8192, micro_batches=4))
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from dovetail.construction import on_meta, set_constants
@@ -30,6 +30,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
 from dovetail.datasets.corpus import Batch
 from dovetail.dist.construction import allocate, local, shard_on_meta
+from dovetail.dist.context import whole_layout
 from dovetail.dist.layout import Layout
 from dovetail.model import BlockModule, Model, ModelModule
 from dovetail.planning.cost import Memory, Trace
@@ -67,13 +68,13 @@ class Setting:
 
 
 @contextmanager
-def fake_ranks(count: int) -> Iterator[None]:
-    """Within this context the process is rank 0 of `count`; collectives return at once, and exchange nothing."""
+def fake_ranks(count: int, rank: int = 0) -> Iterator[None]:
+    """Within this context the process is one rank of `count`; collectives return at once, and exchange nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         raise UsageError("plan: this process has a process group already; plan in a process that is no rank")
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=count)
     try:
         yield
     finally:
@@ -81,13 +82,19 @@ def fake_ranks(count: int) -> Iterator[None]:
 
 
 def trace_step(spec: Model, layout: Layout, setting: Setting, staging: Staging = no_staging) -> Trace:
-    """Trace a step of rank 0 of the layout."""
-    with fake_ranks(layout.ranks):
-        ranks = Ranks(0, layout.ranks, tensor=layout.tensor)
+    """Trace a step of the rank of the layout that has the most to do."""
+    rank = traced_rank(layout)
+    with fake_ranks(layout.ranks, rank):
+        ranks = Ranks(rank, layout)
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         model = _fake_model(spec, ranks, setting, mode)
         with mode:
             return watch_step(model, ranks, setting, staging)
+
+
+def traced_rank(layout: Layout) -> int:
+    """Return the rank that is traced: the first along every axis but the sequence, whose last chunk attends to most keys."""
+    return (layout.sequence - 1) * layout.tensor
 
 
 def _fake_model(spec: Model, ranks: Ranks, setting: Setting, mode: FakeTensorMode) -> ModelModule:
@@ -110,7 +117,7 @@ def watch_step(model: ModelModule, ranks: Ranks, setting: Setting, staging: Stag
     pieces = min(setting.micro_batches, PIECES)
     watch = Watch(staging)
     weights = watch.hold([*model.parameters(), *model.buffers()])
-    trainer = Trainer(model, _Marked(watch), setting.plan(pieces), ranks)
+    trainer = Trainer(model, _Marked(watch, ranks), setting.plan(pieces), ranks)
     optimizer = watch.hold(trainer.optimizer.state().values())
     watch.hold([] if trainer.copies is None else trainer.copies.copies.values())
     _mark_layers(model, watch)
@@ -122,19 +129,37 @@ def watch_step(model: ModelModule, ranks: Ranks, setting: Setting, staging: Stag
     cost = watch.cost(f"{PASS} 0").plus(watch.cost(f"{PASS} {pieces - 1}"), setting.micro_batches - 1)
     memory = Memory(weights, sum(storage.nbytes() for storage in gradients), optimizer, watch.peak)
     parameters = sum(local(weight).numel() for weight in model.parameters())
-    return Trace(parameters, cost.plus(watch.cost(UPDATE)).plus(watch.cost("start")), memory, watch.peaks)
+    return Trace(parameters, cost.plus(watch.cost(UPDATE)).plus(watch.cost("start")), memory, watch.peaks, watch.starts)
 
 
 class _Marked(NextToken):
     """The objective of next tokens, which marks the passes of a step."""
 
-    def __init__(self, watch: Watch) -> None:
-        self.watch, self.passes = watch, 0
+    def __init__(self, watch: Watch, ranks: Ranks) -> None:
+        self.watch, self.sequence, self.passes = watch, ranks.sequence, 0
 
     def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
         self.watch.mark(f"{PASS} {self.passes}")
         self.passes += 1
+        if self.sequence is not None and isinstance(batch.tokens, FakeTensor):
+            batch = dc.replace(batch, layout=self._known(batch, self.sequence))
         return super().__call__(model, batch, seed, training)
+
+    def _known(self, batch: Batch, group: dist.ProcessGroup) -> TokenLayout:
+        """The layout of this rank's chunk with values, and that of all chunks: attention reads from them which keys it sees.
+        Ranks exchange these, so that the fake ones are gathered, too."""
+        whole_layout(batch.layout, group)
+        rows, n = batch.tokens.shape
+        count = dist.get_world_size(group)
+        with self.watch.pausing(), unset_fake_temporarily():
+            whole = TokenLayout.whole(rows, n * count).numbered(0)
+            chunk = whole.cut(count, dist.get_rank(group))
+            chunk = TokenLayout(None, chunk.order, chunk.seg, sample=chunk.sample)
+            parts = (whole.coords, whole.order, whole.seg, whole.sample)
+            coords, order, seg, sample = (x.clone(memory_format=torch.contiguous_format) for x in parts)
+        self.watch.hold((coords, order, seg, sample))
+        chunk.memo["whole row", group] = TokenLayout(coords, order, seg, sample=sample)
+        return chunk
 
 
 def _update(watch: Watch) -> tuple[bool, ...]:
@@ -165,4 +190,4 @@ def _mark_gradient(mark: Callable[[Tensor], None], module: nn.Module, args: Any,
 def fake_batch(rows: int, length: int) -> Batch:
     """Rows of whole documents."""
     tokens = torch.zeros(rows, length, dtype=torch.long)
-    return Batch(tokens, tokens.clone(), TokenLayout.whole(rows, length))
+    return Batch(tokens, tokens.clone(), TokenLayout.whole(rows, length).numbered(0))

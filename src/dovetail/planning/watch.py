@@ -74,6 +74,7 @@ class Watch(TorchDispatchMode):
         self.phase, self.segment = "", ""
         self.counts: dict[str, _Counts] = {}
         self.peaks: dict[str, int] = {}  # segment -> the most bytes alive in it
+        self.starts: dict[str, int] = {}  # segment -> the bytes alive at its beginning
         self.alive = 0
         self.sizes: dict[int, int] = {}  # storage -> bytes
         self.references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -91,7 +92,7 @@ class Watch(TorchDispatchMode):
             return found
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
-        ShardingPropagator._fake_mode_lock = _Paused(self)  # type: ignore[assignment]  # held where DTensor derives shapes
+        ShardingPropagator._fake_mode_lock = self.pausing()  # type: ignore[assignment]  # held where DTensor derives shapes
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -112,7 +113,12 @@ class Watch(TorchDispatchMode):
     def mark_segment(self, name: str) -> None:
         """Begin a segment of the phase."""
         self.segment = f"{self.phase} {name}".strip()
+        self.starts.setdefault(self.segment, self.alive)
         self.peaks[self.segment] = max(self.peaks.get(self.segment, 0), self.alive)
+
+    def pausing(self) -> Paused:
+        """Return the context in which operations do not count."""
+        return Paused(self)
 
     def cost(self, phase: str) -> Cost:
         """The cost of a phase."""
@@ -189,9 +195,8 @@ class Watch(TorchDispatchMode):
         self.alive -= self.sizes.pop(key, 0)
 
 
-class _Paused(AbstractContextManager[None]):
-    """The context in which operations do not count: DTensor runs each on tensors of the whole shape, to learn that of the
-    result."""
+class Paused(AbstractContextManager[None]):
+    """The context in which operations do not count. DTensor runs each on tensors of the whole shape, to learn the result's."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
