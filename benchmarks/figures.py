@@ -89,6 +89,11 @@ TABLE = {
         ("benchmarks/train.py", "benchmarks/bare.py", HERE, f"{SOURCE}/training", *RUNS),
         2,
     ),
+    "dist": Figure(
+        "python benchmarks/dist.py --json",
+        ("benchmarks/dist.py", "benchmarks/layout_jobs.py", HERE, f"{SOURCE}/dist", f"{SOURCE}/training", *RUNS),
+        2,
+    ),
     "corpus": Figure(
         "python benchmarks/corpus.py --json", ("benchmarks/corpus.py", "benchmarks/ngram.py", f"{SOURCE}/training", *RUNS), 2
     ),

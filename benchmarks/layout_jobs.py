@@ -6,7 +6,7 @@ keys and values of an earlier one. All have dropout, and sizes that differ, so t
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,12 @@ from dovetail.core.layout import TokenLayout
 from dovetail.datasets.corpus import Batch
 from dovetail.datasets.loader import rows_of_rank
 from dovetail.dist.construction import full
-from dovetail.dist.layout import Layout
+from dovetail.dist.layout import Axes, Layout
 from dovetail.io.spec import from_yaml
+from dovetail.training.checkpoint import Checkpoints
+from dovetail.training.loop import measure
 from dovetail.training.objective import next_token
-from dovetail.training.plan import Plan
+from dovetail.training.plan import OptimizerKind, Plan
 from dovetail.training.ranks import Ranks
 from dovetail.training.step import Trainer
 
@@ -70,11 +72,13 @@ layers:
 
 
 class Trained(NamedTuple):
-    """What a rank found: the loss and the gradient norm of each step, the tokens of the last, and the weights it has, whole."""
+    """What a rank found: the loss and the gradient norm of each step, the tokens of the last, the held-out loss, and the
+    weights it has, whole."""
 
     losses: list[float]
     norms: list[float]
     tokens: int
+    held_out: float
     weights: dict[str, Tensor]
 
 
@@ -86,13 +90,46 @@ def batch_of(step: int) -> Batch:
     return Batch(tokens[:, :-1], labels, TokenLayout.whole(BATCH, LENGTH))
 
 
-def train_steps(spec: str, axes: dict[str, int], steps: int, dtype: str = "float64", **plan: Any) -> Trained:
+def train_steps(
+    spec: str, axes: Axes, steps: int, dtype: str = "float64", optimizer: OptimizerKind = "adamw", micro_batches: int = 1
+) -> Trained:
     """Train a spec for some steps, on the ranks of a process group in a layout, or alone."""
-    alone = not dist.is_initialized()
-    ranks = Ranks() if alone else Ranks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes))
+    ranks = _ranks(axes)
     model = ranks.build(from_yaml(spec), seed=0, dtype=getattr(torch, dtype))
-    trainer = Trainer(model, next_token, Plan(steps=steps, **plan), ranks)
+    plan = Plan(steps=steps, optimizer=optimizer, micro_batches=micro_batches)
+    trainer = Trainer(model, next_token, plan, ranks)
     rows = rows_of_rank(BATCH, ranks.data_rank, ranks.data_count)
     found = [trainer.step(batch_of(step).some_rows(rows), step, 1e-2) for step in range(steps)]
+    held_out = measure(model, [batch_of(steps)], next_token, evaluate=trainer.evaluate)["loss"]
     weights = {path: full(weight.detach()) for path, weight in trainer.optimizer.weights.items()}
-    return Trained([one.loss for one in found], [one.grad_norm for one in found], found[-1].tokens, weights)
+    return Trained([one.loss for one in found], [one.grad_norm for one in found], found[-1].tokens, held_out, weights)
+
+
+def _ranks(axes: Axes) -> Ranks:
+    return Ranks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes)) if dist.is_initialized() else Ranks()
+
+
+def _trainer(axes: Axes, seed: int) -> Trainer:
+    ranks = _ranks(axes)
+    plan = Plan(steps=2, micro_batches=axes.get("pipeline", 1))
+    return Trainer(ranks.build(from_yaml(SPECS["experts"]), seed=seed), next_token, plan, ranks)
+
+
+def save_weights(place: str, axes: Axes) -> dict[str, Tensor]:
+    """Save the checkpoint of a new model in a layout; the weights of this rank, whole."""
+    trainer = _trainer(axes, 1)
+    Checkpoints(place).save(1, trainer.tensors(), {"step": 1})
+    return _whole(trainer)
+
+
+def load_weights(place: str, axes: Axes) -> dict[str, Tensor]:
+    """Load a checkpoint into a model in a layout; the weights of this rank, whole."""
+    trainer, checkpoints = _trainer(axes, 2), Checkpoints(place)
+    newest = checkpoints.latest()
+    assert newest is not None, "a checkpoint was saved"
+    checkpoints.load(newest, trainer.tensors())
+    return _whole(trainer)
+
+
+def _whole(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: full(tensor).clone() for name, tensor in trainer.tensors().items()}

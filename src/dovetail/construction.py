@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dovetail.core.check import check
 from dovetail.core.fold import Declared, declared
+from dovetail.core.held import held
 from dovetail.core.module import at_least_fp32, holder
 from dovetail.core.part import Part
 from dovetail.core.random import Block, normal_block, normal_blocks, streams
@@ -47,7 +48,7 @@ def on_meta(spec: Model, dtype: torch.dtype = torch.float32) -> Transformer:
 
 def tie(model: nn.Module, spec: Part) -> None:
     """Make every weight declared `same_as` another that weight's parameter."""
-    for d in declared(spec):
+    for d in held(model, spec):
         if d.weight.same_as is not None:
             module, leaf = holder(model, d.path)
             owner, name = holder(model, d.weight.same_as)
@@ -77,7 +78,7 @@ def set_constants(
     pieces: Mapping[str, tuple[slice, ...]] | None = None,
 ) -> None:
     """Set the constants, which follow from the spec; with `pieces`, the slice of each that this rank holds."""
-    for d in declared(spec):
+    for d in held(model, spec):
         if d.weight.role == "const":
             module, leaf = holder(model, d.path)
             value = d.part.constant(d.weight.name, d.scope)

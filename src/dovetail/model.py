@@ -197,6 +197,7 @@ class BlockModule(Branching):
 # -- model ----------------------------------------------------------------------------------------------------------
 
 NO_VIEWS: Mapping[str, Any] = {}
+Carried = dict[tuple[str, str], Tensor]  # values that later layers read, by (path of the source, name)
 CHUNK = 64  # tokens per row whose logits are in memory at one time, where answers are compared with labels
 
 
@@ -461,6 +462,14 @@ class ModelModule(Module):
 
     def hidden(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Ctx]:
         """Hidden states after the last layer and norm (…, n, embed), and the ctx with their token layout."""
+        x, embedded, ctx = self.begin(inputs, ctx)
+        x = self.end(self.run_layers(x, ctx, self.carried(inputs, x)), ctx)
+        if self.part.mtp and self._looks_ahead(ctx):
+            look_ahead(self.mtp, self.head, x, self.embed.widen(embedded), inputs, ctx)
+        return x, ctx
+
+    def begin(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor, Ctx]:
+        """The residual stream before the first layer, the embeddings alone, and the ctx with their token layout."""
         ctx = ctx.for_mode(self)
         embedded, layout = self.embed(inputs, ctx)
         layout.expect(embedded, "inputs")
@@ -472,15 +481,22 @@ class ModelModule(Module):
         if self.part.embed_norm is not None:
             x = self.embed_norm(x, ctx)
         x = ctx.dropout(x, self.part.dropout, self, "embedded", self.embedded_axes)
-        x = ctx.tap(self, "embedded", self.embed.widen(x))
-        carried = {(self.path, "inputs"): inputs, (self.path, "embedded"): x}
-        for i, block in enumerate(self.layers):
-            views = NO_VIEWS if ctx.views is None else ctx.views[i]
+        return ctx.tap(self, "embedded", self.embed.widen(x)), embedded, ctx
+
+    def carried(self, inputs: Tensor, x: Tensor) -> Carried:
+        """The values of the model that layers may read, by source and name."""
+        return {(self.path, "inputs"): inputs, (self.path, "embedded"): x}
+
+    def run_layers(self, x: Tensor, ctx: Ctx, carried: Carried, which: range | None = None) -> Tensor:
+        """Run all layers, or some of them; values that layers publish are added to `carried`."""
+        for i in range(len(self.layers)) if which is None else which:
+            block, views = self.layers[i], NO_VIEWS if ctx.views is None else ctx.views[i]
             x = block(x, ctx, views) if block.passing is None else self.across(block, x, ctx, views, carried)
-        x = x if self.part.norm is None else ctx.tap(self, "normed", self.norm(x, ctx))
-        if self.part.mtp and self._looks_ahead(ctx):
-            look_ahead(self.mtp, self.head, x, self.embed.widen(embedded), inputs, ctx)
-        return x, ctx
+        return x
+
+    def end(self, x: Tensor, ctx: Ctx) -> Tensor:
+        """Normalize what the last layer returns."""
+        return x if self.part.norm is None else ctx.tap(self, "normed", self.norm(x, ctx))
 
     def _looks_ahead(self, ctx: Ctx) -> bool:
         """Whether multi-token prediction runs: where its loss is collected, or someone listens to one of its taps."""
@@ -503,7 +519,7 @@ class ModelModule(Module):
         x = self.mtp[depth - 1](hidden, self.embed.widen(embedded), ctx, views)
         return self.head(x, ctx), x
 
-    def across(self, block: BlockModule, x: Tensor, ctx: Ctx, views: Any, carried: dict[tuple[str, str], Tensor]) -> Tensor:
+    def across(self, block: BlockModule, x: Tensor, ctx: Ctx, views: Any, carried: Carried) -> Tensor:
         """A block that reads values of earlier ones, or publishes some, which are added to `carried`."""
         assert block.passing is not None
         out = block(x, ctx, views, *(carried[read.source, read.name] for _, read in block.passing.reads))

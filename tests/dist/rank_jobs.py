@@ -22,7 +22,7 @@ from dovetail.dist import batch, collective, context, place, shard
 from dovetail.dist.mesh import make_mesh
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.case import perturbed
-from dovetail.lawbook.sharded import Batch, Compared, How, _gaps, _run, compare, make_batch
+from dovetail.lawbook.sharded import Batch, Compared, How, _run, compare, gaps_of, make_batch
 from dovetail.model import ModelModule
 from dovetail.ops.attend import using
 from dovetail.state.pool import Pool
@@ -115,7 +115,7 @@ def counts_over(data: int, sequence: int) -> tuple[list[float], list[float]]:
     return [*before.tolist(), total.item()], [*want, int(tokens.sum())]
 
 
-def by_data_and_sequence(spec_yaml: str) -> dict[str, float]:
+def by_data_and_sequence(spec_yaml: str, ring: bool = False) -> dict[str, float]:
     """FSDP over half of the ranks, with each row split over the other half, against one rank, in training."""
     spec, mesh = from_yaml(spec_yaml), make_mesh(data=2, sequence=2)
     rows, columns = mesh["data"].get_group(), mesh["sequence"].get_group()
@@ -123,10 +123,10 @@ def by_data_and_sequence(spec_yaml: str) -> dict[str, float]:
     shard.fully_shard_model(model, mesh["data"])
     tokens = make_batch(spec, whole, 0)
     mine: Batch = tokens.rows(rows).columns(columns)
-    found = _run(model, spec, mine, 1, projected=2.0, losses_count=0.5, group=columns)
+    found = _run(model, spec, mine, 1, projected=2.0, losses_count=0.5, group=columns, ring=ring)
     out = collective.joined(collective.joined(found.output, 1, columns), 0, rows)
     gradients = {name: collective.summed(g, columns) for name, g in found.gradients.items()}
-    return _gaps(dc.replace(found, output=out, gradients=gradients), _run(whole, spec, tokens, 1))
+    return gaps_of(dc.replace(found, output=out, gradients=gradients), _run(whole, spec, tokens, 1))
 
 
 def drawn_without_a_seed(spec_yaml: str, how: How) -> float:

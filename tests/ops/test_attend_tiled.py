@@ -15,7 +15,8 @@ from dovetail import parts as _registered  # noqa: F401
 from dovetail.core.group import Fill, Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
-from dovetail.core.view import Scoring
+from dovetail.core.random import draw
+from dovetail.core.view import Edit, Scoring
 from dovetail.ops import attend_tiled
 from dovetail.ops.attend import attend, using
 from dovetail.ops.mask import _fill, plan, spans
@@ -53,12 +54,27 @@ def distance_bias(q_layout: TokenLayout, k_layout: TokenLayout, table: Tensor) -
     return table[:, (q_layout.order[..., :, None] - k_layout.order[..., None, :]).clamp(-4, 4) + 4].movedim(0, -3)
 
 
+def dropped(probs: Tensor, q_layout: TokenLayout, k_layout: TokenLayout) -> Tensor:
+    """Every prob by a number in [0, 2) of its sample, query, key and head."""
+    sample, query = (x[..., None, :, None] for x in (q_layout.sample, q_layout.order))
+    head = torch.arange(probs.shape[-3])[:, None, None]
+    bits = draw(torch.tensor(3), sample, query, k_layout.order[..., None, None, :], head)
+    return probs * (bits & 0xFFFF) / 2.0**15
+
+
 def some(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
 def compared(
-    mask: Any, q_layout: TokenLayout, k_layout: TokenLayout, *, softcap: bool = False, bias: bool = False, sink: bool = False
+    mask: Any,
+    q_layout: TokenLayout,
+    k_layout: TokenLayout,
+    *,
+    softcap: bool = False,
+    bias: bool = False,
+    sink: bool = False,
+    dropout: bool = False,
 ) -> float:
     """The largest difference between the two kernels over the output and every gradient."""
     torch.manual_seed(0)
@@ -79,7 +95,7 @@ def compared(
     found: list[list[Tensor]] = []
     for name in ("tiled", "reference"):
         with using(name):
-            z = attend(*inputs[:3], scoring, q_layout, k_layout)  # type: ignore[misc]
+            z = attend(*inputs[:3], scoring, q_layout, k_layout, Edit(dropped, scales=True) if dropout else None)  # type: ignore[misc]
         found.append([z, *torch.autograd.grad(z, inputs, upstream)])
     return max((a - b).abs().max().item() for a, b in zip(*found, strict=True))
 
@@ -105,6 +121,7 @@ def test_tiled_is_reference(mask: str, layout: str) -> None:
 def test_every_feature_at_once(mask: str, layout: str) -> None:
     layout = LAYOUTS[layout]
     assert compared(MASKS[mask], layout, layout, softcap=True, bias=True, sink=True) < 1e-9
+    assert compared(MASKS[mask], layout, layout, softcap=True, bias=True, sink=True, dropout=True) < 1e-9
 
 
 @pytest.mark.usefixtures("small_tiles")

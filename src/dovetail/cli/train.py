@@ -131,6 +131,10 @@ class Command(LoadFlags, Overrides):
     """On several ranks: how many of them share each layer (tensor and expert parallelism)."""
     sequence: BatchSize = 1
     """On several ranks: how many of them have a chunk of every row each (context parallelism)."""
+    ring: bool = False
+    """With --sequence: send keys and values round the ranks, in less memory than gathering them (ring attention)."""
+    pipeline: BatchSize = 1
+    """On several ranks: how many of them have some of the layers each; --micro-batches go through them (1F1B)."""
     shards: BatchSize | None = None
     """On several ranks: FSDP shards the weights over so many of those that have rows of their own, by default all; the others
     are replicas of them (HSDP; with 1, DDP)."""

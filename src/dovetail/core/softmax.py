@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.group import Mask, Mixer, Order, Position, PositionModule
+from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Problem
@@ -143,11 +144,14 @@ class SoftmaxModule(Module):
 
     def edit(self, ctx: Ctx) -> Edit | None:
         """The function that edits the probs after the softmax: a listener's, dropout in training, or None."""
-        if not (self.tapped and ctx.wants(self, "pattern")) and not (ctx.training and self.dropout > 0):
+        heard = self.tapped and ctx.wants(self, "pattern")
+        if not heard and not (ctx.training and self.dropout > 0):
             return None
-        return lambda probs, *layouts: ctx.dropout_probs(
-            ctx.tap(self, "pattern", probs), self.dropout, self, "pattern", *layouts
-        )
+
+        def run(probs: Tensor, *layouts: TokenLayout) -> Tensor:
+            return ctx.dropout_probs(ctx.tap(self, "pattern", probs), self.dropout, self, "pattern", *layouts)
+
+        return Edit(run, scales=not heard)
 
     def project_out(self, z: Tensor, ctx: Ctx) -> Tensor:
         """z (…, n, heads, head) back to the residual stream (…, n, embed)."""

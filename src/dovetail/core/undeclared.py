@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import nn
 
 from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
+from dovetail.core.held import held
 from dovetail.core.linear import Linear
 from dovetail.core.module import holder
 from dovetail.core.part import Part
@@ -20,7 +20,7 @@ REMEDY = "merge it into the declared weight, or remove it"
 def check_declared(model: nn.Module, spec: Part) -> None:
     """Raise SpecError where a linear leaf is wrapped or replaced, or where the model has a parameter of its own."""
     known: set[int] = set()
-    for d in declared(spec):
+    for d in held(model, spec):
         if not d.weight.stored and d.weight.same_as is None:
             continue
         module, leaf = holder(model, d.path)

@@ -21,10 +21,27 @@ from torch import Tensor
 from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 
-# (probs (…, heads, n, m), layout of the queries, layout of the keys) -> the probs to use
-Edit = Callable[[Tensor, TokenLayout, TokenLayout], Tensor]
 OnRead = Callable[[Tensor, TokenLayout], Tensor]  # (keys (…, m, kv_heads, head), their layout) -> keys
 Entries = tuple[tuple[Tensor, ...], TokenLayout]  # (…, m, *axes) each, and the layout of their tokens
+
+
+@dc.dataclass(slots=True)
+class Edit:
+    """A change of the probs after the softmax: a listener's, or dropout."""
+
+    run: Callable[[Tensor, TokenLayout, TokenLayout], Tensor]  # (probs (…, heads, n, m), layouts of queries and keys) -> probs
+    scales: bool = (
+        False  # each prob by a factor of its query, key and head alone: some keys may be processed without the others
+    )
+
+    def __call__(self, probs: Tensor, q_layout: TokenLayout, k_layout: TokenLayout) -> Tensor:
+        """Return the probs to use."""
+        return self.run(probs, q_layout, k_layout)
+
+    @property
+    def need(self) -> str:
+        """The feature that a kernel must offer for it."""
+        return "dropout" if self.scales else "edit"
 
 
 @dc.dataclass(slots=True)  # not frozen: one is made per layer and step, and a frozen one takes four times as long to make

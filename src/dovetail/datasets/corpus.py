@@ -44,11 +44,10 @@ class Batch:
         return real if self.source_layout is None else real + int(self.source_layout.real.sum())
 
     def pieces(self, count: int) -> list[Batch]:
-        """The rows in `count` pieces, or as many as there are rows."""
-        if count == 1:
-            return [self]
-        size = -(-len(self.tokens) // count)
-        return [self.some_rows(slice(start, start + size)) for start in range(0, len(self.tokens), size)]
+        """The rows in `count` pieces, or as many as there are rows: every `count`-th row, so that a piece has the same rows
+        over all ranks as on one."""
+        count = min(count, len(self.tokens))
+        return [self] if count == 1 else [self.some_rows(slice(first, None, count)) for first in range(count)]
 
     def some_rows(self, rows: slice) -> Batch:
         """Some rows of the batch; random numbers are drawn by their number in the whole batch."""

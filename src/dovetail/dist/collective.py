@@ -139,12 +139,12 @@ class _Receive(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Any:
         ctx.group, before = group, dist.get_rank(group) - 1
-        return x.view_as(x), *_take(x, before, group)
+        return x.view_as(x), *take_tensors(x, before, group)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor, *grads: Tensor) -> Any:  # type: ignore[override]
-        _give(grads, dist.get_rank(ctx.group) - 1, ctx.group)
+        send_tensors(grads, dist.get_rank(ctx.group) - 1, ctx.group)
         return g, None
 
 
@@ -152,20 +152,21 @@ class _HandOn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, group: dist.ProcessGroup, *carry: Tensor) -> Tensor:
         ctx.group = group
-        _give(carry, dist.get_rank(group) + 1, group)
+        send_tensors(carry, dist.get_rank(group) + 1, group)
         return y.view_as(y)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
-        return g, None, *_take(g, dist.get_rank(ctx.group) + 1, ctx.group)
+        return g, None, *take_tensors(g, dist.get_rank(ctx.group) + 1, ctx.group)
 
 
 MOST = 64  # numbers in the header message: how many tensors follow, and the dtype and shape of each
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
 
 
-def _give(tensors: Sequence[Tensor], to: int, group: dist.ProcessGroup) -> None:
+def send_tensors(tensors: Sequence[Tensor], to: int, group: dist.ProcessGroup) -> None:
+    """Send tensors, with their dtypes and shapes, to a rank of the group."""
     shapes = [number for tensor in tensors for number in (DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape)]
     numbers = torch.tensor([len(tensors), *shapes])
     header = torch.zeros(MOST, dtype=torch.long)
@@ -174,7 +175,8 @@ def _give(tensors: Sequence[Tensor], to: int, group: dist.ProcessGroup) -> None:
         dist.send(message.detach().contiguous(), group=group, group_dst=to)
 
 
-def _take(like: Tensor, origin: int, group: dist.ProcessGroup) -> list[Tensor]:
+def take_tensors(like: Tensor, origin: int, group: dist.ProcessGroup) -> list[Tensor]:
+    """Receive the tensors that a rank of the group sends, on the device of `like`."""
     header = torch.zeros(MOST, dtype=torch.long)
     dist.recv(header, group=group, group_src=origin)
     count, *numbers = header.tolist()

@@ -19,18 +19,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from dovetail.construction import fill_slice, on_meta, set_constants, tie
-from dovetail.core.fold import declared
+from dovetail.core.held import held
 from dovetail.core.module import tensor_at
 from dovetail.dist.context import SequenceRanks
 from dovetail.dist.mesh import rows_group, weights_mesh
 from dovetail.dist.place import local_slices
 from dovetail.dist.shard import fully_shard_model, run_with, tensor_parallel
+from dovetail.dist.stage import Stage, keep_stage
 from dovetail.model import Model
 from dovetail.transformer import Transformer
 
 
 class Sharded(NamedTuple):
-    """A model and, by path, the slice of every declared tensor that this rank holds."""
+    """A model and, by path, the slice that this rank holds of every declared tensor; of a pipeline stage, those of its
+    layers."""
 
     model: Transformer
     slices: dict[str, tuple[slice, ...]]
@@ -45,16 +47,18 @@ def build_sharded(
     seed: int = 0,
     whole: Collection[str] = (),
     compute_dtype: torch.dtype | None = None,
+    ring: bool = False,
 ) -> Transformer:
     """Build a model over the ranks of a mesh (`make_mesh`), in evaluation mode; no rank ever holds more than its shard.
 
-    `whole` names axes that tensor parallelism does not shard; `compute_dtype` is what FSDP's layers compute in, if not `dtype`.
+    `whole` names axes that tensor parallelism does not shard; `compute_dtype` is what FSDP's layers compute in, if not `dtype`;
+    with `ring`, keys and values of a split sequence go round the ranks (dist/ring.py).
     """
-    model, slices = shard_on_meta(spec, mesh, dtype=dtype, whole=whole, compute_dtype=compute_dtype)
+    model, slices = shard_on_meta(spec, mesh, dtype=dtype, whole=whole, compute_dtype=compute_dtype, ring=ring)
     allocate(model, spec, device)
     set_constants(model, spec, dtype, device, slices)
     with torch.no_grad():
-        for d in declared(spec):
+        for d in held(model, spec):
             if d.weight.stored:
                 fill_slice(d, seed, slices[d.path], local(tensor_at(model, d.path)))
     return model
@@ -67,12 +71,18 @@ def shard_on_meta(
     dtype: torch.dtype = torch.float32,
     whole: Collection[str] = (),
     compute_dtype: torch.dtype | None = None,
+    ring: bool = False,
 ) -> Sharded:
-    """Build a model on the meta device and shard it there: tensor parallelism, a split sequence, then FSDP, each where the mesh
-    has several ranks for it."""
+    """Build a model on the meta device and shard it there: a pipeline stage of it, tensor parallelism, a split sequence, then
+    FSDP, each where the mesh has several ranks for it."""
     tensor, sequence, weights = mesh["tensor"], mesh["sequence"], weights_mesh(mesh)
-    chunks = None if sequence.size() == 1 else SequenceRanks(spec, sequence.get_group())  # raises before anything is built
+    chunks = (
+        None if sequence.size() == 1 else SequenceRanks(spec, sequence.get_group(), ring)
+    )  # raises before anything is built
+    stage = None if mesh["pipeline"].size() == 1 else Stage.of(spec, mesh["pipeline"].get_local_rank(), mesh["pipeline"].size())
     model = on_meta(spec, dtype)
+    if stage is not None:
+        keep_stage(model, stage)
     stored = {} if tensor.size() == 1 else tensor_parallel(model, spec, tensor, whole).stored
     if chunks is not None:
         run_with(model, "sequence_ranks", chunks)
@@ -83,7 +93,7 @@ def shard_on_meta(
         d.path: local_slices(
             d.weight.shape(d.scope), stored.get(d.path), by_tensor, (0, 1) if d.weight.buffer else by_data
         )  # FSDP does not shard buffers
-        for d in declared(spec)
+        for d in held(model, spec)
     }
     return Sharded(model, slices)
 

@@ -6,6 +6,7 @@ and values of all chunks, with their token layout.
     ctx = split_ctx(Ctx(layout=layout), spec, group)
     logits_r = model(piece(tokens, group), ctx)
 
+With `split_ctx(…, ring=True)` keys and values go round the ranks instead, and no rank holds those of all chunks (dist/ring.py).
 The view of a recurrent mixer sends its state from rank to rank instead: ranks run in sequence, so this is correct, not fast.
 
 Masks read order and document only, so a chunk needs no offset. Cross attention reads an encoder output that is whole on every
@@ -32,6 +33,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Part, walk, walk_spec
 from dovetail.dist.batch import TokenRanks
 from dovetail.dist.collective import gather, hand_on, joined, receive
+from dovetail.dist.ring import RingView
 from dovetail.ops.attend import Stored
 
 
@@ -43,10 +45,14 @@ class GatherView:
 
     def append(self, layout: TokenLayout, *new: Tensor) -> Stored:
         """Take the entries of this chunk (…, n, *axes); return those of all chunks (…, n·ranks, *axes)."""
-        key_layout = layout.once(("whole row", self.group), lambda: whole_layout(layout, self.group))
-        return Stored(key_layout, tuple(gather(values, layout.order.dim() - 1, self.group) for values in new))
+        dim = layout.order.dim() - 1
+        return Stored(self.whole_layout(layout), tuple(gather(values, dim, self.group) for values in new))
 
     append_blocks = append  # of blocks that end in this chunk, equally many on every rank (document −1 where there is none)
+
+    def whole_layout(self, layout: TokenLayout) -> TokenLayout:
+        """The token layout of all chunks, computed once for all layers."""
+        return layout.once(("whole row", self.group), lambda: whole_layout(layout, self.group))
 
     def stored(self) -> Stored:
         """Refuse: nothing came before."""
@@ -73,8 +79,8 @@ class SequenceRanks:
     """The ranks that have the other chunks of every row: set in the ctx of every run of a model, whose layout is then that of
     this rank's chunk (`run_with`, dist/shard.py)."""
 
-    def __init__(self, spec: Part, group: dist.ProcessGroup) -> None:
-        self.views, self.group = split_views(spec, group), group
+    def __init__(self, spec: Part, group: dist.ProcessGroup, ring: bool = False) -> None:
+        self.views, self.group = split_views(spec, group, ring), group
 
     def given_to(self, ctx: Ctx) -> Ctx:
         """Return the ctx with the views of a split sequence, and these ranks beside those with other rows."""
@@ -87,20 +93,21 @@ class SequenceRanks:
         return nullcontext()
 
 
-def split_ctx(ctx: Ctx, spec: Part, group: dist.ProcessGroup) -> Ctx:
+def split_ctx(ctx: Ctx, spec: Part, group: dist.ProcessGroup, ring: bool = False) -> Ctx:
     """Return the ctx of this rank's chunk of every row from that of whole rows: its layout and token types, its views, and the
-    ranks that hold the other chunks."""
+    ranks that hold the other chunks. With `ring`, attention sends keys and values round the ranks (dist/ring.py)."""
     layout = ctx.layout.cut(dist.get_world_size(group), dist.get_rank(group))
     types = None if ctx.types is None else piece(ctx.types, group)
-    views, ranks = split_views(spec, group), TokenRanks(sequence=group)
+    views, ranks = split_views(spec, group, ring), TokenRanks(sequence=group)
     return dc.replace(ctx, layout=layout, types=types, views=views, batch_ranks=ranks)
 
 
-def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
+def split_views(spec: Part, group: dist.ProcessGroup, ring: bool = False) -> Views:
     """Return a view for every self-attending or recurrent mixer, one mapping per layer, for Ctx(views=…)."""
     check_split(spec)
     views: list[dict[str, Any]] = []
     gathers, carries = GatherView(group), CarryView(group)
+    attends = RingView(gathers) if ring else gathers
     for path, part, _ in walk(spec):
         stack, _, rest = path.partition(".")
         if stack != "layers":
@@ -108,7 +115,7 @@ def split_views(spec: Part, group: dist.ProcessGroup) -> Views:
         index, _, branch = rest.partition(".")
         views += [{} for _ in range(int(index) + 1 - len(views))]
         if isinstance(part, Mixer) and not part.reads_encoder():
-            views[int(index)][branch] = carries if part.recurrent else gathers
+            views[int(index)][branch] = carries if part.recurrent else attends
     return views
 
 

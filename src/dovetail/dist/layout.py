@@ -5,7 +5,7 @@
     pipeline   each rank has some of the layers; activations go from one to the next                     Huang et al. 2019
     replicas   each group of ranks has other rows, and a whole copy of the weights                       DDP; with shards, HSDP
     shards     each rank has other rows, and a slice of every weight, gathered for use                   FSDP, ZeRO-3
-    sequence   each rank has another chunk of every row                                                  Li et al. 2021
+    sequence   each rank has another chunk of every row; with `ring`, keys and values go round           Li et al. 2021
     tensor     each rank has other heads, hidden units, experts, and rows of the vocabulary              Shoeybi et al. 2019
 
 Weights are sharded over shards × sequence: the ranks of a sequence compute with all weights, too.
@@ -26,17 +26,20 @@ class Axes(TypedDict, total=False):
     sequence: int
     tensor: int
     pipeline: int
+    ring: bool
 
 
 @dc.dataclass(frozen=True)
 class Layout:
-    """The number of ranks along each axis."""
+    """The number of ranks along each axis, and whether keys and values of a split sequence go round them (dist/ring.py) or are
+    gathered."""
 
     pipeline: int = 1
     replicas: int = 1
     shards: int = 1
     sequence: int = 1
     tensor: int = 1
+    ring: bool = False
 
     @property
     def ranks(self) -> int:
@@ -53,14 +56,22 @@ class Layout:
         return rank // (self.sequence * self.tensor) % self.data
 
     @staticmethod
-    def of(ranks: int, *, shards: int | None = None, sequence: int = 1, tensor: int = 1, pipeline: int = 1) -> Layout:
+    def of(
+        ranks: int,
+        *,
+        shards: int | None = None,
+        sequence: int = 1,
+        tensor: int = 1,
+        pipeline: int = 1,
+        ring: bool = False,
+    ) -> Layout:
         """The layout of so many ranks: those that no other axis takes have rows of their own; `shards` of them, by default all,
         share a copy of the weights. Raise UsageError, which names the flag, where a number does not divide what is left."""
         left = ranks
         for flag, size in {"tensor": tensor, "sequence": sequence, "pipeline": pipeline}.items():
             left = _divided(left, size, flag, ranks)
         shards = left if shards is None else shards
-        return Layout(pipeline, _divided(left, shards, "shards", ranks), shards, sequence, tensor)
+        return Layout(pipeline, _divided(left, shards, "shards", ranks), shards, sequence, tensor, ring)
 
 
 def _divided(left: int, size: int, flag: str, ranks: int) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import functools
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -31,8 +32,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from dovetail.construction import tie
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
-from dovetail.core.fold import Declared, declared
+from dovetail.core.fold import Declared
 from dovetail.core.group import Mixer
+from dovetail.core.held import Absent, held
 from dovetail.core.module import holder
 from dovetail.core.part import Part
 from dovetail.core.undeclared import check_declared
@@ -137,7 +139,7 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
         raise RankError(f"tensor parallel takes one axis of a mesh, not {mesh.mesh_dim_names} (write mesh['tensor'])")
     check_declared(model, spec)
     found = list(tp_regions(spec, whole=frozenset(whole)))
-    cuts = _cuts(spec, found, mesh.size())  # raises before anything changes
+    cuts = _cuts(model, spec, found, mesh.size())  # raises before anything changes
     axes = frozenset[str]().union(*(tp_region.shared_out for tp_region in found))
     ranks = TensorRanks(mesh.get_group(), axes, _stored(cuts, mesh.size()))
     reads: dict[nn.Module, dict[str, Read]] = {}
@@ -159,7 +161,9 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
         module.__class__ = _seeing_local(type(module), tuple(by_name))
         module.local_reads, module.local_ranks = by_name, ranks  # type: ignore[assignment]
     for tp_region in (one for one in found if one.bounded):
-        _bound(model.get_submodule(tp_region.path), tp_region, ranks)
+        module = _module_at(model, tp_region.path)
+        if module is not None:
+            _bound(module, tp_region, ranks)
     run_with(model, "local_ranks", ranks)
     model.ranks = ranks  # type: ignore[assignment]  # default contexts take it
     return ranks
@@ -171,9 +175,11 @@ def _stored(cuts: Iterable[tuple[Declared, TPRegion | None, Cut | None]], ranks:
     return {d.path: cut for d, _, cut in cuts if cut is not None and (d.weight.buffer or cut.pieces == ranks)}
 
 
-def _cuts(spec: Part, found: Iterable[TPRegion], ranks: int) -> list[tuple[Declared, TPRegion | None, Cut | None]]:
+def _cuts(
+    model: nn.Module, spec: Part, found: Iterable[TPRegion], ranks: int
+) -> list[tuple[Declared, TPRegion | None, Cut | None]]:
     """Return every declared tensor with its region and its sharding; a tied weight must be sharded alike in all places."""
-    placed = [(d, next((tp_region for tp_region in found if tp_region.holds(d.path)), None)) for d in declared(spec)]
+    placed = [(d, next((tp_region for tp_region in found if tp_region.holds(d.path)), None)) for d in held(model, spec)]
     cuts = [(d, tp_region, cut_of(d, tp_region, ranks)) for d, tp_region in placed]
     by_path = {d.path: cut for d, _, cut in cuts}
     for d, _, cut in cuts:
@@ -221,6 +227,16 @@ def _bound(module: nn.Module, tp_region: TPRegion, ranks: TensorRanks) -> None:
 
     module.register_forward_pre_hook(begin)
     module.register_forward_hook(end)
+
+
+def _module_at(model: nn.Module, path: str) -> nn.Module | None:
+    """Return the module at a path; None where another rank has it."""
+    at = model
+    for name in path.split("."):
+        at = at.get_submodule(name)
+        if isinstance(at, Absent):
+            return None
+    return at
 
 
 @functools.cache
@@ -280,6 +296,7 @@ def fully_shard_model(
     numbers samples over all ranks: dropout differs by these numbers. Losses that routers add are those of the whole batch.
     `rows` are the ranks with other rows, where they are not those of the mesh.
     """
+    warnings.filterwarnings("ignore", ".*returned a view tensor.*")  # of values that later layers read, and do not change
     run_with(model, "batch_ranks", TokenRanks(data=mesh.get_group() if rows is None else rows))
     policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for unit in units(model):
@@ -311,6 +328,6 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
     """Return the members of the outermost module lists."""
     for below in module.children():
         if isinstance(below, nn.ModuleList):
-            yield from below
+            yield from (layer for layer in below if not isinstance(layer, Absent))
         else:
             yield from _layers(below)

@@ -1,4 +1,5 @@
-"""What law 8 compares: one model whole, and the same over two ranks by tensor, by FSDP, or with its sequence split.
+"""What law 8 compares: one model whole, and the same over two ranks by tensor, by FSDP, or with its sequence split, where keys
+are all-gathered or go round a ring.
 
     with Pair() as pair:
         found = compare_sharded(pair, to_yaml(spec), seed=0, hows=["tp"])
@@ -30,8 +31,10 @@ from torch.distributed.tensor import DTensor
 from dovetail.construction import generator
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
+from dovetail.core.group import Mixer
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
+from dovetail.core.part import walk_spec
 from dovetail.core.scope import Scope
 from dovetail.dist.collective import joined, summed
 from dovetail.dist.context import check_split, split_ctx, whole_encoder_output
@@ -42,17 +45,15 @@ from dovetail.io.spec import from_yaml, to_yaml
 from dovetail.lawbook.case import RELATION, Case, NotApplicable, law, perturbed
 from dovetail.lawbook.initial import initial_gaps
 from dovetail.lawbook.sharded_batch import Batch, random_labels
+from dovetail.lawbook.sharded_result import Result, gaps_of
 from dovetail.model import Model, ModelModule
 
-How = Literal["tp", "fsdp", "sequence"]
+How = Literal["tp", "fsdp", "sequence", "ring"]
 MODES = {"evaluation": None, "training": 1}  # the seed of each
 N = 14
 # half of the sequence ends inside a document and between two; half of the rows hold half of the documents
 DOCUMENTS = ((5, 4, 3), (7, 2), (12,), (1, 6, 3, 2))
 SOURCES = ((3, 6, 2), (4, 8), (14,), (2, 5, 3, 3))  # as many documents per row: each attends to its own source
-# of the largest gradient: one that is smaller is compared at this scale, since it is zero but for rounding, or comes from
-# probabilities so near 0 and 1 that their differences cancel (changing the weights by 1e-16 moves it by 1e-9 of itself)
-SMALL = 1e-3
 
 
 @dc.dataclass(frozen=True)
@@ -68,16 +69,6 @@ class Compared:
         return max(self.gaps.items(), key=lambda item: item[1], default=("", 0.0))
 
 
-@dc.dataclass(frozen=True)
-class Result:
-    """What a run gives, of the whole batch and the whole model."""
-
-    output: Tensor  # zero at padding
-    losses: dict[str, Tensor]
-    gradients: dict[str, Tensor]  # of every parameter, zero where none came
-    added: dict[str, Tensor]  # to each buffer that the run changed
-
-
 @functools.cache
 def the_pair() -> Pair:
     """This process's pair of ranks, started by the first law that asks, ended with the process."""
@@ -89,8 +80,8 @@ def the_pair() -> Pair:
 @law(
     8,
     "sharded",
-    "tensor parallel, FSDP and a sequence split over two ranks equal one rank, in evaluation and in training: initial weights,"
-    " outputs, losses and gradients",
+    "tensor parallel, FSDP and a sequence split over two ranks, by all-gather and by ring attention, equal one rank, in"
+    " evaluation and in training: initial weights, outputs, losses and gradients",
     slow=True,
     budget=3.0,
 )
@@ -133,25 +124,12 @@ def _compare(spec: Model, seed: int, how: How, batch: Batch, wants: dict[str, Re
         run = SPLITS[how](perturbed(spec, seed), spec, _mesh(how))
     except SpecError as cannot:
         return Compared(reason=str(cannot))
-    gaps = {} if how == "sequence" else initial_gaps(spec, seed, _box(how))
-    for mode, want in wants.items():
+    gaps = {} if AXIS[how] == "sequence" else initial_gaps(spec, seed, _box(how))
+    modes = ["training"] if how == "ring" else list(MODES)  # the rest of the model is compared by `sequence`
+    for mode in modes:
         got = run(batch, MODES[mode])
-        gaps |= {f"{mode}: {name}": gap for name, gap in _gaps(got, want).items()}
+        gaps |= {f"{mode}: {name}": gap for name, gap in gaps_of(got, wants[mode]).items()}
     return Compared(gaps)
-
-
-def _gaps(got: Result, want: Result) -> dict[str, float]:
-    gaps = {"output": _gap(got.output, want.output)}
-    least = SMALL * max(g.abs().max().item() for g in want.gradients.values())
-    for kind, of_got, of_want, scale in (
-        ("loss", got.losses, want.losses, 0.0),
-        ("gradient of", got.gradients, want.gradients, least),
-        ("change of", got.added, want.added, 0.0),
-    ):
-        for name in of_got.keys() | of_want.keys():
-            both = name in of_got and name in of_want
-            gaps[f"{kind} {name}"] = _gap(of_got[name], of_want[name], scale) if both else float("inf")
-    return gaps
 
 
 def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
@@ -169,14 +147,14 @@ def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
     ]
     bare = Batch(inputs, layout, source, source_layout, torch.ones(()), *patches)
     with torch.no_grad():
-        out = _forward(model, spec, bare, Ctx(layout=layout))
+        out = model(inputs, _ctx(model, spec, bare, Ctx(layout=layout)))
     weight = torch.randn(out.shape, generator=generator(seed, "projection"), dtype=out.dtype)
     if spec.embed.causal() and out.shape[:2] == layout.order.shape and not (spec.head is not None and spec.head.pools()):
         weight = weight * layout.real[..., None]
     return dc.replace(bare, weight=weight, labels=random_labels(spec, out, layout, seed))
 
 
-# -- three ways to run the same batch -------------------------------------------------------------------------------
+# -- four ways to run the same batch --------------------------------------------------------------------------------
 
 Run = Callable[[Batch, int | None], Result]  # a batch, and the seed in training
 
@@ -200,42 +178,46 @@ def _by_data(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
     return run
 
 
-def _by_sequence(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
+def _by_sequence(model: ModelModule, spec: Model, mesh: DeviceMesh, ring: bool = False) -> Run:
     group, ranks = mesh.get_group(), mesh.size()
     for stack in (spec, spec.encoder):
         if stack is not None:
             check_split(stack)  # raises before anything runs
 
     def run(batch: Batch, draws: int | None) -> Result:
-        result = _run(model, spec, batch.columns(group), draws, losses_count=1.0 / ranks, group=group)
+        result = _run(model, spec, batch.columns(group), draws, losses_count=1.0 / ranks, group=group, ring=ring)
         gradients = {name: summed(g, group) for name, g in result.gradients.items()}
         return dc.replace(result, output=joined(result.output, 1, group), gradients=gradients)
 
     return run
 
 
+def _by_ring(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
+    if all(part.recurrent or part.reads_encoder() for _, part in walk_spec(spec) if isinstance(part, Mixer)):
+        raise SpecError("layers", "no mixer attends to keys of its own tokens", "split the sequence without a ring")
+    return _by_sequence(model, spec, mesh, ring=True)
+
+
 SPLITS: dict[How, Callable[[ModelModule, Model, DeviceMesh], Run]] = {
     "tp": _by_tensor,
     "fsdp": _by_data,
     "sequence": _by_sequence,
+    "ring": _by_ring,
 }
 
 
-def _forward(model: ModelModule, spec: Model, batch: Batch, ctx: Ctx, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The output of a batch; with a group, of this rank's piece of every row."""
-    return model(batch.inputs, _ctx(model, spec, batch, ctx, group))
-
-
-def _ctx(model: ModelModule, spec: Model, batch: Batch, ctx: Ctx, group: dist.ProcessGroup | None) -> Ctx:
+def _ctx(
+    model: ModelModule, spec: Model, batch: Batch, ctx: Ctx, group: dist.ProcessGroup | None = None, ring: bool = False
+) -> Ctx:
     """The ctx with the encoder output of the batch; with a group, for this rank's piece of every row."""
     source, source_layout = batch.source, batch.source_layout
     ctx = dc.replace(ctx, patches=batch.patches)
     if spec.encoder is not None and source is not None and source_layout is not None:
         source_ctx = dc.replace(ctx, layout=source_layout, patches=batch.source_patches)
-        encoded = model.encode(source, source_ctx if group is None else split_ctx(source_ctx, spec.encoder, group))
+        encoded = model.encode(source, source_ctx if group is None else split_ctx(source_ctx, spec.encoder, group, ring))
         encoder_output, encoder_layout = encoded if group is None else whole_encoder_output(*encoded, group)
         ctx = dc.replace(ctx, encoder_output=encoder_output, encoder_layout=encoder_layout)
-    return ctx if group is None else split_ctx(ctx, spec, group)
+    return ctx if group is None else split_ctx(ctx, spec, group, ring)
 
 
 def _run(
@@ -246,12 +228,14 @@ def _run(
     projected: float = 1.0,
     losses_count: float = 1.0,
     group: dist.ProcessGroup | None = None,
+    ring: bool = False,
 ) -> Result:
     """Run forward and backward; the factors say how much the projection and the added losses count on this rank."""
     model.zero_grad()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     losses: dict[str, Tensor] = {}
-    out = _forward(model, spec, batch, Ctx(layout=batch.layout, seed=draws, losses=losses), group)
+    ctx = _ctx(model, spec, batch, Ctx(layout=batch.layout, seed=draws, losses=losses), group, ring)
+    out = model(batch.inputs, ctx)
     added = torch.stack(list(losses.values())).sum() if losses else 0.0
     (projected * (out * batch.weight).sum() + losses_count * added).backward()
     gradients = _gradients(model)
@@ -259,7 +243,7 @@ def _run(
     output = (out * (batch.weight != 0)).detach()
     if batch.labels is not None and draws is None:
         model.zero_grad()
-        ctx = _ctx(model, spec, batch, Ctx(layout=batch.layout, losses={}), group)
+        ctx = _ctx(model, spec, batch, Ctx(layout=batch.layout, losses={}), group, ring)
         losses["of the model"] = model.loss(batch.inputs, batch.labels, ctx)
         (losses_count * losses["of the model"]).backward()
         gradients |= {f"{name} from the loss": g for name, g in _gradients(model).items()}
@@ -276,23 +260,20 @@ def _gradients(model: ModelModule) -> dict[str, Tensor]:
     return gradients
 
 
-AXIS: dict[How, Literal["tensor", "data", "sequence"]] = {"tp": "tensor", "fsdp": "data", "sequence": "sequence"}
+AXIS: dict[How, Literal["tensor", "data", "sequence"]] = {
+    "tp": "tensor",
+    "fsdp": "data",
+    "sequence": "sequence",
+    "ring": "sequence",
+}
 
 
 @functools.cache
 def _box(how: How) -> DeviceMesh:
     """The mesh with all ranks along the axis that this way of splitting needs."""
-    sizes = {axis: dist.get_world_size() if axis == AXIS[how] else 1 for axis in AXIS.values()}
+    sizes = {axis: dist.get_world_size() if axis == AXIS[how] else 1 for axis in set(AXIS.values())}
     return make_mesh(data=sizes["data"], sequence=sizes["sequence"], tensor=sizes["tensor"])
 
 
 def _mesh(how: How) -> DeviceMesh:
     return _box(how)[AXIS[how]]
-
-
-def _gap(got: Tensor, want: Tensor, least: float = 0.0) -> float:
-    """The largest difference relative to scale; infinite where anything is not a number."""
-    if got.shape != want.shape:
-        return float("inf")
-    gap = (got - want).abs().max().item() / max(want.abs().max().item(), least, 1e-30)
-    return gap if gap == gap else float("inf")

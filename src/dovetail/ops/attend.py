@@ -3,7 +3,7 @@
     z = softmax(cap(q kᵀ · scale) + bias, where allowed) v        q (…, n, heads, head)   k, v (…, m, kv_heads, head)
 
 A backend is a name, a set of offers, a cost and a function. Needs are plain data: those of the part (soft-cap, sink, bias),
-and those of the call (a listener that edits the probs, a compiled graph).
+and those of the call (dropout, a listener that edits the probs, a compiled graph).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def attend(
 
     Shapes: q (…, n, heads, head), k and v (…, m, kv_heads, head); `…` is batch, or nothing for a flat batch.
     """
-    needs = scoring.needs if edit is None else scoring.needs | {"edit"}
+    needs = scoring.needs if edit is None else scoring.needs | {edit.need}
     backend, plain = chosen(q, scoring, q_layout, k_layout, needs)
     visible = None
     if backend.dense:

@@ -17,7 +17,7 @@ from dovetail.core.module import at_least_fp32
 from dovetail.core.view import Edit, Scoring
 from dovetail.ops.backend import Shape
 
-OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "edit", "compile"})
+OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "dropout", "edit", "compile"})
 
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:

@@ -17,10 +17,10 @@ Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao 2023.
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,12 +29,13 @@ from torch.autograd.function import once_differentiable
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
-from dovetail.core.view import Scoring
+from dovetail.core.view import Edit, Scoring
+from dovetail.ops.attend_sets import attend_sets
 from dovetail.ops.backend import Shape
 from dovetail.ops.mask import Run, allowed
 from dovetail.ops.tiles import Piece, Tile, Tiling, add, put, take
 
-OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink"})
+OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "dropout"})
 TILE = 64  # tokens per tile, of queries and of keys
 PIECE = 1024  # most keys per piece: bounds the workspace
 CACHED_MASKS = 4  # tile masks cached per tile of queries and step
@@ -56,63 +57,22 @@ def run(
     q_layout: TokenLayout,
     k_layout: TokenLayout,
     visible: object = None,
-    edit: None = None,
+    edit: Edit | None = None,
 ) -> Tensor:
     """(…, heads, n, head), computed over the tiles that the mask touches. `visible` is not used: no dense mask is computed."""
-    if q.dim() == 3:
-        return run(q[None], k[None], v[None], scoring, q_layout, k_layout)[0]
-    if scoring.mask.regroup() > 1 and q_layout.start is None and q.shape[0] > 1:  # each row has its own order of residues
-        rows = [
-            run(q[i : i + 1], k[i : i + 1], v[i : i + 1], scoring, _row(q_layout, i), _row(k_layout, i))
-            for i in range(q.shape[0])
-        ]
-        return torch.cat(rows)
-    if scoring.mask.by_head():
-        return _by_head(q, k, v, scoring, q_layout, k_layout)
-    out, lse = _Tiled.apply(q.unflatten(1, (k.shape[1], -1)), k, v, Work.of(scoring, q_layout, k_layout), *scoring.tables)  # type: ignore[misc]
-    out, lse = out.flatten(1, 2), lse.flatten(1, 2)
-    if scoring.sink is not None:
-        out = out * torch.sigmoid(lse - scoring.sink[:, None].to(lse.dtype))[..., None].to(out.dtype)
-    return out
+    return attend_sets(_tiled, q, k, v, scoring, edit, q_layout, k_layout)
+
+
+def _tiled(
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, edit: Edit | None, q_layout: TokenLayout, k_layout: TokenLayout
+) -> tuple[Tensor, Tensor]:
+    return _Tiled.apply(q, k, v, Work.of(scoring, q_layout, k_layout, edit), *scoring.tables)  # type: ignore[return-value]
 
 
 def touched(scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout) -> int:
     """The number of scores per row in the tiles that are computed, averaged over heads."""
     masks = [scoring.mask.for_head(head) for head in scoring.heads.tolist()] if scoring.mask.by_head() else [scoring.mask]
     return sum(Work.of(dc.replace(scoring, mask=mask), q_layout, k_layout).tiling.touched() for mask in masks) // len(masks)
-
-
-def _row(layout: TokenLayout, i: int) -> TokenLayout:
-    return TokenLayout(layout.coords[i : i + 1], layout.order[i : i + 1], layout.seg[i : i + 1])
-
-
-def _by_head(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout) -> Tensor:
-    """Run heads with equal masks together, so that each set computes only its own tiles."""
-    shared, sets = q.shape[1] // k.shape[1], {}
-    for i, head in enumerate(scoring.heads.tolist()):
-        sets.setdefault(scoring.mask.for_head(head), []).append(i)
-    outputs: list[Tensor] = []
-    for mask, own in sets.items():
-        groups = [i // shared for i in own]
-        even = len({groups.count(group) for group in groups}) == 1  # only then can the heads of a set share KV heads
-        heads, keys = (torch.tensor(x, device=q.device) for x in (own, sorted(set(groups)) if even else groups))
-        own_scoring = dc.replace(
-            scoring,
-            mask=mask,
-            heads=scoring.heads[heads],
-            bias=None if scoring.bias is None else partial(_of_heads, scoring.bias, heads),
-            sink=None if scoring.sink is None else scoring.sink[heads],
-        )
-        k_own, v_own = k.index_select(1, keys), v.index_select(1, keys)
-        outputs.append(run(q.index_select(1, heads), k_own, v_own, own_scoring, q_layout, k_layout))
-    original_order = torch.tensor([i for own in sets.values() for i in own], device=q.device).argsort()
-    return torch.cat(outputs, 1).index_select(1, original_order)
-
-
-def _of_heads(
-    bias: Callable[..., Tensor], heads: Tensor, q_layout: TokenLayout, k_layout: TokenLayout, *tables: Tensor
-) -> Tensor:
-    return bias(q_layout, k_layout, *tables).index_select(-3, heads)
 
 
 class MaskCache:
@@ -142,17 +102,32 @@ class Work:
     tiling: Tiling
     relative: bool  # the mask depends on the distance alone, so that tiles at equal distances have equal masks
     masks: MaskCache
+    edit: Edit | None = None  # one that scales
+    edit_layouts: tuple[TokenLayout, ...] = ()  # of all rows, which draw different numbers where their positions are equal
 
     @staticmethod
-    def of(scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout) -> Work:
+    def of(scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, edit: Edit | None = None) -> Work:
         """The work for these tokens; tiles are planned once per step for all layers with an equal mask."""
         key, given = (scoring.mask.key, TILE, PIECE), (scoring.mask, q_layout, k_layout, len(scoring.heads), TILE, PIECE)
         tiling = k_layout.once_for(q_layout, ("tiling", *key), Tiling, *given)
         masks = k_layout.once_for(q_layout, ("tile masks", *key), MaskCache, CACHED_MASKS * TILE * q_layout.n)
         relative = scoring.mask.relative() and q_layout.start is not None and k_layout.start is not None
-        return Work(scoring, _one_row(q_layout), _one_row(k_layout), tiling, relative, masks)
+        layouts = () if edit is None else (q_layout, k_layout)
+        return Work(scoring, _one_row(q_layout), _one_row(k_layout), tiling, relative, masks, edit, layouts)
 
-    def bias(self, tile: Tile, piece: Piece, tables: tuple[Tensor, ...]) -> Tensor | None:
+    @property
+    def empty(self) -> bool:
+        """Whether no query sees any key."""
+        return not any(tile.pieces for tile in self.tiling.tiles)
+
+    def factor(self, p: Tensor, tile: Tile, piece: Piece) -> Tensor:
+        """What the probs p (rows, kv_heads, shared, n, m) of one piece are multiplied by."""
+        assert self.edit is not None
+        q_layout, k_layout = self.edit_layouts
+        ones = torch.ones_like(p).flatten(1, 2)
+        return self.edit(ones, q_layout.pick(tile.queries), k_layout.pick(piece.keys)).unflatten(1, p.shape[1:3])
+
+    def bias(self, tile: Tile, piece: Piece, tables: Sequence[Tensor]) -> Tensor | None:
         """(…, heads, n, m) added to the scores of one piece."""
         if self.scoring.bias is None:
             return None
@@ -211,33 +186,94 @@ def _by_group(x: Tensor, groups: int) -> Tensor:
     return x.unsqueeze(-3) if x.shape[-3] == 1 else x.unflatten(-3, (groups, -1))
 
 
-class _Tiled(torch.autograd.Function):
+def attend_tiles(q: Tensor, k: Tensor, v: Tensor, work: Work, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """q (rows, kv_heads, shared, n, head), k, v (rows, kv_heads, m, head) -> z like q, lse (rows, kv_heads, shared, n)."""
+    rows, groups, shared, n, _ = q.shape
+    # strided by token, like the residual stream
+    out = q.new_zeros(rows, n, groups, shared, v.shape[-1]).permute(0, 2, 3, 1, 4)
+    dtype = at_least_fp32(q.dtype)
+    # for a query that sees no key: very low but finite, so that σ(lse − sink) is 0 with gradient 0, not NaN
+    lse = q.new_full(q.shape[:-1], torch.finfo(dtype).min / 4, dtype=dtype)
+    for tile in work.tiling.tiles:
+        query = take(q, tile.queries).flatten(2, 3).to(dtype)
+        top = take(lse[..., None], tile.queries)
+        total, acc = torch.zeros_like(top), lse.new_zeros(*query.shape[:-1], v.shape[-1])
+        for piece in tile.pieces:
+            key, value = take(k, piece.keys).to(dtype), take(v, piece.keys).to(dtype)
+            scores, _ = work.scores(query, key, tile, piece, work.bias(tile, piece, tables))
+            peak = torch.maximum(top, scores.amax(-1, keepdim=True))
+            shrink, top = torch.exp(top - peak), peak
+            p = _exp(scores.sub_(peak))
+            total = total.mul_(shrink).add_(p.sum(-1, keepdim=True))
+            p = p if work.edit is None else p * work.factor(p, tile, piece)
+            acc = acc.mul_(shrink.flatten(2, 3)).add_(p.flatten(2, 3) @ value)
+        total = total.clamp_min_(1.0)  # the greatest score adds 1, so only a query that sees no key has less
+        put(out, tile.queries, acc.div_(total.flatten(2, 3)).unflatten(2, (shared, -1)).to(out.dtype))
+        put(lse[..., None], tile.queries, top + total.log())
+    return out, lse
 
+
+class Grads(NamedTuple):
+    """Gradients in the dtype of the scores; of a table that needs none, None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    tables: list[Tensor | None]
+
+
+def tiles_backward(
+    saved: Sequence[Tensor],  # q, k, v, out, lse and the tables
+    g: Tensor | None,
+    g_lse: Tensor | None,
+    work: Work,
+    learned: Sequence[int],
+) -> Grads:
+    """The gradients from those of out and lse; `learned` are the numbers of the tables that need one. Where k, v are some of
+    the keys, and out and lse those over all keys, q and the tables get what these keys contribute."""
+    q, k, v, out, lse, *tables = saved
+    dtype = lse.dtype  # of every sum
+    dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (q, k, v))
+    dtables = [torch.zeros_like(t) if i in learned else None for i, t in enumerate(tables)]
+    g = torch.zeros_like(out) if g is None else g
+    for tile in work.tiling.tiles:
+        query, grad = take(q, tile.queries).flatten(2, 3).to(dtype), take(g, tile.queries).to(dtype)
+        level = take(lse[..., None], tile.queries)
+        delta = (grad * take(out, tile.queries)).sum(-1, keepdim=True)
+        if g_lse is not None:
+            delta -= take(g_lse[..., None], tile.queries)
+        grad, dquery = grad.flatten(2, 3), torch.zeros_like(query)
+        for piece in tile.pieces:
+            key, value = take(k, piece.keys).to(dtype), take(v, piece.keys).to(dtype)
+            with torch.enable_grad():
+                free = tuple(t.detach().requires_grad_(i in learned) for i, t in enumerate(tables))
+                bias = work.bias(tile, piece, free)
+            scores, capped = work.scores(query, key, tile, piece, None if bias is None else bias.detach())
+            p = _exp(scores.sub_(level))
+            dp = (grad @ value.transpose(-1, -2)).view_as(p)
+            kept = p
+            if work.edit is not None:
+                factor = work.factor(p, tile, piece)
+                kept, dp = p * factor, dp.mul_(factor)
+            add(dv, piece.keys, kept.flatten(2, 3).transpose(-1, -2) @ grad)
+            ds = dp.sub_(delta).mul_(p)
+            if bias is not None and learned:
+                each = torch.autograd.grad(bias, [free[i] for i in learned], ds.flatten(1, 2).sum_to_size(bias.shape))
+                for i, d in zip(learned, each, strict=True):
+                    dtables[i] += d  # type: ignore[operator]
+            if capped is not None:
+                ds = ds * (1 - capped * capped)
+            ds = ds.flatten(2, 3)
+            dquery += ds @ key
+            add(dk, piece.keys, ds.transpose(-1, -2) @ query)
+        put(dq, tile.queries, dquery.unflatten(2, (q.shape[2], -1)))
+    return Grads(dq.mul_(work.scoring.scale), dk.mul_(work.scoring.scale), dv, dtables)
+
+
+class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, work: Work, *tables: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        rows, groups, shared, n, _ = q.shape
-        out = q.new_zeros(rows, n, groups, shared, v.shape[-1]).permute(
-            0, 2, 3, 1, 4
-        )  # strided by token, like the residual stream
-        dtype = at_least_fp32(q.dtype)
-        # for a query that sees no key: very low but finite, so that σ(lse − sink) is 0 with gradient 0, not NaN
-        lse = q.new_full(q.shape[:-1], torch.finfo(dtype).min / 4, dtype=dtype)
-        for tile in work.tiling.tiles:
-            query = take(q, tile.queries).flatten(2, 3).to(dtype)
-            top = take(lse[..., None], tile.queries)
-            total, acc = torch.zeros_like(top), lse.new_zeros(*query.shape[:-1], v.shape[-1])
-            for piece in tile.pieces:
-                key, value = take(k, piece.keys).to(dtype), take(v, piece.keys).to(dtype)
-                scores, _ = work.scores(query, key, tile, piece, work.bias(tile, piece, tables))
-                peak = torch.maximum(top, scores.amax(-1, keepdim=True))
-                shrink, top = torch.exp(top - peak), peak
-                p = _exp(scores.sub_(peak))
-                total = total.mul_(shrink).add_(p.sum(-1, keepdim=True))
-                acc = acc.mul_(shrink.flatten(2, 3)).add_(p.flatten(2, 3) @ value)
-            total = total.clamp_min_(1.0)  # the greatest score adds 1, so only a query that sees no key has less
-            put(out, tile.queries, acc.div_(total.flatten(2, 3)).unflatten(2, (shared, -1)).to(out.dtype))
-            put(lse[..., None], tile.queries, top + total.log())
+        out, lse = attend_tiles(q, k, v, work, tables)
         ctx.save_for_backward(q, k, v, out, lse, *tables)
         ctx.set_materialize_grads(False)
         ctx.work = work
@@ -246,38 +282,7 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor | None, g_lse: Tensor | None) -> Any:  # type: ignore[override]
-        q, k, v, out, lse, *tables = ctx.saved_tensors
-        work: Work = ctx.work
-        dtype = lse.dtype  # of every sum; gradients are rounded to the dtype of q, k and v at the end
-        dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (q, k, v))
-        learned = [i for i in range(len(tables)) if ctx.needs_input_grad[4 + i]]
-        dtables = [torch.zeros_like(t) if i in learned else None for i, t in enumerate(tables)]
-        g = torch.zeros_like(out) if g is None else g
-        for tile in work.tiling.tiles:
-            query, grad = take(q, tile.queries).flatten(2, 3).to(dtype), take(g, tile.queries).to(dtype)
-            level = take(lse[..., None], tile.queries)
-            delta = (grad * take(out, tile.queries)).sum(-1, keepdim=True)
-            if g_lse is not None:
-                delta -= take(g_lse[..., None], tile.queries)
-            grad, dquery = grad.flatten(2, 3), torch.zeros_like(query)
-            for piece in tile.pieces:
-                key, value = take(k, piece.keys).to(dtype), take(v, piece.keys).to(dtype)
-                with torch.enable_grad():
-                    free = tuple(t.detach().requires_grad_(i in learned) for i, t in enumerate(tables))
-                    bias = work.bias(tile, piece, free)
-                scores, capped = work.scores(query, key, tile, piece, None if bias is None else bias.detach())
-                p = _exp(scores.sub_(level))
-                add(dv, piece.keys, p.flatten(2, 3).transpose(-1, -2) @ grad)
-                ds = (grad @ value.transpose(-1, -2)).view_as(p).sub(delta).mul_(p)
-                if bias is not None and learned:
-                    each = torch.autograd.grad(bias, [free[i] for i in learned], ds.flatten(1, 2).sum_to_size(bias.shape))
-                    for i, d in zip(learned, each, strict=True):
-                        dtables[i] += d  # type: ignore[operator]
-                if capped is not None:
-                    ds = ds * (1 - capped * capped)
-                ds = ds.flatten(2, 3)
-                dquery += ds @ key
-                add(dk, piece.keys, ds.transpose(-1, -2) @ query)
-            put(dq, tile.queries, dquery.unflatten(2, (q.shape[2], -1)))
-        dq, dk = dq.mul_(work.scoring.scale), dk.mul_(work.scoring.scale)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, *dtables
+        q, k, v, *_ = saved = ctx.saved_tensors
+        learned = [i for i in range(len(saved) - 5) if ctx.needs_input_grad[4 + i]]
+        grads = tiles_backward(saved, g, g_lse, ctx.work, learned)
+        return grads.q.to(q.dtype), grads.k.to(k.dtype), grads.v.to(v.dtype), None, *grads.tables

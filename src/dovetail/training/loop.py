@@ -119,7 +119,7 @@ def _eval(trainer: Trainer, validation: Sequence[Batch], step: int) -> dict[str,
     """Return the held-out metrics; raise Diverged where the loss or a weight is not finite."""
     with trainer.averaged(), trainer.computing():
         seed = trainer.plan.seed
-        found = measure(trainer.model, validation, trainer.objective, seed, trainer.ranks) if validation else {}
+        found = measure(trainer.model, validation, trainer.objective, seed, trainer.evaluate) if validation else {}
     loss = found.get("loss")
     if trainer.ranks.any(trainer.nonfinite() is not None or not math.isfinite(loss or 0.0)):
         raise trainer.diverged(step, "the update overflowed" if loss is None else f"the held-out loss is {loss}")
@@ -133,21 +133,24 @@ def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective,
 
 @torch.no_grad()
 def measure(
-    model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0, ranks: Ranks | None = None
+    model: ModelModule,
+    batches: Sequence[Batch],
+    objective: Objective,
+    seed: int = 0,
+    evaluate: Callable[[Batch, int], dict[str, LossSum]] | None = None,
 ) -> dict[str, float]:
-    """Return the mean `loss` over all labels of the batches, without dropout, and the objective's other metrics by name. Every
-    one of several `ranks` calls it with the same batches."""
-    ranks = ranks or Ranks()
+    """Return the mean `loss` over all labels of the batches, without dropout, and the objective's other metrics by name. On
+    several ranks `evaluate`, of a batch and a seed, is that of the trainer; every rank has the same batches."""
+    sums_of = evaluate or (lambda batch, seed: objective.evaluate(model, batch.to(model.device), seed))
     mode = model.training
     model.eval()
     sums: dict[str, LossSum] = {}
     for i, batch in enumerate(batches):
-        found = objective.evaluate(model, ranks.chunk(batch).to(model.device), seed_of(seed, i))
+        found = sums_of(batch, seed_of(seed, i))
         sums = {name: sums[name].plus(one) if name in sums else one for name, one in found.items()}
         for layout in (batch.layout, batch.source_layout):
             if layout is not None:  # the masks and rotary tables of held-out batches would stay alive until the next eval
                 layout.memo.clear()
     model.train(mode)
-    sums = ranks.over_chunks(sums)
     means = dict(zip(sums, read_floats(*(one.mean() for one in sums.values())), strict=True))
     return {"loss": means["loss"], **objective.metrics(means)}

@@ -47,9 +47,6 @@ class Objective(ABC):
         False  # whether the model learns to continue a prompt: every token is predicted from those before
     )
     packs: ClassVar[bool] = True  # whether a row may hold several documents
-    by_token: ClassVar[bool] = (
-        False  # whether the loss of a row is the sum over its tokens, each with its label: rows can be cut
-    )
     by_row: ClassVar[bool] = True  # whether the loss of a batch is the sum over its rows: pieces of a batch, and ranks, add up
 
     @abstractmethod
@@ -84,6 +81,24 @@ class Objective(ABC):
         return {}
 
 
+class ByToken(Objective):
+    """An objective whose loss is a sum over tokens, each with its label: rows can be cut, and a batch sent through stages."""
+
+    accuracy: ClassVar[bool] = False  # whether `evaluate` also counts the labels that are the most probable answer
+
+    @abstractmethod
+    def arguments(self, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
+        """Return what `model.loss_sum` takes: tokens, labels (batch, n) and the Ctx."""
+
+    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
+        return model.loss_sum(*self.arguments(batch, seed, training))
+
+    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
+        if not self.accuracy:
+            return super().evaluate(model, batch, seed)
+        return with_accuracy(model.loss_and_hits(*self.arguments(batch, seed, False)))
+
+
 def perplexity(means: Mapping[str, float]) -> float:
     """The perplexity: e to the mean loss."""
     return math.exp(min(means["loss"], LARGEST))
@@ -116,13 +131,13 @@ def check_reads_text(spec: Model) -> None:
         raise SpecError("layers", "a prefix mask shows later tokens, which are the labels", "use a causal mask")
 
 
-class NextToken(Objective):
+class NextToken(ByToken):
     """Language modeling: labels (batch, n) are the tokens shifted by one."""
 
-    name, task, generates, by_token = "next_token", "predicting the next token", True, True
+    name, task, generates = "next_token", "predicting the next token", True
 
-    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-        return model.loss_sum(batch.tokens, _without_padding(batch.labels, batch), context(batch, seed, training))
+    def arguments(self, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
+        return batch.tokens, _without_padding(batch.labels, batch), context(batch, seed, training)
 
     def metrics(self, means: Mapping[str, float]) -> dict[str, float]:
         return {"perplexity": perplexity(means)}
@@ -181,13 +196,13 @@ class Seq2Seq(Objective):
 
 
 @dc.dataclass(frozen=True)
-class MaskedTokens(Objective):
+class MaskedTokens(ByToken):
     """Masked language modeling. A fraction of the tokens is predicted; of these most are replaced by the mask, some by random
     tokens, and some stay, so that the model learns from tokens that it sees, too."""
 
     name: ClassVar[str] = "masked_tokens"
     task: ClassVar[str] = "predicting masked tokens"
-    by_token: ClassVar[bool] = True
+    accuracy: ClassVar[bool] = True
 
     mask: int  # the id of the mask token
     vocab: int  # random tokens are drawn from 0 … vocab − 1
@@ -195,14 +210,9 @@ class MaskedTokens(Objective):
     masked: float = 0.8  # of those: replaced by the mask
     replaced: float = 0.1  # of those: replaced by a random token
 
-    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-        """Return the loss on the chosen tokens; the labels of the batch are not used."""
-        tokens, labels = self.corrupt(batch.tokens, batch.layout, seed)
-        return model.loss_sum(tokens, labels, context(batch, seed, training))
-
-    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
-        tokens, labels = self.corrupt(batch.tokens, batch.layout, seed)
-        return with_accuracy(model.loss_and_hits(tokens, labels, context(batch, seed, False)))
+    def arguments(self, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
+        """Return the corrupted tokens, and as labels those that were chosen; the labels of the batch are not used."""
+        return *self.corrupt(batch.tokens, batch.layout, seed), context(batch, seed, training)
 
     def corrupt(self, tokens: Tensor, layout: TokenLayout, seed: int) -> tuple[Tensor, Tensor]:
         """Return the input of the model (batch, n) and its labels (batch, n): −100 where a token is not predicted."""

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.fold import Declared, declared
+from dovetail.core.fold import Declared
+from dovetail.core.held import held
 from dovetail.core.module import tensor_at
 from dovetail.model import ModelModule
 from dovetail.training.muon import Muon
@@ -43,7 +44,7 @@ class Optimizer:
         weight_decay: float = 0.1,
         orthogonal_dtype: torch.dtype | None = None,
     ) -> None:
-        found = {d.path: d for d in declared(model.part) if d.weight.learned}
+        found = {d.path: d for d in held(model, model.part) if d.weight.learned}
         self.weights: dict[str, Tensor] = {path: tensor_at(model, path) for path in found}
         matrices = [d for d in found.values() if kind == "muon" and by_muon(d)]
         rest = [d for d in found.values() if kind != "muon" or not by_muon(d)]

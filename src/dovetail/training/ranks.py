@@ -52,6 +52,7 @@ class Ranks:
         self.count = layout.ranks
         self.mesh = mesh_of(layout) if self.count > 1 else None
         self.sequence = None if self.mesh is None or layout.sequence == 1 else self.mesh["sequence"].get_group()
+        self.stages = None if self.mesh is None or layout.pipeline == 1 else self.mesh["pipeline"].get_group()
 
     @property
     def data_rank(self) -> int:
@@ -62,6 +63,11 @@ class Ranks:
     def data_count(self) -> int:
         """The number of shares of a batch's rows."""
         return self.layout.data
+
+    @property
+    def stage(self) -> int:
+        """Which stage of a pipeline this rank has."""
+        return self.rank // (self.count // self.layout.pipeline)
 
     @property
     def token_ranks(self) -> int:
@@ -94,26 +100,32 @@ class Ranks:
         """The model in `dtype`: whole, or this rank's shard of it, which computes in `compute_dtype`."""
         if self.mesh is None:
             return build(spec, seed=seed, dtype=dtype)
-        return build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype, dtype=dtype)
+        ring = self.layout.ring
+        return build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype, dtype=dtype, ring=ring)
 
     def set_weights(self, model: Transformer, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights (path, whole tensor) into the model, or this rank's slice of each into its shard."""
         slices = {} if self.mesh is None else shard_on_meta(model.part, self.mesh).slices
         with torch.no_grad():
             for path, tensor in weights:
-                local(tensor_at(model, path)).copy_(tensor[slices.get(path, ())])
+                if self.mesh is None or path in slices:  # else another stage has it
+                    local(tensor_at(model, path)).copy_(tensor[slices.get(path, ())])
 
     def total(self, loss: LossSum, tokens: int = 0, flags: Sequence[bool] = ()) -> Totals:
         """The sums over all ranks, without a gradient, in one collective."""
         if self.count == 1:
             return Totals(loss, tokens, tuple(flags))
-        counts = self.rank % self.layout.tensor == 0  # tensor-parallel ranks have the same tokens
-        own = torch.tensor([tokens * counts, *flags], dtype=torch.float64)
+        counts = self.rank % self.layout.tensor == 0  # tensor-parallel ranks have the same tokens, as those of a pipeline have
+        own = torch.tensor([tokens * (counts and self.stage == 0), *flags], dtype=torch.float64)
         sums = torch.cat([torch.stack([loss.sum.double(), loss.num_labels.double()]) * counts, own.to(loss.sum.device)])
         dist.all_reduce(sums)
-        total = LossSum(sums[0].to(loss.sum.dtype), sums[1].to(loss.num_labels.dtype))
+        total = LossSum(sums[0], sums[1])
         num_tokens, *set_by = read_floats(*sums[2:])
         return Totals(total, int(num_tokens), tuple(ranks > 0 for ranks in set_by))
+
+    def norm_of_stages(self, norm: Tensor) -> Tensor:
+        """The norm of all gradients, from that of those of this rank's stage."""
+        return norm if self.stages is None else summed(norm.square(), self.stages).sqrt()
 
     def any(self, value: bool) -> bool:
         """Whether the value is true on some rank."""

@@ -24,7 +24,9 @@ RECORDED = "recorded"
 FREE = (
     "shards",
     "sequence",
+    "ring",
     "tensor",
+    "pipeline",
     "checkpoint_minutes",
     "keep",
     "timeout",

@@ -9,6 +9,7 @@ or a norm that is not finite raises before any weight changes.                  
 
 from __future__ import annotations
 
+import dataclasses as dc
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,16 +21,17 @@ from torch import Tensor, nn
 
 from dovetail.core.errors import Diverged, UsageError
 from dovetail.core.finite import nonfinite_weight
-from dovetail.core.fold import declared
 from dovetail.core.group import RouterModule
+from dovetail.core.held import held
 from dovetail.core.host import read_floats
 from dovetail.core.loss import LossSum
 from dovetail.core.module import tensor_at
 from dovetail.datasets.corpus import Batch
 from dovetail.dist.construction import full, local
+from dovetail.dist.pipeline import Piece, Pipeline
 from dovetail.dist.shard import reshard
 from dovetail.model import BlockModule, ModelModule
-from dovetail.training.objective import Objective
+from dovetail.training.objective import ByToken, Objective
 from dovetail.training.optim import Optimizer
 from dovetail.training.plan import Plan, Precision
 from dovetail.training.precision import Copies
@@ -63,10 +65,7 @@ class Trainer:
         self.model, self.objective, self.plan, self.ranks = model, objective, plan, ranks or Ranks()
         if not objective.by_row and (plan.micro_batches > 1 or self.ranks.data_count > 1):
             raise UsageError(f"{objective.name}: compares the rows of a batch; train on one rank, with one micro-batch")
-        if not objective.by_token and self.ranks.sequence is not None:
-            raise UsageError(
-                f"--sequence: {objective.name} reads whole rows; split rows over ranks instead, without --sequence"
-            )
+        self.pipeline = _pipeline(model, objective, plan, self.ranks)
         self.where = where  # of a step: the place of its batch in the data, for errors
         dtype = DTYPES[plan.precision]
         self.copies = None if dtype is None or self.ranks.count > 1 else Copies(model, dtype)  # FSDP makes its own
@@ -86,17 +85,12 @@ class Trainer:
         """Train on a batch; raise Diverged where the loss or the gradient norm is not finite: no weight has changed then.
         `flags` are this rank's, read after the backward pass: they are added up in the collective of the loss."""
         self.optimizer.zero_grad()
-        losses: list[LossSum] = []
         batch = self.ranks.chunk(batch)
         seed = seed_of(self.plan.seed, step)  # of all pieces: random numbers are drawn by the number of a sample in the batch
-        for piece in batch.pieces(self.plan.micro_batches):
-            with self.computing():
-                loss = self.objective(self.model, piece.to(self.model.device), seed, True)
-                loss.sum.backward()
-            losses.append(LossSum(loss.sum.detach(), loss.num_labels))
-        total, tokens, any_flags = self.ranks.total(functools.reduce(LossSum.plus, losses), batch.count, flags())
+        pieces = [piece.to(self.model.device) for piece in batch.pieces(self.plan.micro_batches)]
+        total, tokens, any_flags = self.ranks.total(self._gradients(pieces, seed), batch.count, flags())
         gradients = [weight.grad for weight in self.weights if weight.grad is not None]
-        norm = full(torch.nn.utils.get_total_norm(gradients))
+        norm = self.ranks.norm_of_stages(full(torch.nn.utils.get_total_norm(gradients)))
         dtype = torch.promote_types(total.sum.dtype, torch.float32)
         value, summed, labels = read_floats(*(x.to(dtype) for x in (total.mean(), norm, total.num_labels)))
         count = max(labels, 1.0) / self.ranks.token_ranks  # FSDP's gradients are means over ranks
@@ -114,6 +108,26 @@ class Trainer:
         rebalance(self.model)
         return found
 
+    def _gradients(self, pieces: Sequence[Batch], seed: int) -> LossSum:
+        """The backward pass of the pieces of a batch; the loss of this rank's labels."""
+        if self.pipeline is not None:
+            with self.computing():
+                return self.pipeline.step(pieces, seed)
+        losses: list[LossSum] = []
+        for piece in pieces:
+            with self.computing():
+                loss = self.objective(self.model, piece, seed, True)
+                loss.sum.backward()
+            losses.append(LossSum(loss.sum.detach(), loss.num_labels))
+        return functools.reduce(LossSum.plus, losses)
+
+    def evaluate(self, batch: Batch, seed: int) -> dict[str, LossSum]:
+        """The sums of a held-out batch, on all ranks; every rank has the same batch."""
+        own = self.ranks.chunk(batch).to(self.model.device)
+        if self.pipeline is not None:
+            return self.ranks.over_chunks(self.pipeline.evaluate(own, seed))
+        return self.ranks.over_chunks(self.objective.evaluate(self.model, own, seed))
+
     def computing(self) -> AbstractContextManager[Any]:
         """The context in which the model runs in the plan's precision."""
         return self.copies or nullcontext()
@@ -130,11 +144,11 @@ class Trainer:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint holds, by name and in the order of names: equal states make equal files."""
         reshard(self.model)  # after an eval, FSDP has the weights outside blocks whole on every rank
-        stored = [d.path for d in declared(self.model.part) if d.weight.stored]
-        held = {f"weights.{path}": tensor_at(self.model, path).detach() for path in stored}
-        held |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
-        held |= {f"ema.{name}": value for name, value in self.ema.items()}
-        return dict(sorted(held.items()))
+        stored = [d.path for d in held(self.model, self.model.part) if d.weight.stored]
+        found = {f"weights.{path}": tensor_at(self.model, path).detach() for path in stored}
+        found |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
+        found |= {f"ema.{name}": value for name, value in self.ema.items()}
+        return dict(sorted(found.items()))
 
     def diverged(self, step: int, problem: str) -> Diverged:
         """The error of a step that is not finite."""
@@ -150,6 +164,38 @@ class Trainer:
     def _average(self) -> None:
         for path, average in self.ema.items():
             local(average).lerp_(local(self.optimizer.weights[path].detach()), 1 - (self.plan.ema or 0.0))
+
+
+@dc.dataclass(frozen=True)
+class _Staged:
+    """An objective on a pipeline."""
+
+    objective: ByToken
+    pipeline: Pipeline
+
+    def step(self, pieces: Sequence[Batch], seed: int) -> LossSum:
+        """The forward and backward passes of micro-batches; this rank's part of the loss."""
+        return self.pipeline.step([Piece(*self.objective.arguments(piece, seed, True)) for piece in pieces])
+
+    def evaluate(self, batch: Batch, seed: int) -> dict[str, LossSum]:
+        """The sums of a held-out batch."""
+        piece, hits = Piece(*self.objective.arguments(batch, seed, False)), self.objective.accuracy
+        loss, labels, *right = self.pipeline.evaluate(piece, hits)
+        accuracy = {"accuracy": LossSum(right[0], labels)} if right else {}
+        return {"loss": LossSum(loss, labels), **accuracy}
+
+
+def _pipeline(model: ModelModule, objective: Objective, plan: Plan, ranks: Ranks) -> _Staged | None:
+    """The pipeline of ranks that have stages of a model; raise UsageError where objective or plan do not allow the layout."""
+    for axis, size in {"sequence": ranks.layout.sequence, "pipeline": ranks.layout.pipeline}.items():
+        if size > 1 and not isinstance(objective, ByToken):
+            raise UsageError(f"--{axis}: {objective.name} needs whole rows on one rank; share out rows, without --{axis}")
+    if ranks.stages is None or not isinstance(objective, ByToken):
+        return None
+    if plan.micro_batches < ranks.layout.pipeline:
+        at_least = f"a pipeline of {ranks.layout.pipeline} stages needs as many --micro-batches, better more"
+        raise UsageError(f"--micro-batches: {plan.micro_batches} leave a stage without work; {at_least}")
+    return _Staged(objective, Pipeline(model, ranks.stages))
 
 
 class _exchanged(AbstractContextManager[None]):

@@ -23,7 +23,7 @@ from dovetail.ops.attend import BACKENDS, attend, chosen, is_plain, offering, us
 from dovetail.ops.attend_tiled import MaskCache, Work
 from dovetail.ops.backend import Backend, Shape
 
-EVERY = frozenset({"bias", "bias_grad", "softcap", "sink", "edit", "compile"})
+EVERY = frozenset({"bias", "bias_grad", "softcap", "sink", "dropout", "edit", "compile"})
 
 
 def _scoring(mask: Any, heads: int = 1, needs: str = "", **more: Any) -> Scoring:

@@ -1,5 +1,6 @@
 """Seeded bugs of sharding: biases added per rank, gradients not reduced, sequence pieces in the wrong order, masks, losses and
-batch statistics of one rank alone, and weights initialized at another rank's offset."""
+batch statistics of one rank alone, weights initialized at another rank's offset, and chunks of a ring merged, masked or dropped
+wrongly."""
 
 from __future__ import annotations
 
@@ -15,16 +16,20 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
 from dovetail.core.module import Module
 from dovetail.core.random import draw
-from dovetail.dist import batch, collective, construction, context, shard
+from dovetail.dist import batch, collective, construction, context, ring, shard
 from dovetail.dist.batch import TokenRanks
+from dovetail.dist.ring import RingView
 from dovetail.dist.shard import TensorRanks
 from dovetail.lawbook.seeded.bug import Mutant, instead, spec
 from dovetail.lawbook.seeded.moe import experts
 from dovetail.ops import vocab
+from dovetail.ops.attend_tiled import Work
+from dovetail.ops.tiles import Piece, Tile
 from dovetail.parts import head
 
 _local_slices, _first = construction.local_slices, Ctx.first
 _reader, _gather, _split_rows = shard._reader, collective.gather, TokenLayout.split_rows
+_chunk_layouts, _factor = RingView.chunk_layouts, Work.factor
 
 
 def bias_added_on_every_rank(d: Any, *where: Any) -> Any:
@@ -106,6 +111,22 @@ def mean_of_means(self: Ctx, loss: LossSum) -> Tensor:
     return self.batch_sum(loss.mean()) / self.batch_sum(torch.ones(()))
 
 
+def chunks_of_equal_weight(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
+    return (out + more) / 2, torch.logaddexp(lse, more_lse)
+
+
+def chunks_in_reverse(self: RingView, layout: TokenLayout) -> tuple[TokenLayout, ...]:
+    return _chunk_layouts(self, layout)[::-1]
+
+
+def gradients_of_the_last_rank(arrived: Sequence[Tensor], own: Sequence[Tensor]) -> list[Tensor]:
+    return list(own)
+
+
+def dropped_by_own_positions(self: Work, p: Tensor, tile: Tile, piece: Piece) -> Tensor:
+    return _factor(dc.replace(self, edit_layouts=self.edit_layouts[:1] * 2), p, tile, piece)
+
+
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     biased, dropping = spec(bias=True, out_bias=True), spec(dropout=0.2).set("layers.*.ffn.dropout", 0.2)
@@ -148,5 +169,9 @@ def mutants() -> list[Mutant]:
         ),
         Mutant("the loss of a batch is a mean of the means of ranks", "sharded", instead(Ctx, "batch_mean", mean_of_means)),
         Mutant("every rank has the first rows of a table", "sharded", instead(Ctx, "first", tokens_counted_per_rank)),
+        Mutant("chunks of a ring have equal weights", "sharded", instead(ring, "merged", chunks_of_equal_weight)),
+        Mutant("a chunk of a ring has the mask of another", "sharded", instead(RingView, "chunk_layouts", chunks_in_reverse)),
+        Mutant("the gradient of keys is that of one rank", "sharded", instead(ring, "added", gradients_of_the_last_rank)),
+        Mutant("chunks of a ring drop alike", "sharded", instead(Work, "factor", dropped_by_own_positions), dropping),
         Mutant("experts are filled rank by rank", "sharded", instead(TokenRanks, "counts", counts_rank_by_rank), limited),
     ]

@@ -1,0 +1,83 @@
+"""Sets of rows and heads that are attended to separately, because they do not share tiles.
+
+    a strided mask     its tiles are sorted by residue: rows with different orders are separate
+    a mask by head     heads with equal masks are one set, which computes its own tiles only
+
+A kernel computes one set: q (rows, kv_heads, shared, n, head), k, v (rows, kv_heads, m, head) -> z like q, and the log-sum-exp
+of the scores (rows, kv_heads, shared, n). A learned sink s₀ only rescales: z · σ(lse − s₀).
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dovetail.core.layout import TokenLayout
+from dovetail.core.view import Edit, Scoring
+
+Kernel = Callable[..., tuple[Tensor, Tensor]]  # (q, k, v, scoring, edit, *layouts) -> z, lse
+
+
+def attend_sets(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, edit: Edit | None, *layouts: TokenLayout
+) -> Tensor:
+    """q (…, heads, n, head), k, v (…, kv_heads, m, head) -> z (…, heads, n, head). The first layout is that of the queries;
+    the others are those of the keys, as the kernel takes them."""
+    if q.dim() == 3:
+        return attend_sets(kernel, q[None], k[None], v[None], scoring, edit, *layouts)[0]
+    if scoring.mask.regroup() > 1 and layouts[0].start is None and q.shape[0] > 1:
+        rows = [slice(i, i + 1) for i in range(q.shape[0])]
+        each = [
+            attend_sets(kernel, q[row], k[row], v[row], scoring, edit, *(layout.some_rows(row) for layout in layouts))
+            for row in rows
+        ]
+        return torch.cat(each)
+    if scoring.mask.by_head():
+        return _by_head(kernel, q, k, v, scoring, edit, *layouts)
+    out, lse = kernel(q.unflatten(1, (k.shape[1], -1)), k, v, scoring, edit, *layouts)
+    out, lse = out.flatten(1, 2), lse.flatten(1, 2)
+    if scoring.sink is not None:
+        out = out * torch.sigmoid(lse - scoring.sink[:, None].to(lse.dtype))[..., None].to(out.dtype)
+    return out
+
+
+def _by_head(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, edit: Edit | None, *layouts: TokenLayout
+) -> Tensor:
+    """Run heads with equal masks together, so that each set computes only its own tiles."""
+    shared, sets = q.shape[1] // k.shape[1], {}
+    for i, head in enumerate(scoring.heads.tolist()):
+        sets.setdefault(scoring.mask.for_head(head), []).append(i)
+    outputs: list[Tensor] = []
+    for mask, own in sets.items():
+        groups = [i // shared for i in own]
+        even = len({groups.count(group) for group in groups}) == 1  # only then can the heads of a set share KV heads
+        heads, keys = (torch.tensor(x, device=q.device) for x in (own, sorted(set(groups)) if even else groups))
+        own_scoring = dc.replace(
+            scoring,
+            mask=mask,
+            heads=scoring.heads[heads],
+            bias=None if scoring.bias is None else partial(_of_heads, scoring.bias, heads),
+            sink=None if scoring.sink is None else scoring.sink[heads],
+        )
+        own_edit = None if edit is None else Edit(partial(_edit_heads, edit, heads, q.shape[1]), scales=True)
+        k_own, v_own = k.index_select(1, keys), v.index_select(1, keys)
+        outputs.append(attend_sets(kernel, q.index_select(1, heads), k_own, v_own, own_scoring, own_edit, *layouts))
+    original_order = torch.tensor([i for own in sets.values() for i in own], device=q.device).argsort()
+    return torch.cat(outputs, 1).index_select(1, original_order)
+
+
+def _of_heads(
+    bias: Callable[..., Tensor], heads: Tensor, q_layout: TokenLayout, k_layout: TokenLayout, *tables: Tensor
+) -> Tensor:
+    return bias(q_layout, k_layout, *tables).index_select(-3, heads)
+
+
+def _edit_heads(edit: Edit, heads: Tensor, count: int, probs: Tensor, q_layout: TokenLayout, k_layout: TokenLayout) -> Tensor:
+    """The probs of some of `count` heads; an edit that scales draws for all of them at once."""
+    ones = probs.new_ones(*probs.shape[:-3], count, *probs.shape[-2:])
+    return probs * edit(ones, q_layout, k_layout).index_select(-3, heads)
