@@ -37,11 +37,16 @@ SPECS = {"llama": LLAMA, "hybrid": HYBRID}
 SETTING = Setting(rows=2, length=16, micro_batches=2)
 
 
-@pytest.mark.parametrize("layout", [Layout(shards=2), Layout(tensor=2), Layout(sequence=2), Layout(replicas=2)])
+LAYOUTS = [Layout(shards=2), Layout(tensor=2), Layout(sequence=2), Layout(replicas=2), Layout(pipeline=2)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_traced_step_is_the_step_of_real_ranks(pair: Pair, name: str, layout: Layout) -> None:
     if layout.sequence > 1 and name == "hybrid":
         pytest.skip("a recurrent mixer sends shapes, which fake tensors do not have")
+    if layout.pipeline > 1 and name == "llama":
+        pytest.skip("the embedding and the head are one weight, and on different stages")
     traced = trace_step(from_yaml(SPECS[name]), layout, SETTING, gloo_staging)
     pair.run(step, SPECS[name], layout, SETTING)  # the first step derives shapes
     real = pair.run(step, SPECS[name], layout, SETTING)[traced_rank(layout)]

@@ -114,4 +114,3 @@ class Trace:
     cost: Cost
     memory: Memory
     peaks: dict[str, int] = dc.field(default_factory=dict, repr=False)  # segment of the step -> the most bytes alive in it
-    starts: dict[str, int] = dc.field(default_factory=dict, repr=False)  # … and those alive at its beginning

@@ -85,7 +85,8 @@ class Formula:
         """Return about the bytes without which no step runs: weights, gradients, optimizer state, and activations of all
         micro-batches that are in a stage at once."""
         in_flight = min(layout.pipeline, setting.micro_batches)
-        return (STATE * weights.stored + in_flight * self.activation_bytes(layout, setting)) / layout.pipeline
+        gathered = 0 if layout.pipeline == 1 else (4 + BYTES[setting.precision]) * weights.layers  # and whole gradients
+        return (STATE * weights.stored + gathered + in_flight * self.activation_bytes(layout, setting)) / layout.pipeline
 
     def about_seconds(self, weights: Weights, layout: Layout, setting: Setting, device: Device) -> float:
         """Return about the seconds of a step: products or FSDP's links, whichever take longer, and tensor parallelism's."""
@@ -114,8 +115,11 @@ def _of_tensor_rank(d: Declared, region: TPRegion | None, tensor: int) -> tuple[
 
 
 def fsdp_bytes(weights: Weights, layout: Layout, setting: Setting) -> tuple[int, int]:
-    """Return the bytes of all-gathers and of reduce-scatters per step."""
+    """Return the bytes of all-gathers and of reduce-scatters per step, as if one stage had all layers. A pipeline keeps weights
+    after the first backward pass, and reduces gradients after the last."""
     if layout.shards * layout.sequence == 1:
         return 0, 0
-    gathered = BYTES[setting.precision] * (2 * weights.layers + weights.rest)
-    return setting.micro_batches * gathered, setting.micro_batches * 4 * (weights.layers + weights.rest)
+    size, count = BYTES[setting.precision], setting.micro_batches
+    if layout.pipeline > 1:
+        return size * ((count + 1) * weights.layers + weights.rest), 4 * (weights.layers + weights.rest)
+    return count * size * (2 * weights.layers + weights.rest), count * 4 * (weights.layers + weights.rest)

@@ -138,7 +138,7 @@ def assumptions(job: Job, restart: float = RESTART) -> list[str]:
         f"nodes of {device.node}: {within}, {between}, at {reached.links:.0%}; a collective takes {latency} beside its bytes",
         "kernels run one by one, unfused, as they do on the CPU, where the step was traced",
         f"collectives of weights and gradients run during {OVERLAP:.0%} of compute, those of activations do not",
-        "pipeline stages run 1F1B; each is traced as a model of its layers, and gathers its weights for every micro-batch",
+        "pipeline stages run 1F1B; the first is traced, which keeps most activations, and the others take as long",
         f"one interruption per {hours} (Llama 3 405B), and {minutes} to the next step",
         f"training waits while a checkpoint is written, at {device.write / 1e9:g} GB/s per node",
     ]

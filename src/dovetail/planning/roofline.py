@@ -47,7 +47,9 @@ def links(collective: Collective, size: float, per_node: int) -> Links:
     """Return the bytes that one rank sends for tensors of `size` bytes."""
     kind, group = collective
     times, nodes, here = OVER_RANKS.get(kind, 0), group.nodes(per_node), group.on_node(per_node)
-    if not times:  # broadcast, send, receive: once along the chain
+    if kind == "receive":  # counted where it is sent
+        return Links(0.0, 0.0)
+    if not times:  # broadcast, send
         return Links(size, 0.0) if nodes == 1 else Links(0.0, size)
     return Links(times * size * (here - 1) / here, times * size * (nodes - 1) / nodes / here)
 

@@ -19,12 +19,13 @@ from dovetail.core.group import Mixer
 from dovetail.core.part import walk_spec
 from dovetail.dist.context import check_split
 from dovetail.dist.layout import Layout
+from dovetail.dist.stage import cut_layers
 from dovetail.model import Model
 from dovetail.planning.cost import Memory, Trace
 from dovetail.planning.device import Device
 from dovetail.planning.formula import Formula
 from dovetail.planning.roofline import Links, Seconds, link_bytes, step_seconds
-from dovetail.planning.stages import Stages, bubble, check_stages, trace_stages
+from dovetail.planning.stages import bubble, trace_stages
 from dovetail.planning.trace import Setting
 from dovetail.training.plan import OptimizerKind, Precision, Recompute
 
@@ -119,6 +120,10 @@ def candidates(job: Job) -> tuple[list[Candidate], list[Refused]]:
         except SpecError as error:
             refused.append(Refused(layout, str(error)))
             continue
+        if job.batch // layout.data < layout.pipeline:
+            rows = f"{job.batch // layout.data} rows per step"
+            refused.append(Refused(layout, f"--batch: {rows} are fewer micro-batches than {layout.pipeline} pipeline stages"))
+            continue
         needed = {setting: formula.least_memory(weights, layout, setting) for setting in _settings(job, layout)}
         able = [setting for setting, size in needed.items() if size <= TOLERANCE * job.device.usable]
         if able:
@@ -139,7 +144,8 @@ def check_layout(job: Job, layout: Layout) -> None:
         if job.length % layout.sequence:
             problem = f"{job.length} tokens cannot be cut into {layout.sequence} equal chunks"
             raise SpecError("--length", problem, "use a multiple")
-    check_stages(job.spec, layout.pipeline)
+    if layout.pipeline > 1:
+        cut_layers(job.spec, layout.pipeline)
 
 
 def _check_split(job: Job) -> None:
@@ -154,7 +160,7 @@ def _check_split(job: Job) -> None:
 def _settings(job: Job, layout: Layout) -> Iterator[Setting]:
     share = job.batch // layout.data
     for rows in ROWS:
-        if share % rows == 0:
+        if share % rows == 0 and share // rows >= layout.pipeline:
             for recompute in RECOMPUTE if job.recompute is None else (job.recompute,):
                 yield Setting(rows, job.length, share // rows, job.precision, recompute, job.optimizer)
 
@@ -186,15 +192,8 @@ def _thriftier(job: Job, one: Candidate) -> Candidate | None:
 
 def plan_layout(job: Job, layout: Layout, setting: Setting) -> Planned:
     """Trace a layout, and time it."""
-    stages = trace_stages(job.spec, layout, setting)
-    seconds = _seconds(stages, job, layout, setting)
-    trace = stages.largest
+    trace = trace_stages(job.spec, layout, setting)
+    seconds = step_seconds(trace.cost, layout, job.device, OVERLAP)
+    seconds = dc.replace(seconds, bubble=seconds.total * bubble(layout, setting.micro_batches))
     fits = trace.memory.peak <= job.device.usable
     return Planned(layout, setting, trace, trace.memory, link_bytes(trace.cost, job.device.node), seconds, fits)
-
-
-def _seconds(stages: Stages, job: Job, layout: Layout, setting: Setting) -> Seconds:
-    """The time of the slowest stage, and of the pipeline's bubble."""
-    each = (step_seconds(cost, layout, job.device, OVERLAP) for cost in stages.slowest)
-    slowest = max(each, key=lambda one: one.total)
-    return dc.replace(slowest, bubble=slowest.total * bubble(layout, setting.micro_batches))

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._pytree import tree_leaves
 
 from dovetail.construction import on_meta, set_constants
+from dovetail.core.ctx import Ctx
 from dovetail.core.errors import UsageError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
@@ -32,6 +33,7 @@ from dovetail.datasets.corpus import Batch
 from dovetail.dist.construction import allocate, local, shard_on_meta
 from dovetail.dist.context import whole_layout
 from dovetail.dist.layout import Layout
+from dovetail.dist.shard import reshard
 from dovetail.model import BlockModule, Model, ModelModule
 from dovetail.planning.cost import Memory, Trace
 from dovetail.planning.watch import Staging, Watch, no_staging
@@ -114,7 +116,7 @@ def _fake_model(spec: Model, ranks: Ranks, setting: Setting, mode: FakeTensorMod
 
 def watch_step(model: ModelModule, ranks: Ranks, setting: Setting, staging: Staging = no_staging) -> Trace:
     """Train a model for one step on a batch without meaning, and count; its tensors may be real or fake."""
-    pieces = min(setting.micro_batches, PIECES)
+    pieces = min(setting.micro_batches, PIECES) if ranks.stages is None else setting.micro_batches
     watch = Watch(staging)
     weights = watch.hold([*model.parameters(), *model.buffers()])
     trainer = Trainer(model, _Marked(watch, ranks), setting.plan(pieces), ranks)
@@ -123,13 +125,19 @@ def watch_step(model: ModelModule, ranks: Ranks, setting: Setting, staging: Stag
     _mark_layers(model, watch)
     batch = fake_batch(setting.rows * pieces, setting.length)
     watch.hold([batch.tokens, batch.labels])
+    if trainer.pipeline is not None:  # the first step learns the shapes of what stages send
+        with watch, watch.pausing():
+            trainer.pipeline.prepare(batch.pieces(pieces))
+            reshard(model)
     with watch:
         trainer.step(batch, 0, 1e-3, functools.partial(_update, watch))
     gradients = {local(w.grad).untyped_storage() for w in trainer.weights if w.grad is not None}  # some share a storage
-    cost = watch.cost(f"{PASS} 0").plus(watch.cost(f"{PASS} {pieces - 1}"), setting.micro_batches - 1)
+    cost = watch.cost("start").plus(watch.cost(UPDATE))
+    if ranks.stages is None:
+        cost = cost.plus(watch.cost(f"{PASS} 0")).plus(watch.cost(f"{PASS} {pieces - 1}"), setting.micro_batches - 1)
     memory = Memory(weights, sum(storage.nbytes() for storage in gradients), optimizer, watch.peak)
     parameters = sum(local(weight).numel() for weight in model.parameters())
-    return Trace(parameters, cost.plus(watch.cost(UPDATE)).plus(watch.cost("start")), memory, watch.peaks, watch.starts)
+    return Trace(parameters, cost, memory, watch.peaks)
 
 
 class _Marked(NextToken):
@@ -141,9 +149,12 @@ class _Marked(NextToken):
     def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
         self.watch.mark(f"{PASS} {self.passes}")
         self.passes += 1
+        return super().__call__(model, batch, seed, training)
+
+    def arguments(self, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
         if self.sequence is not None and isinstance(batch.tokens, FakeTensor):
             batch = dc.replace(batch, layout=self._known(batch, self.sequence))
-        return super().__call__(model, batch, seed, training)
+        return super().arguments(batch, seed, training)
 
     def _known(self, batch: Batch, group: dist.ProcessGroup) -> TokenLayout:
         """The layout of this rank's chunk with values, and that of all chunks: attention reads from them which keys it sees.

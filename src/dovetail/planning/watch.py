@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor
@@ -74,7 +74,6 @@ class Watch(TorchDispatchMode):
         self.phase, self.segment = "", ""
         self.counts: dict[str, _Counts] = {}
         self.peaks: dict[str, int] = {}  # segment -> the most bytes alive in it
-        self.starts: dict[str, int] = {}  # segment -> the bytes alive at its beginning
         self.alive = 0
         self.sizes: dict[int, int] = {}  # storage -> bytes
         self.references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -113,7 +112,6 @@ class Watch(TorchDispatchMode):
     def mark_segment(self, name: str) -> None:
         """Begin a segment of the phase."""
         self.segment = f"{self.phase} {name}".strip()
-        self.starts.setdefault(self.segment, self.alive)
         self.peaks[self.segment] = max(self.peaks.get(self.segment, 0), self.alive)
 
     def pausing(self) -> Paused:
@@ -137,6 +135,9 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is ATEN._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 1.0 if args[0].dtype.is_floating_point else 1
+        if func is ATEN.detach.default and not isinstance(args[0], FakeTensor):
+            with unset_fake_temporarily():  # values that the host reads by x.numpy(force=True)
+                return func(*args, **kwargs)
         out = func(*args, **kwargs)
         if self.paused:
             return out
