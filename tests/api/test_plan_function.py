@@ -91,13 +91,20 @@ def test_the_page_has_a_picture_and_fetches_nothing(found: TrainingPlan) -> None
 
 
 def test_an_axis_can_be_fixed() -> None:
-    found = dt.plan(SPEC, gpus=8, length=32, batch=64, tensor=2, pipeline=2, shards=2, sequence=1, recompute="none", top=1)
+    untied = SPEC + "head: {kind: lm, tied: false}\n"
+    found = dt.plan(untied, gpus=8, length=32, batch=64, tensor=2, pipeline=2, shards=2, sequence=1, recompute="none", top=1)
     assert found.best is not None
     layout, setting = found.best.layout, found.best.setting
     assert (layout.tensor, layout.pipeline, layout.shards, layout.replicas) == (2, 2, 2, 1)
     assert found.best.seconds.bubble == pytest.approx(
         (found.best.seconds.compute + found.best.seconds.exposed) / setting.micro_batches
     )
+
+
+def test_a_tied_head_is_on_the_stage_of_the_embedding() -> None:
+    found = dt.plan(SPEC, gpus=4, length=32, batch=64, pipeline=2, top=1)
+    assert found.best is None
+    assert {one.reason.partition(":")[0] for one in found.refused} == {"head.out.weight"}
 
 
 def test_a_model_that_is_too_large_fits_nowhere() -> None:
