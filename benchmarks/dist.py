@@ -1,10 +1,10 @@
-"""Layouts of training on several ranks: the same losses as on one rank, checkpoints that load in every layout, and the time of a
-step compared with the same written bare on torch.distributed.
+"""Layouts of training on several ranks: the same losses as on one rank, checkpoints that load in every layout, and the time of
+a step compared with the same written bare on torch.distributed.
 
 Two and four ranks (gloo, one process and one thread each) train a Llama, a hybrid of Mamba-2 and attention, a mixture of
 experts and a model with shared keys and values, with dropout, for 50 steps in every layout. A row is the largest difference of
-a loss, over steps, models and ranks, to that of one rank with the same micro-batches; in float64 it has a goal, in float32 it is
-the drift. Steps are timed in turns within the same two processes: ours, and a loop of FSDP, AdamW and clipping on the same
+a loss, over steps, models and ranks, to that of one rank with the same micro-batches; in float64 it has a goal, in float32 it
+is the drift. Steps are timed in turns within the same two processes: ours, and a loop of FSDP, AdamW and clipping on the same
 modules.
 """
 
@@ -80,7 +80,7 @@ def largest_difference(ranks: Pair, axes: Axes, steps: int, dtype: str, one: Cal
 
 
 def different_weights(ranks: Pair, axes: Axes) -> int:
-    """How many weights differ in a bit after a checkpoint went from this layout to one rank, or from one rank to this layout."""
+    """How many weights differ in a bit after a checkpoint went from a layout to one rank and back, or from one rank to it."""
     with tempfile.TemporaryDirectory() as place:
         saved = {path: tensor for one in ranks.run(save_weights, f"{place}/a", axes) for path, tensor in one.items()}
         here = load_weights(f"{place}/a", {})

@@ -10,7 +10,7 @@ import pytest
 from dovetail.io.spec import to_yaml
 from dovetail.lawbook import mutate, sites
 from dovetail.lawbook.seeded.bug import spec
-from dovetail.lawbook.sharded import SPLITS
+from dovetail.lawbook.sharded import WAYS
 
 
 def site(file: str, what: str, within: str = "") -> sites.Site:
@@ -98,13 +98,13 @@ LLAMA = to_yaml(spec())
 
 
 def test_ranks_import_the_changed_file():
-    _, message = mutate._try(site("dist/shard.py", "self.running > 0: GtE"), 0, {LLAMA: dict.fromkeys(SPLITS, False)})
+    _, message = mutate._try(site("dist/shard.py", "self.running > 0: GtE"), 0, {LLAMA: dict.fromkeys(WAYS, False)})
     assert message.startswith("sharded: tp, evaluation: "), message
 
 
 @pytest.mark.slow
 def test_a_spec_that_is_no_longer_refused_is_a_failure():
-    unchanged = dict.fromkeys(SPLITS, False)
+    unchanged = dict.fromkeys(WAYS, False)
     harmless = site("dist/mesh.py", "min(sizes) < 1 or data * sequence * tensor != world: And")
     assert mutate._try(harmless, 0, {LLAMA: {**unchanged, "tp": True}})[1].startswith("sharded: tp is not refused")
 

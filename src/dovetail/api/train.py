@@ -132,10 +132,10 @@ def train(
     interrupted or killed, and ends with the weights of the unbroken run. Ctrl-C ends the run after the current step, with a
     checkpoint and the weights so far; `interrupted` is true. On several ranks, one that dies, or does not answer within
     `timeout` seconds, ends all of them; `tensor` of them share each layer (tensor parallelism), `sequence` have a chunk of
-    every row each (with `ring`, keys and values go round them, else they are gathered), `pipeline` have some of the layers each, and the others have rows of their own: FSDP shards the weights over
-    these, or over `shards` of them, each group a replica of the others (HSDP; with 1, DDP). `log` also writes the metrics for
-    TensorBoard or Weights & Biases. `recorded` are digests in a run file: data that has changed since under the same name is
-    refused.
+    every row each (with `ring`, keys and values go round them, else they are gathered), `pipeline` have some of the layers
+    each, and the others have rows of their own: FSDP shards the weights over these, or over `shards` of them, each group a
+    replica of the others (HSDP; with 1, DDP). `log` also writes the metrics for TensorBoard or Weights & Biases. `recorded` are
+    digests in a run file: data that has changed since under the same name is refused.
     """
     check_positive({"batch": batch, "length": length, "keep": keep, "micro_batches": micro_batches, "timeout": timeout})
     axes: Axes = {"shards": shards, "sequence": sequence, "tensor": tensor, "pipeline": pipeline, "ring": ring}

@@ -27,7 +27,6 @@ from dovetail.core.fold import declared
 from dovetail.core.held import Absent
 from dovetail.core.loss import IGNORED
 from dovetail.model import Model, ModelModule
-from dovetail.transformer import Transformer
 
 UNSENT = "inputs"  # token ids, which every rank has
 REMEDY = "train without --pipeline"
@@ -110,7 +109,7 @@ def _balanced(costs: list[int], count: int) -> tuple[int, ...]:
     return best[len(costs)][1]
 
 
-def keep_stage(model: Transformer, stage: Stage) -> None:
+def keep_stage(model: ModelModule, stage: Stage) -> None:
     """Leave out, in place, what other stages have; the forward pass of the model is then that of the stage."""
     cuts = cut_layers(model.part, stage.count)
     before, after = (crossing(model, end) for end in (stage.layers.start, stage.layers.stop))
@@ -139,7 +138,7 @@ def _reads(model: ModelModule, layer: int) -> Iterator[tuple[str, str]]:
 
 
 @functools.cache
-def _staged(cls: type[Transformer]) -> Any:
+def _staged(cls: type[ModelModule]) -> Any:
     """The class of a model whose forward pass is that of one stage."""
     return type(f"Stage{cls.__name__}", (cls,), {"forward": _forward})
 
@@ -157,7 +156,7 @@ def _forward(self: Any, *given: Tensor, tokens: Tensor, labels: Tensor, ctx: Ctx
     x = self.run_layers(x, ctx, carried, stage.layers)
     added = added_loss(ctx, labels)
     if not stage.last:
-        return (x if added is None else _AddLoss.apply(x, added)), *(carried[key] for key in self.after)
+        return (x if added is None else _add_loss(x, added)), *(carried[key] for key in self.after)
     x = self.end(x, ctx)
     loss = self.head.loss(x, labels, ctx)
     found = [loss.sum if added is None else loss.sum + added, loss.num_labels.to(loss.sum.dtype)]
@@ -171,6 +170,10 @@ def added_loss(ctx: Ctx, labels: Tensor) -> Tensor | None:
     if not isinstance(ctx.losses, Losses) or not ctx.losses.by_path:
         return None
     return torch.stack(list(ctx.losses.by_path.values())).sum() * (labels != IGNORED).sum()
+
+
+def _add_loss(x: Tensor, loss: Tensor) -> Tensor:
+    return _AddLoss.apply(x, loss)  # type: ignore[no-any-return]
 
 
 class _AddLoss(torch.autograd.Function):

@@ -1,5 +1,5 @@
-"""What law 8 compares: one model whole, and the same over two ranks by tensor, by FSDP, or with its sequence split, where keys
-are all-gathered or go round a ring.
+"""What law 8 compares: one model whole, and the same over two ranks by tensor, by FSDP, with its sequence split, where keys are
+all-gathered or go round a ring, or by layers, in a pipeline (lawbook/pipelined.py).
 
     with Pair() as pair:
         found = compare_sharded(pair, to_yaml(spec), seed=0, hows=["tp"])
@@ -44,11 +44,12 @@ from dovetail.dist.shard import fully_shard_model, tensor_parallel
 from dovetail.io.spec import from_yaml, to_yaml
 from dovetail.lawbook.case import RELATION, Case, NotApplicable, law, perturbed
 from dovetail.lawbook.initial import initial_gaps
+from dovetail.lawbook.pipelined import pipeline_gaps
 from dovetail.lawbook.sharded_batch import Batch, random_labels
 from dovetail.lawbook.sharded_result import Result, gaps_of
 from dovetail.model import Model, ModelModule
 
-How = Literal["tp", "fsdp", "sequence", "ring"]
+How = Literal["tp", "fsdp", "sequence", "ring", "pipeline"]
 MODES = {"evaluation": None, "training": 1}  # the seed of each
 N = 14
 # half of the sequence ends inside a document and between two; half of the rows hold half of the documents
@@ -80,8 +81,8 @@ def the_pair() -> Pair:
 @law(
     8,
     "sharded",
-    "tensor parallel, FSDP and a sequence split over two ranks, by all-gather and by ring attention, equal one rank, in"
-    " evaluation and in training: initial weights, outputs, losses and gradients",
+    "tensor parallel, FSDP, a sequence split over two ranks, by all-gather and by ring attention, and a pipeline of two"
+    " stages equal one rank, in evaluation and in training: initial weights, outputs, losses and gradients",
     slow=True,
     budget=3.0,
 )
@@ -94,13 +95,13 @@ def sharded(case: Case) -> None:
             continue
         name, gap = found.worst
         case.true(gap <= RELATION, f"{how}, {name} differs by {gap:.3g} of its scale")
-    if len(reasons) == len(SPLITS):
+    if len(reasons) == len(WAYS):
         raise NotApplicable("; ".join(reasons))
 
 
 def compare_sharded(pair: Pair, spec_yaml: str, seed: int, hows: Sequence[str] = ()) -> dict[str, Compared]:
     """Whole against sharded in each of these ways, or in all: the larger difference of any rank."""
-    return worse(pair.run(compare, spec_yaml, seed, tuple(hows or SPLITS)))
+    return worse(pair.run(compare, spec_yaml, seed, tuple(hows or WAYS)))
 
 
 def worse(ranks: Sequence[dict[str, Compared]]) -> dict[str, Compared]:
@@ -116,20 +117,28 @@ def compare(spec_yaml: str, seed: int, hows: Sequence[How]) -> dict[str, Compare
     whole = perturbed(spec, seed)
     batch = make_batch(spec, whole, seed)
     wants = {mode: _run(whole, spec, batch, draws) for mode, draws in MODES.items()}
-    return {how: _compare(spec, seed, how, batch, wants) for how in hows}
+    return {how: _compare(WAYS[how], spec, seed, batch, wants) for how in hows}
 
 
-def _compare(spec: Model, seed: int, how: How, batch: Batch, wants: dict[str, Result]) -> Compared:
+def _compare(way: Way, spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> Compared:
     try:
-        run = SPLITS[how](perturbed(spec, seed), spec, _mesh(how))
+        return Compared(way(spec, seed, batch, wants))
     except SpecError as cannot:
         return Compared(reason=str(cannot))
+
+
+def _split(how: How, spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> dict[str, float]:
+    run = SPLITS[how](perturbed(spec, seed), spec, _mesh(how))
     gaps = {} if AXIS[how] == "sequence" else initial_gaps(spec, seed, _box(how))
     modes = ["training"] if how == "ring" else list(MODES)  # the rest of the model is compared by `sequence`
     for mode in modes:
         got = run(batch, MODES[mode])
         gaps |= {f"{mode}: {name}": gap for name, gap in gaps_of(got, wants[mode]).items()}
-    return Compared(gaps)
+    return gaps
+
+
+def _staged(spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> dict[str, float]:
+    return pipeline_gaps(spec, seed, batch, _mesh("pipeline").get_group())
 
 
 def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
@@ -206,6 +215,10 @@ SPLITS: dict[How, Callable[[ModelModule, Model, DeviceMesh], Run]] = {
 }
 
 
+Way = Callable[[Model, int, Batch, dict[str, Result]], dict[str, float]]
+WAYS: dict[How, Way] = {**{how: functools.partial(_split, how) for how in SPLITS}, "pipeline": _staged}
+
+
 def _ctx(
     model: ModelModule, spec: Model, batch: Batch, ctx: Ctx, group: dist.ProcessGroup | None = None, ring: bool = False
 ) -> Ctx:
@@ -260,19 +273,22 @@ def _gradients(model: ModelModule) -> dict[str, Tensor]:
     return gradients
 
 
-AXIS: dict[How, Literal["tensor", "data", "sequence"]] = {
+AXIS: dict[How, Literal["tensor", "data", "sequence", "pipeline"]] = {
     "tp": "tensor",
     "fsdp": "data",
     "sequence": "sequence",
     "ring": "sequence",
+    "pipeline": "pipeline",
 }
 
 
 @functools.cache
 def _box(how: How) -> DeviceMesh:
     """The mesh with all ranks along the axis that this way of splitting needs."""
-    sizes = {axis: dist.get_world_size() if axis == AXIS[how] else 1 for axis in set(AXIS.values())}
-    return make_mesh(data=sizes["data"], sequence=sizes["sequence"], tensor=sizes["tensor"])
+    tensor, data, sequence, pipeline = (
+        dist.get_world_size() if axis == AXIS[how] else 1 for axis in ("tensor", "data", "sequence", "pipeline")
+    )
+    return make_mesh(pipeline=pipeline, data=data, sequence=sequence, tensor=tensor)
 
 
 def _mesh(how: How) -> DeviceMesh:

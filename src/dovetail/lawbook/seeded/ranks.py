@@ -1,6 +1,6 @@
 """Seeded bugs of sharding: biases added per rank, gradients not reduced, sequence pieces in the wrong order, masks, losses and
-batch statistics of one rank alone, weights initialized at another rank's offset, and chunks of a ring merged, masked or dropped
-wrongly."""
+batch statistics of one rank alone, weights initialized at another rank's offset, chunks of a ring merged, masked or dropped
+wrongly, and gradients that end where a pipeline is cut."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
 from dovetail.core.module import Module
 from dovetail.core.random import draw
-from dovetail.dist import batch, collective, construction, context, ring, shard
+from dovetail.dist import batch, collective, construction, context, ring, shard, stage
 from dovetail.dist.batch import TokenRanks
 from dovetail.dist.ring import RingView
 from dovetail.dist.shard import TensorRanks
 from dovetail.lawbook.seeded.bug import Mutant, instead, spec
 from dovetail.lawbook.seeded.moe import experts
+from dovetail.model import ModelModule
 from dovetail.ops import vocab
 from dovetail.ops.attend_tiled import Work
 from dovetail.ops.tiles import Piece, Tile
@@ -29,7 +30,7 @@ from dovetail.parts import head
 
 _local_slices, _first = construction.local_slices, Ctx.first
 _reader, _gather, _split_rows = shard._reader, collective.gather, TokenLayout.split_rows
-_chunk_layouts, _factor = RingView.chunk_layouts, Work.factor
+_chunk_layouts, _factor, _staged = RingView.chunk_layouts, Work.factor, stage._staged
 
 
 def bias_added_on_every_rank(d: Any, *where: Any) -> Any:
@@ -127,10 +128,25 @@ def dropped_by_own_positions(self: Work, p: Tensor, tile: Tile, piece: Piece) ->
     return _factor(dc.replace(self, edit_layouts=self.edit_layouts[:1] * 2), p, tile, piece)
 
 
+def loss_without_gradient(x: Tensor, loss: Tensor) -> Tensor:
+    return x
+
+
+def values_without_gradient(cls: type[ModelModule]) -> Any:
+    staged = _staged(cls)
+
+    def forward(self: Any, *given: Tensor, **named: Any) -> Any:
+        out = staged.forward(self, *given, **named)
+        return out if isinstance(out, Tensor) else (out[0], *(value.detach() for value in out[1:]))
+
+    return type("Detached", (staged,), {"forward": forward})
+
+
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     biased, dropping = spec(bias=True, out_bias=True), spec(dropout=0.2).set("layers.*.ffn.dropout", 0.2)
     balanced, limited = experts(balance_loss=0.5), experts(capacity=0.4)
+    shared = spec().set("layers.1.mixer.earlier", {"kind": "shared_kv", "layer": 0})
     return [
         Mutant("a bias is added once per rank", "sharded", instead(shard, "_reader", bias_added_on_every_rank), biased),
         Mutant("a gradient is not summed across ranks", "sharded", instead(shard, "enter", gradient_of_one_rank)),
@@ -173,5 +189,12 @@ def mutants() -> list[Mutant]:
         Mutant("a chunk of a ring has the mask of another", "sharded", instead(RingView, "chunk_layouts", chunks_in_reverse)),
         Mutant("the gradient of keys is that of one rank", "sharded", instead(ring, "added", gradients_of_the_last_rank)),
         Mutant("chunks of a ring drop alike", "sharded", instead(Work, "factor", dropped_by_own_positions), dropping),
+        Mutant("a router's loss ends with its stage", "sharded", instead(stage, "_add_loss", loss_without_gradient), balanced),
+        Mutant(
+            "shared keys get no gradient from later stages",
+            "sharded",
+            instead(stage, "_staged", values_without_gradient),
+            shared,
+        ),
         Mutant("experts are filled rank by rank", "sharded", instead(TokenRanks, "counts", counts_rank_by_rank), limited),
     ]

@@ -64,9 +64,9 @@ def _sharded(model: Model, bug: str | None) -> str:
 def compare_seeded(bug: str | None, text: str) -> dict[str, sharded.Compared]:
     """The job of one rank: compare the whole model with the sharded ones, with a bug seeded."""
     if bug is None:
-        return sharded.compare(text, 0, tuple(sharded.SPLITS))
+        return sharded.compare(text, 0, tuple(sharded.WAYS))
     with seeded_bugs()[bug].seed():
-        return sharded.compare(text, 0, tuple(sharded.SPLITS))
+        return sharded.compare(text, 0, tuple(sharded.WAYS))
 
 
 def run_seeded(progress: Callable[[int, int, str], None] | None = None, quick: bool = False) -> dict[str, Any]:
