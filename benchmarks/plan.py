@@ -106,6 +106,7 @@ def main() -> None:
                 Row(f"{shown}: bytes of collectives that differ", float(apart), EQUAL),
                 Row(f"{shown}: peak memory", taken / trace.memory.peak, MEMORY),
             ]
+            print(*(f"{row.name}: {row.value:g}" for row in rows[-3:]), sep="\n", file=sys.stderr)
             tick()
         seconds: list[list[float]] = [[] for _ in pairs]
         with Pair(ranks=2, timeout=1800) as two, Pair(ranks=4, timeout=1800) as four:
