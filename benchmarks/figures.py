@@ -56,6 +56,16 @@ TABLE = {
     "mixers": Figure(
         "python benchmarks/mixers.py --json --plot docs/figures/mixers.png", ("benchmarks/mixers.py", HERE, *RUNS), 2
     ),
+    "plan": Figure(
+        "python benchmarks/plan.py --json",
+        (
+            *(f"benchmarks/{name}.py" for name in ("plan", "plan_jobs")),
+            HERE,
+            *(f"{SOURCE}/{room}" for room in ("planning", "dist", "training")),
+            *RUNS,
+        ),
+        1,
+    ),
     "verify": Figure(
         "python benchmarks/verify.py --json",
         ("benchmarks/verify.py", "benchmarks/seeded_bugs.py", HERE, f"{SOURCE}/verification", f"{SOURCE}/port", *RUNS),

@@ -27,6 +27,7 @@ VERBS = {
     "verify": "find where two implementations of a model diverge, and why",
     "data build": "turn text, JSON Lines and Parquet into token shards",
     "data show": "print what a corpus of token shards holds",
+    "plan": "plan training on many GPUs: layouts that fit, memory, traffic, time and cost",
     "train": "train a model on text or token shards, in a run that resumes",
     "runs": "list, compare and plot training runs",
     "generate": "generate text from a prompt",

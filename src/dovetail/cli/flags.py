@@ -20,7 +20,7 @@ from dovetail.cli.checks import check_directory, check_file, check_output, check
 from dovetail.core.count import read_count
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
-from dovetail.core.limits import MAX_BATCH, MAX_LENGTH, MAX_NEW_TOKENS, MAX_SEED, MAX_STEPS
+from dovetail.core.limits import MAX_BATCH, MAX_LENGTH, MAX_NEW_TOKENS, MAX_RANKS, MAX_SEED, MAX_STEPS
 
 ArgConfig: Any = type(tyro.conf.arg())
 POSITIONAL: Any = get_args(tyro.conf.Positional[int])[1]
@@ -108,6 +108,7 @@ InFile = Annotated[Path, parsed_by("FILE", Path), Check(check_file)]
 OutFile = Annotated[Path, parsed_by("FILE", Path), Check(check_output)]
 BatchSize = Annotated[int, whole(1, MAX_BATCH)]
 Length = Annotated[int, whole(1, MAX_LENGTH)]
+Ranks = Annotated[int, whole(1, MAX_RANKS)]
 Steps = Annotated[int, whole(1, MAX_STEPS)]
 Seed = Annotated[int, whole(0, MAX_SEED)]
 NewTokens = Annotated[int, whole(1, MAX_NEW_TOKENS)]

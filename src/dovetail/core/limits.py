@@ -55,5 +55,6 @@ ANSWER_SECONDS = 120.0  # of one answer, from the connection to its last byte
 MAX_LENGTH = 2**24  # tokens of a sequence, in a forecast
 MAX_NEW_TOKENS = 10**6
 MAX_BATCH = 2**16  # rows
+MAX_RANKS = 2**20  # of a plan
 MAX_STEPS = 10**9
 MAX_SEED = 2**63 - 1

@@ -54,7 +54,7 @@ class Pipeline:
         counted on the last one, and losses that parts add where they are."""
         shapes = [piece.tokens.shape for piece in pieces]
         if self.schedule is None or shapes != self.shapes:
-            self._prepare(pieces)
+            self.prepare(pieces)
         assert self.schedule is not None, "prepared"
         assert self.running is not None, "prepared"
         self.running.pieces = pieces
@@ -88,7 +88,7 @@ class Pipeline:
         return before, out
 
     @torch.no_grad()
-    def _prepare(self, pieces: Sequence[Piece]) -> None:
+    def prepare(self, pieces: Sequence[Piece]) -> None:
         """Make the schedule for micro-batches of these shapes."""
         training = self.model.training
         self.model.eval()

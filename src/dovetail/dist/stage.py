@@ -65,7 +65,7 @@ def cut_layers(spec: Model, count: int) -> list[range]:
     if spec.mtp:
         raise SpecError("mtp", "reads the embedding, which is on the first stage, behind the last", REMEDY)
     if not spec.embed.causal():
-        raise SpecError("embed", f"{spec.embed.kind} makes another number of tokens than later stages are told of", REMEDY)
+        raise SpecError("embed", f"{spec.embed.kind} makes another number of tokens, which later stages do not see", REMEDY)
     ends = _balanced(_costs(spec), count)
     cuts = [range(a, b) for a, b in pairwise([0, *ends])]
     for d in declared(spec):

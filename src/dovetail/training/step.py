@@ -175,6 +175,10 @@ class _Staged:
     objective: ByToken
     pipeline: Pipeline
 
+    def prepare(self, pieces: Sequence[Batch]) -> None:
+        """Learn the shapes of what stages send, which the first step does otherwise."""
+        self.pipeline.prepare([Piece(*self.objective.arguments(piece, 0, True)) for piece in pieces])
+
     def step(self, pieces: Sequence[Batch], seed: int) -> LossSum:
         """The forward and backward passes of micro-batches; this rank's part of the loss."""
         return self.pipeline.step([Piece(*self.objective.arguments(piece, seed, True)) for piece in pieces])

@@ -1,0 +1,150 @@
+"""What a plan says about its layouts: memory, bytes, seconds, days, dollars, interruptions; and the assumptions."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.account import account
+from dovetail.core.fold import parameters
+from dovetail.dist.layout import Layout
+from dovetail.planning.reliability import DAY, GPU_HOURS_PER_INTERRUPTION, HOUR, Reliability, reliability
+from dovetail.planning.search import OVERLAP, Job, Planned, Refused
+from dovetail.planning.stages import bubble
+from dovetail.training.plan import Precision
+
+CHECKPOINT = 12  # bytes per parameter: float32 weight and AdamW's two moments
+RESTART = 600.0  # seconds from an interruption to the next step
+DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+@dc.dataclass(frozen=True)
+class Outlook:
+    """A run of so many tokens in one layout; None where no number of tokens or no price is given."""
+
+    mfu: float
+    tokens_per_second: float
+    days: float | None  # interruptions included
+    dollars: float | None
+    interruptions: float | None
+    reliability: Reliability
+
+
+@dc.dataclass(frozen=True, repr=False)
+class Findings:
+    """Layouts of a job: those that were traced, the ones that fit first and of these the fastest, and those that cannot run."""
+
+    name: str
+    job: Job
+    tokens: float | None
+    layouts: tuple[Planned, ...]
+    outlooks: tuple[Outlook, ...]  # of the layouts
+    refused: tuple[Refused, ...]
+    not_traced: int  # slower by estimate
+
+    @property
+    def best(self) -> Planned | None:
+        """The layout with the shortest step; None where none fits."""
+        return self.layouts[0] if self.layouts and self.layouts[0].fits else None
+
+    @property
+    def reason(self) -> str:
+        """Why the best layout is the best, or why there is none."""
+        if self.best is None:
+            return "no layout fits; use more GPUs, a shorter sequence, or a device with more memory"
+        return _reason(self.best, self.layouts[1:], self.job)
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What the figures rest on."""
+        return assumptions(self.job)
+
+
+def outlook(job: Job, one: Planned, tokens: float | None, price: float | None, restart: float = RESTART) -> Outlook:
+    """Return what a run takes; `price` is in dollars per GPU-hour, `restart` in seconds from an interruption to a step."""
+    per_step, step = job.batch * job.length, one.seconds.total
+    work = account(job.spec, job.length).flops_per_token
+    flops = 3 * (work["matmul"] + work["attention_causal"] + work.get("mtp", 0)) * per_step
+    bandwidth = -(-job.gpus // job.device.node) * job.device.write
+    size = CHECKPOINT * parameters(job.spec)
+    sure = reliability(size, job.gpus, write_bandwidth=bandwidth, restart_seconds=restart)
+    seconds = None if tokens is None or not sure.goodput else tokens / per_step * step / sure.goodput
+    return Outlook(
+        mfu=flops / step / (job.gpus * job.device.peak(DTYPES[job.precision])),
+        tokens_per_second=per_step / step,
+        days=None if seconds is None else seconds / DAY,
+        dollars=None if seconds is None or price is None else seconds / HOUR * job.gpus * price,
+        interruptions=None if seconds is None else sure.interruptions(seconds),
+        reliability=sure,
+    )
+
+
+def layout_data(job: Job, one: Planned, found: Outlook) -> dict[str, Any]:
+    """Return a layout as plain data."""
+    seconds, memory, setting = one.seconds, one.memory, one.setting
+    return {
+        "layout": dc.asdict(one.layout),
+        "rows": setting.rows,
+        "micro_batches": setting.micro_batches,
+        "recompute": setting.recompute,
+        "fits": one.fits,
+        "memory": {**memory._asdict(), "activations": memory.activations, "usable": int(job.device.usable)},
+        "parameters_per_rank": one.trace.parameters,
+        "bytes_per_step": {"within_node": round(one.links.within), "between_nodes": round(one.links.between)},
+        "collectives": [
+            {"kind": kind, "ranks": group.ranks, "stride": group.stride, "calls": traffic.calls, "bytes": traffic.bytes}
+            for (kind, group), traffic in one.trace.cost.traffic.items()
+        ],
+        "flops_per_rank": one.trace.cost.flops,
+        "seconds": {**dc.asdict(seconds), "step": seconds.total},
+        "limited_by": one.limit,
+        "mfu": found.mfu,
+        "tokens_per_second": found.tokens_per_second,
+        "days": found.days,
+        "dollars": found.dollars,
+        "interruptions": found.interruptions,
+    }
+
+
+def layout_words(layout: Layout) -> str:
+    """Return `tensor 8 × shards 128 × pipeline 16`: the axes with several ranks."""
+    names = ("tensor", "sequence", "shards", "replicas", "pipeline")
+    sizes = [f"{name} {size}" for name in names if (size := getattr(layout, name)) > 1]
+    return " × ".join(sizes) or "one rank"
+
+
+def _reason(best: Planned, others: Sequence[Planned], job: Job) -> str:
+    free = 1 - best.memory.peak / job.device.usable
+    why = f"the shortest step of the layouts that fit, with {free:.0%} of the usable memory free; limited by {best.limit}"
+    second = next((one for one in others if one.fits), None)
+    if second is None:
+        return why
+    gain = second.seconds.total / best.seconds.total - 1
+    return f"{why}; the next, {layout_words(second.layout)}, takes {gain:.1%} longer, limited by {second.limit}"
+
+
+def assumptions(job: Job, restart: float = RESTART) -> list[str]:
+    """Return what the figures rest on."""
+    device, reached = job.device, job.device.efficiency
+    products = f"products at {reached.products:.0%} of {device.peak(DTYPES[job.precision]) / 1e12:,.3g} TFLOP/s"
+    memory = f"memory at {reached.bandwidth:.0%} of {device.bandwidth / 1e12:,.3g} TB/s"
+    held = f"{device.memory / 1e9:,.0f} GB per GPU, of which {device.reserved / 1e9:,.0f} GB are not for tensors"
+    within, between = f"{device.within / 1e9:,.3g} GB/s per GPU within", f"{device.between / 1e9:,.3g} GB/s between"
+    latency = f"{device.latency.within * 1e6:.0f} or {device.latency.between * 1e6:.0f} µs"
+    hours, minutes = f"{GPU_HOURS_PER_INTERRUPTION:,.0f} GPU-hours", f"{restart / 60:.0f} minutes"
+    return [
+        f"{held}; {products}, {memory}",
+        f"nodes of {device.node}: {within}, {between}, at {reached.links:.0%}; a collective takes {latency} beside its bytes",
+        "kernels run one by one, unfused, as they do on the CPU, where the step was traced",
+        f"collectives of weights and gradients run during {OVERLAP:.0%} of compute, those of activations do not",
+        "pipeline stages run 1F1B; the first is traced, which keeps most activations, and the others take as long",
+        f"one interruption per {hours} (Llama 3 405B), and {minutes} to the next step",
+        f"training waits while a checkpoint is written, at {device.write / 1e9:g} GB/s per node",
+    ]
+
+
+def bubble_of(one: Planned) -> float:
+    """Return the fraction of a step in which pipeline stages wait."""
+    idle = bubble(one.layout, one.setting.micro_batches)
+    return idle / (1 + idle)
