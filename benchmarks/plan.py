@@ -28,7 +28,6 @@ from dovetail.dist.layout import Layout
 from dovetail.dist.pair import Pair
 from dovetail.io.spec import from_yaml
 from dovetail.planning.cost import Trace
-from dovetail.planning.report import layout_words
 from dovetail.planning.stages import trace_stages
 from dovetail.planning.trace import Setting, traced_rank
 from dovetail.planning.watch import gloo_staging
@@ -87,7 +86,7 @@ def main() -> None:
     flags = parser.parse_args()
     specs, pairs = (QUICK, PAIRS[:2]) if flags.quick else (SPECS, PAIRS)
     setting = Setting(1, 64, 2, "fp32") if flags.quick else Setting(2, 512, 2, "fp32")
-    names = [f"{name}, {layout_words(layout)}" for name, layout in pairs]
+    names = [f"{name}, {layout}" for name, layout in pairs]
     rows: list[Row] = []
     with progress("pairs", 2 * len(pairs) + flags.rounds * len(pairs)) as tick:
         traces = []

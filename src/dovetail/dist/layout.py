@@ -41,6 +41,12 @@ class Layout:
     tensor: int = 1
     ring: bool = False
 
+    def __str__(self) -> str:
+        """`tensor 8 × shards 128 × pipeline 16`: the axes with several ranks."""
+        names = ("tensor", "sequence", "shards", "replicas", "pipeline")
+        sizes = [f"{name} {size}" for name in names if (size := getattr(self, name)) > 1]
+        return " × ".join(sizes) or "one rank"
+
     @property
     def ranks(self) -> int:
         """The number of ranks."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dovetail.dist.layout import Layout
 from dovetail.look.amounts import size
 from dovetail.look.page import Fact, facts, text
-from dovetail.planning.report import Findings, layout_words
+from dovetail.planning.report import Findings
 from dovetail.planning.search import Planned
 from dovetail.planning.view import plan_facts
 
@@ -60,7 +60,7 @@ def plan_page(plan: Findings) -> str:
     parts.append(f'<p class="soft">{job.batch:,} rows of {job.length:,} tokens per step</p>')
     parts.append(f"<p>{text(plan.reason)}</p>")
     if plan.best is not None:
-        parts.append(f"<h2>{text(layout_words(plan.best.layout))}</h2>{picture(plan.best.layout)}")
+        parts.append(f"<h2>{text(str(plan.best.layout))}</h2>{picture(plan.best.layout)}")
         parts.append(f"<h2>Memory per rank</h2>{_memory(plan.best, plan.job.device.usable)}")
         parts.append(facts(Fact(name or note, value, note if name else "") for name, value, note in plan_facts(plan)))
     if plan.layouts:
@@ -81,7 +81,7 @@ def picture(layout: Layout) -> str:
     axes = axes_of(layout) or [Axis("rank", 1, "everything")]
     height = ROW * len(axes) - 14
     rows = "".join(_row(axis, i * ROW, i < len(axes) - 1) for i, axis in enumerate(axes))
-    label = f"{layout.ranks:,} ranks: {layout_words(layout)}"
+    label = f"{layout.ranks:,} ranks: {layout}"
     return (
         f'<svg class="ranks" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{text(label)}">'
         f"<title>{text(label)}</title>{rows}</svg>"
@@ -128,7 +128,7 @@ def _layouts(plan: Findings) -> str:
         numbers = "".join(f'<td class="n">{text(cell)}</td>' for cell in cells)
         micro = f"{one.setting.micro_batches} × {one.setting.rows}"
         rows.append(
-            f"<tr><td>{text(layout_words(one.layout))}</td><td>{'yes' if one.fits else 'no'}</td>{numbers}"
+            f"<tr><td>{text(str(one.layout))}</td><td>{'yes' if one.fits else 'no'}</td>{numbers}"
             f"<td>{text(micro)}</td><td>{text(one.setting.recompute)}</td><td>{text(one.limit)}</td></tr>"
         )
     heads = "".join(f'<th class="n">{name}</th>' for name in ("memory", "step", "MFU", "days"))
@@ -142,6 +142,6 @@ def _refused(plan: Findings) -> str:
     reasons = Counter(one.reason for one in plan.refused)
     items: list[str] = []
     for reason, number in reasons.most_common():
-        example = layout_words(next(one.layout for one in plan.refused if one.reason == reason))
+        example = str(next(one.layout for one in plan.refused if one.reason == reason))
         items.append(f"<li>{text(example)}{f' and {number - 1} more' if number > 1 else ''}: {text(reason)}</li>")
     return f"<details><summary>{len(plan.refused):,} layouts</summary><ul>{''.join(items)}</ul></details>"

@@ -8,7 +8,6 @@ from typing import Any
 
 from dovetail.account import account
 from dovetail.core.fold import parameters
-from dovetail.dist.layout import Layout
 from dovetail.planning.reliability import DAY, GPU_HOURS_PER_INTERRUPTION, HOUR, Reliability, reliability
 from dovetail.planning.search import OVERLAP, Job, Planned, Refused
 from dovetail.planning.stages import bubble
@@ -107,13 +106,6 @@ def layout_data(job: Job, one: Planned, found: Outlook) -> dict[str, Any]:
     }
 
 
-def layout_words(layout: Layout) -> str:
-    """Return `tensor 8 × shards 128 × pipeline 16`: the axes with several ranks."""
-    names = ("tensor", "sequence", "shards", "replicas", "pipeline")
-    sizes = [f"{name} {size}" for name in names if (size := getattr(layout, name)) > 1]
-    return " × ".join(sizes) or "one rank"
-
-
 def _reason(best: Planned, others: Sequence[Planned], job: Job) -> str:
     free = 1 - best.memory.peak / job.device.usable
     why = f"the shortest step of the layouts that fit, with {free:.0%} of the usable memory free; limited by {best.limit}"
@@ -121,7 +113,7 @@ def _reason(best: Planned, others: Sequence[Planned], job: Job) -> str:
     if second is None:
         return why
     gain = second.seconds.total / best.seconds.total - 1
-    return f"{why}; the next, {layout_words(second.layout)}, takes {gain:.1%} longer, limited by {second.limit}"
+    return f"{why}; the next, {second.layout}, takes {gain:.1%} longer, limited by {second.limit}"
 
 
 def assumptions(job: Job, restart: float = RESTART) -> list[str]:

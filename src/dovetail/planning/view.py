@@ -13,7 +13,7 @@ from dovetail.core.fold import parameters
 from dovetail.look.amounts import count, flops, size
 from dovetail.look.console import plain_table
 from dovetail.planning.reliability import HOUR
-from dovetail.planning.report import Findings, Outlook, bubble_of, layout_words
+from dovetail.planning.report import Findings, Outlook, bubble_of
 
 SHOWN = 6  # reasons of refusal
 
@@ -26,7 +26,7 @@ def plan_view(plan: Findings, width: int) -> Iterator[RenderableType]:
     yield Text(f"{job.batch:,} rows of {job.length:,} tokens per step{run}", "dim")
     yield ""
     if plan.best is not None:
-        yield Text.assemble(("best  ", "dim"), (layout_words(plan.best.layout), "bold cyan"))
+        yield Text.assemble(("best  ", "dim"), (str(plan.best.layout), "bold cyan"))
         yield Text(plan.reason, "dim")
         yield ""
         yield facts_table(plan_facts(plan))
@@ -106,7 +106,7 @@ def layout_table(plan: Findings) -> Table:
         row = (size(one.memory.peak), f"{one.seconds.total:.3g} s", f"{found.mfu:.1%}", days)
         micro = f"{one.setting.micro_batches} × {one.setting.rows}"
         limit = one.limit if one.fits else f"memory: {size(int(plan.job.device.usable))} are usable"
-        table.add_row(layout_words(one.layout), fits, *row, micro, one.setting.recompute, limit)
+        table.add_row(str(one.layout), fits, *row, micro, one.setting.recompute, limit)
     return table
 
 
@@ -116,7 +116,7 @@ def _refusals(plan: Findings) -> Iterator[RenderableType]:
     for reason, number in reasons.most_common(SHOWN):
         example = next(one.layout for one in plan.refused if one.reason == reason)
         more = f" and {number - 1} more" if number > 1 else ""
-        yield Text.assemble(("refused  ", "yellow"), f"{layout_words(example)}{more}: ", (reason, "dim"))
+        yield Text.assemble(("refused  ", "yellow"), f"{example}{more}: ", (reason, "dim"))
     if len(reasons) > SHOWN:
         left = sum(reasons.values()) - sum(number for _, number in reasons.most_common(SHOWN))
         yield Text(f"refused  {left} more layouts, for {len(reasons) - SHOWN} other reasons (--json lists all)", "dim")
