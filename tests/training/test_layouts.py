@@ -124,6 +124,8 @@ def test_what_cannot_be_cut_is_refused_with_its_path(change: dict[str, Any], mes
 def test_a_pipeline_needs_micro_batches(pair: Pair) -> None:
     with pytest.raises(RankError, match="--micro-batches: 1 leave a stage without work; a pipeline of 2 stages needs as many"):
         pair.run(train_steps, SPECS["llama"], {"pipeline": 2}, 1)
+    with pytest.raises(RankError, match=r"--micro-batches: of a pipeline must have equally many rows, and have \[2, 1, 1\]"):
+        pair.run(train_steps, SPECS["llama"], {"pipeline": 2}, 1, "float64", "adamw", 3)
 
 
 def test_a_batch_is_shared_out_over_replicas_and_shards_alone() -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.errors import UsageError
 from dovetail.core.loss import LossSum
 from dovetail.dist.collective import send_tensors, take_tensors
 from dovetail.dist.stage import Stage, added_loss
@@ -53,6 +54,9 @@ class Pipeline:
         """The forward and backward passes of some micro-batches of one shape; this stage's part of the loss: all labels are
         counted on the last one, and losses that parts add where they are."""
         shapes = [piece.tokens.shape for piece in pieces]
+        if len(set(shapes)) > 1:
+            rows = [len(piece.tokens) for piece in pieces]
+            raise UsageError(f"--micro-batches: of a pipeline must have equally many rows, and have {rows}; change --batch")
         if self.schedule is None or shapes != self.shapes:
             self.prepare(pieces)
         assert self.schedule is not None, "prepared"
