@@ -15,7 +15,7 @@ from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, from_data
 from dovetail.core.scope import Scope
-from dovetail.core.view import Scoring
+from dovetail.core.view import Edit, Scoring
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.oracle.stand import alone, eye
 from dovetail.ops.attend import attend, offering, using
@@ -61,7 +61,7 @@ def pattern(module: Any, x: Tensor, layout: TokenLayout) -> Tensor:
 def test_probs_sum_to_one_and_the_output_is_a_mean_of_the_values() -> None:
     seen: list[Tensor] = []
     q, k, v = randn(1, 5, 1, 4), randn(1, 7, 1, 4, seed=1), randn(1, 7, 1, 4, seed=2)
-    edit = lambda a, *_: seen.append(a) or a  # noqa: E731
+    edit = Edit(lambda a, *_: seen.append(a) or a)
     z = attend(q, k, v, plain(scale=0.5), TokenLayout.whole(1, 5), TokenLayout.whole(1, 7), edit)
     assert (seen[0] > 0).all()
     torch.testing.assert_close(seen[0].sum(-1), torch.ones(1, 1, 5, dtype=torch.float64))
@@ -73,7 +73,7 @@ def test_queries_and_keys_that_are_the_identity_are_not_near_uniform() -> None:
     """Q = K = I of size 3: 0.471, 0.264, 0.264, whatever some texts say."""
     seen: list[Tensor] = []
     one, layout = torch.eye(3, dtype=torch.float64)[None, :, None], TokenLayout.whole(1, 3)
-    attend(one, one, one, plain(scale=3**-0.5), layout, layout, lambda a, *_: seen.append(a) or a)
+    attend(one, one, one, plain(scale=3**-0.5), layout, layout, Edit(lambda a, *_: seen.append(a) or a))
     assert [round(a, 3) for a in seen[0][0, 0, 0].tolist()] == [0.471, 0.264, 0.264]
 
 
@@ -104,7 +104,7 @@ def _softmax_of(scores: Tensor) -> Tensor:
     seen: list[Tensor] = []
     n = scores.shape[0]
     k = torch.eye(n, dtype=torch.float64)[None, :, None]
-    edit = lambda a, *_: seen.append(a) or a  # noqa: E731
+    edit = Edit(lambda a, *_: seen.append(a) or a)
     attend(scores[None, None, None], k, k, plain(), TokenLayout.whole(1, 1), TokenLayout.whole(1, n), edit)
     return seen[0][0, 0, 0]
 
