@@ -448,12 +448,15 @@ class ModelModule(Module):
 
     def loss_and_hits(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> tuple[LossSum, Tensor]:
         """The head's loss alone, and how many labels () are the most probable answer; for heads with logits."""
-        assert self.part.head is not None, "a model without a head has no answers"
         x, ctx = self.hidden(inputs, dc.replace(ctx, labels=targets))
+        return self.head.loss(x, targets, ctx), self.hits(x, targets, ctx)
+
+    def hits(self, x: Tensor, targets: Tensor, ctx: Ctx) -> Tensor:
+        """How many labels () are the most probable answer, from what the head reads."""
+        assert self.part.head is not None, "a model without a head has no answers"
         whole = self.part.head.pools()
         pieces = [(x, targets)] if whole else zip(x.split(CHUNK, -2), targets.split(CHUNK, -1), strict=True)
-        hits = [(self.head(piece, ctx).argmax(-1) == labels).sum() for piece, labels in pieces]
-        return self.head.loss(x, targets, ctx), torch.stack(hits).sum()
+        return torch.stack([(self.head(piece, ctx).argmax(-1) == labels).sum() for piece, labels in pieces]).sum()
 
     def next_logits(self, inputs: Tensor, ctx: Ctx) -> Tensor:
         """The logits of the last token alone, (…, 1, vocab)."""

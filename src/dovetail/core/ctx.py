@@ -280,8 +280,13 @@ class Ctx:
 
     def with_added(self, loss: Tensor) -> Tensor:
         """Return the loss plus those that parts added."""
-        added = list(self.losses.by_path.values()) if isinstance(self.losses, Losses) else []
-        return loss + torch.stack(added).sum() if added else loss
+        added = self.added()
+        return loss if added is None else loss + added
+
+    def added(self) -> Tensor | None:
+        """Return the sum of the losses that parts added; None where there is none."""
+        found = list(self.losses.by_path.values()) if isinstance(self.losses, Losses) else []
+        return torch.stack(found).sum() if found else None
 
 
 def _pairs(first: int, size: int, device: torch.device) -> Tensor:

@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Losses
+from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.core.held import Absent
 from dovetail.core.loss import IGNORED
 from dovetail.model import Model, ModelModule
 
+END = ("norm", "head")  # what comes after the last layer
 UNSENT = "inputs"  # token ids, which every rank has
 REMEDY = "train without --pipeline"
 
@@ -82,7 +83,7 @@ def stage_of(path: str, cuts: list[range]) -> int:
     if name == "layers":
         layer = int(rest.partition(".")[0])
         return next(i for i, layers in enumerate(cuts) if layer in layers)
-    return len(cuts) - 1 if name in ("norm", "head") else 0
+    return len(cuts) - 1 if name in END else 0
 
 
 def _costs(spec: Model) -> list[int]:
@@ -111,10 +112,9 @@ def _balanced(costs: list[int], count: int) -> tuple[int, ...]:
 
 def keep_stage(model: ModelModule, stage: Stage) -> None:
     """Leave out, in place, what other stages have; the forward pass of the model is then that of the stage."""
-    cuts = cut_layers(model.part, stage.count)
     before, after = (crossing(model, end) for end in (stage.layers.start, stage.layers.stop))
     for name in [name for name, _ in model.named_children() if name != "layers"]:
-        if stage_of(name, cuts) != stage.index:
+        if not (stage.last if name in END else stage.first):
             setattr(model, name, Absent())
     for i in range(len(model.layers)):
         if i not in stage.layers:
@@ -161,15 +161,14 @@ def _forward(self: Any, *given: Tensor, tokens: Tensor, labels: Tensor, ctx: Ctx
     loss = self.head.loss(x, labels, ctx)
     found = [loss.sum if added is None else loss.sum + added, loss.num_labels.to(loss.sum.dtype)]
     if hits:
-        found.append((self.head(x, ctx).argmax(-1) == labels).sum().to(loss.sum.dtype))
+        found.append(self.hits(x, labels, ctx).to(loss.sum.dtype))
     return torch.stack(found)
 
 
 def added_loss(ctx: Ctx, labels: Tensor) -> Tensor | None:
     """The losses that the parts of this stage added, weighted by the number of labels; None where they added none."""
-    if not isinstance(ctx.losses, Losses) or not ctx.losses.by_path:
-        return None
-    return torch.stack(list(ctx.losses.by_path.values())).sum() * (labels != IGNORED).sum()
+    added = ctx.added()
+    return None if added is None else added * (labels != IGNORED).sum()
 
 
 def _add_loss(x: Tensor, loss: Tensor) -> Tensor:
@@ -177,7 +176,7 @@ def _add_loss(x: Tensor, loss: Tensor) -> Tensor:
 
 
 class _AddLoss(torch.autograd.Function):
-    """Returns x; in the backward pass the loss, which is no input of the next stage, gets the gradient 1."""
+    """The identity on x. Its backward pass has the gradient 1 for the loss, which the next stage does not read."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:

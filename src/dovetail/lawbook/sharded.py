@@ -18,7 +18,6 @@ from __future__ import annotations
 import atexit
 import dataclasses as dc
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -178,10 +177,8 @@ def _by_data(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
     group, ranks = mesh.get_group(), mesh.size()
 
     def run(batch: Batch, draws: int | None) -> Result:
-        with warnings.catch_warnings():  # logits are a view; nothing here writes into them
-            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-            # FSDP averages over ranks: the projection of the batch is a sum, while each rank adds the losses of the whole batch
-            result = _run(model, spec, batch.rows(group), draws, projected=float(ranks))
+        # FSDP averages over ranks: the projection of the batch is a sum, while each rank adds the losses of the whole batch
+        result = _run(model, spec, batch.rows(group), draws, projected=float(ranks))
         return dc.replace(result, output=joined(result.output, 0, group))
 
     return run
