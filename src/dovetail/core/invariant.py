@@ -25,17 +25,16 @@ class InvariantLinear(Linear):
 
     def __init__(self, of: Linear) -> None:
         nn.Module.__init__(self)
+        self.adapter = of.adapter
         self.in_features, self.out_features = of.in_features, of.out_features
         self.weight = of.weight
         self.register_parameter("bias", of.bias)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """(…, inp) -> (…, out)."""
+    def multiply(self, input: Tensor) -> Tensor:
         y = tiled(input.flatten(0, -2), self.weight.to(input.dtype)).view(*input.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
-    def grouped(self, x: Tensor, rows: Rows) -> Tensor:
-        """x (rows, inp) -> (rows, out), each row by the matrix of its expert; rows of experts on other ranks are zero."""
+    def multiply_grouped(self, x: Tensor, rows: Rows) -> Tensor:  # rows of experts on other ranks are zero
         y, begin = x.new_zeros(len(x), self.out_features), 0
         for matrix, end in zip(self.weight, read(rows.ends), strict=True):
             y[begin:end] = tiled(x[begin:end], matrix)

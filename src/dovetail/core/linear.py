@@ -1,18 +1,24 @@
-"""Linear: the leaf of every matrix that tokens are multiplied by. Adapters and quantization replace it, and nothing else.
+"""Linear: the leaf of every matrix that tokens are multiplied by. Adapters and quantization change it, and nothing else.
 
     linear(x)                x Wᵀ + b, in the dtype of x
     linear.grouped(x, rows)  each row by its own matrix, x_r W_{e(r)}ᵀ + b_{e(r)}: a bank of experts
     linear.matrix()          W itself, where a part multiplies by it in another order (absorbed MLA)
 
-A part calls these and never reads `.weight`, so that a leaf of another class is used on every path of the part. A leaf declares
-in `exact` which of the last two equal what `linear(x)` computes: a LoRA with dropout has no matrix. Where a part can do
-without, it asks `offers`; a path that cannot must refuse.
+A part calls these and never reads `.weight`, so that a leaf of another class, or an adapted one, is used on every path of the
+part. How W is stored and what is added to it are apart, so that any adapter fits any storage (QLoRA):
+
+    a subclass of Linear stores W in another form   `multiply`, `multiply_grouped`, `dense`
+    an Adapter changes what the leaf computes       `leaf.adapter`, a child module; None for a leaf without one
+
+Both declare in `exact` which of the last two equal what `linear(x)` computes: a LoRA with dropout has no matrix. Where a part
+can do without, it asks `offers`; a path that cannot must refuse.
 
 Shapes: W (out, inp), or (experts, out, inp) for `grouped`; x (…, inp) or (rows, inp).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
@@ -41,32 +47,64 @@ class Rows(Protocol):
         ...
 
 
+class Adapter(nn.Module, ABC):
+    """A change of what a leaf computes, with parameters of its own; the leaf keeps its W and bias, and their names."""
+
+    exact: frozenset[Offer] = frozenset()
+
+    @abstractmethod
+    def forward(self, leaf: Linear, x: Tensor) -> Tensor:
+        """(…, inp) -> (…, out), in place of `leaf.multiply(x)`."""
+
+    @abstractmethod
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows) -> Tensor:
+        """(rows, inp) -> (rows, out), in place of `leaf.multiply_grouped(x, rows)`."""
+
+    @abstractmethod
+    def matrix(self, leaf: Linear) -> Tensor:
+        """The matrix that the adapted leaf multiplies by, in place of `leaf.dense()`."""
+
+
 class Linear(nn.Linear):
     """A dense matrix and perhaps a bias, on the meta device until the model is built. Tools that look for torch's class find
     it; what they put in its place works wherever a part calls `linear(x)`."""
 
     exact: frozenset[Offer] = frozenset({"grouped", "matrix"})
+    adapter: Adapter | None
 
     def __init__(self, shape: Sequence[int], bias: bool = False) -> None:
         nn.Module.__init__(self)  # not that of torch's class, which has one matrix
+        self.adapter = None
         *_, self.out_features, self.in_features = shape
         self.weight = nn.Parameter(torch.empty(*shape, device="meta"))
         self.register_parameter("bias", nn.Parameter(torch.empty(*shape[:-1], device="meta")) if bias else None)
 
     def forward(self, input: Tensor) -> Tensor:
         """(…, inp) -> (…, out)."""
+        return self.multiply(input) if self.adapter is None else self.adapter(self, input)
+
+    def grouped(self, x: Tensor, rows: Rows) -> Tensor:
+        """x (rows, inp) -> (rows, out), each row by the matrix of its expert."""
+        return self.multiply_grouped(x, rows) if self.adapter is None else self.adapter.grouped(self, x, rows)
+
+    def matrix(self) -> Tensor:
+        """(out, inp), or (experts, out, inp)."""
+        return self.dense() if self.adapter is None else self.adapter.matrix(self)
+
+    def multiply(self, input: Tensor) -> Tensor:
+        """x Wᵀ + b without an adapter."""
         weight, bias, dtype = self.weight, self.bias, input.dtype
         if weight.dtype == dtype:
             return F.linear(input, weight, bias)
         return F.linear(input, weight.to(dtype), None if bias is None else bias.to(dtype))  # a router in float32
 
-    def grouped(self, x: Tensor, rows: Rows) -> Tensor:
-        """x (rows, inp) -> (rows, out), each row by the matrix of its expert."""
+    def multiply_grouped(self, x: Tensor, rows: Rows) -> Tensor:
+        """Each row by the matrix of its expert, without an adapter."""
         y = rows.multiply(x, self.weight)
         return y if self.bias is None else y + self.bias.index_select(0, rows.expert)
 
-    def matrix(self) -> Tensor:
-        """(out, inp), or (experts, out, inp)."""
+    def dense(self) -> Tensor:
+        """W as a dense tensor, without an adapter."""
         return self.weight
 
     def extra_repr(self) -> str:
@@ -95,7 +133,7 @@ def together(x: Tensor, joint: Joint | None, *leaves: Linear) -> Sequence[Tensor
 
 
 def _bare(leaf: nn.Module) -> bool:
-    return type(leaf) is Linear and not leaf._forward_hooks and not leaf._forward_pre_hooks
+    return type(leaf) is Linear and leaf.adapter is None and not leaf._forward_hooks and not leaf._forward_pre_hooks
 
 
 def addresses(leaves: Sequence[Linear]) -> tuple[int, ...]:
@@ -105,4 +143,8 @@ def addresses(leaves: Sequence[Linear]) -> tuple[int, ...]:
 
 def offers(what: Offer, *leaves: nn.Module) -> bool:
     """Whether all leaves have an exact `grouped` or `matrix`; a leaf of another library has neither."""
-    return all(isinstance(leaf, Linear) and what in leaf.exact for leaf in leaves)
+    return all(isinstance(leaf, Linear) and what in leaf.exact and _adapter_offers(what, leaf) for leaf in leaves)
+
+
+def _adapter_offers(what: Offer, leaf: Linear) -> bool:
+    return leaf.adapter is None or what in leaf.adapter.exact

@@ -34,6 +34,7 @@ class LowRank(Linear):
 
     def __init__(self, of: Linear, u: Tensor, v: Tensor, exact: frozenset[Offer]) -> None:
         nn.Module.__init__(self)
+        self.adapter = None
         self.in_features, self.out_features = of.in_features, of.out_features
         self.of, self.u, self.v, self.exact = of, u, v, exact
 

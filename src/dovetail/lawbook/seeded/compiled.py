@@ -12,7 +12,7 @@ from dovetail.core.linear import Linear
 from dovetail.lawbook.seeded.bug import Mutant, instead, spec
 from dovetail.state.frame import TokenView
 
-_read, _forward = TokenView._read, InvariantLinear.forward
+_read, _multiply = TokenView._read, InvariantLinear.multiply
 
 
 def a_loop_over_the_tokens(self: TokenView, store: Tensor) -> Tensor:
@@ -31,12 +31,12 @@ def a_wait_for_the_length(self: TokenView, store: Tensor) -> Tensor:
 
 
 def experts_without_tiles(self: InvariantLinear, x: Tensor, rows: Any) -> Tensor:
-    return Linear.grouped(self, x, rows)
+    return Linear.multiply_grouped(self, x, rows)
 
 
 def one_scale_for_the_batch(self: InvariantLinear, input: Tensor) -> Tensor:
     step = input.abs().max() * 2.0**-22
-    return _forward(self, (input / step).round() * step)
+    return _multiply(self, (input / step).round() * step)
 
 
 def mutants() -> list[Mutant]:
@@ -49,12 +49,12 @@ def mutants() -> list[Mutant]:
         Mutant(
             "the number of an expert's rows chooses the order of sums",
             "invariant",
-            instead(InvariantLinear, "grouped", experts_without_tiles),
+            instead(InvariantLinear, "multiply_grouped", experts_without_tiles),
             experts,
         ),
         Mutant(
             "inputs are quantized with one scale for the batch",
             "invariant",
-            instead(InvariantLinear, "forward", one_scale_for_the_batch),
+            instead(InvariantLinear, "multiply", one_scale_for_the_batch),
         ),
     ]
