@@ -87,7 +87,7 @@ TABLE = {
         (
             *(
                 f"benchmarks/{name}.py"
-                for name in ("faults", "faults_checkpoints", "faults_data", "faults_process", "faults_runs")
+                for name in ("faults", "faults_checkpoints", "faults_data", "faults_process", "faults_ranks", "faults_runs")
             ),
             *(f"{SOURCE}/{room}" for room in ("training", "datasets", "dist", "io")),
             HERE,

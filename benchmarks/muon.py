@@ -46,13 +46,13 @@ class Sizes:
     layers: int = 7
     hidden: int = 896
     vocab: int = 2048
-    batch: int = 16
+    batch: int = 8
     length: int = 128
-    steps: int = 400
-    search_steps: int = 80
+    steps: int = 300
+    search_steps: int = 60
     seeds: int = 3
     widths: tuple[int, ...] = (32, 64, 128, 256)
-    mup_steps: int = 150
+    mup_steps: int = 120
     exponents: tuple[int, ...] = (-12, -11, -10, -9, -8, -7, -6, -5)  # of 2: the learning rates of µP's grid
 
     def spec(self) -> Model:
