@@ -115,7 +115,7 @@ def test_a_damaged_recipe_is_refused(tmp_path: Path):
     file = tmp_path / "m" / QUANTIZATION_FILE
     text = file.read_text()
     for changed, match in {
-        text.replace("layers.0.mixer.q\n", "layers.9.mixer.q\n"): "layers.9.mixer.q is not a leaf of this spec",
+        text.replace("layers.0.mixer.q,", "layers.9.mixer.q,"): "layers.9.mixer.q is not a leaf of this spec",
         text.replace("group: 4", "group: 7"): "72 inputs are not a multiple|44 inputs are not a multiple",
         text.replace("group: 4", "group: 2"): r"is \[",
         text.replace("kind: int4", "kind: nf44"): "did you mean nf4",
