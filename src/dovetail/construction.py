@@ -52,6 +52,8 @@ def tie(model: nn.Module, spec: Part) -> None:
         if d.weight.same_as is not None:
             module, leaf = holder(model, d.path)
             owner, name = holder(model, d.weight.same_as)
+            if module is owner:  # one leaf in both places
+                continue
             if d.weight.buffer:
                 module.register_buffer(leaf, owner.get_buffer(name))
             else:

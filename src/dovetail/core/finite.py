@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.errors import NonFiniteError
-from dovetail.core.held import held
+from dovetail.core.held import stored
 from dovetail.core.host import read_floats
-from dovetail.core.module import tensor_at
 from dovetail.core.part import Part
 
 
@@ -29,9 +28,9 @@ def nonfinite(tensor: Tensor) -> str | None:
 def nonfinite_weight(model: nn.Module, spec: Part, read: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> str | None:
     """Return "PATH holds VALUE" for the first stored weight with a value that is not finite; None where all are finite. `read`
     is applied to each weight first, as for the shard of this rank."""
-    for d in held(model, spec):
-        if d.weight.stored and (value := nonfinite(read(tensor_at(model, d.path)))):
-            return f"{d.path} holds {value}"
+    for path, tensor in stored(model, spec):
+        if value := nonfinite(read(tensor)):
+            return f"{path} holds {value}"
     return None
 
 

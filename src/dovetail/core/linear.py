@@ -7,7 +7,7 @@
 A part calls these and never reads `.weight`, so that a leaf of another class, or an adapted one, is used on every path of the
 part. How W is stored and what is added to it are apart, so that any adapter fits any storage (QLoRA):
 
-    a subclass of Linear stores W in another form   `multiply`, `multiply_grouped`, `dense`
+    a subclass of Linear stores W in another form   `multiply`, `multiply_grouped`, `dense`, `stored`
     an Adapter changes what the leaf computes       `leaf.adapter`, a child module; None for a leaf without one
 
 Both declare in `exact` which of the last two equal what `linear(x)` computes: a LoRA with dropout has no matrix. Where a part
@@ -106,6 +106,10 @@ class Linear(nn.Linear):
     def dense(self) -> Tensor:
         """W as a dense tensor, without an adapter."""
         return self.weight
+
+    def stored(self) -> dict[str, Tensor]:
+        """The tensors that a file holds for W, by name."""
+        return {"weight": self.weight}
 
     def extra_repr(self) -> str:
         """Its sizes."""

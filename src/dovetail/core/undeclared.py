@@ -17,17 +17,18 @@ from dovetail.core.part import Part
 REMEDY = "merge it into the declared weight, or remove it"
 
 
-def check_declared(model: nn.Module, spec: Part) -> None:
-    """Raise SpecError where a linear leaf is wrapped or replaced, or where the model has a parameter of its own."""
+def check_declared(model: nn.Module, spec: Part, leaves: tuple[type[Linear], ...] = (Linear,)) -> None:
+    """Raise SpecError where a linear leaf is wrapped or replaced, or where the model has a parameter of its own. `leaves` are
+    the classes of leaf that the caller reads."""
     known: set[int] = set()
     for d in held(model, spec):
         if not d.weight.stored and d.weight.same_as is None:
             continue
         module, leaf = holder(model, d.path)
-        if "." in d.weight.name and type(module) is not Linear:
+        if "." in d.weight.name and type(module) not in leaves:
             path = d.path.rpartition(".")[0]
             raise SpecError(path, f"is a {type(module).__name__}, where the spec declares a plain linear leaf", REMEDY)
-        known.add(id(getattr(module, leaf)))
+        known.update(id(tensor) for tensor in (module._parameters.get(leaf), module._buffers.get(leaf)) if tensor is not None)
     for path, parameter in model.named_parameters():
         if id(parameter) not in known:
             raise SpecError(path, f"is a parameter of shape {tuple(parameter.shape)} that the spec does not declare", REMEDY)

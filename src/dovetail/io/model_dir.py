@@ -2,6 +2,7 @@
 
     DIR/dovetail.yaml        the spec
     DIR/model.safetensors    every stored weight under its path, once; tied weights and constants follow from the spec
+    DIR/quantization.yaml    which weights are stored in fewer bits, and how (quantization/recipe.py)
     DIR/…                    further files: a tokenizer, a record of losses
 
 An existing model directory is replaced as a whole (io/replace.py): none of its model files stay, since a chat template or
@@ -24,15 +25,17 @@ from torch import Tensor, nn
 
 from dovetail.core.errors import FileError
 from dovetail.core.finite import nonfinite
-from dovetail.core.fold import declared
-from dovetail.core.module import tensor_at
+from dovetail.core.held import stored
+from dovetail.core.linear import Linear
 from dovetail.core.undeclared import check_declared
 from dovetail.io.atomic import delete_leftovers
-from dovetail.io.model_files import INDEX_FILE, MODEL_FILES, SPEC_FILE, WEIGHTS_FILE, foreign, listed
+from dovetail.io.model_files import INDEX_FILE, MODEL_FILES, QUANTIZATION_FILE, SPEC_FILE, WEIGHTS_FILE, foreign, listed
 from dovetail.io.replace import replacing
 from dovetail.io.spec import to_yaml
 from dovetail.io.tensors import write_tensors
 from dovetail.model import Model
+from dovetail.quantization.leaf import QuantizedLinear
+from dovetail.quantization.recipe import recipe_of, recipe_yaml
 
 SHARD = 5 * 2**30  # bytes per file of weights
 
@@ -55,9 +58,10 @@ def save(
 ) -> None:
     """Write the model as a directory, whole or not at all; an existing model directory is replaced with all its model files.
     `beside` are further files, by name. A directory with foreign files is refused, or they are kept with `keep_foreign`."""
-    check_declared(model, spec)
-    pieces = own_pieces({d.path: tensor_at(model, d.path) for d in declared(spec) if d.weight.stored})
-    write_directory(directory, pieces, spec_and(spec, beside or {}), keep_foreign=keep_foreign)
+    check_declared(model, spec, (Linear, QuantizedLinear))
+    write_directory(
+        directory, own_pieces(dict(stored(model, spec))), model_files(model, spec, beside or {}), keep_foreign=keep_foreign
+    )
 
 
 def own_pieces(tensors: Mapping[str, Tensor]) -> list[Piece]:
@@ -73,6 +77,12 @@ def spec_and(spec: Model, beside: Mapping[str, str | bytes]) -> dict[str, bytes]
     """Return the files beside the weights: the spec, and further ones."""
     files = {name: data.encode() if isinstance(data, str) else data for name, data in beside.items()}
     return {SPEC_FILE: to_yaml(spec).encode(), **files}
+
+
+def model_files(model: nn.Module, spec: Model, beside: Mapping[str, str | bytes]) -> dict[str, bytes]:
+    """Return the files beside the weights of a model: the spec, how quantized leaves are stored, and further ones."""
+    recipe = recipe_of(model)
+    return {**spec_and(spec, beside), **({QUANTIZATION_FILE: recipe_yaml(recipe).encode()} if recipe else {})}
 
 
 def write_directory(

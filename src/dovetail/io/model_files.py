@@ -16,6 +16,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"  # of Hugging Face's layout
 KEPT_CONFIG = "imported_config.json"  # the config that a model was imported with
+QUANTIZATION_FILE = "quantization.yaml"  # which weights are stored in fewer bits, and how
 GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -45,7 +46,7 @@ CARRIED = (
 )
 SHARDS = "model-*-of-*.safetensors"
 MODEL_FILES = (
-    *(SPEC_FILE, WEIGHTS_FILE, INDEX_FILE, SHARDS, CONFIG_FILE, KEPT_CONFIG),
+    *(SPEC_FILE, WEIGHTS_FILE, INDEX_FILE, SHARDS, CONFIG_FILE, KEPT_CONFIG, QUANTIZATION_FILE),
     *(LOSSES_FILE, RUN_FILE, INITIAL_FILE, PLOT_FILE, SAMPLES_FILE),
     *CARRIED,
 )

@@ -28,7 +28,7 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
 from dovetail.core.limits import CONFIG_BYTES, CONSTANT_VALUES, SPEC_BYTES
 from dovetail.core.module import holder
-from dovetail.io.model_files import CONFIG_FILE, INDEX_FILE, SPEC_FILE, WEIGHTS_FILE
+from dovetail.io.model_files import CONFIG_FILE, INDEX_FILE, QUANTIZATION_FILE, SPEC_FILE, WEIGHTS_FILE
 from dovetail.io.replace import set_aside
 from dovetail.io.spec import from_mapping, from_yaml, load_spec
 from dovetail.io.tensors import TensorFile
@@ -39,6 +39,8 @@ from dovetail.port.explicit import differences, explicit, untrained
 from dovetail.port.hf import form_of, from_hf
 from dovetail.port.quantized import split_quantization
 from dovetail.port.tensors import Dropped, ImportPlan, count_ahead, warn_dropped
+from dovetail.quantization.leaf import QuantizedLinear
+from dovetail.quantization.recipe import Recipe, candidates, open_leaves, quantized_leaves, read_recipe, stored_layout
 from dovetail.transformer import Transformer
 
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a weight may be in
@@ -70,6 +72,7 @@ class Opened(NamedTuple):
     tensors: Iterator[tuple[str, Tensor]]
     dropped: list[Dropped]
     dtype: torch.dtype  # of most bytes; quantized weights are read as bfloat16
+    recipe: Recipe  # of the leaves whose tensors are given in fewer bits
 
 
 def load(directory: str | Path, *, watch: Watch | None = None) -> Transformer:
@@ -83,27 +86,35 @@ def load(directory: str | Path, *, watch: Watch | None = None) -> Transformer:
 
 def load_reporting(directory: str | Path, *, watch: Watch | None = None) -> Loaded:
     """As `load`, with the dropped tensors in the result instead of a warning."""
-    with opened(directory, watch) as files:
+    with opened(directory, watch, dense=False) as files:
         model = on_meta(files.spec)
+        open_leaves(model, files.spec, files.recipe)
         dtype = _put(model, files.spec, files.tensors)
+        for _, leaf in quantized_leaves(model):
+            leaf.dtype = dtype
     set_constants(model, files.spec, dtype, "cpu")
     tie(model, files.spec)
     return Loaded(model, files.dropped)
 
 
 @contextlib.contextmanager
-def opened(directory: str | Path, watch: Watch | None = None) -> Iterator[Opened]:
+def opened(directory: str | Path, watch: Watch | None = None, *, dense: bool = True) -> Iterator[Opened]:
     """Open a model directory: its spec is read, its headers are compared with the spec, and each tensor is read when its turn
-    comes."""
+    comes. With `dense` every weight is given dense, whatever form the files hold it in."""
     where = _directory(directory)
     spec, config = origin(where)
+    recipe = _recipe(where, spec)
     with contextlib.ExitStack() as stack:
         files = open_weights(where, stack)
         _check_size(where, spec, files)
         reading = _Reading(files, watch or (lambda done, total: None))
         with _naming(where):
-            tensors, dropped = (_own(spec, reading), []) if config is None else _theirs(spec, config, reading)
-            yield Opened(spec, _floating(tensors), dropped, _main_dtype(files))
+            tensors, dropped = (_own(spec, reading, recipe), []) if config is None else _theirs(spec, config, reading)
+            packed = stored_layout(spec, recipe)
+            dtype = _main_dtype({name: file for name, file in files.items() if name not in packed})
+            if dense and recipe:
+                tensors, recipe, packed = _dense(tensors, spec, recipe, dtype), {}, {}
+            yield Opened(spec, _floating(tensors, packed), dropped, dtype, recipe)
 
 
 def origin(where: Directory) -> Origin:
@@ -250,8 +261,33 @@ def _theirs(spec: Model, config: Mapping[str, Any], reading: _Reading) -> tuple[
     return plan.read(read), plan.dropped({name: file.entries[name].size for name, file in reading.files.items()})
 
 
-def _own(spec: Model, reading: _Reading) -> Iterator[tuple[str, Tensor]]:
+def _recipe(where: Directory, spec: Model) -> Recipe:
+    """How the files of a directory of ours hold the weights that are in fewer bits."""
+    if not where.has(QUANTIZATION_FILE):
+        return {}
+    return read_recipe(where.text(QUANTIZATION_FILE, SPEC_BYTES), spec, str(where.place / QUANTIZATION_FILE))
+
+
+def _dense(
+    tensors: Iterator[tuple[str, Tensor]], spec: Model, recipe: Recipe, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, with the dense W of each quantized leaf in place of those that stand for it."""
+    sizes = {path: d.weight.shape(d.scope)[-1] for path, d in candidates(spec).items()}
+    waiting: dict[str, dict[str, Tensor]] = {path: {} for path in recipe}
+    for name, tensor in tensors:
+        path, _, own = name.rpartition(".")
+        if path not in recipe or own == "bias":
+            yield name, tensor
+            continue
+        waiting[path][own] = tensor
+        if len(waiting[path]) == len(recipe[path].tensors((1, sizes[path]))):
+            yield f"{path}.weight", recipe[path].decode(waiting.pop(path), sizes[path]).to(dtype)
+
+
+def _own(spec: Model, reading: _Reading, recipe: Recipe) -> Iterator[tuple[str, Tensor]]:
     shapes = {d.path: d.weight.shape(d.scope) for d in declared(spec) if d.weight.stored}
+    shapes = {path: shape for path, shape in shapes.items() if path.removesuffix(".weight") not in recipe}
+    shapes |= {name: tuple(tensor.shape) for name, tensor in stored_layout(spec, recipe).items()}
     if unknown := sorted(set(reading.files) - set(shapes)):
         raise FileError(f"{unknown[0]} is not a weight of this spec{_more(unknown)}; was the spec edited?")
     if missing := sorted(set(shapes) - set(reading.files)):
@@ -264,10 +300,13 @@ def _own(spec: Model, reading: _Reading) -> Iterator[tuple[str, Tensor]]:
         yield path, reading(path)
 
 
-def _floating(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors, each of which must hold floating-point numbers."""
+def _floating(tensors: Iterator[tuple[str, Tensor]], packed: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, each of which must hold floating-point numbers, or have the dtype that its format declares."""
     for path, tensor in tensors:
-        if tensor.dtype not in NUMBERS:
+        if path in packed:
+            if tensor.dtype != packed[path].dtype:
+                raise FileError(f"{path} holds {tensor.dtype}; its format has {packed[path].dtype}")
+        elif tensor.dtype not in NUMBERS:
             raise FileError(f"{path} holds {tensor.dtype}, not floating-point numbers of 16 bits or more")
         yield path, tensor
 
@@ -287,7 +326,9 @@ def _put(model: nn.Module, spec: Model, tensors: Iterator[tuple[str, Tensor]]) -
     found: set[torch.dtype] = set()
     for path, tensor in tensors:
         module, leaf = holder(model, path)
-        if path in buffers:
+        if isinstance(module, QuantizedLinear) and leaf != "bias":
+            module.put(leaf, tensor)
+        elif path in buffers:
             module.register_buffer(leaf, tensor)
         else:
             module.register_parameter(leaf, nn.Parameter(tensor))

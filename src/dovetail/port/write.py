@@ -21,9 +21,10 @@ from torch import Tensor
 
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
+from dovetail.core.held import stored
 from dovetail.core.limits import CARRIED_BYTES, CONFIG_BYTES
 from dovetail.core.module import tensor_at
-from dovetail.io.model_dir import SHARD, Piece, check_replaceable, own_pieces, spec_and, write_directory
+from dovetail.io.model_dir import SHARD, Piece, check_replaceable, model_files, own_pieces, spec_and, write_directory
 from dovetail.io.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model, ModelModule
@@ -61,12 +62,12 @@ def write_own(
     keep_foreign: bool = False,
 ) -> None:
     """Write a model as a directory of ours, with the files beside the weights of `source`, and those of `beside`."""
-    files = {**spec_and(model.part, {}), **files_beside(source), **(beside or {})}
-    write_directory(out, model_pieces(model), files, keep_foreign=keep_foreign)
+    files = model_files(model, model.part, {**files_beside(source), **(beside or {})})
+    write_directory(out, own_pieces(dict(stored(model, model.part))), files, keep_foreign=keep_foreign)
 
 
 def model_pieces(model: ModelModule) -> list[Piece]:
-    """Every stored weight of a model, one per piece."""
+    """Every stored weight of a model, one per piece; a quantized one dense."""
     return own_pieces({d.path: tensor_at(model, d.path).detach() for d in declared(model.part) if d.weight.stored})
 
 

@@ -1,0 +1,1 @@
+"""Weights and KV caches of fewer bits."""
