@@ -26,7 +26,7 @@ from dovetail.core.errors import FileError
 from dovetail.core.finite import nonfinite
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
-from dovetail.core.undeclared import check_declared
+from dovetail.core.undeclared import check_plain
 from dovetail.io.atomic import delete_leftovers
 from dovetail.io.model_files import INDEX_FILE, MODEL_FILES, SPEC_FILE, WEIGHTS_FILE, foreign, listed
 from dovetail.io.replace import replacing
@@ -55,7 +55,7 @@ def save(
 ) -> None:
     """Write the model as a directory, whole or not at all; an existing model directory is replaced with all its model files.
     `beside` are further files, by name. A directory with foreign files is refused, or they are kept with `keep_foreign`."""
-    check_declared(model, spec)
+    check_plain(model, spec)
     pieces = own_pieces({d.path: tensor_at(model, d.path) for d in declared(spec) if d.weight.stored})
     write_directory(directory, pieces, spec_and(spec, beside or {}), keep_foreign=keep_foreign)
 

@@ -23,6 +23,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.core.limits import CARRIED_BYTES, CONFIG_BYTES
 from dovetail.core.module import tensor_at
+from dovetail.core.undeclared import check_plain
 from dovetail.io.model_dir import SHARD, Piece, check_replaceable, own_pieces, spec_and, write_directory
 from dovetail.io.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG
 from dovetail.io.untrusted import Directory
@@ -67,6 +68,7 @@ def write_own(
 
 def model_pieces(model: ModelModule) -> list[Piece]:
     """Every stored weight of a model, one per piece."""
+    check_plain(model, model.part)
     return own_pieces({d.path: tensor_at(model, d.path).detach() for d in declared(model.part) if d.weight.stored})
 
 
