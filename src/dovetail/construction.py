@@ -1,6 +1,6 @@
 """Build a model: spec -> check -> modules on the meta device -> initial weights.
 
-    weight[i₀, …, j] = std · z(seed, path, (i₀, …), j)          z standard normal, by counter (core/random.py)
+    weight[i₀, …, j] = std · z(seed, path, (i₀, …), j)          z standard normal or uniform, by counter (core/random.py)
 
 Each initial value is a function of (seed, path, index). Swapping one part leaves all other initial weights bit-equal, and
 `fill_slice` computes a slice of a tensor without the rest, so that each rank initializes its own shard (dist/construction.py).
@@ -20,11 +20,12 @@ from dovetail.core.fold import Declared, declared
 from dovetail.core.held import held
 from dovetail.core.module import at_least_fp32, holder
 from dovetail.core.part import Part
-from dovetail.core.random import Block, normal_block, normal_blocks, streams
+from dovetail.core.random import Block, normal_block, normal_blocks, streams, uniform_block
 from dovetail.core.scope import Scope
 from dovetail.model import Model
 from dovetail.transformer import Transformer
 
+SAMPLED = {"normal": normal_block, "uniform": uniform_block}
 CHUNK = 2**14  # pairs of numbers per pass: temporaries stay in the processor's cache
 
 
@@ -111,7 +112,8 @@ def fill_slice(d: Declared, seed: int, slices: Sequence[slice], out: Tensor) -> 
     if d.weight.init == "const":
         out.copy_(d.part.constant(d.weight.name, d.scope)[tuple(slices)])
         return
-    if d.weight.init != "normal":
+    sampled = SAMPLED.get(d.weight.init)
+    if sampled is None:
         out.fill_(1.0 if d.weight.init == "ones" else 0.0)
         return
     shape = d.weight.shape(d.scope)
@@ -126,7 +128,7 @@ def fill_slice(d: Declared, seed: int, slices: Sequence[slice], out: Tensor) -> 
         for left in range(columns.start, columns.stop, 2 * CHUNK):
             right = min(left + 2 * CHUNK, columns.stop)
             block = Block(stream, rows[top : top + tile], left, right, _std(d))
-            out[top : top + tile, left - columns.start : right - columns.start] = normal_block(block)
+            out[top : top + tile, left - columns.start : right - columns.start] = sampled(block)
 
 
 def initials(weights: Iterable[Declared], seed: int) -> Iterator[tuple[Declared, Tensor]]:
@@ -156,7 +158,8 @@ def _together(small: Sequence[Declared], seed: int) -> Iterator[tuple[Declared, 
 
 
 def _std(d: Declared) -> float:
-    return d.scope.init.std(d.weight, d.scope)
+    """The standard deviation of normal numbers, the bound of uniform ones."""
+    return d.scope.size(*d.weight.inp) ** -0.5 if d.weight.init == "uniform" else d.scope.init.std(d.weight, d.scope)
 
 
 def _streams(weights: Sequence[Declared], seed: int) -> Tensor:

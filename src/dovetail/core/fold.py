@@ -25,11 +25,22 @@ class Declared(NamedTuple):
     weight: Weight
     scope: Scope
     part: Part
+    frozen: bool = False  # whether it belongs to a base that an adapter is trained on: neither trained nor checkpointed
 
     @property
     def size(self) -> int:
         """The number of values."""
         return prod(self.weight.shape(self.scope))
+
+    @property
+    def trained(self) -> bool:
+        """Whether an optimizer updates it."""
+        return self.weight.learned and not self.frozen
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether a checkpoint of a run contains it."""
+        return self.weight.stored and not self.frozen
 
 
 def declared(spec: Part) -> Iterator[Declared]:

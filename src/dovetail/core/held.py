@@ -1,4 +1,9 @@
-"""What a model holds of its spec: every declared tensor, or, of a pipeline stage, those of its own layers."""
+"""What a model holds of its spec: every declared tensor, or, of a pipeline stage, those of its own layers; and what it holds
+beyond: the tensors that adapters on its linear leaves declare.
+
+Optimizers, checkpoints, sharding and the check for undeclared parameters fold over these. Where some leaf has an adapter, the
+weights of the spec are a frozen base.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +22,24 @@ class Absent(nn.Module):
 
 
 def held(model: nn.Module, spec: Part) -> Iterator[Declared]:
-    """Yield every declared weight and constant that the model holds, in module order."""
+    """Yield every declared weight and constant that the model holds, in module order; behind a leaf's weight, those of its
+    adapter."""
     absent = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, Absent))
-    return (d for d in declared(spec) if not d.path.startswith(absent))
+    adapted = dict(adapted_leaves(model))
+    for d in declared(spec):
+        if d.path.startswith(absent):
+            continue
+        yield d._replace(frozen=bool(adapted))
+        leaf = adapted.get(d.path.removesuffix(".weight")) if d.path.endswith(".weight") else None
+        if leaf is not None and leaf.adapter is not None and d.weight.same_as is None:
+            yield from leaf.adapter.declared
+
+
+def adapted_leaves(model: nn.Module) -> Iterator[tuple[str, Linear]]:
+    """Yield (path, leaf) for every linear leaf with an adapter. Leaves with one weight share its adapter: each is yielded."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Linear) and module.adapter is not None:
+            yield path, module
 
 
 def stored(model: nn.Module, spec: Part) -> Iterator[tuple[str, Tensor]]:

@@ -20,17 +20,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from dovetail.core.fold import Declared
 
 Offer = Literal["grouped", "matrix"]
 
 
 class Rows(Protocol):
     """Rows sorted by expert."""
+
+    @property
+    def choice(self) -> Tensor:
+        """(rows,) the number of each row before they were sorted: its token times the choices per token, plus which."""
+        ...
 
     @property
     def expert(self) -> Tensor:
@@ -51,6 +59,7 @@ class Adapter(nn.Module, ABC):
     """A change of what a leaf computes, with parameters of its own; the leaf keeps its W and bias, and their names."""
 
     exact: frozenset[Offer] = frozenset()
+    declared: tuple[Declared, ...] = ()  # its parameters, with their paths in the model (core/held.py)
 
     @abstractmethod
     def forward(self, leaf: Linear, x: Tensor) -> Tensor:
@@ -63,6 +72,13 @@ class Adapter(nn.Module, ABC):
     @abstractmethod
     def matrix(self, leaf: Linear) -> Tensor:
         """The matrix that the adapted leaf multiplies by, in place of `leaf.dense()`."""
+
+    def merged_bias(self, leaf: Linear) -> Tensor | None:
+        """The bias that belongs to `matrix`, in place of the leaf's."""
+        return leaf.bias
+
+    def match(self, leaf: Linear) -> None:
+        """Set the parameters whose initial value follows from W; called once W has its value."""
 
 
 class Linear(nn.Linear):
@@ -110,6 +126,13 @@ class Linear(nn.Linear):
     def stored(self) -> dict[str, Tensor]:
         """The tensors that a file holds for W, by name."""
         return {"weight": self.weight}
+
+    @torch.no_grad()
+    def store(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Replace W and the bias, in place: tied leaves and joined leaves see the new values."""
+        self.weight.copy_(weight)
+        if self.bias is not None and bias is not None:
+            self.bias.copy_(bias)
 
     def extra_repr(self) -> str:
         """Its sizes."""

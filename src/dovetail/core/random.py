@@ -85,6 +85,12 @@ def normals(bits: Tensor) -> tuple[Tensor, Tensor]:
     return radius * torch.cos(angle), radius * torch.sin(angle)
 
 
+def uniforms(bits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two independent numbers per 64 bits, uniform in (−1, 1), in float64."""
+    high, low = words(bits)
+    return (high.double() + 0.5) * 2.0**-31 - 1.0, (low.double() + 0.5) * 2.0**-31 - 1.0
+
+
 class Block(NamedTuple):
     """Some rows and columns of a matrix of normal numbers: the stream (), row numbers (r,), and columns first … last − 1."""
 
@@ -103,6 +109,11 @@ class Block(NamedTuple):
 def normal_block(block: Block) -> Tensor:
     """Return std times the standard normal numbers of a block (r, last − first), rounded to float32."""
     return _columns(block, normals(draw(block.stream, block.rows[:, None], block.pairs)))
+
+
+def uniform_block(block: Block) -> Tensor:
+    """Return std times the uniform numbers of a block (r, last − first), rounded to float32."""
+    return _columns(block, uniforms(draw(block.stream, block.rows[:, None], block.pairs)))
 
 
 def normal_blocks(blocks: Sequence[Block]) -> list[Tensor]:

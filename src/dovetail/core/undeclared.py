@@ -1,7 +1,8 @@
 """Undeclared parameters: a model that computes with more than its spec declares is refused before it is trained or saved.
 
-Training, saving and tensor parallel read the declared weights alone. An adapter in place of a linear leaf would neither be
-trained, written nor split, so they raise instead.
+Training, saving and tensor parallel read the declared weights alone, and those that adapters declare (core/held.py). A module
+of another library in place of a linear leaf would neither be trained, written nor split, so they raise instead. A model
+directory holds the weights of the spec alone, so that `check_plain` refuses adapters, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from dovetail.core.errors import SpecError
-from dovetail.core.held import held
+from dovetail.core.held import adapted_leaves, held
 from dovetail.core.linear import Linear
 from dovetail.core.module import holder
 from dovetail.core.part import Part
@@ -32,3 +33,12 @@ def check_declared(model: nn.Module, spec: Part, leaves: tuple[type[Linear], ...
     for path, parameter in model.named_parameters():
         if id(parameter) not in known:
             raise SpecError(path, f"is a parameter of shape {tuple(parameter.shape)} that the spec does not declare", REMEDY)
+
+
+def check_plain(model: nn.Module, spec: Part, leaves: tuple[type[Linear], ...] = (Linear,)) -> None:
+    """Raise SpecError where a leaf has an adapter, or the model has a parameter that the spec does not declare."""
+    for path, _ in adapted_leaves(model):
+        raise SpecError(
+            path, "has an adapter, which a model directory does not hold", "merge it first, or save it with save_adapter"
+        )
+    check_declared(model, spec, leaves)

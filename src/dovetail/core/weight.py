@@ -16,7 +16,7 @@ from dovetail.core.scope import Scope
 
 # const: computed from the spec and never saved; updated: saved like a weight, but changed by its part instead of a gradient
 Role = Literal["linear", "embed", "norm", "bias", "gate", "conv", "const", "updated"]
-Fill = Literal["normal", "ones", "zeros", "const"]
+Fill = Literal["normal", "uniform", "ones", "zeros", "const"]  # uniform: within ±1/√inputs
 KV_HEADS = "kv_heads"
 PACKED_AXIS = "slots"  # of a packed weight, within a group of heads: its queries, then its key, then its value
 
@@ -38,8 +38,9 @@ class Weight:
     over: tuple[str, ...] = ()  # axes that a reduction needs whole on each rank
     # auto: sharded along the major axis where that axis is sharded; replicate: never sharded;
     # once: added to a partial sum, so that only one rank may add it;
-    # reduce: sharded along the axes it reduces over, although the output is needed whole: the part calls ctx.all_reduce
-    tp: Literal["auto", "replicate", "once", "reduce"] = "auto"
+    # reduce: sharded along the axes it reduces over, although the output is needed whole: the part calls ctx.all_reduce;
+    # inside: as auto, and where it is not sharded its outputs are multiplied by a weight that is: its gradient is a partial sum
+    tp: Literal["auto", "replicate", "once", "reduce", "inside"] = "auto"
     same_as: str | None = None  # path of the weight that this one is tied to: saved and counted there
     packs: tuple[str, ...] = ()  # the weights packed along the axis `slots`: queries, keys and values, in this order
     readout: bool = False  # its outputs do not become more where the model is made wider: logits, scores of experts

@@ -117,7 +117,15 @@ def major(weight: Weight, scope: Scope, among: Sequence[str] | set[str] | frozen
 def cut_of(d: Declared, tp_region: TPRegion | None, ranks: int) -> Cut | None:
     """Return the sharding of a declared tensor; None where it is replicated."""
     hit = None if tp_region is None else major(d.weight, d.scope, tp_region.shared_out)
-    if tp_region is None or hit is None:
+    if tp_region is None:
+        return None
+    if hit is None:
+        if d.weight.tp != "replicate" and (shared := tp_region.shared_out & set(d.scope.names(d.weight.over))):
+            axis = sorted(shared)[0]
+            problem = f"is computed from all of {axis}, of which each of {ranks} tensor-parallel ranks has a shard"
+            raise SpecError(
+                d.path, problem, f"use lora, use one rank, or keep it whole: tensor_parallel(…, whole={{{axis!r}}})"
+            )
         return None
     dim, axis, weight = hit
     size = d.scope.size(axis)

@@ -194,7 +194,8 @@ def _cuts(
 
 def _reader(d: Declared, tp_region: TPRegion | None, cut: Cut | None, ranks: TensorRanks) -> Read:
     """Return the function that reads the local tensor of this rank from the parameter."""
-    if tp_region is None or (cut is None and not tp_region.bounded):  # replicated computation: every rank has the same gradient
+    partial = tp_region is not None and (tp_region.bounded or d.weight.tp == "inside")
+    if tp_region is None or (cut is None and not partial):  # replicated computation: every rank has the same gradient
         return lambda weight: weight.to_local(grad_placements=[Replicate()])
     if cut is None and d.weight.tp == "once":
         share = float(ranks.rank == 0)

@@ -26,15 +26,14 @@ from torch import Tensor, nn
 from dovetail.core.errors import FileError
 from dovetail.core.finite import nonfinite
 from dovetail.core.held import stored
-from dovetail.core.linear import Linear
-from dovetail.core.undeclared import check_declared
+from dovetail.core.undeclared import check_plain
 from dovetail.io.atomic import delete_leftovers
 from dovetail.io.model_files import INDEX_FILE, MODEL_FILES, QUANTIZATION_FILE, SPEC_FILE, WEIGHTS_FILE, foreign, listed
 from dovetail.io.replace import replacing
 from dovetail.io.spec import to_yaml
 from dovetail.io.tensors import write_tensors
 from dovetail.model import Model
-from dovetail.quantization.leaf import QuantizedLinear
+from dovetail.quantization.leaf import SAVED
 from dovetail.quantization.recipe import recipe_of, recipe_yaml
 
 SHARD = 5 * 2**30  # bytes per file of weights
@@ -58,7 +57,7 @@ def save(
 ) -> None:
     """Write the model as a directory, whole or not at all; an existing model directory is replaced with all its model files.
     `beside` are further files, by name. A directory with foreign files is refused, or they are kept with `keep_foreign`."""
-    check_declared(model, spec, (Linear, QuantizedLinear))
+    check_plain(model, spec, SAVED)
     write_directory(
         directory, own_pieces(dict(stored(model, spec))), model_files(model, spec, beside or {}), keep_foreign=keep_foreign
     )

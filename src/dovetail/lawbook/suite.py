@@ -22,6 +22,7 @@ from dovetail.core.extensions import load_parts, loaded
 from dovetail.core.part import walk, walk_spec
 from dovetail.io.spec import from_yaml, load_spec, to_yaml, zoo
 from dovetail.lawbook import (
+    adapted,
     compiled,
     device,
     drafted,
@@ -46,6 +47,7 @@ from dovetail.model import Model
 
 __all__ = [
     "Report",
+    "adapted",
     "compiled",
     "device",
     "drafted",

@@ -24,6 +24,7 @@ from dovetail.core.fold import declared
 from dovetail.core.held import stored
 from dovetail.core.limits import CARRIED_BYTES, CONFIG_BYTES
 from dovetail.core.module import tensor_at
+from dovetail.core.undeclared import check_plain
 from dovetail.io.model_dir import SHARD, Piece, check_replaceable, model_files, own_pieces, spec_and, write_directory
 from dovetail.io.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG
 from dovetail.io.untrusted import Directory
@@ -34,6 +35,7 @@ from dovetail.port.hf import Ported, form_of, from_hf, to_hf
 from dovetail.port.load import Watch, load, load_reporting
 from dovetail.port.rotary import LENGTH
 from dovetail.port.tensors import Dropped, Move
+from dovetail.quantization.leaf import SAVED
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
@@ -68,6 +70,7 @@ def write_own(
 
 def model_pieces(model: ModelModule) -> list[Piece]:
     """Every stored weight of a model, one per piece; a quantized one dense."""
+    check_plain(model, model.part, SAVED)
     return own_pieces({d.path: tensor_at(model, d.path).detach() for d in declared(model.part) if d.weight.stored})
 
 

@@ -91,6 +91,9 @@ class QuantizedLinear(Linear):
         return self
 
 
+SAVED = (Linear, QuantizedLinear)  # the classes of leaf whose tensors a model directory holds
+
+
 class Product(torch.autograd.Function):
     """x Wᵀ, which keeps the leaf for the backward pass, and no dense W."""
 

@@ -44,7 +44,7 @@ class Optimizer:
         weight_decay: float = 0.1,
         orthogonal_dtype: torch.dtype | None = None,
     ) -> None:
-        found = {d.path: d for d in held(model, model.part) if d.weight.learned}
+        found = {d.path: d for d in held(model, model.part) if d.trained}
         self.weights: dict[str, Tensor] = {path: tensor_at(model, path) for path in found}
         matrices = [d for d in found.values() if kind == "muon" and by_muon(d)]
         rest = [d for d in found.values() if kind != "muon" or not by_muon(d)]

@@ -78,6 +78,7 @@ class Trainer:
             orthogonal_dtype=dtype,
         )
         self.weights = list(self.optimizer.weights.values())
+        self.frozen = any(d.frozen for d in held(model, model.part))  # with adapters; the base stays as it is
         self.ema = {} if plan.ema is None else {path: w.detach().clone() for path, w in self.optimizer.weights.items()}
         _prepare_blocks(model, plan)
 
@@ -107,7 +108,8 @@ class Trainer:
         self.optimizer.set_lr(lr)
         self.optimizer.step()
         self._average()
-        rebalance(self.model)
+        if not self.frozen:
+            rebalance(self.model)
         return found
 
     def _gradients(self, pieces: Sequence[Batch], seed: int) -> LossSum:
@@ -146,7 +148,7 @@ class Trainer:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint holds, by name and in the order of names: equal states make equal files."""
         reshard(self.model)  # after an eval, FSDP has the weights outside blocks whole on every rank
-        stored = [d.path for d in held(self.model, self.model.part) if d.weight.stored]
+        stored = [d.path for d in held(self.model, self.model.part) if d.checkpointed]
         found = {f"weights.{path}": tensor_at(self.model, path).detach() for path in stored}
         found |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
         found |= {f"ema.{name}": value for name, value in self.ema.items()}

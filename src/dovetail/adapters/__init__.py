@@ -1,0 +1,1 @@
+"""Adapters: small trained changes of a frozen model's linear leaves."""

@@ -1,0 +1,152 @@
+"""Law 9, adapted: an adapter acts on every path, and on nothing else.
+
+    a fresh adapter is the identity, bit for bit          every targeted leaf is adapted: n applied = n targeted
+    adapted = merged = saved and loaded                   an optimizer trains the adapter's tensors and no other
+    each leaf, perturbed alone, changes every path        in a batch with several adapters each row has its own
+
+All linear leaves that can be adapted are, readouts included, by LoRA, DoRA and (IA)³ in turn. Paths are those of law 23: the
+reference kernels and the fast ones, the loss, a KV cache fed token by token (MLA decodes in its absorbed form), here also with
+leaves that are joined for inference.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dovetail.adapters import attach as attaching, many
+from dovetail.adapters.attach import Applied, adaptable, attach, detach, merge
+from dovetail.adapters.kind import AdapterKind
+from dovetail.adapters.lora import Lora
+from dovetail.adapters.tensors import adapter_tensors, set_adapter
+from dovetail.construction import generator
+from dovetail.core.held import adapted_leaves
+from dovetail.core.joined import join
+from dovetail.core.module import tensor_at
+from dovetail.lawbook.case import BATCH, IDENTITY, Case, NotApplicable, law, perturbed
+from dovetail.lawbook.replaced import paths
+from dovetail.model import ModelModule
+from dovetail.training.optim import Optimizer
+
+KINDS = ({"kind": "lora", "rank": 3, "alpha": 5.0}, {"kind": "dora", "rank": 2, "scale": "root"}, {"kind": "ia3"})
+SPREAD = 0.4  # of what is added to an adapter: enough that no output stays the same
+FELT = 1e-7  # of the scale of an output: the least change that is one
+EVERY = 8  # one in so many leaves of each spec is perturbed alone
+
+
+@law(
+    9,
+    "adapted",
+    "a fresh adapter is the identity; adapted, merged and loaded are equal; each adapted leaf is felt on every path",
+    budget=2.0,
+    excepted_with=("every_weight_counts",),
+)
+@torch.no_grad()
+def adapted(case: Case) -> None:
+    """Every kind of adapter on all leaves; in the suite, one kind, and some leaves alone."""
+    leaves = adaptable(case.spec)
+    if not leaves:
+        raise NotApplicable("the spec has no linear leaf")
+    plain = paths(case)
+    for fields in case.taking_turns(KINDS, len(KINDS)):
+        kind = attaching.read_adapter({**fields, "targets": [path for path, _ in leaves]})
+        _whole(case, kind, plain)
+        _each(case, kind, plain)
+    _rows(case, [path for path, _ in leaves])
+
+
+def _whole(case: Case, kind: AdapterKind, plain: dict[str, Tensor]) -> None:
+    """All leaves adapted at once."""
+    model = perturbed(case.spec, case.seed)
+    applied = attach(model, kind, seed=case.seed)
+    found = [path for path, _ in adapted_leaves(model)]
+    case.true(applied.targeted == len(found) == len(applied.paths), f"{applied}, but {len(found)} leaves have an adapter")
+    _trained(case, model)
+    for name, output in _paths(case, model).items():
+        case.same(output, plain[name], f"{name}: a fresh {kind.kind} and no adapter", IDENTITY)
+    perturb(model, case.seed)
+    join(model)
+    got = _paths(case, model)
+    again = perturbed(case.spec, case.seed)
+    attach(again, kind, seed=case.seed + 1)
+    set_adapter(again, adapter_tensors(model))
+    for name, output in _paths(case, again).items():
+        case.same(output, got[name], f"{name}: {kind.kind} loaded and saved")
+    merge(model)
+    for name, output in _paths(case, model).items():
+        case.same(output, got[name], f"{name}: {kind.kind} merged and not")
+
+
+def _trained(case: Case, model: ModelModule) -> None:
+    """An optimizer has the tensors of the adapters, which alone take a gradient."""
+    own = set(adapter_tensors(model))
+    takes = {path for path, parameter in model.named_parameters() if parameter.requires_grad}
+    case.true(takes == own, f"{sorted(takes ^ own)[:1]}: takes a gradient, or is an adapter's: one of both")
+    case.true(set(Optimizer(model).weights) == own, "the optimizer trains other tensors than the adapters'")
+    with torch.enable_grad():
+        out = case_of(case, model).run()
+        weight = torch.randn(out.shape, generator=generator(case.seed, "projection"), dtype=out.dtype)
+        (out * weight).sum().backward()
+    for path, leaf in adapted_leaves(model):
+        assert leaf.adapter is not None
+        if leaf.adapter.declared[0].scope.drafts:
+            continue
+        moved = any(p.grad is not None and bool(p.grad.abs().max() > 0) for p in leaf.adapter.parameters())
+        case.true(moved, f"{path}: no tensor of its fresh adapter has a gradient, so that it cannot learn")
+    model.zero_grad()
+
+
+def _each(case: Case, kind: AdapterKind, plain: dict[str, Tensor]) -> None:
+    """Some leaves, each alone."""
+    leaves = case.taking_turns(adaptable(case.spec), EVERY)
+    model = perturbed(case.spec, case.seed)
+    attach(model, kind, seed=case.seed)
+    fresh = {path: tensor.clone() for path, tensor in adapter_tensors(model).items()}
+    for path, d in leaves if case.share > 1 else leaves[:: max(1, len(leaves) // EVERY)]:
+        set_adapter(model, fresh)
+        perturb(model, case.seed, only=path)
+        for name, output in _paths(case, model).items():
+            if d.scope.drafts and name != "loss":
+                continue  # it runs in training and drafting alone
+            change = (output - plain[name]).abs().max().item() / max(plain[name].abs().max().item(), 1.0)
+            case.true(change > FELT, f"{name}: the {kind.kind} of {path} alone changes nothing ({change:.1g})")
+
+
+def _rows(case: Case, targets: list[str]) -> None:
+    """A batch whose rows have different adapters, against each adapter alone."""
+    model = perturbed(case.spec, case.seed)
+    applied = attach(model, Lora(rank=2, targets=tuple(targets)), seed=case.seed)
+    several: list[dict[str, Tensor]] = []
+    alone: list[Tensor] = []
+    for i in range(2):
+        perturb(model, case.seed + i)
+        several.append({path: tensor.clone() for path, tensor in adapter_tensors(model).items()})
+        alone.append(case_of(case, model).run())
+    detach(model)
+    chosen = many.attach_many(model, applied.kind, several)
+    index = [row % 2 for row in range(BATCH)]
+    with chosen.rows(index):
+        got = case_of(case, model).run()
+    for row, which in enumerate(index):
+        case.same(got[row], alone[which][row], f"row {row} of a batch with several adapters, and adapter {which} alone")
+
+
+def case_of(case: Case, model: ModelModule) -> Case:
+    """The same case with another model."""
+    return Case(case.spec, case.seed, model)
+
+
+def _paths(case: Case, model: ModelModule) -> dict[str, Tensor]:
+    return paths(case_of(case, model))
+
+
+def perturb(model: ModelModule, seed: int, only: str | None = None) -> None:
+    """Add noise to every adapter, or to that of one leaf: a function of (seed, path)."""
+    for path in adapter_tensors(model):
+        if only is None or path.startswith(f"{only}.adapter."):
+            tensor = tensor_at(model, path)
+            noise = torch.randn(tensor.shape, generator=generator(seed, f"adapted {path}"), dtype=torch.float64)
+            tensor.add_((SPREAD * noise).to(tensor.dtype))
+
+
+__all__ = ["Applied", "adapted", "perturb"]
