@@ -61,9 +61,7 @@ class TuningRows(Result):
                 lines += [unwrapped(f"{row.where} {name}".rstrip()), self._colored(one), Text()]
         share = self.learned / max(self.tokens, 1)
         counts = f"{self.rows:,} rows, {self.tokens:,} tokens, {self.learned:,} of them learned ({share:.1%})"
-        legend = Text.assemble(
-            ("learned", LEARNED), " ", ("not learned", MASKED), " (in plain text: between ⟦ and ⟧ is learned)"
-        )
+        legend = Text.assemble(("⟦learned⟧", LEARNED), " ", ("not learned", MASKED))
         return Group(*lines, unwrapped(f"{self.path}: {counts}; the longest example has {self.longest:,} tokens"), legend)
 
     def _colored(self, one: Encoded) -> Text:

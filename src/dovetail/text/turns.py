@@ -32,7 +32,8 @@ SHOWN = 30  # characters of a text in a message
 # for models without a template: `role: content`, and the end token behind each answer
 PLAIN = (
     "{% for message in messages %}{{ message.role }}: {{ message.content | trim }}"
-    "{% if message.role == 'assistant' %}END{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% if message.role == 'assistant' %}END{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
 
