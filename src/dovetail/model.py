@@ -44,13 +44,14 @@ from dovetail.core.group import (
 )
 from dovetail.core.layers import expand, fold
 from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import LossSum
+from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.module import Module
 from dovetail.core.part import KINDS, Mistake, Part, Place, Problem, child, register, walk_spec
 from dovetail.core.scope import Scope
 from dovetail.core.swap import Lost, fit, no_group, replaced, swap_group, with_position
 from dovetail.core.wire import Branching, Scaled, WireModule
 from dovetail.io.yaml import dump_yaml
+from dovetail.ops.loss import label_log_probs
 
 # -- wire -----------------------------------------------------------------------------------------------------------
 
@@ -457,6 +458,16 @@ class ModelModule(Module):
         whole = self.part.head.pools()
         pieces = [(x, targets)] if whole else zip(x.split(CHUNK, -2), targets.split(CHUNK, -1), strict=True)
         return torch.stack([(self.head(piece, ctx).argmax(-1) == labels).sum() for piece, labels in pieces]).sum()
+
+    def log_probs(self, inputs: Tensor, labels: Tensor, ctx: Ctx, temperature: float = 1.0) -> Tensor:
+        """(batch, n) log p(label | inputs) at each token, of logits / temperature, and 0 where the label is −100. Logits are
+        computed for the labels alone, some of them at a time."""
+        if ctx.losses is None and (ctx.training or self.training):
+            ctx.losses = Losses({})
+        x, ctx = self.hidden(inputs, dc.replace(ctx, labels=labels))
+        wanted = labels != IGNORED
+        found = label_log_probs(lambda part: self.head(part, ctx) / temperature, x[wanted], labels[wanted])
+        return found.new_zeros(labels.shape).masked_scatter(wanted, found)
 
     def next_logits(self, inputs: Tensor, ctx: Ctx) -> Tensor:
         """The logits of the last token alone, (…, 1, vocab)."""

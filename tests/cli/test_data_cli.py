@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import dovetail as dt
+from dovetail.api.show_data import show_data
 from dovetail.cli import main
+from dovetail.core.errors import UsageError
+from dovetail.generation import Vocabulary
+from dovetail.text.learn import learn
 
 
 def run(*args: object) -> int:
@@ -76,3 +81,20 @@ def test_the_help_of_the_first_word_lists_the_second(capsys: pytest.CaptureFixtu
         "dovetail data build",
         "dovetail data show",
     ]
+
+
+def test_show_prints_the_tokens_that_are_learned(tmp_path: Path) -> None:
+    model = dt.build("width: 16\nvocab: 300\nlayers: [{mixer: {heads: 2, head: 8}, ffn: {hidden: 8}}]")
+    model.vocabulary = Vocabulary(learn("user: hi assistant: yes no\n" * 20, 300))
+    dt.save(model, tmp_path / "model")
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    (tmp_path / "chats.jsonl").write_text(f"{json.dumps({'messages': turns})}\n")
+    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps({'prompt': 'hi', 'chosen': ' yes', 'rejected': ' no'})}\n")
+    assert run("data", "show", tmp_path / "chats.jsonl", "--model", tmp_path / "model", "--template", "plain", "--json") == 0
+    shown = show_data(tmp_path / "chats.jsonl", model=tmp_path / "model", template="plain")
+    assert "user:·hi↵assistant:⟦·yes<|end|>⟧" in str(shown)
+    assert (shown.rows, shown.learned) == (1, sum(shown.shown[0].examples[0].answer))
+    pairs = str(show_data(tmp_path / "pairs.jsonl", model=tmp_path / "model"))
+    assert "pairs.jsonl:1 rejected\nhi⟦·no<|end|>⟧" in pairs
+    with pytest.raises(UsageError, match="give the model that reads it with --model"):
+        show_data(tmp_path / "chats.jsonl")

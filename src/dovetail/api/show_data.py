@@ -1,14 +1,17 @@
-"""show_data: the manifest of a corpus of token shards, and on request whether its files match it."""
+"""show_data: the manifest of a corpus of token shards, and on request whether its files match it; or the rows of a tuning file
+as a model reads them."""
 
 from __future__ import annotations
 
 import dataclasses as dc
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from rich.console import Group, RenderableType
 
 from dovetail.api.result import Result
+from dovetail.api.show_rows import TuningRows, show_rows
+from dovetail.core.errors import UsageError
 from dovetail.datasets.corpora import verify_shards
 from dovetail.datasets.manifest import Manifest
 from dovetail.datasets.shards import files_of
@@ -56,11 +59,36 @@ class DataSummary(Result):
         return Group(unwrapped(f"{self.directory}\n"), table, unwrapped("\n".join(lines)))
 
 
-def show_data(directory: str | Path, *, verify: bool = False, quiet: bool = False) -> DataSummary:
-    """Return what a corpus of token shards holds. `verify` compares the SHA-256 of every file with the manifest."""
-    result = DataSummary(Path(directory), Manifest.load(directory))
+@overload
+def show_data(path: str | Path, *, model: None = None, verify: bool = False, quiet: bool = False) -> DataSummary: ...
+
+
+@overload
+def show_data(path: str | Path, *, model: str | Path, template: str | None = None, rows: int = 3) -> TuningRows: ...
+
+
+def show_data(
+    path: str | Path,
+    *,
+    model: str | Path | None = None,
+    template: str | None = None,
+    rows: int = 3,
+    verify: bool = False,
+    quiet: bool = False,
+) -> DataSummary | TuningRows:
+    """Return what a corpus of token shards holds. `verify` compares the SHA-256 of every file with the manifest.
+
+    With the directory of a `model`, the path is that of a tuning file (JSON Lines: chats, completions, preferences). Its first
+    `rows` are encoded by the model's tokenizer and chat template, and show which tokens are learned. `template` is a file, or
+    "plain", for a model without a chat template.
+    """
+    if model is not None:
+        return show_rows(Path(path), model, template, rows)
+    if Path(path).is_file():
+        raise UsageError(f"{path}: is a file; give the model that reads it with --model, or a directory of token shards")
+    result = DataSummary(Path(path), Manifest.load(path))
     if not verify:
         return result
     with WorkProgress(quiet) as progress:
-        problems = verify_shards(directory, lambda done, total: progress("verifying", done, total))
+        problems = verify_shards(path, lambda done, total: progress("verifying", done, total))
     return dc.replace(result, problems=tuple(problems))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dovetail.api.arguments import NamedSpec, SpecLike, check_positive, read_spec, silent
+from dovetail.api.models import load
 from dovetail.api.run_file import accepts_run_file
 from dovetail.api.train_from import Start
 from dovetail.api.training_run import TrainingRun
@@ -34,6 +35,7 @@ from dovetail.training.interrupt import Interrupt
 from dovetail.training.logs import LogKind, logs_of
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics
+from dovetail.training.objective import Setup, TuningData
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,
     KEEP,
@@ -51,7 +53,7 @@ from dovetail.training.samples import Samples, check_samples, sample_text
 from dovetail.training.settings import check_recorded, read_run, run_data
 from dovetail.training.source import Shape, TokenizerKind
 from dovetail.training.speed import faster_precision, speed_of
-from dovetail.training.step import DTYPES
+from dovetail.training.step import DTYPES, computing_in
 from dovetail.training.task import generation_files, objective_kind, read_source, reads_of
 
 MINUTES = 5.0  # of a run without an end
@@ -66,10 +68,13 @@ def train(
     data: str | Sequence[str] = (),
     labels: str | Path | None = None,
     pairs: str | Path | None = None,
+    chats: str | Path | None = None,
     objective: str | None = None,
+    options: Mapping[str, Any] | None = None,
     from_: str | Path | None = None,
     minutes: float | None = None,
     steps: int | None = None,
+    epochs: float | None = None,
     out: str | Path | None = None,
     force: bool = False,
     seed: int = 0,
@@ -119,13 +124,14 @@ def train(
 
     A tokenizer of the spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are
     directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. `labels` is a file of
-    labeled texts (JSON Lines) or images (.npz), `pairs` one of pairs of texts; a tenth of their rows is held out. `objective`
-    names one of `dovetail.training.task.OBJECTIVES`; by default it follows from the spec and the data.
+    labeled texts (JSON Lines) or images (.npz), `pairs` one of pairs of texts, `chats` one of tuning rows (see `tune`); a tenth
+    of their rows is held out. `objective` names one of `dovetail.training.task.OBJECTIVES`, or of `TUNING` for chats, which has
+    settings by name in `options`; by default it follows from the spec and the data.
 
-    The run ends after `tokens` (2e8 or "200M"), `steps` or about as many `minutes` (5 by default); two runs of equal steps and
-    seed are bit-equal. The learning rate rises over the fraction `warmup` of the run, then follows the schedule. `precision`
-    "auto" is bf16 where this machine multiplies faster in it. `quiet` shows no progress; `note` is called with lines about the
-    text and the spec. At every `sample_every`-th eval a sample is generated.
+    The run ends after `tokens` (2e8 or "200M"), `steps`, `epochs` (of rows) or about as many `minutes` (5 by default); two runs
+    of equal steps and seed are bit-equal. The learning rate rises over the fraction `warmup` of the run, then follows the
+    schedule. `precision` "auto" is bf16 where this machine multiplies faster in it. `quiet` shows no progress; `note` is called
+    with lines about the text and the spec. At every `sample_every`-th eval a sample is generated.
 
     `out` is the directory to train in: spec, tokenizer, settings (a run file), metrics of each step, checkpoints every
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
@@ -160,7 +166,7 @@ def train(
     if place is not None and not (place / RUN_FILE).is_file():
         must_be_free(place, force)
     places = [data] if isinstance(data, str) else list(data)
-    given = {"text": text, "data": places, "labels": labels, "pairs": pairs}
+    given = {"text": text, "data": places, "labels": labels, "pairs": pairs, "chats": chats}
     kind = objective_kind(changed, reads_of(given), objective)
     if tokens is not None and kind.reads != "text":
         raise UsageError(f"--tokens: the rows of --{kind.reads} differ in length; give --steps or --minutes")
@@ -169,6 +175,9 @@ def train(
     needed = BYTES_PER_PARAMETER * parameters(changed) + 4 * batch * length * changed.vocab // micro_batches
     check_memory(needed, f"training {parameters(changed):,} parameters on {batch:,} × {length:,} tokens per step")
     end = _last_step(steps, tokens, batch * length)
+    check_positive({"epochs": epochs})
+    if epochs is not None and kind.reads == "text":
+        raise UsageError("--epochs: are of rows; give --steps or --tokens")
     try:
         plan = Plan(
             steps=end,
@@ -202,13 +211,17 @@ def train(
         say = say if ranks.first else silent
         shape = Shape(batch, length, seed, ranks.data_rank, ranks.data_count)
         encoder = tokenizer if start is None or places or not changed.embed.token_ids else start.for_text()
-        source = read_source(kind, changed, encoder, shape, say, given)
+        tuning = None if start is None or chats is None else TuningData(start.vocabulary(), str(start.place), options or {})
+        source = read_source(kind, changed, encoder, shape, say, given, tuning)
+        if epochs is not None and source.epoch is not None:
+            last = max(1, round(epochs * source.epoch))
+            plan = dc.replace(plan, steps=min(last, end or last), minutes=minutes)
         found = {"data": source.recorded()}
         if start is not None:
             start.check_tokenizer(source.tokenizer, source.name, kind.special(length))
             found["from"] = ranks.first_does(start.recorded)
         check_recorded(recorded or {}, found)
-        learned = kind.of(changed, source.tokenizer, length)
+        learned = kind.of(changed, source.tokenizer, length).configured(options or {})
         counts = f"{source.tokens + source.held_out_tokens:,} {source.unit}, {source.held_out_tokens:,} held out"
         say(f"{name}: {parameters(changed):,} parameters, {kind.task}; {counts}")
         model = ranks.build(changed, seed, DTYPES[chosen])
@@ -228,12 +241,13 @@ def train(
             }
             keys |= {"prompt": prompt, "sample": sample, "sample_every": sample_every, "temperature": temperature}
             carried = {} if start is None else start.files()
-            files = {**carried, SPEC_FILE: to_yaml(changed), **generation_files(source.tokenizer, learned)}
+            files = {**carried, SPEC_FILE: to_yaml(changed), **generation_files(source.tokenizer, learned), **source.files}
             if ranks.first_does(lambda: open_run(place, run_data(keys, found), files, force)):
                 say(f"{place}: resuming")
             run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep, logs))
             if ranks.count == 1:  # no rank holds more than its shard
                 write_initial(place, model)
+        learned, source = learned.prepare(source, Setup(model, place, ranks, lambda: computing_in(model, chosen, ranks), load))
         sampling, samples = Sampling(temperature=temperature, seed=seed), None
         if sample_every and source.tokenizer is not None:
             path = None if place is None else place / SAMPLES_FILE
@@ -247,7 +261,7 @@ def train(
         stopped = ranks.any(interrupted.received)  # Ctrl-C may have reached one rank alone
         if run is not None and place is not None:
             run.write_model(changed)
-            title = f"{name} on {Path(text or labels or pairs or places[0]).name}"
+            title = f"{name} on {Path(text or labels or pairs or chats or places[0]).name}"
             ranks.first_does(lambda: _plot(history, place / PLOT_FILE, title, say))
     result = TrainingRun(name, model, source.tokenizer, tuple(history), stopped, place, prompt=prompt)
     if not kind.generates or source.tokenizer is None:

@@ -18,11 +18,13 @@ from torch import Tensor
 
 from dovetail.core.errors import FileError
 from dovetail.core.fold import declared
+from dovetail.generation import Vocabulary
 from dovetail.io.checksum import data_sha256, file_sha256
 from dovetail.io.model_files import RUN_FILE, TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model
 from dovetail.port.load import opened, origin
+from dovetail.port.vocabulary import read_vocabulary
 from dovetail.port.write import files_beside
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
@@ -54,6 +56,10 @@ class Start:
             names = [name for name in Directory(self.place).names() if name.endswith(".safetensors")]
             files = {name: file_sha256(self.place / name) for name in names}
         return {"name": str(self.place), "sha256": data_sha256(files)}
+
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer, end tokens and chat template of the directory, as far as it has them."""
+        return read_vocabulary(Directory(self.place))
 
     def files(self) -> dict[str, bytes]:
         """The files to write beside the weights: tokenizer, chat template, generation settings."""

@@ -26,7 +26,7 @@ VERBS = {
     "laws": "check the laws on parts, a spec or a model of another library",
     "verify": "find where two implementations of a model diverge, and why",
     "data build": "turn text, JSON Lines and Parquet into token shards",
-    "data show": "print what a corpus of token shards holds",
+    "data show": "print what a corpus of token shards holds, or which tokens of a tuning file are learned",
     "plan": "plan training on many GPUs: layouts that fit, memory, traffic, time and cost",
     "train": "train a model on text or token shards, in a run that resumes",
     "runs": "list, compare and plot training runs",

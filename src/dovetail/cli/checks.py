@@ -40,6 +40,14 @@ def check_file(path: Path) -> None:
         raise FileError(f"{path}: is not a regular file")
 
 
+def check_path(path: Path) -> None:
+    """Raise unless the path is that of a regular file or of a directory."""
+    if path.is_file():
+        check_file(path)
+    else:
+        check_directory(path)
+
+
 def check_output(path: Path) -> None:
     """Raise unless something can be written at this path."""
     check_writable(path)

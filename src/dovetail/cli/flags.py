@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
 
-from dovetail.cli.checks import check_directory, check_file, check_output, check_spec
+from dovetail.cli.checks import check_directory, check_file, check_output, check_path, check_spec
 from dovetail.core.count import read_count
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
@@ -105,6 +105,7 @@ Spec = Annotated[str, parsed_by("SPEC", str), Check(check_spec)]  # a preset's n
 InDir = Annotated[Path, parsed_by("DIR", Path), Check(check_directory)]
 OutDir = Annotated[Path, parsed_by("DIR", Path), Check(check_output)]
 InFile = Annotated[Path, parsed_by("FILE", Path), Check(check_file)]
+InPath = Annotated[Path, parsed_by("PATH", Path), Check(check_path)]  # a directory or a regular file
 OutFile = Annotated[Path, parsed_by("FILE", Path), Check(check_output)]
 BatchSize = Annotated[int, whole(1, MAX_BATCH)]
 Length = Annotated[int, whole(1, MAX_LENGTH)]

@@ -39,6 +39,7 @@ TOKENIZER_GROWTH = 64  # times that normalizers or decoders may lengthen a text,
 TEXT_BYTES = 256 * MB  # of a text file to train on, which is read into memory
 ARRAY_BYTES = GB  # of images to train on, which are read into memory
 ROW_CLASSES = 100_000  # of labeled rows
+CHAT_MESSAGES = 1000  # of one conversation
 PROMPT_CHARACTERS = 4_000_000  # of one prompt
 
 # -- chat templates

@@ -12,7 +12,7 @@ import dataclasses as dc
 import io
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Batch:
     layout: TokenLayout  # positions, documents and padding of the tokens
     source: Tensor | None = None  # (batch, m) the input of an encoder
     source_layout: TokenLayout | None = None
+    extra: Mapping[str, Tensor] = dc.field(default_factory=dict)  # (batch, …) what else an objective reads of each row, by name
+    figures: Mapping[str, float] | None = None  # what was measured when the batch was made, by name: the reward of rollouts
 
     @property
     def count(self) -> int:
@@ -58,6 +60,7 @@ class Batch:
             self.layout.some_rows(rows),
             None if source is None else source[rows],
             None if layout is None else layout.some_rows(rows),
+            {name: value[rows] for name, value in self.extra.items()},
         )
 
     def chunk(self, count: int, which: int) -> Batch:
@@ -77,6 +80,7 @@ class Batch:
             self.layout.to(device),
             None if source is None else source.to(device),
             None if layout is None else layout.to(device),
+            {name: value.to(device) for name, value in self.extra.items()},
         )
 
 

@@ -57,8 +57,8 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
     """Read JSON Lines of texts and labels."""
     content = read_regular(path, TEXT_BYTES, "a file of rows")
     texts, labels = list[str](), list[str | int]()
-    for number, row in _objects(path, content):
-        texts.append(_text(path, number, row, "text"))
+    for number, row in objects_of(path, content):
+        texts.append(text_of(path, number, row, "text"))
         label = row.get("label")
         if not isinstance(label, (str, int)) or isinstance(label, bool):
             raise FileError(f'{path}:{number}: its "label" is {type(label).__name__}, not a string or a whole number')
@@ -77,7 +77,7 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
 def read_pairs(path: Path) -> TextPairs:
     """Read JSON Lines of pairs of texts."""
     content = read_regular(path, TEXT_BYTES, "a file of rows")
-    rows = [(_text(path, number, row, "a"), _text(path, number, row, "b")) for number, row in _objects(path, content)]
+    rows = [(text_of(path, number, row, "a"), text_of(path, number, row, "b")) for number, row in objects_of(path, content)]
     return TextPairs([a for a, _ in rows], [b for _, b in rows], _sha256(content))
 
 
@@ -118,7 +118,7 @@ def held_out_rows(count: int, fraction: float) -> tuple[NDArray[np.int64], NDArr
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-def _objects(path: Path, content: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def objects_of(path: Path, content: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number of each line that is not blank, and its JSON object."""
     found = False
     for number, line in enumerate(content.split("\n"), 1):
@@ -136,7 +136,8 @@ def _objects(path: Path, content: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise FileError(f"{path}: is empty")
 
 
-def _text(path: Path, number: int, row: dict[str, Any], field: str) -> str:
+def text_of(path: Path, number: int, row: dict[str, Any], field: str) -> str:
+    """Return the text of a field of a row; raise FileError where it is none, or empty."""
     value = row.get(field)
     if not isinstance(value, str) or not value:
         fields = ", ".join(map(repr, list(row)[:12]))[:300]

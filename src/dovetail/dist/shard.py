@@ -45,7 +45,7 @@ from dovetail.dist.place import Cut, TPRegion, cut_of, tp_regions
 from dovetail.dist.waiting import time_collectives
 
 # the methods that run a model, beside forward
-ENTRIES = ("loss", "loss_sum", "loss_and_hits", "next_logits", "draft", "encode", "fill")
+ENTRIES = ("loss", "loss_sum", "loss_and_hits", "log_probs", "next_logits", "draft", "encode", "fill")
 INNER = ("hidden",)  # called by those; may be called directly without FSDP
 Read = Callable[[DTensor], Tensor]
 

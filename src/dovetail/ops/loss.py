@@ -27,6 +27,20 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
 
 
+def label_log_probs(logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor, chunk: int = CHUNK) -> Tensor:
+    """(tokens,) log softmax(logits(x))[label] of x (tokens, embed) and labels (tokens,), in at least float32."""
+
+    def of_chunk(part: Tensor, wanted: Tensor) -> Tensor:
+        scores = logits(part)
+        scores = scores.float() if scores.dtype.itemsize < 4 else scores
+        return -F.cross_entropy(scores, wanted, reduction="none")
+
+    if x.shape[0] <= chunk:
+        return of_chunk(x, labels)
+    pairs = zip(x.split(chunk), labels.split(chunk), strict=True)
+    return torch.cat([checkpoint(of_chunk, part, wanted, use_reentrant=False) for part, wanted in pairs])  # type: ignore[misc]
+
+
 def chunked_cross_entropy(
     logits: Callable[[Tensor], Tensor],
     x: Tensor,

@@ -1,4 +1,4 @@
-"""The child process that renders one chat template: JSON on stdin, JSON on stdout.
+"""The child process that renders one chat template, once or many times: JSON on stdin, JSON on stdout.
 
 A template is untrusted code. Jinja's immutable sandbox blocks internal attributes and changes to the variables, but not endless
 loops or endless output. So the template runs in a process of its own, which limits its CPU time, memory and output before it
@@ -15,6 +15,7 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -34,19 +35,22 @@ class Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def render(template: str, given: dict[str, Any], longest: int) -> str:
-    """Return the rendered template; more than `longest` characters are an error."""
+def render(template: str, given: Sequence[dict[str, Any]], longest: int) -> list[str]:
+    """Return the template rendered with each of the variables; more than `longest` characters are an error."""
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     sandbox.filters["tojson"] = _to_json
     sandbox.globals["raise_exception"] = _refuse
     sandbox.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    pieces, length = [], 0
-    for piece in sandbox.from_string(template).generate(**given):
-        length += len(piece)
-        if length > longest:
-            raise TemplateError(f"it writes more than {longest:,} characters")
-        pieces.append(piece)
-    return "".join(pieces)
+    parsed, texts = sandbox.from_string(template), list[str]()
+    for variables in given:
+        pieces, length = [], 0
+        for piece in parsed.generate(**variables):
+            length += len(piece)
+            if length > longest:
+                raise TemplateError(f"it writes more than {longest:,} characters")
+            pieces.append(piece)
+        texts.append("".join(pieces))
+    return texts
 
 
 def _to_json(
@@ -70,7 +74,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
     request = json.load(sys.stdin)
     try:
-        result = {"text": render(request["template"], request["given"], request["longest"])}
+        result = {"texts": render(request["template"], request["given"], request["longest"])}
     except MemoryError:
         result = {"error": f"it takes more than {memory >> 20} MB of memory"}
     except RecursionError:

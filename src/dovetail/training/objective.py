@@ -16,25 +16,52 @@ from __future__ import annotations
 import dataclasses as dc
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.fold import over_vocab
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.random import draw, streams, words
+from dovetail.core.suggest import names_or_nearest
 from dovetail.datasets.corpus import Batch
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import MASK, Tokenizer
 
+if TYPE_CHECKING:
+    from dovetail.generation import Vocabulary
+    from dovetail.training.ranks import Ranks
+    from dovetail.training.source import Note, Shape, Source
+    from dovetail.transformer import Transformer
+
 STREAMS = ("masked tokens", "random tokens")
 LARGEST = 700.0  # nats whose exponential is finite
-Reads = Literal["text", "labels", "pairs"]
+Reads = Literal["text", "labels", "pairs", "chats"]
+
+
+class TuningData(NamedTuple):
+    """What decides how tuning rows are read, beside their file: the tokenizer and chat template of a model, and settings."""
+
+    vocabulary: Vocabulary
+    origin: str  # the model directory
+    options: Mapping[str, Any]
+
+
+class Setup(NamedTuple):
+    """A run before its first step."""
+
+    model: Transformer  # with its initial weights
+    place: Path | None  # the run directory
+    ranks: Ranks
+    computing: Callable[[], AbstractContextManager[Any]]  # the context in which the model runs in the run's precision
+    load: Callable[[str | Path], Transformer]  # the model of a directory
 
 
 class Objective(ABC):
@@ -47,6 +74,8 @@ class Objective(ABC):
         False  # whether the model learns to continue a prompt: every token is predicted from those before
     )
     packs: ClassVar[bool] = True  # whether a row may hold several documents
+    fresh: ClassVar[str | None] = None  # the part that replaces one of the initial weights, and is initialized anew
+    settings: ClassVar[tuple[str, ...]] = ()  # of how its data is read; its fields are the settings of the loss
     by_row: ClassVar[bool] = True  # whether the loss of a batch is the sum over its rows: pieces of a batch, and ranks, add up
 
     @abstractmethod
@@ -70,6 +99,31 @@ class Objective(ABC):
     def of(cls, spec: Model, tokenizer: Tokenizer | None, length: int) -> Self:
         """Return the objective for a spec, its tokenizer and sequences of `length` tokens."""
         return cls()
+
+    @classmethod
+    def spec_for(cls, spec: Model) -> Model:
+        """The spec that is trained, from that of the initial weights: a reward model has another head."""
+        return spec
+
+    @classmethod
+    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+        """Read a file of tuning rows, for objectives that read `chats`."""
+        raise NotImplementedError
+
+    def configured(self, options: Mapping[str, Any]) -> Self:
+        """The objective with settings by name; raise UsageError for one that it does not have."""
+        fields = [field.name for field in dc.fields(self) if field.init] if dc.is_dataclass(self) else []
+        for name in options:
+            if name not in (*fields, *self.settings):
+                known = names_or_nearest(name, [*fields, *self.settings], "settings")
+                raise UsageError(f"--{name.replace('_', '-')}: {self.name} has no such setting; {known}")
+        own = {name: value for name, value in options.items() if name in fields}
+        return dc.replace(cast(Any, self), **own) if own else self
+
+    def prepare(self, source: Source, setup: Setup) -> tuple[Self, Source]:
+        """What is done once before the first step, with the model as it starts: a resumed run does it, too, before its
+        checkpoint is restored. Return the objective and the source to train with."""
+        return self, source
 
     @classmethod
     def special(cls, length: int) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dovetail.core.errors import FileError, SpecError
@@ -25,12 +24,11 @@ from dovetail.datasets.order import Permutation
 from dovetail.datasets.rows import held_out_rows, read_labeled_images, read_labeled_texts, read_pairs
 from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.training.source import ROWS_NAMED, Note, Shape, Source, TokenizerKind, tokenizer_for
+from dovetail.training.source import ROWS_NAMED, HeldOut, Note, Rows, Shape, Source, Table, TokenizerKind, tokenizer_for
 
 FRACTION = 0.1  # of the rows are held out
 EVAL_ROWS = 2048  # held-out rows, at an eval
 IMAGES = ".npz"  # the suffix of labeled images; any other file of labels is JSON Lines
-Rows = NDArray[np.int64]
 Make = Callable[[Rows], Batch]  # rows of the file -> their batch
 
 
@@ -51,7 +49,7 @@ def from_labels(path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape:
     def make(rows: Rows) -> Batch:
         return Batch(texts.tokens[rows], labels[rows], texts.layout(rows))
 
-    found = _source(path, make, train, held_out, shape, tokenizer, {"labels": str(path), **settings}, data.sha256)
+    found = row_source(path, make, train, held_out, shape, tokenizer, {"labels": str(path), **settings}, data.sha256)
     return found._replace(classes=data.classes)
 
 
@@ -69,7 +67,7 @@ def from_pairs(path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: 
         return Batch(first.tokens[rows], none, first.layout(rows), second.tokens[rows], after)
 
     whole = held_out[: max(len(held_out) // shape.batch * shape.batch, min(len(held_out), shape.batch))]  # equal candidates
-    return _source(path, make, train, whole, shape, tokenizer, {"pairs": str(path), **settings}, data.sha256)
+    return row_source(path, make, train, whole, shape, tokenizer, {"pairs": str(path), **settings}, data.sha256)
 
 
 def _from_images(path: Path, spec: Model, shape: Shape) -> Source:
@@ -86,7 +84,7 @@ def _from_images(path: Path, spec: Model, shape: Shape) -> Source:
     def make(rows: Rows) -> Batch:
         return Batch(images[rows], labels[rows], TokenLayout.whole(len(rows), spec.embed.tokens() or 1))
 
-    return _source(path, make, train, held_out, shape, None, {"labels": str(path)}, data.sha256)
+    return row_source(path, make, train, held_out, shape, None, {"labels": str(path)}, data.sha256)
 
 
 class _Texts:
@@ -110,7 +108,7 @@ def _check_classes(spec: Model, count: int, path: Path) -> None:
         raise SpecError("head.classes", f"{classes}; {path} has {count}", f"--set head.classes={count}")
 
 
-def _source(
+def row_source(
     path: Path,
     make: Make,
     train: Rows,
@@ -119,7 +117,11 @@ def _source(
     tokenizer: Tokenizer | None,
     settings: Mapping[str, object],
     sha256: str,
+    names: Sequence[str] | None = None,
 ) -> Source:
+    """Return the source of rows: batches of `train` in the order of epochs, and of `held_out`. `names` are those of the rows in
+    messages, by default their numbers."""
+    table = Table(make, len(train) + len(held_out))
     if len(train) < shape.batch:
         count = len(train) + len(held_out)
         raise FileError(f"{path}: {count} rows, {len(held_out)} of them held out, are too few for a batch of {shape.batch}")
@@ -131,14 +133,18 @@ def _source(
         return train[Permutation(len(train), f"rows {shape.seed} {epoch}")(numbers)]
 
     def batch(step: int) -> Batch:
-        whole = make(rows_of(step))
+        whole = table(rows_of(step))
         return whole if shape.ranks == 1 else whole.some_rows(shape.rows())
 
     def where(step: int) -> str:
         rows = rows_of(step).tolist()
         more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
+        if names is not None:
+            return f"of {', '.join(names[row] for row in rows[:ROWS_NAMED])}{more}"
         return f"of rows {', '.join(map(str, rows[:ROWS_NAMED]))}{more} of {path}, counted from 0"
 
     chosen = held_out[:: -(-len(held_out) // EVAL_ROWS)]
-    batches = [make(chosen[start : start + shape.batch]) for start in range(0, len(chosen), shape.batch)]
-    return Source(batch, batches, tokenizer, str(path), settings, sha256, len(train), len(held_out), where, unit="rows")
+    counts = (len(train), len(held_out))
+    held_out_batches = HeldOut(table, chosen, shape.batch)
+    rows = {"unit": "rows", "epoch": per_epoch, "table": table}
+    return Source(batch, held_out_batches, tokenizer, str(path), settings, sha256, *counts, where, **rows)

@@ -1,4 +1,5 @@
-"""Source: what a run trains on, from a text file or from token shards; training/rows.py has labeled rows and pairs.
+"""Source: what a run trains on, from a text file or from token shards; training/rows.py has labeled rows and pairs,
+training/tuning.py chats, completions and preferences.
 
     text       a tokenizer of the spec's vocabulary size is trained on it; the last 5 % of its tokens are held out
     shards     directories of `dovetail data build`, each with a weight; their tokenizer; documents that were held out
@@ -9,11 +10,16 @@ of ranks.
 
 from __future__ import annotations
 
+import dataclasses as dc
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from dovetail.core.errors import FileError, SpecError
 from dovetail.datasets.bits import bits_per_byte
@@ -46,11 +52,43 @@ class Shape(NamedTuple):
         return rows_of_rank(self.batch, self.rank, self.ranks)
 
 
+Rows = NDArray[np.int64]  # numbers of rows
+
+
+@dc.dataclass
+class Table:
+    """The rows of a file, and values (count, …) that are added to each, by name: a batch has those of its rows as `extra`."""
+
+    make: Callable[[Rows], Batch]  # without what is added
+    count: int
+    columns: dict[str, Tensor] = dc.field(default_factory=dict)
+
+    def __call__(self, rows: Rows) -> Batch:
+        """The batch of some rows."""
+        batch = self.make(rows)
+        return dc.replace(batch, extra={**batch.extra, **{name: values[rows] for name, values in self.columns.items()}})
+
+
+class HeldOut(Sequence[Batch]):
+    """Batches of held-out rows, made when they are read: what is added to the rows later is in them."""
+
+    def __init__(self, table: Callable[[Rows], Batch], rows: Rows, batch: int) -> None:
+        self.table, self.rows, self.batch = table, rows, batch
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.batch)
+
+    def __getitem__(self, i: Any) -> Any:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        return self.table(self.rows[i * self.batch : (i + 1) * self.batch])
+
+
 class Source(NamedTuple):
     """Batches, held-out batches, and the tokenizer that made them."""
 
     batch: Callable[[int], Batch]  # of a step: this rank's rows
-    held_out: list[Batch]
+    held_out: Sequence[Batch]
     tokenizer: Tokenizer | None  # None for images
     name: str  # the files, or the directories
     settings: Mapping[str, Any]  # under the names of flags
@@ -61,6 +99,9 @@ class Source(NamedTuple):
     held_out_bytes: int = 0
     unit: str = "tokens"  # what the two are counted in
     classes: Sequence[str] = ()  # the labels, where they are words
+    epoch: int | None = None  # steps after which every row was trained on once, where rows are taken in turn
+    table: Table | None = None  # the rows themselves, where they are
+    files: Mapping[str, str] = {}  # to write beside the weights, by name: the chat template that the rows were rendered by
 
     def bits_per_byte(self, loss: float) -> float:
         """The held-out loss, in nats per token, as bits per byte of text."""

@@ -206,6 +206,12 @@ def _pipeline(model: ModelModule, objective: Objective, plan: Plan, ranks: Ranks
     return _Staged(objective, Pipeline(model, ranks.stages))
 
 
+def computing_in(model: ModelModule, precision: Precision, ranks: Ranks) -> AbstractContextManager[Any]:
+    """The context in which a model that is not yet trained runs in a precision; FSDP has its own copies."""
+    dtype = DTYPES[precision]
+    return nullcontext() if dtype is None or ranks.count > 1 else Copies(model, dtype)
+
+
 class _exchanged(AbstractContextManager[None]):
     """Exchanges the values of a model's weights and another set of tensors, and back."""
 

@@ -3,6 +3,7 @@
 --text, --data     next_token (causal), masked_tokens (bidirectional), span_corruption or denoising (encoder–decoders)
 --labels           classification, of text or of images
 --pairs            contrastive
+chats              sft, and the other methods of `dovetail tune`; one is always named
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.contrastive import Contrastive
 from dovetail.training.denoising import Denoising, SpanCorruption
-from dovetail.training.objective import Classify, MaskedTokens, NextToken, Objective, Reads, check_reads_text
+from dovetail.training.objective import Classify, MaskedTokens, NextToken, Objective, Reads, TuningData, check_reads_text
 from dovetail.training.rows import from_labels, from_pairs
 from dovetail.training.source import Note, Shape, Source, TokenizerKind, from_shards, from_text
+from dovetail.training.tuning import Sft
 
-READS: dict[str, Reads] = {"text": "text", "data": "text", "labels": "labels", "pairs": "pairs"}  # by flag
+# by flag
+READS: dict[str, Reads] = {"text": "text", "data": "text", "labels": "labels", "pairs": "pairs", "chats": "chats"}
 # of those that fit a spec and its data, the first is the default
 OBJECTIVES: dict[str, type[Objective]] = {
     kind.name: kind for kind in (NextToken, MaskedTokens, SpanCorruption, Denoising, Classify, Contrastive)
 }
+TUNING: dict[str, type[Objective]] = {kind.name: kind for kind in (Sft,)}
 
 
 def objective_kind(spec: Model, reads: Reads, name: str | None = None) -> type[Objective]:
@@ -37,6 +41,8 @@ def objective_kind(spec: Model, reads: Reads, name: str | None = None) -> type[O
         return _named(spec, reads, name)
     if reads == "text":
         check_reads_text(spec)  # its reasons hold for every objective of text
+    if reads == "chats":
+        raise UsageError(f"--objective: name the one to tune by: {', '.join(TUNING)}")
     errors = list[SpecError]()
     for kind in OBJECTIVES.values():
         if kind.reads == reads:
@@ -49,9 +55,10 @@ def objective_kind(spec: Model, reads: Reads, name: str | None = None) -> type[O
 
 
 def _named(spec: Model, reads: Reads, name: str) -> type[Objective]:
-    if name not in OBJECTIVES:
-        raise UsageError(f"--objective: unknown objective {name!r}; {names_or_nearest(name, OBJECTIVES, 'objectives')}")
-    kind = OBJECTIVES[name]
+    known = TUNING if reads == "chats" else OBJECTIVES
+    if name not in {**OBJECTIVES, **TUNING}:
+        raise UsageError(f"--objective: unknown objective {name!r}; {names_or_nearest(name, known, 'objectives')}")
+    kind = {**OBJECTIVES, **TUNING}[name]
     if kind.reads != reads:
         raise UsageError(f"--objective: {name} is trained on {kind.reads}, not on {reads}; give --{kind.reads}")
     kind.check(spec)
@@ -75,8 +82,14 @@ def read_source(
     shape: Shape,
     note: Note,
     given: Mapping[str, Any],
+    tuning: TuningData | None = None,
 ) -> Source:
-    """Read the data that was given, for an objective. The tokenizer is of a kind to train, or that of initial weights."""
+    """Read the data that was given, for an objective. The tokenizer is of a kind to train, or that of initial weights, with
+    which `tuning` has the chat template and settings of tuning rows."""
+    if chats := given.get("chats"):
+        if tuning is None:
+            raise UsageError(f"--from: {kind.name} tunes a model; give its directory")
+        return kind.read(Path(chats), spec, shape, note, tuning)
     if places := given["data"]:
         return from_shards(places, spec, shape, masks=kind.packs, special=kind.special(shape.length))
     if labels := given["labels"]:

@@ -1,0 +1,92 @@
+"""The rows of a tuning file as the model reads them: every token, and which of them it learns."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import itertools
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from dovetail.api.result import Result
+from dovetail.datasets.chats import read_rows
+from dovetail.io.untrusted import Directory
+from dovetail.look.console import unwrapped
+from dovetail.port.vocabulary import read_vocabulary
+from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.turns import Encoded
+from dovetail.training.tuning import turn_encoder
+
+NAMES = {1: ("",), 2: ("chosen", "rejected")}  # of the examples of a row
+LEARNED, MASKED = "bold green", "dim"
+
+
+@dc.dataclass(frozen=True, repr=False)
+class ShownRow:
+    """A row: its place in the file, and the token ids of its examples with those that are learned."""
+
+    where: str
+    examples: tuple[Encoded, ...]
+
+
+@dc.dataclass(frozen=True, repr=False)
+class TuningRows(Result):
+    """The first rows of a tuning file, and the counts of all of them."""
+
+    path: Path
+    tokenizer: Tokenizer
+    rows: int
+    tokens: int
+    learned: int
+    longest: int  # tokens of an example
+    shown: tuple[ShownRow, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [
+            {
+                "where": row.where,
+                "examples": [{"tokens": one.ids.tolist(), "learned": one.answer.tolist()} for one in row.examples],
+            }
+            for row in self.shown
+        ]
+        counts = {"rows": self.rows, "tokens": self.tokens, "learned_tokens": self.learned, "longest": self.longest}
+        return {"path": str(self.path), **counts, "shown": rows}
+
+    def view(self, width: int) -> RenderableType:
+        lines: list[RenderableType] = []
+        for row in self.shown:
+            for name, one in zip(NAMES[len(row.examples)], row.examples, strict=True):
+                lines += [unwrapped(f"{row.where} {name}".rstrip()), self._colored(one), Text()]
+        share = self.learned / max(self.tokens, 1)
+        counts = f"{self.rows:,} rows, {self.tokens:,} tokens, {self.learned:,} of them learned ({share:.1%})"
+        legend = Text.assemble(("⟦learned⟧", LEARNED), " ", ("not learned", MASKED))
+        return Group(*lines, unwrapped(f"{self.path}: {counts}; the longest example has {self.longest:,} tokens"), legend)
+
+    def _colored(self, one: Encoded) -> Text:
+        """The tokens of an example; answers stand in brackets, too, for those who see no color."""
+        text = Text()
+        for learned, run in itertools.groupby(zip(one.ids.tolist(), one.answer.tolist(), strict=True), lambda pair: pair[1]):
+            labels = "".join(self.tokenizer.label(token) for token, _ in run)
+            text.append(f"⟦{labels}⟧" if learned else labels, LEARNED if learned else MASKED)
+        return text
+
+
+def show_rows(path: Path, model: str | Path, template: str | None, count: int) -> TuningRows:
+    """Encode a tuning file by a model's tokenizer and chat template."""
+    where = Directory(model)
+    encoder = turn_encoder(read_vocabulary(where), template, str(where.place))
+    rows, _ = read_rows(path)
+    encoded = encoder.encode([(row.where, one) for row in rows for one in row.examples])
+    taken = iter(encoded)
+    groups = [ShownRow(row.where, tuple(itertools.islice(taken, len(row.examples)))) for row in rows]
+    return TuningRows(
+        path,
+        encoder.tokenizer,
+        len(rows),
+        sum(len(one.ids) for one in encoded),
+        sum(int(one.answer.sum()) for one in encoded),
+        max(len(one.ids) for one in encoded),
+        tuple(groups[:count]),
+    )
