@@ -1,4 +1,4 @@
-"""POST JSON to a server that is not trusted: one connection, one deadline, a bounded answer, no redirect.
+"""Ask a server that is not trusted, in JSON: one connection, one deadline, a bounded answer, no redirect.
 
 http.client sets a timeout per read, so a server that sends one byte per second could hold a client for hours. A timer closes
 the socket at the deadline, whatever the connection waits for.
@@ -11,23 +11,74 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from dovetail.core.errors import FileError
+from dovetail.core.errors import FileError, UsageError
 from dovetail.core.limits import ANSWER_BYTES, ANSWER_SECONDS
 from dovetail.core.printable import printable
 
 CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 
 
-class Refused(FileError):
+class BadStatus(FileError):
+    """The server answers with another status than 200."""
+
+    def __init__(self, message: str, status: int) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class Refused(BadStatus):
     """The server does not accept the request (400 or 422)."""
 
 
-def post_json(url: str, path: str, body: Mapping[str, Any], *, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+def post_json(
+    url: str, path: str, body: Mapping[str, Any], *, seconds: float = ANSWER_SECONDS, key: str | None = None
+) -> dict[str, Any]:
     """The JSON object that a server answers to `POST {url}{path}`."""
+    return _json(url, path, body, seconds, key)
+
+
+def get_json(url: str, path: str, *, seconds: float = ANSWER_SECONDS, key: str | None = None) -> dict[str, Any]:
+    """The JSON object that a server answers to `GET {url}{path}`."""
+    return _json(url, path, None, seconds, key)
+
+
+def post_stream(
+    url: str, path: str, body: Mapping[str, Any], *, seconds: float = ANSWER_SECONDS, key: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events, up to `[DONE]`. Closing the iterator closes the connection."""
+    with exchange(url, path, body, seconds=seconds, key=key) as (where, response):
+        if response.status != 200:
+            _check_status(where, response, response.read(ANSWER_BYTES + 1))
+        total = 0
+        while line := response.readline(ANSWER_BYTES + 1):
+            total += len(line)
+            if total > ANSWER_BYTES:
+                raise FileError(f"{where}: the answer is longer than {ANSWER_BYTES:,} bytes")
+            event = line.strip()
+            if event == b"data: [DONE]":
+                return
+            if event.startswith(b"data:"):
+                yield _parsed(where, event.removeprefix(b"data:"))
+
+
+def _json(url: str, path: str, body: Mapping[str, Any] | None, seconds: float, key: str | None) -> dict[str, Any]:
+    with exchange(url, path, body, seconds=seconds, key=key) as (where, response):
+        text = response.read(ANSWER_BYTES + 1)
+    _check_status(where, response, text)
+    if len(text) > ANSWER_BYTES:
+        raise FileError(f"{where}: the answer is longer than {ANSWER_BYTES:,} bytes")
+    return _parsed(where, text)
+
+
+@contextlib.contextmanager
+def exchange(
+    url: str, path: str, body: Mapping[str, Any] | None = None, *, seconds: float = ANSWER_SECONDS, key: str | None = None
+) -> Iterator[tuple[str, http.client.HTTPResponse]]:
+    """Yield the printable address and the response to one request, GET without a body; the deadline covers the whole block."""
     address = url.rstrip("/") + path
     try:
         parts = urlsplit(address)
@@ -37,6 +88,11 @@ def post_json(url: str, path: str, body: Mapping[str, Any], *, seconds: float = 
     if parts.scheme not in CONNECTIONS or not host:
         raise FileError(f"{printable(url)}: only http:// and https:// addresses of a host are asked")
     where = printable(address)
+    headers = {"Content-Type": "application/json"}
+    if key is not None:
+        if not (key.isascii() and key.isprintable()):  # http.client would quote the key in its error
+            raise UsageError("--key: holds characters that no HTTP header has; give it without line ends")
+        headers["Authorization"] = f"Bearer {key}"
     try:
         connection = CONNECTIONS[parts.scheme](host, port, timeout=seconds)
     except (http.client.HTTPException, ValueError) as error:
@@ -49,9 +105,8 @@ def post_json(url: str, path: str, body: Mapping[str, Any], *, seconds: float = 
         connection.connect()
         sockets.append(connection.sock)  # the connection forgets it as soon as an answer that ends with the socket begins
         target = parts.path + (f"?{parts.query}" if parts.query else "")
-        connection.request("POST", target, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        text = response.read(ANSWER_BYTES + 1)
+        connection.request(*(("GET", target) if body is None else ("POST", target, json.dumps(body).encode())), headers=headers)
+        yield where, connection.getresponse()
     except (OSError, http.client.HTTPException, ValueError) as error:
         if late.is_set():
             raise FileError(f"{where}: gave no whole answer within {seconds:g} seconds") from error
@@ -61,7 +116,6 @@ def post_json(url: str, path: str, body: Mapping[str, Any], *, seconds: float = 
         connection.close()
     if late.is_set():
         raise FileError(f"{where}: gave no whole answer within {seconds:g} seconds")
-    return _parsed(where, response.status, response.getheader("Location", ""), text)
 
 
 def _close(sockets: list[socket.socket], late: threading.Event) -> None:
@@ -72,14 +126,17 @@ def _close(sockets: list[socket.socket], late: threading.Event) -> None:
             one.shutdown(socket.SHUT_RDWR)
 
 
-def _parsed(where: str, status: int, location: str, text: bytes) -> dict[str, Any]:
+def _check_status(where: str, response: http.client.HTTPResponse, text: bytes) -> None:
+    status = response.status
     if 300 <= status < 400:
-        raise FileError(f"{where}: redirects to {printable(location)}, which is not followed; give that address instead")
+        location = printable(response.getheader("Location", ""))
+        raise FileError(f"{where}: redirects to {location}, which is not followed; give that address instead")
     if status != 200:
-        refusal = Refused if status in (400, 422) else FileError
-        raise refusal(f"{where}: answered {status}: {printable(text[:400].decode(errors='replace'))}")
-    if len(text) > ANSWER_BYTES:
-        raise FileError(f"{where}: the answer is longer than {ANSWER_BYTES:,} bytes")
+        refusal = Refused if status in (400, 422) else BadStatus
+        raise refusal(f"{where}: answered {status}: {printable(text[:400].decode(errors='replace'))}", status)
+
+
+def _parsed(where: str, text: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,0 +1,1 @@
+"""Laws on a running OpenAI-compatible server, by its URL alone."""
