@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Sequence
+from itertools import pairwise
 from math import log
 
 import torch
@@ -157,7 +158,7 @@ def components(search: Search, one: Explanation) -> tuple[Tensor, list[Component
     steps = [Explanation(search.own), Explanation(search.own, one.alignment), dc.replace(one, settings=RAW)]
     steps += [dc.replace(one, settings=Settings(temperature=one.settings.temperature)), one]
     values = [search.predicted(steps[0])[valid], *(search.predicted(step) for step in steps[1:])]
-    shift, source, temperature, truncation = (after - before for before, after in zip(values, values[1:], strict=False))
+    shift, source, temperature, truncation = (after - before for before, after in pairwise(values))
     found = []
     if one.alignment != RIGHT:
         found.append(Component("shift", SHIFTED[one.alignment], _shift_formula(one.alignment), shift))

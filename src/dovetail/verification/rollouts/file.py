@@ -108,7 +108,8 @@ def _ours(data: Mapping[str, Any], number: int, where: str) -> Rollout:
     for name in data:
         if name in (*OURS, *OPTIONAL) or name.startswith("_"):
             continue
-        raise FileError(f"{where}: {printable(name)!r} is no key of a rollout; {names_or_nearest(name, (*OURS, *OPTIONAL), 'keys')}")
+        nearest = names_or_nearest(name, (*OURS, *OPTIONAL), "keys")
+        raise FileError(f"{where}: {printable(name)!r} is no key of a rollout; {nearest}")
     prompt, completion = _ids(data, "prompt_ids", where), _ids(data, "completion_ids", where)
     logprobs = _logprobs(data, "logprobs", len(completion), where)
     mask = _mask(data, "mask", len(completion), where)
