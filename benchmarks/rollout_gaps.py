@@ -20,6 +20,7 @@ from torch import Tensor
 from dovetail.construction import build, generator
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
+from dovetail.core.linear import Linear
 from dovetail.decoding import Decoder
 from dovetail.generation import Sampling, sample_token
 from dovetail.io.spec import from_yaml
@@ -56,6 +57,7 @@ head: {tied: true}
 }
 ENTROPY = 3.0  # nats per token that the logits of a model are scaled to
 PROMPT, ROWS, LENGTH = 6, 12, 48
+RATE = 1e-4  # of Adam: a few steps move log-probs by some hundredths, as steps of reinforcement learning do
 
 
 @torch.no_grad()
@@ -67,7 +69,7 @@ def made_model(family: str, seed: int) -> ModelModule:
         noise = torch.randn(weight.shape, generator=generator(seed, f"far {path}"))
         weight.copy_(weight + 0.3 * noise if weight.dim() == 1 else 0.25 * noise)
     ids = torch.randint(spec.vocab, (4, 32), generator=generator(seed, "entropy"))
-    gain = model.norm.get_parameter("weight")
+    gain = next(model.norm.parameters())
     offset = 1.0 if spec.norm is not None and getattr(spec.norm, "plus_one", False) else 0.0
     for _ in range(12):
         logits = model(ids, Ctx(layout=TokenLayout.whole(4, 32)))
@@ -76,6 +78,21 @@ def made_model(family: str, seed: int) -> ModelModule:
         if abs(entropy - ENTROPY) < 0.3:
             break
     return model.eval()
+
+
+def other_kernels(model: ModelModule, seed: int) -> ModelModule:
+    """A copy whose matmuls round as another engine's may: each output is off by up to half a unit in the last place before it
+    is rounded. Our own cached decoding gives the bits of the whole pass too often to stand for another engine."""
+    noisy, draw = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+
+    def hook(module: Any, inputs: Any, out: Tensor) -> Tensor:
+        eps = torch.finfo(out.dtype).eps
+        return (out.double() * (1 + eps * (torch.rand(out.shape, generator=draw) - 0.5))).to(out.dtype)
+
+    for module in noisy.modules():
+        if isinstance(module, Linear):
+            module.register_forward_hook(hook)
+    return noisy
 
 
 @dc.dataclass(frozen=True)
@@ -139,7 +156,7 @@ def trained(model: ModelModule, lines: Sequence[dict[str, Any]], steps: int, see
     """A copy after some steps of REINFORCE on the rollouts, with random advantages."""
     newer, draw = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     ids = torch.tensor([line["prompt_ids"] + line["completion_ids"] for line in lines])
-    optimizer = torch.optim.Adam(newer.requires_grad_(True).parameters(), 1e-3)
+    optimizer = torch.optim.Adam(newer.requires_grad_(True).parameters(), RATE)
     for _ in range(steps):
         advantages = torch.randn(len(ids), 1, generator=draw)
         logits = newer(ids[:, :-1], Ctx(layout=TokenLayout.whole(len(ids), ids.shape[1] - 1)))
@@ -215,7 +232,7 @@ class Maker:
     def settings(self, kind: str, family: str, i: int, how: Truncation, *, narrow: bool, recorded: bool) -> Gap:
         """A sampler with settings; in bfloat16 where `narrow`."""
         model = self.model(family, i % 2)
-        sampler = in_dtype(copy.deepcopy(model), torch.bfloat16) if narrow else model
+        sampler = other_kernels(in_dtype(copy.deepcopy(model), torch.bfloat16) if narrow else model, i)
         lines = self.sample(sampler, how, i)
         if recorded:
             lines = [{**line, **how.recorded()} for line in lines]
@@ -227,13 +244,13 @@ class Maker:
         """Cached decoding in a batch against a whole pass, in one dtype."""
         model = self.model(family, i % 2)
         model = model if dtype == torch.float32 else in_dtype(copy.deepcopy(model), dtype)
-        lines = self.sample(model, Truncation(), i)
+        lines = self.sample(other_kernels(model, i), Truncation(), i)
         return Gap("batch shape", family, model, lines, (), ("batch shape",), "", str(dtype))
 
     def bfloat16(self, family: str, i: int) -> Gap:
         """A sampler in bfloat16, a trainer in float32."""
         model = self.model(family, i % 2)
-        lines = self.sample(in_dtype(copy.deepcopy(model), torch.bfloat16), Truncation(), i)
+        lines = self.sample(other_kernels(in_dtype(copy.deepcopy(model), torch.bfloat16), i), Truncation(), i)
         return Gap("bf16", family, model, lines, (), ("dtype",), "", "")
 
     def stale(self, family: str, i: int, steps: int, how: str) -> Gap:
@@ -261,43 +278,47 @@ class Maker:
     def base(self, family: str, i: int, base: float) -> Gap:
         """A sampler with another rope base."""
         model = self.model(family, i % 2)
-        lines = self.sample(with_base(model, base), Truncation(), i)
+        lines = self.sample(other_kernels(with_base(model, base), i), Truncation(), i)
         return Gap("rope base", family, model, lines, (), ("structure",), "base", f"{base:g}")
 
 
-def all_gaps(maker: Maker, seed: int = 0) -> list[Callable[[], Gap]]:
-    """One hundred gaps of nine kinds, each made when it is called."""
+def all_gaps(maker: Maker, seed: int = 0) -> list[tuple[str, Callable[[], Gap]]]:
+    """One hundred gaps of nine kinds, each made when its function is called."""
     draw, names = random.Random(seed), list(FAMILIES)
-    made: list[Callable[[], Gap]] = []
+    made: list[tuple[str, Callable[[], Gap]]] = []
 
-    def add(make: Callable[[str, int], Gap], i: int) -> None:
+    def add(kind: str, make: Callable[[str, int], Gap], i: int) -> None:
         family = names[i % len(names)]
-        made.append(lambda: make(family, i))
+        made.append((kind, lambda: make(family, i)))
+
+    def with_settings(kind: str, i: int, how: Truncation) -> None:
+        narrow, recorded = i // 3 % 3 == 2, i % 4 == 0
+        add(kind, lambda f, i: maker.settings(kind, f, i, how, narrow=narrow, recorded=recorded), i)
 
     for i in range(12):
         how = Truncation(temperature=round(draw.choice((draw.uniform(0.5, 0.9), draw.uniform(1.1, 1.6))), 2))
-        add(lambda f, i, how=how: maker.settings("temperature", f, i, how, narrow=i % 3 == 1, recorded=i % 4 == 0), i)
+        with_settings("temperature", i, how)
     for i in range(12):
         how = Truncation(top_p=round(draw.uniform(0.6, 0.97), 2))
-        add(lambda f, i, how=how: maker.settings("top_p", f, i, how, narrow=i % 3 == 2, recorded=i % 4 == 0), i)
+        with_settings("top_p", i, how)
     for i in range(12):
         how = Truncation(top_k=draw.randint(4, 40))
-        add(lambda f, i, how=how: maker.settings("top_k", f, i, how, narrow=i % 3 == 2, recorded=i % 4 == 0), i)
+        with_settings("top_k", i, how)
     for i in range(12):
         how = Truncation(min_p=round(draw.uniform(0.01, 0.2), 3))
-        add(lambda f, i, how=how: maker.settings("min_p", f, i, how, narrow=i % 3 == 2, recorded=i % 4 == 0), i)
+        with_settings("min_p", i, how)
     for i in range(10):
-        add(lambda f, i: maker.batch(f, i, torch.float32 if i % 2 else torch.bfloat16), i)
+        add("batch shape", lambda f, i: maker.batch(f, i, torch.float32 if i % 2 else torch.bfloat16), i)
     for i in range(10):
-        add(lambda f, i: maker.bfloat16(f, i), i)
+        add("bf16", lambda f, i: maker.bfloat16(f, i), i)
     for i in range(12):
         how = ("older", "versions", "neither")[i // 3 % 3]
         steps = draw.randint(2, 12)
-        add(lambda f, i, how=how, steps=steps: maker.stale(f, i, steps, how), i)
+        add("stale", lambda f, i, how=how, steps=steps: maker.stale(f, i, steps, how), i)
     for i in range(10):
         how = ("next", "before", "echo")[i // 3 % 3]
-        add(lambda f, i, how=how: maker.shift(f, i, how), i)
+        add("shift", lambda f, i, how=how: maker.shift(f, i, how), i)
     for i in range(10):
         base = (5e5, 1e6, 1e5, round(10 ** draw.uniform(2.5, 6.0)))[i % 4]
-        add(lambda f, i, base=base: maker.base(f, i, float(base)), i)
+        add("rope base", lambda f, i, base=base: maker.base(f, i, float(base)), i)
     return made
