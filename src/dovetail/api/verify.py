@@ -13,15 +13,19 @@ from rich.console import RenderableType
 from dovetail.api.arguments import silent
 from dovetail.api.result import PageResult
 from dovetail.core.dtypes import dtype_of
-from dovetail.core.errors import FileError, SpecError
+from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from dovetail.verification import report, server
 from dovetail.verification.check import padding_token, verify as verify_sides
 from dovetail.verification.comparison import Status
 from dovetail.verification.lengths import LONGEST
-from dovetail.verification.opening import SideLike, local, pair
+from dovetail.verification.opening import EMITTED, SideLike, local, pair
 from dovetail.verification.prompt import ROWS, Prompt, prompt_of_ids, random_prompt
+from dovetail.verification.rollouts import report as rollout_report
+from dovetail.verification.rollouts.check import explain_rollouts
+from dovetail.verification.rollouts.file import read_rollouts
+from dovetail.verification.rollouts.verdict import RolloutStatus, RolloutVerdict
 from dovetail.verification.server import ServerVerdict, compare_server
 from dovetail.verification.sides import Side
 from dovetail.verification.verdict import Verdict
@@ -32,20 +36,21 @@ SERVER = ("http://", "https://")
 
 @dc.dataclass(frozen=True, repr=False)
 class Verification(PageResult):
-    """The verdict: `status` is equal, rounding, structural or non-finite."""
+    """The verdict: `status` is equal, rounding, structural or non-finite; of rollouts also sampling or stale."""
 
     rules: ClassVar[str] = report.RULES
-    verdict: Verdict | ServerVerdict
+    verdict: Verdict | ServerVerdict | RolloutVerdict
     every: bool = False  # whether the table has a line per tap in every layer
 
     @property
-    def status(self) -> Status:
+    def status(self) -> Status | RolloutStatus:
         """The verdict in one word."""
         return self.verdict.status
 
     @property
     def failed(self) -> bool:
-        """Whether the sides are two functions, or hold NaN or infinity."""
+        """Whether the sides are two functions, or hold NaN or infinity; of rollouts, whether the gap is more than settings,
+        older weights and rounding."""
         return self.verdict.failed
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,6 +58,8 @@ class Verification(PageResult):
 
     def view(self, width: int) -> RenderableType:
         verdict = self.verdict
+        if isinstance(verdict, RolloutVerdict):
+            return rollout_report.view(verdict)
         return server.view(verdict) if isinstance(verdict, ServerVerdict) else report.view(verdict, every=self.every)
 
     @property
@@ -61,13 +68,17 @@ class Verification(PageResult):
 
     def body(self) -> str:
         verdict = self.verdict
+        if isinstance(verdict, RolloutVerdict):
+            return rollout_report.body(verdict)
         return server.body(verdict) if isinstance(verdict, ServerVerdict) else report.body(verdict)
 
 
 def verify(
     a: SideLike,
-    b: SideLike,
+    b: SideLike | None = None,
     *,
+    rollouts: str | Path | None = None,
+    older: Sequence[SideLike] | SideLike = (),
     prompt: Sequence[str] | str = (),
     rows: int = ROWS,
     length: int | None = None,
@@ -90,12 +101,24 @@ def verify(
     of random tokens. `longest` bounds the long prompt, which passes every window; 0: none. `map` pairs modules by name:
     {"blocks.{}.attn.proj": "layers.{}.mixer.o"}. `model` is a server's name of its model, and `timeout` the seconds that one of
     its answers may take. `why` searches for the cause of a difference.
+
+    With `rollouts`, a file of what a sampler recorded, there is no second side: the gap between its log-probs and those of `a`
+    is explained; `older` are earlier checkpoints that may have sampled it.
     """
     report_step = progress or silent
     dtype = None if dtype is None else dtype_of(dtype)
     if isinstance(a, str) and a.startswith(SERVER):
         raise FileError(f"{a}: a server can be the second side only; the first must be run here")
-    pairs, texts, tokenizer = _pairs(map), (prompt,) if isinstance(prompt, str) else tuple(prompt), _tokenizer(a, b)
+    pairs = _pairs(map)
+    if rollouts is not None:
+        if b is not None:
+            raise UsageError("rollouts are compared with one model; give one side")
+        return _rollouts(a, rollouts, older, dtype, pairs, why, report_step)
+    if b is None:
+        raise UsageError("verify compares two sides; give a second one, or --rollouts FILE")
+    if older:
+        raise UsageError("--older names the weights that sampled rollouts; give --rollouts FILE, too")
+    texts, tokenizer = (prompt,) if isinstance(prompt, str) else tuple(prompt), _tokenizer(a, b)
     random = _RandomPrompt(rows, length, seed)
     report_step(f"reading {_label(a)} and {_label(b)}")
     if isinstance(b, str) and b.startswith(SERVER):
@@ -107,6 +130,27 @@ def verify(
     read = _prompt(texts, random, tokenizer, first, second)
     verdict = verify_sides(first, second, read, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step)
     return Verification(verdict, every)
+
+
+def _rollouts(
+    a: SideLike,
+    file: str | Path,
+    older: Sequence[SideLike] | SideLike,
+    dtype: torch.dtype | None,
+    pairs: Mapping[str, str],
+    why: bool,
+    progress: Callable[[str], None],
+) -> Verification:
+    """Explain the gap between the log-probs in a file and those of a side."""
+    if isinstance(a, str) and a.startswith(EMITTED):
+        raise UsageError(f"{a}: emitted files hold no weights; give the model directory")
+    progress(f"reading {file}")
+    rollouts = read_rollouts(file)
+    before = tuple(older) if isinstance(older, Sequence) and not isinstance(older, str) else (older,)
+    progress(f"reading {_label(a)}")
+    side, earlier = local(a, pairs), [local(one, pairs) for one in before]
+    verdict = explain_rollouts(side, str(file), rollouts, older=earlier, dtype=dtype, why=why, progress=progress)
+    return Verification(verdict)
 
 
 def _label(side: SideLike) -> str:

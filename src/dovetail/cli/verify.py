@@ -7,6 +7,10 @@ server's completions with log-probs). Both run the same prompts in their own dty
     dovetail verify my-model hf:my-model
     dovetail verify hf:original py:mine.py:load --map 'blocks.{}.attn.proj=layers.{}.mixer.o' --html report.html
     dovetail verify my-model http://localhost:8080/v1
+    dovetail verify my-model --rollouts rollouts.jsonl --older step-100
+
+--rollouts explains the gap between the log-probs that a sampler recorded and those of the model: temperature, truncation,
+rounding, older weights, a shift by one, another architecture, each with its share.
 
 Exit code 0: the same function. 1: two functions, or NaN or infinity. Other codes are errors, and there is no verdict.
 """
@@ -21,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from dovetail.cli.flags import Length, LoadFlags, OutFile, RunDtype, Seed, number
+from dovetail.cli.flags import InFile, Length, LoadFlags, OutFile, RunDtype, Seed, number
 from dovetail.cli.output import SafeConsole, print_json
 from dovetail.cli.shown import options, print_view, write_page
 from dovetail.core.limits import ANSWER_SECONDS
@@ -36,8 +40,13 @@ class Command(LoadFlags):
 
     a: tyro.conf.Positional[str]
     """A side: DIR, hf:DIR, py:FILE.py:FACTORY or emit:FILE.py."""
-    b: tyro.conf.Positional[str]
-    """Another, or http://HOST:PORT/v1."""
+    b: tyro.conf.Positional[str | None] = None
+    """Another, or http://HOST:PORT/v1; none with --rollouts."""
+    rollouts: InFile | None = None
+    """Explain the log-probs that a sampler recorded: JSON lines with prompt_ids, completion_ids and logprobs, or NeMo-RL's
+    train_data_stepN.jsonl."""
+    older: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """An earlier checkpoint that may have sampled the rollouts: DIR or hf:DIR; may be given many times."""
     prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A text that both sides read, by the tokenizer of the first directory that has one; may be given many times."""
     rows: int = 2

@@ -52,6 +52,13 @@ TEMPLATE_CHARACTERS = 10**6  # of output
 ANSWER_BYTES = MB
 ANSWER_SECONDS = 120.0  # of one answer, from the connection to its last byte
 
+# -- rollouts in JSON lines
+ROLLOUT_BYTES = GB  # of the file, which is read line by line
+ROLLOUT_LINE_BYTES = 16 * MB  # of one rollout
+ROLLOUT_LINES = 100_000
+ROLLOUT_TOKENS = 2**17  # of one rollout, the prompt included
+ROLLOUT_TOTAL = 2**23  # tokens of all rollouts
+
 # -- flags
 MAX_LENGTH = 2**24  # tokens of a sequence, in a forecast
 MAX_NEW_TOKENS = 10**6

@@ -31,6 +31,8 @@ BADGES = {
     "equal": "#1f7a3f",
     "reinterpreted": "#7d5800",
     "rounding": "#7d5800",
+    "sampling": "#7d5800",
+    "stale": "#7d5800",
     "changed": "#7d5800",
     "transformed": "#0a6676",
     "new": "#2456a6",
