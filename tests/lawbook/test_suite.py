@@ -5,7 +5,8 @@ import pytest
 from dovetail.io.spec import from_yaml, load_spec, to_yaml
 from dovetail.lawbook import suite
 from dovetail.lawbook.case import LAWS, Broken, Case, NotApplicable
-from dovetail.lawbook.suite import Outcome, Report, exceptions, try_law, try_spec
+from dovetail.lawbook.outcome import Outcome
+from dovetail.lawbook.suite import Report, exceptions, try_law, try_spec
 
 TINY = """
 width: 28

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses as dc
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,15 +14,16 @@ from rich.text import Text
 
 from dovetail.api.arguments import SpecLike, read_spec, silent
 from dovetail.api.result import Result
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.extensions import load_parts
 from dovetail.io.spec import Changes, to_yaml
 from dovetail.lawbook import mutate
 from dovetail.lawbook.case import LAWS, chosen
 from dovetail.lawbook.foreign.laws import FOREIGN, Found, law_names, laws_on
 from dovetail.lawbook.foreign.opening import opened
+from dovetail.lawbook.outcome import Outcome
 from dovetail.lawbook.seeded.run import run_seeded
-from dovetail.lawbook.suite import Outcome, run_suite, try_spec
+from dovetail.lawbook.suite import run_suite, try_spec
 from dovetail.look.console import plain_table
 
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
@@ -141,6 +143,7 @@ def laws(
     random: int | None = None,
     seed: int = 0,
     load: Sequence[str] = (),
+    record: str | Path | None = None,
     progress: Progress | None = None,
 ) -> LawsResult:
     """Check the laws, and return what failed.
@@ -148,25 +151,28 @@ def laws(
     With a spec (a preset, a path, YAML text or an object), the laws run on that model alone; `hf:DIR` and `py:FILE.py:FACTORY`
     name a model of another library, on which the laws run that need no declarations. Without one, they run on sampled specs
     that cover every pair of parts, or on a few (`quick`). `mutants` seeds each known bug instead and checks that a law fails;
-    with `random`, so many random mutations of the code. `load` are files or modules that register parts of your own.
+    with `random`, so many random mutations of the code. `load` are files or modules that register parts of your own. On
+    sampled specs, `record` is a file that outcomes are appended to: the same call continues a run that was killed.
     """
     load_parts(load)
     foreign = isinstance(spec, str) and spec.startswith(FOREIGN_PREFIXES)
     if (set or swap) and (spec is None or foreign or mutants):
         raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
     report = progress or silent
+    if record is not None and (spec is not None or mutants):
+        raise UsageError("--record: outcomes are recorded for all sampled specs; leave out the spec and --mutants")
     if mutants:
         data = mutate.run_random(random, seed, report) if random else run_seeded(report, quick)
         return SeededLaws(data, random is not None)
     if spec is None:
-        return _on_all(quick, seed, report)
+        return _on_all(quick, seed, report, record)
     if isinstance(spec, str) and foreign:
         return _on_foreign(spec, only, seed, as_is, report)
     return _on_spec(spec, set, swap, only, seed, report)
 
 
-def _on_all(quick: bool, seed: int, progress: Progress) -> SuiteLaws:
-    data = run_suite(quick, seed, progress).data()
+def _on_all(quick: bool, seed: int, progress: Progress, record: str | Path | None) -> SuiteLaws:
+    data = run_suite(quick, seed, progress, record=record).data()
     if quick:
         data.pop("pairs_covered")  # a few specs do not cover the pairs
     return SuiteLaws(data)

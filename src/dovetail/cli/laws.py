@@ -11,6 +11,7 @@ import contextlib
 import dataclasses as dc
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -46,6 +47,8 @@ class Command(LoadFlags):
     """With --mutants: this many random mutations of parts/ and ops/ instead."""
     seed: Seed = 0
     """The seed of sampled specs, weights and mutations."""
+    record: Path | None = None
+    """On sampled specs, append outcomes to this file; the same command continues a run that was killed."""
     json: bool = False
     """Print one JSON object."""
 

@@ -14,6 +14,7 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ from dovetail.lawbook import (
 from dovetail.lawbook.case import LAWS, Broken, Case, NotApplicable
 from dovetail.lawbook.cover import PairCover, quick_specs
 from dovetail.lawbook.oracle import ask_kinds, check_oracles
+from dovetail.lawbook.outcome import Outcome
+from dovetail.lawbook.record import Record
 from dovetail.model import Model
 
 __all__ = [
@@ -73,17 +76,6 @@ WORKERS = 2
 SHARE = 6  # one in so many fields of each spec is changed; over hundreds of specs each field is changed dozens of times
 TWICE = 2  # specs with each kind in the subset for slow laws
 ENOUGH = 6  # cells after which a law with a declared exception must have failed once; in a few it may hold by chance
-
-
-@dc.dataclass
-class Outcome:
-    """One law on one spec."""
-
-    law: str
-    state: str  # passed, failed, excepted, excepted but passed, not applicable
-    detail: str = ""
-    seconds: float = 0.0
-    exceptions: list[tuple[str, str]] = dc.field(default_factory=list)  # (kind, reason) of the declared exceptions
 
 
 @dc.dataclass
@@ -225,9 +217,12 @@ def run_suite(
     seed: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
     load: tuple[str, ...] = (),
+    record: str | Path | None = None,
 ) -> Report:
     """Test every law on every spec. `progress` is called with (specs done, specs so far, the last law that failed); `load`
-    names modules that register a user's own parts."""
+    names modules that register a user's own parts. With a `record`, outcomes are appended to this file, and those that it
+    has are not found again."""
+    recorded = None if record is None else Record(record, quick=quick, seed=seed, load=list(load))
     begin = time.perf_counter()
     report, cover = Report(parts=len(ask_kinds())), PairCover(seed)
     for kind in ask_kinds():
@@ -246,22 +241,32 @@ def run_suite(
             kinds = {part.kind for _, part in walk_spec(spec)}
             names = fast + (slow if not quick and any(specs_with[kind] < TWICE for kind in kinds) else [])
             specs_with.update(kinds)
+            if recorded is not None and text in recorded.outcomes:
+                for outcome in recorded.outcomes[text]:
+                    report.take(text, outcome)
+                continue
             waiting[workers.submit(try_spec, text, names, seed, SHARE)] = text
             while len(waiting) > 8 * WORKERS:
-                _collect(waiting, report, progress, len(known))
+                _collect(waiting, report, progress, len(known), recorded)
         while waiting:
-            _collect(waiting, report, progress, len(known))
+            _collect(waiting, report, progress, len(known), recorded)
     report.specs, report.pairs_covered = len(known), cover.coverage()
     return report.end(time.perf_counter() - begin)
 
 
 def _collect(
-    waiting: dict[Future[list[Outcome]], str], report: Report, progress: Callable[..., None] | None, known: int
+    waiting: dict[Future[list[Outcome]], str],
+    report: Report,
+    progress: Callable[..., None] | None,
+    known: int,
+    record: Record | None,
 ) -> None:
     done, _ = wait(waiting, return_when=FIRST_COMPLETED)
     for future in done:
-        text = waiting.pop(future)
-        for outcome in future.result():
+        text, outcomes = waiting.pop(future), future.result()
+        for outcome in outcomes:
             report.take(text, outcome)
+        if record is not None:
+            record.add(text, outcomes)
         if progress is not None:
             progress(known - len(waiting), known, report.failures[-1]["law"] if report.failures else "")
