@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dovetail.cli.flags import BatchSize, InDir, InFile, Length, LoadFlags, OutDir, Seed
+from dovetail.cli.flags import BatchSize, InDir, InFile, Length, LoadFlags, OutDir, Seed, whole
 from dovetail.cli.output import print_json
 from dovetail.cli.shown import options, print_view
 
@@ -31,7 +31,7 @@ class Command(LoadFlags):
 
     directory: tyro.conf.Positional[InDir]
     """A model directory, in Dovetail's or Hugging Face's layout."""
-    bits: Literal[4, 8] = 4
+    bits: Annotated[int, whole(4, 8)] = 4
     """Bits per weight: int4 in groups with a scale each, or int8 with a scale per output channel."""
     format: Literal["int4", "int8", "nf4", "fp8"] | None = None
     """Another format, in place of --bits."""
