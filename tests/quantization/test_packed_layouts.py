@@ -1,4 +1,4 @@
-"""Layouts of other libraries: compressed-tensors against transformers and the library itself; GPTQ and AWQ against an independent
+"""Layouts of other libraries: compressed-tensors against transformers and the library itself; GPTQ and AWQ against a second
 writer of the documented layout, since no package that runs them is installed."""
 
 from __future__ import annotations
