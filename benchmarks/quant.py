@@ -2,7 +2,7 @@
 
 A small Llama is trained on text that ships with Python. Perplexities are ratios to that of the dense float32 model on the same
 held-out sequences, with `spread` the width of the 95 % interval of the ratio (paired differences per sequence). QAT trains the
-model further with rounded weights; the row `dense, trained on` has as many further steps without, and is what QAT compares with.
+model further with rounded weights; the row `dense, trained on` has as many further steps without rounding.
 Bytes are those of the quantized matrices ÷ the theory of the format. Speed is that of decoding one sequence in bfloat16. The KV
 cache is filled 16 tokens at a time, and each piece attends to the entries as they are stored.
 
