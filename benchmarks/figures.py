@@ -82,6 +82,11 @@ TABLE = {
     "graft": Figure(
         "python benchmarks/graft.py --json --threads 1 --train 4", ("benchmarks/graft.py", HERE, f"{SOURCE}/surgery"), 1
     ),
+    "quant": Figure(
+        "python benchmarks/quant.py --json --threads 1",
+        ("benchmarks/quant.py", HERE, f"{SOURCE}/quantization", f"{SOURCE}/state"),
+        1,
+    ),
     "faults": Figure(
         "python benchmarks/faults.py --json",
         (

@@ -23,6 +23,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.decoding import WARM, Decoder
 from dovetail.model import Model, ModelModule
 from dovetail.state.pool import Pool
+from dovetail.state.quantized import CacheFormat
 
 if TYPE_CHECKING:
     from dovetail.text.chat import ChatTemplate
@@ -82,11 +83,13 @@ def generate_tokens(
     on_compiled: Callable[[float], None] | None = None,
     positions: Tensor | None = None,
     patches: Tensor | None = None,
+    cache: CacheFormat | None = None,
 ) -> Iterator[int]:
     """Yield up to `max_tokens` token ids that continue the prompt (n,), fewer where a table of positions ends. A token of
     `stop` ends generation, and is yielded, too. `compiled` decodes by compiled graphs, which take seconds to minutes to make;
     `on_compiled` is called with that time, before the first token is yielded. `positions` (n, c) are the coordinates of the
-    prompt's tokens; those of the new tokens continue them. `patches` are the images that some of its ids stand for.
+    prompt's tokens; those of the new tokens continue them. `patches` are the images that some of its ids stand for. `cache` is
+    the format of the KV cache; None: the dtype of the model.
     """
     spec, device = model.part, model.device
     check_generates(spec)
@@ -103,6 +106,7 @@ def generate_tokens(
         source=len(inputs),
         sharded=None if model.ranks is None else model.ranks.cuts,
         coords=0 if positions is None else _coordinates(positions, len(inputs), spec),
+        cache=cache,
     )
     if spec.encoder is not None:
         _encode_source(model, pool, inputs)
@@ -112,6 +116,8 @@ def generate_tokens(
     if len(inputs) < (ahead := spec.ahead() or 0):
         raise SpecError("prompt", f"has {len(inputs)} tokens; the first {ahead} see each other", f"give {ahead} or more")
     generator = torch.Generator().manual_seed(sampling.seed)
+    if compiled and cache is not None:
+        raise SpecError("cache", f"a KV cache in {cache} is not decoded by compiled graphs", "leave out one of the two")
     compiled = compiled and max_tokens > WARM  # fewer would be compiled for nothing
     decoder = Decoder(model, pool, compiled=compiled)
     for number in range(max_tokens):
@@ -154,6 +160,7 @@ def generate_pieces(
     continues: bool = True,
     compiled: bool = False,
     on_compiled: Callable[[float], None] | None = None,
+    cache: CacheFormat | None = None,
 ) -> Iterator[tuple[int | None, str]]:
     """Yield each token that follows a prompt of these ids with the text that is final now, which may be empty; at the end
     None with the rest of the text. A token of `stop` ends generation and has no text.
@@ -169,7 +176,15 @@ def generate_pieces(
         raise SpecError("vocab", f"{model.part.vocab} is too small for token id {max(ids)} of the tokenizer")
     stream = TextStream(tokenizer, ids if continues and model.part.encoder is None else ())
     tokens = generate_tokens(
-        model, ids, max_tokens, sampling, stop=stop, start=vocabulary.start, compiled=compiled, on_compiled=on_compiled
+        model,
+        ids,
+        max_tokens,
+        sampling,
+        stop=stop,
+        start=vocabulary.start,
+        compiled=compiled,
+        on_compiled=on_compiled,
+        cache=cache,
     )
     for token in tokens:
         yield token, "" if token in stop else stream.push(token)

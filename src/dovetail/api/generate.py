@@ -16,6 +16,7 @@ from dovetail.generation import Sampling, Vocabulary, check_generates, generate_
 from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.port.load import origin
+from dovetail.state.quantized import CacheFormat
 from dovetail.transformer import Transformer
 
 
@@ -52,13 +53,15 @@ def generate(
     chat: bool = False,
     system: str | None = None,
     compiled: bool = False,
+    cache: CacheFormat | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
     """Generate the text that follows a prompt, by a model or the model of a directory.
 
     Temperature 0 takes the most probable token. With `chat` the prompt is a user message, rendered by the model's chat
     template, behind the message `system` if there is one. `compiled` decodes by compiled graphs, which take seconds to minutes
-    to make. `on_text` is called with each piece of text, first with the prompt where the text continues it.
+    to make. `cache` stores the KV cache in int8, int4 or fp8. `on_text` is called with each piece of text, first with the
+    prompt where the text continues it.
     """
     sampling = check_options(max_tokens, temperature, top_p, top_k, seed)
     if not isinstance(model, Transformer):
@@ -87,6 +90,7 @@ def generate(
         continues=continues,
         compiled=compiled,
         on_compiled=compiling.append,
+        cache=cache,
     )
     for number, (token, piece) in enumerate(pieces):
         if number == 0 and continues:

@@ -11,6 +11,7 @@ The most probable token is taken unless --temperature is given. Generation ends 
 from __future__ import annotations
 
 import dataclasses as dc
+from typing import Literal
 
 import tyro
 
@@ -42,6 +43,8 @@ class Command(LoadFlags):
     """With --chat: a system message before it."""
     compiled: bool = False
     """Decode by compiled graphs: they take seconds to minutes to make, so they pay for long texts."""
+    cache: Literal["int8", "int4", "fp8"] | None = None
+    """Store the KV cache in fewer bits."""
     json: bool = False
     """Print one JSON object on stdout at the end."""
 
@@ -68,6 +71,7 @@ class Command(LoadFlags):
             chat=self.chat,
             system=self.system,
             compiled=self.compiled,
+            cache=self.cache,
             on_text=None if self.json else print_text,
         )
         if self.json:

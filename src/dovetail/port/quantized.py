@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dovetail.core.errors import FileError, SpecError
 from dovetail.port.convert import Conversion, Shape
+from dovetail.port.packed import PackedForm, packed_form
 
 FIELD = "quantization_config"
 Read = Callable[[str], Tensor]
@@ -121,15 +122,18 @@ class Form:
         return list(dict.fromkeys(held.get(name, name) for name in names)), reading
 
 
-def split_quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Form | None]:
+def split_quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Form | PackedForm | None]:
     """A config without its quantization_config, and how its files hold weights; None where they are plain."""
     settings = config.get(FIELD)
     plain = {name: value for name, value in config.items() if name != FIELD}
     if settings is None:
         return plain, None
     method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+    if isinstance(settings, Mapping) and (form := packed_form(settings, f"config.{FIELD}")) is not None:
+        return plain, form
     if not isinstance(settings, Mapping) or method not in ("fp8", "mxfp4"):
-        raise SpecError(f"config.{FIELD}.quant_method", f"{method!r} is unsupported", "supported: fp8, mxfp4")
+        supported = "supported: fp8, mxfp4, compressed-tensors, gptq, awq"
+        raise SpecError(f"config.{FIELD}.quant_method", f"{method!r} is unsupported", supported)
     if method == "mxfp4":
         return plain, Form(Mxfp4(), "_blocks", "_scales", "")
     block, fmt = settings.get("weight_block_size", [128, 128]), settings.get("fmt", "e4m3")

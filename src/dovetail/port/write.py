@@ -23,19 +23,22 @@ from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.core.held import stored
 from dovetail.core.limits import CARRIED_BYTES, CONFIG_BYTES
-from dovetail.core.module import tensor_at
+from dovetail.core.module import holder, tensor_at
 from dovetail.core.undeclared import check_plain
 from dovetail.io.model_dir import SHARD, Piece, check_replaceable, model_files, own_pieces, spec_and, write_directory
 from dovetail.io.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model, ModelModule
+from dovetail.port.compressed import compressed_pieces, quantization_config
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import explicit, untrained
 from dovetail.port.hf import Ported, form_of, from_hf, to_hf
 from dovetail.port.load import Watch, load, load_reporting
+from dovetail.port.quantized import FIELD
 from dovetail.port.rotary import LENGTH
 from dovetail.port.tensors import Dropped, Move
-from dovetail.quantization.leaf import SAVED
+from dovetail.quantization.leaf import SAVED, QuantizedLinear
+from dovetail.quantization.recipe import quantized_leaves
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
@@ -69,9 +72,16 @@ def write_own(
 
 
 def model_pieces(model: ModelModule) -> list[Piece]:
-    """Every stored weight of a model, one per piece; a quantized one dense."""
+    """Every stored weight of a model, one per piece; a quantized one dense, decoded when it is written."""
     check_plain(model, model.part, SAVED)
-    return own_pieces({d.path: tensor_at(model, d.path).detach() for d in declared(model.part) if d.weight.stored})
+    return [_weight_piece(model, d.path) for d in declared(model.part) if d.weight.stored]
+
+
+def _weight_piece(model: ModelModule, path: str) -> Piece:
+    leaf = holder(model, path)[0]
+    if isinstance(leaf, QuantizedLinear) and path.endswith(".weight"):
+        return Piece({path: torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")}, lambda: {path: leaf.dense()})
+    return own_pieces({path: tensor_at(model, path).detach()})[0]
 
 
 def files_beside(source: Directory) -> dict[str, bytes]:
@@ -94,7 +104,8 @@ def export_directory(
     else the first that can express it."""
     check_replaceable(out)  # refused now, not after the weights are read
     model = load(source, watch=watch)
-    return write_theirs(model.part, model_pieces(model), Directory(source), out, family, shard=shard)
+    leaves = dict(quantized_leaves(model))
+    return write_theirs(model.part, model_pieces(model), Directory(source), out, family, shard=shard, leaves=leaves)
 
 
 def write_theirs(
@@ -107,11 +118,16 @@ def write_theirs(
     *,
     shard: int = SHARD,
     keep_foreign: bool = False,
+    leaves: Mapping[str, QuantizedLinear] | None = None,
 ) -> Ported:
     """Write a model in Hugging Face layout as a family, by default the one of `source`, else the first that can express it,
-    with the files beside the weights of `source`, and those of `beside`. `weights` has one weight of the spec per piece."""
-    carried, kept = _beside(source), _config(source)
+    with the files beside the weights of `source`, and those of `beside`. `weights` has one weight of the spec per piece;
+    `leaves` are quantized ones, which are written as compressed-tensors."""
+    carried, kept = _beside(source), {name: value for name, value in _config(source).items() if name != FIELD}
     ported, pieces = exported(spec, weights, family or kept.get("model_type"), kept)
+    if leaves:
+        ported.config[FIELD] = quantization_config(spec, ported.moves, leaves)
+        pieces = compressed_pieces(ported.moves, pieces, leaves)
     if GENERATION_FILE in carried:
         generation = source.json(GENERATION_FILE)
         ported.config.update({name: generation[name] for name in TOKEN_IDS if name in generation})

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.core.linear import Linear, Rows
+from dovetail.quantization import kernels
 from dovetail.quantization.format import Format
 
 
@@ -26,11 +27,13 @@ class QuantizedLinear(Linear):
     """A matrix in a format of fewer bits, and perhaps a bias, on the meta device until its tensors are set."""
 
     dtype: torch.dtype  # of the dense W, as that of the model's other weights
+    operands: tuple[Tensor, Tensor] | None  # of the fast kernel, made when it is first used
 
     def __init__(self, shape: Sequence[int], format: Format, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
         nn.Module.__init__(self)
         self.adapter = None
         self.shape, self.format, self.dtype = tuple(shape), format, dtype
+        self.operands = None
         *_, self.out_features, self.in_features = shape
         for name, tensor in format.tensors(shape).items():
             self.register_buffer(name, tensor)
@@ -50,6 +53,7 @@ class QuantizedLinear(Linear):
         declared = self.get_buffer(name)
         assert (tensor.shape, tensor.dtype) == (declared.shape, declared.dtype), f"{name}: {tensor.dtype} {tuple(tensor.shape)}"
         self.register_buffer(name, tensor)
+        self.operands = None
 
     def stored(self) -> dict[str, Tensor]:
         return {name: self.get_buffer(name) for name in self.format.tensors(self.shape)}
@@ -67,7 +71,11 @@ class QuantizedLinear(Linear):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def product(self, x: Tensor) -> Tensor:
-        """x Wᵀ."""
+        """x Wᵀ, by a fast kernel where one offers itself."""
+        if kernels.offers(self.format, self.shape, x):
+            if self.operands is None:
+                self.operands = kernels.prepared(self.format, self.stored(), self.in_features)
+            return kernels.product(self.format, self.operands, x)
         return Product.apply(x, self)  # type: ignore[no-any-return]
 
     def multiply_grouped(self, x: Tensor, rows: Rows) -> Tensor:
@@ -83,6 +91,7 @@ class QuantizedLinear(Linear):
         kept = {name: tensor.dtype for name, tensor in self.stored().items()}
         before = self.stored()
         super()._apply(fn, recurse)
+        self.operands = None
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         for name, dtype in kept.items():
             new = self.get_buffer(name)

@@ -27,6 +27,7 @@ from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Part, walk
 from dovetail.state.coordinates import Coordinates, Given
 from dovetail.state.frame import BlockView, Frame, SequenceView, SharedView, SourceView, TokenView, make_frame
+from dovetail.state.quantized import CacheFormat, QuantizedView, entry_format, entry_stores
 from dovetail.state.slots import Contiguous, Copies, Paged, Ring, Single, Slots
 
 Layout = Literal["contiguous", "paged", "ring"]
@@ -111,6 +112,7 @@ class Pool:
         sharded: Mapping[str, int] | None = None,
         coords: int = 0,
         drafts: bool = False,
+        cache: CacheFormat | None = None,
     ) -> None:
         """Allocate every store.
 
@@ -118,9 +120,10 @@ class Pool:
         source: tokens of encoder output per row. pages: how many pages of `page` tokens there are; by default, enough for all
         rows. sharded: axes that are sharded across ranks, and the number of ranks. coords: coordinates per token, where steps
         are given positions; 0: the position of a token is its order. drafts: for multi-token prediction, whose views are per
-        depth, instead of the layers; drafting has lengths of its own, which roll back apart.
+        depth, instead of the layers; drafting has lengths of its own, which roll back apart. cache: the format in which entries
+        per token are stored (`state/quantized.py`); None: in `dtype`.
         """
-        self.rows, self.device = rows, device
+        self.rows, self.device, self.cache = rows, device, cache
         self.lengths = [0] * rows  # tokens per row
         self.written = [0] * rows  # largest length of a row since its stores were new or restored
         self.source_lengths = [0] * rows  # tokens of encoder output per row
@@ -152,7 +155,12 @@ class Pool:
                 shape = [scope.size(axis) for axis in state.axes]
                 shape[0] = max(1, shape[0] // (sharded or {}).get(scope.names(state.axes)[0], 1))
                 stored = torch.int64 if state.dtype == "int64" else at_least_fp32(dtype) if state.at_least_fp32 else dtype
-                stores = [torch.zeros(group.slots.total + 1, *shape, dtype=stored, device=device) for _ in range(state.copies)]
+                stores: list[Tensor] = []
+                for _ in range(state.copies):
+                    if cache is not None and state.per == "token" and stored == dtype:
+                        stores += entry_stores(entry_format(cache, shape[-1]), group.slots.total + 1, shape, device)
+                    else:
+                        stores.append(torch.zeros(group.slots.total + 1, *shape, dtype=stored, device=device))
                 group.stores.setdefault((scope.layer, branch), []).extend(stores)
 
     def _slots(self, key: Any, capacity: int, layout: Layout, source: int, page: int, pages: int | None, slack: int) -> Slots:
@@ -232,6 +240,9 @@ class Pool:
             index = self._index(rows)
             return ((place, BlockView(stores, frame, group.slots, index)) for place, stores in group.stores.items())
         frame = make_frame(group.slots, layout, rows, lengths, new, self.rows, group.coords)
+        cache = self.cache
+        if cache is not None:
+            return ((place, QuantizedView(stores, frame, cache)) for place, stores in group.stores.items())
         return ((place, TokenView(stores, frame)) for place, stores in group.stores.items())
 
     def _index(self, rows: Sequence[int]) -> Tensor:

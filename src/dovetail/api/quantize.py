@@ -1,0 +1,214 @@
+"""quantize: store the matrices of a model in fewer bits."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.account import longest_length
+from dovetail.api.models import load, save
+from dovetail.api.result import Result
+from dovetail.core.errors import FileError, SpecError, UsageError
+from dovetail.core.finite import check_weights
+from dovetail.core.held import stored
+from dovetail.datasets.corpus import Corpus, read_corpus
+from dovetail.generation import check_generates, generate_tokens
+from dovetail.io.model_dir import must_be_free
+from dovetail.io.untrusted import Directory
+from dovetail.look.amounts import size
+from dovetail.model import Model
+from dovetail.port.load import Watch, origin
+from dovetail.port.write import write_own
+from dovetail.quantization.format import Format, format_from
+from dovetail.quantization.method import Applied, apply, method_needs_text
+from dovetail.quantization.recipe import candidates, recipe_of, select
+from dovetail.transformer import Transformer
+
+GROUPS = (64, 32, 16, 8)  # inputs that share a scale, the first that divides every matrix
+BATCH = 8  # sequences per calibration batch
+DECODED = 24  # tokens over which the speed is measured, after as many of a prompt
+FORMATS = {8: "int8", 4: "int4"}  # by bits
+
+
+@dc.dataclass(frozen=True)
+class Measured:
+    """One form of the model: bytes of its weights, perplexity on held-out text, tokens per second of decoding."""
+
+    bytes: int
+    perplexity: float | None
+    tokens_per_second: float | None
+
+
+@dc.dataclass(frozen=True, repr=False, eq=False)
+class Quantized(Result):
+    """The quantized model, and what changed."""
+
+    model: Transformer
+    format: Format
+    method: str
+    applied: Applied
+    before: Measured
+    after: Measured
+    directory: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "directory": None if self.directory is None else str(self.directory),
+            "format": self.format.to_data(),
+            "method": self.method,
+            "leaves": self.applied.leaves,
+            "folded": self.applied.folded,
+            "before": dc.asdict(self.before),
+            "after": dc.asdict(self.after),
+        }
+
+    def view(self, width: int) -> RenderableType:
+        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+        for heading in ("", "weights", "perplexity", "tokens/s"):
+            table.add_column(heading, justify="right" if heading else "left")
+        for name, one in (("before", self.before), ("after", self.after)):
+            perplexity = "–" if one.perplexity is None else f"{one.perplexity:.4g}"
+            speed = "–" if one.tokens_per_second is None else f"{one.tokens_per_second:.1f}"
+            table.add_row(name, size(one.bytes), perplexity, speed)
+        fields = ", ".join(f"{name} {value}" for name, value in self.format.to_data().items() if name != "kind")
+        done = f"{self.applied.leaves} matrices as {self.format.kind} ({fields}) by {self.method}"
+        folded = f"; {self.applied.folded} with a folded scale per input" if self.applied.folded else ""
+        lines: list[RenderableType] = [Text(done + folded), Text(), table]
+        if self.directory is not None:
+            lines.append(Text(f"\nwritten to {self.directory}", no_wrap=True, overflow="ignore"))
+        return Group(*lines)
+
+
+def quantize(
+    model: str | Path | Transformer,
+    *,
+    bits: int = 4,
+    format: str | dict[str, Any] | Format | None = None,
+    group: int | None = None,
+    method: str | None = None,
+    text: str | Path | None = None,
+    samples: int = 128,
+    length: int = 512,
+    skip: Sequence[str] = (),
+    out: str | Path | None = None,
+    force: bool = False,
+    seed: int = 0,
+    speed: bool = True,
+    watch: Watch | None = None,
+    on_step: Watch | None = None,
+) -> Quantized:
+    """Store the matrices of a model in fewer bits; embedding, norms, routers and head stay as they are.
+
+    `model` is a built model, which is changed in place, or a model directory. The format is that of `bits` (int8, int4), or
+    `format`, a kind (int8, int4, nf4, fp8) or a mapping of its fields; `group` inputs share a scale, by default 64, or fewer
+    where 64 does not divide every matrix. `method` is rtn, gptq or awq: by default gptq with a `text`, else rtn. Of the text,
+    `samples` sequences of `length` tokens calibrate, and the perplexity is measured on its last twentieth. `skip` are patterns
+    of leaves to leave as they are. `out` is the model directory to write. `on_step` is called with (batches done, in all).
+    """
+    method = method or ("rtn" if text is None else "gptq")
+    if method_needs_text(method) and text is None:
+        raise UsageError(f"--method {method}: needs calibration text; give --text")
+    place = None if out is None else Path(out)
+    if place is not None:
+        must_be_free(place, force)
+    source = None if isinstance(model, Transformer) else Directory(model)
+    spec = model.spec if isinstance(model, Transformer) else origin(Directory(model)).spec
+    chosen = _format(spec, bits, format, group, skip)
+    recipe = select(spec, chosen, skip=skip)
+    if not isinstance(model, Transformer):
+        model = load(model, watch=watch)
+    if recipe_of(model):
+        raise SpecError(next(iter(recipe_of(model))), "is quantized already", "start from the dense model")
+    check_weights(model, spec)
+    corpus = None if text is None else _corpus(model, text, length)
+    before = _measured(model, corpus, length, speed)
+    batches = [] if corpus is None else _batches(corpus, samples, length, seed)
+    applied = apply(model, recipe, method, batches, on_step)
+    after = _measured(model, corpus, length, speed)
+    if place is not None:
+        if source is None:
+            save(model, place)
+        else:
+            write_own(model, source, place)
+    return Quantized(model, chosen, method, applied, before, after, place)
+
+
+def _format(
+    spec: Model, bits: int, format: str | dict[str, Any] | Format | None, group: int | None, skip: Sequence[str]
+) -> Format:
+    """The format that the arguments name, with a group that divides every matrix."""
+    if isinstance(format, Format):
+        return format
+    if format is None and bits not in FORMATS:
+        raise UsageError(f"--bits {bits}: is not a number of bits that is supported; use {' or '.join(map(str, FORMATS))}")
+    data = {"kind": FORMATS[bits]} if format is None else {"kind": format} if isinstance(format, str) else dict(format)
+    made = format_from(data)
+    fields = {field.name: field for field in dc.fields(made)}
+    if group is not None and "group" not in fields:
+        raise UsageError(f"--group {group}: {made.kind} has no groups")
+    if group is not None:
+        return dc.replace(made, group=group)
+    if "group" in data or "group" not in fields or fields["group"].default is None:
+        return made
+    inputs = {d.weight.shape(d.scope)[-1] for path, d in candidates(spec).items()}
+    fitting = [size for size in GROUPS if all(inp % size == 0 for inp in inputs)]
+    return dc.replace(made, group=fitting[0]) if fitting else made
+
+
+def _corpus(model: Transformer, text: str | Path, length: int) -> Corpus:
+    """The text, tokenized and checked against the model."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise FileError(f"{text}: the model has no tokenizer to read it; load it from a directory with a tokenizer.json")
+    longest = longest_length(model.spec)
+    if longest is not None and length > longest:
+        raise SpecError("--length", f"{length} tokens; the limit of the model is {longest}")
+    ids = tokenizer.encode(read_corpus(Path(text)))
+    if len(ids) and int(ids.max()) >= model.spec.vocab:
+        problem = f"the text has token {int(ids.max())}; the vocabulary has {model.spec.vocab} tokens"
+        raise SpecError("vocab", problem, "use the tokenizer of the model")
+    return Corpus.cut(ids, length, name=str(text))
+
+
+def _batches(corpus: Corpus, samples: int, length: int, seed: int) -> list[torch.Tensor]:
+    """Calibration batches (rows, length), `samples` rows in all."""
+    counts = [BATCH] * (samples // BATCH) + [samples % BATCH] * bool(samples % BATCH)
+    return [corpus.batch(seed, step, rows, length).tokens for step, rows in enumerate(counts)]
+
+
+@torch.no_grad()
+def _measured(model: Transformer, corpus: Corpus | None, length: int, speed: bool) -> Measured:
+    """The size of a model, its perplexity on the held-out text, and the speed of decoding."""
+    nbytes = sum(tensor.nbytes for _, tensor in stored(model, model.spec))
+    perplexity = None
+    if corpus is not None and model.predicts_next:
+        losses = [float(model.loss(batch.tokens, batch.labels)) for batch in corpus.validation(BATCH, length)]
+        perplexity = math.exp(min(sum(losses) / len(losses), 700.0))
+    return Measured(nbytes, perplexity, _speed(model) if speed else None)
+
+
+def _speed(model: Transformer) -> float | None:
+    """Tokens per second of decoding, one sequence; None for a model that does not generate."""
+    try:
+        check_generates(model.spec)
+    except SpecError:
+        return None
+    if model.spec.encoder is not None:
+        return None
+    prompt = torch.arange(DECODED) % model.spec.vocab
+    best = math.inf
+    for _ in range(2):  # the first run warms up
+        tokens = generate_tokens(model, prompt, DECODED)
+        next(tokens)
+        begin, count = time.perf_counter(), sum(1 for _ in tokens)
+        best = min(best, (time.perf_counter() - begin) / max(count, 1))
+    return 1 / best if best > 0 else None

@@ -1,0 +1,59 @@
+"""Fast kernels of torch for x Wᵀ with W in fewer bits: bfloat16 on a CPU, for few rows, as in decoding.
+
+    int8, a scale per channel     torch._weight_int8pack_mm                     codes (out, inp) as they are stored
+    int4, symmetric, in groups    torch.ops.aten._weight_int4pack_mm_for_cpu    codes repacked once per leaf
+
+Many rows are faster by decoding W and a dense product. |fast − exact| ≤ 4 · |reference in bfloat16 − exact| + 4 ulp of the
+largest output (tests/quantization/test_kernels.py).
+
+Shapes: x (rows, inp) -> (rows, out).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dovetail.ops.form import reference
+from dovetail.quantization.format import CODES, SCALE, Format
+from dovetail.quantization.formats import Int4, Int8
+
+ROWS = 16  # at most
+TILE = 32  # outputs and inputs are a multiple, as the kernels want
+INT4_GROUPS = (32, 64, 128, 256)
+
+
+def offers(format: Format, shape: tuple[int, ...], x: Tensor) -> bool:
+    """Whether a kernel takes a leaf of this format and shape, and this x (…, inp) without a gradient."""
+    if reference() or x.dtype != torch.bfloat16 or x.device.type != "cpu" or len(shape) != 2 or torch.compiler.is_compiling():
+        return False
+    if (torch.is_grad_enabled() and x.requires_grad) or x.numel() > ROWS * shape[-1] or not x.numel():
+        return False
+    return not any(size % TILE for size in shape) and _known(format)
+
+
+def _known(format: Format) -> bool:
+    if isinstance(format, Int4):
+        return not format.zero_point and format.group in INT4_GROUPS
+    return isinstance(format, Int8) and format.group is None
+
+
+def prepared(format: Format, tensors: Mapping[str, Tensor], inp: int) -> tuple[Tensor, Tensor]:
+    """The operands of the kernel, from the tensors of a leaf."""
+    if isinstance(format, Int8):
+        return tensors[CODES], tensors[SCALE][:, 0].contiguous()
+    codes = format.codes(tensors, inp).int()
+    scale = tensors[SCALE].T.contiguous()  # (groups, out)
+    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1), torch.stack([scale, torch.zeros_like(scale)], -1)
+
+
+def product(format: Format, operands: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
+    """x Wᵀ for x (…, inp)."""
+    flat = x.flatten(0, -2)
+    if isinstance(format, Int4):
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, operands[0], format.group, operands[1])
+    else:
+        y = torch._weight_int8pack_mm(flat, *operands)
+    return y.view(*x.shape[:-1], -1)
