@@ -20,6 +20,7 @@ _PUBLIC = {
     "SpecError": "dovetail.core.errors",
     "TokenLayout": "dovetail.core.layout",
     "Transformer": "dovetail.transformer",
+    "attach": "dovetail.api.adapters",
     "build": "dovetail.api.models",
     "build_data": "dovetail.api.build_data",
     "check": "dovetail.core.check",
@@ -43,6 +44,7 @@ _PUBLIC = {
     "quantize": "dovetail.api.quantize",
     "runs": "dovetail.api.runs",
     "save": "dovetail.api.models",
+    "save_adapter": "dovetail.api.adapters",
     "show": "dovetail.api.show",
     "show_data": "dovetail.api.show_data",
     "tiny": "dovetail.api.tiny",
@@ -53,6 +55,7 @@ _PUBLIC = {
 
 if TYPE_CHECKING:
     from dovetail import parts as parts
+    from dovetail.api.adapters import attach as attach, save_adapter as save_adapter
     from dovetail.api.build_data import build_data as build_data
     from dovetail.api.check_node import check_node as check_node
     from dovetail.api.diff import diff as diff

@@ -27,6 +27,7 @@ from dovetail.core.held import Absent, adapted_leaves
 from dovetail.core.linear import Linear
 from dovetail.core.part import from_data
 from dovetail.core.suggest import nearest
+from dovetail.io.yaml import parse_yaml
 from dovetail.model import Model, ModelModule
 
 
@@ -47,7 +48,8 @@ def read_adapter(adapter: AdapterKind | str | Mapping[str, Any], path: str = "ad
     """Return the adapter that a name of a kind, a mapping or a part means; raise SpecError for an unknown kind or field."""
     from dovetail.adapters import ia3, lora  # noqa: F401  registers the kinds
 
-    kind = adapter if isinstance(adapter, AdapterKind) else from_data(adapter, AdapterKind, path)
+    data = parse_yaml(adapter, path) if isinstance(adapter, str) and ":" in adapter else adapter  # {kind: lora, rank: 8}
+    kind = data if isinstance(data, AdapterKind) else from_data(data, AdapterKind, path)
     check(kind)
     return kind
 

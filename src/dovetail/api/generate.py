@@ -15,6 +15,7 @@ from dovetail.core.limits import MAX_NEW_TOKENS
 from dovetail.generation import Sampling, Vocabulary, check_generates, generate_pieces, prompt_ids
 from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
+from dovetail.port.adapter import base_place, is_adapter
 from dovetail.port.load import origin
 from dovetail.state.quantized import CacheFormat
 from dovetail.transformer import Transformer
@@ -116,6 +117,6 @@ def check_options(
 
 def check_model(directory: str | Path) -> None:
     """Raise, before any weight is read, where the model of a directory cannot generate text."""
-    where = Directory(directory)
+    where = Directory(base_place(directory) if is_adapter(directory) else directory)
     check_generates(origin(where).spec)
     where.path(TOKENIZER_FILE)

@@ -17,6 +17,7 @@ from dovetail.io import model_dir
 from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.port import load as loading
+from dovetail.port.adapter import base_place, is_adapter, load_adapter
 from dovetail.port.load import SpecLike, Watch, find_spec
 from dovetail.port.vocabulary import read_vocabulary
 from dovetail.transformer import Transformer
@@ -39,14 +40,22 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     watch: Watch | None = None,
+    adapter: str | Path | None = None,
 ) -> Transformer:
     """Load the model of a directory, ours or in Hugging Face layout, with its tokenizer where it has one.
+
+    `adapter` is an adapter directory, of ours or of peft, to attach to it; one that was trained on another base is refused. A
+    directory that holds an adapter alone is loaded with the base that it names.
 
     Weights stay in the dtype of the files, bit for bit, unless `dtype` names another. No code in the directory is executed.
     `watch` is called with (bytes read, bytes in all). Tensors that are not imported are reported by a DroppedTensors warning.
     """
+    if adapter is None and is_adapter(directory):
+        directory, adapter = base_place(directory), directory
     model = loading.load(directory, watch=watch)
     model.vocabulary = read_vocabulary(Directory(directory))
+    if adapter is not None:
+        load_adapter(model, adapter)
     return model.to(device=device, dtype=None if dtype is None else dtype_of(dtype))
 
 

@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 
+from dovetail.adapters.attach import Applied, attach, match, read_adapter
+from dovetail.adapters.fingerprint import Fingerprint
+from dovetail.adapters.kind import AdapterKind
+from dovetail.adapters.storage import Base
 from dovetail.api.arguments import NamedSpec, SpecLike, check_positive, read_spec, silent
 from dovetail.api.models import load
 from dovetail.api.run_file import accepts_run_file
@@ -57,6 +61,7 @@ from dovetail.training.step import DTYPES, computing_in
 from dovetail.training.task import generation_files, objective_kind, read_source, reads_of
 
 MINUTES = 5.0  # of a run without an end
+ADAPTER_RATE = 10  # times the learning rate of full fine-tuning (LoRA without regret)
 BYTES_PER_PARAMETER = 16  # float32 weight and gradient, and AdamW's two moments
 
 
@@ -72,6 +77,7 @@ def train(
     objective: str | None = None,
     options: Mapping[str, Any] | None = None,
     from_: str | Path | None = None,
+    adapter: AdapterKind | str | Mapping[str, Any] | None = None,
     minutes: float | None = None,
     steps: int | None = None,
     epochs: float | None = None,
@@ -84,7 +90,7 @@ def train(
     tokenizer: TokenizerKind = "byte_pair",
     batch: int = 8,
     length: int = 128,
-    learning_rate: float = Plan.learning_rate,
+    learning_rate: float | None = None,
     schedule: ScheduleKind = Plan.schedule,
     warmup: float = Plan.warmup_fraction,
     floor: float = Plan.floor,
@@ -122,6 +128,10 @@ def train(
     Weights are random, or with `from_` those of a model directory or of a run, whose spec (if none is given) and tokenizer are
     used, too. `spec` may be a run file: YAML with these parameters as keys, which arguments of the call override.
 
+    `adapter` trains an adapter on the frozen weights of `from_`: `lora`, `dora`, `ia3`, or a mapping such as
+    `{"kind": "lora", "rank": 8, "targets": ["q", "v"]}`. Checkpoints hold the adapter alone, and the directory becomes an
+    adapter directory, which `load` opens with its base. The learning rate is then 10 times as large by default.
+
     A tokenizer of the spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are
     directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. `labels` is a file of
     labeled texts (JSON Lines) or images (.npz), `pairs` one of pairs of texts, `chats` one of tuning rows (see `tune`); a tenth
@@ -153,6 +163,11 @@ def train(
     _check_options({"temperature": temperature, "sample": sample, "sample-every": sample_every, "seed": seed}, prompt)
     say = note or silent
     start = None if from_ is None else Start.open(from_)
+    kind_of_adapter = None if adapter is None else read_adapter(adapter)
+    if kind_of_adapter is not None and start is None:
+        raise UsageError("--adapter: an adapter is trained on the weights of a model; give it with --from")
+    if learning_rate is None:
+        learning_rate = Plan.learning_rate * (1 if kind_of_adapter is None else ADAPTER_RATE)
     name, changed, directory = _named(spec, start).after(set, swap)
     if directory is not None:
         _refuse_weights(directory)
@@ -224,13 +239,20 @@ def train(
         learned = kind.of(changed, source.tokenizer, length).configured(options or {})
         counts = f"{source.tokens + source.held_out_tokens:,} {source.unit}, {source.held_out_tokens:,} held out"
         say(f"{name}: {parameters(changed):,} parameters, {kind.task}; {counts}")
-        model = ranks.build(changed, seed, DTYPES[chosen])
+        applied: list[Applied] = []
+        attached = None if kind_of_adapter is None else lambda one: applied.append(attach(one, kind_of_adapter, seed=seed))
+        model = ranks.build(changed, seed, DTYPES[chosen], prepare=attached)
+        known = Fingerprint()
         if start is not None:
             with start.weights() as weights:
-                ranks.set_weights(model, weights)
+                ranks.set_weights(model, known.watch(weights) if applied else weights)
+        for one in applied:
+            match(model)
+            say(str(one))
         interrupted, run = stack.enter_context(Interrupt()), None
         if place is not None:
             keys = {"spec": plain(changed), **source.settings, "from": None if start is None else str(start.place)}
+            keys |= {} if kind_of_adapter is None else {"adapter": plain(kind_of_adapter)}
             keys |= {"objective": kind.name, "batch": batch, "length": length, **plan.settings()}
             keys |= {
                 **axes,
@@ -260,7 +282,10 @@ def train(
         )
         stopped = ranks.any(interrupted.received)  # Ctrl-C may have reached one rank alone
         if run is not None and place is not None:
-            run.write_model(changed)
+            if kind_of_adapter is None or start is None:
+                run.write_model(changed)
+            else:
+                run.write_adapter(kind_of_adapter, Base(str(start.place), known.value()))
             title = f"{name} on {Path(text or labels or pairs or chats or places[0]).name}"
             ranks.first_does(lambda: _plot(history, place / PLOT_FILE, title, say))
     result = TrainingRun(name, model, source.tokenizer, tuple(history), stopped, place, prompt=prompt)

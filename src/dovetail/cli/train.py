@@ -72,6 +72,8 @@ class Command(LoadFlags, Overrides):
     """next_token, masked_tokens, span_corruption, denoising, classification or contrastive (default: by the spec and data)."""
     from_: Annotated[InDir | None, tyro.conf.arg(name="from")] = None
     """Start from the weights and the tokenizer of a model directory, or of the newest checkpoint of a run."""
+    adapter: str | None = None
+    """Train an adapter on the frozen weights of --from: lora, dora, ia3, or its fields as YAML: {kind: lora, rank: 8}."""
     minutes: float | None = None
     """Train for about this many minutes: the first steps are measured (default: 5, if no other end is given)."""
     tokens: Count | None = None
@@ -95,8 +97,8 @@ class Command(LoadFlags, Overrides):
     """Sequences per step."""
     length: Length = 128
     """Tokens per sequence."""
-    learning_rate: float = Plan.learning_rate
-    """The peak learning rate, after the warm-up."""
+    learning_rate: float | None = None
+    """The peak learning rate, after the warm-up (default: 0.0025; with --adapter ten times as much)."""
     schedule: ScheduleKind = Plan.schedule
     """How the learning rate decays: along a cosine, linearly, in the last fifth of the run (wsd), or not."""
     warmup: float = Plan.warmup_fraction
@@ -194,7 +196,12 @@ class Command(LoadFlags, Overrides):
 
         if self.spec is None or self.text is None:
             raise UsageError("--mup-check: give a spec and a text file (--text)")
-        numbers = {"learning_rate": self.learning_rate, "optimizer": self.optimizer, "batch": self.batch, "length": self.length}
+        numbers = {
+            "learning_rate": self.learning_rate or Plan.learning_rate,
+            "optimizer": self.optimizer,
+            "batch": self.batch,
+            "length": self.length,
+        }
         changes = {"seed": self.seed, "set": self.set, "swap": self.swap}
         result = mup_check(self.spec, self.text, widths=self.widths, **numbers, **changes)
         result.draw(picture)

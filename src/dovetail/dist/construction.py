@@ -10,8 +10,8 @@ indices, bit for bit: an initial value is a function of (seed, path, index).
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,13 +48,16 @@ def build_sharded(
     whole: Collection[str] = (),
     compute_dtype: torch.dtype | None = None,
     ring: bool = False,
+    prepare: Callable[[Transformer], Any] | None = None,
 ) -> Transformer:
     """Build a model over the ranks of a mesh (`make_mesh`), in evaluation mode; no rank ever holds more than its shard.
 
     `whole` names axes that tensor parallelism does not shard; `compute_dtype` is what FSDP's layers compute in, if not `dtype`;
-    with `ring`, keys and values of a split sequence go round the ranks (dist/ring.py).
+    with `ring`, keys and values of a split sequence go round the ranks (dist/ring.py). `prepare` is called with the model
+    on the meta device, before it is sharded: it may attach adapters.
     """
-    model, slices = shard_on_meta(spec, mesh, dtype=dtype, whole=whole, compute_dtype=compute_dtype, ring=ring)
+    how = {"whole": whole, "compute_dtype": compute_dtype, "ring": ring, "prepare": prepare}
+    model, slices = shard_on_meta(spec, mesh, dtype=dtype, **how)
     allocate(model, spec, device)
     set_constants(model, spec, dtype, device, slices)
     with torch.no_grad():
@@ -72,6 +75,7 @@ def shard_on_meta(
     whole: Collection[str] = (),
     compute_dtype: torch.dtype | None = None,
     ring: bool = False,
+    prepare: Callable[[Transformer], Any] | None = None,
 ) -> Sharded:
     """Build a model on the meta device and shard it there: a pipeline stage of it, tensor parallelism, a split sequence, then
     FSDP, each where the mesh has several ranks for it."""
@@ -83,6 +87,8 @@ def shard_on_meta(
     model = on_meta(spec, dtype)
     if stage is not None:
         keep_stage(model, stage)
+    if prepare is not None:
+        prepare(model)
     stored = {} if tensor.size() == 1 else tensor_parallel(model, spec, tensor, whole).stored
     if chunks is not None:
         run_with(model, "sequence_ranks", chunks)

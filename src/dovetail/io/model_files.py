@@ -25,6 +25,10 @@ RUN_FILE = "run.yaml"  # the settings of the training run
 INITIAL_FILE = "initial.json"  # digests of the weights that a training run started with
 PLOT_FILE = "loss.png"
 SAMPLES_FILE = "samples.jsonl"  # generated as the run went
+ADAPTER_FILE = "adapter.yaml"  # of an adapter directory, and of a run that trained one
+ADAPTER_WEIGHTS = "adapter.safetensors"
+PEFT_CONFIG = "adapter_config.json"  # of peft's layout
+PEFT_WEIGHTS = "adapter_model.safetensors"
 
 # copied from one model directory to another with the weights
 CARRIED = (
@@ -48,6 +52,7 @@ SHARDS = "model-*-of-*.safetensors"
 MODEL_FILES = (
     *(SPEC_FILE, WEIGHTS_FILE, INDEX_FILE, SHARDS, CONFIG_FILE, KEPT_CONFIG, QUANTIZATION_FILE),
     *(LOSSES_FILE, RUN_FILE, INITIAL_FILE, PLOT_FILE, SAMPLES_FILE),
+    *(ADAPTER_FILE, ADAPTER_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS),
     *CARRIED,
 )
 LISTED = 3  # foreign files that a message names

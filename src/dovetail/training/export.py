@@ -2,7 +2,8 @@
 
     checkpoints/step-00000120/rank-*.safetensors  ->  dovetail.yaml, model.safetensors
 
-With a moving average in the checkpoint, its weights are written.
+With a moving average in the checkpoint, its weights are written. A checkpoint of a run that trains an adapter holds the tensors
+of the adapter alone, which are written as an adapter directory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dovetail.adapters.kind import AdapterKind
+from dovetail.adapters.storage import Base, Stored, write_adapter
 from dovetail.core.errors import FileError
 from dovetail.core.fold import declared
 from dovetail.io.model_dir import Piece, spec_and, write_directory
@@ -25,6 +28,14 @@ from dovetail.training.storage import read_chunks
 def write_model(checkpoint: Path, spec: Model, out: Path, beside: Mapping[str, str | bytes]) -> None:
     """Write the model of a checkpoint, with further files; files of others in the directory are kept."""
     write_directory(out, checkpoint_pieces(checkpoint, spec), spec_and(spec, beside), keep_foreign=True)
+
+
+def write_trained_adapter(checkpoint: Path, kind: AdapterKind, base: Base, out: Path) -> None:
+    """Write the adapter of a checkpoint into a directory, beside what is there."""
+    manifest = read_manifest(checkpoint)
+    paths = [name.removeprefix("weights.") for name in manifest.tensors if name.startswith("weights.")]
+    tensors = {path: tensor for one in paths for path, tensor in _piece(checkpoint, manifest, one).make().items()}
+    write_adapter(out, Stored(kind, base, tensors))
 
 
 def checkpoint_of(run: Path, step: int) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dovetail.core.fold import declared
+from dovetail.core.held import held
 from dovetail.core.module import tensor_at
 from dovetail.io.atomic import write_atomically
 from dovetail.io.model_files import INITIAL_FILE
@@ -24,8 +24,8 @@ Digests = Mapping[str, Mapping[str, Any]]
 
 
 def digests(model: Transformer) -> dict[str, dict[str, Any]]:
-    """The shape and the SHA-256 of every stored weight."""
-    return {d.path: _digest(tensor_at(model, d.path)) for d in declared(model.part) if d.weight.stored}
+    """The shape and the SHA-256 of every weight that a checkpoint holds."""
+    return {d.path: _digest(tensor_at(model, d.path)) for d in held(model, model.part) if d.checkpointed}
 
 
 def _digest(tensor: torch.Tensor) -> dict[str, Any]:

@@ -106,13 +106,22 @@ class Ranks:
         return self.rank == 0
 
     def build(
-        self, spec: Model, seed: int, compute_dtype: torch.dtype | None = None, dtype: torch.dtype = torch.float32
+        self,
+        spec: Model,
+        seed: int,
+        compute_dtype: torch.dtype | None = None,
+        dtype: torch.dtype = torch.float32,
+        prepare: Callable[[Transformer], Any] | None = None,
     ) -> Transformer:
-        """The model in `dtype`: whole, or this rank's shard of it, which computes in `compute_dtype`."""
+        """The model in `dtype`: whole, or this rank's shard of it, which computes in `compute_dtype`. `prepare` is called with
+        the model before it is sharded: it may attach adapters."""
         if self.mesh is None:
-            return build(spec, seed=seed, dtype=dtype)
-        ring = self.layout.ring
-        model = build_sharded(spec, self.mesh, seed=seed, compute_dtype=compute_dtype, dtype=dtype, ring=ring)
+            model = build(spec, seed=seed, dtype=dtype)
+            if prepare is not None:
+                prepare(model)
+            return model
+        how = {"compute_dtype": compute_dtype, "dtype": dtype, "ring": self.layout.ring, "prepare": prepare}
+        model = build_sharded(spec, self.mesh, seed=seed, **how)
         set_timeouts(self.timeout)  # of the groups of the mesh
         return model
 

@@ -7,7 +7,7 @@
     OUT/samples.jsonl                     text that was generated as training went (training/samples.py)
     OUT/tensorboard/, OUT/wandb/          the metrics, where they were asked for (training/logs.py)
     OUT/checkpoints/step-00000120/        weights, optimizer, moving average, position in the data (training/checkpoint.py)
-    OUT/model.safetensors                 at the end
+    OUT/model.safetensors                 at the end; adapter.yaml and adapter.safetensors of an adapter
 
 A batch and every random number are functions of (seed, step), so that a checkpoint needs no generator's state: after kill -9
 and the same command again, the last weights are those of the unbroken run, bit for bit.
@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from dovetail.adapters.kind import AdapterKind
+from dovetail.adapters.storage import Base
 from dovetail.core.errors import FileError
 from dovetail.io.atomic import write_atomically
 from dovetail.io.model_dir import must_be_free
@@ -32,7 +34,7 @@ from dovetail.io.replace import replacing, try_lock
 from dovetail.io.yaml import dump_yaml
 from dovetail.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints
-from dovetail.training.export import write_model
+from dovetail.training.export import write_model, write_trained_adapter
 from dovetail.training.logs import LOGS, MetricsLog
 from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan
@@ -141,6 +143,13 @@ class Run:
         names = [name for name in BESIDE if (self.place / name).is_file()]
         beside = {name: (self.place / name).read_bytes() for name in names}
         self.ranks.first_does(lambda: write_model(newest, spec, self.place, beside))
+
+    def write_adapter(self, kind: AdapterKind, base: Base) -> None:
+        """Write the adapter of the checkpoint that this process restored or took last, on the first rank."""
+        newest = self.newest
+        if newest is None:
+            raise FileError(f"{self.place}: holds no checkpoint to write the adapter of")
+        self.ranks.first_does(lambda: write_trained_adapter(newest, kind, base, self.place))
 
     def _metrics(self, step: int) -> list[StepMetrics]:
         """The metrics of the first steps."""
