@@ -54,7 +54,7 @@ from dovetail.training.settings import check_recorded, read_run, run_data
 from dovetail.training.source import Shape, TokenizerKind
 from dovetail.training.speed import faster_precision, speed_of
 from dovetail.training.step import DTYPES, computing_in
-from dovetail.training.task import generation_files, objective_kind, read_source, reads_of
+from dovetail.training.task import generation_files, objective_kind, read_source, reads_of, spec_for
 
 MINUTES = 5.0  # of a run without an end
 BYTES_PER_PARAMETER = 16  # float32 weight and gradient, and AdamW's two moments
@@ -156,8 +156,9 @@ def train(
     name, changed, directory = _named(spec, start).after(set, swap)
     if directory is not None:
         _refuse_weights(directory)
+    changed, fresh = spec_for(changed, objective)
     if start is not None:
-        start.check_fits(changed)
+        start.check_fits(changed, fresh)
     place = None if out is None else Path(out)
     kinds: tuple[LogKind, ...] = (log,) if isinstance(log, str) else tuple(log)
     if kinds and place is None:
@@ -226,7 +227,7 @@ def train(
         say(f"{name}: {parameters(changed):,} parameters, {kind.task}; {counts}")
         model = ranks.build(changed, seed, DTYPES[chosen])
         if start is not None:
-            with start.weights() as weights:
+            with start.weights(fresh) as weights:
                 ranks.set_weights(model, weights)
         interrupted, run = stack.enter_context(Interrupt()), None
         if place is not None:
@@ -247,7 +248,9 @@ def train(
             run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep, logs))
             if ranks.count == 1:  # no rank holds more than its shard
                 write_initial(place, model)
-        learned, source = learned.prepare(source, Setup(model, place, ranks, lambda: computing_in(model, chosen, ranks), load))
+        learned, source = learned.prepare(
+            source, Setup(model, place, seed, ranks, lambda: computing_in(model, chosen, ranks), load)
+        )
         sampling, samples = Sampling(temperature=temperature, seed=seed), None
         if sample_every and source.tokenizer is not None:
             path = None if place is None else place / SAMPLES_FILE

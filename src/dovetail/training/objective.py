@@ -59,6 +59,7 @@ class Setup(NamedTuple):
 
     model: Transformer  # with its initial weights
     place: Path | None  # the run directory
+    seed: int
     ranks: Ranks
     computing: Callable[[], AbstractContextManager[Any]]  # the context in which the model runs in the run's precision
     load: Callable[[str | Path], Transformer]  # the model of a directory
@@ -74,6 +75,7 @@ class Objective(ABC):
         False  # whether the model learns to continue a prompt: every token is predicted from those before
     )
     packs: ClassVar[bool] = True  # whether a row may hold several documents
+    tuning_rate: ClassVar[float] = 2e-5  # the learning rate at which all weights of a pretrained model are tuned
     fresh: ClassVar[str | None] = None  # the part that replaces one of the initial weights, and is initialized anew
     settings: ClassVar[tuple[str, ...]] = ()  # of how its data is read; its fields are the settings of the loss
     by_row: ClassVar[bool] = True  # whether the loss of a batch is the sum over its rows: pieces of a batch, and ranks, add up
