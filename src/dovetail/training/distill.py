@@ -1,7 +1,7 @@
 """Distillation: a student learns the teacher's probs of every answer token, not the token alone.
 
     forward    Σᵥ q(v) (log q(v) − log p(v))         covers all that the teacher says                    Hinton et al. 2015
-    reverse    Σᵥ p(v) (log p(v) − log q(v))         avoids what the teacher would not say               Gu et al. 2023 (MiniLLM)
+    reverse    Σᵥ p(v) (log p(v) − log q(v))         avoids what the teacher would not say               Gu et al. 2023
 
 p: the student, q: the teacher, both of logits / temperature; a sum over the tokens of answers. Both have one vocabulary.
 """
@@ -19,7 +19,7 @@ from dovetail.core.errors import FileError, UsageError
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.datasets.corpus import Batch
 from dovetail.model import Model, ModelModule
-from dovetail.training.objective import NextToken, Objective, Reads, Setup, TuningData, context
+from dovetail.training.objective import NOT_A_SETTING, NextToken, Objective, Reads, Setup, TuningData, context
 from dovetail.training.source import Note, Shape, Source
 from dovetail.training.tuning import Sft
 
@@ -38,7 +38,7 @@ class Distill(Objective):
     teacher: str | None = None  # a model directory
     direction: Literal["forward", "reverse"] = "forward"
     temperature: float = 1.0
-    model: Any = dc.field(default=None, init=False)
+    model: Any = dc.field(default=None, metadata=NOT_A_SETTING)
 
     def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
         """(tokens,) the divergence of logits (tokens, vocab)."""
@@ -71,9 +71,7 @@ class Distill(Objective):
             teacher.tokenizer is not None and own is not None and teacher.tokenizer.to_json() != own.to_json()
         ):
             raise FileError(f"{self.teacher}: its tokenizer or vocabulary is not the student's; token by token they must agree")
-        ready = dc.replace(self)
-        object.__setattr__(ready, "model", teacher)
-        return ready, source
+        return dc.replace(self, model=teacher), source
 
     @classmethod
     def check(cls, spec: Model) -> None:

@@ -30,7 +30,7 @@ from dovetail.datasets.corpus import Batch
 from dovetail.datasets.rows import held_out_rows
 from dovetail.model import Model, ModelModule
 from dovetail.text.turns import Chat, Encoded
-from dovetail.training.objective import NextToken, Objective, Reads, Setup, TuningData, context
+from dovetail.training.objective import NOT_A_SETTING, NextToken, Objective, Reads, Setup, TuningData, context
 from dovetail.training.rewards import checked, reward_named
 from dovetail.training.rollout import Rollout, roll_out
 from dovetail.training.rows import FRACTION, row_source
@@ -101,7 +101,7 @@ class Grpo(Objective):
 
     clip_ratio: float = 0.2  # ε: how far the ratio of a token may move
     kl: float = 0.0  # weight of the divergence from the initial weights
-    sampler: Sampler | None = dc.field(default=None, init=False)
+    sampler: Sampler | None = dc.field(default=None, metadata=NOT_A_SETTING)
 
     def token_losses(self, policy: Tensor, old: Tensor, advantages: Tensor, reference: Tensor | None) -> Tensor:
         """(batch, n) the loss of each token, from log-probs (batch, n) and advantages (batch, 1)."""
@@ -134,25 +134,23 @@ class Grpo(Objective):
     def prepare(self, source: Source, setup: Setup) -> tuple[Self, Source]:
         if setup.ranks.count > 1:
             raise UsageError("grpo: samples and trains in one process; run it on one rank")
-        assert source.table is not None, "a source of prompts"
-        sampler: Sampler = source.table.make.sampler  # type: ignore[attr-defined]
+        assert source.table is not None, "a source of rows"
+        assert isinstance(source.table.make, Prompts), "a source of prompts"
+        sampler = source.table.make.sampler
         first = copy.deepcopy(setup.model).requires_grad_(False) if self.kl else None
-        prompts, sequence = source.batch, setup.model
+        prompts = source.batch
 
         def batch(step: int) -> Batch:
             rows = prompts(step).extra["row"].numpy()
             with setup.computing():
-                made = sampler.batch(sequence, rows, seed_of(sampler_seed, step))
+                made = sampler.batch(setup.model, rows, seed_of(setup.seed, step))
             if first is None:
                 return made
             with torch.no_grad():
                 values = first.log_probs(made.tokens, made.labels, context(made, 0, False), sampler.temperature)
             return dc.replace(made, extra={**made.extra, "reference": values})
 
-        sampler_seed = setup.seed
-        ready = dc.replace(self)
-        object.__setattr__(ready, "sampler", sampler)
-        return ready, source._replace(batch=batch)
+        return dc.replace(self, sampler=sampler), source._replace(batch=batch)
 
     @classmethod
     def check(cls, spec: Model) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dovetail.training.source import Note, Shape, Source
     from dovetail.transformer import Transformer
 
+NOT_A_SETTING = {"setting": False}  # the metadata of a field that a run sets itself
 STREAMS = ("masked tokens", "random tokens")
 LARGEST = 700.0  # nats whose exponential is finite
 Reads = Literal["text", "labels", "pairs", "chats"]
@@ -114,7 +115,7 @@ class Objective(ABC):
 
     def configured(self, options: Mapping[str, Any]) -> Self:
         """The objective with settings by name; raise UsageError for one that it does not have."""
-        fields = [field.name for field in dc.fields(self) if field.init] if dc.is_dataclass(self) else []
+        fields = [field.name for field in dc.fields(self) if field.metadata != NOT_A_SETTING] if dc.is_dataclass(self) else []
         for name in options:
             if name not in (*fields, *self.settings):
                 known = names_or_nearest(name, [*fields, *self.settings], "settings")

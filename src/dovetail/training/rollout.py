@@ -41,7 +41,7 @@ def roll_out(
     stop: Collection[int],
     seed: int,
 ) -> list[Rollout]:
-    """Sample `group` completions of every prompt; those of a prompt follow each other. Temperature 0 takes the most probable."""
+    """Sample `group` completions of every prompt; those of a prompt follow each other. Temperature 0 is greedy."""
     check_generates(model.part)
     mode, device = model.training, model.device
     model.eval()
