@@ -50,6 +50,7 @@ _PUBLIC = {
     "tiny": "dovetail.api.tiny",
     "to_yaml": "dovetail.io.spec",
     "train": "dovetail.api.train",
+    "tune": "dovetail.api.tune",
     "verify": "dovetail.api.verify",
 }
 
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from dovetail.api.show_data import show_data as show_data
     from dovetail.api.tiny import tiny as tiny
     from dovetail.api.train import train as train
+    from dovetail.api.tune import tune as tune
     from dovetail.api.verify import verify as verify
     from dovetail.core.check import check as check
     from dovetail.core.ctx import Ctx as Ctx, Listener as Listener

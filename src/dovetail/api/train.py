@@ -58,7 +58,7 @@ from dovetail.training.settings import check_recorded, read_run, run_data
 from dovetail.training.source import Shape, TokenizerKind
 from dovetail.training.speed import faster_precision, speed_of
 from dovetail.training.step import DTYPES, computing_in
-from dovetail.training.task import generation_files, objective_kind, read_source, reads_of
+from dovetail.training.task import generation_files, objective_kind, read_source, reads_of, spec_for
 
 MINUTES = 5.0  # of a run without an end
 ADAPTER_RATE = 10  # times the learning rate of full fine-tuning (LoRA without regret)
@@ -171,8 +171,9 @@ def train(
     name, changed, directory = _named(spec, start).after(set, swap)
     if directory is not None:
         _refuse_weights(directory)
+    changed, fresh = spec_for(changed, objective)
     if start is not None:
-        start.check_fits(changed)
+        start.check_fits(changed, fresh)
     place = None if out is None else Path(out)
     kinds: tuple[LogKind, ...] = (log,) if isinstance(log, str) else tuple(log)
     if kinds and place is None:
@@ -244,7 +245,7 @@ def train(
         model = ranks.build(changed, seed, DTYPES[chosen], prepare=attached)
         known = Fingerprint()
         if start is not None:
-            with start.weights() as weights:
+            with start.weights(fresh) as weights:
                 ranks.set_weights(model, known.watch(weights) if applied else weights)
         for one in applied:
             match(model)
@@ -269,7 +270,9 @@ def train(
             run = stack.enter_context(Run(place, plan, ranks, checkpoint_minutes, keep, logs))
             if ranks.count == 1:  # no rank holds more than its shard
                 write_initial(place, model)
-        learned, source = learned.prepare(source, Setup(model, place, ranks, lambda: computing_in(model, chosen, ranks), load))
+        learned, source = learned.prepare(
+            source, Setup(model, place, seed, ranks, lambda: computing_in(model, chosen, ranks), load)
+        )
         sampling, samples = Sampling(temperature=temperature, seed=seed), None
         if sample_every and source.tokenizer is not None:
             path = None if place is None else place / SAMPLES_FILE

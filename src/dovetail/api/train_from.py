@@ -65,10 +65,12 @@ class Start:
         """The files to write beside the weights: tokenizer, chat template, generation settings."""
         return files_beside(Directory(self.place))
 
-    def check_fits(self, spec: Model) -> None:
-        """Raise FileError for the first weight of the spec that the directory does not have, or has in another shape."""
+    def check_fits(self, spec: Model, fresh: str | None = None) -> None:
+        """Raise FileError for the first weight of the spec that the directory does not have, or has in another shape; those of
+        the part `fresh` are initialized anew."""
         theirs, ours = (
-            {d.path: tuple(d.weight.shape(d.scope)) for d in declared(one) if d.weight.stored} for one in (self.spec, spec)
+            {d.path: tuple(d.weight.shape(d.scope)) for d in declared(one) if d.weight.stored and not _within(d.path, fresh)}
+            for one in (self.spec, spec)
         )
         for path in [*ours, *theirs]:
             a, b = theirs.get(path), ours.get(path)
@@ -93,11 +95,15 @@ class Start:
             raise FileError(f"{data}: its tokenizer is not that of {self.place}; {remedy}")
 
     @contextlib.contextmanager
-    def weights(self) -> Generator[Iterable[tuple[str, Tensor]]]:
-        """(path, tensor) of every weight, each read when its turn comes."""
+    def weights(self, fresh: str | None = None) -> Generator[Iterable[tuple[str, Tensor]]]:
+        """(path, tensor) of every weight but those of the part `fresh`, each read when its turn comes."""
         if self.checkpoint is not None:
             pieces = checkpoint_pieces(self.checkpoint, self.spec)
-            yield (pair for piece in pieces for pair in piece.make().items())
+            yield (pair for piece in pieces for pair in piece.make().items() if not _within(pair[0], fresh))
             return
         with opened(self.place) as files:
-            yield files.tensors
+            yield (pair for pair in files.tensors if not _within(pair[0], fresh))
+
+
+def _within(path: str, part: str | None) -> bool:
+    return part is not None and path.startswith(f"{part}.")

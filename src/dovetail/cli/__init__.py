@@ -30,6 +30,7 @@ VERBS = {
     "data show": "print what a corpus of token shards holds, or which tokens of a tuning file are learned",
     "plan": "plan training on many GPUs: layouts that fit, memory, traffic, time and cost",
     "train": "train a model on text or token shards, in a run that resumes",
+    "tune": "tune a model on chats, preferences or rewards, in a run that resumes",
     "runs": "list, compare and plot training runs",
     "generate": "generate text from a prompt",
     "map": "draw the attention maps of a layer",

@@ -24,6 +24,7 @@ LOSSES_FILE = "loss.jsonl"
 RUN_FILE = "run.yaml"  # the settings of the training run
 INITIAL_FILE = "initial.json"  # digests of the weights that a training run started with
 PLOT_FILE = "loss.png"
+REFERENCE_FILE = "reference.safetensors"  # log-probs of the initial weights on the rows that a run is tuned on
 SAMPLES_FILE = "samples.jsonl"  # generated as the run went
 ADAPTER_FILE = "adapter.yaml"  # of an adapter directory, and of a run that trained one
 ADAPTER_WEIGHTS = "adapter.safetensors"
@@ -51,7 +52,7 @@ CARRIED = (
 SHARDS = "model-*-of-*.safetensors"
 MODEL_FILES = (
     *(SPEC_FILE, WEIGHTS_FILE, INDEX_FILE, SHARDS, CONFIG_FILE, KEPT_CONFIG, QUANTIZATION_FILE),
-    *(LOSSES_FILE, RUN_FILE, INITIAL_FILE, PLOT_FILE, SAMPLES_FILE),
+    *(LOSSES_FILE, RUN_FILE, INITIAL_FILE, PLOT_FILE, SAMPLES_FILE, REFERENCE_FILE),
     *(ADAPTER_FILE, ADAPTER_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS),
     *CARRIED,
 )

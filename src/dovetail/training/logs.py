@@ -19,7 +19,7 @@ from dovetail.core.errors import UsageError
 from dovetail.training.metrics import StepMetrics
 
 LogKind = Literal["tensorboard", "wandb"]
-NOT_LOGGED = ("step", "val_metrics")
+NOT_LOGGED = ("step", "val_metrics", "train_metrics")
 
 
 class MetricsLog(ABC):

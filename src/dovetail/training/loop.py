@@ -108,7 +108,9 @@ def train(
                 status.at("eval", step + 1)
             held_out = _eval(trainer, validation, step) if is_eval else {}
             figures = {"grad_norm": found.grad_norm, "mfu": mfu, "imbalance": stragglers.imbalance}
-            metrics = StepMetrics(step + 1, found.loss, lr, tokens, before + now - start, **figures)
+            metrics = StepMetrics(
+                step + 1, found.loss, lr, tokens, before + now - start, **figures, train_metrics=batch.figures
+            )
             if (slow := stragglers.changed(step + 1)) and trainer.ranks.first:
                 warnings.warn(slow, stacklevel=2)
             if held_out:

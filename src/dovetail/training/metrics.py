@@ -20,6 +20,7 @@ class StepMetrics:
     grad_norm: float | None = None  # before clipping
     val_metrics: Mapping[str, float] | None = None  # what the objective measures on held-out data beside the loss, at evals
     mfu: float | None = None  # of this step: model FLOPs utilization, against the measured peak (training/speed.py)
+    train_metrics: Mapping[str, float] | None = None  # what was measured when the batch was made: the reward of rollouts
     imbalance: float | None = None  # on several ranks: the slowest rank's own work in this step ÷ the median rank's
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dovetail.training.source import Note, Shape, Source
     from dovetail.transformer import Transformer
 
+NOT_A_SETTING = {"setting": False}  # the metadata of a field that a run sets itself
 STREAMS = ("masked tokens", "random tokens")
 LARGEST = 700.0  # nats whose exponential is finite
 Reads = Literal["text", "labels", "pairs", "chats"]
@@ -59,6 +60,7 @@ class Setup(NamedTuple):
 
     model: Transformer  # with its initial weights
     place: Path | None  # the run directory
+    seed: int
     ranks: Ranks
     computing: Callable[[], AbstractContextManager[Any]]  # the context in which the model runs in the run's precision
     load: Callable[[str | Path], Transformer]  # the model of a directory
@@ -74,6 +76,7 @@ class Objective(ABC):
         False  # whether the model learns to continue a prompt: every token is predicted from those before
     )
     packs: ClassVar[bool] = True  # whether a row may hold several documents
+    tuning_rate: ClassVar[float] = 2e-5  # the learning rate at which all weights of a pretrained model are tuned
     fresh: ClassVar[str | None] = None  # the part that replaces one of the initial weights, and is initialized anew
     settings: ClassVar[tuple[str, ...]] = ()  # of how its data is read; its fields are the settings of the loss
     by_row: ClassVar[bool] = True  # whether the loss of a batch is the sum over its rows: pieces of a batch, and ranks, add up
@@ -112,7 +115,7 @@ class Objective(ABC):
 
     def configured(self, options: Mapping[str, Any]) -> Self:
         """The objective with settings by name; raise UsageError for one that it does not have."""
-        fields = [field.name for field in dc.fields(self) if field.init] if dc.is_dataclass(self) else []
+        fields = [field.name for field in dc.fields(self) if field.metadata != NOT_A_SETTING] if dc.is_dataclass(self) else []
         for name in options:
             if name not in (*fields, *self.settings):
                 known = names_or_nearest(name, [*fields, *self.settings], "settings")

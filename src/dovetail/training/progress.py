@@ -38,7 +38,8 @@ class Progress:
         """Show the metrics of a step; `done` is the fraction of the run that is over."""
         speed = metrics.tokens / max(metrics.seconds, 1e-9)
         mfu = "" if metrics.mfu is None else f"  MFU {metrics.mfu:.1%}"
-        status = f"step {metrics.step}  loss {metrics.loss:.3f}  {speed:,.0f} tokens/s{mfu}"
+        made = "".join(f"  {name} {value:.3g}" for name, value in (metrics.train_metrics or {}).items())
+        status = f"step {metrics.step}  loss {metrics.loss:.3f}{made}  {speed:,.0f} tokens/s{mfu}"
         self.bar.update(self.task, completed=done, status=status)
         if metrics.val_loss is not None:
             held_out = "".join(f"  {name} {value:.4g}" for name, value in (metrics.val_metrics or {}).items())

@@ -4,6 +4,7 @@
     OUT/run.yaml                          the settings (training/settings.py); a run with others is refused
     OUT/initial.json                      digests of the initial weights (training/initial.py)
     OUT/loss.jsonl                        the metrics of each step
+    OUT/reference.safetensors             of preference tuning: log-probs of the initial weights (training/reference.py)
     OUT/samples.jsonl                     text that was generated as training went (training/samples.py)
     OUT/tensorboard/, OUT/wandb/          the metrics, where they were asked for (training/logs.py)
     OUT/checkpoints/step-00000120/        weights, optimizer, moving average, position in the data (training/checkpoint.py)
@@ -29,7 +30,16 @@ from dovetail.adapters.storage import Base
 from dovetail.core.errors import FileError
 from dovetail.io.atomic import write_atomically
 from dovetail.io.model_dir import must_be_free
-from dovetail.io.model_files import CARRIED, INITIAL_FILE, KEPT_CONFIG, LOSSES_FILE, RUN_FILE, SAMPLES_FILE, foreign
+from dovetail.io.model_files import (
+    CARRIED,
+    INITIAL_FILE,
+    KEPT_CONFIG,
+    LOSSES_FILE,
+    REFERENCE_FILE,
+    RUN_FILE,
+    SAMPLES_FILE,
+    foreign,
+)
 from dovetail.io.replace import replacing, try_lock
 from dovetail.io.yaml import dump_yaml
 from dovetail.model import Model
@@ -42,7 +52,8 @@ from dovetail.training.ranks import Ranks
 from dovetail.training.settings import FREE, differing, read_run
 from dovetail.training.step import Trainer
 
-BESIDE = (*CARRIED, KEPT_CONFIG, LOSSES_FILE, SAMPLES_FILE, RUN_FILE, INITIAL_FILE)  # stay when the weights are written
+# stay when the weights are written
+BESIDE = (*CARRIED, KEPT_CONFIG, LOSSES_FILE, SAMPLES_FILE, RUN_FILE, INITIAL_FILE, REFERENCE_FILE)
 LOCK_TRIES = 10  # `dovetail runs` takes the lock for an instant, to see whether the run is alive
 OWN = (CHECKPOINTS, *LOGS)  # sub-directories of a run
 

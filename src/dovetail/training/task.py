@@ -20,7 +20,10 @@ from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.contrastive import Contrastive
 from dovetail.training.denoising import Denoising, SpanCorruption
+from dovetail.training.distill import Distill
+from dovetail.training.grpo import Grpo
 from dovetail.training.objective import Classify, MaskedTokens, NextToken, Objective, Reads, TuningData, check_reads_text
+from dovetail.training.preference import Dpo, Ipo, Kto, Orpo, RewardModel
 from dovetail.training.rows import from_labels, from_pairs
 from dovetail.training.source import Note, Shape, Source, TokenizerKind, from_shards, from_text
 from dovetail.training.tuning import Sft
@@ -31,7 +34,7 @@ READS: dict[str, Reads] = {"text": "text", "data": "text", "labels": "labels", "
 OBJECTIVES: dict[str, type[Objective]] = {
     kind.name: kind for kind in (NextToken, MaskedTokens, SpanCorruption, Denoising, Classify, Contrastive)
 }
-TUNING: dict[str, type[Objective]] = {kind.name: kind for kind in (Sft,)}
+TUNING: dict[str, type[Objective]] = {kind.name: kind for kind in (Sft, Dpo, Ipo, Orpo, Kto, RewardModel, Grpo, Distill)}
 
 
 def objective_kind(spec: Model, reads: Reads, name: str | None = None) -> type[Objective]:
@@ -52,6 +55,14 @@ def objective_kind(spec: Model, reads: Reads, name: str | None = None) -> type[O
             except SpecError as error:
                 errors.append(error)
     raise errors[0]
+
+
+def spec_for(spec: Model, name: str | None) -> tuple[Model, str | None]:
+    """The spec that an objective of this name trains, from that of the initial weights; and the part that is not theirs."""
+    kind = TUNING.get(name or "")
+    if kind is None or kind.spec_for(spec) == spec:
+        return spec, None
+    return kind.spec_for(spec), kind.fresh
 
 
 def _named(spec: Model, reads: Reads, name: str) -> type[Objective]:

@@ -1,0 +1,333 @@
+"""Preference objectives: pairs of a chosen answer y₊ and a rejected one y₋, or single answers judged as good or bad.
+
+    s(y) = log π(y | x) − log π₀(y | x)        π₀: the initial weights; a sum over the tokens of the answer, its end included
+
+    dpo      −log σ(β (s(y₊) − s(y₋)))                                                          Rafailov et al. 2023
+    ipo      (s(y₊)/|y₊| − s(y₋)/|y₋| − 1/(2β))²         per token, as its authors' code has it  Azar et al. 2023
+    orpo     −mean log π(x, y₊) − β log σ(o(y₊) − o(y₋)),   o(y) = log p/(1 − p),  p = e^(mean log π(y | x));  needs no π₀
+                                                                                                Hong et al. 2024
+    kto      1 − σ(±β (s(y) − z)),   + for good answers,   z = max(0, mean s(y') over answers y' to other prompts)
+                                                                                                Ethayarajh et al. 2024
+    reward   −log σ(r(x, y₊) − r(x, y₋)),   r: a head with one number per document              Bradley & Terry 1952
+
+log π₀ is computed once before the first step, by the model itself, and stored in the run directory (training/reference.py): no
+second model stays in memory. A batch has the chosen answers as tokens and the rejected ones as source.
+
+Shapes: tokens, labels (batch, n); source (batch, m); reference (batch, 2); losses (batch,). A pair counts as one label.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.errors import FileError, SpecError
+from dovetail.core.layout import TokenLayout
+from dovetail.core.loss import IGNORED, LossSum
+from dovetail.core.module import at_least_fp32
+from dovetail.datasets.chats import read_judged, read_preferences
+from dovetail.datasets.corpus import Batch
+from dovetail.model import Model, ModelModule
+from dovetail.text.turns import Encoded
+from dovetail.training.objective import NextToken, Objective, Reads, Setup, TuningData, context
+from dovetail.training.reference import add_reference
+from dovetail.training.source import Note, Rows, Shape, Source
+from dovetail.training.tuning import TuningRows, packed_batch
+
+
+class Scores(NamedTuple):
+    """Of one answer per row, each (batch,): its log-prob by the model and by the initial weights, and its number of tokens."""
+
+    policy: Tensor
+    reference: Tensor
+    tokens: Tensor
+
+    @property
+    def ratio(self) -> Tensor:
+        """log π(y | x) − log π₀(y | x)."""
+        return self.policy - self.reference
+
+
+class Side(NamedTuple):
+    """One of the two answers of each row."""
+
+    tokens: Tensor
+    labels: Tensor
+    layout: TokenLayout
+
+
+def sides(batch: Batch) -> tuple[Side, Side]:
+    """The two answers of each row of a batch."""
+    assert batch.source is not None, "a batch of two answers per row has a source"
+    assert batch.source_layout is not None, "a batch of two answers per row has the layout of its source"
+    return Side(batch.tokens, batch.labels, batch.layout), Side(batch.source, batch.extra["source_labels"], batch.source_layout)
+
+
+def answer_log_probs(model: ModelModule, batch: Batch, side: Side, seed: int, training: bool) -> tuple[Tensor, Tensor]:
+    """(batch,) log π of the answers of one side, and the losses that parts add, ()."""
+    ctx = context(dc.replace(batch, layout=side.layout), seed, training)
+    found = model.log_probs(side.tokens, side.labels, ctx).sum(-1)
+    return found, ctx.with_added(found.new_zeros(()))
+
+
+def scores(model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Scores, Scores, Tensor]:
+    """The scores of both answers of each row, and the mean of the losses that parts add to the two passes."""
+    both, added = list[Scores](), list[Tensor]()
+    for i, side in enumerate(sides(batch)):
+        policy, extra = answer_log_probs(model, batch, side, seed, training)
+        stored = batch.extra.get("reference")
+        reference = torch.zeros_like(policy) if stored is None else stored[:, i].to(policy.dtype)
+        both.append(Scores(policy, reference, (side.labels != IGNORED).sum(-1)))
+        added.append(extra)
+    return both[0], both[1], torch.stack(added).mean()
+
+
+class TuningObjective(Objective):
+    """An objective on tuning rows, whose loss is a sum over rows."""
+
+    reads: ClassVar[Reads] = "chats"
+    settings = ("template",)
+    packs: ClassVar[bool] = False
+    tuning_rate: ClassVar[float] = 1e-6  # a pair moves the weights far: the papers have 5e-7 to 5e-6
+    needs_reference: ClassVar[bool] = True  # the log-probs of the initial weights
+
+    def prepare(self, source: Source, setup: Setup) -> tuple[Self, Source]:
+        if self.needs_reference:
+            add_reference(source, setup, reference_log_probs)
+        return self, source
+
+    @classmethod
+    def check(cls, spec: Model) -> None:
+        NextToken.check(spec)
+
+
+def reference_log_probs(model: ModelModule, batch: Batch) -> Tensor:
+    """(batch, 2) log π₀ of both answers of each row."""
+    return torch.stack([answer_log_probs(model, batch, side, 0, False)[0] for side in sides(batch)], -1)
+
+
+class PairLosses(NamedTuple):
+    """Of a batch of pairs: the loss of each (batch,), by how much its chosen answer is preferred, and what parts add."""
+
+    losses: Tensor
+    margins: Tensor
+    added: Tensor
+
+    def summed(self) -> LossSum:
+        """The loss over all pairs."""
+        count = len(self.losses)
+        return LossSum(self.losses.sum() + self.added * count, torch.tensor(count, device=self.losses.device))
+
+
+class Pairs(TuningObjective):
+    """An objective on pairs."""
+
+    def pair_losses(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> PairLosses:
+        """The losses and margins of a batch."""
+        raise NotImplementedError
+
+    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
+        return self.pair_losses(model, batch, seed, training).summed()
+
+    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
+        found = self.pair_losses(model, batch, seed, False)
+        loss, margins = found.summed(), found.margins
+        hits = (margins > 0).to(margins.dtype).sum()
+        return {"loss": loss, "accuracy": LossSum(hits, loss.num_labels), "margin": LossSum(margins.sum(), loss.num_labels)}
+
+    @classmethod
+    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+        rows = TuningRows(path, *read_preferences(path), spec, shape, note, data)
+        chosen, rejected = ([pair[i] for pair in rows.encoded] for i in range(2))
+        return rows.source(lambda some: two_sided(chosen, rejected, some, shape.length), *rows.parts)
+
+
+@dc.dataclass(frozen=True)
+class Preference(Pairs):
+    """An objective on pairs that compares with the initial weights."""
+
+    beta: float = 0.1
+
+    def losses(self, chosen: Scores, rejected: Scores) -> Tensor:
+        """(batch,) the loss of each pair."""
+        raise NotImplementedError
+
+    def margins(self, chosen: Scores, rejected: Scores) -> Tensor:
+        """(batch,) β (s(y₊) − s(y₋))."""
+        return self.beta * (chosen.ratio - rejected.ratio)
+
+    def pair_losses(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> PairLosses:
+        chosen, rejected, added = scores(model, batch, seed, training)
+        return PairLosses(self.losses(chosen, rejected), self.margins(chosen, rejected), added)
+
+
+@dc.dataclass(frozen=True)
+class Dpo(Preference):
+    """Direct preference optimization."""
+
+    name, task = "dpo", "preferring the chosen answer"
+
+    def losses(self, chosen: Scores, rejected: Scores) -> Tensor:
+        return -F.logsigmoid(self.margins(chosen, rejected))
+
+
+@dc.dataclass(frozen=True)
+class Ipo(Preference):
+    """Identity preference optimization: the margin per token is to be 1/(2β), not as large as possible."""
+
+    name, task = "ipo", "preferring the chosen answer by a margin"
+
+    def losses(self, chosen: Scores, rejected: Scores) -> Tensor:
+        per_token = [one.ratio / one.tokens.clamp_min(1) for one in (chosen, rejected)]
+        return (per_token[0] - per_token[1] - 1 / (2 * self.beta)).square()
+
+
+@dc.dataclass(frozen=True)
+class Orpo(Preference):
+    """Odds ratio preference optimization: the loss of the chosen text, prompt included, and of the odds of both answers."""
+
+    name, task = "orpo", "predicting the chosen answer rather than the rejected one"
+    tuning_rate: ClassVar[float] = 8e-6
+    needs_reference: ClassVar[bool] = False
+
+    def pair_losses(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> PairLosses:
+        chosen, rejected, added, text = self._scores(model, batch, seed, training)
+        return PairLosses(self.losses(chosen, rejected) - text, self.margins(chosen, rejected), added)
+
+    def losses(self, chosen: Scores, rejected: Scores) -> Tensor:
+        return -self.beta * F.logsigmoid(self.margins(chosen, rejected))
+
+    def margins(self, chosen: Scores, rejected: Scores) -> Tensor:
+        return log_odds(chosen) - log_odds(rejected)
+
+    def _scores(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Scores, Scores, Tensor, Tensor]:
+        """The scores of both answers, what parts add, and the mean log-prob (batch,) of the tokens of the chosen text."""
+        both, added = list[Scores](), list[Tensor]()
+        (first, second), text = sides(batch), torch.zeros(())
+        for i, side in enumerate((first._replace(labels=first.layout.next_of(first.tokens, IGNORED)), second)):
+            answer = (first, second)[i].labels != IGNORED
+            ctx = context(dc.replace(batch, layout=side.layout), seed, training)
+            per_token = model.log_probs(side.tokens, side.labels, ctx)
+            text = per_token.sum(-1) / (side.labels != IGNORED).sum(-1).clamp_min(1) if i == 0 else text
+            policy = per_token.masked_fill(~answer, 0).sum(-1)
+            both.append(Scores(policy, torch.zeros_like(policy), answer.sum(-1)))
+            added.append(ctx.with_added(policy.new_zeros(())))
+        return both[0], both[1], torch.stack(added).mean(), text
+
+
+def log_odds(one: Scores) -> Tensor:
+    """(batch,) log p/(1 − p) of the geometric mean p of an answer's token probs."""
+    mean = one.policy / one.tokens.clamp_min(1)
+    return mean - log1mexp(mean)
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """log(1 − eˣ) of x < 0: by expm1 near 0, by log1p far from it (Mächler 2012). 0 itself is taken as −eps."""
+    x = x.clamp_max(-torch.finfo(x.dtype).eps)
+    near = x > -0.6931472
+    by_expm1, by_log1p = torch.log(-torch.expm1(x.masked_fill(~near, -1.0))), torch.log1p(-torch.exp(x.masked_fill(near, -1.0)))
+    return torch.where(near, by_expm1, by_log1p)
+
+
+@dc.dataclass(frozen=True)
+class Kto(TuningObjective):
+    """Kahneman–Tversky optimization: answers judged one by one. z is a mean over the batch, so it is computed whole."""
+
+    name, task = "kto", "raising good answers and lowering bad ones"
+    by_row: ClassVar[bool] = False
+
+    beta: float = 0.1
+    desirable: float = 1.0  # weight of the losses of good answers
+    undesirable: float = 1.0
+
+    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
+        losses, _, added = self._losses(model, batch, seed, training)
+        return LossSum(losses.sum() + added * len(losses), torch.tensor(len(losses), device=losses.device))
+
+    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
+        losses, gains, added = self._losses(model, batch, seed, False)
+        count = torch.tensor(len(losses), device=losses.device)
+        accuracy = LossSum((gains > 0).to(gains.dtype).sum(), count)
+        return {"loss": LossSum(losses.sum() + added * count, count), "accuracy": accuracy}
+
+    def _losses(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """(batch,) losses, (batch,) s(y) − z with the sign of the judgment, and what parts add."""
+        own, other = sides(batch)
+        policy, added = answer_log_probs(model, batch, own, seed, training)
+        with torch.no_grad():
+            others, _ = answer_log_probs(model, batch, other, seed, training)
+        reference = batch.extra["reference"].to(policy.dtype)
+        own_scores = Scores(policy, reference[:, 0], (own.labels != IGNORED).sum(-1))
+        return *self.losses(own_scores, others - reference[:, 1], batch.extra["good"]), added
+
+    def losses(self, own: Scores, others: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch,) the losses, and s(y) − z with the sign of the judgment; `others` (batch,) are s(y') to other prompts."""
+        offset = others.mean().clamp_min(0)
+        gains = (own.ratio - offset) * torch.where(good, 1.0, -1.0).to(own.policy.dtype)
+        weights = torch.where(good, self.desirable, self.undesirable).to(own.policy.dtype)
+        return weights * (1 - torch.sigmoid(self.beta * gains)), gains
+
+    @classmethod
+    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+        rows = TuningRows(path, *read_judged(path), spec, shape, note, data)
+        own = [one for (one,) in rows.encoded]
+        if len(own) < 2:
+            raise FileError(f"{path}: has one row; kto compares each answer with those to other prompts")
+        # the answer of the next row to the prompt of each: fixed, so that its reference log-prob is, too
+        other = [_answered(one, own[(i + 1) % len(own)], shape.length) for i, one in enumerate(own)]
+        good = torch.tensor([row.fields["label"] for row in rows.rows])
+
+        def make(some: Rows) -> Batch:
+            batch = two_sided(own, other, some, shape.length)
+            return dc.replace(batch, extra={**batch.extra, "good": good[some]})
+
+        return rows.source(make, *rows.parts)
+
+
+class RewardModel(Pairs):
+    """A reward model by the Bradley–Terry model of pairs; its head replaces that of the language model."""
+
+    name, task = "reward", "scoring the chosen answer above the rejected one"
+    needs_reference: ClassVar[bool] = False
+    fresh: ClassVar[str | None] = "head"
+    tuning_rate: ClassVar[float] = 1e-5
+
+    def pair_losses(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> PairLosses:
+        rewards, added = list[Tensor](), list[Tensor]()
+        for side in sides(batch):
+            ctx = context(dc.replace(batch, layout=side.layout), seed, training)
+            value = model(side.tokens, ctx)[:, 0]
+            rewards.append(value.to(at_least_fp32(value.dtype)))
+            added.append(ctx.with_added(rewards[-1].new_zeros(())))
+        margins = rewards[0] - rewards[1]
+        return PairLosses(-F.logsigmoid(margins), margins, torch.stack(added).mean())
+
+    @classmethod
+    def spec_for(cls, spec: Model) -> Model:
+        return spec if spec.head is not None and spec.head.criterion == "mse" else spec.set("head", {"kind": "reward"})
+
+    @classmethod
+    def check(cls, spec: Model) -> None:
+        if spec.head is None or not spec.head.pools() or spec.head.criterion != "mse":
+            raise SpecError("head", "a reward is one number per document", "--set head=reward")
+
+
+def two_sided(first: list[Encoded], second: list[Encoded], rows: Rows, length: int) -> Batch:
+    """The batch of some rows of two lists of examples: tokens and source, padded."""
+    tokens, labels, layout = packed_batch([[first[i]] for i in rows], length)
+    source, source_labels, source_layout = packed_batch([[second[i]] for i in rows], length)
+    numbered = source_layout.numbered(len(rows))  # dropout differs between the two answers
+    return Batch(tokens, labels, layout, source, numbered, {"source_labels": source_labels})
+
+
+def _answered(one: Encoded, other: Encoded, length: int) -> Encoded:
+    """The prompt of one example with the first answer and what follows it of another, cut to `length` tokens."""
+    start, stop = int(one.answer.argmax()), int(other.answer.argmax())
+    ids = np.concatenate([one.ids[:start], other.ids[stop:]])[:length]
+    return Encoded(ids, np.concatenate([one.answer[:start], other.answer[stop:]])[:length])

@@ -1,0 +1,96 @@
+"""Rollouts: completions that the model samples itself, with the log-prob of every token as it was sampled.
+
+    u = draw(seed, row, position)        token = the first whose cumulative prob exceeds u        no generator, no state
+
+Prompts are prefilled once and forked to the rows of their group. A row's tokens are a function of the weights, the seed, its
+number and its prompt: not of its neighbors (law 21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.host import read
+from dovetail.core.random import draw, streams, words
+from dovetail.generation import check_generates
+from dovetail.model import ModelModule
+from dovetail.state.pool import Pool
+
+STREAM = "rollouts"
+
+
+class Rollout(NamedTuple):
+    """A completion: its token ids, the end token included where it came to one, and the log-prob of each."""
+
+    tokens: list[int]
+    log_probs: list[float]
+
+
+@torch.no_grad()
+def roll_out(
+    model: ModelModule,
+    prompts: Sequence[Sequence[int]],
+    group: int,
+    max_tokens: int,
+    temperature: float,
+    stop: Collection[int],
+    seed: int,
+) -> list[Rollout]:
+    """Sample `group` completions of every prompt; those of a prompt follow each other. Temperature 0 is greedy."""
+    check_generates(model.part)
+    mode, device = model.training, model.device
+    model.eval()
+    count, lengths = len(prompts) * group, [len(one) for one in prompts]
+    pool = Pool(model.part, count, max(lengths) + max_tokens, dtype=model.dtype, device=device)
+    found = [Rollout([], []) for _ in range(count)]
+    stream, alive = streams(torch.tensor(seed), [STREAM])[0].to(device), list(range(count))
+    logits = _prefill(model, pool, prompts, group)
+    for place in range(max_tokens):
+        rows = torch.tensor(alive, device=device)
+        uniform = words(draw(stream, rows, torch.full_like(rows, place)))[0].double() * 2.0**-32
+        tokens, log_probs = _choose(logits, temperature, uniform)
+        for row, token, log_prob in zip(alive, read(tokens), log_probs.tolist(), strict=True):
+            found[row].tokens.append(token)
+            found[row].log_probs.append(log_prob)
+        going = [i for i, row in enumerate(alive) if found[row].tokens[-1] not in stop]
+        alive = [alive[i] for i in going]
+        if not alive or place + 1 == max_tokens:
+            break
+        step = pool.step(alive, [1] * len(alive))
+        ctx = Ctx(layout=step.layout, views=step.views, ranks=model.ranks)
+        logits = model.next_logits(tokens[going][:, None], ctx)[:, -1]
+    model.train(mode)
+    return found
+
+
+def _prefill(model: ModelModule, pool: Pool, prompts: Sequence[Sequence[int]], group: int) -> Tensor:
+    """Read every prompt once, and fork it to its group; return the logits (rows, vocab) after the prompts."""
+    lengths = [len(one) for one in prompts]
+    leaders = [i * group for i in range(len(prompts))]
+    tokens = torch.zeros(len(prompts), max(lengths), dtype=torch.long, device=model.device)
+    for i, one in enumerate(prompts):
+        tokens[i, : len(one)] = torch.tensor(one)
+    step = pool.step(leaders, lengths)
+    x, ctx = model.hidden(tokens, Ctx(layout=step.layout, views=step.views, ranks=model.ranks))
+    last = x[torch.arange(len(prompts), device=x.device), torch.tensor(lengths, device=x.device) - 1]
+    logits = model.head(last[:, None], ctx)[:, 0]
+    for leader in leaders:
+        for row in range(leader + 1, leader + group):
+            pool.fork(leader, row)
+    return logits.repeat_interleave(group, 0)
+
+
+def _choose(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """(rows,) a token of each row, and its log-prob."""
+    if temperature == 0:
+        tokens = logits.argmax(-1)
+        return tokens, torch.zeros_like(uniform)
+    scores = torch.log_softmax((logits.float() if logits.dtype.itemsize < 4 else logits) / temperature, -1)
+    upto = scores.double().exp().cumsum(-1)
+    tokens = torch.searchsorted(upto, (uniform * upto[:, -1])[:, None], right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
+    return tokens, scores.gather(-1, tokens[:, None])[:, 0]
