@@ -3,10 +3,14 @@ docs/servers.md names; the same server without them, with the same noise, passes
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from wrong_server import running
 
 from dovetail.lawbook.foreign.laws import Found
+from dovetail.lawbook.served.answers import Step
+from dovetail.lawbook.served.noise import row_gap
 from dovetail.lawbook.served.run import SERVED, calibrated, law_names, opened, try_law
 
 # bug of docs/servers.md -> the law that catches it, and how the server runs
@@ -69,6 +73,17 @@ def _silent(seed: int) -> None:
     found = tried(noise=PROFILES[seed % len(PROFILES)], seed=seed, speculate=seed % 5 == 4)
     states = {name: one.state for name, one in found.items()}
     assert states == {**dict.fromkeys(SERVED, "passed"), "speculated": "not applicable"}, found
+
+
+def test_an_unlikely_sampled_token_does_not_lower_the_bar_of_its_row() -> None:
+    """Rows list the likeliest tokens and the sampled one; a token between them and it is absent, not impossible."""
+    likely = {i: -1.0 - i / 10 for i in range(20)}
+    sampled, greedy = Step(70, -9.0, likely), Step(0, -1.0, {**{i: likely[i] for i in range(19)}, 55: -2.95})
+    assert row_gap(sampled, greedy) < 0.06
+    assert row_gap(Step(0, -1.0, {**likely, 0: -1.5}), Step(0, -1.0, likely)) == pytest.approx(0.5)
+    assert row_gap(Step(0, -1.0, {**likely, 99: -0.5}), Step(0, -1.0, likely)) == pytest.approx(2.4)
+    assert row_gap(Step(0, float("nan"), likely), Step(0, -1.0, likely)) == pytest.approx(0.0)
+    assert row_gap(Step(0, -1.0, {0: float("nan")}), Step(0, -1.0, likely)) == inf
 
 
 @pytest.mark.parametrize("seed", range(10))

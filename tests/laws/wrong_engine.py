@@ -22,7 +22,7 @@ import numpy as np
 
 VOCAB, WIDTH, PAGE, CHUNK = 96, 16, 16, 64
 PAGES = 160
-RECENT = 0.1  # per token: by how much nearer tokens score higher
+RECENT = 0.3  # per token: by how much nearer tokens score higher
 PACE = 0.001  # seconds per step with several rows
 
 
