@@ -270,7 +270,11 @@ class Engine:
         scores = np.einsum("rd,rnd->rn", (x + self.w.positions[places]) @ self.w.q, k) + mask
         scores += RECENT * np.arange(1 - longest, 1)
         out = np.stack([self._attend(s, first, scores[r], v[r]) for r, (s, first) in enumerate(ready)])
-        return (x + out + np.stack([s.state for s, _ in ready]) @ self.w.h) @ self.w.out
+        states = np.stack([s.state for s, _ in ready])
+        if "19" in self.bugs:  # tokens of padding have passed through the recurrent state before those of the row
+            pads = np.array([longest - len(key) for key, _ in kv])[:, None]
+            states = states + 0.9 ** (longest - pads) * (1 - 0.9**pads) / 0.1 * self.w.state[0]
+        return (x + out + states @ self.w.h) @ self.w.out
 
     def _attend(self, s: Sequence, first: bool, scores: np.ndarray, v: np.ndarray) -> np.ndarray:
         if "6" in self.bugs and first and s.chunks > 1:  # each chunk is normalized by itself, and none is merged
