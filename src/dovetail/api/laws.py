@@ -1,4 +1,5 @@
-"""laws: check the laws on all parts, on one spec, on a model of another library, or test them with seeded bugs."""
+"""laws: check the laws on all parts, on one spec, on a model of another library, on a running server, or test them with seeded
+bugs."""
 
 from __future__ import annotations
 
@@ -14,8 +15,10 @@ from rich.text import Text
 
 from dovetail.api.arguments import SpecLike, read_spec, silent
 from dovetail.api.result import Result
+from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.extensions import load_parts
+from dovetail.core.printable import printable
 from dovetail.io.spec import Changes, to_yaml
 from dovetail.lawbook import mutate
 from dovetail.lawbook.case import LAWS, chosen
@@ -23,12 +26,16 @@ from dovetail.lawbook.foreign.laws import FOREIGN, Found, law_names, laws_on
 from dovetail.lawbook.foreign.opening import opened
 from dovetail.lawbook.outcome import Outcome
 from dovetail.lawbook.seeded.run import run_seeded
+from dovetail.lawbook.served import run as served
 from dovetail.lawbook.suite import run_suite, try_spec
 from dovetail.look.console import plain_table
+from dovetail.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
+Announce = Callable[[str], None]
 MOST_FAILURES = 10  # that a terminal shows
 FOREIGN_PREFIXES = ("hf:", "py:")
+SERVERS = ("http://", "https://")
 MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not applicable": ("–", "dim")}
 
 
@@ -144,6 +151,13 @@ def laws(
     seed: int = 0,
     load: Sequence[str] = (),
     record: str | Path | None = None,
+    model: str | None = None,
+    key: str | None = None,
+    tokenizer: str | Path | None = None,
+    dtype: str | None = None,
+    exact: bool = False,
+    against: str | None = None,
+    announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> LawsResult:
     """Check the laws, and return what failed.
@@ -153,10 +167,19 @@ def laws(
     that cover every pair of parts, or on a few (`quick`). `mutants` seeds each known bug instead and checks that a law fails;
     with `random`, so many random mutations of the code. `load` are files or modules that register parts of your own. On
     sampled specs, `record` is a file that outcomes are appended to: the same call continues a run that was killed.
+
+    `http://HOST/v1` is a running OpenAI-compatible server. `model` is its name there, `key` is sent as a bearer token,
+    `tokenizer` is a directory for a server that takes text alone, `dtype` what it computes in where it is known, `exact` says
+    that it promises batch invariance, and `against` is a second server without speculation. `announce` gets one line, before
+    the first law, with the number of requests and tokens and the estimated time.
     """
     load_parts(load)
+    server = isinstance(spec, str) and spec.startswith(SERVERS)
+    given = {"--model": model, "--key": key, "--tokenizer": tokenizer, "--dtype": dtype, "--against": against, "--exact": exact}
+    if not server and (flags := [flag for flag, value in given.items() if value]):
+        raise UsageError(f"{flags[0]}: is for a server, and none is given; name one: dovetail laws http://HOST/v1")
     foreign = isinstance(spec, str) and spec.startswith(FOREIGN_PREFIXES)
-    if (set or swap) and (spec is None or foreign or mutants):
+    if (set or swap) and (spec is None or foreign or server or mutants):
         raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
     report = progress or silent
     if record is not None and (spec is not None or mutants):
@@ -166,6 +189,20 @@ def laws(
         return SeededLaws(data, random is not None)
     if spec is None:
         return _on_all(quick, seed, report, record)
+    if isinstance(spec, str) and server:
+        if against is not None and not against.startswith(SERVERS):
+            raise UsageError(f"--against: {printable(against)} is not the URL of a server; write http://HOST/v1")
+        case = served.opened(
+            spec,
+            model=model,
+            key=key,
+            tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
+            dtype=None if dtype is None else dtype_name(dtype),
+            exact=exact,
+            against=against,
+            seed=seed,
+        )
+        return _on_server(spec, case, only, announce or _unheard, report)
     if isinstance(spec, str) and foreign:
         return _on_foreign(spec, only, seed, as_is, report)
     return _on_spec(spec, set, swap, only, seed, report)
@@ -186,6 +223,33 @@ def _on_spec(spec: SpecLike, set: Changes, swap: Changes, only: Sequence[str], s
         progress(i, len(names), law)
         rows += try_spec(text, [law], seed)
     return ModelLaws(name, tuple(rows), {law.name: law.says for law in LAWS.values()}, {"spec": name})
+
+
+def _unheard(line: str) -> None:
+    """Announce to nobody."""
+
+
+def _on_server(url: str, case: served.Served, only: Sequence[str], announce: Announce, progress: Progress) -> ModelLaws:
+    names, rows = served.law_names(only), list[Found]()
+    plan = served.rehearsed(case, names)
+    announce(f"{printable(url)}: {plan.line()}")
+    asked, law = case.door.requests, "the server's own noise"
+    case.door.sent = lambda: progress(min(case.door.requests - asked, plan.requests), plan.requests, law)
+    served.calibrated(case)
+    for law in names:
+        rows.append(served.try_law(case, law))
+    about = {
+        "server": url,
+        **case.quirks.data(),
+        "noise": dc.asdict(case.noise),
+        "bound": case.bound,
+        "announced": plan.data(),
+        "requests": case.door.requests,
+    }
+    title = (
+        f"{printable(url)}  {printable(case.quirks.model)}  (log-probs equal to {case.bound:.2g}, from the server's own spread)"
+    )
+    return ModelLaws(title, tuple(rows), {law.name: law.says for law in served.SERVED.values()}, about)
 
 
 def _on_foreign(name: str, only: Sequence[str], seed: int, as_is: bool, progress: Progress) -> ModelLaws:

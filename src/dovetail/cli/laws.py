@@ -1,8 +1,9 @@
-"""Check the laws on all parts, on one spec, or on a model of another library; or seed known bugs and check that a law catches
-each.
+"""Check the laws on all parts, on one spec, on a model of another library, or on a running server; or seed known bugs and check
+that a law catches each.
 
     dovetail laws llama-tiny --swap position=alibi
     dovetail laws py:model.py:tiny --only causal padded
+    dovetail laws http://localhost:8000/v1
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from dovetail.cli.flags import LoadFlags, Seed, Sets, Spec, Swaps
+from dovetail.cli.flags import InDir, LoadFlags, RunDtype, Seed, Sets, Spec, Swaps
 from dovetail.cli.output import SafeConsole, print_json
 from dovetail.cli.shown import options, print_view
 
@@ -30,7 +31,8 @@ class Command(LoadFlags):
 
     spec: Annotated[Spec | None, tyro.conf.Positional] = None
     """A preset, .yaml file or model directory; `hf:DIR` is run by transformers, `py:FILE.py:FACTORY` is any nn.Module that
-    takes token ids: on these two run the laws that need no declarations."""
+    takes token ids: on these two run the laws that need no declarations. `http://HOST/v1` is a running
+    OpenAI-compatible server."""
     set: Sets = ()
     """Change a field of SPEC first: --set layers.*.mixer.kv_heads=1; may be given many times."""
     swap: Swaps = ()
@@ -49,6 +51,18 @@ class Command(LoadFlags):
     """The seed of sampled specs, weights and mutations."""
     record: Path | None = None
     """On sampled specs, append outcomes to this file; the same command continues a run that was killed."""
+    model: str | None = None
+    """On a server: the name of the model there; the first that it lists by default."""
+    key: str | None = None
+    """On a server: its API key, sent as a bearer token."""
+    tokenizer: InDir | None = None
+    """On a server that takes text alone: a directory with its tokenizer.json."""
+    dtype: RunDtype | None = None
+    """On a server: what it computes in, where it is known. By default the bound comes from the server's own spread alone."""
+    exact: bool = False
+    """On a server that promises batch invariance: repeated and concurrent requests must be equal bit by bit."""
+    against: str | None = None
+    """On a server with speculation: the URL of one with the same model, without."""
     json: bool = False
     """Print one JSON object."""
 
@@ -57,12 +71,17 @@ class Command(LoadFlags):
         from dovetail.api.laws import laws
 
         with shown_progress("mutants" if self.mutants else "laws") as progress:
-            result = laws(**options(self, "json", "load"), progress=progress)
+            result = laws(**options(self, "json", "load"), announce=announced, progress=progress)
         if self.json:
             print_json(result.to_dict(), indent=1)
         else:
             print_view(result)
         return 1 if result.failed else 0
+
+
+def announced(line: str) -> None:
+    """Print what will be asked of a server, on stderr."""
+    SafeConsole(file=sys.stderr).print(line, highlight=False, markup=False)
 
 
 @contextlib.contextmanager

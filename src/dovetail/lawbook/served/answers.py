@@ -3,8 +3,8 @@
     tokens, token_logprobs, top_logprobs       OpenAI's completions; a token is a string, `token_id:7` where ids were asked for
     content: [{id, token, logprob, top_logprobs}]      llama.cpp, and OpenAI's chat form
 
-A token is known by its id where the server gives ids, else by its string: strings collide (vLLM: 15 to 20 distinct ones of 20), so
-that ids are asked for. Every list is bounded and every number checked; a log-prob that is not finite equals nothing.
+A token is known by its id where the server gives ids, else by its string. Strings collide (vLLM: 15 to 20 distinct ones of 20),
+so that ids are asked for. Every list is bounded and every number checked; a log-prob that is not finite equals nothing.
 """
 
 from __future__ import annotations

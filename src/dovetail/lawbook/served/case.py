@@ -140,7 +140,7 @@ class Served:
     def same_row(self, got: Step, want: Step, what: str) -> None:
         """Require that the log-probs of one position differ by rounding at most, whichever token was chosen."""
         self.compared += 1
-        gap = row_gap(got.row(), want.row())
+        gap = row_gap(got, want)
         self.largest = max(self.largest, gap)
         if not gap <= self.bound:
             self.gaps.append(f"{what}: log-probs differ by {gap:.3g}; the bound is {self.bound:.3g}")

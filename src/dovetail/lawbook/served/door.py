@@ -28,6 +28,7 @@ class Door(Protocol):
     requests: int
     prompt_tokens: int
     new_tokens: int
+    sent: Callable[[], None]  # called after each request
 
     def complete(self, body: Body) -> list[Answer]:
         """The choices of a completion."""

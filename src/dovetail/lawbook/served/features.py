@@ -34,7 +34,7 @@ def streamed(case: Served) -> None:
 
 @law(9, "choices", "each of n choices has the log-probs of a separate request")
 def choices(case: Served) -> str | None:
-    """Compare the first row of every choice, and the last one after what the choice generated. Seeds of choices are a convention."""
+    """Compare the first row of every choice, and its last one given the tokens before it. Seeds of choices are a convention."""
     case.quirks.need("choices", "logprobs")
     for length in case.lengths(12, 50):
         prompt = case.prompts.new(length)

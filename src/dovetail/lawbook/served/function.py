@@ -70,7 +70,7 @@ def _beside(case: Served, prompts: list[Prompt], alone: list[Answer], beside: li
 
 @law(4, "split", "a prompt gives the same log-probs however its prefill is split")
 def split(case: Served) -> None:
-    """Decode a text; then send its prefixes as prompts that grow under one salt, and whole: at once, or in the server's chunks."""
+    """Decode a text; then send its prefixes as prompts that grow under one salt, and whole, in the chunks of the server."""
     case.quirks.need("logprobs", "ids")
     salt = new_salt()
     for length in case.lengths(23, 24, 50, 101, 102, 160, 230):

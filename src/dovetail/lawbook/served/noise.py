@@ -17,7 +17,7 @@ import dataclasses as dc
 from collections.abc import Mapping
 from math import inf, isnan
 
-from dovetail.lawbook.served.answers import Answer, Key
+from dovetail.lawbook.served.answers import Answer, Key, Step
 
 ROOM = 4.0
 CEILING = 1.0  # in log-prob: the most that rounding may explain
@@ -42,7 +42,7 @@ def distance(got: Answer, want: Answer) -> Distance:
     got_tokens, want_tokens = (answer.tokens if named else [step.token for step in answer.steps] for answer in (got, want))
     pairs = zip(got.steps, want.steps, got_tokens, want_tokens, strict=False)
     for i, (a, b, got_token, want_token) in enumerate(pairs):
-        gap, count = row_gap(a.row(), b.row()), i + 1
+        gap, count = row_gap(a, b), i + 1
         if gap > worst:
             worst, at = gap, i
         if got_token != want_token:
@@ -51,21 +51,22 @@ def distance(got: Answer, want: Answer) -> Distance:
     return Distance(worst, at, count, flip)
 
 
-def row_gap(a: Mapping[Key, float], b: Mapping[Key, float]) -> float:
-    """The largest difference over the tokens of two rows. A likely token that one row lacks is at most its least there."""
-    if not a or not b:
-        return 0.0 if not a and not b else inf
-    if any(isnan(value) for row in (a, b) for value in row.values()):
+def row_gap(a: Step, b: Step) -> float:
+    """The largest difference over the tokens of two rows. A token that one row lacks is at most as likely as its least one."""
+    rows = a.row(), b.row()
+    if not rows[0] or not rows[1]:
+        return 0.0 if not rows[0] and not rows[1] else inf
+    if any(isnan(value) for row in rows for value in row.values()):
         return inf
     gap = 0.0
-    for one, other in ((a, b), (b, a)):
-        least = max(min(other.values()), LOWEST)
-        for key, value in one.items():
+    for row, other, step in ((rows[0], rows[1], b), (rows[1], rows[0], a)):
+        least = max(min((value for key, value in other.items() if key != step.token), default=inf), LOWEST)  # (1)
+        for key, value in row.items():
             if key in other:
                 gap = max(gap, abs(max(value, LOWEST) - max(other[key], LOWEST)))
             elif isinstance(key, int):  # strings collide, so that a string may be absent for another reason
                 gap = max(gap, value - least)
-    return gap if set(a) & set(b) else inf
+    return gap if set(rows[0]) & set(rows[1]) else inf  # (1) a sampled token is listed whether it is a likely one or not
 
 
 def _margin(row: Mapping[Key, float], chosen: Key, other: Key) -> float:

@@ -17,7 +17,7 @@ from dovetail.lawbook.served.law import SERVED
 from dovetail.lawbook.served.quirks import Probe
 from dovetail.text.tokenizer import Tokenizer
 
-__all__ = ["SERVED", "Plan", "features", "function", "law_names", "opened", "rehearsed", "try_law"]
+__all__ = ["SERVED", "Plan", "Served", "calibrated", "features", "function", "law_names", "opened", "rehearsed", "try_law"]
 
 
 @dc.dataclass(frozen=True)
