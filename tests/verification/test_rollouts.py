@@ -81,7 +81,7 @@ def test_temperature_and_truncation_have_the_shares_that_the_sampler_gave_them(h
     verdict = explained(gap, tmp_path)
     shares = {one.name: one.share for one in verdict.causes}
     tempered = [{**line, "logprobs": line["tempered"]} for line in tempered_lines(gap, how)]
-    only = dataclass_with(gap, tempered)
+    only = added_by_temperature(gap, tempered)
     assert shares["temperature"] + shares["truncation"] == pytest.approx(settings_share(gap), abs=0.01)
     assert shares["temperature"] == pytest.approx(share_of(only, gap), abs=0.01)
 
@@ -102,7 +102,7 @@ def tempered_lines(gap: Gap, how: Truncation) -> list[dict[str, list[float]]]:
     return lines
 
 
-def dataclass_with(gap: Gap, lines: list[dict[str, list[float]]]) -> torch.Tensor:
+def added_by_temperature(gap: Gap, lines: list[dict[str, list[float]]]) -> torch.Tensor:
     """What temperature alone adds to each log-prob."""
     after = torch.tensor([line["logprobs"] for line in lines], dtype=torch.float64)
     return after - torch.tensor([line["raw"] for line in gap.lines], dtype=torch.float64)
