@@ -4,8 +4,8 @@
 
 One hundred gaps of nine kinds are made on purpose (rollout_gaps.py), on tiny models of three families. Rows:
 
-    right cause named first           fraction of the gaps; of truncation the right rule, of a rope base the field. Some samplers
-                                      with settings run in bfloat16: where its rounding is the larger part, dtype is right
+    right cause named first           fraction of the gaps; of truncation the right rule, of a rope base the field. Some
+                                      samplers with settings run in bfloat16; where its rounding is the larger part, dtype
     largest error of the sum          how far the shares of a gap are from 1 in sum
     share of the settings             the largest error of a share of temperature and truncation, known from the sampler's
                                       own log-probs before them; gaps with settings

@@ -24,15 +24,18 @@ from dovetail.verification.rollouts.sampling import Ranked, Settings, Tempered
 from dovetail.verification.sides import ModelSide
 
 MAKER = Maker(rows=4, length=20)
+VALUES = {"temperature": "T = 0.7", "top_k": "top_k = 9", "top_p": "top_p = 0.8"}
 
 
 def lawful(gap: Gap, place: Path) -> bool:
-    """The law: the cause is named first with most of the gap, the shares add up, and the exit code is that of the cause."""
+    """The law: the cause is named first with most of the gap and its own value, the shares add up, and the exit code is that
+    of the cause."""
     file = gap.write(place / "rollouts.jsonl")
     older = [ModelSide(model, "older") for model in gap.older]
     verdict = explain_rollouts(ModelSide(gap.trainer), str(file), read_rollouts(file), older=older, why=False)
     first = verdict.causes[0]
-    named = first.name in gap.names and gap.words in first.description and first.share > 0.9
+    words = VALUES.get(gap.kind, gap.words)
+    named = first.name in gap.names and words in first.description and first.share > 0.9
     adds = abs(sum(one.share for one in verdict.causes) - 1) < 1e-6
     return named and adds and verdict.failed == (gap.kind in ("shift", "rope base"))
 
