@@ -110,7 +110,8 @@ class Truncation:
 
 
 def reported(logits: Tensor, token: int, how: Truncation) -> float:
-    """The log-prob of a token among those that truncation keeps, from logits (vocab,)."""
+    """The log-prob of a sampled token among those that truncation keeps, from logits (vocab,). The token was kept, also where
+    another one with the same logit or the last bit of a sum would decide otherwise here."""
     probs = (logits.double() / how.temperature).softmax(-1)
     probs = torch.where(probs >= how.min_p * probs.max(), probs, 0.0)
     if how.top_k is not None:
@@ -119,13 +120,14 @@ def reported(logits: Tensor, token: int, how: Truncation) -> float:
     if how.top_p < 1:
         total = 0.0
         kept = torch.zeros_like(probs)
-        for i in probs.argsort(descending=True).tolist():
+        for i in probs.argsort(descending=True, stable=True).tolist():
             kept[i] = probs[i]
             total += probs[i].item()
             if total >= how.top_p:
                 break
+        kept[token] = probs[token]
         probs = kept / kept.sum()
-    return probs[token].clamp(min=1e-300).log().item()
+    return probs[token].log().item()
 
 
 @torch.inference_mode()

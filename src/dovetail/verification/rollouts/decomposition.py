@@ -36,6 +36,7 @@ from dovetail.verification.sides import Side
 
 ROOM = 3.0  # times the distance of a run from float64: the largest gap of rounding
 WEAK, MUCH = 0.5, 0.25  # settings that explain less than WEAK, where more than MUCH is left, imitate another cause
+FAR, FAR_TIMES = 1.0, 10.0  # nats, and times the largest size of rounding: a token that is further away is not rounding
 GROWS, EVIDENCE, AGES = 0.25, 4.0, 0.5  # rank correlations of what is left with position (times √n) and with age
 NEVER = ("the sampler's own logits", "repetition penalties and other logit processors", "devices other than the CPU")
 
@@ -132,13 +133,19 @@ def _merged(found: list[Component]) -> list[Component]:
 def rest_of(sampled: Sampled, valid: Tensor, rest: Tensor, given: Context) -> list[Component]:
     """What the explanation leaves: rounding by its size, and what is more than that."""
     noise, left = given.noise, size(rest)
-    formula = "s − log q"
-    if left <= noise.floor:
-        text = f"rounding of {short(given.dtype)}: batch shape, kernels, cached decoding; its size here is {noise.own:.1e}"
-        return [Component("batch shape", text, formula, rest)]
-    if left <= noise.widest:
-        text = f"the sampler rounds as bfloat16 does, whose size here is {noise.coarse:.1e}"
-        return [Component("dtype", text, formula, rest)]
+    formula, far = "s − log q", rest.abs() > max(FAR, FAR_TIMES * given.noise.widest)
+    if left <= noise.widest or bool(far.any() and size(rest[~far]) <= noise.widest):
+        near = rest.masked_fill(far, 0.0)
+        if size(near) <= noise.floor:
+            text = f"rounding of {short(given.dtype)}: batch shape, kernels, cached decoding; its size here is {noise.own:.1e}"
+            found = [Component("batch shape", text, formula, near)]
+        else:
+            text = f"the sampler rounds as bfloat16 does, whose size here is {noise.coarse:.1e}"
+            found = [Component("dtype", text, formula, near)]
+        if bool(far.any()):
+            text = f"{int(far.sum())} of {len(rest)} tokens are far from what explains the others"
+            found.append(Component("unexplained", text, formula, rest - near))
+        return found
     rounding = rest.clamp(-noise.floor, noise.floor)
     more = rest - rounding
     cause, text = beyond(sampled, valid, more)

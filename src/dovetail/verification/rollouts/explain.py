@@ -28,8 +28,8 @@ from dovetail.verification.rollouts.logits import RIGHT, SHIFTED, Alignment, Sam
 from dovetail.verification.rollouts.sampling import RAW, Ranked, Settings
 
 STEPS = 4  # changes at most
-HELPS = 0.85  # a change leaves at most this fraction of the gap,
-EVIDENCE = 12.0  # and 2 n log(before / after) is at least this
+HELPS = 0.95  # a change leaves at most this fraction of the gap,
+EVIDENCE = 30.0  # and 2 n log(before / after) is at least this
 
 
 @dc.dataclass(frozen=True, eq=False)

@@ -22,7 +22,8 @@ MIN_P = tuple(sorted({round(m / 2 * 10.0**-e, 6) for e in range(1, 5) for m in r
 TOP_K = (2, 5, 8, 10, 16, 20, 25, 30, 32, 40, 50, 64, 100, 128, 200, 256)  # tried together with top_p
 MOST_K = 4096
 OUTSIDE = 0.05  # the largest fraction of sampled tokens that a rule may contradict
-BETTER = 0.8  # a setting with one parameter more must reduce the error to this fraction
+BETTER = 0.8  # a setting with one parameter more must reduce the error to this fraction,
+FIRST = 0.95  # and the first parameter to this one
 FIT_VALUES, LEAST_TOKENS = 2**22, 256  # of the logits that a fit reads
 GOLDEN, STEPS = 0.618033988749895, 30
 
@@ -48,7 +49,7 @@ def fit_settings(ranked: Ranked, logprobs: Tensor, recorded: Sequence[Settings] 
         if best.error <= floor:
             break
         for fit in stage(ranked, logprobs, recorded, best, floor):
-            if fit.error < BETTER * max(best.error, floor):
+            if fit.error < (FIRST if best.settings == RAW else BETTER) * max(best.error, floor):
                 best = fit
     return best
 
@@ -125,7 +126,11 @@ def _rules(tempered: Tempered, s: Tensor, settings: Settings, floor: float) -> I
             near = [at * (1 + step * i) if rule == "min_p" else at + step * i for i in range(-12, 13)]
             values = [round(value, 6) for value in near if 0 < value < 1]
             fit = min(fit, _on_grid(tempered, gap, settings, rule, values), key=lambda one: one.error)
-        yield fit
+        rounded = sorted(
+            {float(f"{getattr(fit.settings, rule):.{digits}g}") for digits in (1, 2, 3)}, key=lambda x: len(f"{x:g}")
+        )
+        near = (_on_grid(tempered, gap, settings, rule, [value]) for value in rounded if 0 < value < 1)
+        yield next((one for one in near if one.error <= max(1.01 * fit.error, floor)), fit)
 
 
 def _on_grid(tempered: Tempered, gap: Tensor, settings: Settings, rule: str, grid: Sequence[float]) -> Fit:

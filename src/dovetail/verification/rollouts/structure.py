@@ -28,6 +28,7 @@ from dovetail.verification.field_candidates import field_candidates, rope_stretc
 
 OUTER = frozenset({"layers", "encoder", "init", "width", "vocab", "dropout", "mtp"})
 FITTED, NEAREST = 14, 1e-3  # steps of golden section for a number; the relative distance at which it ends
+MOST_FITTED = 3  # numbers that are fitted
 PROMISING = 0.9  # a value that reduces the gap to this fraction is worth fitting
 GOLDEN = 0.618033988749895
 
@@ -108,6 +109,7 @@ def find_variant(model: ModelModule, error: Error, before: float, floor: float, 
     """Search the variant that leaves least of a gap of size `before`; end at the first one that leaves at most `floor`."""
     end, best, tried = time.monotonic() + seconds, Search(None, None, before, 0, True), 0
     distinct: dict[Model, Variant] = {}
+    numbers: dict[str, Search] = {}  # by field, the best value of a number
     for variant in variants(model):
         distinct.setdefault(variant.spec, variant)
     for variant in distinct.values():
@@ -115,13 +117,17 @@ def find_variant(model: ModelModule, error: Error, before: float, floor: float, 
             return dc.replace(best, tried=tried, complete=False)
         found = _tried(model, variant, error)
         tried += found is not None
-        if found is not None and found.error < best.error:
+        if found is None:
+            continue
+        if isinstance(variant.value, float) and variant.value > 0 and found.error < PROMISING * before:
+            numbers[variant.path] = min(numbers.get(variant.path, found), found, key=lambda one: one.error)
+        if found.error < best.error:
             best = found
             if best.error <= floor:
                 return dc.replace(best, tried=tried)
-    value = None if best.variant is None else best.variant.value
-    if isinstance(value, float) and value > 0 and best.error <= PROMISING * before and time.monotonic() < end:
-        best = _fitted(model, best, error)
+    for promising in sorted(numbers.values(), key=lambda one: one.error)[:MOST_FITTED]:
+        if time.monotonic() < end:
+            best = min(best, _fitted(model, promising, error), key=lambda one: one.error)
     return dc.replace(best, tried=tried)
 
 
