@@ -17,16 +17,14 @@ from dovetail.core.errors import SpecError
 from dovetail.core.extensions import load_parts
 from dovetail.io.spec import Changes, to_yaml
 from dovetail.lawbook import mutate
-from dovetail.lawbook.case import LAWS, chosen
-from dovetail.lawbook.foreign.laws import FOREIGN, Found, law_names, laws_on
-from dovetail.lawbook.foreign.opening import opened
+from dovetail.lawbook.foreign.laws import Found
 from dovetail.lawbook.seeded.run import run_seeded
-from dovetail.lawbook.suite import Outcome, run_suite, try_spec
+from dovetail.lawbook.sides import SPEC, Side, SideKind, kind_of, spec_side
+from dovetail.lawbook.suite import Outcome, run_suite
 from dovetail.look.console import plain_table
 
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
 MOST_FAILURES = 10  # that a terminal shows
-FOREIGN_PREFIXES = ("hf:", "py:")
 MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not applicable": ("–", "dim")}
 
 
@@ -151,8 +149,8 @@ def laws(
     with `random`, so many random mutations of the code. `load` are files or modules that register parts of your own.
     """
     load_parts(load)
-    foreign = isinstance(spec, str) and spec.startswith(FOREIGN_PREFIXES)
-    if (set or swap) and (spec is None or foreign or mutants):
+    kind = kind_of(spec) if isinstance(spec, str) else SPEC
+    if (set or swap) and (spec is None or kind is not SPEC or mutants):
         raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
     report = progress or silent
     if mutants:
@@ -160,9 +158,11 @@ def laws(
         return SeededLaws(data, random is not None)
     if spec is None:
         return _on_all(quick, seed, report)
-    if isinstance(spec, str) and foreign:
-        return _on_foreign(spec, only, seed, as_is, report)
-    return _on_spec(spec, set, swap, only, seed, report)
+    names = kind.law_names(only)  # before anything is opened
+    if isinstance(spec, str) and kind is not SPEC:
+        return _on_side(kind.open(spec, seed=seed, as_is=as_is), kind, names, report)
+    name, changed, _ = read_spec(spec).after(set, swap)
+    return _on_side(spec_side(name, to_yaml(changed), seed), SPEC, names, report)
 
 
 def _on_all(quick: bool, seed: int, progress: Progress) -> SuiteLaws:
@@ -172,23 +172,9 @@ def _on_all(quick: bool, seed: int, progress: Progress) -> SuiteLaws:
     return SuiteLaws(data)
 
 
-def _on_spec(spec: SpecLike, set: Changes, swap: Changes, only: Sequence[str], seed: int, progress: Progress) -> ModelLaws:
-    names = chosen(LAWS, only)
-    name, changed, _ = read_spec(spec).after(set, swap)
-    text, rows = to_yaml(changed), list[Outcome]()
+def _on_side(side: Side, kind: SideKind, names: Sequence[str], progress: Progress) -> ModelLaws:
+    rows: list[Outcome | Found] = []
     for i, law in enumerate(names):
         progress(i, len(names), law)
-        rows += try_spec(text, [law], seed)
-    return ModelLaws(name, tuple(rows), {law.name: law.says for law in LAWS.values()}, {"spec": name})
-
-
-def _on_foreign(name: str, only: Sequence[str], seed: int, as_is: bool, progress: Progress) -> ModelLaws:
-    names, rows = law_names(only), list[Found]()
-    case = opened(name, seed=seed, as_is=as_is)
-    for i, law in enumerate(names):
-        progress(i, len(names), law)
-        rows += laws_on(case, [law])
-    dtype = str(case.dtype).removeprefix("torch.")
-    about = {"model": case.label, "dtype": dtype, "tolerance": case.tolerance}
-    title = f"{case.label}  ({dtype}, equal to {case.tolerance:g} of their scale)"
-    return ModelLaws(title, tuple(rows), {law.name: law.says for law in FOREIGN.values()}, about)
+        rows.append(side.test(law))
+    return ModelLaws(side.title, tuple(rows), kind.statements, side.about)
