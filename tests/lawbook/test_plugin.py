@@ -57,14 +57,14 @@ def test_an_empty_folder_with_a_package_needs_no_conftest(tmp_path: Path) -> Non
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     shutil.copy(MODEL, tmp_path / "package" / "models.py")
-    script = "import sys; sys.path = [p for p in sys.path if p]; import pytest; sys.exit(pytest.console_main())"
+    script = "import sys; sys.path = [p for p in sys.path if p]; import pytest; sys.exit(pytest.main())"
     sides = ("py:package.models:leak", "py:package.models:absent", "py:package.nowhere:leak")
     command = [sys.executable, "-c", script, "-p", "no:cacheprovider", "-v", "-k", "causal"]
     command += [word for side in sides for word in ("--dovetail", side)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     out = done.stdout + done.stderr
     assert done.returncode == 1, out
-    assert "dovetail::py:package.models:leak::causal FAILED" in out
+    assert "FAILED dovetail::py:package.models:leak::causal - " in out
     assert "py:package.models:leak: the law causal does not hold: outputs before token 1" in out
     assert "no later token changes an earlier output; again: dovetail laws py:package.models:leak --only causal" in out
     assert "cannot be opened: package.models: has no function called absent" in out
