@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from measure import Row, arguments, progress, report
 
-from dovetail.lawbook.foreign.laws import FOREIGN, laws_on, told_names
+from dovetail.lawbook.foreign.laws import FOREIGN, law_names, laws_on
 from dovetail.lawbook.foreign.model import Foreign
 from dovetail.verification.transformers_side import transformers
 
@@ -341,7 +341,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="classes that the table has are not tried again")
     asked = parser.parse_args()
     transformers()
-    names = told_names(asked.laws)
+    names = law_names(asked.laws)
     chosen = list(classes(asked.only or (list(QUICK) if asked.quick else [])))
     before = {one["name"]: Tried(**one) for one in json.loads(asked.table.read_text())} if asked.resume else {}
     tried: list[Tried] = []

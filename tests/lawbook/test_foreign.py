@@ -76,7 +76,7 @@ def test_a_model_in_float32_only_has_a_wider_tolerance() -> None:
     [
         ("py:nowhere.py:make", "no such file"),
         (f"py:{FILE}:nothing", "no function called nothing"),
-        (f"py:{FILE}", "write hf:DIR or py:file.py:factory"),
+        (f"py:{FILE}", "write hf:DIR, py:file.py:factory or py:package.module:factory"),
         (f"py:{FILE}:no_module", "returned int, not an nn.Module"),
         ("hf:nowhere", "no such directory"),
     ],

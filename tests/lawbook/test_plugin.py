@@ -49,3 +49,25 @@ def test_settings_name_models_and_laws_that_do_not_apply_are_skipped(repository:
     assert code == 0, out
     assert "1 skipped" in out
     assert "it returns no cache that it also takes as an argument" in out
+
+
+@pytest.mark.slow
+def test_an_empty_folder_with_a_package_needs_no_conftest(tmp_path: Path) -> None:
+    """A folder with a package and nothing else, and the console script, which does not put the folder on sys.path."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    shutil.copy(MODEL, tmp_path / "package" / "models.py")
+    script = "import sys; sys.path = [p for p in sys.path if p]; import pytest; sys.exit(pytest.main())"
+    sides = ("py:package.models:leak", "py:package.models:absent", "py:package.nowhere:leak")
+    command = [sys.executable, "-c", script, "-p", "no:cacheprovider", "-v", "-k", "causal"]
+    command += [word for side in sides for word in ("--dovetail", side)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    out = done.stdout + done.stderr
+    assert done.returncode == 1, out
+    assert "FAILED dovetail::py:package.models:leak::causal - " in out
+    assert "py:package.models:leak: the law causal does not hold: outputs before token 1" in out
+    assert "no later token changes an earlier output; again: dovetail laws py:package.models:leak --only causal" in out
+    assert "cannot be opened: package.models: has no function called absent" in out
+    assert "cannot be opened: package.nowhere: ModuleNotFoundError" in out
+    assert "Traceback" not in out
+    assert "3 failed" in out

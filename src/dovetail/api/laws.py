@@ -21,21 +21,18 @@ from dovetail.core.extensions import load_parts
 from dovetail.core.printable import printable
 from dovetail.io.spec import Changes, to_yaml
 from dovetail.lawbook import mutate
-from dovetail.lawbook.case import LAWS, chosen
-from dovetail.lawbook.foreign.laws import FOREIGN, Found, law_names, laws_on
-from dovetail.lawbook.foreign.opening import opened
+from dovetail.lawbook.foreign.laws import Found
 from dovetail.lawbook.outcome import Outcome
 from dovetail.lawbook.seeded.run import run_seeded
 from dovetail.lawbook.served import run as served
-from dovetail.lawbook.suite import run_suite, try_spec
+from dovetail.lawbook.sides import SERVER, SPEC, Side, SideKind, kind_of, server_side, spec_side
+from dovetail.lawbook.suite import run_suite
 from dovetail.look.console import plain_table
 from dovetail.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
 Announce = Callable[[str], None]
 MOST_FAILURES = 10  # that a terminal shows
-FOREIGN_PREFIXES = ("hf:", "py:")
-SERVERS = ("http://", "https://")
 MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not applicable": ("–", "dim")}
 
 
@@ -174,12 +171,11 @@ def laws(
     the first law, with the number of requests and tokens and the estimated time.
     """
     load_parts(load)
-    server = isinstance(spec, str) and spec.startswith(SERVERS)
+    kind = kind_of(spec) if isinstance(spec, str) else SPEC
     given = {"--model": model, "--key": key, "--tokenizer": tokenizer, "--dtype": dtype, "--against": against, "--exact": exact}
-    if not server and (flags := [flag for flag, value in given.items() if value]):
+    if kind is not SERVER and (flags := [flag for flag, value in given.items() if value]):
         raise UsageError(f"{flags[0]}: is for a server, and none is given; name one: dovetail laws http://HOST/v1")
-    foreign = isinstance(spec, str) and spec.startswith(FOREIGN_PREFIXES)
-    if (set or swap) and (spec is None or foreign or server or mutants):
+    if (set or swap) and (spec is None or kind is not SPEC or mutants):
         raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
     report = progress or silent
     if record is not None and (spec is not None or mutants):
@@ -189,8 +185,9 @@ def laws(
         return SeededLaws(data, random is not None)
     if spec is None:
         return _on_all(quick, seed, report, record)
-    if isinstance(spec, str) and server:
-        if against is not None and not against.startswith(SERVERS):
+    names = kind.law_names(only)  # before anything is opened
+    if isinstance(spec, str) and kind is SERVER:
+        if against is not None and kind_of(against) is not SERVER:
             raise UsageError(f"--against: {printable(against)} is not the URL of a server; write http://HOST/v1")
         case = served.opened(
             spec,
@@ -202,10 +199,11 @@ def laws(
             against=against,
             seed=seed,
         )
-        return _on_server(spec, case, only, announce or _unheard, report)
-    if isinstance(spec, str) and foreign:
-        return _on_foreign(spec, only, seed, as_is, report)
-    return _on_spec(spec, set, swap, only, seed, report)
+        return _on_server(spec, case, names, announce or _unheard, report)
+    if isinstance(spec, str) and kind is not SPEC:
+        return _on_side(kind.open(spec, seed=seed, as_is=as_is), kind, names, report)
+    name, changed, _ = read_spec(spec).after(set, swap)
+    return _on_side(spec_side(name, to_yaml(changed), seed), SPEC, names, report)
 
 
 def _on_all(quick: bool, seed: int, progress: Progress, record: str | Path | None) -> SuiteLaws:
@@ -215,50 +213,25 @@ def _on_all(quick: bool, seed: int, progress: Progress, record: str | Path | Non
     return SuiteLaws(data)
 
 
-def _on_spec(spec: SpecLike, set: Changes, swap: Changes, only: Sequence[str], seed: int, progress: Progress) -> ModelLaws:
-    names = chosen(LAWS, only)
-    name, changed, _ = read_spec(spec).after(set, swap)
-    text, rows = to_yaml(changed), list[Outcome]()
+def _on_side(side: Side, kind: SideKind, names: Sequence[str], progress: Progress) -> ModelLaws:
+    rows: list[Outcome | Found] = []
     for i, law in enumerate(names):
         progress(i, len(names), law)
-        rows += try_spec(text, [law], seed)
-    return ModelLaws(name, tuple(rows), {law.name: law.says for law in LAWS.values()}, {"spec": name})
+        rows.append(side.test(law))
+    return ModelLaws(side.title, tuple(rows), kind.statements, side.about)
 
 
 def _unheard(line: str) -> None:
     """Announce to nobody."""
 
 
-def _on_server(url: str, case: served.Served, only: Sequence[str], announce: Announce, progress: Progress) -> ModelLaws:
-    names, rows = served.law_names(only), list[Found]()
+def _on_server(url: str, case: served.Served, names: Sequence[str], announce: Announce, progress: Progress) -> ModelLaws:
     plan = served.rehearsed(case, names)
     announce(f"{printable(url)}: {plan.line()}")
     asked, law = case.door.requests, "the server's own noise"
     case.door.sent = lambda: progress(min(case.door.requests - asked, plan.requests), plan.requests, law)
-    served.calibrated(case)
+    side, rows = server_side(url, served.calibrated(case)), list[Outcome | Found]()
     for law in names:
-        rows.append(served.try_law(case, law))
-    about = {
-        "server": url,
-        **case.quirks.data(),
-        "noise": dc.asdict(case.noise),
-        "bound": case.bound,
-        "announced": plan.data(),
-        "requests": case.door.requests,
-    }
-    title = (
-        f"{printable(url)}  {printable(case.quirks.model)}  (log-probs equal to {case.bound:.2g}, from the server's own spread)"
-    )
-    return ModelLaws(title, tuple(rows), {law.name: law.says for law in served.SERVED.values()}, about)
-
-
-def _on_foreign(name: str, only: Sequence[str], seed: int, as_is: bool, progress: Progress) -> ModelLaws:
-    names, rows = law_names(only), list[Found]()
-    case = opened(name, seed=seed, as_is=as_is)
-    for i, law in enumerate(names):
-        progress(i, len(names), law)
-        rows += laws_on(case, [law])
-    dtype = str(case.dtype).removeprefix("torch.")
-    about = {"model": case.label, "dtype": dtype, "tolerance": case.tolerance}
-    title = f"{case.label}  ({dtype}, equal to {case.tolerance:g} of their scale)"
-    return ModelLaws(title, tuple(rows), {law.name: law.says for law in FOREIGN.values()}, about)
+        rows.append(side.test(law))
+    about = {**side.about, "announced": plan.data(), "requests": case.door.requests}
+    return ModelLaws(side.title, tuple(rows), SERVER.statements, about)

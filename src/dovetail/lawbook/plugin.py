@@ -1,16 +1,18 @@
 """The pytest plugin: laws on the models of a user's own repository, one test item per law.
 
-    pytest --dovetail py:model.py:tiny --dovetail hf:checkpoint        adds these items to the collected tests
+    pytest --dovetail py:package.models:tiny --dovetail hf:checkpoint  adds these items to the collected tests
     [tool.pytest.ini_options]
-    dovetail = ["py:model.py:tiny"]                                    the same, in every run
+    dovetail = ["py:package.models:tiny"]                              the same, in every run
 
-Items are called `dovetail::py:model.py:tiny::causal`; `-k` selects them like any other test. A law that does not apply to a
-model is skipped, with the reason. Without the option nothing is imported, torch included.
+A side is anything that `dovetail laws` takes (sides.py). Items are called `dovetail::py:package.models:tiny::causal`; `-k`
+selects them like any other test. A law that does not apply is skipped, with the reason. Without the option nothing is
+imported, torch included.
 """
 
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,73 +21,85 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option `--dovetail` and the ini setting `dovetail`."""
-    text = "test a model with the laws that need no spec: py:file.py:factory or hf:DIR (may be given several times)"
-    parser.getgroup("dovetail").addoption("--dovetail", action="append", default=[], metavar="MODEL", help=text)
-    parser.addini("dovetail", "models to test in every run, named as for --dovetail", type="linelist", default=[])
+    text = "test this side, one item per law: py:package.module:factory, py:file.py:factory, hf:DIR (may be repeated)"
+    parser.getgroup("dovetail").addoption("--dovetail", action="append", default=[], metavar="SIDE", help=text)
+    parser.addini("dovetail", "sides to test in every run, named as for --dovetail", type="linelist", default=[])
 
 
 class Broken(Exception):
     """A law does not hold. Reported without a traceback, since no line of the user's code failed."""
 
 
-class LawItem(pytest.Item):
-    """One law on one model."""
+class Unopened(Exception):
+    """A side cannot be opened: no such file, an error in the factory."""
 
-    def __init__(self, *, law: str, **more: Any) -> None:
+
+class LawItem(pytest.Item):
+    """One law on one side."""
+
+    def __init__(self, *, law: str, says: str, **more: Any) -> None:
         super().__init__(name=law, **more)
-        self.law = law
+        self.law, self.says = law, says
 
     def runtest(self) -> None:
         """Test the law; skip it where it does not apply."""
-        from dovetail.lawbook.foreign.laws import try_law
+        from dovetail.core.errors import DovetailError
 
-        result = try_law(_opened(self.model), self.law)
+        try:
+            side = _opened(self.side)
+        except DovetailError as error:
+            raise Unopened(str(error)) from None
+        result = side.test(self.law)
         if result.state == "not applicable":
             pytest.skip(result.detail)
         if result.state == "failed":
             raise Broken(result.detail)
 
     @property
-    def model(self) -> str:
-        """The model's name."""
+    def side(self) -> str:
+        """The side's name."""
         assert self.parent is not None
         return self.parent.name
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """One line for a law that does not hold; the traceback of anything else."""
+        """The law and what breaks it, for a law that does not hold; the traceback of anything else."""
         if isinstance(excinfo.value, Broken):
-            return f"{self.model}: the law {self.law} does not hold: {excinfo.value}"
+            again = f"dovetail laws {shlex.quote(self.side)} --only {self.law}"
+            return f"{self.side}: the law {self.law} does not hold: {excinfo.value}\n({self.says}; again: {again})"
+        if isinstance(excinfo.value, Unopened):
+            return f"{self.side}: cannot be opened: {excinfo.value}"
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
         """The name of the item in a report."""
-        return self.path, None, f"dovetail::{self.model}::{self.law}"
+        return self.path, None, f"dovetail::{self.side}::{self.law}"
 
 
-class ModelLaws(pytest.Collector):
-    """All laws on one model."""
+class SideLaws(pytest.Collector):
+    """All laws on one side."""
 
     def collect(self) -> Iterator[LawItem]:
         """Yield one item per law."""
-        from dovetail.lawbook.foreign.laws import law_names
+        from dovetail.lawbook.sides import kind_of
 
-        for law in law_names():
-            yield LawItem.from_parent(self, law=law)
+        kind = kind_of(self.name)
+        for law in kind.law_names():
+            yield LawItem.from_parent(self, law=law, says=kind.statements[law])
 
 
 @functools.cache
-def _opened(model: str) -> Any:
-    """The model, opened once for all its laws."""
-    from dovetail.lawbook.foreign.opening import opened
+def _opened(name: str) -> Any:
+    """The side, opened once for all its laws."""
+    from dovetail.lawbook.sides import kind_of
 
-    return opened(model)
+    return kind_of(name).open(name)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-k` deselects
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the items of every model."""
-    for model in dict.fromkeys([*config.getini("dovetail"), *(config.getoption("--dovetail") or [])]):
-        parent = ModelLaws.from_parent(session, name=model, nodeid=f"dovetail::{model}")
+    """Add the items of every side."""
+    for name in dict.fromkeys([*config.getini("dovetail"), *(config.getoption("--dovetail") or [])]):
+        parent = SideLaws.from_parent(session, name=name, nodeid=f"dovetail::{name}")
         report = config.hook.pytest_make_collect_report(collector=parent)
         config.hook.pytest_collectreport(report=report)  # counted as collected
         items.extend(report.result)

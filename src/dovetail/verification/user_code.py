@@ -1,4 +1,4 @@
-"""Run Python files that the user names: `file.py:factory`, or a file written by `dovetail emit`.
+"""Run Python code that the user names: `file.py:factory`, `package.module:factory`, or a file written by `dovetail emit`.
 
 The file runs in this process, as the user asked by naming it. An exception in it, and a call of `sys.exit`, become errors that
 name the side: no exit code of the file's own can pass for a verdict. `os._exit` and a crash of the interpreter end this process
@@ -8,6 +8,7 @@ with no verdict printed.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -49,11 +50,12 @@ def _place(error: Exception) -> str:
 
 
 def factory_of(text: str, usage: str) -> Callable[[], Any]:
-    """The function that `file.py:factory` names; `usage` is the error where the string has another form."""
+    """The function that `file.py:factory` or `package.module:factory` names; `usage` is the error for any other form."""
     name, _, function = text.rpartition(":")
     if not name or not function.isidentifier():
         raise FileError(usage)
-    factory = vars(import_file(Path(name))).get(function)
+    dotted = not name.endswith(".py") and all(word.isidentifier() for word in name.split("."))
+    factory = vars(import_named(name) if dotted else import_file(Path(name))).get(function)
     if not callable(factory):
         raise FileError(f"{name}: has no function called {function}")
 
@@ -63,6 +65,15 @@ def factory_of(text: str, usage: str) -> Callable[[], Any]:
             return factory()
 
     return guarded
+
+
+def import_named(name: str) -> Any:
+    """Import a module by its dotted name, from the working directory too, as `python -m` does."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    with errors_named(name):
+        return importlib.import_module(name)
 
 
 def import_file(file: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Open a foreign model by its name on the command line: `hf:DIR` or `py:file.py:factory`."""
+"""Open a foreign model by its name on the command line: `hf:DIR`, `py:file.py:factory` or `py:package.module:factory`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dovetail.verification.user_code import factory_of
 
 
 def opened(text: str, *, seed: int = 0, as_is: bool = False) -> Foreign:
-    """Return the model that `hf:DIR` or `py:file.py:factory` names. Weights of a checkpoint are not perturbed."""
+    """Return the model that `hf:DIR` or `py:…:factory` names. Weights of a checkpoint are not perturbed."""
     kind, _, rest = text.partition(":")
     if kind == "hf":
         make, stored = _of_directory(rest)
         label = text if stored else f"{text} (the directory holds no weights: they are random)"
         return Foreign(make, label, seed=seed, move=not (stored or as_is))
-    usage = f"{text}: write hf:DIR or py:file.py:factory, the factory being a function that returns an nn.Module"
+    usage = f"{text}: write hf:DIR, py:file.py:factory or py:package.module:factory; a factory returns an nn.Module"
     if kind != "py":
         raise FileError(usage)
     return Foreign(factory_of(rest, usage), text, seed=seed, move=not as_is)
