@@ -40,6 +40,7 @@ _PUBLIC = {
     "match": "dovetail.api.match",
     "mup_check": "dovetail.api.mup_check",
     "plan": "dovetail.api.plan",
+    "record": "dovetail.api.record",
     "runs": "dovetail.api.runs",
     "save": "dovetail.api.models",
     "show": "dovetail.api.show",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from dovetail.api.models import build as build, load as load, save as save
     from dovetail.api.mup_check import mup_check as mup_check
     from dovetail.api.plan import plan as plan
+    from dovetail.api.record import record as record
     from dovetail.api.runs import runs as runs
     from dovetail.api.show import show as show
     from dovetail.api.show_data import show_data as show_data

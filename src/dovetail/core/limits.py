@@ -51,6 +51,13 @@ TEMPLATE_CHARACTERS = 10**6  # of output
 ANSWER_BYTES = MB
 ANSWER_SECONDS = 120.0  # of one answer, from the connection to its last byte
 
+# -- dumps of another engine's activations
+DUMP_BYTES = 16 * GB  # of all its files
+DUMP_PASSES = 4096
+DUMP_TENSORS = 100_000  # per pass and rank
+DUMP_TOKENS = 2**16  # of all passes
+DUMP_NAME = 300  # characters of a tensor's name
+
 # -- flags
 MAX_LENGTH = 2**24  # tokens of a sequence, in a forecast
 MAX_NEW_TOKENS = 10**6
