@@ -18,7 +18,7 @@ import dovetail
 
 VERBS = {
     *("build", "check", "data", "diff", "doctor", "emit", "export", "generate", "graft", "import_", "laws", "load"),
-    *("match", "plan", "quantize", "runs", "save", "serve", "show", "tiny", "trace", "train", "tune", "verify"),
+    *("match", "plan", "quantize", "record", "runs", "save", "serve", "show", "tiny", "trace", "train", "tune", "verify"),
 }
 
 EVERY_SUBMODULE = """

@@ -42,6 +42,7 @@ _PUBLIC = {
     "mup_check": "dovetail.api.mup_check",
     "plan": "dovetail.api.plan",
     "quantize": "dovetail.api.quantize",
+    "record": "dovetail.api.record",
     "runs": "dovetail.api.runs",
     "save": "dovetail.api.models",
     "save_adapter": "dovetail.api.adapters",
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from dovetail.api.mup_check import mup_check as mup_check
     from dovetail.api.plan import plan as plan
     from dovetail.api.quantize import quantize as quantize
+    from dovetail.api.record import record as record
     from dovetail.api.runs import runs as runs
     from dovetail.api.show import show as show
     from dovetail.api.show_data import show_data as show_data

@@ -11,6 +11,7 @@ import torch
 from rich.console import RenderableType
 
 from dovetail.api.arguments import silent
+from dovetail.api.record import STEPS
 from dovetail.api.result import PageResult
 from dovetail.core.dtypes import dtype_of
 from dovetail.core.errors import FileError, SpecError, UsageError
@@ -19,8 +20,11 @@ from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from dovetail.verification import report, server
 from dovetail.verification.check import padding_token, verify as verify_sides
 from dovetail.verification.comparison import Status
+from dovetail.verification.dump import Dump
+from dovetail.verification.dump_check import verify_dump
+from dovetail.verification.engines import engines, recorded
 from dovetail.verification.lengths import LONGEST
-from dovetail.verification.opening import EMITTED, SideLike, local, pair
+from dovetail.verification.opening import DUMP, EMITTED, SideLike, local, pair
 from dovetail.verification.prompt import ROWS, Prompt, prompt_of_ids, random_prompt
 from dovetail.verification.rollouts import report as rollout_report
 from dovetail.verification.rollouts.check import explain_rollouts
@@ -88,6 +92,7 @@ def verify(
     map: Iterable[str] | Mapping[str, str] = (),
     model: str | None = None,
     timeout: float = ANSWER_SECONDS,
+    python: str | Path | None = None,
     seed: int = 0,
     why: bool = True,
     every: bool = False,
@@ -96,7 +101,9 @@ def verify(
     """Compare two implementations on the same prompts, tap by tap, in their own dtype and in float64.
 
     A side is a built model, a function that returns an nn.Module of token ids, a model directory, `hf:DIR` (run by
-    transformers), `py:FILE.py:FACTORY` (the file is executed), `emit:FILE.py`, or, as the second side, `http://…` (a server).
+    transformers), `py:FILE.py:FACTORY` (the file is executed), `emit:FILE.py`, or, as the second side, `http://…` (a server) or
+    `dump:DIR` (activations that another engine recorded, with the ids it ran) or `vllm:DIR`, `mlx:DIR`, `llamacpp:FILE.gguf`,
+    `transformers:DIR` (recorded now by the engine's own interpreter, `python`, in float32 unless `dtype` is given).
     `prompt` are texts (by the tokenizer of the first directory that has one) or token ids (`"3 14 15"`); by default `rows` rows
     of random tokens. `longest` bounds the long prompt, which passes every window; 0: none. `map` pairs modules by name:
     {"blocks.{}.attn.proj": "layers.{}.mixer.o"}. `model` is a server's name of its model, and `timeout` the seconds that one of
@@ -109,6 +116,8 @@ def verify(
     dtype = None if dtype is None else dtype_of(dtype)
     if isinstance(a, str) and a.startswith(SERVER):
         raise FileError(f"{a}: a server can be the second side only; the first must be run here")
+    if isinstance(a, str) and (a.startswith(DUMP) or a.partition(":")[0] in engines()):
+        raise FileError(f"{a}: a dump or another engine can be the second side only; the first must be run here")
     pairs = _pairs(map)
     if rollouts is not None:
         if b is not None:
@@ -126,6 +135,17 @@ def verify(
         read = _prompt(texts, random, tokenizer, side)
         verdict = compare_server(side, b, read, model=model, tokenizer=tokenizer, seconds=timeout, progress=report_step)
         return Verification(verdict)
+    if isinstance(b, str) and b.startswith(DUMP):
+        side = local(a, pairs)
+        return Verification(verify_dump(side, Dump(b.removeprefix(DUMP)), why=why, progress=report_step), every)
+    if isinstance(b, str) and b.partition(":")[0] in engines():
+        engine, _, where = b.partition(":")
+        side = local(a, pairs)
+        ids = _prompt(texts, random, tokenizer, side).inputs.tolist()
+        name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
+        report_step(f"recording {b}")
+        with recorded(engine, where, ids, steps=STEPS if decode else 0, dtype=name, python=python) as dump:
+            return Verification(verify_dump(side, dump, why=why, progress=report_step), every)
     first, second = pair(a, b, pairs)
     read = _prompt(texts, random, tokenizer, first, second)
     verdict = verify_sides(first, second, read, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step)

@@ -26,6 +26,7 @@ VERBS = {
     "quantize": "store the matrices of a model in fewer bits",
     "laws": "check the laws on parts, a spec or a model of another library",
     "verify": "find where two implementations of a model diverge, and why",
+    "record": "record the activations of a model inside another engine, for verify",
     "data build": "turn text, JSON Lines and Parquet into token shards",
     "data show": "print what a corpus of token shards holds, or which tokens of a tuning file are learned",
     "plan": "plan training on many GPUs: layouts that fit, memory, traffic, time and cost",

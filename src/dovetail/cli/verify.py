@@ -1,11 +1,14 @@
 """Compare two implementations of a model: where they diverge, whether that is rounding or a bug, and which bug.
 
 A side is a model directory (ours or in Hugging Face layout, run by us), hf:DIR (run by transformers), py:FILE.py:FACTORY (an
-nn.Module that a function of yours returns; the file is executed), emit:FILE.py (written by `dovetail emit`) or http://… (a
-server's completions with log-probs). Both run the same prompts in their own dtype and in float64, and are compared tap by tap.
+nn.Module that a function of yours returns; the file is executed), emit:FILE.py (written by `dovetail emit`) or, as the second,
+http://… (a server's completions with log-probs), dump:DIR (activations that another engine recorded) or vllm:DIR, mlx:DIR,
+llamacpp:FILE.gguf (recorded now, by the engine's own interpreter; see `dovetail record --help`). Both run the same prompts in
+their own dtype and in float64, and are compared tap by tap.
 
     dovetail verify my-model hf:my-model
     dovetail verify hf:original py:mine.py:load --map 'blocks.{}.attn.proj=layers.{}.mixer.o' --html report.html
+    dovetail verify my-model mlx:my-model --python ~/mlx/bin/python
     dovetail verify my-model http://localhost:8080/v1
     dovetail verify my-model --rollouts rollouts.jsonl --older step-100
 
@@ -41,7 +44,7 @@ class Command(LoadFlags):
     a: tyro.conf.Positional[str]
     """A side: DIR, hf:DIR, py:FILE.py:FACTORY or emit:FILE.py."""
     b: tyro.conf.Positional[str | None] = None
-    """Another, or http://HOST:PORT/v1; none with --rollouts."""
+    """Another, dump:DIR, vllm:DIR, mlx:DIR, llamacpp:FILE.gguf or http://HOST:PORT/v1; none with --rollouts."""
     rollouts: InFile | None = None
     """Explain the log-probs that a sampler recorded: JSON lines with prompt_ids, completion_ids and logprobs, or NeMo-RL's
     train_data_stepN.jsonl."""
@@ -66,6 +69,8 @@ class Command(LoadFlags):
     """The name by which a server knows its model, where it has several."""
     timeout: Annotated[float, number(0.1, 3600)] = ANSWER_SECONDS
     """Seconds that one answer of a server may take in all."""
+    python: str | None = None
+    """The interpreter of another engine's environment, where B is recorded by one."""
     seed: Seed = 0
     """The seed of the random prompts."""
     why: bool = True

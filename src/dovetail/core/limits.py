@@ -59,6 +59,13 @@ ROLLOUT_LINES = 100_000
 ROLLOUT_TOKENS = 2**17  # of one rollout, the prompt included
 ROLLOUT_TOTAL = 2**23  # tokens of all rollouts
 
+# -- dumps of another engine's activations
+DUMP_BYTES = 16 * GB  # of all its files
+DUMP_PASSES = 4096
+DUMP_TENSORS = 100_000  # per pass and rank
+DUMP_TOKENS = 2**16  # of all passes
+DUMP_NAME = 300  # characters of a tensor's name
+
 # -- flags
 MAX_LENGTH = 2**24  # tokens of a sequence, in a forecast
 MAX_NEW_TOKENS = 10**6

@@ -25,6 +25,10 @@ from dovetail.verification.piece import EmbeddingPiece, HeadPiece, LayerPiece, P
 REMAINING = 1e-7  # the largest gap that may remain with the right change,
 FRACTION = 1e-3  # and the largest fraction of the gap before it
 FLOOR = 1e-11
+# where the other side is recorded in a narrower dtype than float64:
+ROUNDED = 300.0  # the largest gap that may remain in a layer, in units of the dtype's epsilon,
+ROUNDED_FRACTION = 0.3  # and the largest fraction of the gap before it
+ALIKE = 1.5  # candidates that leave at most this times the least gap cannot be told apart
 
 
 @dc.dataclass(frozen=True)
@@ -55,6 +59,8 @@ def _try_candidates(piece: Piece, tap: str) -> Cause | None:
     target = piece.target()
     if target is None or piece.source() is None:
         return None
+    if piece.search.noise:
+        return _closest(piece, tap, target)
     unchanged = Candidate("", "", "", piece.part)
     before = _gap_with(piece, unchanged, piece.own())
     if before is None or before > REMAINING:
@@ -68,6 +74,26 @@ def _try_candidates(piece: Piece, tap: str) -> Cause | None:
         if remaining is not None and remaining <= allowed:
             return Cause(candidate.cause, candidate.description, remaining, tried)
     return _fit_factor(piece, allowed, tried)
+
+
+def _closest(piece: Piece, tap: str, target: Tensor) -> Cause | None:
+    """The candidate that leaves the least of the gap to a rounded recording; of several that leave about as little, the one
+    that acts nearest to the tap. None where even the least is more than rounding, or a large part of the gap."""
+    gap = _gap_with(piece, Candidate("", "", "", piece.part), target)
+    if gap is None:
+        return None
+    allowed, found = min(ROUNDED * piece.search.noise, ROUNDED_FRACTION * gap), list[tuple[float, Candidate]]()
+    tried = 0
+    for candidate in sorted(piece.candidates(), key=lambda one: _distance(one, tap)):
+        remaining = _gap_with(piece, candidate, target)
+        tried += remaining is not None
+        if remaining is not None and remaining <= allowed:
+            found.append((remaining, candidate))
+    if not found:
+        return _fit_factor(piece, allowed, tried)
+    least = min(remaining for remaining, _ in found)
+    remaining, best = next(one for one in found if one[0] <= ALIKE * least)
+    return Cause(best.cause, best.description, remaining, tried)
 
 
 def _distance(candidate: Candidate, tap: str) -> int:

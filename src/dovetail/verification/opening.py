@@ -16,7 +16,7 @@ from dovetail.verification.sides import ModelSide, NativeSide, Side
 from dovetail.verification.transformers_side import TransformersSide
 
 SideLike = str | Path | ModelModule | Callable[[], nn.Module]  # see sides.py
-EMITTED = "emit:"
+EMITTED, DUMP = "emit:", "dump:"
 
 
 def pair(
@@ -52,7 +52,8 @@ def local(value: SideLike, user_map: Mapping[str, str] | None = None, *, watch: 
         return from_file(rest, user_map or {})
     if not Path(text).is_dir():
         raise FileError(
-            f"{text}: no such directory; a side is a directory, hf:DIR, py:FILE.py:FACTORY, emit:FILE.py or http://…"
+            f"{text}: no such directory; a side is a directory, hf:DIR, py:FILE.py:FACTORY, emit:FILE.py, dump:DIR, "
+            f"ENGINE:MODEL or http://…"
         )
     origin(Directory(text))
     return NativeSide(text, watch=watch)

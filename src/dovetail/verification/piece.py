@@ -42,11 +42,25 @@ class Search:
     """The input of a search for a cause: a known model in float64, its prompt, and the recordings of both sides."""
 
     def __init__(
-        self, model: ModelModule, prompt: Prompt, comparison: Comparison, *, known: int = 0, other: Model | None = None
+        self,
+        model: ModelModule,
+        prompt: Prompt,
+        comparison: Comparison,
+        *,
+        known: int = 0,
+        other: Model | None = None,
+        noise: float = 0.0,
     ) -> None:
-        """`known`: the index of the model's side; `other`: the spec of the other side, where it has one."""
-        self.model, self.spec, self.prompt, self.other = model, model.part, prompt, other
+        """`known`: the index of the model's side; `other`: the spec of the other side, where it has one; `noise`: the epsilon
+        of the dtype in which the other side was recorded, where that is not float64."""
+        self.model, self.spec, self.prompt, self.other, self.noise = model, model.part, prompt, other, noise
         self.own, self.theirs = comparison.exact[known], comparison.exact[1 - known]
+
+    def input(self, address: str) -> Tensor | None:
+        """The input of a piece. Of a recording that is rounded it is the other side's own, so that what was rounded before does
+        not count against a candidate."""
+        sides = (self.theirs, self.own) if self.noise else (self.own,)
+        return next((side.taps[address] for side in sides if address in side.taps), None)
 
     def layout(self) -> TokenLayout:
         """A new layout of the prompt's tokens: values computed once per step are cached in it."""
@@ -119,7 +133,9 @@ class LayerPiece(Piece):
         return {path: tensor_at(model, d.path).detach() for path, d in self._weights_of(number).items()}
 
     def source(self) -> Tensor | None:
-        x = self.search.own.taps.get(f"{self.address}.in")
+        x = self.search.input(f"{self.address}.in")
+        if self.search.noise and self.number and f"{self.address}.in" not in self.search.theirs.taps:
+            x = self.search.input(f"layers.{self.number - 1}")
         alone = (
             self.search.spec.layers[self.number].wire.streams() == 1
         )  # several residual streams are opened and closed by other layers
@@ -307,7 +323,7 @@ class HeadPiece(OuterPiece):
         self.tables, self.last = tables, f"layers.{len(search.spec.layers) - 1}"
 
     def source(self) -> Tensor | None:
-        x = self.search.own.taps.get(self.last)
+        x = self.search.input(self.last)
         return None if x is None else self.search.unflatten(x)
 
     def own(self) -> Tensor | None:

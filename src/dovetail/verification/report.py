@@ -147,6 +147,8 @@ def _sentence(verdict: Verdict) -> str:
         return text + (
             f". Weights that are not finite: {', '.join(map(printable, verdict.nonfinite))}" if verdict.nonfinite else ""
         )
+    if verdict.recorded and verdict.status != "structural":
+        return _recorded_sentence(verdict)
     if first is None:
         largest = max((tap.exact for one in verdict.passes for tap in one.comparison.taps), default=0.0)
         return f"the same function; the largest gap in float64 is {number(largest)}"
@@ -161,6 +163,16 @@ def _sentence(verdict: Verdict) -> str:
     if not verdict.deciding.across:
         return f"decoding with a cache is another function than the whole pass{during}, from {where} on; {gap}"
     return f"two different functions{during} from {where} on; {gap}"
+
+
+def _recorded_sentence(verdict: Verdict) -> str:
+    """The sentence on a dump that is not structurally different: it has no float64 run."""
+    dtype = short(verdict.comparison.dtypes[1])
+    taps = [tap for one in verdict.passes for tap in one.comparison.taps]
+    gap = f"the largest gap to A in float64 is {number(max((tap.gap for tap in taps), default=0.0))}"
+    if verdict.status == "equal":
+        return f"the same function, as far as {dtype} shows; {gap}"
+    return f"no more than rounding in {dtype}: {gap}. A smaller bug cannot be seen; record in float32 to decide"
 
 
 def _cause(verdict: Verdict) -> list[Text]:

@@ -6,6 +6,8 @@
     hf:dir                 a directory in Hugging Face layout, run by transformers (transformers_side.py)
     py:file.py:factory     an nn.Module that a function of the user's returns; called with token ids (batch, n) (module_side.py)
     emit:file.py           a file written by `dovetail emit` (module_side.py)
+    dump:dir               activations that another engine recorded (dump.py, dump_check.py)
+    engine:model           the same, recorded now: vllm:dir, mlx:dir, llamacpp:file.gguf, transformers:dir (engines.py)
     http://…               a server's completions with log-probs (server.py)
 
 A side builds its module once per dtype. In a float64 run, operations that ask for float32 compute in float64 (float64.py).

@@ -39,6 +39,7 @@ class Verdict:
     tested: list[str] = dc.field(default_factory=list)
     not_tested: list[str] = dc.field(default_factory=list)
     notes: list[str] = dc.field(default_factory=list)
+    recorded: str = ""  # the engine that recorded B, where B is a dump
 
     @property
     def deciding(self) -> Pass:
@@ -100,6 +101,7 @@ class Verdict:
             "tested": tested,
             "not_tested": not_tested,
             "notes": self.notes,
+            "engine": self.recorded or None,
         }
 
 

@@ -1,0 +1,108 @@
+"""Run a recorder in the environment of its engine, and open what it writes as a dump.
+
+    python recorders/record_ENGINE.py MODEL OUT REQUEST.json       REQUEST: {"rows": [[ids], …], "steps": 4, "dtype": "float32"}
+
+A recorder is one short file that imports its engine and safetensors, and nothing of ours. It runs every row but its last
+`steps` tokens in one pass, the rest token by token through the engine's cache, and writes a dump into OUT (dump.py). The
+engines are the files in that folder. The interpreter is `python`, else the environment variable DOVETAIL_ENGINE_PYTHON, else
+.peers/ENGINE/bin/python, which benchmarks/peers/make installs; transformers also runs in this interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dovetail.core.errors import FileError
+from dovetail.core.printable import printable
+from dovetail.core.suggest import did_you_mean
+from dovetail.verification.dump import DUMP_FILE, Dump
+
+FOLDER, PREFIX = Path(__file__).parent / "recorders", "record_"
+HERE = "transformers"  # the engine that this interpreter may have
+SECONDS = 1800.0  # of one recording
+MESSAGE = 2000  # characters of a recorder's error that are shown
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def engines() -> list[str]:
+    """The engines that have a recorder."""
+    return sorted(file.stem.removeprefix(PREFIX) for file in FOLDER.glob(f"{PREFIX}*.py"))
+
+
+def interpreter(engine: str, python: str | Path | None = None) -> Path:
+    """The Python interpreter of an engine's environment."""
+    variable = f"DOVETAIL_{engine.upper()}_PYTHON"
+    peer = Path(".peers") / engine / "bin" / "python"
+    named = python or os.environ.get(variable)
+    if named is None and not peer.exists() and engine == HERE:
+        named = sys.executable
+    found = Path(named or peer)
+    if not found.exists():
+        remedy = f"name the interpreter of an environment with {engine}: --python PATH, or {variable}=PATH"
+        raise FileError(f"{found}: no such interpreter; {remedy}")
+    return found
+
+
+def record_engine(
+    engine: str,
+    model: str | Path,
+    out: Path,
+    rows: Sequence[Sequence[int]],
+    *,
+    steps: int,
+    dtype: str = "float32",
+    python: str | Path | None = None,
+) -> Dump:
+    """Record a model in an engine, and write the dump to the directory `out`, which does not exist yet."""
+    if engine not in engines():
+        raise FileError(f"{engine}: is not an engine with a recorder; {did_you_mean(engine, engines())}".rstrip("; "))
+    if dtype not in DTYPES:
+        raise FileError(f"{engine}: records in {', '.join(DTYPES)}, not in {dtype}")
+    if not Path(model).exists():
+        raise FileError(f"{model}: no such file or directory")
+    if not all(0 <= steps < len(row) for row in rows):
+        raise FileError(f"{engine}: {steps} decode steps leave no token for the first pass; give longer prompts")
+    program = interpreter(engine, python)
+    out = Path(os.path.abspath(out))
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
+        written = Path(place) / "dump"
+        written.mkdir()
+        request = Path(place) / "request.json"
+        request.write_text(json.dumps({"rows": [list(row) for row in rows], "steps": steps, "dtype": dtype}))
+        file = FOLDER / f"{PREFIX}{engine}.py"
+        _run(engine, [str(program.absolute()), str(file), str(Path(model).absolute()), str(written), str(request)])
+        if not (written / DUMP_FILE).is_file():
+            raise FileError(f"{engine}: its recorder wrote no {DUMP_FILE}")
+        Dump(written)  # whole and readable, or an error
+        shutil.move(written, out)
+    return Dump(out)
+
+
+def _run(engine: str, command: list[str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FileError(f"{command[0]}: {error}") from error
+    if done.returncode:
+        tail = printable(done.stderr.strip()[-MESSAGE:], None, keep="\n")
+        raise FileError(f"{engine}: its recorder failed with exit code {done.returncode}:\n{tail}")
+
+
+@contextmanager
+def recorded(
+    engine: str, model: str, rows: Sequence[Sequence[int]], *, steps: int, dtype: str, python: str | Path | None = None
+) -> Iterator[Dump]:
+    """A dump that lives as long as the context."""
+    with tempfile.TemporaryDirectory(prefix="dovetail-dump-") as place:
+        dump = record_engine(engine, model, Path(place) / "dump", rows, steps=steps, dtype=dtype, python=python)
+        dump.label = f"{engine}:{model}"
+        yield dump
