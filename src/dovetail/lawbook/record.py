@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-import dovetail
 from dovetail.core.errors import FileError
 from dovetail.io.atomic import write_atomically
 from dovetail.io.untrusted import parse_object, read_regular
@@ -29,7 +28,7 @@ MOST_BYTES = 1 << 30
 
 def sources() -> str:
     """A hash of the installed package, and of the version of torch."""
-    root, digest = Path(dovetail.__file__).parent, hashlib.sha256(torch.__version__.encode())
+    root, digest = Path(__file__).parents[1], hashlib.sha256(torch.__version__.encode())
     for path in sorted(root.rglob("*")):
         if path.suffix in (".py", ".yaml"):
             digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
