@@ -115,7 +115,7 @@ def main() -> None:
     wanted += [("nf4 by rtn", NF4(group=group, double=True), "rtn")]
     wanted += [(f"int4 by {method}", four, method) for method in ("rtn", "gptq", "awq")]
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as name, progress("quantization", 5 + len(wanted) + 2 * (rounds + 1)) as tick:
+    with tempfile.TemporaryDirectory() as name, progress("quantization", 4 + len(wanted) + 2 * (rounds + 1)) as tick:
         place = Path(name)
         (place / "text.txt").write_text(python_text(most=100_000 if args.quick else 2_000_000), encoding="utf-8")
         trained(place, minutes, args.quick)
