@@ -23,6 +23,7 @@ VERBS = {
     "diff": "compare two specs tensor by tensor",
     "match": "find the field value that makes two specs equal in parameters, FLOPs or decode state",
     "graft": "change the spec of a trained model and carry its weights over",
+    "merge": "merge adapters into the weights of a model",
     "laws": "check the laws on parts, a spec or a model of another library",
     "verify": "find where two implementations of a model diverge, and why",
     "data build": "turn text, JSON Lines and Parquet into token shards",
