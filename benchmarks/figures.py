@@ -120,6 +120,11 @@ TABLE = {
     "corpus": Figure(
         "python benchmarks/corpus.py --json", ("benchmarks/corpus.py", "benchmarks/ngram.py", f"{SOURCE}/training", *RUNS), 2
     ),
+    "tune": Figure(
+        "python benchmarks/tune.py --json",
+        ("benchmarks/tune.py", "benchmarks/peers/tune_worker.py", HERE, f"{SOURCE}/adapters", f"{SOURCE}/training", *RUNS),
+        2,
+    ),
     "muon": Figure("python benchmarks/muon.py --json", ("benchmarks/muon.py", HERE, f"{SOURCE}/training", *RUNS), 2),
     "hostile": Figure("python benchmarks/hostile.py --json", ("benchmarks/hostile.py", SOURCE), 1),
     "startup": Figure("python benchmarks/startup.py --json", ("benchmarks/startup.py", SOURCE), 1),

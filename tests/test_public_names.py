@@ -61,6 +61,9 @@ with tempfile.TemporaryDirectory() as place:
     built = dovetail.build_data(Path(place) / "text.txt", Path(place) / "data", quiet=True)
     assert dovetail.show_data(Path(place) / "data").manifest == built.manifest
     assert dovetail.runs(place).records == ()
+    assert dovetail.attach(model, "lora").targeted == 42
+    dovetail.save_adapter(model, Path(place) / "adapter")
+    assert dovetail.merge(Path(place) / "model", Path(place) / "adapter").leaves == 42
     assert dovetail.tiny("vit", Path(place) / "tiny").model_type == "vit"
     try:
         dovetail.map(Path(place) / "again", "text")

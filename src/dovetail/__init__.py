@@ -39,6 +39,7 @@ _PUBLIC = {
     "load_spec": "dovetail.io.spec",
     "map": "dovetail.api.map",
     "match": "dovetail.api.match",
+    "merge": "dovetail.api.merge",
     "mup_check": "dovetail.api.mup_check",
     "plan": "dovetail.api.plan",
     "quantize": "dovetail.api.quantize",
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from dovetail.api.list_parts import list_parts as list_parts
     from dovetail.api.map import map as map
     from dovetail.api.match import match as match
+    from dovetail.api.merge import merge as merge
     from dovetail.api.models import build as build, load as load, save as save
     from dovetail.api.mup_check import mup_check as mup_check
     from dovetail.api.plan import plan as plan

@@ -21,6 +21,7 @@ from dovetail.adapters.storage import Base, Stored, write_adapter
 from dovetail.adapters.tensors import adapter_tensors
 from dovetail.core.errors import SpecError
 from dovetail.core.held import adapted_leaves
+from dovetail.port.adapter import family_of
 from dovetail.port.peft import write_peft
 from dovetail.transformer import Transformer
 
@@ -41,15 +42,15 @@ def save_adapter(
     *,
     base: str | Path | None = None,
     layout: Literal["dovetail", "peft"] = "dovetail",
+    family: str | None = None,
 ) -> None:
     """Write the adapters of a model as an adapter directory, of ours or in peft's layout, with the fingerprint of the model's
-    own weights. `base` is the directory of the model, which `load` opens the adapter with."""
-    stored = Stored(
-        kind_of(model), Base(None if base is None else str(base), fingerprint(model, model.spec)), adapter_tensors(model)
-    )
-    place = Path(directory)
+    own weights. `base` is the directory of the model, which `load` opens the adapter with; `family` that of peft's module
+    names, by default the one of the base, else the first that can express the model."""
+    named = Base(None if base is None else str(base), fingerprint(model, model.spec))
+    stored, place = Stored(kind_of(model), named, adapter_tensors(model)), Path(directory)
     if layout == "peft":
-        write_peft(place, model.spec, stored)
+        write_peft(place, model.spec, stored, family or (None if base is None else family_of(base)))
         stored = stored._replace(tensors={})  # adapter.yaml holds the fingerprint
     write_adapter(place, stored)
 

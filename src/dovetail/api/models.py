@@ -17,7 +17,7 @@ from dovetail.io import model_dir
 from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.port import load as loading
-from dovetail.port.adapter import base_place, is_adapter, load_adapter
+from dovetail.port.adapter import base_place, family_of, is_adapter, load_adapter
 from dovetail.port.load import SpecLike, Watch, find_spec
 from dovetail.port.vocabulary import read_vocabulary
 from dovetail.transformer import Transformer
@@ -55,7 +55,7 @@ def load(
     model = loading.load(directory, watch=watch)
     model.vocabulary = read_vocabulary(Directory(directory))
     if adapter is not None:
-        load_adapter(model, adapter)
+        load_adapter(model, adapter, family=family_of(directory))
     return model.to(device=device, dtype=None if dtype is None else dtype_of(dtype))
 
 

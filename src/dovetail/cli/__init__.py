@@ -24,6 +24,7 @@ VERBS = {
     "match": "find the field value that makes two specs equal in parameters, FLOPs or decode state",
     "graft": "change the spec of a trained model and carry its weights over",
     "quantize": "store the matrices of a model in fewer bits",
+    "merge": "merge adapters into the weights of a model",
     "laws": "check the laws on parts, a spec or a model of another library",
     "verify": "find where two implementations of a model diverge, and why",
     "record": "record the activations of a model inside another engine, for verify",

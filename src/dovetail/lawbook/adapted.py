@@ -140,6 +140,7 @@ def _paths(case: Case, model: ModelModule) -> dict[str, Tensor]:
     return paths(case_of(case, model))
 
 
+@torch.no_grad()
 def perturb(model: ModelModule, seed: int, only: str | None = None) -> None:
     """Add noise to every adapter, or to that of one leaf: a function of (seed, path)."""
     for path in adapter_tensors(model):

@@ -18,6 +18,7 @@ from dovetail.io.model_files import ADAPTER_FILE, INDEX_FILE, PEFT_CONFIG, PEFT_
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model, ModelModule
 from dovetail.port.peft import read_peft
+from dovetail.port.write import imported_config
 
 
 def is_adapter(directory: str | Path) -> bool:
@@ -30,20 +31,27 @@ def _holds_one(where: Directory) -> bool:
     return where.has(ADAPTER_FILE) or where.has(PEFT_CONFIG)
 
 
-def read_any(directory: str | Path, spec: Model) -> Stored:
-    """Read an adapter directory, ours or peft's, for a model of this spec."""
+def read_any(directory: str | Path, spec: Model, family: str | None = None) -> Stored:
+    """Read an adapter directory, ours or peft's, for a model of this spec; `family` is that of peft's module names, by default
+    the first that can express the spec."""
     where = Directory(directory)
     if not _holds_one(where):
         raise FileError(f"{where.place}: holds no {ADAPTER_FILE} and no {PEFT_CONFIG}; is it an adapter directory?")
     if not where.has(PEFT_WEIGHTS):
         return read_stored(directory)
-    stored = read_peft(directory, spec)
+    stored = read_peft(directory, spec, family)
     return stored._replace(base=base_of(read_description(where))) if where.has(ADAPTER_FILE) else stored
 
 
-def load_adapter(model: ModelModule, directory: str | Path, *, any_base: bool = False) -> Applied:
+def load_adapter(model: ModelModule, directory: str | Path, *, any_base: bool = False, family: str | None = None) -> Applied:
     """Attach the adapter of a directory to a model; another base than its own is refused, unless with `any_base`."""
-    return put(model, read_any(directory, model.part), str(directory), any_base=any_base)
+    return put(model, read_any(directory, model.part, family), str(directory), any_base=any_base)
+
+
+def family_of(directory: str | Path) -> str | None:
+    """The Hugging Face family that a model directory is of or was imported from; None where it names none."""
+    family = imported_config(Directory(directory)).get("model_type")
+    return family if isinstance(family, str) else None
 
 
 def base_place(directory: str | Path) -> Path:

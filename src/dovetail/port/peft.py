@@ -111,7 +111,8 @@ def write_peft(place: Path, spec: Model, stored: Stored, family: str | None = No
         raise SpecError(
             leaf, "is no linear module of transformers, so that peft cannot hold its adapter", "leave it out of the targets"
         )
-    config |= _config(kind, stored.base)
+    unused = ("feedforward_modules",) if isinstance(kind, Lora) else ("rank_pattern", "alpha_pattern")
+    config = {name: value for name, value in config.items() if name not in unused} | _config(kind, stored.base)
     for name, tensor in found.items():
         if value := nonfinite(tensor):
             raise FileError(f"{place}: {name} holds {value}; nothing was written")

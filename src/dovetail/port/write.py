@@ -88,7 +88,7 @@ def files_beside(source: Directory) -> dict[str, bytes]:
     """Return the files that a directory of ours holds beside spec and weights, by name: tokenizer, generation settings, chat
     template, license, and the config that the model was imported with."""
     carried = _beside(source)
-    config = _config(source)
+    config = imported_config(source)
     if config:
         carried[KEPT_CONFIG] = _json(config)
         ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
@@ -123,7 +123,7 @@ def write_theirs(
     """Write a model in Hugging Face layout as a family, by default the one of `source`, else the first that can express it,
     with the files beside the weights of `source`, and those of `beside`. `weights` has one weight of the spec per piece;
     `leaves` are quantized ones, which are written as compressed-tensors."""
-    carried, kept = _beside(source), {name: value for name, value in _config(source).items() if name != FIELD}
+    carried, kept = _beside(source), {name: value for name, value in imported_config(source).items() if name != FIELD}
     ported, pieces = exported(spec, weights, family or kept.get("model_type"), kept)
     if leaves:
         ported.config[FIELD] = quantization_config(spec, ported.moves, leaves)
@@ -149,7 +149,7 @@ def write_fresh(model: ModelModule, out: str | Path, family: str | None = None) 
 def family_for(spec: Model, source: Directory, family: str | None = None) -> str:
     """The family to write a changed spec as: the one named, else the one of the directory, else the first that can express it.
     Raises SpecError with the path of the part that cannot be written."""
-    came = _config(source).get("model_type")
+    came = imported_config(source).get("model_type")
     if family is None and isinstance(came, str):
         try:
             return to_hf(spec, came).dialect
@@ -158,7 +158,7 @@ def family_for(spec: Model, source: Directory, family: str | None = None) -> str
     return to_hf(spec, family).dialect
 
 
-def _config(where: Directory) -> dict[str, Any]:
+def imported_config(where: Directory) -> dict[str, Any]:
     """The config of a directory, or the one it was imported with; empty if there is none."""
     name = next((name for name in (CONFIG_FILE, KEPT_CONFIG) if where.has(name)), None)
     return {} if name is None else where.json(name, CONFIG_BYTES)

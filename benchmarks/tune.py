@@ -1,0 +1,143 @@
+"""Adapters: memory of a LoRA step ÷ full, its time ÷ peft's, and 8 adapters in one batch ÷ one.
+
+memory   live bytes at the peak of a training step: weights, gradients, AdamW's moments and activations, LoRA ÷ all weights
+time     seconds of a step with LoRA on all linear layers ÷ those of peft on the same Llama, in a process of its own
+         (benchmarks/peers/make tuning): loss, backward, clipping, fused AdamW, eager on both sides
+many     a forward pass of 8 rows with 8 adapters ÷ with one (adapters/many.py)
+
+Both sides have a rank of 16, rows full of tokens and float32. QLoRA belongs here, as a row `memory of a QLoRA step ÷ LoRA`.
+
+    python benchmarks/tune.py [--rounds 7] [--only memory time many] [--json]
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import json
+import subprocess
+from pathlib import Path
+
+import torch
+from bare import QUICK as QUICK_SHAPE, Shape
+from measure import Goal, Row, arguments, middle, progress, report, taking_turns
+from memory import Alive
+
+from dovetail.adapters.attach import attach, detach
+from dovetail.adapters.lora import Lora
+from dovetail.adapters.many import attach_many
+from dovetail.adapters.tensors import adapter_tensors
+from dovetail.construction import build
+from dovetail.core.layout import TokenLayout
+from dovetail.datasets.corpus import Batch
+from dovetail.training.objective import next_token
+from dovetail.training.plan import Plan
+from dovetail.training.step import Trainer
+from dovetail.transformer import Transformer
+
+PEERS, ENVIRONMENTS = Path(__file__).parent / "peers", Path(__file__).parents[1] / ".peers"
+RATE, NOISE, RANK, MANY, STEPS = 1e-3, 0.06, 16, 8, 2
+SIDES = ("memory", "time", "many")
+
+
+class Ours:
+    """The trainer of `dovetail train`, on all weights or on an adapter."""
+
+    def __init__(self, shape: Shape, rows: int, tokens: int, adapted: bool) -> None:
+        self.model: Transformer = build(shape.spec())
+        if adapted:
+            attach(self.model, Lora(rank=RANK))
+        plan = Plan(steps=10**6, schedule="constant", learning_rate=RATE)
+        self.trainer, self.at = Trainer(self.model.train(), next_token, plan), 0
+        ids = torch.randint(0, shape.vocab, (rows, tokens + 1), generator=torch.Generator().manual_seed(0))
+        self.batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), TokenLayout.whole(rows, tokens))
+
+    def turn(self) -> None:
+        """Train a few steps."""
+        for _ in range(STEPS):
+            self.at += 1
+            self.trainer.step(self.batch, self.at, RATE)
+
+    def peak(self) -> int:
+        """The bytes of the weights, and the largest number of live bytes beside them."""
+        weights = list(self.model.parameters())
+        with Alive(*weights) as alive:
+            self.turn()
+        return sum(weight.nbytes for weight in weights) + alive.peak
+
+
+class Peft:
+    """LoRA of peft in its own process and environment (benchmarks/peers/tune_worker.py)."""
+
+    def __init__(self, shape: Shape, rows: int, tokens: int, threads: int) -> None:
+        python = ENVIRONMENTS / "tuning/bin/python"
+        if not python.is_file():
+            raise SystemExit("peft: its environment is missing; run benchmarks/peers/make tuning")
+        sizes = {**dc.asdict(shape), "rows": rows, "tokens": tokens, "rank": RANK, "rate": RATE, "threads": threads}
+        command = [str(python), str(PEERS / "tune_worker.py"), json.dumps(sizes)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+
+    def turn(self) -> None:
+        """Train a few steps."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{STEPS}\n")
+        self.process.stdin.flush()
+        self._answer()
+
+    def _answer(self) -> None:
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline():
+            raise SystemExit(f"peft ended with exit code {self.process.wait()}")
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def many_adapters(shape: Shape, tokens: int, rounds: int) -> Row:
+    """A batch of 8 rows, each with its own adapter, against one adapter for all."""
+    one, several = build(shape.spec()), build(shape.spec())
+    kind = attach(one, Lora(rank=RANK)).kind
+    assert isinstance(kind, Lora)
+    tensors: list[dict[str, torch.Tensor]] = []
+    for seed in range(MANY):
+        attach(several, kind, seed=seed)
+        tensors.append({path: tensor.clone() for path, tensor in adapter_tensors(several).items()})
+        detach(several)
+    chosen = attach_many(several, kind, tensors)
+    ids = torch.randint(0, shape.vocab, (MANY, tokens), generator=torch.Generator().manual_seed(0))
+
+    def batch() -> None:
+        with chosen.rows(list(range(MANY))):
+            several(ids)
+
+    with torch.no_grad(), progress("many adapters", rounds + 1) as tick:
+        value, spread = middle(taking_turns(lambda: one(ids), batch, rounds, tick))
+    return Row(f"{MANY} adapters in a batch ÷ one adapter, time", value, Goal(high=1.25), spread, NOISE)
+
+
+def main() -> None:
+    """Take the figures and print them."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=SIDES, default=SIDES)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    shape, (rows, tokens) = (QUICK_SHAPE, (2, 16)) if given.quick else (Shape(), (2, 256))
+    found: list[Row] = []
+    if "memory" in given.only:
+        full, lora = Ours(shape, rows, tokens, False).peak(), Ours(shape, rows, tokens, True).peak()
+        found.append(Row("memory of a LoRA step ÷ full", lora / full, Goal(high=0.35)))
+    if "time" in given.only:
+        ours, peft = Ours(shape, rows, tokens, True), Peft(shape, rows, tokens, given.threads)
+        with progress("peft", given.rounds + 1) as tick:
+            value, spread = middle(taking_turns(peft.turn, ours.turn, given.rounds, tick))
+        peft.close()
+        found.append(Row("LoRA step ÷ peft's, time", value, Goal(high=0.9), spread, NOISE))
+    if "many" in given.only:
+        found.append(many_adapters(shape, tokens, given.rounds))
+    report(found, given.json)
+
+
+if __name__ == "__main__":
+    main()

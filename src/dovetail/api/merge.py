@@ -1,0 +1,122 @@
+"""merge: write a model with adapters merged into its weights."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import RenderableType
+from torch import Tensor
+
+from dovetail.adapters.attach import detach
+from dovetail.adapters.combine import Method, combine
+from dovetail.api.result import Result
+from dovetail.core.errors import UsageError
+from dovetail.core.held import adapted_leaves
+from dovetail.core.linear import Linear
+from dovetail.io.model_dir import must_be_free
+from dovetail.io.untrusted import Directory
+from dovetail.look.console import unwrapped
+from dovetail.port import load as loading
+from dovetail.port.adapter import base_place, family_of, is_adapter, load_adapter
+from dovetail.port.load import Watch
+from dovetail.port.write import model_pieces, write_own, write_theirs
+from dovetail.transformer import Transformer
+
+
+@dc.dataclass(frozen=True, repr=False)
+class MergedModel(Result):
+    """The model that was written, the adapters in it, and how many leaves they changed."""
+
+    model: Transformer
+    source: Path
+    adapters: tuple[str, ...]
+    leaves: int
+    directory: Path | None
+
+    def to_dict(self) -> dict[str, Any]:
+        written = None if self.directory is None else str(self.directory)
+        return {"directory": written, "source": str(self.source), "adapters": list(self.adapters), "leaves": self.leaves}
+
+    def view(self, width: int) -> RenderableType:
+        where = "" if self.directory is None else f": written to {self.directory}"
+        return unwrapped(f"{self.source} + {' + '.join(self.adapters)}{where}, {self.leaves} matrices changed")
+
+
+def merge(
+    directory: str | Path,
+    *adapters: str | Path,
+    out: str | Path | None = None,
+    method: Method = "linear",
+    weights: Sequence[float] = (),
+    density: float = 0.5,
+    seed: int = 0,
+    any_base: bool = False,
+    hf: bool = False,
+    force: bool = False,
+    watch: Watch | None = None,
+) -> MergedModel:
+    """Merge adapters into the weights of a model, and write it to `out`, in Hugging Face layout with `hf`.
+
+    Without adapters `directory` is an adapter directory, which is merged into the base that it names. Several adapters are
+    combined by `method`: linear adds their changes, ties and dare keep a fraction `density` of each (adapters/combine.py).
+    `weights` has one factor for each adapter, 1 by default. An adapter of another base is refused, unless with `any_base`.
+    """
+    if not adapters and is_adapter(directory):
+        directory, adapters = base_place(directory), (directory,)
+    if not adapters:
+        raise UsageError("give the adapter directories to merge, behind the model")
+    factors = list(weights) or [1.0] * len(adapters)
+    if len(factors) != len(adapters):
+        raise UsageError(f"--weights: {len(factors)} factors for {len(adapters)} adapters; give one for each")
+    if out is not None:
+        must_be_free(Path(out), force)
+    model = loading.load(directory, watch=watch)
+    changes: dict[str, list[tuple[float, Tensor]]] = {}
+    biases: dict[str, list[tuple[float, Tensor]]] = {}
+    leaves: dict[str, Linear] = {}
+    for factor, adapter in zip(factors, adapters, strict=True):
+        load_adapter(model, adapter, any_base=any_base, family=family_of(directory))
+        _collect(model, factor, changes, biases, leaves)
+        detach(model)
+    with torch.no_grad():
+        for path, leaf in leaves.items():
+            how = {"method": method, "density": density, "seed": seed}
+            weight = leaf.dense() + combine(*_apart(changes[path]), path=path, **how)
+            own = biases.get(path)
+            bias = leaf.bias if own is None else leaf.bias + combine(*_apart(own), path=f"{path}.bias", **how)
+            leaf.store(weight, bias)
+    if out is not None:
+        source = Directory(directory)
+        if hf:
+            write_theirs(model.part, model_pieces(model), source, out)
+        else:
+            write_own(model, source, out)
+    names = tuple(str(adapter) for adapter in adapters)
+    return MergedModel(model, Path(directory), names, len(leaves), None if out is None else Path(out))
+
+
+Changes = dict[str, list[tuple[float, Tensor]]]
+
+
+@torch.no_grad()
+def _collect(model: Transformer, factor: float, changes: Changes, biases: Changes, leaves: dict[str, Linear]) -> None:
+    """Take the change that each adapter of a model makes, once for each weight."""
+    known: set[int] = set()
+    for path, leaf in adapted_leaves(model):
+        adapter = leaf.adapter
+        if adapter is None or id(adapter) in known:
+            continue
+        known.add(id(adapter))
+        leaves[path] = leaf
+        changes.setdefault(path, []).append((factor, adapter.matrix(leaf) - leaf.dense()))
+        bias = adapter.merged_bias(leaf)
+        if bias is not None and leaf.bias is not None and bias is not leaf.bias:
+            biases.setdefault(path, []).append((factor, bias - leaf.bias))
+
+
+def _apart(pairs: list[tuple[float, Tensor]]) -> tuple[list[Tensor], list[float]]:
+    return [change for _, change in pairs], [factor for factor, _ in pairs]
