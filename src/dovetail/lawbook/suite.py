@@ -37,6 +37,7 @@ from dovetail.lawbook import (
     sequence,
     sharded,
     structure,
+    tuned,
 )
 from dovetail.lawbook.case import LAWS, Broken, Case, NotApplicable
 from dovetail.lawbook.cover import PairCover, quick_specs
@@ -61,6 +62,7 @@ __all__ = [
     "sequence",
     "sharded",
     "structure",
+    "tuned",
     "try_spec",
 ]
 
