@@ -56,6 +56,11 @@ TABLE = {
     "mixers": Figure(
         "python benchmarks/mixers.py --json --plot docs/figures/mixers.png", ("benchmarks/mixers.py", HERE, *RUNS), 2
     ),
+    "prefer": Figure(
+        "python benchmarks/prefer.py --json",
+        ("benchmarks/prefer.py", HERE, f"{SOURCE}/training", f"{SOURCE}/api/tune.py", f"{SOURCE}/text/turns.py", *RUNS),
+        2,
+    ),
     "plan": Figure(
         "python benchmarks/plan.py --json",
         (

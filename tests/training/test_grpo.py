@@ -12,7 +12,7 @@ from tuning_base import base, write_rows
 import dovetail as dt
 from dovetail.core.errors import UsageError
 from dovetail.lawbook.invariant import ULPS
-from dovetail.training.grpo import Grpo, Prompts, advantages
+from dovetail.training.grpo import Grpo, advantages
 from dovetail.training.objective import Setup, TuningData, context
 from dovetail.training.ranks import Ranks
 from dovetail.training.rollout import roll_out
@@ -53,7 +53,7 @@ def test_the_ratio_is_clipped_where_it_went_far_enough():
 
 
 def test_the_ratio_of_the_sampler_is_one_within_the_bound_of_law_21(tmp_path):
-    model, objective, source = prepared(tmp_path)
+    model, _, source = prepared(tmp_path)
     batch = source.batch(0)
     with torch.no_grad():
         policy = model.log_probs(batch.tokens, batch.labels, context(batch, 0, False), 1.0)
@@ -118,4 +118,3 @@ def test_rewards_are_registered_names_and_files_name_no_code(tmp_path):
         dt.tune(place, rows, steps=1, **{**RUN, "group": 3})
     with pytest.raises(UsageError, match=r"--adapter: this version"):
         dt.tune(place, rows, adapter="lora", steps=1, **RUN)
-    assert Prompts

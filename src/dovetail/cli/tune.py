@@ -1,8 +1,8 @@
-"""Tune a model on chats, completions, preferences or rewards: supervised, DPO, IPO, ORPO, KTO, a reward model, GRPO, distillation.
+"""Tune a model on chats, completions, preferences or rewards, by supervised learning, DPO, GRPO and other methods.
 
-The data is JSON Lines. Messages are rendered by the model's own chat template, and the answers alone are learned, with the token
-that ends them: `dovetail data show DATA --model MODEL` prints which. The run directory is that of `dovetail train`: settings,
-metrics, checkpoints, the model and a plot; the same command again resumes a run that was interrupted or killed.
+The data is JSON Lines. Messages are rendered by the model's own chat template, and the answers alone are learned, with the
+token that ends them: `dovetail data show DATA --model MODEL` prints which. The run directory is that of `dovetail train`:
+settings, metrics, checkpoints, the model and a plot; the same command again resumes a run that was interrupted or killed.
 
     dovetail tune llama-tiny-trained --data chats.jsonl --template plain -o chat
     dovetail tune chat --data pairs.jsonl --method dpo --beta 0.1 -o preferred

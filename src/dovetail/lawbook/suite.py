@@ -40,6 +40,7 @@ from dovetail.lawbook import (
     sequence,
     sharded,
     structure,
+    tuned,
 )
 from dovetail.lawbook.case import LAWS, Broken, Case, NotApplicable
 from dovetail.lawbook.cover import PairCover, quick_specs
@@ -68,6 +69,7 @@ __all__ = [
     "sequence",
     "sharded",
     "structure",
+    "tuned",
     "try_spec",
 ]
 
