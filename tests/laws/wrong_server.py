@@ -43,6 +43,8 @@ class Handler(BaseHTTPRequestHandler):
         refusal = server.refusal(body)
         if refusal:
             return self.reply({"error": {"message": refusal}}, 400)
+        if isinstance(body["prompt"], str):
+            body["prompt"] = [sum(map(ord, word)) % VOCAB for word in body["prompt"].split()]
         prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
         n, seed = body.get("n", 1), body.get("seed")
         sequences = [
@@ -176,7 +178,9 @@ class WrongServer(ThreadingHTTPServer):
         if refused:
             return f"unknown field {refused[0]}"
         prompt = body["prompt"]
-        if isinstance(prompt, str) or (isinstance(prompt[0], list) and "lists" in self.without):
+        if self.text and isinstance(prompt, str):
+            return None
+        if self.text or isinstance(prompt, str) or (isinstance(prompt[0], list) and "lists" in self.without):
             return "the prompt is not a list of ids"
         if body.get("n", 1) > 1 and body.get("temperature") == 0:
             return "n must be 1 when using greedy sampling"

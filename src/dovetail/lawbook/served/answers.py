@@ -107,8 +107,9 @@ def _answer(choice: Mapping[str, Any], cached: int | None) -> Answer:
         raise ValueError("its text is not a string of bounded length")
     steps = _steps(choice.get("logprobs") or {})
     ids = choice.get("token_ids")
-    if ids is None and steps and all(isinstance(step.token, int) for step in steps):
-        ids = [step.token for step in steps]
+    by_id = [step.token for step in steps if isinstance(step.token, int)]
+    if ids is None and steps and len(by_id) == len(steps):
+        ids = by_id
     if ids is not None and not (isinstance(ids, list) and len(ids) <= MAX_STEPS and all(_whole(i) for i in ids)):
         raise ValueError("its token_ids are not ids")
     return Answer(steps, text, None if ids is None else tuple(ids), finish if isinstance(finish, str) else None, cached)
