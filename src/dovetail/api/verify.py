@@ -82,7 +82,7 @@ def verify(
     b: SideLike | None = None,
     *,
     rollouts: str | Path | None = None,
-    older: Sequence[SideLike] | SideLike = (),
+    older: Sequence[SideLike] | str | Path = (),
     prompt: Sequence[str] | str = (),
     rows: int = ROWS,
     length: int | None = None,
@@ -155,7 +155,7 @@ def verify(
 def _rollouts(
     a: SideLike,
     file: str | Path,
-    older: Sequence[SideLike] | SideLike,
+    older: Sequence[SideLike] | str | Path,
     dtype: torch.dtype | None,
     pairs: Mapping[str, str],
     why: bool,
@@ -166,7 +166,7 @@ def _rollouts(
         raise UsageError(f"{a}: emitted files hold no weights; give the model directory")
     progress(f"reading {file}")
     rollouts = read_rollouts(file)
-    before = tuple(older) if isinstance(older, Sequence) and not isinstance(older, str) else (older,)
+    before = (older,) if isinstance(older, (str, Path)) else tuple(older)
     progress(f"reading {_label(a)}")
     side, earlier = local(a, pairs), [local(one, pairs) for one in before]
     verdict = explain_rollouts(side, str(file), rollouts, older=earlier, dtype=dtype, why=why, progress=progress)

@@ -37,7 +37,7 @@ from dovetail.verification.sides import Side
 ROOM = 3.0  # times the distance of a run from float64: the largest gap of rounding
 WEAK, MUCH = 0.5, 0.25  # settings that explain less than WEAK, where more than MUCH is left, imitate another cause
 FAR, FAR_TIMES = 1.0, 10.0  # nats, and times the largest size of rounding: a token that is further away is not rounding
-GROWS, EVIDENCE, AGES = 0.25, 4.0, 0.5  # rank correlations of what is left with position (times √n) and with age
+GROWS, EVIDENCE, AGES = 0.25, 4.0, 0.5  # rank correlation of what is left with position, and times √n; the newest weights leave at most AGES of the oldest's
 NEVER = ("the sampler's own logits", "repetition penalties and other logit processors", "devices other than the CPU")
 
 
@@ -162,7 +162,7 @@ def beyond(sampled: Sampled, valid: Tensor, rest: Tensor) -> tuple[str, str]:
         known = age >= 0
         means = [rest.abs()[age == i].mean().item() for i in range(len(versions)) if bool((age == i).any())]
         correlation = spearman(torch.arange(len(means)).double(), torch.tensor(means)) if len(means) > 2 else 1.0
-        if bool(known.any()) and len(means) > 1 and means[0] <= AGES * means[-1] and correlation >= AGES:
+        if bool(known.any()) and len(means) > 1 and means[0] <= AGES * means[-1] and correlation > 0:
             shown = ", ".join(f"{v}: {m:.2g}" for v, m in zip(versions[::-1], means, strict=False))
             return STALE, f"what is left grows with the age of weights_version ({shown})"
     position = sampled.position[valid]
