@@ -80,7 +80,7 @@ def verify_dump(side: Side, dump: Dump, *, why: bool = True, progress: Progress 
     for group in groups_of(dump, None if spec is None else spec.vocab):
         recordings = _recorded(side, group, dump.dtype, progress)
         if sources is None:
-            sources = match_dump(dump, _wanted(recordings[0], group), spec, group.tokens)
+            sources = match_dump(dump, _wanted(recordings[0], group), spec, group.tokens, recordings[0].alias)
             if not sources:
                 raise FileError(f"{dump.label}: none of its {len(dump.names())} tensors is an activation of {side.label}")
         theirs = _dumped(dump, sources, group, recordings[0])
