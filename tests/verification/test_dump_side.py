@@ -262,3 +262,20 @@ def test_a_damaged_dump_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_dump_can_be_the_second_side_only(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="second side only"):
         dovetail.verify(f"dump:{tmp_path}", str(tmp_path))
+
+
+def test_pickles_of_another_dumper_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "step=0___rank=0___dump_index=7___name=hidden.pt").write_bytes(b"PK")
+    with pytest.raises(FileError, match="is a pickle"):
+        Dump(tmp_path)
+
+
+def test_a_link_out_of_the_dump_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "secret.safetensors").write_bytes(b"x")
+    (tmp_path / "dump" / "0.safetensors").symlink_to(tmp_path / "secret.safetensors")
+    one = {"files": ["0.safetensors"], "ids": [1], "sequences": [0], "positions": [0]}
+    data = {"format": "dovetail-dump-1", "engine": "", "dtype": "float32", "passes": [one]}
+    (tmp_path / "dump" / "dump.json").write_text(json.dumps(data))
+    with pytest.raises(FileError, match="link out of the directory"):
+        Dump(tmp_path / "dump")
