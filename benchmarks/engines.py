@@ -25,17 +25,20 @@ from typing import Any, NamedTuple
 import torch
 from measure import Goal, Row, arguments, progress, report
 from safetensors.torch import load_file, save_file
+from seeded_bugs import COMMON
 from torch import Tensor
-from verify import write_model
 
 from dovetail.core.errors import FileError
 from dovetail.verification.dump_check import verify_dump
 from dovetail.verification.engines import engines, interpreter, recorded
 from dovetail.verification.prompt import random_prompt
 from dovetail.verification.sides import NativeSide
+from dovetail.verification.transformers_side import transformers
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED, LENGTH, STEPS = 31_000, 14, 2
+# heads of 32: vLLM has no CPU kernel for smaller ones
+SIZES = {**COMMON, "hidden_size": 128, "intermediate_size": 176, "num_attention_heads": 4, "head_dim": 32}
 NOT_HERE = ("llamacpp",)  # takes a .gguf file, not a directory
 Tensors = dict[str, Tensor]
 Config = dict[str, Any]
@@ -78,7 +81,7 @@ def other_layer(tensors: Tensors, config: Config) -> None:
 def pair_order(tensors: Tensors, config: Config) -> None:
     for x in "qk":
         name = f"model.layers.2.self_attn.{x}_proj.weight"
-        tensors[name] = tensors[name].unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2).contiguous()
+        tensors[name] = tensors[name].unflatten(0, (-1, 2, 16)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def plus_one(tensors: Tensors, config: Config) -> None:
@@ -97,6 +100,19 @@ BUGS = (
     Bug("rotary pair order", pair_order, "layers.2", ("rotary pair order",)),
     Bug("norm's + 1", plus_one, "head", ("norm's + 1",)),
 )  # fmt: skip
+
+
+@torch.no_grad()
+def write_model(place: Path) -> Path:
+    """Save a tiny random Llama; its weights are far from initial ones."""
+    library, draw = transformers(), torch.Generator().manual_seed(SEED)
+    config = library.AutoConfig.for_model("llama", **SIZES, tie_word_embeddings=False)
+    model: Any = library.AutoModelForCausalLM.from_config(config)
+    for tensor in model.parameters():
+        noise = torch.randn(tensor.shape, generator=draw)
+        tensor.copy_(tensor + 0.3 * noise if tensor.dim() == 1 else 0.15 * noise)
+    model.save_pretrained(place)
+    return place
 
 
 def written(clean: Path, place: Path, bug: Bug) -> Path:
@@ -138,7 +154,7 @@ def run(pythons: dict[str, Path], bugs: tuple[Bug, ...]) -> list[dict[str, Any]]
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, progress("engines", len(pythons) * (2 + len(bugs))) as tick:
         place = Path(folder)
-        clean = write_model("llama", SEED, place)
+        clean = write_model(place / "clean")
         side = NativeSide(clean)
         for engine, python in pythons.items():
             for dtype in ("float32", "bfloat16"):

@@ -73,7 +73,7 @@ TABLE = {
     ),
     "engines": Figure(
         "python benchmarks/engines.py --json",
-        ("benchmarks/engines.py", "benchmarks/verify.py", HERE, f"{SOURCE}/verification", f"{SOURCE}/port", *RUNS),
+        ("benchmarks/engines.py", "benchmarks/seeded_bugs.py", HERE, f"{SOURCE}/verification", f"{SOURCE}/port", *RUNS),
         1,
     ),
     "laws": Figure("dovetail laws --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", f"{SOURCE}/port", *RUNS)),
