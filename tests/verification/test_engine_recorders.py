@@ -38,9 +38,7 @@ def test_transformers_records_what_verify_calls_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["mlx", "vllm"])
 def test_another_engine_is_equal_and_a_bug_in_it_is_found(tmp_path: Path, engine: str) -> None:
     python = python_of(engine)
-    ours, theirs = written(
-        tmp_path, from_yaml(LLAMA).set("layers.*.mixer.head", 32)
-    )  # vLLM has no CPU kernel for smaller heads
+    ours, theirs = written(tmp_path, from_yaml(LLAMA).set("layers.*.mixer.head", 32))  # vLLM: no smaller heads on CPU
     assert dovetail.verify(str(ours), f"{engine}:{theirs}", python=python, length=12).status == "equal"
     wrong = tmp_path / "wrong"
     shutil.copytree(theirs, wrong)
