@@ -61,7 +61,8 @@ def swap(one: str, other: str) -> Callable[[Tensors, Config], None]:
 
 
 def rope_base(tensors: Tensors, config: Config) -> None:
-    config["rope_parameters"]["rope_theta"] = 500_000.0
+    """Both where transformers 5 writes it and at the top level: mlx-lm 0.32.2 reads only the latter."""
+    config["rope_parameters"]["rope_theta"] = config["rope_theta"] = 500_000.0
 
 
 def eps(tensors: Tensors, config: Config) -> None:
