@@ -81,6 +81,11 @@ TABLE = {
         ("benchmarks/rollouts.py", "benchmarks/rollout_gaps.py", HERE, f"{SOURCE}/verification", *RUNS),
         1,
     ),
+    "engines": Figure(
+        "python benchmarks/engines.py --json",
+        ("benchmarks/engines.py", "benchmarks/seeded_bugs.py", HERE, f"{SOURCE}/verification", f"{SOURCE}/port", *RUNS),
+        1,
+    ),
     "laws": Figure("dovetail laws --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", f"{SOURCE}/port", *RUNS)),
     "mutants": Figure("dovetail laws --mutants --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", *RUNS)),
     "random": Figure("dovetail laws --mutants --random 200 --seed 6113 --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", *RUNS)),

@@ -56,6 +56,7 @@ with tempfile.TemporaryDirectory() as place:
     assert dovetail.load(Path(place) / "model").spec == spec
     assert dovetail.export(Path(place) / "model", Path(place) / "hf").model_type == "llama"
     assert dovetail.import_(Path(place) / "hf", Path(place) / "again").layers == 6
+    assert dovetail.record("transformers", Path(place) / "hf", out=Path(place) / "dump", length=6, steps=1).passes == 2
     assert not dovetail.verify(model, Path(place) / "again", decode=False, longest=0).failed
     (Path(place) / "text.txt").write_text("a text")
     built = dovetail.build_data(Path(place) / "text.txt", Path(place) / "data", quiet=True)

@@ -33,6 +33,7 @@ RUNS: dict[str, tuple[list[str], int]] = {
     "export": (["model", "-o", "exported"], 0),
     "import": (["exported", "-o", "imported"], 0),
     "verify": (["model", "imported"], 0),
+    "record": (["transformers", "exported", "-o", "dump", "--steps", "1"], 4),  # needs transformers, and says so
     "graft": (["model", "--set=layers.*.mixer.position=alibi", "-o", "grafted"], 0),
     "laws": (["llama-tiny", "--only", "causal", *SMALL], 0),
     "tiny": (["model", "-o", "tiny"], 0),

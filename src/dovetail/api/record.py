@@ -73,7 +73,7 @@ def record(
 def _ids(model: str | Path, prompts: tuple[str, ...], rows: int, length: int | None, seed: int) -> list[list[int]]:
     """The token ids of the prompts, or random ones for the model's spec."""
     if not prompts:
-        return random_prompt(read_spec(model).spec, rows=rows, length=length, seed=seed).inputs.tolist()
+        return random_prompt(read_spec(model).spec, rows=rows, length=length, seed=seed).ids()
     if not all(text.replace(" ", "").isdigit() for text in prompts):
         raise SpecError("prompt", "an engine is given token ids", "write them as numbers: --prompt '3 14 15'")
     found = [[int(word) for word in text.split()] for text in prompts]

@@ -141,7 +141,7 @@ def verify(
     if isinstance(b, str) and b.partition(":")[0] in engines():
         engine, _, where = b.partition(":")
         side = local(a, pairs)
-        ids = _prompt(texts, random, tokenizer, side).inputs.tolist()
+        ids = _prompt(texts, random, tokenizer, side).ids()
         name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
         report_step(f"recording {b}")
         with recorded(engine, where, ids, steps=STEPS if decode else 0, dtype=name, python=python) as dump:

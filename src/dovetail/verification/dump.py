@@ -18,6 +18,7 @@ io/tensors.py, and every count is bounded.
 from __future__ import annotations
 
 import dataclasses as dc
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
@@ -32,7 +33,7 @@ from dovetail.core.errors import FileError
 from dovetail.core.limits import DUMP_BYTES, DUMP_NAME, DUMP_PASSES, DUMP_TENSORS, DUMP_TOKENS, JSON_NUMBER
 from dovetail.core.printable import printable
 from dovetail.io.tensors import TensorFile
-from dovetail.io.untrusted import Directory
+from dovetail.io.untrusted import PICKLES, Directory, pickle_refusal
 
 DUMP_FILE, FORMAT = "dump.json", "dovetail-dump-1"
 KEYS = frozenset({"format", "engine", "dtype", "passes", "sharding"})
@@ -78,6 +79,9 @@ class Dump:
         self.directory = Directory(place)
         self.where = str(self.directory.place / DUMP_FILE)
         self.label = label or f"dump:{place}"
+        pickles = [name for name in self.directory.names() if name.endswith(PICKLES)]
+        if pickles and not self.directory.has(DUMP_FILE):  # as SGLang's dumper writes them
+            raise FileError(pickle_refusal(self.directory.place / pickles[0]))
         data = self.directory.json(DUMP_FILE)
         if data.get("format") != FORMAT:
             raise self._error(f"its format is {str(data.get('format'))[:40]!r}; the known one is {FORMAT!r}")
@@ -172,6 +176,9 @@ class Dump:
 
     def _read(self) -> dict[str, Rows]:
         """Every floating-point tensor whose rows are tokens."""
+        sizes = [os.stat(self.directory.path(name)).st_size for one in self.passes for name in one.files]
+        if sum(sizes) > DUMP_BYTES:
+            raise self._error(f"its files have {sum(sizes):,} bytes; the limit is {DUMP_BYTES:,}")
         per_pass = [[self._file(name) for name in one.files] for one in self.passes]
         found: dict[str, Rows] = {}
         for name in dict.fromkeys(name for files in per_pass for name in files[0]):
@@ -195,8 +202,6 @@ class Dump:
     def _file(self, name: str) -> Mapping[str, Tensor]:
         path, shown = self.directory.path(name), self.directory.place / name
         with TensorFile(path, shown) as file:
-            if file.size > DUMP_BYTES:
-                raise FileError(f"{shown}: has {file.size:,} bytes; the limit is {DUMP_BYTES:,}")
             if len(file.entries) > DUMP_TENSORS:
                 raise FileError(f"{shown}: holds {len(file.entries):,} tensors; the limit is {DUMP_TENSORS:,}")
             for tensor in file.entries:

@@ -3,7 +3,7 @@
     gap      = |dumpₜ − aₜ| with a in float64, in units of the rms row norm of a: at its largest and at its median token
     own      = the same for a in the dtype of the dump
 
-A dump has no float64 run, so a bug and rounding are told apart by size: the engine may round a few times as much as our own
+A dump has no float64 run, so a bug and rounding are distinguished by size: the engine may round a few times as much as our own
 run in its dtype (envelope.py). Inside that bound of float32 or wider the verdict is equal; inside the wider bound of bfloat16
 or float16 it is rounding, for a bug smaller than that cannot be seen; beyond, the sides are two functions.
 
@@ -80,7 +80,7 @@ def verify_dump(side: Side, dump: Dump, *, why: bool = True, progress: Progress 
     for group in groups_of(dump, None if spec is None else spec.vocab):
         recordings = _recorded(side, group, dump.dtype, progress)
         if sources is None:
-            sources = match_dump(dump, _wanted(recordings[0], group), spec, group.tokens)
+            sources = match_dump(dump, _wanted(recordings[0], group), spec, group.tokens, recordings[0].alias)
             if not sources:
                 raise FileError(f"{dump.label}: none of its {len(dump.names())} tensors is an activation of {side.label}")
         theirs = _dumped(dump, sources, group, recordings[0])
@@ -93,6 +93,7 @@ def verify_dump(side: Side, dump: Dump, *, why: bool = True, progress: Progress 
         f"{counts[1]:,} tokens decoded by B with a cache" if counts[1] else "decoding (the dump has no such step)"
     )
     verdict.not_tested += [*NOT_RUN, *NEVER]
+    verdict.notes += _unmatched(verdict)
     if why and verdict.status == "structural" and verdict.deciding.across and verdict.comparison.first is not None:
         progress("searching for the cause")
         verdict.searched = True
@@ -190,6 +191,17 @@ def _tap(address: str, runs: Sequence[Tensor], dtype: torch.dtype, layers: int) 
     )
     bounds = (wide.worst * share, wide.typical * share, decided[1])
     return Tap(address, worst, typical, decided[0], own_worst, worst, *bounds, nonfinite=culprit)
+
+
+def _unmatched(verdict: Verdict) -> list[str]:
+    """A note where the layer before the first difference has no output in the dump: the difference may begin there."""
+    first = verdict.comparison.first
+    layer = "" if first is None else layer_of(first.address)
+    number = int(layer.rpartition(".")[2]) if layer.startswith("layers.") else 0
+    before = f"layers.{number - 1}"
+    if not number or before not in verdict.comparison.missing:
+        return []
+    return [f"no tensor of the dump could be matched with the output of {before}: the difference may begin there"]
 
 
 def _explain(side: Side, deciding: Pass, dtype: torch.dtype, first: Tap) -> Cause | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -63,9 +63,11 @@ def numbers_of(name: str) -> tuple[int, ...]:
     return tuple(map(int, NUMBER.findall(name)))
 
 
-def match_dump(dump: Dump, want: Mapping[str, Tensor], spec: Model | None, tokens: Tensor) -> Sources:
+def match_dump(
+    dump: Dump, want: Mapping[str, Tensor], spec: Model | None, tokens: Tensor, alias: Container[str] = ()
+) -> Sources:
     """The source of each of our activations that the dump has. `want` are ours (len(tokens), width) in float64; `tokens` the
-    indices of their tokens in the dump."""
+    indices of their tokens in the dump; `alias` the addresses of tensors that have another address, too."""
     heads = {} if spec is None else head_sizes(spec)
     forms: Forms = {}
     for form, address, source in _by_name(dump, want, spec):
@@ -73,7 +75,8 @@ def match_dump(dump: Dump, want: Mapping[str, Tensor], spec: Model | None, token
     fits = _Fits(dump, want, tokens)
     chosen = {pattern: fits.nearest(by_form) for pattern, by_form in forms.items()}
     found = {address: source for sources in chosen.values() for address, source in sources.items()}
-    found |= _by_value(dump, {k: x for k, x in want.items() if pattern_of(k) not in chosen}, heads, fits, found)
+    rest = {address: x for address, x in want.items() if pattern_of(address) not in chosen and address not in alias}
+    found |= _by_value(dump, rest, heads, fits, found)
     return {address: found[address] for address in want if address in found}
 
 
@@ -265,7 +268,7 @@ def _by_value(
     dump: Dump, want: Mapping[str, Tensor], heads: Mapping[str, int], fits: _Fits, found: Mapping[str, Source]
 ) -> Sources:
     """Sources of the addresses that no name gives: nearest pairs of patterns first, each pattern of the dump once, unless it
-    is the same activation."""
+    is the same activation. What is less than the same counts only where no name of a module is known."""
     used = {name for source in found.values() for name in source.names}
     groups: dict[str, dict[tuple[int, ...], str]] = {}
     for name in dump.names():
@@ -275,20 +278,28 @@ def _by_value(
     for order, (group, names) in enumerate(groups.items()):
         for pattern in dict.fromkeys(map(pattern_of, want)):
             forms: Forms = {}
-            for address in (one for one in want if pattern_of(one) == pattern and numbers_of(one) in names):
-                _put(forms, "whole", address, _whole(names[numbers_of(address)]), want, heads)
+            addresses = [address for address in want if pattern_of(address) == pattern]
+            for address in addresses:
+                name = names.get(numbers_of(address)) or (names.get(()) if len(addresses) == 1 else None)
+                if name is not None and _fitting(dump[name].whole(), want[address], address):
+                    _put(forms, "whole", address, _whole(name), want, heads)
             for by_form in forms.values():
                 sources = fits.nearest(by_form)
                 pairs.append((fits.best(sources), -order, group, pattern, sources))
-    return _assigned(pairs)
+    return _assigned(pairs, NEAR if not set(found) - {ANSWER} else SAME)
 
 
-def _assigned(pairs: Iterable[tuple[float, int, str, str, Mapping[str, Source]]]) -> Sources:
+def _fitting(x: Tensor, ours: Tensor, address: str) -> bool:
+    """Whether the widths are equal; logits may have columns of padding."""
+    return x.shape[1] == ours.shape[1] or (address == ANSWER and x.shape[1] > ours.shape[1])
+
+
+def _assigned(pairs: Iterable[tuple[float, int, str, str, Mapping[str, Source]]], least: float) -> Sources:
     chosen: Sources = {}
     patterns: set[str] = set()
     groups: set[str] = set()
     for fit, _, group, pattern, sources in sorted(pairs, key=lambda one: (round(one[0], 5), one[1]), reverse=True):
-        if pattern in patterns or fit < NEAR or (fit < SAME and group in groups):
+        if pattern in patterns or fit < least or (fit < SAME and group in groups):
             continue
         patterns.add(pattern)
         groups.add(group)

@@ -34,6 +34,10 @@ class Prompt:
         """The number of rows."""
         return self.inputs.shape[0]
 
+    def ids(self) -> list[list[int]]:
+        """The token ids of each row."""
+        return self.inputs.tolist()
+
 
 def windows(spec: Model) -> list[int]:
     """The sizes of attention windows, in tokens."""

@@ -91,7 +91,9 @@ def view(verdict: Verdict, *, every: bool = False) -> Group:
 def _table(verdict: Verdict, dtypes: list[str], every: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     coarse = dtypes[0] if dtypes[0] == dtypes[1] else "/".join(dtypes)
-    for name, justify in (("", "left"), (f"gap, {coarse}", "right"), ("gap, float64", "right"), ("", "left"), ("", "left")):
+    # of a dump both gaps are to A in float64: the largest; and of the largest and the median the one nearer to its bound
+    gaps = ("largest gap", "deciding gap") if verdict.recorded else (f"gap, {coarse}", "gap, float64")
+    for name, justify in (("", "left"), (gaps[0], "right"), (gaps[1], "right"), ("", "left"), ("", "left")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     first, passed = verdict.first, False
     for name, taps in grouped(verdict.comparison.taps).items():
