@@ -159,7 +159,7 @@ def _format(
         return dc.replace(made, group=group)
     if "group" in data or "group" not in fields or fields["group"].default is None:
         return made
-    inputs = {d.weight.shape(d.scope)[-1] for path, d in candidates(spec).items()}
+    inputs = {d.weight.shape(d.scope)[-1] for d in candidates(spec).values()}
     fitting = [size for size in GROUPS if all(inp % size == 0 for inp in inputs)]
     return dc.replace(made, group=fitting[0]) if fitting else made
 

@@ -31,7 +31,12 @@ ROUNDING = 1e-6  # of a value in units of its scale: codes of fp8 are rounded fr
 def formats_for(inp: int) -> list[Format]:
     """Every format that a row of `inp` inputs can take, with groups that divide it."""
     group = max(n for n in range(1, min(LARGEST, inp) + 1) if inp % n == 0)
-    four = [Int4(group=group), Int4(group=group, zero_point=True), NF4(group=group), NF4(group=group, double=True)]
+    four: list[Format] = [
+        Int4(group=group),
+        Int4(group=group, zero_point=True),
+        NF4(group=group),
+        NF4(group=group, double=True),
+    ]
     return [*four, Int8(), Int8(group=group), FP8(), FP8(per="tensor")]
 
 

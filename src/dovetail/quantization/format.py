@@ -18,7 +18,7 @@ import dataclasses as dc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,7 @@ class Grid(NamedTuple):
         return Grid(self.scale[..., pick], None if self.zero is None else self.zero[..., pick])
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def register_format(kind: str) -> Callable[[C], C]:
     """Make the class a frozen dataclass that recipes can name by `kind`."""
 

@@ -55,5 +55,5 @@ def product(format: Format, operands: tuple[Tensor, Tensor], x: Tensor) -> Tenso
     if isinstance(format, Int4):
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, operands[0], format.group, operands[1])
     else:
-        y = torch._weight_int8pack_mm(flat, *operands)
+        y = torch.ops.aten._weight_int8pack_mm(flat, *operands)
     return y.view(*x.shape[:-1], -1)

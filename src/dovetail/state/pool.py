@@ -123,7 +123,8 @@ class Pool:
         depth, instead of the layers; drafting has lengths of its own, which roll back apart. cache: the format in which entries
         per token are stored (`state/quantized.py`); None: in `dtype`.
         """
-        self.rows, self.device, self.cache = rows, device, cache
+        self.rows, self.device = rows, device
+        self.cache: CacheFormat | None = cache
         self.lengths = [0] * rows  # tokens per row
         self.written = [0] * rows  # largest length of a row since its stores were new or restored
         self.source_lengths = [0] * rows  # tokens of encoder output per row

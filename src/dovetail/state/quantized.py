@@ -42,7 +42,8 @@ class QuantizedView(TokenView):
 
     def __init__(self, stores: Sequence[Tensor], frame: Frame, kind: CacheFormat) -> None:
         super().__init__(stores, frame)
-        self.raw, self.kind = TokenView(stores, frame), kind
+        self.raw = TokenView(stores, frame)
+        self.kind: CacheFormat = kind
         self.dtype, self.formats = torch.float32, list[Format]()
 
     def append(self, layout: TokenLayout, *new: Tensor) -> KV:
