@@ -37,16 +37,8 @@ from dovetail.verification.sides import Side
 ROOM = 3.0  # times the distance of a run from float64: the largest gap of rounding
 WEAK, MUCH = 0.5, 0.25  # settings that explain less than WEAK, where more than MUCH is left, imitate another cause
 FAR, FAR_TIMES = 1.0, 10.0  # nats, and times the largest size of rounding: a token that is further away is not rounding
-<<<<<<< HEAD
-GROWS, EVIDENCE, AGES = (
-    0.25,
-    4.0,
-    0.5,
-)  # rank correlation of what is left with position, and times √n; the newest weights leave at most AGES of the oldest's
-=======
 GROWS, EVIDENCE = 0.25, 4.0  # rank correlation of what is left with the position, and times √n
 AGES = 0.5  # the newest weights leave at most this fraction of what the oldest leave
->>>>>>> rollouts
 NEVER = ("the sampler's own logits", "repetition penalties and other logit processors", "devices other than the CPU")
 
 
