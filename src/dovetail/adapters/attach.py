@@ -192,7 +192,7 @@ class Merged:
     def undo(self) -> None:
         """Put the old weights back, which were kept and not recomputed: bit for bit; and the adapters."""
         for leaf, weight, bias in self.old:
-            leaf.store(weight, bias)
+            leaf.set_matrix(weight, bias)
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         for leaf, adapter in self.adapters:
@@ -210,7 +210,7 @@ def merge(model: nn.Module) -> Merged:
         assert leaf.adapter is not None
         weight, bias = leaf.adapter.matrix(leaf), leaf.adapter.merged_bias(leaf)
         old.append((leaf, leaf.dense().clone(), None if leaf.bias is None else leaf.bias.clone()))
-        leaf.store(weight, bias)
+        leaf.set_matrix(weight, bias)
     detach(model)
     return Merged(model, old, adapters)
 

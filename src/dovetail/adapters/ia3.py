@@ -38,8 +38,8 @@ class Ia3(AdapterKind):
 
     def tensors(self, base: Declared) -> list[Weight]:
         w = base.weight
-        axes = {"inp": w.inp} if self.scales_inputs(base) else {"out": w.out}
-        return [Weight(name="l", batch=w.batch, init="ones", role="gate", tp=w.tp, used=w.used, **axes)]
+        inp, out = (w.inp, ()) if self.scales_inputs(base) else ((), w.out)
+        return [Weight(name="l", batch=w.batch, out=out, inp=inp, init="ones", role="gate", tp=w.tp, used=w.used)]
 
 
 class Ia3Module(AdapterModule):

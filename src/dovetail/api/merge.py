@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses as dc
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,13 @@ def merge(
         load_adapter(model, adapter, any_base=any_base, family=family_of(directory))
         _collect(model, factor, changes, biases, leaves)
         detach(model)
+    combined = functools.partial(combine, method=method, density=density, seed=seed)
     with torch.no_grad():
         for path, leaf in leaves.items():
-            how = {"method": method, "density": density, "seed": seed}
-            weight = leaf.dense() + combine(*_apart(changes[path]), path=path, **how)
+            weight = leaf.dense() + combined(*_apart(changes[path]), path=path)
             own = biases.get(path)
-            bias = leaf.bias if own is None else leaf.bias + combine(*_apart(own), path=f"{path}.bias", **how)
-            leaf.store(weight, bias)
+            bias = leaf.bias if own is None else leaf.bias + combined(*_apart(own), path=f"{path}.bias")
+            leaf.set_matrix(weight, bias)
     if out is not None:
         source = Directory(directory)
         if hf:
@@ -114,7 +115,7 @@ def _collect(model: Transformer, factor: float, changes: Changes, biases: Change
         leaves[path] = leaf
         changes.setdefault(path, []).append((factor, adapter.matrix(leaf) - leaf.dense()))
         bias = adapter.merged_bias(leaf)
-        if bias is not None and leaf.bias is not None and bias is not leaf.bias:
+        if bias is not None and bias is not leaf.bias:
             biases.setdefault(path, []).append((factor, bias - leaf.bias))
 
 

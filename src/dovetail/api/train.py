@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dovetail.adapters.attach import Applied, attach, match, read_adapter
-from dovetail.adapters.fingerprint import Fingerprint
+from dovetail.adapters.fingerprint import Fingerprint, fingerprint
 from dovetail.adapters.kind import AdapterKind
 from dovetail.adapters.storage import Base
 from dovetail.api.arguments import NamedSpec, SpecLike, check_positive, read_spec, silent
@@ -59,9 +59,10 @@ from dovetail.training.source import Shape, TokenizerKind
 from dovetail.training.speed import faster_precision, speed_of
 from dovetail.training.step import DTYPES, computing_in
 from dovetail.training.task import generation_files, objective_kind, read_source, reads_of, spec_for
+from dovetail.transformer import Transformer
 
 MINUTES = 5.0  # of a run without an end
-ADAPTER_RATE = 10  # times the learning rate of full fine-tuning (LoRA without regret)
+ADAPTER_RATE = 10  # times the learning rate of full fine-tuning (Schulman et al. 2025)
 BYTES_PER_PARAMETER = 16  # float32 weight and gradient, and AdamW's two moments
 
 
@@ -241,12 +242,21 @@ def train(
         counts = f"{source.tokens + source.held_out_tokens:,} {source.unit}, {source.held_out_tokens:,} held out"
         say(f"{name}: {parameters(changed):,} parameters, {kind.task}; {counts}")
         applied: list[Applied] = []
-        attached = None if kind_of_adapter is None else lambda one: applied.append(attach(one, kind_of_adapter, seed=seed))
-        model = ranks.build(changed, seed, DTYPES[chosen], prepare=attached)
-        known = Fingerprint()
-        if start is not None:
-            with start.weights(fresh) as weights:
-                ranks.set_weights(model, known.watch(weights) if applied else weights)
+
+        def attached(one: Transformer) -> None:
+            if kind_of_adapter is not None:
+                applied.append(attach(one, kind_of_adapter, seed=seed))
+
+        if start is not None and start.quantized and kind_of_adapter is not None and ranks.count == 1:  # QLoRA
+            model = load(start.place)
+            known = fingerprint(model, changed)
+            attached(model.to(torch.float32))
+        else:
+            model, found_base = ranks.build(changed, seed, DTYPES[chosen], prepare=attached), Fingerprint()
+            if start is not None:
+                with start.weights(fresh) as weights:
+                    ranks.set_weights(model, found_base.watch(weights) if applied else weights)
+            known = found_base.value()
         for one in applied:
             match(model)
             say(str(one))
@@ -288,7 +298,7 @@ def train(
             if kind_of_adapter is None or start is None:
                 run.write_model(changed)
             else:
-                run.write_adapter(kind_of_adapter, Base(str(start.place), known.value()))
+                run.write_adapter(kind_of_adapter, Base(str(start.place), known))
             title = f"{name} on {Path(text or labels or pairs or chats or places[0]).name}"
             ranks.first_does(lambda: _plot(history, place / PLOT_FILE, title, say))
     result = TrainingRun(name, model, source.tokenizer, tuple(history), stopped, place, prompt=prompt)

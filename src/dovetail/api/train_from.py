@@ -20,7 +20,7 @@ from dovetail.core.errors import FileError
 from dovetail.core.fold import declared
 from dovetail.generation import Vocabulary
 from dovetail.io.checksum import data_sha256, file_sha256
-from dovetail.io.model_files import RUN_FILE, TOKENIZER_FILE
+from dovetail.io.model_files import QUANTIZATION_FILE, RUN_FILE, TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model
 from dovetail.port.load import opened, origin
@@ -47,6 +47,11 @@ class Start:
         newest = Checkpoints(where.place / CHECKPOINTS).latest() if where.has(RUN_FILE) and where.has(CHECKPOINTS) else None
         tokenizer = Tokenizer.load(where.place) if where.has(TOKENIZER_FILE) else None
         return Start(where.place, origin(where).spec, newest, tokenizer)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether its weights are stored in fewer bits."""
+        return self.checkpoint is None and Directory(self.place).has(QUANTIZATION_FILE)
 
     def recorded(self) -> dict[str, Any]:
         """The name of the directory, and the SHA-256 of its weights."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from dovetail.api.train import train
+from dovetail.api.train import ADAPTER_RATE, train
 from dovetail.api.training_run import TrainingRun
 from dovetail.core.errors import UsageError
 from dovetail.core.suggest import names_or_nearest
@@ -16,7 +15,6 @@ from dovetail.training.rewards import REWARDS, Reward, imported_reward, register
 from dovetail.training.task import TUNING
 
 EPOCHS = 1.0  # where the run has no other end
-ADAPTER_RATE = 10.0  # times the learning rate of all weights is that of an adapter (Schulman et al. 2025)
 
 
 def tune(
@@ -78,14 +76,10 @@ def tune(
     settings = {"template": template, "beta": beta, "direction": direction, "group": group, "max_tokens": max_tokens}
     settings |= {"temperature": temperature, "clip_ratio": clip_ratio, "kl": kl, "reward": _named(reward)}
     settings["teacher"] = None if teacher is None else str(teacher)
-    more: dict[str, Any] = {}
-    if adapter is not None:
-        if "adapter" not in inspect.signature(train).parameters:
-            raise UsageError("--adapter: this version trains all weights; leave it out")
-        more["adapter"] = adapter
-    rate = TUNING[method].tuning_rate * (1.0 if adapter is None else ADAPTER_RATE)
+    rate = TUNING[method].tuning_rate * (1 if adapter is None else ADAPTER_RATE)
     return train(
         from_=model,
+        adapter=adapter,
         chats=data,
         objective=method,
         options={name: value for name, value in settings.items() if value is not None},
@@ -106,7 +100,6 @@ def tune(
         evals=evals,
         quiet=quiet,
         note=note,
-        **more,
     )
 
 

@@ -128,7 +128,7 @@ class Linear(nn.Linear):
         return {"weight": self.weight}
 
     @torch.no_grad()
-    def store(self, weight: Tensor, bias: Tensor | None) -> None:
+    def set_matrix(self, weight: Tensor, bias: Tensor | None) -> None:
         """Replace W and the bias, in place: tied leaves and joined leaves see the new values."""
         self.weight.copy_(weight)
         if self.bias is not None and bias is not None:

@@ -115,7 +115,8 @@ def _each(case: Case, kind: AdapterKind, plain: dict[str, Tensor]) -> None:
 def _rows(case: Case, targets: list[str]) -> None:
     """A batch whose rows have different adapters, against each adapter alone."""
     model = perturbed(case.spec, case.seed)
-    applied = attach(model, Lora(rank=2, targets=tuple(targets)), seed=case.seed)
+    kind = Lora(rank=2, alpha=32.0, targets=tuple(targets))
+    attach(model, kind, seed=case.seed)
     several: list[dict[str, Tensor]] = []
     alone: list[Tensor] = []
     for i in range(2):
@@ -123,7 +124,7 @@ def _rows(case: Case, targets: list[str]) -> None:
         several.append({path: tensor.clone() for path, tensor in adapter_tensors(model).items()})
         alone.append(case_of(case, model).run())
     detach(model)
-    chosen = many.attach_many(model, applied.kind, several)
+    chosen = many.attach_many(model, kind, several)
     index = [row % 2 for row in range(BATCH)]
     with chosen.rows(index):
         got = case_of(case, model).run()

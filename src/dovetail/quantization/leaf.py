@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dovetail.core.errors import SpecError
 from dovetail.core.linear import Linear, Rows
 from dovetail.quantization import kernels
 from dovetail.quantization.format import Format
@@ -81,6 +82,11 @@ class QuantizedLinear(Linear):
     def multiply_grouped(self, x: Tensor, rows: Rows) -> Tensor:
         y = rows.multiply(x, self.dense().to(x.dtype))
         return y if self.bias is None else y + self.bias.index_select(0, rows.expert)
+
+    def set_matrix(self, weight: Tensor, bias: Tensor | None) -> None:
+        raise SpecError(
+            "adapter", "cannot be merged into weights of fewer bits", "merge it into the dense base, and quantize the result"
+        )
 
     def extra_repr(self) -> str:
         """Its sizes and its format."""

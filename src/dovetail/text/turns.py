@@ -83,7 +83,7 @@ class TurnEncoder:
 
     def label(self, token: int) -> str:
         """The text of a token, as a template writes it."""
-        return self.tokenizer.engine.id_to_token(token)
+        return self.tokenizer.engine.id_to_token(token) or ""
 
     @cached_property
     def end(self) -> int:

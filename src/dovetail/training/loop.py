@@ -19,11 +19,14 @@ from typing import Protocol
 
 import torch
 
+from dovetail.core.held import adapted_leaves
 from dovetail.core.host import read_floats
+from dovetail.core.linear import Linear
 from dovetail.core.loss import LossSum
 from dovetail.core.undeclared import check_declared
 from dovetail.datasets.corpus import Batch
 from dovetail.model import ModelModule
+from dovetail.quantization.leaf import SAVED
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
@@ -73,7 +76,8 @@ def train(
     weight or the held-out loss is not finite: no such model is saved or returned.
     """
     if ranks is None or ranks.layout.tensor == 1:  # else it was checked before its leaves were given local weights
-        check_declared(model, model.part)
+        frozen = any(True for _ in adapted_leaves(model))  # weights of fewer bits have no gradient
+        check_declared(model, model.part, SAVED if frozen else (Linear,))
     trainer = Trainer(model, objective, plan, ranks, where)
     history: list[StepMetrics] = []
     status, stragglers = trainer.ranks.status, trainer.ranks.stragglers

@@ -121,7 +121,7 @@ class Objective(ABC):
                 known = names_or_nearest(name, [*fields, *self.settings], "settings")
                 raise UsageError(f"--{name.replace('_', '-')}: {self.name} has no such setting; {known}")
         own = {name: value for name, value in options.items() if name in fields}
-        return dc.replace(cast(Any, self), **own) if own else self
+        return cast(Self, dc.replace(cast(Any, self), **own)) if own else self
 
     def prepare(self, source: Source, setup: Setup) -> tuple[Self, Source]:
         """What is done once before the first step, with the model as it starts: a resumed run does it, too, before its

@@ -137,7 +137,7 @@ def row_source(
         return whole if shape.ranks == 1 else whole.some_rows(shape.rows())
 
     def where(step: int) -> str:
-        rows = rows_of(step).tolist()
+        rows = [int(row) for row in rows_of(step)]
         more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
         if names is not None:
             return f"of {', '.join(names[row] for row in rows[:ROWS_NAMED])}{more}"
