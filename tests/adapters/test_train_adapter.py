@@ -11,6 +11,7 @@ import torch
 
 import dovetail as dt
 from dovetail.core.errors import FileError, SpecError, UsageError
+from dovetail.training.interrupt import Interrupt
 from dovetail.training.plan import Plan
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1}, ffn: {hidden: 44}}]}"
@@ -45,13 +46,25 @@ def test_an_adapter_is_trained_and_opened_with_its_base(home: Path, kind: str) -
     assert dt.generate(out, "It was", max_tokens=2).tokens
 
 
-def test_a_run_that_was_cut_off_ends_with_the_same_adapter(home: Path) -> None:
-    given: dict[str, Any] = {"from_": home / "first", "adapter": {"kind": "lora", "rank": 2}, **SMALL}
-    whole = dt.train(None, home / "tale.txt", steps=4, schedule="constant", out=home / "whole", **given)
-    # a run of two steps that goes on: the number of steps is free to change
-    dt.train(None, home / "tale.txt", steps=2, schedule="constant", out=home / "cut", **given)
-    again = dt.train(None, home / "tale.txt", steps=2, schedule="constant", out=home / "cut", **given)
-    assert [m.loss for m in again.history] == [m.loss for m in whole.history[:2]]
+def test_an_interrupted_run_ends_with_the_same_adapter(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {"from_": home / "first", "adapter": {"kind": "lora", "rank": 2}, "steps": 6, **SMALL}
+    whole = dt.train(None, home / "tale.txt", out=home / "whole", **given)
+    calls: list[int] = []
+
+    def pressed(self: Interrupt) -> bool:
+        calls.append(1)
+        self.received = self.received or len(calls) == 3  # Ctrl-C in the third step
+        return self.received
+
+    monkeypatch.setattr(Interrupt, "__call__", pressed)
+    part = dt.train(None, home / "tale.txt", out=home / "cut", **given)
+    assert part.interrupted
+    assert len(part.history) == 3
+    monkeypatch.undo()
+    again = dt.train(None, home / "tale.txt", out=home / "cut", **given)
+    assert [m.loss for m in again.history] == [m.loss for m in whole.history]
+    name = "adapter.safetensors"
+    assert (home / "cut" / name).read_bytes() == (home / "whole" / name).read_bytes()
 
 
 def test_the_learning_rate_is_ten_times_that_of_all_weights(home: Path) -> None:
