@@ -1,11 +1,12 @@
 """Adapters: memory of a LoRA step ÷ full, its time ÷ peft's, and 8 adapters in one batch ÷ one.
 
-memory   live bytes at the peak of a training step: weights, gradients, AdamW's moments and activations, LoRA ÷ all weights
+memory   live bytes at the peak of a training step: weights, gradients, AdamW's moments and activations, LoRA ÷ all weights,
+         and QLoRA (NF4) ÷ LoRA; with few tokens, where weights are most of it, and with many, where activations are
 time     seconds of a step with LoRA on all linear layers ÷ those of peft on the same Llama, in a process of its own
          (benchmarks/peers/make tuning): loss, backward, clipping, fused AdamW, eager on both sides
 many     a forward pass of 8 rows with 8 adapters ÷ with one (adapters/many.py)
 
-Both sides have a rank of 16, rows full of tokens and float32. QLoRA belongs here, as a row `memory of a QLoRA step ÷ LoRA`.
+Both sides have a rank of 16, rows full of tokens and float32.
 
     python benchmarks/tune.py [--rounds 7] [--only memory time many] [--json]
 """
@@ -26,6 +27,7 @@ from dovetail.adapters.attach import attach, detach
 from dovetail.adapters.lora import Lora
 from dovetail.adapters.many import attach_many
 from dovetail.adapters.tensors import adapter_tensors
+from dovetail.api.quantize import quantize
 from dovetail.construction import build
 from dovetail.core.layout import TokenLayout
 from dovetail.datasets.corpus import Batch
@@ -36,14 +38,17 @@ from dovetail.transformer import Transformer
 
 PEERS, ENVIRONMENTS = Path(__file__).parent / "peers", Path(__file__).parents[1] / ".peers"
 RATE, NOISE, RANK, MANY, STEPS = 1e-3, 0.06, 16, 8, 2
+FEW = 32  # tokens
 SIDES = ("memory", "time", "many")
 
 
 class Ours:
-    """The trainer of `dovetail train`, on all weights or on an adapter."""
+    """The trainer of `dovetail train`, on all weights or on an adapter, perhaps of a base in four bits."""
 
-    def __init__(self, shape: Shape, rows: int, tokens: int, adapted: bool) -> None:
+    def __init__(self, shape: Shape, rows: int, tokens: int, adapted: bool, quantized: bool = False) -> None:
         self.model: Transformer = build(shape.spec())
+        if quantized:
+            quantize(self.model, format="nf4", speed=False)
         if adapted:
             attach(self.model, Lora(rank=RANK))
         plan = Plan(steps=10**6, schedule="constant", learning_rate=RATE)
@@ -59,7 +64,7 @@ class Ours:
 
     def peak(self) -> int:
         """The bytes of the weights, and the largest number of live bytes beside them."""
-        weights = list(self.model.parameters())
+        weights = [*self.model.parameters(), *self.model.buffers()]
         with Alive(*weights) as alive:
             self.turn()
         return sum(weight.nbytes for weight in weights) + alive.peak
@@ -126,8 +131,11 @@ def main() -> None:
     shape, (rows, tokens) = (QUICK_SHAPE, (2, 16)) if given.quick else (Shape(), (2, 256))
     found: list[Row] = []
     if "memory" in given.only:
-        full, lora = Ours(shape, rows, tokens, False).peak(), Ours(shape, rows, tokens, True).peak()
-        found.append(Row("memory of a LoRA step ÷ full", lora / full, Goal(high=0.35)))
+        for count in (FEW, rows * tokens):
+            full = Ours(shape, 1, count, False).peak()
+            lora, qlora = (Ours(shape, 1, count, True, few).peak() for few in (False, True))
+            found.append(Row(f"memory of a LoRA step ÷ full, {count} tokens", lora / full, Goal(high=0.35)))
+            found.append(Row(f"memory of a QLoRA step ÷ LoRA, {count} tokens", qlora / lora, Goal(high=0.5)))
     if "time" in given.only:
         ours, peft = Ours(shape, rows, tokens, True), Peft(shape, rows, tokens, given.threads)
         with progress("peft", given.rounds + 1) as tick:
