@@ -65,6 +65,7 @@ with tempfile.TemporaryDirectory() as place:
     assert dovetail.attach(model, "lora").targeted == 42
     dovetail.save_adapter(model, Path(place) / "adapter")
     assert dovetail.merge(Path(place) / "model", Path(place) / "adapter").leaves == 42
+    assert dovetail.quantize(Path(place) / "model", bits=8, speed=False).model.spec == spec
     assert dovetail.tiny("vit", Path(place) / "tiny").model_type == "vit"
     try:
         dovetail.map(Path(place) / "again", "text")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 
 import dovetail as dt
-from dovetail.adapters.attach import attach, detach, merge
+from dovetail.adapters.attach import attach, detach, merge, read_adapter
 from dovetail.adapters.lora import Lora
 from dovetail.adapters.many import attach_many
 from dovetail.adapters.tensors import adapter_tensors
@@ -146,3 +147,12 @@ def test_a_compiled_model_uses_an_adapter_attached_later() -> None:
         perturb(one, 0)
         want = one(IDS)
         assert (compiled(IDS) - want).abs().max() <= 1e-12 * want.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize(
+    ("field", "value"), [("rank", 0), ("rank", 2**31), ("alpha", 0.0), ("alpha", math.inf), ("alpha", 1e30)]
+)
+def test_an_impossible_number_is_refused(kind: str, field: str, value: float) -> None:
+    with pytest.raises(SpecError, match=field):
+        read_adapter({"kind": kind, field: value})

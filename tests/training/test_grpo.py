@@ -116,5 +116,3 @@ def test_rewards_are_registered_names_and_files_name_no_code(tmp_path):
         dt.tune(place, rows, steps=1, **{**RUN, "reward": "digits_sum"})
     with pytest.raises(UsageError, match="--group: 3 answers per prompt"):
         dt.tune(place, rows, steps=1, **{**RUN, "group": 3})
-    with pytest.raises(UsageError, match=r"--adapter: this version"):
-        dt.tune(place, rows, adapter="lora", steps=1, **RUN)

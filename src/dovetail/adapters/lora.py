@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.adapters.kind import AdapterKind, AdapterModule, tp_of
-from dovetail.core.field import bounded
+from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.fold import Declared
 from dovetail.core.linear import Linear, Rows
 from dovetail.core.module import at_least_fp32
@@ -34,7 +34,7 @@ class Lora(AdapterKind):
     """Low-rank adaptation: W + s·B A."""
 
     rank: int = bounded(16, above=0, at_most=2**16)
-    alpha: float = bounded(32.0, above=0)
+    alpha: float = bounded(32.0, above=0, at_most=MAX_FACTOR)
     scale: Literal["rank", "root"] = "rank"  # s = alpha/rank, or alpha/√rank (rsLoRA)
 
     def adapter(self) -> type[AdapterModule]:

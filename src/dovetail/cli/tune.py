@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dovetail.cli.flags import BatchSize, InDir, InFile, Length, NewTokens, OutDir, Seed, Steps
+from dovetail.cli.flags import BatchSize, InDir, InFile, Length, LoadFlags, NewTokens, OutDir, Seed, Steps
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options, print_view
 from dovetail.core.errors import UsageError
@@ -26,7 +26,7 @@ INTERRUPTED = 130
 
 
 @dc.dataclass
-class Command:
+class Command(LoadFlags):
     """The model, the data and the method."""
 
     model: tyro.conf.Positional[InDir]
@@ -101,7 +101,7 @@ class Command:
         if self.reward is not None and ":" in self.reward:
             raise UsageError("--reward: an import path is taken in Python alone: dovetail.tune(..., reward='module:function')")
         out = self.out or Path(f"{self.model.absolute().name}-{self.method}")
-        result = tune(**{**options(self, "json"), "out": out}, note=print_note)
+        result = tune(**{**options(self, "json", "load"), "out": out}, note=print_note)
         if self.json:
             print_json(result.to_dict())
         else:
