@@ -123,6 +123,10 @@ class Linear(nn.Linear):
         """W as a dense tensor, without an adapter."""
         return self.weight
 
+    def dense_dtype(self) -> torch.dtype:
+        """The dtype of the dense W."""
+        return self.weight.dtype
+
     def stored(self) -> dict[str, Tensor]:
         """The tensors that a file holds for W, by name."""
         return {"weight": self.weight}
@@ -171,6 +175,11 @@ def addresses(leaves: Sequence[Linear]) -> tuple[int, ...]:
 def offers(what: Offer, *leaves: nn.Module) -> bool:
     """Whether all leaves have an exact `grouped` or `matrix`; a leaf of another library has neither."""
     return all(isinstance(leaf, Linear) and what in leaf.exact and _adapter_offers(what, leaf) for leaf in leaves)
+
+
+def dtype_of(leaf: nn.Module) -> torch.dtype:
+    """The dtype of the dense W of a leaf, also of one of another library."""
+    return leaf.dense_dtype() if isinstance(leaf, Linear) else next(leaf.parameters()).dtype
 
 
 def _adapter_offers(what: Offer, leaf: Linear) -> bool:

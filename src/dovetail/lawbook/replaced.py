@@ -46,6 +46,10 @@ class LowRank(Linear):
         """x (rows, inp) -> (rows, out)."""
         return self.of.grouped(x, rows) + rows.multiply(rows.multiply(x, self.v), self.u)
 
+    def dense_dtype(self) -> torch.dtype:
+        """That of the leaf that it stands in for."""
+        return self.of.dense_dtype()
+
     def matrix(self) -> Tensor:
         """The sum, where it is declared; W alone where it is not, so that who takes it all the same is caught."""
         return self.of.matrix() + self.u @ self.v if "matrix" in self.exact else self.of.matrix()

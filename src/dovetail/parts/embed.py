@@ -20,7 +20,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Embed, EmbedModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.linear import Linear
+from dovetail.core.linear import Linear, dtype_of
 from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
@@ -186,8 +186,7 @@ class PatchesModule(EmbedModule):
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         size, side = self.part.patch, self.part.side()
-        dtype = next(self.project.parameters()).dtype
-        patches = F.unfold(inputs.to(dtype), size, stride=size).transpose(-1, -2)
+        patches = F.unfold(inputs.to(dtype_of(self.project)), size, stride=size).transpose(-1, -2)
         x = self.project(patches)
         rows = torch.arange(side, device=x.device)
         coords = torch.stack(torch.meshgrid(rows, rows, indexing="ij"), -1).flatten(0, 1)

@@ -64,6 +64,9 @@ class QuantizedLinear(Linear):
         """The dense W, decoded anew."""
         return self.dense()
 
+    def dense_dtype(self) -> torch.dtype:
+        return self.dtype
+
     def dense(self) -> Tensor:
         return self.format.decode(self.stored(), self.in_features).to(self.dtype)
 
