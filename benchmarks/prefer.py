@@ -53,24 +53,24 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+def taught(place: Path, rows: list[dict[str, Any]], seed: int, steps: int) -> Path:
+    """A model that has learned the form of the answers, and no more."""
+    out, data = place / "sft", write(place / "format.jsonl", rows)
+    dt.tune(start(place / "base", seed), data, steps=steps, seed=seed, out=out, **FORMAT)
+    return out
+
+
 def grpo(place: Path, seed: int, steps: int) -> dict[str, float]:
     """The reward of held-out rows before and after, and the seconds."""
     draw = random.Random(seed)
     prompts = [f"{a}+{b}=" for a, b in itertools.product(range(6), repeat=2)]
     untaught = [{"prompt": draw.choice(prompts), "completion": str(draw.randint(0, 10))} for _ in range(600)]
-    dt.tune(
-        start(place / "base", seed),
-        write(place / "format.jsonl", untaught),
-        steps=steps // 2,
-        seed=seed,
-        out=place / "sft",
-        **FORMAT,
-    )
+    base = taught(place, untaught, seed, steps // 2)
     sums = write(place / "sums.jsonl", [{"prompt": draw.choice(prompts)} for _ in range(600)])
     begin = time.monotonic()
     how = {"method": "grpo", "reward": "digit_sum", "seed": seed, **GRPO}
-    before = dt.tune(place / "sft", sums, steps=1, **{**how, "learning_rate": 1e-9})
-    run = dt.tune(place / "sft", sums, steps=steps, out=place / "grpo", **how)
+    before = dt.tune(base, sums, steps=1, **{**how, "learning_rate": 1e-9})
+    run = dt.tune(base, sums, steps=steps, out=place / "grpo", **how)
     rewards = [(one.val_metrics or {})["reward"] for one in (before.history[-1], run.history[-1])]
     return {"before": rewards[0], "after": rewards[1], "seconds": time.monotonic() - begin}
 
@@ -81,20 +81,13 @@ def dpo(place: Path, seed: int, steps: int) -> dict[str, float]:
     digits = [draw.sample(range(10), 3) for _ in range(800)]
     prompts = [f"{a} {b} {c}?" for a, b, c in digits]
     untaught = [{"prompt": one, "completion": str(draw.choice(some))} for one, some in zip(prompts, digits, strict=True)]
-    dt.tune(
-        start(place / "base", seed),
-        write(place / "format.jsonl", untaught),
-        steps=steps // 2,
-        seed=seed,
-        out=place / "sft",
-        **FORMAT,
-    )
+    base = taught(place, untaught, seed, steps // 2)
     pairs = [
         {"prompt": one, "chosen": str(max(some)), "rejected": str(draw.choice([d for d in some if d != max(some)]))}
         for one, some in zip(prompts, digits, strict=True)
     ]
     begin = time.monotonic()
-    run = dt.tune(place / "sft", write(place / "pairs.jsonl", pairs), "dpo", steps=steps, seed=seed, out=place / "dpo", **DPO)
+    run = dt.tune(base, write(place / "pairs.jsonl", pairs), "dpo", steps=steps, seed=seed, out=place / "dpo", **DPO)
     return {"accuracy": (run.history[-1].val_metrics or {})["accuracy"], "seconds": time.monotonic() - begin}
 
 

@@ -27,6 +27,8 @@ from dovetail.port.load import Watch
 from dovetail.port.write import model_pieces, write_own, write_theirs
 from dovetail.transformer import Transformer
 
+Changes = dict[str, list[tuple[float, Tensor]]]  # by path: (factor, change) of each adapter
+
 
 @dc.dataclass(frozen=True, repr=False)
 class MergedModel(Result):
@@ -76,8 +78,8 @@ def merge(
     if out is not None:
         must_be_free(Path(out), force)
     model = loading.load(directory, watch=watch)
-    changes: dict[str, list[tuple[float, Tensor]]] = {}
-    biases: dict[str, list[tuple[float, Tensor]]] = {}
+    changes: Changes = {}
+    biases: Changes = {}
     leaves: dict[str, Linear] = {}
     for factor, adapter in zip(factors, adapters, strict=True):
         load_adapter(model, adapter, any_base=any_base, family=family_of(directory))
@@ -98,9 +100,6 @@ def merge(
             write_own(model, source, out)
     names = tuple(str(adapter) for adapter in adapters)
     return MergedModel(model, Path(directory), names, len(leaves), None if out is None else Path(out))
-
-
-Changes = dict[str, list[tuple[float, Tensor]]]
 
 
 @torch.no_grad()

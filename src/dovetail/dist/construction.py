@@ -56,8 +56,7 @@ def build_sharded(
     with `ring`, keys and values of a split sequence go round the ranks (dist/ring.py). `prepare` is called with the model
     on the meta device, before it is sharded: it may attach adapters.
     """
-    how = {"whole": whole, "compute_dtype": compute_dtype, "ring": ring, "prepare": prepare}
-    model, slices = shard_on_meta(spec, mesh, dtype=dtype, **how)
+    model, slices = shard_on_meta(spec, mesh, dtype=dtype, whole=whole, compute_dtype=compute_dtype, ring=ring, prepare=prepare)
     allocate(model, spec, device)
     set_constants(model, spec, dtype, device, slices)
     with torch.no_grad():

@@ -143,6 +143,13 @@ def read_regular(path: Path, largest: int, what: str) -> str:
         raise FileError(f"{path}: byte {error.start} is not UTF-8 ({error.reason}); {remedy}") from error
 
 
+def refuse_pickles(where: Directory) -> None:
+    """Raise FileError for the first pickle in a directory that should hold another form."""
+    for name in where.names():
+        if name.endswith(PICKLES):
+            raise FileError(pickle_refusal(where.place / name))
+
+
 def pickle_refusal(path: Path) -> str:
     """Return the message that refuses a pickle, with a command that converts it.
 

@@ -11,6 +11,7 @@ elsewhere. Dettmers et al. 2023 (NF4, double quantization); Micikevicius et al. 
 
 from __future__ import annotations
 
+import dataclasses as dc
 import functools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -85,14 +86,13 @@ class Int8(Format):
         return codes.float() * grid.scale.float()
 
 
-@register_format("int4")
-class Int4(Format):
-    """Integers of 4 bits in groups of inputs, symmetric or with a zero point per group."""
+@dc.dataclass(frozen=True, kw_only=True)
+class FourBits(Format):
+    """Codes of 4 bits, two per byte, with a scale per group of inputs."""
 
     bits: ClassVar[int] = 4
 
     group: int = 64
-    zero_point: bool = False
 
     def __post_init__(self) -> None:
         checked("group", self.group, type(self.group) is int and self.group > 0, "a number above 0")
@@ -102,6 +102,19 @@ class Int4(Format):
 
     def check(self, shape: Sequence[int]) -> str:
         return _divides(self.group, shape[-1])
+
+    def pack(self, codes: Tensor) -> Tensor:
+        return pack_nibbles(codes)
+
+    def unpack(self, packed: Tensor, inp: int) -> Tensor:
+        return unpack_nibbles(packed, inp)
+
+
+@register_format("int4")
+class Int4(FourBits):
+    """Integers of 4 bits in groups of inputs, symmetric or with a zero point per group."""
+
+    zero_point: bool = False
 
     def tensors(self, shape: Sequence[int]) -> dict[str, Tensor]:
         *rows, inp = shape
@@ -132,37 +145,20 @@ class Int4(Format):
     def value(self, codes: Tensor, grid: Grid) -> Tensor:
         return (codes.float() - _zero(grid, torch.float32)) * grid.scale.float()
 
-    def pack(self, codes: Tensor) -> Tensor:
-        return pack_nibbles(codes)
-
-    def unpack(self, packed: Tensor, inp: int) -> Tensor:
-        return unpack_nibbles(packed, inp)
-
 
 def _zero(grid: Grid, dtype: torch.dtype) -> Tensor | float:
     return 8.0 if grid.zero is None else grid.zero.to(dtype)
 
 
 @register_format("nf4")
-class NF4(Format):
+class NF4(FourBits):
     """NormalFloat of 4 bits: levels at the quantiles of a normal distribution, with a scale per group of inputs."""
 
-    bits: ClassVar[int] = 4
     MINIMUM: ClassVar[str] = "weight_scale_min"
     STEP: ClassVar[str] = "weight_scale_step"
     TOGETHER: ClassVar[int] = 256  # scales that share a minimum and a step
 
-    group: int = 64
     double: bool = False  # the scales in 8 bits
-
-    def __post_init__(self) -> None:
-        checked("group", self.group, type(self.group) is int and self.group > 0, "a number above 0")
-
-    def size(self, inp: int) -> int:
-        return self.group
-
-    def check(self, shape: Sequence[int]) -> str:
-        return _divides(self.group, shape[-1])
 
     def tensors(self, shape: Sequence[int]) -> dict[str, Tensor]:
         *rows, inp = shape
@@ -205,12 +201,6 @@ class NF4(Format):
 
     def value(self, codes: Tensor, grid: Grid) -> Tensor:
         return _quantiles(grid.scale.device)[codes.int()] * grid.scale.float()
-
-    def pack(self, codes: Tensor) -> Tensor:
-        return pack_nibbles(codes)
-
-    def unpack(self, packed: Tensor, inp: int) -> Tensor:
-        return unpack_nibbles(packed, inp)
 
 
 @functools.cache

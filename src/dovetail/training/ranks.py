@@ -120,8 +120,9 @@ class Ranks:
             if prepare is not None:
                 prepare(model)
             return model
-        how = {"compute_dtype": compute_dtype, "dtype": dtype, "ring": self.layout.ring, "prepare": prepare}
-        model = build_sharded(spec, self.mesh, seed=seed, **how)
+        model = build_sharded(
+            spec, self.mesh, seed=seed, dtype=dtype, compute_dtype=compute_dtype, ring=self.layout.ring, prepare=prepare
+        )
         set_timeouts(self.timeout)  # of the groups of the mesh
         return model
 

@@ -33,7 +33,7 @@ from dovetail.core.errors import FileError
 from dovetail.core.limits import DUMP_BYTES, DUMP_NAME, DUMP_PASSES, DUMP_TENSORS, DUMP_TOKENS, JSON_NUMBER
 from dovetail.core.printable import printable
 from dovetail.io.tensors import TensorFile
-from dovetail.io.untrusted import PICKLES, Directory, pickle_refusal
+from dovetail.io.untrusted import Directory, refuse_pickles
 
 DUMP_FILE, FORMAT = "dump.json", "dovetail-dump-1"
 KEYS = frozenset({"format", "engine", "dtype", "passes", "sharding"})
@@ -79,9 +79,8 @@ class Dump:
         self.directory = Directory(place)
         self.where = str(self.directory.place / DUMP_FILE)
         self.label = label or f"dump:{place}"
-        pickles = [name for name in self.directory.names() if name.endswith(PICKLES)]
-        if pickles and not self.directory.has(DUMP_FILE):  # as SGLang's dumper writes them
-            raise FileError(pickle_refusal(self.directory.place / pickles[0]))
+        if not self.directory.has(DUMP_FILE):
+            refuse_pickles(self.directory)  # as SGLang's dumper writes them
         data = self.directory.json(DUMP_FILE)
         if data.get("format") != FORMAT:
             raise self._error(f"its format is {str(data.get('format'))[:40]!r}; the known one is {FORMAT!r}")

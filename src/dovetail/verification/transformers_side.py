@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.limits import CONFIG_BYTES
-from dovetail.io.untrusted import PICKLES, Directory, pickle_refusal
+from dovetail.io.untrusted import Directory, refuse_pickles
 from dovetail.model import Model, ModelModule
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.hf import form_of, from_hf
@@ -64,9 +64,8 @@ def check_directory(place: str | Path) -> Checked:
         if name in names:
             where.json(name)
     weights = any(name.endswith(WEIGHTS) for name in names)
-    pickles = [name for name in names if name.endswith(PICKLES)]
-    if pickles and not weights:
-        raise FileError(pickle_refusal(where.place / pickles[0]))
+    if not weights:
+        refuse_pickles(where)
     if INDEX in names:
         for shard in dict(where.json(INDEX).get("weight_map") or {}).values():
             if not str(shard).endswith(WEIGHTS):
