@@ -55,6 +55,11 @@ class Served:
         """The first choice of one request, sent alone; greedy unless `more` says otherwise."""
         return self.choices(prompt, tokens, salt, **more)[0]
 
+    def sample(self, prompt: Prompt, tokens: int) -> Answer:
+        """One request at temperature 1; the same tokens in every run against a server that takes seeds."""
+        seed = {} if "seeds" in self.quirks.lacks else {"seed": self.prompts.seed}
+        return self.ask(prompt, tokens, temperature=1, **seed)
+
     def choices(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> list[Answer]:
         """All choices of one request."""
         self._flush(salt)
@@ -86,9 +91,13 @@ class Served:
 
     @cached_property
     def sampled(self) -> tuple[Prompt, Answer]:
+        """The text of laws that need one."""
+        return self.text()
+
+    def text(self) -> tuple[Prompt, Answer]:
         """A short prompt and a long text that the server sampled after it: the log-probs of each position, by decoding."""
         prompt = self.prompts.new(START)
-        return prompt, self.ask(prompt, min(self.quirks.longest, LONGEST) - START, temperature=1)
+        return prompt, self.sample(prompt, min(self.quirks.longest, LONGEST) - START)
 
     # -- noise
 

@@ -14,6 +14,7 @@ from dovetail.lawbook.served.prompts import Prompt
 BLOCKS = (16, 32, 64, 128)  # sizes of pages, chunks and checkpoints that engines use
 AROUND = sorted({length for b in BLOCKS for length in (b - 1, b, b + 1, 2 * b + 1)})
 ROWS = 48  # requests at once where a server promises not to depend on its batch
+TEXTS = 3  # texts of law 5
 
 
 @law(1, "repeat", "the same request again gives the same answer")
@@ -89,9 +90,16 @@ def _decoded(case: Served, length: int, how: str, salt: str | None) -> None:
 
 @law(5, "lengths", "prompts just below, at and above a block give the log-probs of decoding")
 def lengths(case: Served) -> None:
-    """Send prefixes of a decoded text whose lengths are b − 1, b, b + 1 and 2 b + 1, alone and at once."""
+    """Send prefixes of decoded texts whose lengths are b − 1, b, b + 1 and 2 b + 1, alone and at once.
+
+    A fault at the end of a block moves the log-probs of one text much less than those of another, so that there are several.
+    """
     case.quirks.need("logprobs", "ids")
-    prompt, text = case.sampled
+    for prompt, text in (case.sampled, *(case.text() for _ in range(TEXTS - 1))):
+        _around(case, prompt, text)
+
+
+def _around(case: Served, prompt: Prompt, text: Answer) -> None:
     places = [length - START for length in case.lengths(*AROUND) if length - START < len(text.steps)]
     longer = [(place, case.prompts.after(prompt, text, place)) for place in places]
     prompts = [(place, one) for place, one in longer if one is not None]
@@ -108,7 +116,7 @@ def scored(case: Served) -> None:
     case.quirks.need("logprobs", "ids", "echo")
     for length in case.lengths(20, 40, 88, 130):
         prompt = case.prompts.new(length)
-        answer = case.ask(prompt, 16, temperature=1)
+        answer = case.sample(prompt, 16)
         longer = case.prompts.after(prompt, answer, len(answer.tokens))
         if longer is None or longer.ids is None or prompt.ids is None:
             continue

@@ -36,7 +36,7 @@ class Prompts:
 
     def __init__(self, pool: Sequence[int] | None, tokenizer: Tokenizer | None, seed: int = 0) -> None:
         self.pool, self.tokenizer = pool, tokenizer
-        self.random = random.Random(seed)
+        self.seed, self.random = seed, random.Random(seed)
 
     @property
     def counts(self) -> bool:

@@ -136,7 +136,8 @@ class Probe:
     def _prompts(self) -> Prompts:
         """Learn ids of the vocabulary from a sample of the server."""
         quirks = self.quirks
-        answer = self.ask(self.first, POOL_TOKENS, temperature=1)[0]
+        sampled = self.answers(self.first, POOL_TOKENS, temperature=1, seed=self.seed)  # a server may refuse seeds
+        answer = (sampled or self.ask(self.first, POOL_TOKENS, temperature=1))[0]
         if not quirks.ids:
             if self.tokenizer is None:
                 quirks.lacks["ids"] = "the server takes text alone; give its tokenizer: --tokenizer DIR"
