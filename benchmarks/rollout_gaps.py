@@ -22,9 +22,9 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear
 from dovetail.decoding import Decoder
-from dovetail.generation import Sampling, sample_token
 from dovetail.io.spec import from_yaml
 from dovetail.model import ModelModule
+from dovetail.sampling import Sampling, sample_tokens
 from dovetail.state.pool import Pool
 from dovetail.verification.sides import in_dtype
 
@@ -136,20 +136,16 @@ def sampled(model: ModelModule, how: Truncation, seed: int, *, rows: int = ROWS,
     spec, draw = model.part, torch.Generator().manual_seed(seed)
     ids = torch.randint(spec.vocab, (rows, PROMPT), generator=draw)
     pool = Pool(spec, rows, PROMPT + length, dtype=model.dtype)
-    decoder, sampling = Decoder(model, pool), Sampling(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
+    decoder, options = Decoder(model, pool), {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
+    samplings = [Sampling(**options, min_p=how.min_p or 0.0, seed=seed * rows + i) for i in range(rows)]
     lines: list[dict[str, Any]] = [{"prompt_ids": row.tolist(), "completion_ids": [], "logprobs": [], "raw": []} for row in ids]
     for _ in range(length):
-        logits, chosen = decoder.step(ids, list(range(rows))).float(), []
-        for i, line in enumerate(lines):
-            allowed = logits[i]
-            if how.min_p:
-                probs = (allowed / how.temperature).softmax(-1)
-                allowed = allowed.masked_fill(probs < how.min_p * probs.max(), -torch.inf)
-            token = int(sample_token(allowed, sampling, draw))
+        logits = decoder.step(ids, list(range(rows))).float()
+        chosen = sample_tokens(logits, samplings, [()] * rows, [line["completion_ids"] for line in lines])
+        for i, (line, token) in enumerate(zip(lines, chosen, strict=True)):
             line["completion_ids"].append(token)
             line["logprobs"].append(reported(logits[i], token, how))
             line["raw"].append(logits[i].double().log_softmax(-1)[token].item())
-            chosen.append(token)
         ids = torch.tensor(chosen)[:, None]
     return lines
 

@@ -5,8 +5,9 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import NonFiniteError, SpecError
 from dovetail.core.layout import TokenLayout
-from dovetail.generation import Sampling, generate_tokens, sample_token
+from dovetail.generation import generate_tokens
 from dovetail.io.spec import from_yaml, load_spec
+from dovetail.sampling import Sampling, adjusted, sample_tokens, sampled_probs
 
 PROMPT = torch.tensor([5, 17, 3, 60])
 TINY = """
@@ -77,10 +78,13 @@ def test_it_stops_behind_a_stop_token(model):
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
     probs = torch.tensor([0.3, 0.5, 0.05, 0.15])
-    draw = torch.Generator().manual_seed(0)
 
     def measured(**how):
-        drawn = torch.stack([sample_token(probs.log(), Sampling(**how), draw) for _ in range(8000)])
+        rows = [Sampling(**how, seed=seed) for seed in range(8000)]
+        drawn = torch.tensor(sample_tokens(probs.log().expand(8000, 4), rows, [()] * 8000, [()] * 8000))
+        histories = [range(i) for i in range(8000)]
+        later = torch.tensor(sample_tokens(probs.log().expand(8000, 4), rows[:1] * 8000, [()] * 8000, histories))
+        torch.testing.assert_close(drawn.bincount(minlength=4) / 8000, later.bincount(minlength=4) / 8000, atol=0.025, rtol=0)
         return drawn.bincount(minlength=4) / 8000
 
     sharp = probs**2 / (probs**2).sum()
@@ -91,6 +95,36 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     torch.testing.assert_close(measured(temperature=1.0, top_p=0.7), two, atol=0.017, rtol=0)
     torch.testing.assert_close(measured(temperature=1.0, top_p=0.5), torch.tensor([0.0, 1, 0, 0]), atol=0, rtol=0)
     assert measured(temperature=1.0, top_p=0.81)[3] > 0
+    torch.testing.assert_close(measured(temperature=1.0, min_p=0.5), two, atol=0.017, rtol=0)
+
+
+def test_penalties_and_biases_change_logits_as_the_reference_libraries_do():
+    logits = torch.tensor([2.0, -1.0, 0.5, 3.0])
+    how = Sampling(repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5, logit_bias={2: 4.0})
+    got = adjusted(logits, how, prompt=[0], generated=[1, 1])
+    assert got.tolist() == [1.0, -2.0 - 0.25 - 1.0, 4.5, 3.0]
+    assert logits.tolist() == [2.0, -1.0, 0.5, 3.0]
+    assert sample_tokens(logits[None], [how], [[0]], [[1, 1]]) == [2]
+
+
+def test_a_row_is_sampled_alike_in_any_batch():
+    logits = torch.randn(5, 700, generator=torch.Generator().manual_seed(0))
+    hows = [Sampling(temperature=0.5 + i, top_p=0.7 + 0.05 * i, seed=i) for i in range(5)]
+    histories = [list(range(i)) for i in range(5)]
+    together = sample_tokens(logits, hows, [()] * 5, histories)
+    assert together == [sample_tokens(logits[i : i + 1], [hows[i]], [()], [histories[i]])[0] for i in range(5)]
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("spread", [0.0, 0.3, 4.0])
+def test_top_p_is_that_of_a_full_sort(top_p, spread):
+    logits = spread * torch.randn(3000, generator=torch.Generator().manual_seed(1)).round(decimals=1)  # with ties
+    probs = logits.softmax(-1)
+    values, order = probs.sort(descending=True, stable=True)
+    kept = order[values.cumsum(-1) - values < top_p]
+    got = sampled_probs(logits, Sampling(temperature=1.0, top_p=top_p)).nonzero()[:, 0]
+    assert abs(len(got) - len(kept)) <= 1  # the sums round in another order
+    assert probs[got].min() >= probs[kept].min() * (1 - 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """Generation: tokens one by one, with a decode state (KV cache, recurrent state).
 
-    probs = softmax(logits / temperature) of the `top_k` most probable tokens, of these the fewest whose probs sum to `top_p`;
-    temperature 0 takes the most probable token                                             Holtzman et al. 2020 (top-p)
-
 A decoder continues the prompt. An encoder–decoder encodes the prompt once, as its source, and decodes from the tokens `start`.
 """
 
@@ -22,33 +19,13 @@ from dovetail.core.fold import over_vocab, position_limit
 from dovetail.core.layout import TokenLayout
 from dovetail.decoding import WARM, Decoder
 from dovetail.model import Model, ModelModule
+from dovetail.sampling import GREEDY, Sampling, sample_tokens
 from dovetail.state.pool import Pool
 from dovetail.state.quantized import CacheFormat
 
 if TYPE_CHECKING:
     from dovetail.text.chat import ChatTemplate
     from dovetail.text.tokenizer import Tokenizer
-
-
-@dc.dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How the next token is sampled from the probs."""
-
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise SpecError("temperature", f"{self.temperature} is not 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise SpecError("top_k", f"{self.top_k} is not 1 or more")
-        if not 0 < self.top_p <= 1:
-            raise SpecError("top_p", f"{self.top_p} is not above 0 and at most 1")
-
-
-GREEDY = Sampling()
 
 
 def check_generates(spec: Model) -> None:
@@ -96,7 +73,7 @@ def generate_tokens(
     inputs = torch.as_tensor(prompt, dtype=torch.long, device=device)
     if not len(inputs):
         raise SpecError("prompt", "is empty", "give at least one token")
-    max_tokens = _token_limit(spec, len(inputs), max_tokens)
+    max_tokens = token_limit(spec, len(inputs), max_tokens)
     pool = Pool(
         spec,
         1,
@@ -109,13 +86,13 @@ def generate_tokens(
         cache=cache,
     )
     if spec.encoder is not None:
-        _encode_source(model, pool, inputs)
+        encode_source(model, pool, inputs)
         inputs = torch.tensor(list(start), dtype=torch.long, device=device)
         if not len(inputs):
             raise SpecError("start", "an encoder–decoder needs a first decoder token", "give decoder_start_token_id")
     if len(inputs) < (ahead := spec.ahead() or 0):
         raise SpecError("prompt", f"has {len(inputs)} tokens; the first {ahead} see each other", f"give {ahead} or more")
-    generator = torch.Generator().manual_seed(sampling.seed)
+    given_ids, generated = inputs.tolist(), list[int]()
     if compiled and cache is not None:
         raise SpecError("cache", f"a KV cache in {cache} is not decoded by compiled graphs", "leave out one of the two")
     compiled = compiled and max_tokens > WARM  # fewer would be compiled for nothing
@@ -124,15 +101,16 @@ def generate_tokens(
         given = None if positions is None or number else [positions]
         logits = decoder.step(inputs[None], [0], given, None if number else patches)[0].float()
         check_result(logits, f"logits of token {number + 1}")
-        token = sample_token(logits.cpu(), sampling, generator)
+        (token,) = sample_tokens(logits.cpu()[None], [sampling], [given_ids], [generated])
+        generated.append(token)
         if compiled and number == 0:
             seconds = decoder.warm_up([0])
             if on_compiled is not None:
                 on_compiled(seconds)
-        yield int(token)
-        if int(token) in stop:
+        yield token
+        if token in stop:
             return
-        inputs = token.view(1).to(device)
+        inputs = torch.tensor([token], device=device)
 
 
 def prompt_ids(vocabulary: Vocabulary, prompt: str, *, chat: bool = False, system: str | None = None) -> list[int]:
@@ -191,7 +169,7 @@ def generate_pieces(
     yield None, stream.end()
 
 
-def _token_limit(spec: Model, prompt: int, max_tokens: int) -> int:
+def token_limit(spec: Model, prompt: int, max_tokens: int) -> int:
     """Return how many tokens can follow a prompt before a table of positions ends."""
     if max_tokens < 0:
         raise SpecError("max_tokens", f"{max_tokens} is below 0")
@@ -212,26 +190,9 @@ def _coordinates(positions: Tensor, prompt: int, spec: Model) -> int:
     return positions.shape[1]
 
 
-def _encode_source(model: ModelModule, pool: Pool, source: Tensor) -> None:
-    """Run the encoder on the source (m,) and store its keys and values for every cross-attention."""
+def encode_source(model: ModelModule, pool: Pool, source: Tensor, row: int = 0) -> None:
+    """Run the encoder on the source (m,) and store its keys and values for every cross-attention of a row."""
     ctx = Ctx(layout=TokenLayout.whole(1, len(source), source.device), ranks=model.ranks)
     output, layout = model.encode(source[None], ctx)
-    views = pool.admit([0], [output.shape[1]])
+    views = pool.admit([row], [output.shape[1]])
     model.fill(Ctx(layout=layout, encoder_output=output, encoder_layout=layout, ranks=model.ranks), views)
-
-
-def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Return one token id, a scalar tensor, sampled from logits (vocab,)."""
-    if sampling.temperature == 0:
-        return logits.max(-1).indices  # as argmax, in a third of its time
-    # logits minus their maximum, divided by a normal float32: neither inf − inf nor 0/0 at a temperature near 0
-    temperature = max(sampling.temperature, torch.finfo(torch.float32).tiny)
-    probs = torch.softmax((logits - logits.max()) / temperature, -1)
-    if sampling.top_k is not None and sampling.top_k < len(probs):
-        probs = probs.masked_fill(probs < probs.topk(sampling.top_k).values[-1], 0.0)
-        probs = probs / probs.sum()
-    if sampling.top_p < 1:
-        sorted_probs, order = probs.sort(descending=True, stable=True)
-        before = sorted_probs.cumsum(-1) - sorted_probs  # the most probable token stays in any case
-        probs = probs.index_fill(0, order[before >= sampling.top_p], 0.0)
-    return torch.multinomial(probs, 1, generator=generator)[0]

@@ -56,6 +56,19 @@ def test_a_seed_gives_the_same_again(trained: Path, capsys: pytest.CaptureFixtur
     assert told[0] == told[1] != told[2]
 
 
+def test_beams_find_a_text_that_is_at_least_as_probable(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run("generate", str(trained), "It was the", "--max-tokens=8", "--beams=3", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["tokens"]) == 8
+    assert run("generate", str(trained), "It was the", "--max-tokens=8", "--beams=1", "--json") == 0
+    one = json.loads(capsys.readouterr().out)
+    assert run("generate", str(trained), "It was the", "--max-tokens=8", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == one["tokens"]  # one beam is greedy
+    assert run("generate", str(trained), "It", "--beams=3", "--temperature=1") == 3
+    assert "beams" in capsys.readouterr().err
+
+
 def test_it_streams_while_it_writes(trained: Path) -> None:
     """The first bytes are there before the last token is: a slow reader sees them one by one."""
     command = [sys.executable, "-u", "-m", "dovetail.cli", "generate", str(trained), "It was", "--max-tokens", "400"]

@@ -51,7 +51,7 @@ def test_the_suite_takes_recorded_outcomes(tmp_path: Path, monkeypatch: pytest.M
     from dovetail.lawbook import suite
 
     spec = load_spec("llama-tiny")
-    monkeypatch.setattr(suite, "specs_of", lambda *_: iter([spec]))
+    monkeypatch.setattr(suite, "specs_of", lambda *_: iter([(spec, "pairs")]))
     monkeypatch.setattr(suite, "check_oracles", lambda _: [])
     monkeypatch.setattr(suite, "LAWS", {"causal": suite.LAWS["causal"]})
     path = tmp_path / "laws.jsonl"

@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dovetail.api.models import load
+from dovetail.beam import beam_search, check_beams
 from dovetail.core.errors import SpecError
 from dovetail.core.finite import check_weights
 from dovetail.core.limits import MAX_NEW_TOKENS
-from dovetail.generation import Sampling, Vocabulary, check_generates, generate_pieces, prompt_ids
+from dovetail.generation import Vocabulary, check_generates, generate_pieces, prompt_ids
 from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.port.adapter import base_place, is_adapter
 from dovetail.port.load import origin
+from dovetail.sampling import Sampling
 from dovetail.state.quantized import CacheFormat
+from dovetail.text.stream import TextStream
 from dovetail.transformer import Transformer
 
 
@@ -50,7 +53,10 @@ def generate(
     temperature: float = 0.0,
     top_p: float = 1.0,
     top_k: int | None = None,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     seed: int = 0,
+    beams: int | None = None,
     chat: bool = False,
     system: str | None = None,
     compiled: bool = False,
@@ -59,12 +65,12 @@ def generate(
 ) -> Generation:
     """Generate the text that follows a prompt, by a model or the model of a directory.
 
-    Temperature 0 takes the most probable token. With `chat` the prompt is a user message, rendered by the model's chat
-    template, behind the message `system` if there is one. `compiled` decodes by compiled graphs, which take seconds to minutes
-    to make. `cache` stores the KV cache in int8, int4 or fp8. `on_text` is called with each piece of text, first with the
-    prompt where the text continues it.
+    Temperature 0 takes the most probable token; `beams` searches for the most probable text with so many beams. With `chat` the
+    prompt is a user message, rendered by the model's chat template, behind the message `system` if there is one. `compiled`
+    decodes by compiled graphs, which take seconds to minutes to make. `cache` stores the KV cache in int8, int4 or fp8.
+    `on_text` is called with each piece of text, first with the prompt where the text continues it.
     """
-    sampling = check_options(max_tokens, temperature, top_p, top_k, seed)
+    sampling = check_options(max_tokens, temperature, top_p, top_k, seed, min_p, repetition_penalty, beams)
     if not isinstance(model, Transformer):
         check_model(model)
         model = load(model)
@@ -78,6 +84,8 @@ def generate(
         if on_text is not None:
             on_text(piece)
 
+    if beams is not None:
+        return _search(model, vocabulary, prompt, ids, max_tokens, beams, continues, tell)
     tokens: list[int] = []
     compiling: list[float] = []
     text, begin = "", time.monotonic()
@@ -107,12 +115,54 @@ def generate(
 
 
 def check_options(
-    max_tokens: int, temperature: float = 0.0, top_p: float = 1.0, top_k: int | None = None, seed: int = 0
+    max_tokens: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    beams: int | None = None,
 ) -> Sampling:
     """Return the sampling; raise SpecError for an option outside its range."""
+    if beams is not None:
+        check_beams(beams)
+        if (temperature, top_p, top_k, min_p, repetition_penalty) != (0.0, 1.0, None, 0.0, 1.0):
+            raise SpecError("beams", "beam search samples nothing", "leave out the options of sampling, or the beams")
     if not 1 <= max_tokens <= MAX_NEW_TOKENS:
         raise SpecError("max_tokens", f"{max_tokens} is not from 1 to {MAX_NEW_TOKENS:,}")
-    return Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    return Sampling(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+
+
+def _search(
+    model: Transformer,
+    vocabulary: Vocabulary,
+    prompt: str,
+    ids: list[int],
+    max_tokens: int,
+    beams: int,
+    continues: bool,
+    tell: Callable[[str], None],
+) -> Generation:
+    """The best text of a beam search; it is known at the end alone."""
+    begin = time.monotonic()
+    best = beam_search(model, ids, max_tokens, beams=beams, stop=vocabulary.stop, start=vocabulary.start)[0]
+    seconds, tokens = max(time.monotonic() - begin, 1e-9), list(best.tokens)
+    assert vocabulary.tokenizer is not None
+    stream = TextStream(vocabulary.tokenizer, ids if continues else ())
+    ended = tokens[-1] in vocabulary.stop
+    text = "".join(map(stream.push, tokens[:-1] if ended else tokens)) + stream.end()
+    if continues:
+        tell(prompt)
+    tell(text)
+    return Generation(prompt, text, tokens, len(ids), "end" if ended else "length", len(tokens) / seconds)
 
 
 def check_model(directory: str | Path) -> None:

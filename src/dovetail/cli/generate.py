@@ -17,6 +17,7 @@ import tyro
 
 from dovetail.cli.flags import InDir, LoadFlags, NewTokens, Seed
 from dovetail.cli.output import print_json, print_note, print_text
+from dovetail.cli.shown import options
 
 
 @dc.dataclass
@@ -35,8 +36,14 @@ class Command(LoadFlags):
     """Sample from the fewest tokens whose probs sum to this."""
     top_k: int | None = None
     """Sample from this many of the most probable tokens."""
+    min_p: float = 0.0
+    """Sample from the tokens that are at least this many times as probable as the most probable one."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens of the prompt and of the text so far become less probable."""
     seed: Seed = 0
     """The seed of the sampling."""
+    beams: int | None = None
+    """Search for the most probable text with so many beams; it is printed at the end."""
     chat: bool = False
     """Render the prompt with the model's chat template, as a user message."""
     system: str | None = None
@@ -54,7 +61,8 @@ class Command(LoadFlags):
         from dovetail.api.models import load
         from dovetail.cli.loading import shown_loading
 
-        check_options(self.max_tokens, self.temperature, self.top_p, self.top_k, self.seed)  # before the weights are read
+        chosen = options(self, "directory", "prompt", "chat", "system", "compiled", "cache", "json", "load")
+        check_options(**chosen)  # before the weights are read
         check_model(self.directory)
         with shown_loading(self.directory.name) as watch:
             model = load(self.directory, watch=watch)
@@ -63,11 +71,7 @@ class Command(LoadFlags):
         result = generate(
             model,
             self.prompt,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            seed=self.seed,
+            **chosen,
             chat=self.chat,
             system=self.system,
             compiled=self.compiled,

@@ -58,13 +58,18 @@ class Command(LoadFlags):
 
     def run(self) -> int:
         """Load, quantize, write, print."""
+        from rich.progress import MofNCompleteColumn, TimeElapsedColumn
+
         from dovetail.api.quantize import quantize
+        from dovetail.cli.bar import delayed_bar
         from dovetail.cli.loading import shown_loading
-        from dovetail.cli.steps import shown_steps
 
         out = self.out or Path(os.path.relpath(f"{os.path.abspath(self.directory)}-quantized"))
         given = options(self, "directory", "json", "load", "out")
-        with shown_loading(self.directory.name) as watch, shown_steps("calibrating") as on_step:
+        with (
+            shown_loading(self.directory.name) as watch,
+            delayed_bar("{task.description}", "calibrating", MofNCompleteColumn(), TimeElapsedColumn()) as on_step,
+        ):
             result = quantize(self.directory, **given, out=out, watch=watch, on_step=on_step)
         if self.json:
             print_json(result.to_dict())

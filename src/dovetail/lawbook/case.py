@@ -10,7 +10,7 @@ import dataclasses as dc
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from dovetail.core.scope import Scope
 from dovetail.model import Model, ModelModule
 
 T = TypeVar("T")
+# specs with every pair of values that meet, where parts act on each other; with every value, for what is true of one part or
+# one leaf; with every kind twice, for what is slow
+Covers = Literal["pairs", "values", "kinds"]
 DTYPE = torch.float64
 # tolerances relative to the scale of the compared values: bit-equal; float64 relations; finite differences
 IDENTITY, RELATION, DERIVATIVE = 0.0, 1e-9, 1e-5
@@ -180,9 +183,14 @@ class Law:
     number: int
     says: str
     check: Callable[[Case], None]
-    slow: bool = False  # tested on a covering subset only
+    covers: Covers = "pairs"  # the sampled specs on which the suite tests it
     budget: float = 0.5  # seconds per spec, on average; the report lists laws over budget
     excepted_with: tuple[str, ...] = ()  # laws whose declared exceptions are exceptions from this one, too
+
+    @property
+    def slow(self) -> bool:
+        """Whether a quick run leaves it out."""
+        return self.covers == "kinds"
 
 
 LAWS: dict[str, Law] = {}
@@ -197,12 +205,12 @@ def chosen(laws: Mapping[str, Any], only: Sequence[str] = ()) -> list[str]:
 
 
 def law(
-    number: int, name: str, says: str, slow: bool = False, excepted_with: tuple[str, ...] = (), budget: float = 0.5
+    number: int, name: str, says: str, covers: Covers = "pairs", excepted_with: tuple[str, ...] = (), budget: float = 0.5
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
     """Register a law."""
 
     def decorate(check: Callable[[Case], None]) -> Callable[[Case], None]:
-        LAWS[name] = Law(name, number, says, check, slow, budget, excepted_with)
+        LAWS[name] = Law(name, number, says, check, covers, budget, excepted_with)
         return check
 
     return decorate

@@ -42,7 +42,7 @@ BLOCKS = 2  # more where blocks are stored, which grow at a pace of their own
     11,
     "compiled",
     "compiled equals eager, with no graph break; at most two graphs per generation, whose cost follows the tokens held",
-    slow=True,
+    covers="kinds",
     budget=6.0,
 )
 def compiled(case: Case) -> None:

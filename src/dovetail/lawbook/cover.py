@@ -157,7 +157,7 @@ def consistent(a: Factor, b: Factor) -> bool:
 
 
 class PairCover:
-    """Samples specs until every pair is covered. Iterate over it to get the specs; then read the coverage."""
+    """Samples specs with every value, then specs until every pair is covered; then it has the coverage."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = random.Random(seed)
@@ -174,8 +174,8 @@ class PairCover:
         impossible = sum(pair not in self.covered for pair in self.impossible_pairs)  # a later sample may have covered one
         return covered / (len(self.wanted) - impossible) if self.wanted else 0.0
 
-    def __iter__(self) -> Iterator[Model]:
-        yield from self.each_value()
+    def each_pair(self) -> Iterator[Model]:
+        """Specs that together, with those of `each_value`, which come first, have every pair."""
         possible = [factor for factor in all_factors() if factor in self.met]
         self.wanted = sorted({pair for pair in meeting(possible) if consistent(*pair)})
         todo = list(self.wanted)

@@ -28,7 +28,7 @@ ERRORS = 5.0  # standard errors
 ENOUGH = 64  # fewest values of which a standard deviation or a correlation is compared
 
 
-@law(20, "draws", "masks of paths, seeds and samples are independent, and initial weights have the declared spread")
+@law(20, "draws", "masks of paths, seeds and samples are independent, and initial weights have the declared spread", "values")
 @torch.no_grad()
 def draws(case: Case) -> None:
     """Test dropout masks, noise, then initial weights."""

@@ -66,7 +66,13 @@ SITES = {PositionModule: ("embed", "rotate", "on_write", "on_read"), Linear: ("g
 At = Callable[[str, Tensor], Tensor]  # (name of a boundary, its value) -> the value that goes on
 
 
-@law(17, "narrow", "in bfloat16 and float16 each step of a forward is about as exact as rounding its result", budget=1.5)
+@law(
+    17,
+    "narrow",
+    "in bfloat16 and float16 each step of a forward is about as exact as rounding its result",
+    "values",
+    budget=1.5,
+)
 @torch.no_grad()
 def narrow(case: Case) -> None:
     """One whole pass in each dtype; then routers on recorded inputs; then recurrent mixers token by token. Among hundreds of

@@ -69,6 +69,7 @@ def decoded_model(case: Case, quantized: ModelModule) -> ModelModule:
     26,
     "quantized",
     "a model in fewer bits is the dense model of the decoded weights; each value has the nearest level",
+    covers="values",
     budget=1.5,
 )
 def quantized(case: Case) -> None:

@@ -90,7 +90,7 @@ def with_sums(case: Case) -> ModelModule:
     return model
 
 
-@law(23, "replaced", "every path uses the linear leaves of a model, also leaves of another class", budget=1.0)
+@law(23, "replaced", "every path uses the linear leaves of a model, also leaves of another class", "values", budget=1.0)
 @torch.no_grad()
 def replaced(case: Case) -> None:
     """Compare leaves that never store the sum with stored sums, with exact matrices and without; in the suite, one of both."""
@@ -111,11 +111,11 @@ def paths(case: Case) -> dict[str, Tensor]:
         labels = head.labels(case.scope, tuple(found["fast"].shape[:-1]), generator(case.seed, "labels"))
         found["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses={}))
     if case.spec.order() != "both":
-        found["cached"] = _cached(case)
+        found["cached"] = cached(case)
     return found
 
 
-def _cached(case: Case) -> Tensor:
+def cached(case: Case) -> Tensor:
     """The outputs of a prefill and of a few steps."""
     decoder, rows = Decoder(case, "contiguous"), range(BATCH)
     decoder.admit(rows)

@@ -82,7 +82,7 @@ def the_pair() -> Pair:
     "sharded",
     "tensor parallel, FSDP, a sequence split over two ranks, by all-gather and by ring attention, and a pipeline of two"
     " stages equal one rank, in evaluation and in training: initial weights, outputs, losses and gradients",
-    slow=True,
+    covers="kinds",
     budget=3.0,
 )
 def sharded(case: Case) -> None:

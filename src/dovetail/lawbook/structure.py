@@ -205,7 +205,8 @@ def _pattern_rows(case: Case, values: dict[str, Tensor], address: str) -> None:
     15,
     "every_field",
     "changing any field changes the output, the loss, the initial weights, the cost, the state or the shape",
-    budget=1.0,
+    covers="values",
+    budget=2.0,
 )
 def every_field(case: Case) -> None:
     """Change each field of each part to another of its samples, and compare everything that a field could change."""

@@ -1,8 +1,8 @@
 """The suite: every law on every sampled spec, in two processes, and the report.
 
 A **cell** is a distinct spec and a law that made at least one comparison. A law also runs where a part declares an exception to
-it: if it then holds everywhere, the exception is wrong, and that is a failure. Slow laws (compiled, sharded) run on a subset of
-the specs that has every kind twice.
+it: if it then holds everywhere, the exception is wrong, and that is a failure. A law declares the specs that it runs on
+(`Law.covers`): those that have every pair of values, every value, or every kind twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dovetail.lawbook import (
     structure,
     tuned,
 )
-from dovetail.lawbook.case import LAWS, Broken, Case, NotApplicable
+from dovetail.lawbook.case import LAWS, Broken, Case, Covers, NotApplicable
 from dovetail.lawbook.cover import PairCover, quick_specs
 from dovetail.lawbook.oracle import ask_kinds, check_oracles
 from dovetail.lawbook.outcome import Outcome
@@ -76,7 +76,7 @@ __all__ = [
 OWN_NUMBER = "own_number"  # law 14: it tests kinds, not specs
 WORKERS = 2
 SHARE = 6  # one in so many fields of each spec is changed; over hundreds of specs each field is changed dozens of times
-TWICE = 2  # specs with each kind in the subset for slow laws
+TWICE = 2  # specs with each kind for laws that cover kinds
 ENOUGH = 6  # cells after which a law with a declared exception must have failed once; in a few it may hold by chance
 
 
@@ -202,16 +202,19 @@ def presets() -> list[Model]:
     return [load_spec(name) for name in zoo() if name.endswith("-tiny")]
 
 
-def specs_of(cover: PairCover, quick: bool, seed: int) -> Iterator[Model]:
-    """Specs that Hugging Face can express, then presets, then sampled specs."""
+def specs_of(cover: PairCover, quick: bool, seed: int) -> Iterator[tuple[Model, Covers]]:
+    """Specs that Hugging Face can express, then presets, then sampled specs with every value; then those for pairs."""
     known = ported.known_to_reference()
     if quick:
-        yield from known[:: len(known) - 3]
-        yield from quick_specs(seed)
+        yield from _covering("values", [*known[:: len(known) - 3], *quick_specs(seed)])
         return
-    yield from known
-    yield from presets()
-    yield from cover
+    yield from _covering("values", [*known, *presets()])
+    yield from _covering("values", cover.each_value())
+    yield from _covering("pairs", cover.each_pair())
+
+
+def _covering(covers: Covers, specs: Iterable[Model]) -> Iterator[tuple[Model, Covers]]:
+    return ((spec, covers) for spec in specs)
 
 
 def run_suite(
@@ -230,18 +233,20 @@ def run_suite(
     for kind in ask_kinds():
         failed = check_oracles([kind])
         report.take(kind, Outcome(OWN_NUMBER, "failed" if failed else "passed", "; ".join(map(str, failed))))
-    fast, slow = ([law.name for law in LAWS.values() if law.slow == wanted] for wanted in (False, True))
     specs_with: Counter[str] = Counter()  # by kind
     known: set[str] = set()
     with ProcessPoolExecutor(WORKERS, mp.get_context("spawn"), _start_worker, ((*load, *loaded()),)) as workers:
         waiting: dict[Future[list[Outcome]], str] = {}
-        for spec in specs_of(cover, quick, seed):
+        for spec, covers in specs_of(cover, quick, seed):
             text = to_yaml(spec)
             if text in known:
                 continue
             known.add(text)
             kinds = {part.kind for _, part in walk_spec(spec)}
-            names = fast + (slow if not quick and any(specs_with[kind] < TWICE for kind in kinds) else [])
+            wanted: set[Covers] = {"pairs", covers}
+            if not quick and any(specs_with[kind] < TWICE for kind in kinds):
+                wanted.add("kinds")
+            names = [law.name for law in LAWS.values() if law.covers in wanted]
             specs_with.update(kinds)
             if recorded is not None and text in recorded.outcomes:
                 for outcome in recorded.outcomes[text]:

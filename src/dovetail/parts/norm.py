@@ -21,7 +21,7 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Norm
-from dovetail.core.module import Module
+from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -65,8 +65,9 @@ class LayerNormModule(Module):
         self.dim, self.size = self.scope.names(("dim",)), self.scope.size("dim")
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        scale, shift = self.scale + 1.0 if self.part.plus_one else self.scale, self.shift if self.part.shift else None
-        scale, shift = in_dtype_of(x, scale), in_dtype_of(x, shift)
+        if self.part.plus_one and x.dtype != (exact := at_least_fp32(x.dtype)):
+            return self.forward(x.to(exact), ctx).to(x.dtype)  # 1 + scale in bfloat16 would lose half of the bits of the scale
+        scale, shift = factor(x, self.scale, self.part.plus_one), in_dtype_of(x, self.shift if self.part.shift else None)
         if not ctx.sharded(self.dim):
             return F.layer_norm(x, (x.shape[-1],), scale, shift, self.part.eps)
         centered = x - ctx.all_reduce(x.sum(-1, keepdim=True), self.dim) / self.size
@@ -130,8 +131,9 @@ class RMSNormModule(Module):
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         if self.plain and ctx.ranks is None and (scale := self.scale).dtype == x.dtype:  # every layer of most models
             return F.rms_norm(x, (self.size,), scale, self.part.eps)
-        scale = None if not self.part.scale else self.scale + 1.0 if self.part.plus_one else self.scale
-        scale = in_dtype_of(x, scale)
+        if self.part.plus_one and x.dtype != (exact := at_least_fp32(x.dtype)):
+            return self.forward(x.to(exact), ctx).to(x.dtype)  # 1 + scale in bfloat16 would lose half of the bits of the scale
+        scale = factor(x, self.scale if self.part.scale else None, self.part.plus_one)
         if not ctx.sharded(self.dim):
             return F.rms_norm(x, (self.size,), scale, self.part.eps) if self.groups == 1 else scaled(self.by_group(x), scale)
         square = ctx.all_reduce(self.summed(x * x), self.dim) / self.size
@@ -155,6 +157,12 @@ class RMSNormModule(Module):
 def in_dtype_of(x: Tensor, weight: Tensor | None) -> Tensor | None:
     """A weight in the dtype of x: a router norms in float32 whatever the model's dtype is."""
     return weight if weight is None or weight.dtype == x.dtype else weight.to(x.dtype)
+
+
+def factor(x: Tensor, scale: Tensor | None, plus_one: bool) -> Tensor | None:
+    """What a normed x is multiplied by, in its dtype."""
+    scale = in_dtype_of(x, scale)
+    return scale + 1.0 if scale is not None and plus_one else scale
 
 
 def scaled(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -133,9 +133,9 @@ class Tokenizer:
         finally:
             self.engine.encode_special_tokens = True
 
-    def decode(self, ids: Tensor | Sequence[int]) -> str:
-        """Return the text of ids without special tokens; bytes that form no character become �."""
-        return self._decode(list(ids) if isinstance(ids, Sequence) else ids.tolist(), skip_special=True)
+    def decode(self, ids: Tensor | Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text of ids, by default without special tokens; bytes that form no character become �."""
+        return self._decode(list(ids) if isinstance(ids, Sequence) else ids.tolist(), skip_special)
 
     def label(self, token: int) -> str:
         """Return a token for display: a space as ·, a line end as ↵, a tab as ⇥, unprintable characters as escapes."""

@@ -63,8 +63,8 @@ class BlockTypes:
     names = (TYPES, PATTERN)
 
     def to_hf(self, spec: Model) -> dict[str, Any]:
-        # a layer with two branches has the type of the first, and differs from what is read back
-        first = [next(part for part in (block.mixer, block.ffn) if part is not None) for block in spec.layers]
+        # a layer with two branches has the type of the first, and one without any that of a mixer: they differ when read back
+        first = [next((part for part in (block.mixer, block.ffn) if part is not None), None) for block in spec.layers]
         types = [next((word for kind, word in KINDS.items() if is_kind(part, kind)), "linear_attention") for part in first]
         return {TYPES: types}
 

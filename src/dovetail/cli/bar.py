@@ -1,0 +1,35 @@
+"""A progress bar on stderr that short work never shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
+from dovetail.cli.output import SafeConsole
+
+DELAY = 1.0  # seconds before the progress bar appears
+
+
+@contextmanager
+def delayed_bar(text: str, name: str, *columns: ProgressColumn, ends: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function move(done, in all). The text of the bar may have `{task.description}`, the name. With `ends` the bar is
+    gone once all is done: what follows may show progress of its own."""
+    shown = (TextColumn(text, markup=False), BarColumn(), *columns, TextColumn("left"), TimeRemainingColumn())
+    bar = Progress(*shown, console=SafeConsole(stderr=True), transient=True)
+    task, begin = bar.add_task(name, total=None), time.monotonic()
+
+    def move(done: int, total: int) -> None:
+        if not bar.live.is_started and time.monotonic() - begin > DELAY:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+        if ends and done >= total and bar.live.is_started:
+            bar.stop()
+
+    try:
+        yield move
+    finally:
+        if bar.live.is_started:
+            bar.stop()
