@@ -87,6 +87,10 @@ try:
     dovetail.tune("nowhere", "nowhere.jsonl")
 except dovetail.DovetailError as refused:
     assert "nowhere" in str(refused)
+try:
+    dovetail.serve("nowhere")
+except dovetail.DovetailError as refused:
+    assert "nowhere" in str(refused)
 assert not dovetail.laws(spec, only=["round_trip"]).failed
 assert "llama" in [family.model_type for family in dovetail.list_families()]
 assert isinstance(model, dovetail.Transformer)

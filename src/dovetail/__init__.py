@@ -47,6 +47,7 @@ _PUBLIC = {
     "runs": "dovetail.api.runs",
     "save": "dovetail.api.models",
     "save_adapter": "dovetail.api.adapters",
+    "serve": "dovetail.api.serve",
     "show": "dovetail.api.show",
     "show_data": "dovetail.api.show_data",
     "tiny": "dovetail.api.tiny",
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from dovetail.api.quantize import quantize as quantize
     from dovetail.api.record import record as record
     from dovetail.api.runs import runs as runs
+    from dovetail.api.serve import serve as serve
     from dovetail.api.show import show as show
     from dovetail.api.show_data import show_data as show_data
     from dovetail.api.tiny import tiny as tiny

@@ -52,6 +52,21 @@ TEMPLATE_CHARACTERS = 10**6  # of output
 ANSWER_BYTES = MB
 ANSWER_SECONDS = 120.0  # of one answer, from the connection to its last byte
 
+# -- requests to our server
+REQUEST_HEADER_BYTES = 64 * KB
+REQUEST_BYTES = 8 * MB  # of a body
+REQUEST_DISCARDED = 256 * MB  # of a body that is too large: read and dropped, so that its sender reads the answer
+REQUEST_SECONDS = 30.0  # in which a body arrives
+REQUEST_ITEMS = 500_000  # opening brackets and commas of a body: parsed in a tenth of a second of CPU time
+REQUEST_PROMPTS = 64  # of one request
+REQUEST_CHOICES = 128  # prompts times n
+REQUEST_STOPS = 16  # stop strings, and stop tokens times 16
+REQUEST_STOP_CHARACTERS = 256  # of one stop string
+REQUEST_LOGPROBS = 20  # alternatives per token
+REQUEST_BIASES = 1024  # tokens with a logit bias
+RENDERS_AT_ONCE = 2  # chat templates, each in a process of its own
+RENDERS_WAITING = 64
+
 # -- rollouts in JSON lines
 ROLLOUT_BYTES = GB  # of the file, which is read line by line
 ROLLOUT_LINE_BYTES = 16 * MB  # of one rollout

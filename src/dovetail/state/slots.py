@@ -128,7 +128,7 @@ class Paged(Slots):
             owned, filled = self.owned[row], length % self.page
             if n and filled and self.uses[owned[-1]] > 1:  # write to a copy of the shared page
                 old, own = owned[-1], self._take()
-                self._drop(old)
+                self.drop(old)
                 owned[-1] = own
                 read += [old * self.page + i for i in range(filled)]
                 write += [own * self.page + i for i in range(filled)]
@@ -138,7 +138,7 @@ class Paged(Slots):
 
     def rewind(self, row: int, n: int) -> None:
         for page in self.owned[row][self._pages(n) :]:
-            self._drop(page)
+            self.drop(page)
         del self.owned[row][self._pages(n) :]
 
     def fork(self, a: int, b: int, length: int) -> Copies:
@@ -149,15 +149,33 @@ class Paged(Slots):
             self.uses[page] += 1
         return NO_COPIES
 
+    def adopt(self, row: int, pages: Sequence[int]) -> None:
+        """Let a row that has no page share these."""
+        assert not self.owned[row], "the row has pages"
+        for page in pages:
+            self.hold(page)
+        self.owned[row] = list(pages)
+        self.table[row, : len(pages)] = torch.tensor(self.owned[row], dtype=torch.long, device=self.table.device)
+
+    def needed(self, row: int, length: int, n: int) -> int:
+        """How many pages n more tokens of a row of this length take from those that are free."""
+        copies = n > 0 and length % self.page > 0 and self.uses[self.owned[row][-1]] > 1
+        return self._pages(length + n) - len(self.owned[row]) + copies
+
+    def hold(self, page: int) -> None:
+        """Add a user of a page."""
+        self.uses[page] += 1
+
+    def drop(self, page: int) -> None:
+        """Take a user of a page away; without users it is free."""
+        self.uses[page] -= 1
+        if not self.uses[page]:
+            self.free.append(page)
+
     def _take(self) -> int:
         page = self.free.pop()
         self.uses[page] = 1
         return page
-
-    def _drop(self, page: int) -> None:
-        self.uses[page] -= 1
-        if not self.uses[page]:
-            self.free.append(page)
 
 
 class Ring(Slots):

@@ -1,0 +1,82 @@
+"""engine: the native engine of a model directory, in this process or in one of its own.
+
+client = await start_engine("Qwen3-0.6B", rows=8)          python -m dovetail.api.engine FD '{"directory": …, "rows": 8}'
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail.api.models import load
+from dovetail.core.errors import DovetailError
+from dovetail.core.finite import check_weights
+from dovetail.generation import Vocabulary
+from dovetail.serving.engine import Engine
+from dovetail.serving.process import Loop
+from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
+from dovetail.serving.wire import encode
+from dovetail.serving.worker import QUEUED, ProcessClient, start_process
+from dovetail.transformer import Transformer
+
+
+def load_engine(
+    directory: str | Path,
+    *,
+    rows: int = 8,
+    longest: int = 4096,
+    dtype: str | None = None,
+    threads: int | None = None,
+    speculate: str | None = None,
+    drafts: int = 4,
+    **options: Any,
+) -> Engine:
+    """Return the engine of a model directory; the other options are those of `Engine`. `speculate` is `lookup`, which guesses
+    tokens from those before, or the directory of a smaller model with the same vocabulary, which guesses up to `drafts`."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model = load(directory, dtype=dtype).eval()
+    check_weights(model, model.spec)
+    drafter = None if speculate is None else _drafter(speculate, model, rows, longest, dtype)
+    start = (model.vocabulary or Vocabulary()).start
+    return Engine(model, rows=rows, longest=longest, start=start, drafter=drafter, drafts=drafts, **options)
+
+
+def _drafter(speculate: str, model: Transformer, rows: int, longest: int, dtype: str | None) -> Drafter:
+    if speculate == "lookup":
+        return PromptLookup()
+    smaller = load(speculate, dtype=dtype).eval()
+    check_weights(smaller, smaller.spec)
+    return DraftModel(smaller, rows=rows, longest=longest, target=model)
+
+
+async def start_engine(directory: str | Path, *, rows: int = 8, queued: int = QUEUED, **options: Any) -> ProcessClient:
+    """Start the engine of a model directory in a process of its own; return when its model is loaded. The options are those of
+    `load_engine`. Raises EngineDead with the reason where the model cannot be served."""
+    given = {"directory": str(directory), "rows": rows, **options}
+    return await start_process("dovetail.api.engine", given, running=rows, queued=queued)
+
+
+def main() -> int:
+    """Load, report that the engine is ready, serve until the other side of the socket closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group: the parent decides when to close
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        engine = load_engine(**json.loads(sys.argv[2]))
+    except (DovetailError, OSError, RuntimeError) as error:
+        message = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+        sock.sendall(encode({"fatal": message[:2000]}))
+        return 1
+    sock.sendall(encode({"ready": {"longest": engine.longest, "vocab": engine.model.part.vocab}}))
+    Loop(engine, sock).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

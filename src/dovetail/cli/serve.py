@@ -1,0 +1,88 @@
+"""Serve a model by OpenAI's HTTP routes: completions, chats, models, tokens, metrics.
+
+SIGTERM drains: new requests get 503, those in flight finish within --drain-seconds. On an address that other machines reach,
+an API key is needed. It needs the extra `serve`.
+
+    dovetail serve Qwen3-0.6B --port 8000
+    dovetail serve Qwen3-0.6B --host 0.0.0.0 --api-key-file keys.txt --allow-host api.example.org
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import sys
+from typing import Annotated, Literal
+
+import tyro
+
+from dovetail.cli.flags import InDir, InFile, LoadFlags, number, whole
+from dovetail.cli.output import print_json, print_note
+from dovetail.cli.shown import options
+from dovetail.core.limits import MAX_LENGTH
+
+Texts = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
+
+
+@dc.dataclass
+class Command(LoadFlags):
+    """The model, the address, and who may ask."""
+
+    model: tyro.conf.Positional[InDir]
+    """A model directory: ours, or in Hugging Face layout."""
+    host: str = "127.0.0.1"
+    """The address to listen on."""
+    port: Annotated[int, whole(0, 65535)] = 8000
+    """The port; 0 takes a free one."""
+    name: str | None = None
+    """The name of the model in requests; that of the directory by default."""
+    api_key: Annotated[Texts, tyro.conf.arg(metavar="KEY")] = ()
+    """A key that requests must send as a bearer token; may be given many times. Other users of the machine can read it in the
+    list of processes: --api-key-file hides it."""
+    api_key_file: InFile | None = None
+    """A file with one API key per line."""
+    allow_host: Annotated[Texts, tyro.conf.arg(metavar="NAME")] = ()
+    """A host name beside localhost by which the server may be asked; * allows all; may be given many times."""
+    allow_origin: Annotated[Texts, tyro.conf.arg(metavar="ORIGIN")] = ()
+    """An origin of web pages that may send requests; may be given many times."""
+    metrics_prefix: str = "dovetail"
+    """The prefix of the names in /metrics; vllm gives those that its dashboards read."""
+    drain_seconds: Annotated[float, number(0, 3600)] = 30.0
+    """The seconds in which requests may finish after SIGTERM."""
+    rows: Annotated[int, whole(1, 1024)] = 8
+    """Continuations that run at once."""
+    queued: Annotated[int, whole(0, 65536)] = 64
+    """Continuations that may wait; further requests get 429."""
+    longest: Annotated[int, whole(2, MAX_LENGTH)] = 4096
+    """Tokens of a prompt and its continuation together."""
+    budget: Annotated[int, whole(1, 1 << 20)] = 512
+    """Tokens per step of the model: longer prompts are computed in chunks, beside those that decode."""
+    pages: Annotated[int, whole(1, 1 << 24)] | None = None
+    """Pages of 16 tokens in the KV cache; by default enough for all rows."""
+    cache: Literal["int8", "int4", "fp8"] | None = None
+    """Store the KV cache in fewer bits."""
+    share: bool = True
+    """Keep the KV cache of prompts for later requests that begin alike."""
+    speculate: str | None = None
+    """`lookup`: guess the next tokens from those before; or the directory of a smaller model that guesses them."""
+    drafts: Annotated[int, whole(1, 64)] = 4
+    """With --speculate: tokens that are guessed at once."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The dtype of the weights; that of the files by default."""
+    threads: Annotated[int, whole(1, 1024)] | None = None
+    """Threads of the engine on a CPU."""
+    json: bool = False
+    """Print one JSON object with the URL on stdout, once requests are accepted."""
+
+    def run(self) -> int:
+        """Serve until a signal."""
+        from dovetail.api.serve import serve
+
+        serve(**options(self, "load", "json"), ready=self._ready)
+        return 0
+
+    def _ready(self, url: str) -> None:
+        if self.json:
+            print_json({"url": f"{url}/v1"})
+            sys.stdout.flush()
+        else:
+            print_note(f"{url}/v1: ready")

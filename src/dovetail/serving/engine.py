@@ -1,0 +1,286 @@
+"""Engine: requests in, tokens out, many at once (continuous batching).
+
+    engine = Engine(model, rows=8, longest=4096)
+    engine.add(Request(id="a", prompt=(1, 5, 9), max_tokens=32))
+    while engine.busy:
+        for output in engine.step():
+            print(output.id, output.tokens, output.finish)
+
+A step: the schedule (schedule.py) chooses tokens; the runner (runner.py) computes them; each continuation whose tokens are all
+computed gets its next token. What a request's tokens are depends on the request alone, up to the rounding of batched matmuls
+(law invariant); with greedy sampling they are those of `generate`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from dovetail.core.errors import InputError
+from dovetail.core.fold import position_limit
+from dovetail.generation import check_generates
+from dovetail.model import ModelModule
+from dovetail.sampling import sample_tokens, top_logprobs
+from dovetail.serving.client import Stats
+from dovetail.serving.request import Finish, Logprob, Output, Request
+from dovetail.serving.runner import Runner, check_served
+from dovetail.serving.schedule import Continuation, Schedule
+from dovetail.serving.speculate import Drafter
+from dovetail.state.quantized import CacheFormat
+
+MAX_N = 64  # continuations per request
+
+
+class Engine:
+    """A model that continues many prompts at once."""
+
+    def __init__(
+        self,
+        model: ModelModule,
+        *,
+        rows: int = 8,
+        longest: int = 4096,
+        budget: int = 512,
+        page: int = 16,
+        pages: int | None = None,
+        cache: CacheFormat | None = None,
+        share: bool = True,
+        start: Sequence[int] = (),
+        drafter: Drafter | None = None,
+        drafts: int = 4,
+    ) -> None:
+        """`rows`: continuations that run at once; `longest`: tokens of one, the prompt included; `budget`: tokens per step;
+        `pages`: of `page` tokens in the KV cache, by default enough for all rows; `cache`: its format; `share`: keep prefixes
+        for later requests; `start`: the first decoder tokens of an encoder–decoder; `drafter`: guesses up to `drafts` next
+        tokens (speculate.py), which changes no token."""
+        check_generates(model.part)
+        check_served(model)
+        table = position_limit(model.part)
+        longest = longest if table is None or model.part.encoder is not None else min(longest, table)
+        self.model, self.start, self.longest = model, tuple(start), longest
+        source = longest if model.part.encoder is not None else 0
+        self.runner = Runner(model, rows=rows, longest=longest, page=page, pages=pages, source=source, cache=cache, share=share)
+        self.schedule = Schedule(budget)
+        self.drafter, self.drafts = drafter, drafts
+        self.requests: dict[str, list[Continuation]] = {}
+        self.scored: dict[str, list[Logprob]] = {}  # log-probs of prompts, until they are reported
+        self.numbers = count()
+        self.prompt_tokens = self.generation_tokens = self.queries = self.hits = self.drafted = self.accepted = 0
+        self.step_seconds = self.schedule_seconds = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is waiting or running."""
+        return bool(self.requests)
+
+    # -- requests
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises InputError where it can never run."""
+        self._check(request)
+        number = next(self.numbers)
+        tokens = list(self.start) if self.model.part.encoder is not None else list(request.prompt)
+        ones = [Continuation(request, i, (number, i), list(tokens), len(tokens)) for i in range(request.n)]
+        self.requests[request.id] = ones
+        for one in ones:
+            self.schedule.add(one)
+
+    def _check(self, request: Request) -> None:
+        vocab, prompt = self.model.part.vocab, request.prompt
+        if request.id in self.requests:
+            raise InputError(f"id: {request.id!r} is running already")
+        if not prompt:
+            raise InputError("prompt: is empty; give at least one token")
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise InputError(f"prompt: has a token id outside 0 to {vocab - 1}")
+        if not 1 <= request.n <= MAX_N:
+            raise InputError(f"n: {request.n} is not from 1 to {MAX_N}")
+        if request.max_tokens < (0 if request.prompt_logprobs is not None else 1):
+            raise InputError(f"max_tokens: {request.max_tokens} is not 1 or more; 0 where the prompt is scored alone")
+        encoder = self.model.part.encoder is not None
+        before = len(self.start) if encoder else len(prompt)
+        if encoder and (not self.start or len(prompt) > self.longest):
+            raise InputError(f"prompt: has {len(prompt)} tokens; at most {self.longest}, and a first decoder token, are needed")
+        if before < self.runner.pool.ahead:
+            raise InputError(f"prompt: has {before} tokens; the first {self.runner.pool.ahead} see each other, so give as many")
+        if request.adapter is not None:
+            raise InputError(f"adapter: {request.adapter!r} is not loaded; the engine runs the base model alone")
+        if before + request.max_tokens > self.longest:
+            what = f"{before} tokens of the prompt and {request.max_tokens} new ones"
+            raise InputError(f"max_tokens: {what} are more than {self.longest}; shorten one of them")
+        if not self.runner.fits(before + max(request.max_tokens, 1)):  # one is admitted with room for a token
+            raise InputError(f"max_tokens: {before + request.max_tokens} tokens do not fit into the KV cache; ask for fewer")
+
+    def abort(self, id: str) -> list[Output]:
+        """End a request, if it is there; returns its last outputs."""
+        outputs: list[Output] = []
+        for one in self.requests.get(id, []):
+            if one.row is not None or one in self.schedule.waiting:
+                self.schedule.remove(one, self.runner)
+                outputs.append(Output(id=id, index=one.index, finish="abort", cached=one.cached))
+        self._forget(id)
+        return outputs
+
+    def _forget(self, id: str) -> None:
+        self.requests.pop(id, None)
+        self.scored.pop(id, None)
+
+    # -- steps
+
+    def step(self) -> list[Output]:
+        """Compute some tokens of some requests; returns what is new."""
+        self._draft()
+        begin = time.perf_counter()
+        plan = self.schedule.plan(self.runner)
+        self.schedule_seconds += time.perf_counter() - begin
+        if not plan:
+            return []
+        self.prompt_tokens += sum(n for _, n in plan.prefill)
+        begin = time.perf_counter()
+        ready = self.runner.run(plan, self._score)
+        for one, _ in plan.prefill:
+            self.runner.settle(one)
+        outputs = self._next(ready)
+        self.step_seconds += time.perf_counter() - begin
+        return outputs
+
+    def _draft(self) -> None:
+        """Let the drafter guess the next tokens of each continuation that decodes."""
+        if self.drafter is None:
+            return
+        ones = [one for one in self.schedule.running if one.left == 1 and len(one.tokens) > one.prompt]
+        room = {one: min(self.drafts, one.request.max_tokens - (len(one.tokens) - one.prompt) - 1) for one in ones}
+        asked = [one for one in ones if room[one] > 0]
+        for one, guess in zip(asked, self.drafter.draft(asked, [room[one] for one in asked]), strict=True):
+            one.drafts = guess[: room[one]]
+
+    def _next(self, ready: dict[Continuation, Tensor]) -> list[Output]:
+        """The next token of each continuation that is ready, and of those that begin where one of these is."""
+        for one, logits in list(ready.items()):
+            if one.index == 0 and len(one.tokens) == one.prompt:
+                for other in self.requests[one.request.id][1:]:
+                    if other in self.schedule.waiting and not other.admitted and self.runner.fork(one, other):
+                        self.schedule.waiting.remove(other)
+                        self.schedule.started(other)
+                        ready[other] = logits
+        outputs: list[Output] = []
+        going = dict(ready)
+        for one, logits in ready.items():
+            if not bool(logits.isfinite().all()):
+                del going[one]
+                outputs.append(self._end(one, [], [], "error", "the logits are not finite"))
+        for one in [one for one in going if self._ends(one)]:  # a prompt that is scored alone
+            del going[one]
+            outputs.append(self._end(one, [], [], "length"))
+        new: dict[Continuation, list[int]] = {one: [] for one in going}
+        for i in range(max((len(logits) for logits in going.values()), default=0)):
+            ones = [
+                one for one, logits in going.items() if i < len(logits) and one.drafts[:i] == new[one] and not self._ends(one)
+            ]
+            for one, token in zip(ones, self._sample(ones, [going[one][i] for one in ones]), strict=True):
+                one.tokens.append(token)
+                new[one].append(token)
+        for one, tokens in new.items():
+            outputs.append(self._report(one, tokens, going[one]))
+        return outputs
+
+    def _sample(self, ones: list[Continuation], rows: list[Tensor]) -> list[int]:
+        """The next token of each continuation, from its logits (vocab,)."""
+        if not ones:
+            return []
+        allowed = torch.stack([self._allowed(one, row) for one, row in zip(ones, rows, strict=True)])
+        samplings = [one.sampling for one in ones]
+        return sample_tokens(allowed, samplings, [one.tokens[: one.prompt] for one in ones], [one.generated for one in ones])
+
+    def _allowed(self, one: Continuation, logits: Tensor) -> Tensor:
+        """Logits without the tokens that end the continuation, where it is too short to end."""
+        if not one.request.stop or len(one.tokens) - one.prompt >= one.request.min_tokens:
+            return logits
+        stop = torch.tensor([token for token in one.request.stop if token < len(logits)], dtype=torch.long)
+        return logits.index_fill(0, stop, float("-inf"))
+
+    def _ends(self, one: Continuation) -> Finish | None:
+        """Why its last token is the last, if it is."""
+        generated = len(one.tokens) - one.prompt
+        if generated and one.tokens[-1] in one.request.stop:
+            return "stop"
+        return "length" if generated >= one.request.max_tokens else None
+
+    def _report(self, one: Continuation, tokens: list[int], logits: Tensor) -> Output:
+        """Forget the drafts that were not sampled, and end the continuation where its last token is the last."""
+        request, drafts = one.request, len(one.drafts)
+        if len(one.tokens) - len(tokens) == one.prompt:
+            self.queries += one.prompt
+            self.hits += one.cached
+        self.generation_tokens += len(tokens)
+        self.drafted += drafts
+        self.accepted += len(tokens) - 1
+        self.runner.settle(one, rejected=drafts - (len(tokens) - 1))
+        logprobs = []
+        if request.logprobs is not None:
+            logprobs = [Logprob(t, *top_logprobs(row, t, request.logprobs)) for t, row in zip(tokens, logits, strict=False)]
+        finish = self._ends(one)
+        return self._output(one, tokens, logprobs) if finish is None else self._end(one, tokens, logprobs, finish)
+
+    def _end(self, one: Continuation, tokens: list[int], logprobs: list[Logprob], finish: Finish, message: str = "") -> Output:
+        self.schedule.remove(one, self.runner)
+        output = self._output(one, tokens, logprobs, finish, message)
+        others = self.requests[one.request.id]
+        others.remove(one)
+        if not others:
+            self._forget(one.request.id)
+        return output
+
+    def _output(
+        self,
+        one: Continuation,
+        tokens: list[int],
+        logprobs: list[Logprob],
+        finish: Finish | None = None,
+        message: str = "",
+    ) -> Output:
+        scored = self.scored.pop(one.request.id, []) if one.index == 0 else []
+        return Output(
+            id=one.request.id,
+            index=one.index,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=scored,
+            finish=finish,
+            cached=one.cached,
+            message=message,
+        )
+
+    def _score(self, one: Continuation, first: int, logits: Tensor) -> None:
+        """Collect the log-probs of the prompt's tokens that these logits, of the tokens from `first` on, predict."""
+        if one.index or one.request.prompt_logprobs is None or len(one.tokens) > one.prompt:
+            return
+        scored = self.scored.setdefault(one.request.id, [])
+        for i, row in enumerate(logits.cpu(), first + 1):
+            if i < one.prompt and len(scored) < i:
+                token = one.tokens[i]
+                scored.append(Logprob(token, *top_logprobs(row, token, one.request.prompt_logprobs)))
+
+    def stats(self) -> Stats:
+        """Return the state of the engine."""
+        blocks, free, cached = self.runner.counts()
+        return Stats(
+            running=len(self.schedule.running),
+            waiting=len(self.schedule.waiting),
+            blocks=blocks,
+            free_blocks=free,
+            cached_blocks=cached,
+            preemptions=self.schedule.preemptions,
+            prefix_queries=self.queries,
+            prefix_hits=self.hits,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            step_seconds=self.step_seconds,
+            schedule_seconds=self.schedule_seconds,
+            drafted=self.drafted,
+            accepted=self.accepted,
+        )

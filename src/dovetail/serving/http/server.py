@@ -1,0 +1,101 @@
+"""The server process: sockets, limits of the protocol, and a drain on SIGTERM.
+
+SIGTERM or SIGINT: new requests and /health are answered with 503, those in flight may finish within `drain_seconds`. The others
+are aborted, their clients get an error, and the server ends. A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from dovetail.core.errors import FileError
+from dovetail.core.limits import REQUEST_HEADER_BYTES
+
+BACKLOG = 2048
+CONNECTIONS = 4096  # open at once; more are answered with 503
+ABORTED_SECONDS = 2.0  # in which aborted requests are answered
+
+
+class Server(uvicorn.Server):
+    """uvicorn, without its own signals: it would close the port at once, and end with the signal's exit code."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `run_server`."""
+        yield
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 is a free one. FileError where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise FileError(f"{host}:{port}: cannot be bound ({error}); choose another --port") from error
+    return sock
+
+
+def make_server(app: FastAPI) -> Server:
+    """Return a server of an app; h11 bounds the headers while it reads them."""
+    return Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=REQUEST_HEADER_BYTES,
+            limit_concurrency=CONNECTIONS,
+            timeout_graceful_shutdown=3,
+        )
+    )
+
+
+async def run_server(app: FastAPI, sock: socket.socket, drain_seconds: float, ready: Callable[[], None] | None = None) -> None:
+    """Serve until a signal, then drain. `ready` is called once requests are accepted."""
+    server, loop = make_server(app), asyncio.get_running_loop()
+    ending = asyncio.Event()
+
+    def on_signal() -> None:
+        if ending.is_set():
+            server.should_exit = server.force_exit = True
+        ending.set()
+
+    async def drain() -> None:
+        await ending.wait()
+        if not await app.state.gate.drained(drain_seconds):
+            app.state.service.abort_all()
+            await app.state.gate.drained(ABORTED_SECONDS)
+        server.should_exit = True
+
+    async def announce() -> None:
+        while not server.started:
+            await asyncio.sleep(0.01)
+        if ready is not None:
+            ready()
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for one in signals:
+        loop.add_signal_handler(one, on_signal)
+    tasks = [asyncio.create_task(drain()), asyncio.create_task(announce())]
+    try:
+        await server.serve([sock])
+    finally:
+        for task in tasks:
+            task.cancel()
+        for one in signals:
+            loop.remove_signal_handler(one)

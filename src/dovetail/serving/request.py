@@ -1,0 +1,82 @@
+"""Requests and outputs: what the HTTP side and the engine exchange. Plain data, which crosses a pipe as JSON (no pickle).
+
+engine.add(Request(id="a", prompt=[1, 5, 9], max_tokens=32))
+engine.step() -> [Output(id="a", index=0, tokens=[7]), …]            the last output of each index has a `finish`
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from dovetail.sampling import GREEDY, Sampling
+
+Finish = Literal["stop", "length", "abort", "error"]
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Request:
+    """One prompt, and how it is continued."""
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int  # of each continuation; 0 with `prompt_logprobs`: the prompt is scored alone
+    sampling: Sampling = GREEDY
+    n: int = 1  # continuations; number i has the seed of the sampling plus i
+    stop: frozenset[int] = frozenset()  # tokens that end a continuation, and are its last token
+    min_tokens: int = 0  # tokens before any of `stop` may be sampled
+    logprobs: int | None = None  # report the log-prob of each token, and so many of the largest
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt, from the second on
+    salt: str = ""  # prefixes are shared among requests of the same salt and adapter alone
+    adapter: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        bias = sorted(self.sampling.logit_bias.items())  # pairs: JSON has no whole numbers as keys
+        sampling = {**dc.asdict(self.sampling), "logit_bias": bias}
+        return {**dc.asdict(self), "sampling": sampling, "prompt": list(self.prompt), "stop": sorted(self.stop)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Request:
+        """Read plain data."""
+        sampling = Sampling(**{**data["sampling"], "logit_bias": {int(i): b for i, b in data["sampling"]["logit_bias"]}})
+        given = {"sampling": sampling, "prompt": tuple(data["prompt"]), "stop": frozenset(data["stop"])}
+        return cls(**{**data, **given})
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Logprob:
+    """The log-prob of a token under the model (before temperature and penalties), and the largest ones of its position."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Output:
+    """New tokens of one continuation of a request."""
+
+    id: str
+    index: int = 0  # which of the n continuations
+    tokens: list[int] = dc.field(default_factory=list)
+    logprobs: list[Logprob] = dc.field(default_factory=list)  # one per token, where the request asks for them
+    prompt_logprobs: list[Logprob] = dc.field(default_factory=list)  # with the first output
+    finish: Finish | None = None
+    cached: int = 0  # tokens of the prompt that were found in the prefix cache
+    message: str = ""  # of an error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return dc.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Output:
+        """Read plain data."""
+        read = {name: [_logprob(one) for one in data[name]] for name in ("logprobs", "prompt_logprobs")}
+        return cls(**{**data, **read})
+
+
+def _logprob(data: Mapping[str, Any]) -> Logprob:
+    return Logprob(data["token"], data["logprob"], [(int(token), value) for token, value in data["top"]])

@@ -1,0 +1,242 @@
+"""Runner: a model with its pool. It executes plans, and keeps rows, pages and cached prefixes.
+
+    logits = runner.run(plan)               the logits after the last token of each continuation whose tokens are all computed
+
+One step runs the model twice at most per kind of work: all rows that decode as one batch; chunks of prompts in batches of
+similar lengths, padded on the right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.errors import InputError
+from dovetail.core.part import walk
+from dovetail.generation import encode_source
+from dovetail.model import ModelModule
+from dovetail.serving.prefix import PrefixCache, block_keys, root_key
+from dovetail.serving.schedule import Continuation, Plan
+from dovetail.state.pool import Pool
+from dovetail.state.quantized import CacheFormat
+from dovetail.state.saved import keeps_states, paged_slots, pages_of, restore, snapshot
+
+CHUNKED = "chunked"  # law 4: a prompt may be computed in pieces
+WASTE = 0.34  # of a padded batch of chunks may be padding
+SNAPSHOTS = 8  # of recurrent states that are kept for later prompts, per row: eight times the memory of the rows themselves
+EVERY = 4  # blocks between the snapshots of a continuation that decodes
+
+
+class Runner:
+    """Rows, pages and prefixes of one model."""
+
+    def __init__(
+        self,
+        model: ModelModule,
+        *,
+        rows: int,
+        longest: int,
+        page: int = 16,
+        pages: int | None = None,
+        source: int = 0,
+        cache: CacheFormat | None = None,
+        share: bool = True,
+    ) -> None:
+        """`longest`: tokens per row; `pages`: of the KV cache, by default enough for all rows; `share`: keep prefixes."""
+        self.model, self.page, self.rows, self.longest = model, page, rows, longest
+        spec = model.part
+        self.pool = Pool(
+            spec,
+            rows,
+            longest,
+            layout="paged",
+            dtype=model.dtype,
+            device=model.device,
+            page=page,
+            pages=pages,
+            source=source,
+            cache=cache,
+            sharded=None if model.ranks is None else model.ranks.cuts,
+        )
+        self.slots = paged_slots(self.pool)
+        self.free_rows = list(range(rows))[::-1]
+        self.stateful = keeps_states(self.pool)
+        # where a token's state depends on how many tokens were computed with it (longrope), a prompt is computed at once
+        self.whole = any(CHUNKED in part.excepts(scope) for _, part, scope in walk(spec))
+        shares = share and not self.whole and spec.encoder is None
+        self.prefix = PrefixCache(self.stateful, self._hold, self._drop, SNAPSHOTS * rows) if shares else None
+
+    # -- rows and blocks: `Room`
+
+    def _hold(self, page: int) -> None:
+        assert self.slots is not None
+        self.slots.hold(page)
+
+    def _drop(self, page: int) -> None:
+        assert self.slots is not None
+        self.slots.drop(page)
+
+    def admit(self, one: Continuation) -> bool:
+        if not self.free_rows:
+            return False
+        one.row = self.free_rows.pop()
+        one.computed = one.shared = 0
+        chain = []
+        if self.prefix is not None and one.request.prompt_logprobs is None:
+            self._extend_keys(one)
+            # at least one token is computed: its logits are needed
+            chain = self.prefix.match(one.keys[: (len(one.tokens) - 1) // self.page])
+            while chain and len(chain) * self.page < self.pool.ahead:
+                chain.pop()
+        if chain:
+            pages = [] if self.slots is None else [node.page for node in chain if node.page is not None]
+            one.computed, one.shared = len(chain) * self.page, len(chain)
+            restore(self.pool, one.row, one.computed, pages, chain[-1].states or ())
+        if not one.admitted:
+            one.cached = one.computed
+        if self.model.part.encoder is not None:
+            with torch.inference_mode():
+                encode_source(self.model, self.pool, torch.tensor(one.request.prompt, device=self.model.device), one.row)
+        return True
+
+    def release(self, one: Continuation) -> None:
+        assert one.row is not None
+        self.pool.free(one.row)
+        self.free_rows.append(one.row)
+        one.row, one.computed, one.shared, one.drafts = None, 0, 0, []
+
+    def fork(self, one: Continuation, other: Continuation) -> bool:
+        """Let a continuation that waits begin where another is; False where no row or block is free."""
+        running = self.rows - len(self.free_rows)
+        if not self.free_rows or one.row is None or not self.ensure(1 + running):  # each may need a page in the next step
+            return False
+        other.row = self.free_rows.pop()
+        self.pool.fork(one.row, other.row)
+        other.computed, other.cached, other.keys, other.shared = one.computed, one.computed, list(one.keys), one.shared
+        return True
+
+    def needed(self, one: Continuation, n: int) -> int:
+        assert one.row is not None
+        return 0 if self.slots is None else self.slots.needed(one.row, one.computed, n)
+
+    def ensure(self, blocks: int) -> bool:
+        slots = self.slots
+        if slots is None:
+            return True
+        if self.prefix is None:
+            return len(slots.free) >= blocks
+        return self.prefix.evict(lambda: len(slots.free) >= blocks, lambda page: slots.uses[page])
+
+    def cut(self, one: Continuation, n: int) -> int:
+        if self.whole or one.computed + n < self.pool.ahead:
+            return one.left
+        if not self.stateful or self.prefix is None or one.left == 1:
+            return n
+        # a snapshot is taken at the edge of a block: chunks end there
+        edge = (one.computed + n) // self.page * self.page - one.computed
+        return edge if edge > 0 else n
+
+    def counts(self) -> tuple[int, int, int]:
+        """Blocks in all, those that are free, and those that cached prefixes alone use."""
+        slots = self.slots
+        if slots is None:
+            return 0, 0, 0
+        nodes = [] if self.prefix is None else self.prefix.nodes.values()
+        return slots.pages, len(slots.free), sum(node.page is not None and slots.uses[node.page] == 1 for node in nodes)
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a continuation of so many tokens fits into the empty pool."""
+        return tokens <= self.longest and (self.slots is None or -(-tokens // self.page) <= self.slots.pages)
+
+    # -- running
+
+    @torch.inference_mode()
+    def run(self, plan: Plan, score: Callable[[Continuation, int, Tensor], None]) -> dict[Continuation, Tensor]:
+        """Compute the tokens of a plan. Returns logits (1 + drafts, vocab) in float32 of each continuation that is ready for
+        its next token: behind its last token, and behind each draft. `settle` follows, once it is known which drafts stay.
+        score(continuation, first, logits (n, vocab)) gets the logits of a chunk whose request asks for log-probs of its
+        prompt."""
+        ready: dict[Continuation, Tensor] = {}
+        batches = [[(one, 1 + len(one.drafts)) for one in plan.decode]] if plan.decode else []
+        for batch in [*batches, *_batches(plan.prefill)]:
+            ready |= self._batch(batch, score)
+        return ready
+
+    def _batch(
+        self, batch: Sequence[tuple[Continuation, int]], score: Callable[[Continuation, int, Tensor], None]
+    ) -> dict[Continuation, Tensor]:
+        rows = [one.row for one, _ in batch if one.row is not None]
+        new = [n for _, n in batch]
+        for one, _ in batch:
+            if one.drafts and one.row is not None:
+                self.pool.mark(one.row)
+        step = self.pool.step(rows, new)
+        tokens = torch.zeros(len(batch), max(new), dtype=torch.long)
+        for i, (one, n) in enumerate(batch):
+            tokens[i, :n] = torch.tensor([*one.tokens, *one.drafts][one.computed : one.computed + n])
+        ctx = Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
+        x, ctx = self.model.hidden(tokens.to(self.model.device), ctx)
+        ready = [(i, 1 + len(one.drafts)) for i, (one, n) in enumerate(batch) if n == one.left + len(one.drafts)]
+        at = [(i, new[i] - count + j) for i, count in ready for j in range(count)]
+        rows_at, places = (
+            torch.tensor(index, dtype=torch.long, device=x.device) for index in ([i for i, _ in at], [j for _, j in at])
+        )
+        logits = self.model.head(x[rows_at, places][:, None], ctx)[:, 0].float().cpu() if at else x.new_zeros(0)
+        for i, (one, n) in enumerate(batch):
+            if one.request.prompt_logprobs is not None and one.computed < one.prompt:
+                score(one, one.computed, self.model.head(x[i : i + 1, :n], ctx)[0].float())
+            one.computed += n
+        pieces = logits.split([count for _, count in ready]) if ready else ()
+        return {batch[i][0]: piece for (i, _), piece in zip(ready, pieces, strict=True)}
+
+    def settle(self, one: Continuation, rejected: int = 0) -> None:
+        """After `run`: forget the last `rejected` tokens of a row, which were drafts, and offer its blocks to the prefix cache.
+        A recurrent state returns to where it was before the step; its tokens are computed again with the next one."""
+        assert one.row is not None
+        if rejected:
+            one.computed = self.pool.rollback(one.row, one.computed - rejected)
+        self.pool.marks[one.row] = []
+        one.drafts = []
+        self._share(one)
+
+    def _extend_keys(self, one: Continuation) -> None:
+        root = root_key(one.request.salt, one.request.adapter)
+        one.keys = block_keys(root, one.tokens, self.page, one.keys)
+
+    def _share(self, one: Continuation) -> None:
+        """Offer the whole blocks of a row to the prefix cache; with recurrent states, at the edge of a block."""
+        whole = one.computed // self.page
+        if self.prefix is None or whole <= one.shared or one.row is None or one.computed < self.pool.ahead:
+            return
+        states = None
+        if self.stateful:
+            decoding = one.computed > one.prompt
+            if one.computed % self.page or (decoding and whole % EVERY):
+                return
+            states = snapshot(self.pool, one.row)
+        self._extend_keys(one)
+        one.shared = whole
+        self.prefix.insert(one.keys[:whole], pages_of(self.pool, one.row)[:whole], states)
+
+
+def _batches(prefill: Sequence[tuple[Continuation, int]]) -> list[list[tuple[Continuation, int]]]:
+    """Chunks in batches of which padding is a small part."""
+    batches: list[list[tuple[Continuation, int]]] = []
+    for one, n in sorted(prefill, key=lambda pair: -pair[1]):
+        if batches:
+            last = batches[-1]
+            area = last[0][1] * (len(last) + 1)
+            if area - sum(m for _, m in last) - n <= WASTE * area:
+                last.append((one, n))
+                continue
+        batches.append([(one, n)])
+    return batches
+
+
+def check_served(model: ModelModule) -> None:
+    """Raise InputError where the native engine cannot serve a model."""
+    if model.training:
+        raise InputError("model: is in training mode; call model.eval()")

@@ -1,0 +1,107 @@
+"""Speculative decoding: a drafter guesses the next tokens, and one step of the model checks them all.
+
+    logits behind the last token and behind each of k drafts      one step of 1 + k tokens per row
+    token i is sampled from logits i, as it would be without drafts; drafts are kept as long as they are the sampled tokens
+
+The uniform number of each sampled token is a function of the seed and the number of the token (sampling.py), so the tokens are
+those of a run without drafts, at any temperature: not only their distribution is the model's. With acceptance probability a per
+draft, a step gives (1 − a^(k+1)) / (1 − a) tokens on average.
+
+A draft model that samples with the same uniform numbers agrees with the target wherever their cumulative probs do, more often
+than with numbers of its own.   Leviathan et al. 2023; Chen et al. 2023; Saxena 2023 (prompt look-up).
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from dovetail.core.errors import InputError
+from dovetail.decoding import Decoder
+from dovetail.model import ModelModule
+from dovetail.sampling import sample_tokens
+from dovetail.serving.schedule import Continuation
+from dovetail.state.pool import Pool
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of continuations."""
+
+    def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
+        """Up to counts[i] tokens that may follow the tokens of ones[i]."""
+        ...
+
+
+@dc.dataclass(frozen=True)
+class PromptLookup:
+    """Guesses that the last tokens are followed by what followed them before: in summaries, edits and code they often are."""
+
+    longest: int = 4  # tokens that must agree, tried first
+    shortest: int = 2
+    window: int = 4096  # tokens that are searched
+
+    def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
+        return [self._follow(one.tokens[-self.window :], count) for one, count in zip(ones, counts, strict=True)]
+
+    def _follow(self, tokens: list[int], count: int) -> list[int]:
+        for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
+            end = tokens[-size:]
+            for begin in range(len(tokens) - size - 1, -1, -1):  # the newest first
+                if tokens[begin : begin + size] == end:
+                    return tokens[begin + size : begin + size + count]
+        return []
+
+
+class DraftModel:
+    """A smaller model with the same vocabulary that runs ahead, with the same sampling."""
+
+    def __init__(self, model: ModelModule, *, rows: int, longest: int, target: ModelModule) -> None:
+        if model.part.vocab != target.part.vocab:
+            raise InputError(f"drafter: has {model.part.vocab} tokens; the model has {target.part.vocab}")
+        if model.part.encoder is not None:
+            raise InputError("drafter: is an encoder–decoder; give a decoder")
+        self.model = model
+        self.pool = Pool(model.part, rows, longest, dtype=model.dtype, device=model.device, layout="paged")
+        self.decoder = Decoder(model, self.pool)
+        self.rows: dict[int, tuple[Continuation, list[int]]] = {}  # row -> whose tokens the pool holds there, and which
+
+    @torch.inference_mode()
+    def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
+        guesses: list[list[int]] = [[] for _ in ones]
+        for one in ones:
+            self._catch_up(one)
+        for i in range(max(counts, default=0)):
+            active = [j for j, count in enumerate(counts) if i < count]
+            rows = [ones[j].row for j in active]
+            last = [[*ones[j].tokens, *guesses[j]][-1] for j in active]
+            logits = self.decoder.step(torch.tensor(last)[:, None].to(self.model.device), [r for r in rows if r is not None])
+            samplings = [ones[j].sampling for j in active]
+            made = [[*ones[j].generated, *guesses[j]] for j in active]
+            prompts = [ones[j].tokens[: ones[j].prompt] for j in active]
+            for j, token in zip(active, sample_tokens(logits.float().cpu(), samplings, prompts, made), strict=True):
+                self._held(ones[j]).append([*ones[j].tokens, *guesses[j]][-1])
+                guesses[j].append(token)
+        return guesses
+
+    def _held(self, one: Continuation) -> list[int]:
+        assert one.row is not None
+        return self.rows[one.row][1]
+
+    def _catch_up(self, one: Continuation) -> None:
+        """Let the row of the pool hold all tokens of a continuation but the last."""
+        assert one.row is not None
+        owner, held = self.rows.get(one.row, (None, []))
+        want = one.tokens[:-1]
+        same = 0
+        if owner is one:
+            same = next((i for i, (a, b) in enumerate(zip(held, want, strict=False)) if a != b), min(len(held), len(want)))
+        reached = self.pool.rollback(one.row, same) if self.pool.lengths[one.row] else 0
+        if rest := want[reached:]:
+            self.decoder.step(torch.tensor([rest], device=self.model.device), [one.row])
+        if want:
+            self.pool.marks[one.row] = []
+            self.pool.mark(one.row)  # a recurrent state returns here when drafts are rejected
+        self.rows[one.row] = (one, list(want))

@@ -1,0 +1,159 @@
+"""The client of an engine in a process of its own: an event loop never waits for the model, and a crash is seen at once.
+
+client = await start_process("dovetail.api.engine", {"directory": "Qwen3-0.6B", "rows": 8}, running=8)
+async for output in client.submit(request): …
+await client.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from dovetail.core.errors import InputError
+from dovetail.serving.client import Busy, EngineDead, Stats
+from dovetail.serving.request import Output, Request
+from dovetail.serving.wire import Inbox, encode
+
+QUEUED = 64  # requests that may wait
+CLOSING = 5.0  # seconds for a process to end by itself
+
+
+class ProcessClient:
+    """An engine in a child process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, running: int, queued: int) -> None:
+        self.process, self.sock = process, sock
+        self.limit = running + queued
+        self.longest = self.vocab = 0
+        self.newest, self.dead = Stats(), ""
+        self.queues: dict[str, asyncio.Queue[Output | Exception]] = {}
+        self.open: dict[str, int] = {}  # continuations of a request that have not ended
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+
+    # -- requests
+
+    async def submit(self, request: Request) -> AsyncIterator[Output]:
+        """Yield the outputs of a request; where the caller stops early, the request is aborted."""
+        if self.dead:
+            raise EngineDead(self.dead)
+        if sum(self.open.values()) + request.n > self.limit:
+            raise Busy(self._wait())
+        if request.id in self.queues:
+            raise InputError(f"id: {request.id!r} is running already")
+        queue = self.queues[request.id] = asyncio.Queue()
+        self.open[request.id] = request.n
+        self._send({"add": request.to_dict()})
+        try:
+            while self.open[request.id]:
+                got = await queue.get()
+                if isinstance(got, Exception):
+                    self.open[request.id] = 0
+                    raise got
+                if got.finish is not None:
+                    self.open[request.id] -= 1
+                yield got
+        finally:
+            if self.open.pop(request.id) and not self.dead:
+                self._send({"abort": request.id})
+            del self.queues[request.id]
+
+    def _wait(self) -> float:
+        """Estimate the seconds until a request ends: a second per eight in the queue."""
+        return max(1.0, self.newest.waiting / 8)
+
+    def abort(self, id: str) -> None:
+        """End a request, if it is there."""
+        if id in self.queues and not self.dead:
+            self._send({"abort": id})
+
+    def alive(self) -> bool:
+        """Whether the process runs and has loaded its model."""
+        return not self.dead and self.ready.done()
+
+    def stats(self) -> Stats:
+        """Return the newest statistics."""
+        return self.newest
+
+    async def close(self) -> None:
+        """End the process, and the tasks that talk to it."""
+        if not self.dead:
+            self._send({"close": True})
+            self.dead = "the engine was closed"
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.process.wait(), CLOSING)
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.sock.close()
+
+    # -- messages
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self.outgoing.put_nowait(encode(message))
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):  # the reader sees the end of the process, too
+            while True:
+                await loop.sock_sendall(self.sock, await self.outgoing.get())
+
+    async def _read(self) -> None:
+        loop, inbox, reason = asyncio.get_running_loop(), Inbox(), "the engine's process has ended"
+        try:
+            while data := await loop.sock_recv(self.sock, 1 << 20):
+                for message in inbox.push(data):
+                    self._take(message)
+        except (OSError, ValueError) as error:
+            reason = f"{reason}: {error}"
+        self._die(self.dead or reason)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self.longest, self.vocab = message["ready"]["longest"], message["ready"]["vocab"]
+            self.ready.set_result(None)
+        elif "fatal" in message:
+            self._die(message["fatal"])
+        elif "refused" in message:
+            if (queue := self.queues.get(message["refused"])) is not None:
+                queue.put_nowait(InputError(message["message"]))
+        else:
+            self.newest = Stats(**message["stats"])
+            for data in message["outputs"]:
+                output = Output.from_dict(data)
+                if (queue := self.queues.get(output.id)) is not None:
+                    queue.put_nowait(output)
+
+    def _die(self, reason: str) -> None:
+        self.dead = self.dead or reason
+        if not self.ready.done():
+            self.ready.set_exception(EngineDead(reason))
+        for queue in self.queues.values():
+            queue.put_nowait(EngineDead(reason))
+
+
+async def start_process(module: str, options: Mapping[str, Any], *, running: int, queued: int = QUEUED) -> ProcessClient:
+    """Start `python -m MODULE FD OPTIONS`, the options as JSON, and return when it reports that it is ready. It talks over the
+    socket FD. `running` requests run at once, and `queued` more may wait. Raises EngineDead with its reason where it ends."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    command = (sys.executable, "-m", module, str(theirs.fileno()), json.dumps(options))
+    process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL)
+    theirs.close()
+    client = ProcessClient(process, ours, running, queued)
+    try:
+        await client.ready
+    except BaseException:
+        await client.close()
+        raise
+    return client

@@ -1,0 +1,99 @@
+"""`dovetail serve` as a process: it starts, answers, drains on SIGTERM and exits with 0; what cannot be served is refused."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+import dovetail as dt
+from dovetail.api.serve import read_keys, serve
+from dovetail.cli import main
+from dovetail.core.errors import FileError, UsageError
+
+KEY = "a-key"
+
+
+@pytest.fixture(scope="module")
+def directory(trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model, vocabulary = trained
+    place = tmp_path_factory.mktemp("served") / "small"
+    model.vocabulary = vocabulary
+    dt.save(model, place)
+    return place
+
+
+@pytest.fixture
+def process(directory: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], httpx2.Client]]:
+    (tmp_path / "keys").write_text(f"# of the tests\n{KEY}\n")
+    command = [
+        sys.executable,
+        "-m",
+        "dovetail",
+        "serve",
+        str(directory),
+        "--port",
+        "0",
+        "--api-key-file",
+        str(tmp_path / "keys"),
+    ]
+    with subprocess.Popen([*command, "--drain-seconds", "150", "--threads", "1"], stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        line = child.stderr.readline()
+        match = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/v1: ready\n", line)
+        assert match, line + child.stderr.read()
+        with httpx2.Client(base_url=match[1], headers={"Authorization": f"Bearer {KEY}"}, timeout=120) as client:
+            yield child, client
+        child.kill()
+
+
+def test_it_serves_and_drains_on_sigterm(process: tuple[subprocess.Popen[str], httpx2.Client]) -> None:
+    child, client = process
+    assert client.get("/v1/models").json()["data"][0]["id"] == "small"
+    assert client.get("/version").json() == {"version": dt.__version__}
+    assert client.get("/v1/models", headers={"Authorization": "Bearer no"}).status_code == 401
+    answers: list[httpx2.Response] = []
+    body = {"prompt": "the cat", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+    runs = [threading.Thread(target=lambda: answers.append(client.post("/v1/completions", json=body))) for _ in range(5)]
+    for run in runs:
+        run.start()
+    while 'running{model_name="small"} 5.0' not in client.get("/metrics").text:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGTERM)
+    while client.get("/health").status_code != 503:
+        time.sleep(0.01)
+    assert client.post("/v1/completions", json=body).status_code == 503
+    for run in runs:
+        run.join()
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+    assert child.wait(60) == 0
+
+
+def test_an_address_for_others_needs_a_key(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(directory), "--host", "0.0.0.0"])
+    assert ended.value.code == 2
+    assert "--api-key" in capsys.readouterr().err
+
+
+def test_what_cannot_be_served_is_an_error(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="no HTTP header"):
+        serve(directory, api_key=["two words"])
+    (tmp_path / "empty").write_text("# no key\n")
+    for path in ("empty", "missing"):
+        with pytest.raises(FileError, match=path):
+            read_keys(tmp_path / path)
+    with pytest.raises(FileError, match="cannot be bound"):
+        serve(directory, host="192.0.2.1", api_key=[KEY])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"dovetail\[serve\]"):
+        serve(directory)

@@ -1,0 +1,55 @@
+"""The prefix cache on plain data: numbers for pages, strings for snapshots."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from dovetail.serving.prefix import PrefixCache, block_keys, root_key
+
+ROOT = root_key("", None)
+
+
+def keys(*tokens: int) -> list[bytes]:
+    return block_keys(ROOT, tokens, 2)
+
+
+def test_keys_depend_on_all_tokens_before_and_on_the_root() -> None:
+    assert keys(1, 2, 3, 4)[1] != keys(9, 2, 3, 4)[1]
+    assert keys(1, 2, 3, 4)[0] == keys(1, 2, 9, 9)[0]
+    assert block_keys(root_key("salt", None), [1, 2], 2) != block_keys(root_key("", "salt"), [1, 2], 2) != keys(1, 2)
+    assert len(keys(1, 2, 3)) == 1
+    assert block_keys(ROOT, [1, 2, 3, 4], 2, known=keys(1, 2)) == keys(1, 2, 3, 4)
+
+
+def test_pages_are_counted_and_the_least_recently_used_leaf_goes_first() -> None:
+    uses: Counter[int] = Counter()
+
+    def drop(page: int) -> None:
+        uses[page] -= 1
+
+    cache = PrefixCache(False, lambda page: uses.update([page]), drop, 0)
+    cache.insert(keys(1, 2, 3, 4), [0, 1], None)
+    cache.insert(keys(1, 2, 5, 6), [0, 2], None)
+    cache.insert(keys(7, 8), [3], None)
+    assert uses == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert [node.page for node in cache.match(keys(1, 2, 3, 4))] == [0, 1]  # used last
+    uses[3] += 1  # a row uses this page: its block stays
+    assert cache.evict(lambda: uses[2] == 0, lambda page: uses[page])
+    assert uses[1] == 1
+    assert not cache.evict(lambda: False, lambda page: uses[page])
+    assert [node.page for node in cache.nodes.values()] == [3]
+
+
+def test_a_model_with_recurrent_states_continues_where_a_snapshot_is_and_keeps_a_bounded_number() -> None:
+    cache = PrefixCache(True, lambda page: None, lambda page: None, 3)
+    cache.insert(keys(1, 2, 3, 4), [], "after 4")
+    cache.insert(keys(1, 2, 3, 4, 5, 6, 7, 8), [], "after 8")
+    assert [node.states for node in cache.match(keys(1, 2, 3, 4, 5, 6))] == [None, "after 4"]
+    rng = random.Random(0)
+    for i in range(200):
+        cache.insert(keys(*(rng.randrange(100) for _ in range(8))), [], i)
+        cache.match(keys(1, 2, 3, 4))  # stays, since it is used
+        assert len(cache.stated) <= 3
+        assert len(cache) <= 3 * 4
+    assert [node.states for node in cache.match(keys(1, 2, 3, 4))][-1] == "after 4"
