@@ -93,6 +93,7 @@ def faults(part: Any, hints: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
                 yield f"{field.name}.{i}" if isinstance(value, tuple) else field.name, fault, bounds.remedy
 
 
+@functools.cache
 def options(hint: Any) -> tuple[Any, ...]:
     """The members of a union, or the one type."""
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)

@@ -415,6 +415,7 @@ def _read(value: Any, hint: Any, path: str, default_kind: str | None) -> Any:
     raise SpecError(path, f"{value!r} is not {describe(hint)}")
 
 
+@functools.cache
 def _default_kind(field: dc.Field[Any]) -> str | None:
     default = default_of(field)
     return default.kind if isinstance(default, Part) else None

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from dovetail import parts as _registered  # noqa: F401  registers every kind before specs are sampled
-from dovetail.core.check import check
+from dovetail.core.check import problems
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Earlier, Embed, Head, Mask, Mixer, Mtp, Position
 from dovetail.core.part import KINDS, Part, field_types, from_data
@@ -86,14 +86,15 @@ def candidates(group: type[Part], owner: str, name: str, empty: bool) -> dict[st
         site = "stream" if owner == "model" else "mixer"
         kinds = {k: k for k in kinds if getattr(KINDS[k], "site", None) in (site, "any")}
     if issubclass(group, Mixer):
-        kinds = {k: k for k in kinds if _mixer(k).reads_encoder() == (name == "cross")}
+        kinds = {k: k for k in kinds if _reads_encoder(k) == (name == "cross")}
     return {**kinds, "None": None} if empty and name != "cross" else kinds
 
 
-def _mixer(kind: str) -> Mixer:
+@cache
+def _reads_encoder(kind: str) -> bool:
     mixer = KINDS[kind]()
     assert isinstance(mixer, Mixer)
-    return mixer
+    return mixer.reads_encoder()
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
@@ -123,6 +124,7 @@ def draw_slot(draw: Draw, group: type[Part], owner: str, name: str, empty: bool,
     return _for_family(data, draw) if issubclass(group, Mask) else data
 
 
+@cache
 def _takes_tokens(kind: str) -> bool:
     embed = KINDS[kind]()
     assert isinstance(embed, Embed)
@@ -204,16 +206,17 @@ def attempt(rng: random.Random, pinned: dict[str, str], later: tuple[dict[str, s
     while dropped < DROPPED and resampled < RESAMPLED:
         try:
             spec = from_data(data, Model)
-            check(spec)
-            return spec
+            refused = [path.split(".") for path, _ in problems(spec)]
         except SpecError as error:
-            path = error.path.split(".")
-            if drop_field(draw, data, path):
-                dropped += 1
-            elif resample_layer(draw, data, path):
-                resampled += 1
-            else:
-                return None
+            spec, refused = None, [error.path.split(".")]
+        if spec is not None and not refused:
+            return spec
+        if gone := sum(drop_field(draw, data, path) for path in refused):
+            dropped += gone
+        elif resample_layer(draw, data, refused[0]):
+            resampled += 1
+        else:
+            return None
     return None
 
 
