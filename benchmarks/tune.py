@@ -23,9 +23,9 @@ from bare import QUICK as QUICK_SHAPE, Shape
 from measure import Goal, Row, arguments, middle, progress, report, taking_turns
 from memory import Alive
 
-from dovetail.adapters.attach import attach, detach
+from dovetail.adapters.attach import attach
 from dovetail.adapters.lora import Lora
-from dovetail.adapters.many import attach_many
+from dovetail.adapters.many import Bank
 from dovetail.adapters.tensors import adapter_tensors
 from dovetail.api.quantize import quantize
 from dovetail.construction import build
@@ -104,16 +104,15 @@ def many_adapters(shape: Shape, tokens: int, rounds: int) -> Row:
     one, several = build(shape.spec()), build(shape.spec())
     kind = attach(one, Lora(rank=RANK)).kind
     assert isinstance(kind, Lora)
-    tensors: list[dict[str, torch.Tensor]] = []
-    for seed in range(MANY):
-        attach(several, kind, seed=seed)
-        tensors.append({path: tensor.clone() for path, tensor in adapter_tensors(several).items()})
-        detach(several)
-    chosen = attach_many(several, kind, tensors)
+    bank, names = Bank(several), [str(seed) for seed in range(MANY)]
+    for name in names:
+        made = build(shape.spec())
+        attach(made, kind, seed=int(name))
+        bank.load(name, kind, adapter_tensors(made))
     ids = torch.randint(0, shape.vocab, (MANY, tokens), generator=torch.Generator().manual_seed(0))
 
     def batch() -> None:
-        with chosen.rows(list(range(MANY))):
+        with bank.rows(names):
             several(ids)
 
     with torch.no_grad(), progress("many adapters", rounds + 1) as tick:

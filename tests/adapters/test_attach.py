@@ -10,10 +10,10 @@ import torch
 
 import dovetail as dt
 from dovetail.adapters.attach import attach, detach, merge, read_adapter
-from dovetail.adapters.lora import Lora
-from dovetail.adapters.many import attach_many
+from dovetail.adapters.lora import Dora, Lora
+from dovetail.adapters.many import Bank
 from dovetail.adapters.tensors import adapter_tensors
-from dovetail.core.errors import InputError, SpecError
+from dovetail.core.errors import FileError, InputError, SpecError
 from dovetail.lawbook.adapted import perturb
 from dovetail.lawbook.seeded.bug import spec
 
@@ -116,25 +116,39 @@ def test_merged_and_unmerged_in_float32_are_equally_near_to_float64(kind: str) -
 def test_every_row_has_its_own_adapter_or_none(of: dt.Model) -> None:
     one = model(of)
     plain = one(IDS)
-    kind = attach(one, Lora(rank=2)).kind
     several, alone = [], []
-    for i in range(2):
+    for i, kind in enumerate((Lora(rank=2), Lora(rank=3, alpha=5.0, targets=("q",)))):  # other ranks, factors and targets
+        attach(one, kind)
         perturb(one, i)
-        several.append({path: tensor.clone() for path, tensor in adapter_tensors(one).items()})
+        several.append((kind, {path: tensor.clone() for path, tensor in adapter_tensors(one).items()}))
         alone.append(one(IDS))
-    detach(one)
-    assert isinstance(kind, Lora)
-    chosen = attach_many(one, kind, several)
-    with chosen.rows([1, -1, 0]), torch.no_grad():
+        detach(one)
+    bank = Bank(one)
+    assert torch.equal(one(IDS), plain)
+    for name, (kind, tensors) in zip("ab", several, strict=True):
+        bank.load(name, kind, tensors)
+    with bank.rows(["b", None, "a"]), torch.no_grad():
         got = one(IDS)
     for row, want in enumerate([alone[1], plain, alone[0]]):
         assert (got[row] - want[row]).abs().max() <= 1e-12 * want.abs().max()
     with pytest.raises(InputError, match="which adapter has each row"):
         one(IDS)
-    with pytest.raises(InputError, match="is given 3 rows, and the index has 2"), chosen.rows([0, 1]):
+    with pytest.raises(InputError, match="is given 3 rows, and the index has 2"), bank.rows(["a", "b"]):
         one(IDS)
-    with pytest.raises(InputError, match="from -1"), chosen.rows([0, 2, 1]):
+    with pytest.raises(InputError, match="'c' is not loaded; adapters: a, b"), bank.rows(["a", "c", "b"]):
         pass
+    with pytest.raises(InputError, match="'a' is loaded already"):
+        bank.load("a", *several[0])
+    with pytest.raises(SpecError, match="lora alone"):
+        bank.load("c", Dora(rank=2), {})
+    with pytest.raises(FileError, match="has shape"):  # and the others stay as they are
+        bank.load("c", Lora(rank=2), several[1][1])
+    bank.unload("a")
+    with bank.rows(["b", None, "b"]), torch.no_grad():
+        again = one(IDS)
+    assert (again[:2] - got[:2]).abs().max() <= 1e-12 * got.abs().max()
+    bank.unload("b")
+    assert torch.equal(one(IDS), plain)
 
 
 @pytest.mark.slow

@@ -1,12 +1,15 @@
-"""Several LoRA adapters on one model, in one batch: each row is computed with its own.
+"""Several LoRA adapters on one model by name, in one batch: each row is computed with its own.
 
-    y_i = x_i Wᵀ + s · (x_i A_jᵀ) B_jᵀ,   j = index[i]            A (adapters, rank, inp), B (adapters, out, rank)
+    y_i = x_i Wᵀ + (x_i A_jᵀ) (s_j B_j)ᵀ,   j = index[i]          A (adapters + 1, rank, inp), B (adapters + 1, out, rank)
 
-    chosen = attach_many(model, Lora(rank=16), [tensors_0, tensors_1, …])
-    with chosen.rows([0, 2, 1]):                    row 0 has adapter 0, row 1 adapter 2, row 2 adapter 1
+    bank = Bank(model)
+    bank.load("french", Lora(rank=16), tensors)     ranks, factors and targets may differ from adapter to adapter
+    with bank.rows(["french", None, "legal"]):      row 0 has one, row 1 none, row 2 another
         model(ids)
+    bank.unload("french")
 
-The rows share the product with W; each has its own two small ones. The index counts the first dimension of what a leaf is
+The rows share the product with W; each has its own two small ones. A lower rank is padded with zeros, and a row without an
+adapter has the last one, which is zero: adding it changes no bit. The index counts the first dimension of what a leaf is
 given: the rows of a batch, or the tokens of a flat batch. A leaf that is given something else refuses.
 Shapes: x (rows, n, inp) or (tokens, inp), index (rows,).                                     Chen et al. 2023 (Punica)
 """
@@ -15,57 +18,143 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dovetail.adapters.attach import attach
-from dovetail.adapters.lora import Lora, LoraModule
+from dovetail.adapters.kind import AdapterKind
+from dovetail.adapters.lora import LoraModule
+from dovetail.adapters.tensors import set_adapter
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.held import adapted_leaves
 from dovetail.core.linear import Adapter, Linear, Offer, Rows
+from dovetail.core.suggest import names_or_nearest
 from dovetail.model import ModelModule
 
 
 class Chosen:
-    """Which adapter each row has; all leaves of a model refer to this object."""
+    """Which adapter each row has, by number; all leaves of a model refer to this object."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self) -> None:
         self.index: Tensor | None = None
 
+    def of(self, rows: int, path: str) -> Tensor:
+        """(rows,) the adapter of each row."""
+        index = self.given(path)
+        if len(index) != rows:
+            raise InputError(f"{path}: is given {rows} rows, and the index has {len(index)}; give one name per row")
+        return index
+
+    def given(self, path: str) -> Tensor:
+        """The index; InputError where none is set."""
+        if self.index is None:
+            raise InputError(f"{path}: which adapter has each row? run the model inside `with bank.rows(names)`")
+        return self.index
+
+
+class Factors(NamedTuple):
+    """One adapter of one leaf: a (…, rank, inp), b (…, out, rank) with the factor s."""
+
+    a: Tensor
+    b: Tensor
+
+
+class Bank:
+    """The adapters of a model, by name. The model's own weights are frozen."""
+
+    def __init__(self, model: ModelModule) -> None:
+        self.model, self.chosen = model, Chosen()
+        self.loaded: dict[str, dict[str, Factors]] = {}  # by name, then by the path of a leaf
+        for path, _ in adapted_leaves(model):
+            raise SpecError(path, "has an adapter already", "merge it or detach it first")
+
+    def load(self, name: str, kind: AdapterKind, tensors: Mapping[str, Tensor]) -> None:
+        """Add an adapter, given by its kind and its tensors (path -> tensor). For inference: not trained, not saved."""
+        if name in self.loaded:
+            raise InputError(f"adapter: {name!r} is loaded already; unload it first")
+        if kind.adapter() is not LoraModule:
+            raise SpecError("adapter", f"{kind.kind}: rows can have different adapters with lora alone")
+        self._bare()
+        try:
+            attach(self.model, kind)
+            set_adapter(self.model, tensors)
+            self.loaded[name] = self._found()
+        finally:
+            self._bare()
+            self._place()
+
+    def _found(self) -> dict[str, Factors]:
+        """The factors of the adapters that are attached. Leaves with one weight have one."""
+        factors: dict[int, Factors] = {}
+        found: dict[str, Factors] = {}
+        for path, leaf in adapted_leaves(self.model):
+            adapter = leaf.adapter
+            assert isinstance(adapter, LoraModule)
+            if id(adapter) not in factors:
+                factors[id(adapter)] = Factors(adapter.a.detach(), adapter.b.detach() * adapter.factor)
+            found[path] = factors[id(adapter)]
+        return found
+
+    def unload(self, name: str) -> None:
+        """Remove an adapter."""
+        self._known(name)
+        del self.loaded[name]
+        self._bare()
+        self._place()
+
     @contextmanager
-    def rows(self, index: Sequence[int] | Tensor) -> Iterator[None]:
-        """Within this context row i of a batch, or token i of a flat batch, has adapter index[i]; −1: none."""
-        index = torch.as_tensor(index, dtype=torch.int64)
-        if index.dim() != 1 or not bool(((index >= -1) & (index < self.count)).all()):
-            raise InputError(f"index: must be one number per row, from -1 (none) to {self.count - 1}")
-        before, self.index = self.index, index
+    def rows(self, names: Sequence[str | None]) -> Iterator[None]:
+        """Within this context row i of a batch, or token i of a flat batch, has the adapter of names[i]; None: none."""
+        numbers = {name: i for i, name in enumerate(self.loaded)}
+        for name in {name for name in names if name is not None}:
+            self._known(name)
+        index = [len(numbers) if name is None else numbers[name] for name in names]
+        before, self.chosen.index = self.chosen.index, torch.tensor(index, dtype=torch.int64, device=self.model.device)
         try:
             yield
         finally:
-            self.index = before
+            self.chosen.index = before
 
-    def of(self, rows: int, path: str) -> Tensor:
-        """(rows,) the adapter of each row; those without one have the last, which is zero."""
-        if self.index is None:
-            raise InputError(f"{path}: which adapter has each row? run the model inside `with chosen.rows(index)`")
-        if len(self.index) != rows:
-            raise InputError(f"{path}: is given {rows} rows, and the index has {len(self.index)}; give one number per row")
-        return torch.where(self.index < 0, self.count, self.index)
+    def _known(self, name: str) -> None:
+        if name not in self.loaded:
+            raise InputError(f"adapter: {name!r} is not loaded; {names_or_nearest(name, self.loaded, 'adapters')}")
+
+    def _bare(self) -> None:
+        for _, leaf in list(adapted_leaves(self.model)):
+            leaf.adapter = None
+
+    def _place(self) -> None:
+        """Give each leaf that some adapter targets the factors of all of them."""
+        made: dict[tuple[int, ...], ManyModule] = {}
+        for path in dict.fromkeys(path for own in self.loaded.values() for path in own):
+            of = [own.get(path) for own in self.loaded.values()]
+            key = tuple(0 if one is None else id(one) for one in of)
+            if key not in made:
+                made[key] = ManyModule(of, self.chosen, path)
+            leaf = self.model.get_submodule(path)
+            assert isinstance(leaf, Linear)
+            leaf.adapter = made[key]
 
 
 class ManyModule(Adapter):
-    """a (adapters + 1, …, rank, inp), b (adapters + 1, …, out, rank), the last zero."""
+    """a (adapters + 1, …, rank, inp), b (adapters + 1, …, out, rank); those of an adapter without this leaf, and the last, are
+    zero."""
 
     exact: frozenset[Offer] = frozenset({"grouped"})
 
-    def __init__(self, of: Sequence[Mapping[str, Tensor]], factor: float, chosen: Chosen, path: str) -> None:
+    def __init__(self, of: Sequence[Factors | None], chosen: Chosen, path: str) -> None:
         super().__init__()
         self.chosen, self.path = chosen, path
-        a, b = (torch.stack([*(one[name] for one in of), torch.zeros_like(of[0][name])]) for name in ("a", "b"))
-        self.register_buffer("a", a * factor, persistent=False)
-        self.register_buffer("b", b, persistent=False)
+        some = [one for one in of if one is not None]
+        rank = max(one.a.shape[-2] for one in some)
+        a, b = _padded(some[0], rank)
+        nothing = Factors(torch.zeros_like(a), torch.zeros_like(b))
+        padded = [*(nothing if one is None else _padded(one, rank) for one in of), nothing]
+        self.register_buffer("a", torch.stack([one.a for one in padded]), persistent=False)
+        self.register_buffer("b", torch.stack([one.b for one in padded]), persistent=False)
         self.a: Tensor
         self.b: Tensor
 
@@ -80,16 +169,14 @@ class ManyModule(Adapter):
         """Each row by its adapter's factors for its expert: adapter by adapter, the rows of others as zeros."""
         y = leaf.multiply_grouped(x, rows)
         index = self._of_choices(rows)
-        for i in range(self.chosen.count):
+        for i in range(len(self.a) - 1):
             own = torch.where((index == i)[:, None], x, 0.0)
             y = y + rows.multiply(rows.multiply(own, self.a[i].to(x.dtype)), self.b[i].to(x.dtype))
         return y
 
     def _of_choices(self, rows: Rows) -> Tensor:
         """(rows,) the adapter of each row of a bank of experts: that of its token."""
-        index = self.chosen.index
-        if index is None:
-            raise InputError(f"{self.path}: which adapter has each row? run the model inside `with chosen.rows(index)`")
+        index = self.chosen.given(self.path)
         per_row = len(rows.choice) // len(index)  # tokens of a row, times choices of a token
         return index.index_select(0, rows.choice // per_row)
 
@@ -97,19 +184,7 @@ class ManyModule(Adapter):
         raise InputError(f"{self.path}: rows have different adapters, so there is no one matrix")
 
 
-def attach_many(model: ModelModule, kind: Lora, several: Sequence[Mapping[str, Tensor]]) -> Chosen:
-    """Attach several LoRA adapters of one rank and one set of targets to a model, each given by its tensors (path -> tensor).
-    They are for inference: nothing of them is trained or saved."""
-    if type(kind).adapter(kind) is not LoraModule:
-        raise SpecError("adapter", f"{kind.kind}: rows can have different adapters with lora alone")
-    attach(model, kind)
-    chosen = Chosen(len(several))
-    made: dict[int, ManyModule] = {}
-    for path, leaf in list(adapted_leaves(model)):
-        adapter = leaf.adapter
-        assert isinstance(adapter, LoraModule)
-        if id(adapter) not in made:
-            of = [{d.weight.name: tensors[d.path] for d in adapter.declared} for tensors in several]
-            made[id(adapter)] = ManyModule(of, kind.factor, chosen, path)
-        leaf.adapter = made[id(adapter)]
-    return chosen
+def _padded(one: Factors, rank: int) -> Factors:
+    """The same change of W with zeros up to a larger rank."""
+    more = rank - one.a.shape[-2]
+    return one if not more else Factors(F.pad(one.a, (0, 0, 0, more)), F.pad(one.b, (0, more)))

@@ -172,23 +172,25 @@ def _idle(d: Declared) -> bool:
 
 
 def _rows(case: Case, targets: list[str]) -> None:
-    """A batch whose rows have different adapters, against each adapter alone."""
+    """A batch whose rows have different adapters, of different ranks and factors, or none, against each alone."""
     model = perturbed(case.spec, case.seed)
-    kind = Lora(rank=2, alpha=32.0, targets=tuple(targets))
-    attach(model, kind, seed=case.seed)
-    several: list[dict[str, Tensor]] = []
-    alone: list[Tensor] = []
-    for i in range(2):
-        perturb(model, case.seed + i)
-        several.append({path: tensor.clone() for path, tensor in adapter_tensors(model).items()})
-        alone.append(case_of(case, model).run())
-    detach(model)
-    chosen = many.attach_many(model, kind, several)
-    index = [row % 2 for row in range(BATCH)]
-    with chosen.rows(index):
+    alone: dict[str | None, Tensor] = {None: case_of(case, model).run()}
+    several: list[tuple[str, Lora, dict[str, Tensor]]] = []
+    for rank, alpha in ((2, 32.0), (3, 10.0)):
+        kind, name = Lora(rank=rank, alpha=alpha, targets=tuple(targets)), f"rank {rank}"
+        attach(model, kind, seed=case.seed)
+        perturb(model, case.seed + rank)
+        several.append((name, kind, {path: tensor.clone() for path, tensor in adapter_tensors(model).items()}))
+        alone[name] = case_of(case, model).run()
+        detach(model)
+    bank = many.Bank(model)
+    for one in several:
+        bank.load(*one)
+    names = [list(alone)[(row + 1) % len(alone)] for row in range(BATCH)]
+    with bank.rows(names):
         got = case_of(case, model).run()
-    for row, which in enumerate(index):
-        case.same(got[row], alone[which][row], f"row {row} of a batch with several adapters, and adapter {which} alone")
+    for row, name in enumerate(names):
+        case.same(got[row], alone[name][row], f"row {row} of a batch with several adapters, and {name} alone")
 
 
 def case_of(case: Case, model: ModelModule) -> Case:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses as dc
 import multiprocessing as mp
+import os
+import threading
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -193,8 +195,17 @@ def try_spec(text: str, names: Iterable[str], seed: int = 0, share: int = 1) -> 
 
 
 def _start_worker(load: tuple[str, ...]) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     load_parts(load)
+
+
+def _end_with_parent() -> None:
+    """End the process when the one that started it has ended, however it did."""
+    parent = mp.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def presets() -> list[Model]:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from dovetail.adapters import attach as attaching
+from dovetail.adapters import attach as attaching, many
 from dovetail.adapters.attach import merge
 from dovetail.adapters.ia3 import Ia3Module
 from dovetail.adapters.lora import DoraModule, Lora, LoraModule
-from dovetail.adapters.many import Chosen
+from dovetail.adapters.many import Chosen, Factors
 from dovetail.core import held as holding, linear
 from dovetail.core.fold import Declared
 from dovetail.core.linear import Linear, Rows
@@ -103,6 +104,11 @@ def next_rows_adapter(self: Chosen, rows: int, path: str) -> Tensor:
     return _rows_of(self, rows, path).roll(1)
 
 
+def padded_at_two_ends(one: Factors, rank: int) -> Factors:
+    more = rank - one.a.shape[-2]
+    return Factors(F.pad(one.a, (0, 0, 0, more)), F.pad(one.b, (more, 0)))
+
+
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     experts = spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20})
@@ -129,4 +135,5 @@ def mutants() -> list[Mutant]:
         bug("a merge of (IA)³ leaves the bias as it is", Ia3Module, "merged_bias", bias_not_scaled, biased),
         bug("a merge of DoRA forgets the lengths", DoraModule, "matrix", LoraModule.matrix),
         bug("a row has the adapter of the row before it", Chosen, "of", next_rows_adapter),
+        bug("the factors of a lower rank are padded at two ends", many, "_padded", padded_at_two_ends),
     ]
