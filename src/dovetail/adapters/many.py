@@ -24,11 +24,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dovetail.adapters.attach import attach
-from dovetail.adapters.kind import AdapterKind
-from dovetail.adapters.lora import LoraModule
-from dovetail.adapters.tensors import set_adapter
-from dovetail.core.errors import InputError, SpecError
+from dovetail.adapters.attach import targeted
+from dovetail.adapters.kind import AdapterKind, leaf_path
+from dovetail.adapters.lora import Lora, LoraModule
+from dovetail.adapters.tensors import check_tensors
+from dovetail.core.errors import FileError, InputError, SpecError
+from dovetail.core.finite import nonfinite
+from dovetail.core.fold import declared
 from dovetail.core.held import adapted_leaves
 from dovetail.core.linear import Adapter, Linear, Offer, Rows
 from dovetail.core.suggest import names_or_nearest
@@ -63,7 +65,7 @@ class Factors(NamedTuple):
 
 
 class Bank:
-    """The adapters of a model, by name. The model's own weights are frozen."""
+    """The adapters of a model, by name, for inference."""
 
     def __init__(self, model: ModelModule) -> None:
         self.model, self.chosen = model, Chosen()
@@ -75,28 +77,26 @@ class Bank:
         """Add an adapter, given by its kind and its tensors (path -> tensor). For inference: not trained, not saved."""
         if name in self.loaded:
             raise InputError(f"adapter: {name!r} is loaded already; unload it first")
-        if kind.adapter() is not LoraModule:
+        if not isinstance(kind, Lora) or kind.adapter() is not LoraModule:
             raise SpecError("adapter", f"{kind.kind}: rows can have different adapters with lora alone")
+        self.loaded[name] = self._read(kind, tensors)
         self._bare()
-        try:
-            attach(self.model, kind)
-            set_adapter(self.model, tensors)
-            self.loaded[name] = self._found()
-        finally:
-            self._bare()
-            self._place()
+        self._place()
 
-    def _found(self) -> dict[str, Factors]:
-        """The factors of the adapters that are attached. Leaves with one weight have one."""
-        factors: dict[int, Factors] = {}
-        found: dict[str, Factors] = {}
-        for path, leaf in adapted_leaves(self.model):
-            adapter = leaf.adapter
-            assert isinstance(adapter, LoraModule)
-            if id(adapter) not in factors:
-                factors[id(adapter)] = Factors(adapter.a.detach(), adapter.b.detach() * adapter.factor)
-            found[path] = factors[id(adapter)]
-        return found
+    def _read(self, kind: Lora, tensors: Mapping[str, Tensor]) -> dict[str, Factors]:
+        """The factors by the path of a leaf. Leaves with one weight have one adapter."""
+        model, weights = self.model, {d.path: d for d in declared(self.model.part)}
+        owners = {leaf_path(d): d.weight.same_as or d.path for d in targeted(kind, model.part)}
+        wanted = {owner: kind.declare(weights[owner]) for owner in owners.values()}
+        check_tensors({d.path: d.weight.shape(d.scope) for own in wanted.values() for d in own}, tensors)
+        for path, tensor in tensors.items():
+            if value := nonfinite(tensor):
+                raise FileError(f"{path}: holds {value}; train the adapter with a lower learning rate")
+        factors: dict[str, Factors] = {}
+        for owner, own in wanted.items():
+            found = {d.weight.name: tensors[d.path].to(model.device, model.dtype) for d in own}
+            factors[owner] = Factors(found["a"], found["b"] * kind.factor)
+        return {path: factors[owner] for path, owner in owners.items()}
 
     def unload(self, name: str) -> None:
         """Remove an adapter."""

@@ -101,12 +101,18 @@ def base_of(data: Mapping[str, Any]) -> Base | None:
     return Base(name if isinstance(name, str) else None, base["fingerprint"])
 
 
-def put(model: ModelModule, stored: Stored, shown: str, *, any_base: bool = False, dtype: torch.dtype | None = None) -> Applied:
-    """Attach a stored adapter to a model; `shown` names it in errors. Another base is refused, unless with `any_base`."""
-    if stored.base is not None and not any_base and (own := fingerprint(model, model.part)) != stored.base.fingerprint:
+def check_base(model: ModelModule, stored: Stored, shown: str) -> None:
+    """Raise FileError where an adapter names another base than the model."""
+    if stored.base is not None and (own := fingerprint(model, model.part)) != stored.base.fingerprint:
         named = f" ({stored.base.name})" if stored.base.name else ""
         what = f"was trained on another base{named}: its fingerprint is {stored.base.fingerprint[:12]}…, not {own[:12]}…"
         raise FileError(f"{shown}: {what}; load it on that base")
+
+
+def put(model: ModelModule, stored: Stored, shown: str, *, any_base: bool = False, dtype: torch.dtype | None = None) -> Applied:
+    """Attach a stored adapter to a model; `shown` names it in errors. Another base is refused, unless with `any_base`."""
+    if not any_base:
+        check_base(model, stored, shown)
     applied = attach(model, stored.kind, dtype=dtype)
     set_adapter(model, stored.tensors)
     return applied

@@ -5,19 +5,24 @@ client = await start_engine("Qwen3-0.6B", rows=8)          python -m dovetail.ap
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from dovetail.adapters.storage import Stored, check_base
 from dovetail.api.models import load
 from dovetail.core.errors import DovetailError
 from dovetail.core.finite import check_weights
 from dovetail.generation import Vocabulary
+from dovetail.port.adapter import family_of, read_any
 from dovetail.serving.engine import Engine
 from dovetail.serving.process import Loop
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
@@ -35,17 +40,30 @@ def load_engine(
     threads: int | None = None,
     speculate: str | None = None,
     drafts: int = 4,
+    adapters: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> Engine:
     """Return the engine of a model directory; the other options are those of `Engine`. `speculate` is `lookup`, which guesses
-    tokens from those before, or the directory of a smaller model with the same vocabulary, which guesses up to `drafts`."""
+    tokens from those before, or the directory of a smaller model with the same vocabulary, which guesses up to `drafts`.
+    `adapters` are directories by the names that requests give."""
     if threads is not None:
         torch.set_num_threads(threads)
     model = load(directory, dtype=dtype).eval()
     check_weights(model, model.spec)
     drafter = None if speculate is None else _drafter(speculate, model, rows, longest, dtype)
     start = (model.vocabulary or Vocabulary()).start
-    return Engine(model, rows=rows, longest=longest, start=start, drafter=drafter, drafts=drafts, **options)
+    engine = Engine(model, rows=rows, longest=longest, start=start, drafter=drafter, drafts=drafts, **options)
+    for name, place in adapters.items():
+        stored = read_adapter(engine, directory, place)
+        engine.load_adapter(name, stored.kind, stored.tensors)
+    return engine
+
+
+def read_adapter(engine: Engine, base: str | Path, directory: str | Path) -> Stored:
+    """Read an adapter directory, ours or peft's, for the model of an engine; FileError where it was trained on another base."""
+    stored = read_any(directory, engine.model.part, family_of(base))
+    check_base(engine.model, stored, str(directory))
+    return stored
 
 
 def _drafter(speculate: str, model: Transformer, rows: int, longest: int, dtype: str | None) -> Drafter:
@@ -68,13 +86,14 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group: the parent decides when to close
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
-        engine = load_engine(**json.loads(sys.argv[2]))
+        given = json.loads(sys.argv[2])
+        engine = load_engine(**given)
     except (DovetailError, OSError, RuntimeError) as error:
         message = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
         sock.sendall(encode({"fatal": message[:2000]}))
         return 1
     sock.sendall(encode({"ready": {"longest": engine.longest, "vocab": engine.model.part.vocab}}))
-    Loop(engine, sock).run()
+    Loop(engine, sock, functools.partial(read_adapter, engine, given["directory"])).run()
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ def serve(
     api_key_file: str | Path | None = None,
     allow_host: Sequence[str] = (),
     allow_origin: Sequence[str] = (),
+    adapter: Mapping[str, str | Path] | None = None,
+    adapter_root: str | Path | None = None,
+    admin_key_file: str | Path | None = None,
     metrics_prefix: str = "dovetail",
     drain_seconds: float = 30.0,
     ready: Callable[[str], None] | None = None,
@@ -38,8 +41,9 @@ def serve(
     """Serve the model of a directory until SIGTERM or SIGINT, then drain.
 
     `name` is the model's name in requests; that of the directory by default. A server on an address that other machines reach
-    needs a key: `api_key`, or the lines of `api_key_file`. `ready` is called with the URL once requests are accepted. `engine`
-    are options of the engine (`api.engine.start_engine`).
+    needs a key: `api_key`, or the lines of `api_key_file`. `adapter` are directories of adapters by the names that requests
+    give as their model; those in `adapter_root` can be loaded by requests with a key of `admin_key_file`. `ready` is called
+    with the URL once requests are accepted. `engine` are options of the engine (`api.engine.start_engine`).
     """
     _check_extra()
     from dovetail.serving.http.options import Options
@@ -47,18 +51,22 @@ def serve(
 
     keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
     _check_exposed(host, keys)
+    adapters = dict(adapter or {})
     options = Options(
-        models={name or Path(model).resolve().name: None},
+        models={name or Path(model).resolve().name: None, **{one: one for one in adapters}},
         version=__version__,
         keys=keys,
         hosts=tuple(allow_host),
         origins=tuple(allow_origin),
+        adapter_root=None if adapter_root is None else Directory(adapter_root).place,
+        admin_keys=() if admin_key_file is None else tuple(read_keys(admin_key_file)),
         metrics_prefix=metrics_prefix,
         drain_seconds=drain_seconds,
     )
     where = Directory(model)
     check_generates(origin(where).spec)
     sock = bound_socket(host, port)  # before the weights are read: a port that is taken is an error at once
+    engine = {**engine, "adapters": {one: str(place) for one, place in adapters.items()}}
     shown = f"[{host}]" if ":" in host else host
     try:
         asyncio.run(_serve(where, sock, options, lambda: _report(ready, f"http://{shown}:{sock.getsockname()[1]}"), engine))

@@ -18,6 +18,7 @@ import tyro
 from dovetail.cli.flags import InDir, InFile, LoadFlags, number, whole
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options
+from dovetail.core.errors import UsageError
 from dovetail.core.limits import MAX_LENGTH
 
 Texts = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
@@ -44,6 +45,12 @@ class Command(LoadFlags):
     """A host name beside localhost by which the server may be asked; * allows all; may be given many times."""
     allow_origin: Annotated[Texts, tyro.conf.arg(metavar="ORIGIN")] = ()
     """An origin of web pages that may send requests; may be given many times."""
+    adapter: Annotated[Texts, tyro.conf.arg(metavar="NAME=DIR")] = ()
+    """An adapter that requests name as their model; may be given many times."""
+    adapter_root: InDir | None = None
+    """A directory whose adapters requests may load, with a key of --admin-key-file."""
+    admin_key_file: InFile | None = None
+    """A file with one key per line, of those who may load and unload adapters."""
     metrics_prefix: str = "dovetail"
     """The prefix of the names in /metrics; vllm gives those that its dashboards read."""
     drain_seconds: Annotated[float, number(0, 3600)] = 30.0
@@ -77,7 +84,7 @@ class Command(LoadFlags):
         """Serve until a signal."""
         from dovetail.api.serve import serve
 
-        serve(**options(self, "load", "json"), ready=self._ready)
+        serve(**options(self, "load", "json", "adapter"), adapter=dict(map(_named, self.adapter)), ready=self._ready)
         return 0
 
     def _ready(self, url: str) -> None:
@@ -86,3 +93,11 @@ class Command(LoadFlags):
             sys.stdout.flush()
         else:
             print_note(f"{url}/v1: ready")
+
+
+def _named(text: str) -> tuple[str, str]:
+    """(name, directory) of NAME=DIR."""
+    name, equals, place = text.partition("=")
+    if not (name and equals and place):
+        raise UsageError(f"--adapter: {text!r} is not NAME=DIR")
+    return name, place

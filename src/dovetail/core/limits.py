@@ -60,6 +60,7 @@ REQUEST_SECONDS = 30.0  # in which a body arrives
 REQUEST_ITEMS = 500_000  # opening brackets and commas of a body: parsed in a tenth of a second of CPU time
 REQUEST_PROMPTS = 64  # of one request
 REQUEST_CHOICES = 128  # prompts times n
+SERVED_ADAPTERS = 64  # loaded at once
 REQUEST_STOPS = 16  # stop strings, and stop tokens times 16
 REQUEST_STOP_CHARACTERS = 256  # of one stop string
 REQUEST_LOGPROBS = 20  # alternatives per token

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Protocol
 
 from dovetail.core.errors import DovetailError
@@ -59,6 +60,14 @@ class Client(Protocol):
 
     def abort(self, id: str) -> None:
         """End a request, if it is there: its last outputs have the finish `abort`."""
+        ...
+
+    async def load_adapter(self, name: str, directory: str | Path) -> None:
+        """Let requests name an adapter of a directory. Raises InputError with the reason where it does not fit."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no further requests for an adapter; those that run end with it."""
         ...
 
     def alive(self) -> bool:

@@ -13,13 +13,15 @@ computed gets its next token. What a request's tokens are depends on the request
 
 from __future__ import annotations
 
+import dataclasses as dc
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 import torch
 from torch import Tensor
 
+from dovetail.adapters.kind import AdapterKind
 from dovetail.core.errors import InputError
 from dovetail.core.fold import position_limit
 from dovetail.generation import check_generates
@@ -64,6 +66,7 @@ class Engine:
         self.model, self.start, self.longest = model, tuple(start), longest
         source = longest if model.part.encoder is not None else 0
         self.runner = Runner(model, rows=rows, longest=longest, page=page, pages=pages, source=source, cache=cache, share=share)
+        self.adapters = self.runner.adapters
         self.schedule = Schedule(budget)
         self.drafter, self.drafts = drafter, drafts
         self.requests: dict[str, list[Continuation]] = {}
@@ -82,6 +85,8 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises InputError where it can never run."""
         self._check(request)
+        if request.adapter is not None:
+            request = dc.replace(request, adapter=self.adapters.slot(request.adapter))
         number = next(self.numbers)
         tokens = list(self.start) if self.model.part.encoder is not None else list(request.prompt)
         ones = [Continuation(request, i, (number, i), list(tokens), len(tokens)) for i in range(request.n)]
@@ -107,8 +112,6 @@ class Engine:
             raise InputError(f"prompt: has {len(prompt)} tokens; at most {self.longest}, and a first decoder token, are needed")
         if before < self.runner.pool.ahead:
             raise InputError(f"prompt: has {before} tokens; the first {self.runner.pool.ahead} see each other, so give as many")
-        if request.adapter is not None:
-            raise InputError(f"adapter: {request.adapter!r} is not loaded; the engine runs the base model alone")
         if before + request.max_tokens > self.longest:
             what = f"{before} tokens of the prompt and {request.max_tokens} new ones"
             raise InputError(f"max_tokens: {what} are more than {self.longest}; shorten one of them")
@@ -128,6 +131,21 @@ class Engine:
     def _forget(self, id: str) -> None:
         self.requests.pop(id, None)
         self.scored.pop(id, None)
+        if self.adapters.leaving:
+            self.adapters.drop(self._slots())
+
+    # -- adapters
+
+    def load_adapter(self, name: str, kind: AdapterKind, tensors: Mapping[str, Tensor]) -> None:
+        """Let requests name an adapter, given by its kind and its tensors."""
+        self.adapters.load(name, kind, tensors)
+
+    def unload_adapter(self, name: str) -> None:
+        """Take no further requests for an adapter; those that run end with it."""
+        self.adapters.unload(name, self._slots())
+
+    def _slots(self) -> set[str | None]:
+        return {one.request.adapter for ones in self.requests.values() for one in ones}
 
     # -- steps
 

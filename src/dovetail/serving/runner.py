@@ -18,6 +18,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.part import walk
 from dovetail.generation import encode_source
 from dovetail.model import ModelModule
+from dovetail.serving.adapters import Adapters
 from dovetail.serving.prefix import PrefixCache, block_keys, root_key
 from dovetail.serving.schedule import Continuation, Plan
 from dovetail.state.pool import Pool
@@ -47,6 +48,7 @@ class Runner:
     ) -> None:
         """`longest`: tokens per row; `pages`: of the KV cache, by default enough for all rows; `share`: keep prefixes."""
         self.model, self.page, self.rows, self.longest = model, page, rows, longest
+        self.adapters = Adapters(model)
         spec = model.part
         self.pool = Pool(
             spec,
@@ -98,7 +100,7 @@ class Runner:
         if not one.admitted:
             one.cached = one.computed
         if self.model.part.encoder is not None:
-            with torch.inference_mode():
+            with torch.inference_mode(), self.adapters.rows([one.request.adapter]):
                 encode_source(self.model, self.pool, torch.tensor(one.request.prompt, device=self.model.device), one.row)
         return True
 
@@ -178,19 +180,28 @@ class Runner:
         for i, (one, n) in enumerate(batch):
             tokens[i, :n] = torch.tensor([*one.tokens, *one.drafts][one.computed : one.computed + n])
         ctx = Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
-        x, ctx = self.model.hidden(tokens.to(self.model.device), ctx)
+        slots = [one.request.adapter for one, _ in batch]
+        with self.adapters.rows(slots):
+            x, ctx = self.model.hidden(tokens.to(self.model.device), ctx)
         ready = [(i, 1 + len(one.drafts)) for i, (one, n) in enumerate(batch) if n == one.left + len(one.drafts)]
         at = [(i, new[i] - count + j) for i, count in ready for j in range(count)]
         rows_at, places = (
             torch.tensor(index, dtype=torch.long, device=x.device) for index in ([i for i, _ in at], [j for _, j in at])
         )
-        logits = self.model.head(x[rows_at, places][:, None], ctx)[:, 0].float().cpu() if at else x.new_zeros(0)
+        logits = x.new_zeros(0)
+        if at:
+            logits = self._head(x[rows_at, places][:, None], ctx, [slots[i] for i, _ in at])[:, 0].cpu()
         for i, (one, n) in enumerate(batch):
             if one.request.prompt_logprobs is not None and one.computed < one.prompt:
-                score(one, one.computed, self.model.head(x[i : i + 1, :n], ctx)[0].float())
+                score(one, one.computed, self._head(x[i : i + 1, :n], ctx, slots[i : i + 1])[0])
             one.computed += n
         pieces = logits.split([count for _, count in ready]) if ready else ()
         return {batch[i][0]: piece for (i, _), piece in zip(ready, pieces, strict=True)}
+
+    def _head(self, x: Tensor, ctx: Ctx, slots: Sequence[str | None]) -> Tensor:
+        """Logits (rows, n, vocab) in float32, each row with its adapter."""
+        with self.adapters.rows(slots):
+            return self.model.head(x, ctx).float()
 
     def settle(self, one: Continuation, rejected: int = 0) -> None:
         """After `run`: forget the last `rejected` tokens of a row, which were drafts, and offer its blocks to the prefix cache.

@@ -1,8 +1,9 @@
 """Messages between the HTTP side and the engine's process: JSON objects, each behind its length in four bytes. No pickle.
 
 to the engine      {"add": {…request…}}   {"abort": id}   {"close": true}
+                   {"call": number, "load": name, "directory": …}   {"call": number, "unload": name}
 from the engine    {"ready": {"longest": …, "vocab": …}}   {"outputs": [{…}], "stats": {…}}   {"refused": id, "message": …}
-                   {"fatal": message}
+                   {"answer": number, "error": message}   {"fatal": message}
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import InputError
@@ -34,6 +36,8 @@ class ProcessClient:
         self.newest, self.dead = Stats(), ""
         self.queues: dict[str, asyncio.Queue[Output | Exception]] = {}
         self.open: dict[str, int] = {}  # continuations of a request that have not ended
+        self.calls: dict[int, asyncio.Future[str]] = {}  # that wait for their answer
+        self.numbers = count()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
@@ -64,6 +68,26 @@ class ProcessClient:
             if self.open.pop(request.id) and not self.dead:
                 self._send({"abort": request.id})
             del self.queues[request.id]
+
+    async def load_adapter(self, name: str, directory: str | Path) -> None:
+        """Let requests name an adapter of a directory. Raises InputError with the reason where it does not fit."""
+        await self._call({"load": name, "directory": str(directory)})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no further requests for an adapter; those that run end with it."""
+        await self._call({"unload": name})
+
+    async def _call(self, message: dict[str, Any]) -> None:
+        if self.dead:
+            raise EngineDead(self.dead)
+        number, answer = next(self.numbers), asyncio.get_running_loop().create_future()
+        self.calls[number] = answer
+        self._send({"call": number, **message})
+        try:
+            if error := await answer:
+                raise InputError(error)
+        finally:
+            del self.calls[number]
 
     def _wait(self) -> float:
         """Estimate the seconds until a request ends: a second per eight in the queue."""
@@ -124,6 +148,9 @@ class ProcessClient:
             self.ready.set_result(None)
         elif "fatal" in message:
             self._die(message["fatal"])
+        elif "answer" in message:
+            if (call := self.calls.get(message["answer"])) is not None and not call.done():
+                call.set_result(message["error"])
         elif "refused" in message:
             if (queue := self.queues.get(message["refused"])) is not None:
                 queue.put_nowait(InputError(message["message"]))
@@ -140,6 +167,9 @@ class ProcessClient:
             self.ready.set_exception(EngineDead(reason))
         for queue in self.queues.values():
             queue.put_nowait(EngineDead(reason))
+        for call in self.calls.values():
+            if not call.done():
+                call.set_exception(EngineDead(reason))
 
 
 async def start_process(module: str, options: Mapping[str, Any], *, running: int, queued: int = QUEUED) -> ProcessClient:

@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
 from dovetail.decoding import Decoder
 from dovetail.sampling import sample_tokens, top_logprobs
@@ -116,6 +118,12 @@ class SmallEngine:
         if id in self.live:
             self.aborted.append(id)
             self.live[id].set()
+
+    async def load_adapter(self, name: str, directory: str | Path) -> None:
+        raise InputError("adapter: this engine has none")
+
+    async def unload_adapter(self, name: str) -> None:
+        raise InputError("adapter: this engine has none")
 
     def alive(self) -> bool:
         return not self.dead.is_set()

@@ -4,6 +4,7 @@ POST /v1/completions          GET /v1/models       GET /health     open, without
 POST /v1/chat/completions     POST /tokenize       GET /version
 POST /v1/embeddings   501     POST /detokenize     GET /metrics
 POST /v1/rerank       501                          GET /openapi.json
+POST /v1/load_lora_adapter, /v1/unload_lora_adapter            for administrators
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from dovetail.core.errors import InputError, SpecError
 from dovetail.generation import Vocabulary
 from dovetail.serving.client import Busy, Client, EngineDead
+from dovetail.serving.http.adapters import AdapterRoutes, LoadBody, UnloadBody
 from dovetail.serving.http.body import ClientGone, read_body
 from dovetail.serving.http.chat_schema import ChatBody, DetokenizeBody, TokenizeBody
 from dovetail.serving.http.errors import ApiError, answer_error
@@ -89,6 +91,10 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     _post(app, "/v1/completions", CompletionBody, service.completions)
     _post(app, "/v1/chat/completions", ChatBody, service.chat)
 
+    adapters = AdapterRoutes(service)
+    _post(app, "/v1/load_lora_adapter", LoadBody, adapters.load)
+    _post(app, "/v1/unload_lora_adapter", UnloadBody, adapters.unload)
+
     async def refuse(request: Request) -> Response:
         raise ApiError(501, f"{request.url.path}: {NO_TASK}", code="task_not_offered", headers={"Connection": "close"})
 
@@ -101,11 +107,12 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     def card(name: str) -> dict[str, Any]:
         about = {"id": name, "object": "model", "created": created, "owned_by": "dovetail"}
-        return {**about, "max_model_len": service.client.longest, "parent": None}
+        parent = None if service.models[name] is None else next(iter(service.models))
+        return {**about, "max_model_len": service.client.longest, "parent": parent}
 
     @app.get("/v1/models")
     async def models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [card(name) for name in service.options.models]})
+        return JSONResponse({"object": "list", "data": [card(name) for name in service.models]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> JSONResponse:

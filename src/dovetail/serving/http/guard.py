@@ -26,6 +26,7 @@ from dovetail.serving.http.options import ANY, LOCAL, Options
 OPEN = "/health"
 READING = ("GET", "HEAD")
 DROPPED, DROP_SECONDS = 1 << 16, 1.0  # bytes of a body that no route reads, and the time for them
+ADMIN = "dovetail.admin"  # key of the scope: whether an administrator asks
 TENANT = "dovetail.tenant"  # key of the scope: which API key asks, as a salt of the prefix cache
 
 
@@ -90,7 +91,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, options: Options, gate: Gate) -> None:
         self.app, self.gate = app, gate
-        self.digests = [_digest(key) for key in options.keys]
+        self.digests, self.admins = ([_digest(key) for key in keys] for keys in (options.keys, options.admin_keys))
         self.hosts = {*LOCAL, *(host.lower() for host in options.hosts)}
         self.origins = {origin.lower().rstrip("/") for origin in options.origins}
 
@@ -103,7 +104,7 @@ class Guard:
         self.gate.enter()
         body = Body(receive, send)
         try:
-            scope[TENANT] = self.checked(scope)
+            scope[TENANT], scope[ADMIN] = self.checked(scope)
         except ApiError as error:
             error.headers["Connection"] = "close"  # of a body, no more than a little is read
             await error.response()(scope, body.receive, body.send)
@@ -113,18 +114,18 @@ class Guard:
             self.gate.leave()
         return None
 
-    def checked(self, scope: Scope) -> str:
-        """Return the tenant of a request; raise ApiError where it is refused."""
+    def checked(self, scope: Scope) -> tuple[str, bool]:
+        """Return the tenant of a request, and whether it is an administrator; raise ApiError where it is refused."""
         headers = Headers(scope=scope)
         host = headers.getlist("host")
         if len(host) != 1 or not self._allowed(host[0]):
             raise ApiError(403, "this host name is not allowed; start the server with --allow-host", code="host_not_allowed")
         if scope["method"] not in READING and not all(self._same(one, host[0]) for one in headers.getlist("origin")):
             raise ApiError(403, "requests of this origin are not allowed", code="origin_not_allowed")
-        tenant = self._tenant(headers.getlist("authorization"))
+        who = self._who(headers.getlist("authorization"))
         if self.gate.draining:
             raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": "5"})
-        return tenant
+        return who
 
     def _allowed(self, host: str) -> bool:
         return ANY in self.hosts or host_name(host) in self.hosts
@@ -134,17 +135,19 @@ class Guard:
         origin = origin.lower().rstrip("/")
         return origin in self.origins or origin in (f"http://{host.lower()}", f"https://{host.lower()}")
 
-    def _tenant(self, given: list[str]) -> str:
-        """Return a name of the API key, which cannot be turned back into it; raise without a right one."""
-        if not self.digests:
-            return ""
+    def _who(self, given: list[str]) -> tuple[str, bool]:
+        """Return a name of the API key, which cannot be turned back into it, and whether it is an administrator's; raise
+        without a right one where the server has keys."""
         scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        digest = _digest(key.strip())
-        equal = [hmac.compare_digest(digest, one) for one in self.digests]  # all of them: the time says nothing
-        if scheme.lower() != "bearer" or not any(equal):
+        digest = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        # compared with all of them: the time says nothing
+        known, admin = (sum(hmac.compare_digest(digest, one) for one in of) > 0 for of in (self.digests, self.admins))
+        if not self.digests:
+            return "", admin
+        if not known and not admin:
             message = "no valid API key; send the header Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        return hashlib.sha256(b"tenant" + digest).hexdigest()[:32]
+        return hashlib.sha256(b"tenant" + digest).hexdigest()[:32], admin
 
 
 def host_name(host: str) -> str | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses as dc
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from dovetail.core.errors import UsageError
+from dovetail.core.printable import printable
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 ANY = "*"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"  # of an adapter
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -21,12 +25,19 @@ class Options:
     hosts: tuple[str, ...] = ()  # names beside LOCAL that a Host header may have; "*" allows all
     origins: tuple[str, ...] = ()  # origins beside the server's own that a browser may send requests from
     metrics_prefix: str = "dovetail"  # "vllm": the names that vLLM's dashboards read
+    adapter_root: Path | None = None  # the directory whose adapters administrators may load
+    admin_keys: tuple[str, ...] = ()  # API keys of administrators
     drain_seconds: float = 30.0  # in which requests may finish after SIGTERM
 
     def __post_init__(self) -> None:
         if not self.models:
             raise UsageError("models: no model has a name; give one")
-        for key in self.keys:
+        for name, adapter in self.models.items():
+            if adapter is not None and not re.fullmatch(NAME, name):
+                raise UsageError(f"--adapter: {printable(name, 80)!r} is no name; give letters, digits and . _ - / :")
+        if self.adapter_root is not None and not self.admin_keys:
+            raise UsageError("--adapter-root: needs --admin-key-file, so that nobody else reads directories of this machine")
+        for key in (*self.keys, *self.admin_keys):
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise UsageError("--api-key: is empty or holds a character that no HTTP header has; give printable ASCII")
         if not self.metrics_prefix.isidentifier():

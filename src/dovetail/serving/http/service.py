@@ -39,6 +39,7 @@ class Service:
 
     def __init__(self, client: Client, vocabulary: Vocabulary, options: Options) -> None:
         self.client, self.vocabulary, self.options = client, vocabulary, options
+        self.models = dict(options.models)  # and the adapters that were loaded since
         self.names = TokenNames(vocabulary.tokenizer)
         self.encoder = PromptEncoder(vocabulary, client.longest, client.vocab)
         self.metrics = Metrics(client, next(iter(options.models)), options.metrics_prefix)
@@ -51,8 +52,8 @@ class Service:
 
     def model(self, name: str | None) -> str:
         """Return the name of the model that a request asks for, the first by default; ApiError for an unknown one."""
-        name = next(iter(self.options.models)) if name is None else name
-        if name not in self.options.models:
+        name = next(iter(self.models)) if name is None else name
+        if name not in self.models:
             raise ApiError(404, f"model: {name!r} is not served here", param="model", code="model_not_found")
         return name
 
@@ -126,7 +127,7 @@ class Service:
                 if scores_prompt or body.prompt_logprobs is not None
                 else None,
                 salt=salt,
-                adapter=self.options.models[model],
+                adapter=self.models[model],
             )
             choices = [self._choice(number * body.n + i, engine_request, body) for i in range(body.n)]
             jobs.append(Job(engine_request, choices))
