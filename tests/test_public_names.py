@@ -17,7 +17,7 @@ import pytest
 import dovetail
 
 VERBS = {
-    *("build", "check", "data", "diff", "doctor", "emit", "export", "generate", "graft", "import_", "laws", "load"),
+    *("build", "chat", "check", "data", "diff", "doctor", "emit", "export", "generate", "graft", "import_", "laws", "load"),
     *("match", "plan", "quantize", "record", "runs", "save", "serve", "show", "tiny", "trace", "train", "tune", "verify"),
 }
 
@@ -97,6 +97,10 @@ assert isinstance(model, dovetail.Transformer)
 assert isinstance(spec.layers[0], dovetail.Block)
 try:
     dovetail.generate(model, "text")
+except dovetail.DovetailError as refused:
+    assert "tokenizer" in str(refused)
+try:
+    dovetail.chat(model)
 except dovetail.DovetailError as refused:
     assert "tokenizer" in str(refused)
 assert issubclass(dovetail.SpecError, dovetail.DovetailError)

@@ -30,6 +30,7 @@ RUNS: dict[str, tuple[list[str], int]] = {
     "data build": (["notes.txt", "--lines", "--tokenizer", "model", "-o", "tokens"], 0),
     "data show": (["tokens", "--verify"], 0),
     "generate": (["model", "It was", "--max-tokens", "3"], 0),
+    "chat": (["model"], 4),  # it has no chat template, and says so
     "serve": (["model"], 2),  # needs the extra `serve`, and says so
     "export": (["model", "-o", "exported"], 0),
     "import": (["exported", "-o", "imported"], 0),

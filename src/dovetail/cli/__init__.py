@@ -35,6 +35,7 @@ VERBS = {
     "tune": "tune a model on chats, preferences or rewards, in a run that resumes",
     "runs": "list, compare and plot training runs",
     "generate": "generate text from a prompt",
+    "chat": "talk with a model in the terminal",
     "serve": "serve a model by OpenAI's HTTP routes",
     "map": "draw the attention maps of a layer",
     "import": "convert a model directory from Hugging Face layout to ours",

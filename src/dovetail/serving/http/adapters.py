@@ -86,9 +86,8 @@ def inside(root: Path, path: str) -> Path:
     try:
         root = root.resolve()
         place = (root / path).resolve()
-        found = place.is_relative_to(root) and place != root and place.is_dir()
+        if place.is_relative_to(root) and place != root and place.is_dir():
+            return place
     except (OSError, ValueError, RuntimeError):  # a name that is too long, a zero byte, a circle of links
-        found = False
-    if not found:
-        raise ApiError(404, "lora_path: is no directory of the adapters", param="lora_path")
-    return place
+        pass
+    raise ApiError(404, "lora_path: is no directory of the adapters", param="lora_path")

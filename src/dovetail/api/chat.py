@@ -1,0 +1,131 @@
+"""chat: a conversation with a model. Each turn renders all messages with the model's chat template; the KV cache of what was
+said before is kept, so that a turn costs its own tokens.
+
+    talk = dt.chat("Qwen3-0.6B", system="Answer in one sentence.")
+    print(talk.ask("Why is the sky blue?"))
+    print(talk.ask("And at sunset?"))
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dovetail.api.generate import Generation, check_model, check_options
+from dovetail.api.models import load
+from dovetail.core.errors import InputError
+from dovetail.core.finite import check_weights
+from dovetail.generation import Vocabulary
+from dovetail.sampling import Sampling
+from dovetail.serving.engine import Engine
+from dovetail.serving.request import Request
+from dovetail.text.stream import TextStream
+from dovetail.transformer import Transformer
+
+TURN = 2  # messages: the user's and the answer
+
+
+def chat(
+    model: Transformer | str | Path,
+    *,
+    system: str | None = None,
+    max_tokens: int = 512,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int | None = None,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int = 0,
+    longest: int = 4096,
+) -> Chat:
+    """Begin a conversation with a model, or the model of a directory, that has a chat template.
+
+    `system` is a message before all others. An answer has at most `max_tokens` tokens. The conversation and an answer together
+    have at most `longest`; the oldest turns are left out where they do not fit. The other options are those of `generate`.
+    """
+    sampling = check_options(max_tokens, temperature, top_p, top_k, seed, min_p, repetition_penalty)
+    if not isinstance(model, Transformer):
+        check_model(model)
+        model = load(model)
+    check_weights(model, model.spec)
+    return Chat(model, system, max_tokens, sampling, longest)
+
+
+class Chat:
+    """A conversation. `messages` are its messages so far, the system's first."""
+
+    def __init__(self, model: Transformer, system: str | None, max_tokens: int, sampling: Sampling, longest: int) -> None:
+        vocabulary = model.vocabulary or Vocabulary()
+        if vocabulary.tokenizer is None or vocabulary.chat_template is None:
+            missing = "tokenizer" if vocabulary.tokenizer is None else "chat template"
+            raise InputError(f"chat: the model has no {missing}; use generate, or a directory that has one")
+        self.tokenizer, self.template, self.stop = vocabulary.tokenizer, vocabulary.chat_template, vocabulary.stop
+        self.engine = Engine(model.eval(), rows=1, longest=longest, start=vocabulary.start)
+        self.max_tokens, self.sampling = max_tokens, sampling
+        self.first = [] if system is None else [{"role": "system", "content": system}]
+        self.messages: list[dict[str, Any]] = list(self.first)
+        self.left_out = 0  # turns, in the last answer
+
+    def ask(self, text: str, on_text: Callable[[str], None] | None = None) -> Generation:
+        """Send a message and return the answer, which becomes part of the conversation. `on_text` is called with each piece of
+        it. Where it is interrupted (KeyboardInterrupt), the answer ends there; both messages stay."""
+        self.messages.append({"role": "user", "content": text})
+        try:
+            ids = self._ids()
+        except BaseException:
+            self.messages.pop()
+            raise
+        stream, pieces, tokens = TextStream(self.tokenizer), list[str](), list[int]()
+
+        def tell(piece: str) -> None:
+            pieces.append(piece)
+            if piece and on_text is not None:
+                on_text(piece)
+
+        begin = time.monotonic()
+        try:
+            for token in self._tokens(ids):
+                tokens.append(token)
+                if token not in self.stop:
+                    tell(stream.push(token))
+            tell(stream.end())
+        finally:
+            self.engine.abort("turn")
+            answer = "".join(pieces)
+            self.messages.append({"role": "assistant", "content": answer})
+        seconds = max(time.monotonic() - begin, 1e-9)
+        finish = "end" if tokens and tokens[-1] in self.stop else "length"
+        return Generation(text, answer, tokens, len(ids), finish, len(tokens) / seconds)
+
+    def _tokens(self, ids: list[int]) -> Iterator[int]:
+        room = min(self.max_tokens, self.engine.longest - len(ids))
+        self.engine.add(Request(id="turn", prompt=tuple(ids), max_tokens=room, sampling=self.sampling, stop=self.stop))
+        while self.engine.busy:
+            for output in self.engine.step():
+                if output.message:
+                    raise InputError(f"chat: {output.message}")
+                yield from output.tokens
+
+    def _ids(self) -> list[int]:
+        """The ids of the conversation; the oldest turns are left out where an answer would not fit."""
+        turns, room = self.messages[len(self.first) :], max(1, self.engine.longest - self.max_tokens)
+        ids: list[int] = []
+        for self.left_out in range(len(turns) // TURN + 1):
+            text = self.template.render([*self.first, *turns[TURN * self.left_out :]])
+            ids = self.tokenizer.prompt(text, add_special=False)
+            if len(ids) <= room:
+                return ids
+        raise InputError(f"chat: the message has {len(ids):,} tokens, and there is room for {room:,}; shorten it")
+
+    def undo(self) -> bool:
+        """Forget the last turn; False where there is none."""
+        if len(self.messages) <= len(self.first):
+            return False
+        del self.messages[-TURN:]
+        return True
+
+    def forget(self) -> None:
+        """Forget all turns."""
+        self.messages = list(self.first)

@@ -1,0 +1,145 @@
+"""Talk with a model in the terminal: answers are streamed, and the conversation is remembered.
+
+Ctrl-C ends an answer, Ctrl-D the conversation. Lines that begin with a slash are commands: /undo forgets the last turn, /forget
+all of them, /save FILE writes the conversation as JSON Lines for `dovetail tune`, /help lists these. Where stdin is no
+terminal, each of its lines is a message.
+
+    dovetail chat Qwen3-0.6B --system "Answer in one sentence."
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses as dc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from dovetail.cli.flags import InDir, LoadFlags, NewTokens, Seed, whole
+from dovetail.cli.output import print_json, print_note, print_text, to_json
+from dovetail.cli.shown import options
+from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.limits import MAX_LENGTH, PROMPT_CHARACTERS
+
+if TYPE_CHECKING:
+    from dovetail.api.chat import Chat
+
+PROMPT = "› "
+HELP = "/undo the last turn, /forget all, /save FILE, /bye or Ctrl-D to end"
+
+
+@dc.dataclass
+class Command(LoadFlags):
+    """The model and the sampling."""
+
+    directory: tyro.conf.Positional[InDir]
+    """A model directory with a tokenizer and a chat template: ours, or in Hugging Face layout."""
+    system: str | None = None
+    """A message before all others, which says how to answer."""
+    max_tokens: NewTokens = 512
+    """The largest number of tokens of an answer."""
+    temperature: float = 0.0
+    """0 takes the most probable token; 1 samples from the model's probs as they are."""
+    top_p: float = 1.0
+    """Sample from the fewest tokens whose probs sum to this."""
+    top_k: int | None = None
+    """Sample from this many of the most probable tokens."""
+    min_p: float = 0.0
+    """Sample from the tokens that are at least this many times as probable as the most probable one."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens of the conversation so far become less probable."""
+    seed: Seed = 0
+    """The seed of the sampling."""
+    longest: Annotated[int, whole(2, MAX_LENGTH)] = 4096
+    """Tokens of the conversation and an answer together; the oldest turns are left out where they do not fit."""
+    json: bool = False
+    """Print one JSON object per answer."""
+
+    def run(self) -> int:
+        """Load, then answer line by line."""
+        from dovetail.api.chat import chat
+        from dovetail.api.generate import check_model
+        from dovetail.api.models import load
+        from dovetail.cli.loading import shown_loading
+
+        check_model(self.directory)
+        with shown_loading(self.directory.name) as watch:
+            model = load(self.directory, watch=watch)
+        talk = chat(model, **options(self, "directory", "json", "load"))
+        terminal = sys.stdin.isatty() and not self.json
+        if terminal:
+            print_note(HELP)
+        for line in _lines(terminal):
+            try:
+                if line.startswith("/") and not self.json:
+                    if not _command(talk, line):
+                        break
+                else:
+                    self._answer(talk, line, terminal)
+            except DovetailError as error:  # of this message: the conversation goes on where somebody can mend it
+                if not terminal:
+                    raise
+                print_note(str(error))
+        return 0
+
+    def _answer(self, talk: Chat, line: str, terminal: bool) -> None:
+        try:
+            answer = talk.ask(line, None if self.json else print_text)
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            print()
+            return
+        if self.json:
+            print_json(answer.to_dict())
+        else:
+            print()
+            left_out = f"; {talk.left_out} of the oldest turns left out" if talk.left_out else ""
+            print_note(f"{len(answer.tokens)} tokens, {answer.tokens_per_second:.1f} tokens/s ({answer.finish}){left_out}")
+        sys.stdout.flush()
+
+
+def _lines(terminal: bool) -> Iterator[str]:
+    """The lines that are not empty: of a terminal with editing and history, or of stdin."""
+    if terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  gives input() editing and history
+    while True:
+        try:
+            line = input(PROMPT) if terminal else sys.stdin.readline(PROMPT_CHARACTERS + 1)
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:  # at the prompt: an empty line
+            print()
+            continue
+        if not terminal and not line:
+            return
+        if len(line) > PROMPT_CHARACTERS:
+            raise InputError(f"stdin: a line has more than {PROMPT_CHARACTERS:,} characters")
+        if line.strip():
+            yield line.strip()
+
+
+def _command(talk: Chat, line: str) -> bool:
+    """Run a line that begins with a slash; False where it ends the conversation."""
+    name, _, rest = line[1:].partition(" ")
+    if name in ("bye", "exit", "quit"):
+        return False
+    if name == "forget":
+        talk.forget()
+        print_note("all turns are forgotten")
+    elif name == "undo":
+        print_note("the last turn is forgotten" if talk.undo() else "there is no turn")
+    elif name == "save" and rest.strip():
+        from dovetail.io.atomic import write_atomically
+
+        path = Path(rest.strip())
+        write_atomically(path, to_json({"messages": talk.messages}) + "\n")
+        print_note(f"{path}: written")
+    else:
+        print_note(HELP)
+    return True

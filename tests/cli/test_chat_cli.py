@@ -1,0 +1,155 @@
+"""`dovetail chat` and `dt.chat`: a conversation of several turns, its commands, and where it does not fit."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import dovetail as dt
+from dovetail.cli import main
+from dovetail.core.errors import InputError
+from dovetail.generation import Vocabulary
+from dovetail.text.chat import ChatTemplate
+from dovetail.text.learn import learn
+from dovetail.text.tokenizer import END
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+SPEC = "{width: 28, vocab: 290, layers: [{repeat: 2, mixer: {heads: 2, head: 14}, ffn: {hidden: 44}}]}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = learn("user: why? assistant: it was the age of wisdom, so it was\nsystem: be brief\n" * 20, 290)
+    model = dt.build(dt.from_yaml(SPEC).set("vocab", tokenizer.size), seed=3)
+    model.vocabulary = Vocabulary(
+        tokenizer=tokenizer, stop=frozenset([tokenizer.id_of(END)]), chat_template=ChatTemplate(TEMPLATE, "of the test")
+    )
+    folder = tmp_path_factory.mktemp("chat") / "small"
+    dt.save(model, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def test_a_turn_sees_all_turns_before_it_and_computes_its_own_tokens(place: Path) -> None:
+    talk = dt.chat(place, system="be brief", max_tokens=20)
+    heard: list[str] = []
+    answers = [talk.ask(text, heard.append) for text in ("why?", "why it was?", "it was?")]
+    assert "".join(heard) == "".join(answer.text for answer in answers)
+    model, said = dt.load(place), [{"role": "system", "content": "be brief"}]
+    for text, answer in zip(("why?", "why it was?", "it was?"), answers, strict=True):
+        said.append({"role": "user", "content": text})
+        assert model.vocabulary is not None
+        assert model.vocabulary.chat_template is not None
+        prompt = model.vocabulary.chat_template.render(said)
+        assert answer.tokens == dt.generate(model, prompt, max_tokens=20).tokens
+        said.append({"role": "assistant", "content": answer.text})
+    assert talk.messages == said
+    assert talk.engine.hits >= 16 * (answers[1].prompt_tokens // 16 - 1)  # what was said before is in the cache
+
+
+def test_turns_can_be_undone_and_forgotten(place: Path) -> None:
+    talk = dt.chat(place, max_tokens=6)
+    assert not talk.undo()
+    first = talk.ask("why?").text
+    talk.ask("it was?")
+    assert talk.undo()
+    assert len(talk.messages) == 2
+    talk.forget()
+    assert talk.messages == []
+    assert talk.ask("why?").text == first
+
+
+def test_the_oldest_turns_are_left_out_where_they_do_not_fit(place: Path) -> None:
+    talk = dt.chat(place, system="be brief", max_tokens=8, longest=96)
+    for _ in range(8):
+        talk.ask("why it was? why?")
+    assert talk.left_out > 2
+    assert len(talk.messages) == 17
+    with pytest.raises(InputError, match="room for 88; shorten it"):
+        talk.ask("why? " * 200)
+    assert len(talk.messages) == 17  # the message that did not fit is not part of it
+
+
+def test_an_interrupted_answer_ends_there_and_stays(place: Path) -> None:
+    talk, heard = dt.chat(place, max_tokens=50), list[str]()
+
+    def interrupt(piece: str) -> None:
+        heard.append(piece)
+        if len(heard) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        talk.ask("why?", interrupt)
+    assert talk.messages[-1] == {"role": "assistant", "content": "".join(heard)}
+    assert not talk.engine.busy
+    talk.ask("it was?")
+    assert len(talk.messages) == 4
+
+
+def run(*args: str) -> int | str | None:
+    with pytest.raises(SystemExit) as end:
+        main(list(args))
+    return end.value.code
+
+
+def test_lines_of_stdin_are_messages(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("why?\n\n/undo\nwhy?\n/nonsense\n/save said.jsonl\n/bye\nnever asked\n"))
+    assert run("chat", str(place), "--max-tokens=5", "--system=be brief") == 0
+    shown = capsys.readouterr()
+    first, second = shown.out.splitlines()
+    assert first == second
+    assert "the last turn is forgotten" in shown.err
+    assert "/undo the last turn" in shown.err
+    saved = json.loads((tmp_path / "said.jsonl").read_text())
+    assert [one["role"] for one in saved["messages"]] == ["system", "user", "assistant"]
+    assert saved["messages"][2]["content"] == first
+    monkeypatch.setattr(sys, "stdin", io.StringIO("why?\n/undo\n"))
+    assert run("chat", str(place), "--max-tokens=5", "--json") == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["prompt"] for one in answers] == ["why?", "/undo"]
+
+
+def test_a_terminal_shows_a_prompt_and_ends_with_ctrl_d(place: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "dovetail", "chat", str(place), "--max-tokens=5"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True) as child:
+        os.close(theirs)
+        shown = b""
+        for line in (b"why?\n", b"\x04"):
+            shown += _until(ours, "› ".encode())
+            os.write(ours, line)
+        assert child.wait(60) == 0
+    assert "5 tokens" in shown.decode()
+    os.close(ours)
+
+
+def _until(fd: int, wanted: bytes) -> bytes:
+    read, end = b"", time.monotonic() + 60
+    while wanted not in read:
+        assert time.monotonic() < end, read
+        read += os.read(fd, 4096)
+    return read
+
+
+def test_a_model_without_a_template_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = dt.build(dt.from_yaml(SPEC))
+    tokenizer = learn("it was the age of wisdom\n" * 20, 290)
+    model.vocabulary = Vocabulary(tokenizer=tokenizer)
+    dt.save(model, tmp_path / "plain")
+    assert run("chat", str(tmp_path / "plain")) == 4
+    shown = capsys.readouterr()
+    assert "has no chat template" in shown.err
+    assert len([line for line in shown.err.splitlines() if "dovetail:" in line]) == 1
