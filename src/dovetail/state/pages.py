@@ -61,6 +61,7 @@ class PagedEntries:
         return out[0] if len(out) == 1 else torch.cat(out)
 
     def _read(self, store: Tensor, piece: Piece) -> Tensor:
-        used = piece.key_layout.once("pages", lambda: piece.table[:, : -(-piece.key_layout.n // self.page)].flatten())
+        # one page beyond keys that fill theirs: a compiled graph would hold whether the slice of them is contiguous
+        used = piece.key_layout.once("pages", lambda: piece.table[:, : piece.key_layout.n // self.page + 1].flatten())
         pages = store[:-1].view(-1, self.page * store[0].numel()).index_select(0, used)  # rows of a matrix copy fastest
         return pages.view(piece.rows.stop - piece.rows.start, -1, *store.shape[1:])[:, : piece.key_layout.n]
