@@ -1,0 +1,177 @@
+"""Speculative decoding: drafts change no token, sampled tokens have the target's distribution, and what a draft saves.
+
+    python benchmarks/speculate.py [--json] [--quick]
+
+Three small models (attention, a hybrid with Mamba-2, a mixture of experts) that have learned a text. Drafts come from prompt
+look-up, and from a model of one layer. With a share α of the drafts accepted, k drafts give 1 + α + … + α^k tokens per step of
+the target; that formula is set beside the speed-up. At this size a step is mostly Python: the speed-up says what the engine
+saves, not what a large model would.
+
+Leviathan et al. 2023. Sampling by a uniform number per (seed, token number) makes the sampled tokens equal, too, so that the
+chi-square test of the distribution is one of the sampler as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import math
+import random
+
+import torch
+from measure import Goal, Row, arguments, middle, progress, report, seconds
+from served import TEXT
+
+import dovetail as dt
+from dovetail.sampling import GREEDY, Sampling
+from dovetail.serving.engine import Engine
+from dovetail.serving.request import Request
+from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
+from dovetail.text.learn import learn
+from dovetail.text.tokenizer import Tokenizer
+from dovetail.transformer import Transformer
+
+ATTENTION = "{mixer: {heads: 2, head: 16}, ffn: {hidden: 64}}"
+MAMBA = "{mixer: {kind: mamba2, inner: 64, head: 16, state_size: 16}, ffn: {hidden: 64}}"
+EXPERTS = "{mixer: {heads: 2, head: 16}, ffn: {kind: moe, experts: 4, hidden: 32}}"
+SPECS = {"attention": [ATTENTION] * 3, "Mamba-2 hybrid": [MAMBA, ATTENTION, MAMBA], "experts": [EXPERTS] * 3}
+DRAFT, DRAFTS = [ATTENTION], 4
+SURE = 0.001  # of a chi-square test: it fails by chance once in a thousand runs
+NOISE = 0.15
+
+
+@dc.dataclass(frozen=True)
+class Sizes:
+    """How much is done."""
+
+    prompts: int = 200
+    steps: int = 150
+    draws: int = 4000
+    rounds: int = 5
+    new: int = 24
+
+
+def trained(layers: list[str], tokenizer: Tokenizer, steps: int) -> Transformer:
+    """A model that has learned the text."""
+    spec = dt.from_yaml(f"{{width: 32, vocab: {tokenizer.size}, layers: [{', '.join(layers)}]}}")
+    model = dt.build(spec, seed=1).train()
+    windows = tokenizer.encode(TEXT * 8).unfold(0, 64, 8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        model.loss(windows).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def requests(tokenizer: Tokenizer, sizes: Sizes, sampling: Sampling) -> list[Request]:
+    """Prompts from the text, of different lengths."""
+    ids, rng = tokenizer.encode(TEXT * 8).tolist(), random.Random(1)
+    cuts = [(rng.randrange(60), rng.randrange(4, 90)) for _ in range(sizes.prompts)]
+    return [
+        Request(id=str(i), prompt=tuple(ids[begin : begin + n]), max_tokens=sizes.new, sampling=sampling)
+        for i, (begin, n) in enumerate(cuts)
+    ]
+
+
+def answered(
+    model: Transformer, asked: list[Request], drafter: Drafter | None, rows: int = 4
+) -> tuple[Engine, dict[str, list[int]]]:
+    """The tokens of each request, and the engine that computed them."""
+    engine = Engine(model, rows=rows, longest=256, drafter=drafter, drafts=DRAFTS, share=False)
+    for request in asked:
+        engine.add(request)
+    tokens: dict[str, list[int]] = {}
+    while engine.busy:
+        for output in engine.step():
+            tokens.setdefault(output.id, []).extend(output.tokens)
+    return engine, tokens
+
+
+def figures(name: str, model: Transformer, smaller: Transformer, tokenizer: Tokenizer, sizes: Sizes) -> list[Row]:
+    """The rows of one model."""
+    rows: list[Row] = []
+    asked = requests(tokenizer, sizes, GREEDY)
+    _, want = answered(model, asked, None)
+    drafters = {"look-up": PromptLookup, "draft model": lambda: DraftModel(smaller, rows=4, longest=256, target=model)}
+    for how, make in drafters.items():
+        engine, got = answered(model, asked, make())
+        differ = sum(got[one.id] != want[one.id] for one in asked)
+        rows.append(Row(f"{name}, {how}: of {len(asked)} greedy texts, those that differ", differ, Goal(high=0)))
+        share = engine.accepted / max(engine.drafted, 1)
+        rows.append(Row(f"{name}, {how}: share of the drafts accepted", share))
+        rows.append(speed_up(f"{name}, {how}", model, asked[0], make, share, sizes))
+    return rows
+
+
+def speed_up(name: str, model: Transformer, request: Request, make, share: float, sizes: Sizes) -> Row:
+    """Time without drafts ÷ with, one request alone, beside the formula."""
+    ratios = []
+    for _ in range(sizes.rounds + 1):
+        plain = seconds(lambda: answered(model, [request], None, rows=1))
+        ratios.append(plain / seconds(lambda: answered(model, [request], make(), rows=1)))
+    value, spread = middle(ratios[1:])
+    formula = sum(share**i for i in range(DRAFTS + 1))
+    return Row(f"{name}: speed-up, batch 1 (tokens per step by the formula at this share: {formula:.2f})", value, None, spread)
+
+
+def chi_square(model: Transformer, tokenizer: Tokenizer, draws: int) -> Row:
+    """Second tokens sampled behind drafts, against the model's own probs summed over the first."""
+    prompt = tuple(tokenizer.encode(TEXT).tolist()[:40])
+    asked = [
+        Request(id=str(i), prompt=prompt, max_tokens=2, sampling=Sampling(temperature=1.3, top_k=8, seed=i))
+        for i in range(draws)
+    ]
+    _, got = answered(model, asked, PromptLookup(), rows=8)
+    with torch.inference_mode():
+        first = top(model(torch.tensor([prompt]))[0, -1])
+        both = sum(p * top(model(torch.tensor([[*prompt, t]]))[0, -1]) for t, p in enumerate(first.tolist()) if p > 0)
+    assert isinstance(both, torch.Tensor)
+    counts = torch.zeros_like(both)
+    for tokens in got.values():
+        counts[tokens[1]] += 1
+    likely = both * draws >= 5  # cells with fewer are put together
+    seen = torch.cat([counts[likely], counts[~likely].sum()[None]])
+    expected = torch.cat([both[likely], both[~likely].sum()[None]]) * draws
+    used = expected > 0
+    if bool(seen[~used].any()):
+        return Row("chi-square of sampled tokens behind drafts: probability", 0.0, Goal(low=SURE))
+    statistic = float(((seen - expected)[used] ** 2 / expected[used]).sum())
+    freedom = int(used.sum()) - 1
+    p = float(
+        torch.special.gammaincc(
+            torch.tensor(freedom / 2, dtype=torch.float64), torch.tensor(statistic / 2, dtype=torch.float64)
+        )
+    )
+    return Row(
+        f"chi-square of {draws} sampled tokens behind drafts, {freedom} degrees of freedom: probability", p, Goal(low=SURE)
+    )
+
+
+def top(logits: torch.Tensor) -> torch.Tensor:
+    """The probs that the requests sample from."""
+    logits = logits.double() / 1.3
+    least = logits.topk(8).values[-1]
+    return logits.masked_fill(logits < least, -math.inf).softmax(-1)
+
+
+def main() -> None:
+    """Take the figures and print them."""
+    parser = arguments(__doc__ or "")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    sizes = Sizes(prompts=6, steps=5, draws=200, rounds=1, new=8) if given.quick else Sizes()
+    tokenizer = learn(TEXT * 20, 400)
+    smaller = trained(DRAFT, tokenizer, sizes.steps)
+    rows: list[Row] = []
+    with progress("speculate", len(SPECS)) as tick:
+        for name, layers in SPECS.items():
+            model = trained(layers, tokenizer, sizes.steps)
+            rows += figures(name, model, smaller, tokenizer, sizes)
+            if name == "attention":
+                rows.append(chi_square(model, tokenizer, sizes.draws))
+            tick()
+    report(rows, given.json)
+
+
+if __name__ == "__main__":
+    main()
