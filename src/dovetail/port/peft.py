@@ -127,8 +127,8 @@ def write_peft(place: Path, spec: Model, stored: Stored, family: str | None = No
 def _config(kind: AdapterKind, base: Base | None) -> dict[str, Any]:
     named = {"base_model_name_or_path": None if base is None else base.name, "inference_mode": True, "task_type": None}
     if isinstance(kind, Lora):
-        named |= {"peft_type": "LORA", "r": kind.rank, "lora_alpha": kind.alpha, "lora_dropout": 0.0, "bias": "none"}
-        return named | {"use_dora": isinstance(kind, Dora), "use_rslora": kind.scale == "root"}
+        named |= {"peft_type": "LORA", "r": kind.rank, "lora_alpha": kind.alpha, "lora_dropout": kind.dropout}
+        return named | {"bias": "none", "use_dora": isinstance(kind, Dora), "use_rslora": kind.scale == "root"}
     if isinstance(kind, Ia3):
         return named | {"peft_type": "IA3"}
     raise SpecError("adapter", f"peft has no {kind.kind}", "write it in our own layout")
@@ -208,6 +208,7 @@ def _read_lora(config: Mapping[str, Any], modules: Modules) -> tuple[AdapterKind
     alpha = float(config["lora_alpha"])
     targets = sorted({leaf for one, _ in modules for leaf in one.leaves})
     fields = {"rank": rank, "alpha": alpha, "scale": "root" if root else "rank", "targets": targets}
+    fields["dropout"] = float(config.get("lora_dropout") or 0.0)
     kind = read_adapter({"kind": "dora" if config.get("use_dora") else "lora", **fields})
     assert isinstance(kind, Lora)
     found: dict[str, Tensor] = {}
