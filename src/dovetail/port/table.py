@@ -59,8 +59,8 @@ class Row:
     path with `{all}` is one of every layer, all of which one tensor holds. A name with `{expert}` or `{branch}` is one tensor
     per expert (from 0) or per branch (from 1). `interleave` is a path of our spec whose value is the number of blocks in which
     our tensors alternate. `fused` is the parameter of a module of transformers that holds the tensors of all experts, where
-    files hold them apart or under another name; those of several rows are concatenated along out. The row applies to a layer that has a value at `where` and none at `unless`: `layers.{}.ffn:glu`,
-    `layers.{}.mixer.q_rank`.
+    files hold them apart or under another name; those of several rows are concatenated along out. The row applies to a layer
+    that has a value at `where` and none at `unless`: `layers.{}.ffn:glu`, `layers.{}.mixer.q_rank`.
     """
 
     def __init__(
