@@ -40,10 +40,13 @@ def ctx(rows: int = 3, seed: int | None = 4) -> Ctx:
     return Ctx(layout=TokenLayout.whole(rows, IDS.shape[1]), seed=seed)
 
 
-def test_outside_training_there_is_no_dropout_and_merged_equals_unmerged() -> None:
-    model, plain = adapted(), adapted(dropout=0.0)
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_outside_training_there_is_no_dropout_and_merged_equals_unmerged(kind: str) -> None:
+    model, plain = adapted(kind=kind), adapted(dropout=0.0, kind=kind)
     assert torch.equal(model(IDS), plain(IDS))
     want = model(IDS)
+    assert (model(IDS, ctx()) - want).abs().max() > 1e-3, "in training there is"
+    assert torch.equal(plain(IDS, ctx()), want)
     merge(model)
     torch.testing.assert_close(model(IDS), want, rtol=1e-12, atol=1e-12)
 
@@ -118,6 +121,9 @@ def test_in_training_there_is_no_exact_matrix() -> None:
     model(IDS, ctx())
     assert seen == [False], "a seed is training"
     assert offers("matrix", mixer.k_up, mixer.v_up)
+    mixer.absorbing = lambda n, m: True  # a part that does not ask
+    with pytest.raises(InputError, match=r"layers\.0\.mixer\.k_up: has no one matrix in training with dropout"):
+        model(IDS, ctx())
 
 
 def test_a_copy_and_an_undone_merge_drop_and_a_detached_model_has_no_hooks() -> None:

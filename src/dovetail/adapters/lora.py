@@ -136,6 +136,12 @@ class LoraModule(Borrower):
         return rows.multiply(rows.multiply(x, self.a.to(x.dtype)) * self.factor, self.b.to(x.dtype))
 
     def matrix(self, leaf: Linear) -> Tensor:
+        if self.lent is not None and "matrix" not in self.exact:
+            raise InputError(f"{self.lent.path}: has no one matrix in training with dropout; set dropout to 0")
+        return self.undropped(leaf)
+
+    def undropped(self, leaf: Linear) -> Tensor:
+        """W + s·B A: the matrix outside training."""
         dense = leaf.dense()
         return dense + self.delta(leaf).to(dense.dtype)
 
@@ -155,7 +161,7 @@ class DoraModule(LoraModule):
     def lengths(self, leaf: Linear) -> Tensor:
         """‖V‖ (…, out), without a gradient."""
         with torch.no_grad():
-            v = super().matrix(leaf)
+            v = self.undropped(leaf)
             return torch.linalg.vector_norm(v.to(at_least_fp32(v.dtype)), dim=-1).to(self.m.dtype)
 
     def ratio(self, leaf: Linear) -> Tensor:
