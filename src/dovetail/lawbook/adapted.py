@@ -178,7 +178,7 @@ def _idle(d: Declared) -> bool:
 def _rows(case: Case, targets: list[str]) -> None:
     """A batch whose rows have different adapters, against each adapter alone."""
     model = perturbed(case.spec, case.seed)
-    kind = Lora(rank=2, alpha=32.0, targets=tuple(targets))
+    kind = Lora(rank=2, alpha=32.0, dropout=0.0, targets=tuple(targets))
     attach(model, kind, seed=case.seed)
     several: list[dict[str, Tensor]] = []
     alone: list[Tensor] = []
