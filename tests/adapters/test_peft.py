@@ -24,6 +24,15 @@ pytestmark = pytest.mark.skipif(not (PYTHON.parents[1] / "ready").exists(), reas
 BOUND = 1e-12
 IDS = torch.arange(14).view(2, 7)
 SMALL = "width: 24, vocab: 62, layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 4}, ffn: {hidden: 44}}]"
+EXPERTS = "ffn: {kind: moe, experts: 4, hidden: 20, router: {kind: softmax_router, top_k: 2}}"
+MOE = SMALL.replace("ffn: {hidden: 44}", EXPERTS) + ", head: {kind: lm, tied: false}"
+SINKS = "heads: 6, kv_heads: 2, head: 4, bias: true, out_bias: true, sink: true"
+GPT_OSS = f"""
+{{width: 24, vocab: 62, head: {{kind: lm, tied: false}}, layers: [{{repeat: 2, pattern: [local, full],
+local: {{mixer: {{{SINKS}, mask: [causal, {{kind: window, size: 5}}]}}}}, full: {{mixer: {{{SINKS}}}}},
+ffn: {{kind: moe, experts: 4, hidden: 20, act: quick_gelu, bias: true, limit: 7.0, plus_one: true,
+router: {{kind: softmax_router, top_k: 2, bias: true}}}}}}]}}
+"""
 # family -> (spec, the adapters that we write, those of peft)
 LORA: dict[str, Any] = {"r": 3, "lora_alpha": 5}
 FAMILIES: dict[str, tuple[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]]] = {
@@ -49,6 +58,36 @@ FAMILIES: dict[str, tuple[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]]
             "lora": ({"kind": "lora", "rank": 2}, {**LORA, "target_modules": ["qkv_proj", "gate_up_proj"]}),
             "some": ({"kind": "lora", "rank": 2, "targets": ["q", "v"]}, {**LORA, "target_modules": ["o_proj"]}),
             "dora": ({"kind": "dora", "rank": 2}, {**LORA, "use_dora": True, "target_modules": ["qkv_proj"]}),
+        },
+    ),
+    "mixtral": (
+        f"{{{MOE}}}",
+        {
+            "lora": (
+                {"kind": "lora", "rank": 3, "alpha": 5.0},
+                {**LORA, "target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+            ),
+            "up": (
+                {"kind": "lora", "rank": 2, "targets": ["bank.up", "v"]},
+                {**LORA, "target_modules": [], "target_parameters": ["mlp.experts.gate_up_proj"]},
+            ),
+            "down": (
+                {"kind": "lora", "rank": 2, "scale": "root", "targets": ["bank.down"]},
+                {**LORA, "use_rslora": True, "target_modules": [], "target_parameters": ["down_proj"]},
+            ),
+        },
+    ),
+    "granitemoe": (
+        f"{{{MOE}}}",
+        {"lora": ({"kind": "lora", "rank": 2}, {**LORA, "target_modules": [], "target_parameters": ["experts.down_proj"]})},
+    ),
+    "gpt_oss": (
+        GPT_OSS,
+        {
+            "lora": (
+                {"kind": "lora", "rank": 2, "dropout": 0.2},
+                {**LORA, "target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+            )
         },
     ),
     "gpt2": (
@@ -105,11 +144,13 @@ def test_ours_in_peft_and_peft_s_here_have_the_same_logits(family: str, tmp_path
 
 
 def test_what_peft_cannot_hold_is_refused_by_its_path(tmp_path: Path) -> None:
-    spec = dt.from_yaml("{width: 24, vocab: 62, layers: [{mixer: {heads: 2}, ffn: {kind: moe, experts: 4, hidden: 20}}]}")
-    model = dt.build(spec)
-    dt.attach(model, "lora")
-    with pytest.raises(SpecError, match=r"layers\.0\.ffn\.bank\.down: is no linear module of transformers"):
-        dt.save_adapter(model, tmp_path / "experts", layout="peft")
+    for kind in ("dora", "ia3"):
+        model = dt.build(f"{{{MOE}}}")
+        dt.attach(model, {"kind": kind, "targets": ["bank.down"]})
+        with pytest.raises(
+            SpecError, match=rf"layers\.0\.ffn\.bank\.down: .*mlp\.experts\.down_proj, .* lora alone, not {kind}"
+        ):
+            dt.save_adapter(model, tmp_path / "experts", layout="peft")
 
 
 def test_a_config_that_changes_more_than_we_read_is_refused(tmp_path: Path) -> None:

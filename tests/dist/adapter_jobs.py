@@ -19,14 +19,14 @@ def adapted_model(spec: Model, kind: dict[str, Any]) -> ModelModule:
     return model
 
 
-def compare_adapted(text: str, kind: dict[str, Any], how: How) -> dict[str, float]:
-    """The differences of outputs and gradients between a whole adapted model and a sharded one."""
+def compare_adapted(text: str, kind: dict[str, Any], how: How, seed: int | None = None) -> dict[str, float]:
+    """The differences of outputs and gradients between a whole adapted model and a sharded one; with a seed in training."""
     spec = from_yaml(text)
     whole = adapted_model(spec, kind)
     batch = make_batch(spec, whole, 0)
-    want = _run(whole, spec, batch, None)
+    want = _run(whole, spec, batch, seed)
     run = SPLITS[how](adapted_model(spec, kind), spec, _mesh(how))
-    gaps = gaps_of(run(batch, None), want)
+    gaps = gaps_of(run(batch, seed), want)
     trained = [name for name, gradient in want.gradients.items() if bool(gradient.abs().max() > 0)]
     assert trained
     assert all(".adapter." in name for name in trained), "the base takes no gradient"

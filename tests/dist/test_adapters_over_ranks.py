@@ -37,6 +37,13 @@ def test_an_adapted_model_over_two_ranks_equals_one(pair: Pair, model: Any, kind
         assert any(".adapter." in one for one in gaps)
 
 
+@pytest.mark.parametrize(("model", "how"), [(LLAMA, "tp"), (EXPERTS, "tp"), (LLAMA, "fsdp")], ids=["tp", "experts", "fsdp"])
+def test_the_dropout_of_an_adapter_is_that_of_one_rank(pair: Pair, model: Any, how: str) -> None:
+    for gaps in pair.run(compare_adapted, to_yaml(model), {**LORA, "dropout": 0.3}, how, 1):
+        name, gap = max(gaps.items(), key=lambda item: item[1])
+        assert gap < RELATION, name
+
+
 def test_dora_of_a_matrix_whose_rows_are_split_is_refused(pair: Pair) -> None:
     for kind, message in pair.run(error_of, compare_adapted, to_yaml(LLAMA), {"kind": "dora", "rank": 2}, "tp"):
         assert kind == "SpecError"

@@ -24,7 +24,11 @@ def outputs(log_probs):
 
 def trainer(**fields):
     accelerator = SimpleNamespace(
-        gather_for_metrics=lambda x: x, gather=lambda x: x, device=torch.device("cpu"), num_processes=1
+        gather_for_metrics=lambda x: x,
+        gather=lambda x: x,
+        reduce=lambda x, reduction: x,
+        device=torch.device("cpu"),
+        num_processes=1,
     )
     stub = MagicMock()
     settings = {
@@ -81,6 +85,34 @@ def orpo(given):
     return -ORPOTrainer.odds_ratio_loss(trainer(beta=given["beta"]), *means)[0].mean()
 
 
+def orpo_text(given):
+    """The NLL of the chosen text and the whole loss, with their gradients, of logits that a table (vocab, vocab) gives."""
+    from trl.experimental.orpo.orpo_trainer import ORPOTrainer
+
+    table = torch.tensor(given["table"], dtype=torch.float64, requires_grad=True)
+    own = trainer(beta=given["beta"], is_encoder_decoder=False, padding_value=0)
+    for name in ("concatenated_inputs", "get_batch_logps"):
+        setattr(own, name, getattr(ORPOTrainer, name))
+    for name in ("concatenated_forward", "odds_ratio_loss"):
+        setattr(own, name, getattr(ORPOTrainer, name).__get__(own))
+    batch = {}
+    for name in ("chosen", "rejected"):
+        tokens, starts = given[name], given["starts"]
+        width = max(map(len, tokens))
+        batch[f"{name}_input_ids"] = torch.tensor([row + [0] * (width - len(row)) for row in tokens])
+        batch[f"{name}_attention_mask"] = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in tokens])
+        labels = [[-100] * start + row[start:] + [-100] * (width - len(row)) for row, start in zip(tokens, starts, strict=True)]
+        batch[f"{name}_labels"] = torch.tensor(labels)
+    model = lambda ids, **_: SimpleNamespace(logits=table[ids])  # noqa: E731
+    text, whole = own.concatenated_forward(model, batch)[4], ORPOTrainer.get_batch_loss_metrics(own, model, batch)[0]
+    return {name: with_gradient(value, table) for name, value in (("text", text), ("whole", whole))}
+
+
+def with_gradient(value, of):
+    (gradient,) = torch.autograd.grad(value, of, retain_graph=True)
+    return {"value": float(value), "gradient": gradient.tolist()}
+
+
 def reward(given):
     from trl.trainer.reward_trainer import RewardTrainer
 
@@ -95,6 +127,7 @@ def grpo(given):
 
     tensors = {name: torch.tensor(given[name], dtype=torch.float64) for name in ("policy", "old", "reference", "advantages")}
     mask = torch.tensor(given["mask"])
+    tensors["policy"].requires_grad_()
     own = trainer(beta=given["kl"], loss_type="bnpo", importance_sampling_level="token", epsilon_low=given["clip"])
     own.epsilon_high, own.top_entropy_quantile, own.off_policy_mask_threshold, own.use_vllm = given["clip"], 1.0, None, False
     own.args = SimpleNamespace(delta=None, use_bias_correction_kl=False)
@@ -103,12 +136,13 @@ def grpo(given):
     own._get_per_token_logps_and_entropies = lambda *_, **__: (tensors["policy"], zeros, None)
     inputs = {"prompt_ids": mask, "prompt_mask": mask, "completion_ids": mask, "completion_mask": mask}
     inputs |= {"advantages": tensors["advantages"], "old_per_token_logps": tensors["old"]}
-    return GRPOTrainer._compute_loss(own, None, {**inputs, "ref_per_token_logps": tensors["reference"]})
+    loss = GRPOTrainer._compute_loss(own, None, {**inputs, "ref_per_token_logps": tensors["reference"]})
+    return with_gradient(loss, tensors["policy"])
 
 
 given = json.load(sys.stdin)
 found = {"dpo": dpo(given["pairs"], "sigmoid"), "ipo": dpo(given["pairs"], "ipo"), "orpo": orpo(given["pairs"])}
 found |= {"kto": kto(given["pairs"]), "reward": reward(given["pairs"])}
-if "grpo" in given:
-    found["grpo"] = grpo(given["grpo"])
-print(json.dumps({name: float(value) for name, value in found.items()}))
+made = {name: float(value) for name, value in found.items()}
+made |= {"grpo": [grpo(one) for one in given["grpo"]], "orpo_text": orpo_text(given["texts"])}
+print(json.dumps(made))

@@ -9,9 +9,11 @@ import torch
 from tuning_base import base, chats
 
 import dovetail as dt
+from dovetail.adapters.tensors import adapter_tensors
 from dovetail.core.errors import SpecError
 from dovetail.quantization.leaf import QuantizedLinear
 from dovetail.quantization.recipe import quantized_leaves
+from dovetail.training.source import HeldOut
 
 IDS = torch.arange(9)[None]
 
@@ -64,3 +66,26 @@ def test_an_adapter_is_not_merged_into_weights_of_four_bits(tmp_path: Path) -> N
     dt.tune(tmp_path / "four", data, adapter="lora", template="plain", steps=2, length=64, out=tmp_path / "run", quiet=True)
     with pytest.raises(SpecError, match="fewer bits"):
         dt.merge(tmp_path / "four", tmp_path / "run", out=tmp_path / "merged")
+
+
+def test_a_killed_run_with_dropout_resumes_to_the_same_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, data = base(tmp_path / "base"), chats(tmp_path / "chats.jsonl")
+    how = {"adapter": {"kind": "lora", "rank": 4, "dropout": 0.4}, "template": "plain", "steps": 4, "evals": 4, "length": 64}
+    whole = dt.tune(start, data, out=tmp_path / "whole", quiet=True, **how)
+    batches = HeldOut.__getitem__
+
+    def killed(self: HeldOut, i: int) -> object:
+        if len((tmp_path / "cut" / "loss.jsonl").read_text().splitlines()) >= 2:
+            raise KeyboardInterrupt
+        return batches(self, i)
+
+    monkeypatch.setattr(HeldOut, "__getitem__", killed)
+    monkeypatch.setattr("dovetail.api.train.CHECKPOINT_MINUTES", 1e-9)
+    with pytest.raises(KeyboardInterrupt):
+        dt.tune(start, data, out=tmp_path / "cut", quiet=True, **how)
+    monkeypatch.undo()
+    again = dt.tune(start, data, out=tmp_path / "cut", quiet=True, **how)
+    want = adapter_tensors(whole.model)
+    assert want
+    for path, tensor in adapter_tensors(again.model).items():
+        assert torch.equal(tensor, want[path]), path

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from dovetail.adapters.draws import lend_no_more, lend_to
 from dovetail.adapters.kind import AdapterKind, AdapterModule, leaf_path
 from dovetail.construction import initial
 from dovetail.core.check import check
@@ -25,6 +26,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.fold import Declared, declared
 from dovetail.core.held import Absent, adapted_leaves
 from dovetail.core.linear import Linear
+from dovetail.core.module import holder
 from dovetail.core.part import from_data
 from dovetail.core.suggest import nearest
 from dovetail.io.yaml import parse_yaml
@@ -73,6 +75,8 @@ def attach(
         if owner not in by_weight:
             by_weight[owner] = _made(kind, weights[owner], leaf, seed, dtype)
         leaf.adapter = by_weight[owner]
+        if kind.draws():
+            lend_to(holder(model, leaf_path(d))[0])
     for path, leaf in leaves.items():
         if leaf.adapter is None:
             raise SpecError(path, "is targeted, but has no adapter", "this is a defect of dovetail; please report it")
@@ -164,7 +168,7 @@ def _made(kind: AdapterKind, d: Declared, leaf: Linear, seed: int, dtype: torch.
         else initial(one, seed).to(device, own)
         for one in tensors
     }
-    return kind.adapter()(kind, tensors, values)
+    return kind.adapter()(kind, tensors, values).train(leaf.training)
 
 
 def match(model: nn.Module) -> None:
@@ -178,6 +182,7 @@ def detach(model: nn.Module) -> None:
     """Remove all adapters; the model's own weights can be trained again."""
     for _, leaf in list(adapted_leaves(model)):
         leaf.adapter = None
+    lend_no_more(model)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
 
@@ -197,6 +202,9 @@ class Merged:
             parameter.requires_grad_(False)
         for leaf, adapter in self.adapters:
             leaf.adapter = adapter
+        for path, leaf in adapted_leaves(self.model):
+            if isinstance(leaf.adapter, AdapterModule) and leaf.adapter.kind.draws():
+                lend_to(holder(self.model, path)[0])
         self.old, self.adapters = [], []
 
 

@@ -49,6 +49,10 @@ class AdapterKind(Part):
         """The tensors that adapt one leaf, from its declared weight; names have no dot."""
         raise NotImplementedError
 
+    def draws(self) -> bool:
+        """Whether its modules draw random numbers in training: they are then lent the Ctx of the part that runs."""
+        return False
+
     def sizes(self) -> dict[str, int]:
         """The axes that it adds to those of the leaf."""
         return {}

@@ -13,6 +13,7 @@ from dovetail.io.model_dir import must_be_free
 from dovetail.io.untrusted import Directory
 from dovetail.look.console import unwrapped
 from dovetail.port.hf import Ported
+from dovetail.port.layouts import DEFAULT
 from dovetail.port.load import Watch, origin
 from dovetail.port.write import export_directory, write_theirs
 
@@ -41,6 +42,7 @@ def export(
     out: str | Path,
     *,
     family: str | None = None,
+    layout: str = DEFAULT,
     step: int | None = None,
     force: bool = False,
     watch: Watch | None = None,
@@ -50,12 +52,15 @@ def export(
     `family` is a model_type of `list_families`: by default the one that the model was imported from, or the first that can
     express the spec. Where none can, SpecError names the part that cannot be written.
 
+    `layout` is how weights of fewer bits are written: compressed-tensors, gptq or awq. Where it cannot hold a matrix, SpecError
+    names it.
+
     `step` exports a checkpoint of a training run, which may still be running, instead of the weights in the directory: its
     checksums are verified, and its tensors are read one at a time. With a moving average its weights are written.
     """
     must_be_free(Path(out), force)
     if step is None:
-        ported = export_directory(directory, out, family, watch=watch)
+        ported = export_directory(directory, out, family, layout=layout, watch=watch)
     else:
         ported = _export_step(Path(directory), step, Path(out), family)
     names = sum(len(move.hf_names) for move in ported.moves)

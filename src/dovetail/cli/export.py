@@ -4,13 +4,14 @@ The family is the one the model was imported from, or the first that can express
 part that cannot be written. `dovetail port` lists the families.
 
     dovetail export llama-tiny-trained -o llama-tiny-hf
+    dovetail export small -o small-gptq --layout gptq   # of a model that `dovetail quantize` wrote
     dovetail export run-1 --step 1200 -o run-1-hf       # a checkpoint of a run
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -29,6 +30,8 @@ class Command(LoadFlags):
     """The directory to write."""
     family: str | None = None
     """The model_type to write, one of those that `dovetail port` lists."""
+    layout: Literal["compressed-tensors", "gptq", "awq"] = "compressed-tensors"
+    """How weights of fewer bits are written; gptq and awq hold int4 alone."""
     step: Steps | None = None
     """Export the checkpoint of a training run after this step, which may still be running."""
     force: bool = False

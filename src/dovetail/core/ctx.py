@@ -28,6 +28,7 @@ from dovetail.core.random import draw, normals, streams, words
 
 if TYPE_CHECKING:
     from dovetail.core.module import Module
+    from dovetail.core.scope import Scope
 
 Views = Sequence[Mapping[str, Any]]  # per layer: branch name -> view of its decode state
 
@@ -86,6 +87,20 @@ class BatchRanks(Protocol):
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Return the first rank's x."""
+        ...
+
+
+class Placed(Protocol):
+    """What draws: its path, and the sizes of its axes. A module, or the adapter of a leaf."""
+
+    @property
+    def path(self) -> str:
+        """Its path in the model."""
+        ...
+
+    @property
+    def scope(self) -> Scope:
+        """The sizes of its axes."""
         ...
 
 
@@ -219,7 +234,7 @@ class Ctx:
 
     # -- draws
 
-    def dropout(self, x: Tensor, p: float, module: Module, name: str = "", axes: Sequence[str] = ("embed",)) -> Tensor:
+    def dropout(self, x: Tensor, p: float, module: Placed, name: str = "", axes: Sequence[str] = ("embed",)) -> Tensor:
         """Set values of x to 0 with probability p and scale the others by 1/(1 − p); in training only.
 
         x is (…, n, channels), or (answers, channels) with one answer per sample; `axes` are the logical axes of the channels.
@@ -227,6 +242,19 @@ class Ctx:
         if self.seed is None or p == 0.0:
             return x
         return _drop(x, torch.stack(words(self._bits(x, module, name, axes)), -1), p, self.first(module, axes, x.shape[-1]))
+
+    def dropout_rows(
+        self, x: Tensor, p: float, module: Placed, name: str, axes: Sequence[str], token: Tensor, expert: Tensor
+    ) -> Tensor:
+        """The same for rows (rows, channels) that experts read, by (sample, position, expert, channel): `token` (rows,) is the
+        number of each row's token in the layout, `expert` (rows,) that of its expert among all."""
+        if self.seed is None or p == 0.0:
+            return x
+        sample, position = (one.flatten().index_select(0, token) for one in (self.layout.sample, self.layout.order))
+        first = self.first(module, axes, x.shape[-1])
+        pairs = _pairs(first, x.shape[-1], x.device)
+        bits = draw(self._stream(module, name), *(one[:, None] for one in (sample, position, expert)), pairs)
+        return _drop(x, torch.stack(words(bits), -1), p, first)
 
     def dropout_probs(
         self, probs: Tensor, p: float, module: Module, name: str, q_layout: TokenLayout, k_layout: TokenLayout
@@ -248,11 +276,11 @@ class Ctx:
         both = torch.stack(normals(self._bits(x, module, name, axes)), -1)
         return x + (std * _slice(both, self.first(module, axes, x.shape[-1]), x.shape[-1])).to(x.dtype)
 
-    def _stream(self, module: Module, name: str) -> Tensor:
+    def _stream(self, module: Placed, name: str) -> Tensor:
         assert isinstance(self.seed, Tensor)
         return streams(self.seed, [f"{module.path}.{name}"])[0]
 
-    def _bits(self, x: Tensor, module: Module, name: str, axes: Sequence[str]) -> Tensor:
+    def _bits(self, x: Tensor, module: Placed, name: str, axes: Sequence[str]) -> Tensor:
         """64 random bits (…, n, pairs) for each pair of channels of x."""
         sample, position = self.layout.sample, self.layout.order
         if x.shape[:-1] != position.shape:  # one answer per sample
@@ -261,7 +289,7 @@ class Ctx:
         pairs = _pairs(self.first(module, axes, x.shape[-1]), x.shape[-1], x.device)
         return draw(self._stream(module, name), sample[..., None], position[..., None], pairs)
 
-    def first(self, module: Module, axes: Sequence[str], size: int) -> int:
+    def first(self, module: Placed, axes: Sequence[str], size: int) -> int:
         """The global index of this rank's first channel, of `size` channels along the axes."""
         total = module.scope.size(*axes)
         if size == total:

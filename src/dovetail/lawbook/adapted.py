@@ -36,7 +36,11 @@ from dovetail.model import ModelModule
 from dovetail.ops.attend import using
 from dovetail.training.optim import Optimizer
 
-KINDS = ({"kind": "lora", "rank": 3, "alpha": 5.0}, {"kind": "dora", "rank": 2, "scale": "root"}, {"kind": "ia3"})
+KINDS = (
+    {"kind": "lora", "rank": 3, "alpha": 5.0, "dropout": 0.3},  # off outside training
+    {"kind": "dora", "rank": 2, "scale": "root"},
+    {"kind": "ia3"},
+)
 SPREAD = 0.4  # of what is added to an adapter: enough that no output stays the same
 FELT = 1e-7  # of the scale of an output: the least change that is one
 EVERY_WEIGHT = "every_weight"  # law 16
@@ -177,7 +181,7 @@ def _rows(case: Case, targets: list[str]) -> None:
     alone: dict[str | None, Tensor] = {None: case_of(case, model).run()}
     several: list[tuple[str, Lora, dict[str, Tensor]]] = []
     for rank, alpha in ((2, 32.0), (3, 10.0)):
-        kind, name = Lora(rank=rank, alpha=alpha, targets=tuple(targets)), f"rank {rank}"
+        kind, name = Lora(rank=rank, alpha=alpha, dropout=0.0, targets=tuple(targets)), f"rank {rank}"
         attach(model, kind, seed=case.seed)
         perturb(model, case.seed + rank)
         several.append((name, kind, {path: tensor.clone() for path, tensor in adapter_tensors(model).items()}))

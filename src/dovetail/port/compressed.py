@@ -10,7 +10,7 @@ and neither can NF4: SpecError names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,20 +27,14 @@ from dovetail.quantization.format import CODES, SCALE, Format
 from dovetail.quantization.formats import FP8, Int4, Int8
 from dovetail.quantization.leaf import QuantizedLinear
 
-Write = Callable[[QuantizedLinear], dict[str, Tensor]]
+Write = Callable[[str, QuantizedLinear], dict[str, Tensor]]
 Leaves = Mapping[str, QuantizedLinear]
 
 
 def quantization_config(spec: Model, moves: Sequence[Move], leaves: Leaves) -> dict[str, Any]:
     """The field of config.json; SpecError for formats that one config cannot express."""
-    formats = {leaf.format: path for path, leaf in leaves.items()}
-    if len(formats) > 1:
-        raise SpecError(list(formats.values())[1], "has another format than other leaves", "quantize with one format to export")
-    (format,) = formats
-    layout, weights = _settings(format, next(iter(leaves)))
-    by_path = {move.paths[0]: move.hf_names[0] for move in moves if len(move.paths) == 1}
-    left = [d.path for d in declared(spec) if d.weight.matmul and d.path.removesuffix(".weight") not in leaves]
-    ignored = [by_path[path].removesuffix(".weight") for path in left if path in by_path]
+    layout, weights = _settings(*one_format(leaves))
+    ignored = [name.removesuffix(".weight") for _, name in left_out(spec, moves, leaves)]
     return {
         "quant_method": "compressed-tensors",
         "format": layout,
@@ -58,6 +52,23 @@ def quantization_config(spec: Model, moves: Sequence[Move], leaves: Leaves) -> d
     }
 
 
+def one_format(leaves: Leaves) -> tuple[Format, str]:
+    """The format of all leaves, and the path of the first; SpecError where there are several."""
+    formats = {leaf.format: path for path, leaf in leaves.items()}
+    if len(formats) > 1:
+        raise SpecError(list(formats.values())[1], "has another format than other leaves", "quantize with one format to export")
+    return next(iter(formats)), next(iter(leaves))
+
+
+def left_out(spec: Model, moves: Sequence[Move], leaves: Leaves, readouts: bool = True) -> Iterator[tuple[str, str]]:
+    """(path, name of theirs) of every matrix that is not quantized; without readouts, of those that might be."""
+    by_path = {move.paths[0]: move.hf_names[0] for move in moves if len(move.paths) == 1}
+    for d in declared(spec):
+        path = d.path.removesuffix(".weight")
+        if d.weight.matmul and path not in leaves and d.path in by_path and (readouts or not d.weight.readout):
+            yield path, by_path[d.path]
+
+
 def _settings(format: Format, path: str) -> tuple[str, dict[str, Any]]:
     """Their name of the layout, and their settings of the weights."""
     if isinstance(format, Int4):
@@ -73,8 +84,8 @@ def _settings(format: Format, path: str) -> tuple[str, dict[str, Any]]:
     )
 
 
-def compressed_pieces(moves: Sequence[Move], pieces: Sequence[Piece], leaves: Leaves) -> list[Piece]:
-    """The pieces of an export, with the tensors of compressed-tensors in place of the dense W of each quantized leaf."""
+def packed_pieces(moves: Sequence[Move], pieces: Sequence[Piece], leaves: Leaves, write: Write) -> list[Piece]:
+    """The pieces of an export, with the tensors that `write` makes in place of the dense W of each quantized leaf."""
     made = []
     for move, piece in zip(moves, pieces, strict=True):
         own = [
@@ -88,18 +99,18 @@ def compressed_pieces(moves: Sequence[Move], pieces: Sequence[Piece], leaves: Le
         if len(move.paths) != 1 or len(move.hf_names) != 1 or move.convert != IDENTITY or len(leaves[own[0]].shape) != 2:
             what = f"is held by {move.hf_names[0]} in another form, which has no packed layout here"
             raise SpecError(own[0], what, "export dense weights, or leave it out of the quantization (--skip)")
-        made.append(_piece(move.hf_names[0].removesuffix("weight"), leaves[own[0]]))
+        made.append(_piece(move.hf_names[0].removesuffix("weight"), own[0], leaves[own[0]], write))
     return made
 
 
-def _piece(stem: str, leaf: QuantizedLinear) -> Piece:
+def _piece(stem: str, path: str, leaf: QuantizedLinear, write: Write) -> Piece:
     def make() -> dict[str, Tensor]:
-        return {stem + name: tensor for name, tensor in _written(leaf).items()}
+        return {stem + name: tensor for name, tensor in write(path, leaf).items()}
 
     return Piece({name: tensor.to("meta") for name, tensor in make().items()}, make)
 
 
-def _written(leaf: QuantizedLinear) -> dict[str, Tensor]:
+def compressed_tensors(path: str, leaf: QuantizedLinear) -> dict[str, Tensor]:
     """The tensors of one leaf, by their names."""
     tensors, format, inp = leaf.stored(), leaf.format, leaf.in_features
     scale = tensors[SCALE].to(leaf.dtype)

@@ -17,6 +17,7 @@ from dovetail.port.field import ABSENT, Config, Copy, Settings, is_kind, value_a
 from dovetail.port.table import Row
 
 WEIGHT, DEFAULT_WEIGHT = "router_aux_loss_coef", 0.001
+GATE_UP, DOWN = "gate_up_proj", "down_proj"  # the parameters of all experts in a module of transformers
 DENSE, STEP = "mlp_only_layers", "decoder_sparse_step"
 
 
@@ -49,13 +50,21 @@ def expert_fields(experts: str) -> tuple[Copy, ...]:
 
 
 def expert_rows(
-    hf_module: str, module: str, *, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+    hf_module: str,
+    module: str,
+    *,
+    gate: str = "gate_proj",
+    up: str = "up_proj",
+    down: str = "down_proj",
+    fused: str | None = None,
 ) -> tuple[Row, Row, Row]:
-    """Rows for the matrices of gated experts; `hf_module` has `{expert}`."""
+    """Rows for the matrices of gated experts; `hf_module` has `{expert}`. `fused` is the module of transformers with all of
+    them, where it is not `hf_module` without the number."""
+    whole = fused or hf_module.removesuffix(".{expert}")
     return (
-        Row(f"{hf_module}.{gate}.weight", f"{module}.gate.weight"),
-        Row(f"{hf_module}.{up}.weight", f"{module}.up.weight"),
-        Row(f"{hf_module}.{down}.weight", f"{module}.down.weight"),
+        Row(f"{hf_module}.{gate}.weight", f"{module}.gate.weight", fused=f"{whole}.{GATE_UP}"),
+        Row(f"{hf_module}.{up}.weight", f"{module}.up.weight", fused=f"{whole}.{GATE_UP}"),
+        Row(f"{hf_module}.{down}.weight", f"{module}.down.weight", fused=f"{whole}.{DOWN}"),
     )
 
 

@@ -6,7 +6,7 @@
 Where each row and column of our matrices lies in theirs is read off the dialect's own conversion, by converting the indices of
 the entries. Leaves that they pack into one module (q, k, v) become one adapter of a larger rank, block by block; their adapter
 of a packed module becomes one for each of our leaves, with the same A. Both compute the same function. Experts, which
-transformers holds as one parameter and not as linear modules, are refused.
+transformers holds as one parameter and not as linear modules, are in port/peft_experts.py.
 """
 
 from __future__ import annotations
@@ -32,12 +32,21 @@ from dovetail.io.tensors import TensorFile, write_tensors
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model
 from dovetail.port.hf import to_hf
+from dovetail.port.peft_experts import FACTORS, Bank, banks, names, our_factors, rank_of, targeted, their_factors
 
 PREFIX = "base_model.model."
 # fields of a config that do not change what a saved adapter computes; any other must be empty
 HARMLESS = (
     *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
-    *("target_modules", "exclude_modules", "feedforward_modules", "layers_pattern", "layers_to_transform", "fan_in_fan_out"),
+    *(
+        "target_modules",
+        "target_parameters",
+        "exclude_modules",
+        "feedforward_modules",
+        "layers_pattern",
+        "layers_to_transform",
+        "fan_in_fan_out",
+    ),
     *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_dora", "use_rslora", "lora_dropout", "init_lora_weights"),
     *("init_ia3_weights", "eva_config", "ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config"),
 )
@@ -97,9 +106,7 @@ def write_peft(place: Path, spec: Model, stored: Stored, family: str | None = No
         if isinstance(kind, Lora):
             found |= _their_lora(name, one, own, tensors)
             if len(own) > 1:
-                rank = kind.rank * len(own)
-                config["rank_pattern"][one.module] = rank
-                config["alpha_pattern"][one.module] = kind.factor * (rank if kind.scale == "rank" else rank**0.5)
+                _in_patterns(config, one.module, kind, len(own))
         else:
             values = tensors[f"{one.leaves[own[0]]}.adapter.l"]
             if _scales_inputs(spec, one.leaves[own[0]]):
@@ -107,12 +114,31 @@ def write_peft(place: Path, spec: Model, stored: Stored, family: str | None = No
                 found[f"{name}.ia3_l"] = values[one.column][None].contiguous()
             else:
                 found[f"{name}.ia3_l"] = _by_row(one, own, tensors, "l", values.new_ones(len(one.row)))[:, None].contiguous()
+    targets: list[Bank] = []
+    for bank in banks(spec, to_hf(spec, family).moves):
+        own = [i for i, leaf in enumerate(bank.leaves) if leaf in adapted]
+        if own and type(kind) is not Lora:
+            what = f"is part of the parameter {bank.parameter}, of which peft has lora alone, not {kind.kind}"
+            raise SpecError(bank.leaves[own[0]], what, "leave it out of the targets")
+        if own:
+            targets.append(bank)
+            held |= {bank.leaves[i] for i in own}
     for leaf in sorted(adapted - held):
         raise SpecError(
-            leaf, "is no linear module of transformers, so that peft cannot hold its adapter", "leave it out of the targets"
+            leaf,
+            "is no linear module and no parameter of experts of transformers, so that peft cannot hold its adapter",
+            "leave it out of the targets",
         )
+    for name, bank in names(targets).items():
+        own = [i for i, leaf in enumerate(bank.leaves) if leaf in adapted]
+        factors = their_factors(bank, own, tensors)
+        found |= {f"{PREFIX}{name}.{factor}.weight": one for factor, one in zip(FACTORS, factors, strict=True)}
+        if len(own) > 1:
+            _in_patterns(config, bank.parameter, kind, len(own))
     unused = ("feedforward_modules",) if isinstance(kind, Lora) else ("rank_pattern", "alpha_pattern")
     config = {name: value for name, value in config.items() if name not in unused} | _config(kind, stored.base)
+    if targets:  # peft refuses a dropout of parameters, and it changes nothing of what was trained
+        config |= {"target_parameters": [one.parameter for one in targets], "lora_dropout": 0.0}
     for name, tensor in found.items():
         if value := nonfinite(tensor):
             raise FileError(f"{place}: {name} holds {value}; nothing was written")
@@ -124,11 +150,19 @@ def write_peft(place: Path, spec: Model, stored: Stored, family: str | None = No
     (place / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
+def _in_patterns(config: dict[str, Any], name: str, kind: AdapterKind, leaves: int) -> None:
+    """Note the rank and alpha of a module or parameter that holds several leaves, block by block."""
+    assert isinstance(kind, Lora)
+    rank = kind.rank * leaves
+    config["rank_pattern"][name] = rank
+    config["alpha_pattern"][name] = kind.factor * (rank if kind.scale == "rank" else rank**0.5)
+
+
 def _config(kind: AdapterKind, base: Base | None) -> dict[str, Any]:
     named = {"base_model_name_or_path": None if base is None else base.name, "inference_mode": True, "task_type": None}
     if isinstance(kind, Lora):
-        named |= {"peft_type": "LORA", "r": kind.rank, "lora_alpha": kind.alpha, "lora_dropout": 0.0, "bias": "none"}
-        return named | {"use_dora": isinstance(kind, Dora), "use_rslora": kind.scale == "root"}
+        named |= {"peft_type": "LORA", "r": kind.rank, "lora_alpha": kind.alpha, "lora_dropout": kind.dropout}
+        return named | {"bias": "none", "use_dora": isinstance(kind, Dora), "use_rslora": kind.scale == "root"}
     if isinstance(kind, Ia3):
         return named | {"peft_type": "IA3"}
     raise SpecError("adapter", f"peft has no {kind.kind}", "write it in our own layout")
@@ -184,7 +218,9 @@ def read_peft(directory: str | Path, spec: Model, family: str | None = None) -> 
     for name, tensor in theirs.items():
         module, _, what = name.removesuffix(".weight").rpartition(".")
         by_module.setdefault(module, {})[what] = tensor
-    known = {one.module: one for one in places(spec, family)}
+    known: dict[str, Place | Bank] = {one.module: one for one in places(spec, family)}
+    parameters = config.get("target_parameters") or []
+    known |= names(targeted(banks(spec, to_hf(spec, family).moves), map(str, parameters)))
     for module in by_module:
         if module not in known:
             raise FileError(f"{where.place / PEFT_WEIGHTS}: {module[:200]} is no linear module of this model")
@@ -198,22 +234,26 @@ def read_peft(directory: str | Path, spec: Model, family: str | None = None) -> 
     return Stored(kind, None, found)
 
 
-Modules = list[tuple[Place, dict[str, Tensor]]]
+Modules = list[tuple[Place | Bank, dict[str, Tensor]]]
 
 
 def _read_lora(config: Mapping[str, Any], modules: Modules) -> tuple[AdapterKind, dict[str, Tensor]]:
     root = bool(config.get("use_rslora"))
-    ranks = {one.module: len(own["lora_A"]) for one, own in modules}
-    rank = max(ranks.values())
+    ranks = [rank_of(one, own) if isinstance(one, Bank) else len(own["lora_A"]) for one, own in modules]
+    rank = max(ranks)
     alpha = float(config["lora_alpha"])
     targets = sorted({leaf for one, _ in modules for leaf in one.leaves})
     fields = {"rank": rank, "alpha": alpha, "scale": "root" if root else "rank", "targets": targets}
+    fields["dropout"] = float(config.get("lora_dropout") or 0.0)
     kind = read_adapter({"kind": "dora" if config.get("use_dora") else "lora", **fields})
     assert isinstance(kind, Lora)
     found: dict[str, Tensor] = {}
-    for one, own in modules:
-        r = ranks[one.module]
-        scale = _pattern(config.get("alpha_pattern"), one.module, alpha) / (r**0.5 if root else r)
+    for (one, own), r in zip(modules, ranks, strict=True):
+        name = one.parameter if isinstance(one, Bank) else one.module
+        scale = _pattern(config.get("alpha_pattern"), name, alpha) / (r**0.5 if root else r)
+        if isinstance(one, Bank):
+            found |= our_factors(one, own, rank, scale / kind.factor)
+            continue
         a, b = own["lora_A"], own["lora_B"]
         a, b = (torch.cat([a, a.new_zeros(rank - r, a.shape[1])]), torch.cat([b, b.new_zeros(len(b), rank - r)], 1))
         if scale != kind.factor:
@@ -241,6 +281,7 @@ def _pattern(pattern: Any, module: str, default: float) -> float:
 def _read_ia3(config: Mapping[str, Any], modules: Modules) -> tuple[AdapterKind, dict[str, Tensor]]:
     found: dict[str, Tensor] = {}
     for one, own in modules:
+        assert isinstance(one, Place), "(IA)³ has no target_parameters"
         values = own["ia3_l"]
         inputs = values.shape[0] == 1
         for i, leaf in enumerate(one.leaves):

@@ -58,8 +58,9 @@ class Row:
     `{}` in a name is the layer, or the depth of multi-token prediction; `{after}` is the depth counted on from the layers. A
     path with `{all}` is one of every layer, all of which one tensor holds. A name with `{expert}` or `{branch}` is one tensor
     per expert (from 0) or per branch (from 1). `interleave` is a path of our spec whose value is the number of blocks in which
-    our tensors alternate. The row applies to a layer that has a value at `where` and none at `unless`: `layers.{}.ffn:glu`,
-    `layers.{}.mixer.q_rank`.
+    our tensors alternate. `fused` is the parameter of a module of transformers that holds the tensors of all experts, where
+    files hold them apart or under another name; those of several rows are concatenated along out. The row applies to a layer
+    that has a value at `where` and none at `unless`: `layers.{}.ffn:glu`, `layers.{}.mixer.q_rank`.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Row:
         interleave: str | None = None,
         where: str | None = None,
         unless: str | None = None,
+        fused: str | None = None,
     ) -> None:
+        self.fused = fused
         self.hf_name, self.paths, self.interleave, self.where, self.unless = hf_name, paths, interleave, where, unless
         self.numbered = any(mark in hf_name for mark in NUMBERED)
         self.convert = convert or (UNSTACK if self.numbered else IDENTITY)

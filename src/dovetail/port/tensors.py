@@ -30,6 +30,7 @@ class Move(NamedTuple):
     paths: tuple[str, ...]
     hf_names: tuple[str, ...]
     convert: Conversion
+    fused: str | None = None  # the parameter of a module of transformers that holds all experts (Row.fused)
 
 
 @dc.dataclass(frozen=True)
@@ -153,7 +154,9 @@ def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
                 if path in holders:
                     raise SpecError(path, f"lies in two tensors of {dialect.name}", f"{holders[path]} and {name}")
                 holders[path] = name
-            found.append(Move(paths, numbered(name, copies), row.conversion(sizes, layer)))
+            prefix = hf_name.removesuffix(row.hf_name)
+            fused = None if row.fused is None else placed(prefix + row.fused, len(spec.layers), layer)
+            found.append(Move(paths, numbered(name, copies), row.conversion(sizes, layer), fused))
     for path in shapes:
         if path not in holders:
             raise SpecError(path, f"lies in no tensor of {dialect.name}", f"{form.architecture} has no place for it")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.fold import declared
 from dovetail.core.held import stored
 from dovetail.core.limits import CARRIED_BYTES, CONFIG_BYTES
@@ -29,10 +29,11 @@ from dovetail.io.model_dir import SHARD, Piece, check_replaceable, model_files, 
 from dovetail.io.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model, ModelModule
-from dovetail.port.compressed import compressed_pieces, quantization_config
+from dovetail.port.compressed import packed_pieces
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import explicit, untrained
 from dovetail.port.hf import Ported, form_of, from_hf, to_hf
+from dovetail.port.layouts import DEFAULT, LAYOUTS, Layout, layout_named
 from dovetail.port.load import Watch, load, load_reporting
 from dovetail.port.quantized import FIELD
 from dovetail.port.rotary import LENGTH
@@ -98,14 +99,24 @@ def files_beside(source: Directory) -> dict[str, bytes]:
 
 
 def export_directory(
-    source: str | Path, out: str | Path, family: str | None = None, *, watch: Watch | None = None, shard: int = SHARD
+    source: str | Path,
+    out: str | Path,
+    family: str | None = None,
+    *,
+    layout: str = DEFAULT,
+    watch: Watch | None = None,
+    shard: int = SHARD,
 ) -> Ported:
     """Write the model of a directory in Hugging Face layout as a family: the one named, else the one it was imported from,
-    else the first that can express it."""
+    else the first that can express it. Weights of fewer bits are written in a layout of `LAYOUTS`."""
+    packing = layout_named(layout)
     check_replaceable(out)  # refused now, not after the weights are read
     model = load(source, watch=watch)
     leaves = dict(quantized_leaves(model))
-    return write_theirs(model.part, model_pieces(model), Directory(source), out, family, shard=shard, leaves=leaves)
+    if layout != DEFAULT and not leaves:
+        raise UsageError(f"--layout {layout}: {source} holds no weights of fewer bits; run dovetail quantize first")
+    weights, where = model_pieces(model), Directory(source)
+    return write_theirs(model.part, weights, where, out, family, shard=shard, leaves=leaves, layout=packing)
 
 
 def write_theirs(
@@ -119,15 +130,16 @@ def write_theirs(
     shard: int = SHARD,
     keep_foreign: bool = False,
     leaves: Mapping[str, QuantizedLinear] | None = None,
+    layout: Layout = LAYOUTS[DEFAULT],
 ) -> Ported:
     """Write a model in Hugging Face layout as a family, by default the one of `source`, else the first that can express it,
     with the files beside the weights of `source`, and those of `beside`. `weights` has one weight of the spec per piece;
-    `leaves` are quantized ones, which are written as compressed-tensors."""
+    `leaves` are quantized ones, which are written in a layout."""
     carried, kept = _beside(source), {name: value for name, value in imported_config(source).items() if name != FIELD}
     ported, pieces = exported(spec, weights, family or kept.get("model_type"), kept)
     if leaves:
-        ported.config[FIELD] = quantization_config(spec, ported.moves, leaves)
-        pieces = compressed_pieces(ported.moves, pieces, leaves)
+        ported.config[FIELD] = layout.config(spec, ported.moves, leaves)
+        pieces = packed_pieces(ported.moves, pieces, leaves, layout.tensors)
     if GENERATION_FILE in carried:
         generation = source.json(GENERATION_FILE)
         ported.config.update({name: generation[name] for name in TOKEN_IDS if name in generation})

@@ -63,6 +63,8 @@ class Distill(Objective):
             raise UsageError(f"--direction: {self.direction!r} is neither forward nor reverse")
         if self.teacher is None:
             raise UsageError("--teacher: give the directory of the model to learn from")
+        if self.temperature <= 0:
+            raise UsageError(f"--temperature: {self.temperature} is not above 0; it divides the logits")
         if setup.ranks.count > 1:
             raise UsageError("distill: runs on one rank")
         teacher = setup.load(self.teacher).to(dtype=setup.model.dtype).requires_grad_(False)

@@ -6,6 +6,7 @@ import dataclasses as dc
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -100,6 +101,10 @@ def bias_not_scaled(self: Ia3Module, leaf: Linear) -> Tensor | None:
     return leaf.bias
 
 
+def dropped_always(self: LoraModule, x: Tensor, rows: Rows | None = None) -> Tensor:
+    return torch.where(torch.arange(x.shape[-1], device=x.device) % 2 == 0, 2 * x, 0.0)
+
+
 def next_rows_adapter(self: Chosen, rows: int, path: str) -> Tensor:
     return _rows_of(self, rows, path).roll(1)
 
@@ -134,6 +139,7 @@ def mutants() -> list[Mutant]:
         bug("a merge forgets the scale", LoraModule, "delta", scale_forgotten),
         bug("a merge of (IA)³ leaves the bias as it is", Ia3Module, "merged_bias", bias_not_scaled, biased),
         bug("a merge of DoRA forgets the lengths", DoraModule, "matrix", LoraModule.matrix),
+        bug("the dropout of an adapter stays on in evaluation", LoraModule, "dropped", dropped_always),
         bug("a row has the adapter of the row before it", Chosen, "of", next_rows_adapter),
         bug("the factors of a lower rank are padded at two ends", many, "_padded", padded_at_two_ends),
     ]

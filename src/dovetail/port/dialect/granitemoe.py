@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.port.convert import Concat
 from dovetail.port.dialect.granite import GRANITE
-from dovetail.port.expert import BalanceLoss
+from dovetail.port.expert import DOWN, GATE_UP, BalanceLoss
 from dovetail.port.field import Copy
 from dovetail.port.table import Row
 
@@ -12,8 +12,14 @@ MLP = tuple(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "do
 MOE, BANK = "layers.{}.block_sparse_moe", "layers.{}.ffn.bank"
 EXPERTS = (
     Row(f"{MOE}.router.layer.weight", "layers.{}.ffn.router.out.weight"),
-    Row(f"{MOE}.input_linear.weight", f"{BANK}.gate.weight", f"{BANK}.up.weight", convert=Concat(1)),
-    Row(f"{MOE}.output_linear.weight", f"{BANK}.down.weight"),
+    Row(
+        f"{MOE}.input_linear.weight",
+        f"{BANK}.gate.weight",
+        f"{BANK}.up.weight",
+        convert=Concat(1),
+        fused=f"{MOE}.experts.{GATE_UP}",
+    ),
+    Row(f"{MOE}.output_linear.weight", f"{BANK}.down.weight", fused=f"{MOE}.experts.{DOWN}"),
 )
 
 GRANITEMOE = GRANITE.variant(

@@ -20,7 +20,14 @@ MIXTRAL = MISTRAL.variant(
     ),
     tensors=(
         Row("layers.{}.block_sparse_moe.gate.weight", "layers.{}.ffn.router.out.weight"),
-        *expert_rows("layers.{}.block_sparse_moe.experts.{expert}", "layers.{}.ffn.bank", gate="w1", up="w3", down="w2"),
+        *expert_rows(
+            "layers.{}.block_sparse_moe.experts.{expert}",
+            "layers.{}.ffn.bank",
+            gate="w1",
+            up="w3",
+            down="w2",
+            fused="layers.{}.mlp.experts",
+        ),
     ),
     fixed={"router_jitter_noise": 0.0},
     defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8},
