@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 F32 = 0  # ggml_type
 FLASH_OFF = 0  # llama_flash_attn_type
+FILE_TYPES = {"0": "float32", "1": "float16", "32": "bfloat16"}  # general.file_type: the dtype of the weights
 
 
 class Node(ctypes.Structure):
@@ -34,6 +35,21 @@ class Node(ctypes.Structure):
         ("data", ctypes.c_void_p),
         ("name", ctypes.c_char * 64),
     ]
+
+
+def dtype_of(model, asked: str) -> str:
+    """The dtype of the file's weights, which is not the request's to choose."""
+    text = ctypes.create_string_buffer(64)
+    if api.llama_model_meta_val_str(model, b"general.file_type", text, len(text)) < 0:
+        return asked  # the file does not say
+    dtype = FILE_TYPES.get(text.value.decode())
+    if dtype is None:
+        raise SystemExit(
+            f"the file is quantized (general.file_type {text.value.decode()}); convert the model to f32, bf16 or f16"
+        )
+    if dtype != asked:
+        raise SystemExit(f"the file's weights are {dtype}, and {asked} was asked for; ask for {dtype} (--dtype {dtype})")
+    return dtype
 
 
 def main(model_file: str, out: Path, request: dict) -> None:
@@ -61,6 +77,9 @@ def main(model_file: str, out: Path, request: dict) -> None:
     callback = api.ggml_backend_sched_eval_callback(seen)  # kept alive until the end
     api.llama_backend_init()
     model = api.llama_model_load_from_file(model_file.encode(), api.llama_model_default_params())
+    if not model:
+        raise SystemExit(f"{model_file}: llama.cpp could not load it")
+    dtype = dtype_of(model, request["dtype"])
     rows, steps = request["rows"], request["steps"]
     passes: list[dict] = []
     for number, row in enumerate(rows):
@@ -89,7 +108,7 @@ def main(model_file: str, out: Path, request: dict) -> None:
             api.llama_batch_free(batch)
         api.llama_free(context)
     engine = f"llama.cpp (llama-cpp-python {llama_cpp.__version__})"
-    data = {"format": "dovetail-dump-1", "engine": engine, "dtype": "float32", "passes": passes}
+    data = {"format": "dovetail-dump-1", "engine": engine, "dtype": dtype, "passes": passes}
     (out / "dump.json").write_text(json.dumps(data))
 
 
