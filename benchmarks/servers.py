@@ -22,10 +22,11 @@ import collections
 import contextlib
 import dataclasses as dc
 import json
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from dovetail.core.errors import FileError
 from dovetail.lawbook.served.run import calibrated, law_names, opened, try_law
 from dovetail.text.tokenizer import Tokenizer
 
+LOG = 3000  # characters of a server's log that an error shows
 SECONDS = 300  # goal for one run of all laws
 CLEAN = 200  # goal for clean law runs in total, with the default of --runs and all servers
 
@@ -66,6 +68,7 @@ def tested(server: Server, dtype: str, seeds: Sequence[int], place: Path, given:
     model = as_gguf(directory, dtype, server.python()) if server.gguf else directory
     found: list[Run] = []
     with contextlib.ExitStack() as stack:
+        stack.enter_context(with_log(place / "server.log"))
         plain = stack.enter_context(running(server, model, dtype, place / "server.log"))
         url, against = plain, None
         if server.speculation:
@@ -93,6 +96,15 @@ def tested(server: Server, dtype: str, seeds: Sequence[int], place: Path, given:
             )
             shown(found[-1])
     return found
+
+
+@contextlib.contextmanager
+def with_log(log: Path) -> Iterator[None]:
+    """Put the end of the server's log behind an error."""
+    try:
+        yield
+    except FileError as error:
+        raise FileError(f"{error}\n{log.read_text(errors='replace')[-LOG:] if log.exists() else ''}") from error
 
 
 def judged(server: Server, laws: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
@@ -145,6 +157,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="write every run as JSON")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are ended too
     seeds = range(given.seed, given.seed + (1 if given.quick else given.runs))
     jobs = [(SERVERS[name], dtype) for name in given.servers for dtype in SERVERS[name].dtypes]
     jobs = [(server, dtype) for server, dtype in jobs if not given.dtypes or dtype in given.dtypes]

@@ -34,6 +34,7 @@ OUTER = {
     "lm_head.weight": "output.weight",
 }
 TYPES = {"f32": gguf.GGMLQuantizationType.F32, "bf16": gguf.GGMLQuantizationType.BF16}
+FILE_TYPES = {"f32": gguf.LlamaFileType.ALL_F32, "bf16": gguf.LlamaFileType.MOSTLY_BF16}
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -47,6 +48,7 @@ def write_gguf(directory: Path, out: Path, dtype: str, *, vocabulary: bool = Fal
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer = gguf.GGUFWriter(out, "llama")
+    writer.add_file_type(FILE_TYPES[dtype])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])

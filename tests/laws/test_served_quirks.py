@@ -43,11 +43,19 @@ def test_what_a_server_lacks_is_not_applicable_with_the_reason() -> None:
     assert case.quirks.cold == "first"
 
 
+def test_a_server_that_cannot_list_its_models_is_asked_by_the_given_name() -> None:
+    with running(without=("models",)) as server:
+        assert opened(server.url, model="tiny").quirks.model == "tiny"
+        with pytest.raises(FileError, match="not JSON"):
+            opened(server.url)
+
+
 def test_a_server_of_text_alone_needs_its_tokenizer_for_some_laws() -> None:
     with running(text=True, without=("return_token_ids", "lists")) as server:
         case = calibrated(opened(server.url))
         found = {name: try_law(case, name) for name in ("repeat", "streamed", "concurrent", "split", "lengths")}
     assert not case.quirks.ids
+    assert not server.listed  # a list of strings ends mlx-lm
     assert [one.state for one in found.values()] == ["passed"] * 3 + ["not applicable"] * 2, found
     assert "--tokenizer" in found["split"].detail
 

@@ -104,10 +104,12 @@ class Probe:
     def _model(self, wanted: str | None) -> str:
         try:
             listed = self.door.get("/models").get("data")
-        except BadStatus as error:
-            if wanted is None:
+        except FileError as error:  # mlx-lm without a cache of Hugging Face answers nothing
+            if wanted is not None:
+                return wanted
+            if isinstance(error, BadStatus):
                 raise FileError(f"{error}; name the model with --model") from error
-            return wanted
+            raise
         entries: Sequence[Any] = listed if isinstance(listed, list) else ()
         names = [str(entry["id"])[:300] for entry in entries[:1000] if isinstance(entry, dict) and "id" in entry]
         if wanted is None and not names:
@@ -198,6 +200,9 @@ class Probe:
             quirks.lacks["stops"] = "the server refuses stop strings"
 
     def _two(self, prompts: Prompts) -> bool:
+        """Whether it takes lists of prompts. Asked only where ids are taken: mlx-lm 0.32.2 ends by a list of strings."""
+        if not self.quirks.ids:
+            return False
         body = {"model": self.quirks.model, "max_tokens": 1, "temperature": 0, **self.quirks.fields}
         try:
             return len(self.door.complete({**body, "prompt": [prompts.new(9).data(), prompts.new(14).data()]})) == 2
