@@ -13,9 +13,11 @@ from wrong_server import running
 import dovetail
 from dovetail.cli import main
 from dovetail.core.errors import DovetailError, FileError, UsageError
-from dovetail.lawbook.served.answers import Unreadable, choices_of, joined
+from dovetail.lawbook.served.answers import Answer, Step, Unreadable, choices_of, joined
 from dovetail.lawbook.served.noise import Noise
+from dovetail.lawbook.served.prompts import Prompts
 from dovetail.lawbook.served.run import SERVED, calibrated, law_names, opened, rehearsed, try_law
+from dovetail.text.learn import learn
 
 PAGE = Path(__file__).parents[2] / "docs/servers.md"
 
@@ -58,6 +60,16 @@ def test_a_server_of_text_alone_needs_its_tokenizer_for_some_laws() -> None:
     assert not server.listed  # a list of strings ends mlx-lm
     assert [one.state for one in found.values()] == ["passed"] * 3 + ["not applicable"] * 2, found
     assert "--tokenizer" in found["split"].detail
+
+
+def test_a_prefix_is_built_only_from_tokens_that_spell_the_text() -> None:
+    prompts = Prompts(None, learn("abcdefgh " * 9, 30, "characters"))
+    prompt = prompts.new(9)
+    steps = tuple(Step(name, -1.0, {name: -1.0}) for name in "cab")
+    longer = prompts.after(prompt, Answer(steps, "cab"), 2)
+    assert longer is not None
+    assert longer.send == f"{prompt.send}ca"
+    assert prompts.after(prompt, Answer(steps, "bad"), 2) is None  # mlx-lm names alternatives, not the sampled tokens
 
 
 def test_a_server_without_log_probs_is_compared_where_rounding_does_not_count() -> None:

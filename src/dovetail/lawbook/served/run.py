@@ -19,6 +19,10 @@ from dovetail.text.tokenizer import Tokenizer
 
 __all__ = ["SERVED", "Plan", "Served", "calibrated", "features", "function", "law_names", "opened", "rehearsed", "try_law"]
 
+NOTHING = (
+    "no prompt could be compared: tokens with log-probs do not spell the text, or the text has other tokens when encoded again"
+)
+
 
 @dc.dataclass(frozen=True)
 class Plan:
@@ -99,7 +103,7 @@ def try_law(case: Served, name: str) -> Found:
             note = SERVED[name].check(case)
         state, detail = "passed", "; ".join(part for part in (summary(), note) if part)
         if not case.compared:
-            state, detail = "not applicable", "no prompt could be compared: its text has other tokens when it is encoded again"
+            state, detail = "not applicable", NOTHING
     except NotApplicable as reason:
         state, detail = "not applicable", str(reason)
     except Broken as broken:
