@@ -20,6 +20,7 @@ from dovetail.construction import generator
 from dovetail.lawbook.case import DERIVATIVE, Broken, NotApplicable, chosen
 from dovetail.lawbook.foreign.make import first_line
 from dovetail.lawbook.foreign.model import LENGTHS, Foreign, N
+from dovetail.lawbook.foreign.packing import described, documented
 from dovetail.verification.record import answer_of
 
 CHUNKINGS = {
@@ -147,6 +148,12 @@ def padded(case: Foreign) -> str | None:
         packed = case.outputs(row, position_ids=positions, **case.without_cache)[0]
         for r, document in enumerate(packed.split(LENGTHS)):
             case.same(document, alone[r], f"document {r} packed and alone")
+        names = documented(case.model)
+        more = {name: value for name, value in described(LENGTHS).items() if name in names}
+        if more:
+            packed = case.outputs(row, position_ids=positions, **more, **case.without_cache)[0]
+            for r, document in enumerate(packed.split(LENGTHS)):
+                case.same(document, alone[r], f"document {r} packed with {'seq_idx' if 'seq_idx' in more else 'cu_seq_lens'}")
     else:
         untested.append("it does not separate packed documents")
     return "; ".join(untested)

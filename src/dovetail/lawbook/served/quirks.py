@@ -35,6 +35,7 @@ LOGPROBS: tuple[Mapping[str, Any], ...] = (
     {"logprobs": 1},
 )
 FIRST_IDS = (5, 6, 7, 8, 9, 10, 11, 12)  # ids that every vocabulary has
+UNLIKELY = "~#~#~"  # a stop string that no answer has; plain characters, since a vocabulary may lack others
 POOL_TOKENS = 64  # sampled from the server, to learn ids of its vocabulary
 LENGTHS = (300, 140, 70, 40)  # prompts that are tried, the longest first
 FLUSHES = ("/reset_prefix_cache", "/flush_cache")  # at the root of the server: vLLM, SGLang
@@ -196,7 +197,7 @@ class Probe:
             )
         except (BadStatus, Unreadable) as error:
             quirks.lacks["streams"] = f"the server does not stream ({error})"
-        if self.answers(short, 2, stop=["\u0394\u0394"]) is None:
+        if self.answers(short, 2, stop=[UNLIKELY]) is None:
             quirks.lacks["stops"] = "the server refuses stop strings"
 
     def _two(self, prompts: Prompts) -> bool:
