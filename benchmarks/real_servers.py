@@ -126,6 +126,7 @@ SERVERS: dict[str, Server] = {
             per_dtype={"float32": ("--type_k=0", "--type_v=0"), "bfloat16": ()},
             text=True,
             gguf=True,
+            faults={"scored": "llama-cpp-python 0.3.36: `echo` without BOS scores each token by what follows it"},
         ),
         Server(
             "mlx",

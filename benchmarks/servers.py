@@ -22,6 +22,7 @@ import collections
 import contextlib
 import dataclasses as dc
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -64,7 +65,7 @@ class Run:
 def tested(server: Server, dtype: str, seeds: Sequence[int], place: Path, given: argparse.Namespace) -> list[Run]:
     """Start a server, and run the laws on it once per seed."""
     vocabulary = given.vocabulary or ("characters" if server.text else "pieces")
-    directory = write_model(place / "tiny", vocabulary, dtype)
+    directory = write_model(place / "tiny", vocabulary, "float32" if server.gguf else dtype)  # GGUF rounds by itself
     model = as_gguf(directory, dtype, server.python()) if server.gguf else directory
     found: list[Run] = []
     with contextlib.ExitStack() as stack:
@@ -142,6 +143,7 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
         Row("clean law runs", total["passed"], Goal(low=CLEAN)),
         Row("false alarms", total["failed"], Goal(high=0)),
         Row("servers", len({server for server, _ in pairs})),
+        Row("load average of the machine, 15 minutes", os.getloadavg()[2]),
     ]
 
 

@@ -101,8 +101,11 @@ def add_vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: d
         [types.CONTROL if i in special else types.NORMAL if i in by_id else types.UNUSED for i in range(size)]
     )
     writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in tokenizer["model"]["merges"]])
-    if config.get("eos_token_id") is not None:
-        writer.add_eos_token_id(config["eos_token_id"])
+    eos = config.get("eos_token_id")
+    bos = config.get("bos_token_id")
+    if eos is not None:
+        writer.add_eos_token_id(eos)
+        writer.add_bos_token_id(eos if bos is None else bos)  # else llama.cpp takes id 11, an ordinary token here
     writer.add_add_bos_token(False)
 
 

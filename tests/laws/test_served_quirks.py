@@ -16,7 +16,8 @@ from dovetail.core.errors import DovetailError, FileError, UsageError
 from dovetail.lawbook.served.answers import Answer, Step, Unreadable, choices_of, joined
 from dovetail.lawbook.served.noise import Noise
 from dovetail.lawbook.served.prompts import Prompts
-from dovetail.lawbook.served.run import SERVED, calibrated, law_names, opened, rehearsed, try_law
+from dovetail.lawbook.served.quirks import Quirks
+from dovetail.lawbook.served.run import SERVED, calibrated, law_names, limit_of, opened, rehearsed, try_law
 from dovetail.text.learn import learn
 
 PAGE = Path(__file__).parents[2] / "docs/servers.md"
@@ -77,6 +78,11 @@ def test_a_server_without_log_probs_is_compared_where_rounding_does_not_count() 
         case = calibrated(opened(server.url))
         found = {name: try_law(case, name) for name in ("repeat", "streamed", "stops", "concurrent")}
     assert [one.state for one in found.values()] == ["passed"] * 3 + ["not applicable"], found
+
+
+@pytest.mark.parametrize(("token_seconds", "limit"), [(0.001, 120.0), (0.5, 1200.0), (0.1, 10 * (2 + 25.8))])
+def test_the_limit_of_a_request_follows_the_speed_of_the_server(token_seconds: float, limit: float) -> None:
+    assert limit_of(Quirks(seconds=2.0, token_seconds=token_seconds)) == pytest.approx(limit)
 
 
 def test_what_is_announced_is_what_is_asked() -> None:
