@@ -165,12 +165,14 @@ def run(pythons: dict[str, Path], bugs: tuple[Bug, ...]) -> list[dict[str, Any]]
         for engine, python in pythons.items():
             for dtype in ("float32", "bfloat16"):
                 cases.append({"kind": "clean", **verdict_of(side, engine, python, clean, dtype)})
+                print(cases[-1], file=sys.stderr, flush=True)
                 tick()
             for bug in bugs:
                 directory = written(clean, place / f"{engine}-{bug.kind}".replace(" ", "-"), bug)
                 case = {"kind": bug.kind, "where": bug.where, **verdict_of(side, engine, python, directory, "float32")}
                 right = case["status"] == "structural" and case["layer"] == bug.where
                 cases.append({**case, "layer_right": right, "cause_right": case["cause"] in bug.causes})
+                print(cases[-1], file=sys.stderr, flush=True)
                 tick()
     return cases
 
@@ -187,8 +189,6 @@ def main() -> None:
     cases = run(pythons, BUGS[:2] if given.quick else BUGS)
     if given.table is not None:
         given.table.write_text(json.dumps(cases, indent=1) + "\n")
-    for one in cases:
-        print(one, file=sys.stderr)
     clean, bugs = [one for one in cases if one["kind"] == "clean"], [one for one in cases if one["kind"] != "clean"]
     exact, narrow = ([one for one in clean if one["dtype"] == dtype] for dtype in ("float32", "bfloat16"))
     total = max(len(bugs), 1)

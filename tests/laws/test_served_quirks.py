@@ -14,6 +14,8 @@ import dovetail
 from dovetail.cli import main
 from dovetail.core.errors import DovetailError, FileError, UsageError
 from dovetail.lawbook.served.answers import Answer, Step, Unreadable, choices_of, joined
+from dovetail.lawbook.served.case import Served
+from dovetail.lawbook.served.door import Rehearsal
 from dovetail.lawbook.served.noise import Noise
 from dovetail.lawbook.served.prompts import Prompts
 from dovetail.lawbook.served.quirks import Quirks
@@ -71,6 +73,14 @@ def test_a_prefix_is_built_only_from_tokens_that_spell_the_text() -> None:
     assert longer is not None
     assert longer.send == f"{prompt.send}ca"
     assert prompts.after(prompt, Answer(steps, "bad"), 2) is None  # mlx-lm names alternatives, not the sampled tokens
+
+
+def test_an_answer_that_ends_at_once_is_not_compared() -> None:
+    case, step = Served(Rehearsal(), Quirks(), Prompts([5, 6], None)), Step(5, -1.0, {5: -1.0})
+    case.same_first(Answer(finish="stop"), step, "ended by a token that is not shown")
+    assert (case.compared, case.gaps) == (0, [])
+    with pytest.raises(IndexError):  # which fails a law: the server dropped its log-probs
+        case.same_first(Answer(finish="length"), step, "without log-probs")
 
 
 def test_a_server_without_log_probs_is_compared_where_rounding_does_not_count() -> None:

@@ -18,6 +18,7 @@ from dovetail.lawbook.served.quirks import FLUSHES, Quirks
 
 TOKENS = 8  # generated per request, unless a law says otherwise
 CALIBRATION = (12, 20, 33, 40, 47, 58, 70, 90)  # lengths of the prompts that measure the noise
+PREFIXES = (3, 5, TOKENS - 1)  # generated tokens of an answer that a prompt ends with, where the noise is measured
 START, LONGEST = 9, 258  # tokens of the prompt and of the whole text that a server samples
 MORE = 3  # further gaps that a report names
 
@@ -111,9 +112,12 @@ class Served:
         at_once = self.together([self.body(prompt) for prompt in prompts])
         prefill = [0.0]
         for prompt, answer in zip(prompts, alone, strict=True):
-            if (longer := self.prompts.after(prompt, answer, TOKENS - 1)) is not None:
-                last = Answer(answer.steps[-1:], ids=None if answer.ids is None else answer.ids[-1:])
-                prefill.append(distance(self.ask(longer, 1), last).gap)
+            for place in PREFIXES:
+                longer = self.prompts.after(prompt, answer, place)
+                if longer is None or place >= len(answer.steps):
+                    continue
+                ids = None if answer.ids is None else answer.ids[place : place + 1]
+                prefill.append(distance(self.ask(longer, 1), Answer(answer.steps[place : place + 1], ids=ids)).gap)
         repeat, concurrent = (
             max(distance(got, want).gap for got, want in zip(answers, alone, strict=True)) for answers in (again, at_once)
         )
@@ -153,6 +157,11 @@ class Served:
         self.largest = max(self.largest, gap)
         if not gap <= self.bound:
             self.gaps.append(f"{what}: log-probs differ by {gap:.3g}; the bound is {self.bound:.3g}")
+
+    def same_first(self, got: Answer, want: Step, what: str) -> None:
+        """The same for the first position of an answer; one that ends at once, with a token that is not shown, has none."""
+        if got.steps or got.finish != "stop":
+            self.same_row(got.steps[0], want, what)
 
     def true(self, holds: bool, what: str) -> None:
         """Require that `holds` is true; otherwise record the message."""
