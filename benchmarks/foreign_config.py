@@ -109,7 +109,7 @@ def shrunk(config_class: Any, kind: str, variant: int, *, causal: bool = True) -
             words[plain] = shrunk(type(value), kind, variant, causal=causal)
         elif (size := small(plain, value)) is not None:
             words[plain] = size
-        elif isinstance(value, (int, float)) and plain.endswith(("dropout", "_pdrop")):
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and plain.endswith(("dropout", "_pdrop")):
             words[plain] = value * 0
     taken = set(vars(first)) | set(getattr(config_class, "attribute_map", {}).values())
     words |= {name: id for name, id in SPECIAL.items() if name in taken or name in vars(first)}

@@ -50,7 +50,14 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
 
 
 # the same for the other roles of foreign_roles.py
-KNOWN_BY_ROLE: dict[str, tuple[tuple[str, str, str], ...]] = {"causal": KNOWN}
+KNOWN_BY_ROLE: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "causal": KNOWN,
+    "encoder": (
+        (r"convbert padded", "convbert_padding", BUG),
+        (r"mobilebert padded", "mobilebert_padding", BUG),
+        (r"(big_bird|fnet|layoutlm) every_weight no gradient: [^ ]*pooler", "encoder_poolers", UNUSED),
+    ),
+}
 
 
 def known(role: str, kind: str, law: dict[str, Any]) -> tuple[str, str]:

@@ -72,7 +72,7 @@ def tested(server: Server, dtype: str, seeds: Sequence[int], place: Path, given:
         stack.enter_context(with_log(place / "server.log"))
         plain = stack.enter_context(running(server, model, dtype, place / "server.log"))
         url, against = plain, None
-        if server.speculation:
+        if server.speculation and "speculated" in law_names(given.only):
             url = stack.enter_context(running(server, model, dtype, place / "speculation.log", speculation=True))
             against = plain
         for seed in seeds:

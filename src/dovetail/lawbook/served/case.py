@@ -19,6 +19,7 @@ from dovetail.lawbook.served.quirks import FLUSHES, Quirks
 TOKENS = 8  # generated per request, unless a law says otherwise
 CALIBRATION = (12, 20, 33, 40, 47, 58, 70, 90)  # lengths of the prompts that measure the noise
 PREFIXES = (3, 5, TOKENS - 1)  # generated tokens of an answer that a prompt ends with, where the noise is measured
+MEASURED = (14, 22, 28, 36, 44, 54, 60, 70, 76, 86)  # lengths of prefixes of a sampled text, none at the edge of a block
 START, LONGEST = 9, 258  # tokens of the prompt and of the whole text that a server samples
 MORE = 3  # further gaps that a report names
 
@@ -118,11 +119,22 @@ class Served:
                     continue
                 ids = None if answer.ids is None else answer.ids[place : place + 1]
                 prefill.append(distance(self.ask(longer, 1), Answer(answer.steps[place : place + 1], ids=ids)).gap)
+        prefill += self._sampled_rows()
         repeat, concurrent = (
             max(distance(got, want).gap for got, want in zip(answers, alone, strict=True)) for answers in (again, at_once)
         )
         self.noise = Noise(repeat, concurrent, max(prefill))
         self.bound = self.noise.bound(self.dtype)
+
+    def _sampled_rows(self) -> list[float]:
+        """The differences between decoding and prefill in a sampled text: rows of the kind that laws 4 and 5 compare."""
+        prompt, gaps = self.prompts.new(START), list[float]()
+        text = self.sample(prompt, MEASURED[-1] - START + 1)
+        for length in self.lengths(*MEASURED):
+            longer = self.prompts.after(prompt, text, length - START)
+            got = Answer() if longer is None or length - START >= len(text.steps) else self.ask(longer, 1)
+            gaps += [row_gap(got.steps[0], text.steps[length - START])] if got.steps else []
+        return gaps
 
     # -- comparing
 
