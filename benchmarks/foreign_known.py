@@ -55,7 +55,11 @@ KNOWN_BY_ROLE: dict[str, tuple[tuple[str, str, str], ...]] = {
     "encoder": (
         (r"convbert padded", "convbert_padding", BUG),
         (r"mobilebert padded", "mobilebert_padding", BUG),
-        (r"(big_bird|fnet|layoutlm) every_weight no gradient: [^ ]*pooler", "encoder_poolers", UNUSED),
+        (r"(big_bird|fnet|layoutlm|squeezebert) every_weight no gradient: [^ ]*pooler", "encoder_poolers", UNUSED),
+        (r"(longformer|luke) every_weight", "encoder_inputs", LIMIT),
+        (r"roc_bert every_weight", "other_inputs", LIMIT),
+        (r"reformer", "reformer_chunks", LIMIT),
+        (r"roformer .* by [0-9.]+e-(0[6-9]|[1-9]\d) of", "", OURS),
     ),
 }
 
