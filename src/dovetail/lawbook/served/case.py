@@ -19,7 +19,7 @@ from dovetail.lawbook.served.quirks import FLUSHES, Quirks
 TOKENS = 8  # generated per request, unless a law says otherwise
 CALIBRATION = (12, 20, 33, 40, 47, 58, 70, 90)  # lengths of the prompts that measure the noise
 PREFIXES = (3, 5, TOKENS - 1)  # generated tokens of an answer that a prompt ends with, where the noise is measured
-MEASURED = (14, 22, 28, 36, 44, 54, 60, 70, 76, 86)  # lengths of prefixes of a sampled text, none at the edge of a block
+MEASURED = (14, 28, 44, 60, 76, 86, 110, 150, 190, 230)  # lengths of prefixes of a sampled text, none at the edge of a block
 START, LONGEST = 9, 258  # tokens of the prompt and of the whole text that a server samples
 MORE = 3  # further gaps that a report names
 
