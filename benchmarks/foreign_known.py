@@ -50,8 +50,14 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
 
 
 # the same for the other roles of foreign_roles.py
+LEFT_PADDED = r"(bart|bigbird_pegasus|blenderbot|blenderbot-small|led) (padded|chunked) row 1, \d+ padded on the left"
 KNOWN_BY_ROLE: dict[str, tuple[tuple[str, str, str], ...]] = {
     "causal": KNOWN,
+    "decoder": (
+        (LEFT_PADDED, "bart_left_padding", LIMIT),
+        (r"led every_weight no gradient: [^ ]*_global", "encoder_inputs", LIMIT),
+        (r"encoder-decoder", "", OURS),  # its decoder is a config of its own, which is not made one here
+    ),
     "encoder": (
         (r"convbert padded", "convbert_padding", BUG),
         (r"mobilebert padded", "mobilebert_padding", BUG),

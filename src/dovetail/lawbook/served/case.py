@@ -59,7 +59,7 @@ class Served:
 
     def sample(self, prompt: Prompt, tokens: int) -> Answer:
         """One request at temperature 1; the same tokens in every run against a server that takes seeds."""
-        seed = {} if "seeds" in self.quirks.lacks else {"seed": self.prompts.seed}
+        seed: dict[str, Any] = {} if "seeds" in self.quirks.lacks else {"seed": self.prompts.seed}
         return self.ask(prompt, tokens, temperature=1, **seed)
 
     def choices(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> list[Answer]:
