@@ -13,7 +13,9 @@ right ones. Engines without an environment are left out, and the number of engin
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from measure import Goal, Row, arguments, progress, report
+from real_servers import as_gguf
 from safetensors.torch import load_file, save_file
 from seeded_bugs import COMMON
 from torch import Tensor
@@ -39,9 +42,10 @@ ROOT = Path(__file__).resolve().parents[1]
 SEED, LENGTH, STEPS = 31_000, 14, 2
 # heads of 32: vLLM has no CPU kernel for smaller ones
 SIZES = {**COMMON, "hidden_size": 128, "intermediate_size": 176, "num_attention_heads": 4, "head_dim": 32}
-NOT_HERE = ("llamacpp",)  # takes a .gguf file, not a directory
 Tensors = dict[str, Tensor]
 Config = dict[str, Any]
+# engines that take something else than a directory: (directory, dtype, interpreter) -> what they take
+GIVEN: dict[str, Callable[[Path, str, Path], Path]] = {"llamacpp": functools.partial(as_gguf, vocabulary=False)}
 
 
 class Bug(NamedTuple):
@@ -129,10 +133,10 @@ def written(clean: Path, place: Path, bug: Bug) -> Path:
 def at_hand(names: list[str] | None) -> dict[str, Path]:
     """The interpreters of the engines whose environments are there."""
     found: dict[str, Path] = {}
-    for name in names or [name for name in engines() if name not in NOT_HERE]:
-        peer = ROOT / ".peers" / name / "bin" / "python"
+    os.chdir(ROOT)  # where .peers is
+    for name in names or engines():
         try:
-            found[name] = peer if peer.exists() else interpreter(name)
+            found[name] = interpreter(name)
         except FileError as error:
             print(error, file=sys.stderr)
     return found
@@ -142,7 +146,8 @@ def verdict_of(side: NativeSide, engine: str, python: Path, directory: Path, dty
     """The verdict on a directory in an engine."""
     assert side.spec is not None
     ids = random_prompt(side.spec, length=LENGTH, seed=SEED).inputs.tolist()
-    with recorded(engine, str(directory), ids, steps=STEPS, dtype=dtype, python=python) as dump:
+    model = GIVEN[engine](directory, dtype, python) if engine in GIVEN else directory
+    with recorded(engine, str(model), ids, steps=STEPS, dtype=dtype, python=python) as dump:
         verdict = verify_dump(side, dump)
     cause = None if verdict.cause is None else verdict.cause.name
     first = None if verdict.first is None else verdict.first.address
@@ -160,12 +165,14 @@ def run(pythons: dict[str, Path], bugs: tuple[Bug, ...]) -> list[dict[str, Any]]
         for engine, python in pythons.items():
             for dtype in ("float32", "bfloat16"):
                 cases.append({"kind": "clean", **verdict_of(side, engine, python, clean, dtype)})
+                print(cases[-1], file=sys.stderr, flush=True)
                 tick()
             for bug in bugs:
                 directory = written(clean, place / f"{engine}-{bug.kind}".replace(" ", "-"), bug)
                 case = {"kind": bug.kind, "where": bug.where, **verdict_of(side, engine, python, directory, "float32")}
                 right = case["status"] == "structural" and case["layer"] == bug.where
                 cases.append({**case, "layer_right": right, "cause_right": case["cause"] in bug.causes})
+                print(cases[-1], file=sys.stderr, flush=True)
                 tick()
     return cases
 
@@ -182,8 +189,6 @@ def main() -> None:
     cases = run(pythons, BUGS[:2] if given.quick else BUGS)
     if given.table is not None:
         given.table.write_text(json.dumps(cases, indent=1) + "\n")
-    for one in cases:
-        print(one, file=sys.stderr)
     clean, bugs = [one for one in cases if one["kind"] == "clean"], [one for one in cases if one["kind"] != "clean"]
     exact, narrow = ([one for one in clean if one["dtype"] == dtype] for dtype in ("float32", "bfloat16"))
     total = max(len(bugs), 1)

@@ -14,7 +14,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -143,9 +143,9 @@ def versions() -> dict[str, str]:
     }
 
 
-def report(rows: Sequence[Row], as_json: bool) -> None:
-    """Print the rows with the versions they were taken with."""
-    used = versions()
+def report(rows: Sequence[Row], as_json: bool, peers: Mapping[str, str] | None = None) -> None:
+    """Print the rows with the versions they were taken with; `peers` are versions of further packages."""
+    used = {**versions(), **(peers or {})}
     if as_json:
         print(json.dumps({"rows": [row.data() for row in rows], "versions": used}, ensure_ascii=False))
         return

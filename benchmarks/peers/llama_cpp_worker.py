@@ -19,68 +19,9 @@ import sys
 import time
 from pathlib import Path
 
-import gguf
 import llama_cpp
 import numpy as np
-from safetensors.numpy import load_file
-
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-OUTER = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-TYPES = {"f32": gguf.GGMLQuantizationType.F32, "bf16": gguf.GGMLQuantizationType.BF16}
-
-
-def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of each head from halves, as Hugging Face pairs channels, to neighbors, as llama.cpp pairs them."""
-    return weight.reshape(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
-
-
-def write_gguf(directory: Path, dtype: str) -> Path:
-    """The model of a directory as one GGUF file."""
-    config = json.loads((directory / "config.json").read_text())
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    out = directory / f"model-{dtype}.gguf"
-    writer = gguf.GGUFWriter(out, "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_dimension_count(config["hidden_size"] // heads)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
-    for name, value in load_file(directory / "model.safetensors").items():
-        value = value.astype(np.float32)
-        if name in OUTER:
-            target = OUTER[name]
-        else:
-            _, _, layer, *middle, leaf = name.split(".")
-            target = f"blk.{layer}.{NAMES['.'.join(middle)]}.{leaf}"
-        if ".attn_q." in target or ".attn_k." in target:
-            value = interleaved(value, heads if ".attn_q." in target else kv_heads)
-        kind = TYPES[dtype] if value.ndim > 1 else TYPES["f32"]
-        writer.add_tensor(target, gguf.quants.quantize(np.ascontiguousarray(value), kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return out
+from write_gguf import TYPES, write_gguf
 
 
 class Decoder:
@@ -146,7 +87,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=512)
     flags = parser.parse_args()
     vocab = json.loads((flags.directory / "config.json").read_text())["vocab_size"]
-    path = write_gguf(flags.directory, flags.dtype)
+    path = write_gguf(flags.directory, flags.directory / f"model-{flags.dtype}.gguf", flags.dtype)
     decoder = Decoder(path, flags.rows, flags.capacity, flags.threads, vocab, flags.dtype == "f32")
     print(json.dumps({"version": llama_cpp.__version__}), flush=True)
     for line in sys.stdin:

@@ -13,9 +13,14 @@ from wrong_server import running
 import dovetail
 from dovetail.cli import main
 from dovetail.core.errors import DovetailError, FileError, UsageError
-from dovetail.lawbook.served.answers import Unreadable, choices_of, joined
+from dovetail.lawbook.served.answers import Answer, Step, Unreadable, choices_of, joined
+from dovetail.lawbook.served.case import Served
+from dovetail.lawbook.served.door import Rehearsal
 from dovetail.lawbook.served.noise import Noise
-from dovetail.lawbook.served.run import SERVED, calibrated, law_names, opened, rehearsed, try_law
+from dovetail.lawbook.served.prompts import Prompts
+from dovetail.lawbook.served.quirks import Quirks
+from dovetail.lawbook.served.run import SERVED, calibrated, law_names, limit_of, opened, rehearsed, try_law
+from dovetail.text.learn import learn
 
 PAGE = Path(__file__).parents[2] / "docs/servers.md"
 
@@ -43,13 +48,39 @@ def test_what_a_server_lacks_is_not_applicable_with_the_reason() -> None:
     assert case.quirks.cold == "first"
 
 
+def test_a_server_that_cannot_list_its_models_is_asked_by_the_given_name() -> None:
+    with running(without=("models",)) as server:
+        assert opened(server.url, model="tiny").quirks.model == "tiny"
+        with pytest.raises(FileError, match="not JSON"):
+            opened(server.url)
+
+
 def test_a_server_of_text_alone_needs_its_tokenizer_for_some_laws() -> None:
     with running(text=True, without=("return_token_ids", "lists")) as server:
         case = calibrated(opened(server.url))
         found = {name: try_law(case, name) for name in ("repeat", "streamed", "concurrent", "split", "lengths")}
     assert not case.quirks.ids
+    assert not server.listed  # a list of strings ends mlx-lm
     assert [one.state for one in found.values()] == ["passed"] * 3 + ["not applicable"] * 2, found
     assert "--tokenizer" in found["split"].detail
+
+
+def test_a_prefix_is_built_only_from_tokens_that_spell_the_text() -> None:
+    prompts = Prompts(None, learn("abcdefgh " * 9, 30, "characters"))
+    prompt = prompts.new(9)
+    steps = tuple(Step(name, -1.0, {name: -1.0}) for name in "cab")
+    longer = prompts.after(prompt, Answer(steps, "cab"), 2)
+    assert longer is not None
+    assert longer.send == f"{prompt.send}ca"
+    assert prompts.after(prompt, Answer(steps, "bad"), 2) is None  # mlx-lm names alternatives, not the sampled tokens
+
+
+def test_an_answer_that_ends_at_once_is_not_compared() -> None:
+    case, step = Served(Rehearsal(), Quirks(), Prompts([5, 6], None)), Step(5, -1.0, {5: -1.0})
+    case.same_first(Answer(finish="stop"), step, "ended by a token that is not shown")
+    assert (case.compared, case.gaps) == (0, [])
+    with pytest.raises(IndexError):  # which fails a law: the server dropped its log-probs
+        case.same_first(Answer(finish="length"), step, "without log-probs")
 
 
 def test_a_server_without_log_probs_is_compared_where_rounding_does_not_count() -> None:
@@ -57,6 +88,11 @@ def test_a_server_without_log_probs_is_compared_where_rounding_does_not_count() 
         case = calibrated(opened(server.url))
         found = {name: try_law(case, name) for name in ("repeat", "streamed", "stops", "concurrent")}
     assert [one.state for one in found.values()] == ["passed"] * 3 + ["not applicable"], found
+
+
+@pytest.mark.parametrize(("token_seconds", "limit"), [(0.001, 120.0), (0.5, 1200.0), (0.1, 10 * (2 + 25.8))])
+def test_the_limit_of_a_request_follows_the_speed_of_the_server(token_seconds: float, limit: float) -> None:
+    assert limit_of(Quirks(seconds=2.0, token_seconds=token_seconds)) == pytest.approx(limit)
 
 
 def test_what_is_announced_is_what_is_asked() -> None:

@@ -32,6 +32,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        if "models" in self.server.without:  # as mlx-lm without a cache of Hugging Face: a status, and no body
+            self.send_response(200)
+            self.end_headers()
+            return
         self.reply({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
 
     def do_POST(self) -> None:
@@ -156,7 +160,7 @@ def logprobs(body: dict[str, Any], taken: list[tuple[int, np.ndarray | None]]) -
 
 
 class WrongServer(ThreadingHTTPServer):
-    """`without` are fields that the server refuses, or `lists` and `ids`."""
+    """`without` are fields that the server refuses, or `lists`, `ids` and `models`."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -166,6 +170,7 @@ class WrongServer(ThreadingHTTPServer):
         self.engine = Engine(bugs, noise, speculate)
         self.without, self.text = without, text
         self.authorization: str | None = None
+        self.listed = False  # whether a list of prompts was ever sent
 
     @property
     def url(self) -> str:
@@ -178,6 +183,7 @@ class WrongServer(ThreadingHTTPServer):
         if refused:
             return f"unknown field {refused[0]}"
         prompt = body["prompt"]
+        self.listed |= isinstance(prompt, list) and not isinstance(prompt[0], int)
         if self.text and isinstance(prompt, str):
             return None
         if self.text or isinstance(prompt, str) or (isinstance(prompt[0], list) and "lists" in self.without):

@@ -192,6 +192,23 @@ def test_a_bug_is_found_in_its_layer(places: tuple[Path, Path], tmp_path: Path, 
         assert verdict.cause.name == cause
 
 
+@pytest.mark.parametrize("names", [("ffn_a", "ffn_b"), ("ffn_b", "ffn_a")])
+def test_one_layer_that_fits_two_names_does_not_decide(
+    places: tuple[Path, Path], tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """With gate and up swapped in layer 1, the values of that layer are those of the other name."""
+
+    def change(taps: Taps) -> Taps:
+        found = renamed(taps)
+        for i in LAYERS:
+            for name, other in zip(names, ("ffn_gate", "ffn_up"), strict=True):
+                found[f"{name}-{i}"] = found.pop(f"{other}-{i}")
+        return found
+
+    verdict = dumped(places, tmp_path, swapped, change=change)
+    assert (verdict.layer, verdict.cause and verdict.cause.name) == ("layers.1", "gate and up swapped")
+
+
 def test_a_layer_that_no_value_matches_is_named(places: tuple[Path, Path], tmp_path: Path) -> None:
     """Without names of modules, a layer whose output resembles nothing of ours cannot be matched; the verdict says so."""
     verdict = dumped(places, tmp_path, no_branch, change=renamed)

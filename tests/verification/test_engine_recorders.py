@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_another_engine_is_equal_and_a_bug_in_it_is_found(tmp_path: Path, engine
     save_file(tensors, wrong / "model.safetensors", metadata={"format": "pt"})
     result = dovetail.verify(str(ours), f"{engine}:{wrong}", python=python, length=12).to_dict()
     assert (result["verdict"], result["layer"], result["cause"]["name"]) == ("structural", "layers.1", "gate and up swapped")
+
+
+@pytest.mark.slow
+def test_llamacpp_is_equal_and_refuses_another_dtype(tmp_path: Path) -> None:
+    python = python_of("llama.cpp")
+    ours, theirs = written(tmp_path, from_yaml(LLAMA))
+    file, script = tmp_path / "model.gguf", ROOT / "benchmarks/peers/write_gguf.py"
+    subprocess.run([python, script, theirs, file], check=True, timeout=300)
+    assert dovetail.verify(str(ours), f"llamacpp:{file}", python=python, length=12).status == "equal"
+    with pytest.raises(FileError, match="ask for float32"):
+        record_engine("llamacpp", file, tmp_path / "out", [[1, 2, 3]], steps=1, dtype="bfloat16", python=python)
 
 
 def test_an_unknown_engine_and_a_missing_interpreter_are_errors(tmp_path: Path) -> None:

@@ -57,9 +57,11 @@ def record(
 ) -> RecordedDump:
     """Run a model in another engine and write its activations to the directory `out`.
 
-    `engine` is a recorder's name: transformers, vllm, mlx, llamacpp. It runs in the engine's own environment: `python` is its
-    interpreter (default: DOVETAIL_ENGINE_PYTHON, else .peers/ENGINE). `prompt` are token ids (`"3 14 15"`), by default `rows`
-    rows of random tokens; the last `steps` tokens of each row are decoded one by one.
+    `engine` is a recorder's name: transformers, vllm, mlx, llamacpp; sglang and megatron, which were never executed. It runs in
+    the engine's own environment: `python` is its interpreter (default: DOVETAIL_ENGINE_PYTHON, else .peers/ENGINE).
+
+    `prompt` are token ids (`"3 14 15"`), by default `rows` rows of random tokens; the last `steps` tokens of each row are
+    decoded one by one.
     """
     place = Path(out)
     if place.exists():

@@ -25,7 +25,7 @@ class Command(LoadFlags):
     """The engine, the model and the directory of the dump."""
 
     engine: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENGINE")]]
-    """transformers, vllm, mlx or llamacpp."""
+    """transformers, vllm, mlx or llamacpp; sglang and megatron have recorders that were never executed."""
     model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
     """A model directory in Hugging Face layout; a .gguf file for llamacpp."""
     out: Annotated[OutDir, tyro.conf.arg(aliases=["-o"])]

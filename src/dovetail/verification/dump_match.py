@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses as dc
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -254,6 +255,10 @@ class _Fits:
         """The largest cosine over the layers: with a bug, the layers before it are near."""
         return max((self.cosine(address, source) for address, source in sources.items()), default=-1.0)
 
+    def mean(self, sources: Mapping[str, Source]) -> float:
+        """The mean cosine over the layers: decides where one layer is the same in two patterns, as with gate and up swapped."""
+        return sum(self.cosine(address, source) for address, source in sources.items()) / max(len(sources), 1)
+
     def nearest(self, forms: Mapping[str, Mapping[str, Source]]) -> Mapping[str, Source]:
         """The sources of the nearest form. Addresses that it lacks, as the first layer of a sum, take another."""
         fits = {form: self.best(sources) for form, sources in forms.items()}
@@ -262,6 +267,17 @@ class _Fits:
             **{address: one for sources in reversed(list(forms.values())) for address, one in sources.items()},
             **forms[best],
         }
+
+
+class Pair(NamedTuple):
+    """A pattern of names in a dump, a pattern of our addresses, and how near they are."""
+
+    fit: float  # over the layers, the nearest
+    mean: float
+    order: int
+    group: str
+    pattern: str
+    sources: Mapping[str, Source]
 
 
 def _by_value(
@@ -274,7 +290,7 @@ def _by_value(
     for name in dump.names():
         if name not in used:
             groups.setdefault(pattern_of(name), {})[numbers_of(name)] = name
-    pairs: list[tuple[float, int, str, str, Mapping[str, Source]]] = []
+    pairs: list[Pair] = []
     for order, (group, names) in enumerate(groups.items()):
         for pattern in dict.fromkeys(map(pattern_of, want)):
             forms: Forms = {}
@@ -285,7 +301,7 @@ def _by_value(
                     _put(forms, "whole", address, _whole(name), want, heads)
             for by_form in forms.values():
                 sources = fits.nearest(by_form)
-                pairs.append((fits.best(sources), -order, group, pattern, sources))
+                pairs.append(Pair(fits.best(sources), fits.mean(sources), -order, group, pattern, sources))
     return _assigned(pairs, NEAR if not set(found) - {ANSWER} else SAME)
 
 
@@ -294,14 +310,14 @@ def _fitting(x: Tensor, ours: Tensor, address: str) -> bool:
     return x.shape[1] == ours.shape[1] or (address == ANSWER and x.shape[1] > ours.shape[1])
 
 
-def _assigned(pairs: Iterable[tuple[float, int, str, str, Mapping[str, Source]]], least: float) -> Sources:
+def _assigned(pairs: Iterable[Pair], least: float) -> Sources:
     chosen: Sources = {}
     patterns: set[str] = set()
     groups: set[str] = set()
-    for fit, _, group, pattern, sources in sorted(pairs, key=lambda one: (round(one[0], 5), one[1]), reverse=True):
-        if pattern in patterns or fit < least or (fit < SAME and group in groups):
+    for one in sorted(pairs, key=lambda pair: (round(pair.fit, 5), round(pair.mean, 5), pair.order), reverse=True):
+        if one.pattern in patterns or one.fit < least or (one.fit < SAME and one.group in groups):
             continue
-        patterns.add(pattern)
-        groups.add(group)
-        chosen |= sources
+        patterns.add(one.pattern)
+        groups.add(one.group)
+        chosen |= one.sources
     return chosen

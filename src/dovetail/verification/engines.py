@@ -5,7 +5,8 @@
 A recorder is one short file that imports its engine and safetensors, and nothing of ours. It runs every row but its last
 `steps` tokens in one pass, the rest token by token through the engine's cache, and writes a dump into OUT (dump.py). The
 engines are the files in that folder. The interpreter is `python`, else the environment variable DOVETAIL_ENGINE_PYTHON, else
-.peers/ENGINE/bin/python, which benchmarks/peers/make installs; transformers also runs in this interpreter.
+.peers/ENGINE/bin/python, which benchmarks/peers/make installs (.peers/llama.cpp for llamacpp); transformers also runs in this
+interpreter.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def engines() -> list[str]:
 def interpreter(engine: str, python: str | Path | None = None) -> Path:
     """The Python interpreter of an engine's environment."""
     variable = f"DOVETAIL_{engine.upper()}_PYTHON"
-    peer = Path(".peers") / engine / "bin" / "python"
+    folders = sorted(Path(".peers").glob("*"))
+    folder = next((one for one in folders if one.name.replace(".", "") == engine), Path(".peers") / engine)
+    peer = folder / "bin" / "python"
     named = python or os.environ.get(variable)
     if named is None and not peer.exists() and engine == HERE:
         named = sys.executable

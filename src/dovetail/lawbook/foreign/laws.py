@@ -20,6 +20,7 @@ from dovetail.construction import generator
 from dovetail.lawbook.case import DERIVATIVE, Broken, NotApplicable, chosen
 from dovetail.lawbook.foreign.make import first_line
 from dovetail.lawbook.foreign.model import LENGTHS, Foreign, N
+from dovetail.lawbook.foreign.packing import described, documented
 from dovetail.verification.record import answer_of
 
 CHUNKINGS = {
@@ -147,6 +148,12 @@ def padded(case: Foreign) -> str | None:
         packed = case.outputs(row, position_ids=positions, **case.without_cache)[0]
         for r, document in enumerate(packed.split(LENGTHS)):
             case.same(document, alone[r], f"document {r} packed and alone")
+        names = documented(case.model)
+        more = {name: value for name, value in described(LENGTHS).items() if name in names}
+        if more:
+            packed = case.outputs(row, position_ids=positions, **more, **case.without_cache)[0]
+            for r, document in enumerate(packed.split(LENGTHS)):
+                case.same(document, alone[r], f"document {r} packed with {'seq_idx' if 'seq_idx' in more else 'cu_seq_lens'}")
     else:
         untested.append("it does not separate packed documents")
     return "; ".join(untested)
@@ -212,7 +219,7 @@ def _scalar(case: Foreign, draw: int = 0, **how: Any) -> Tensor:
 def every_weight(case: Foreign) -> str | None:
     """Check on several inputs that each weight has a gradient. A gradient of rounding size is a note, not a failure."""
     how = _sources(case)
-    named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
+    named = {name: p for name, p in case.model.named_parameters() if p.requires_grad and p.numel()}
     nested = any(name.endswith("_config") and isinstance(value, dict) for name, value in case.config.items())
     unreached = _never_called(case) if nested else set()  # a config within a config: the model takes more than text
     expected = {name for name in named if not any(name.startswith(f"{module}.") for module in unreached)}

@@ -18,6 +18,8 @@ from dovetail.lawbook.served.quirks import FLUSHES, Quirks
 
 TOKENS = 8  # generated per request, unless a law says otherwise
 CALIBRATION = (12, 20, 33, 40, 47, 58, 70, 90)  # lengths of the prompts that measure the noise
+PREFIXES = (3, 5, TOKENS - 1)  # generated tokens of an answer that a prompt ends with, where the noise is measured
+MEASURED = (14, 28, 44, 60, 76, 86, 110, 150, 190, 230)  # lengths of prefixes of a sampled text, none at the edge of a block
 START, LONGEST = 9, 258  # tokens of the prompt and of the whole text that a server samples
 MORE = 3  # further gaps that a report names
 
@@ -57,7 +59,7 @@ class Served:
 
     def sample(self, prompt: Prompt, tokens: int) -> Answer:
         """One request at temperature 1; the same tokens in every run against a server that takes seeds."""
-        seed = {} if "seeds" in self.quirks.lacks else {"seed": self.prompts.seed}
+        seed: dict[str, Any] = {} if "seeds" in self.quirks.lacks else {"seed": self.prompts.seed}
         return self.ask(prompt, tokens, temperature=1, **seed)
 
     def choices(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> list[Answer]:
@@ -111,14 +113,28 @@ class Served:
         at_once = self.together([self.body(prompt) for prompt in prompts])
         prefill = [0.0]
         for prompt, answer in zip(prompts, alone, strict=True):
-            if (longer := self.prompts.after(prompt, answer, TOKENS - 1)) is not None:
-                last = Answer(answer.steps[-1:], ids=None if answer.ids is None else answer.ids[-1:])
-                prefill.append(distance(self.ask(longer, 1), last).gap)
+            for place in PREFIXES:
+                longer = self.prompts.after(prompt, answer, place)
+                if longer is None or place >= len(answer.steps):
+                    continue
+                ids = None if answer.ids is None else answer.ids[place : place + 1]
+                prefill.append(distance(self.ask(longer, 1), Answer(answer.steps[place : place + 1], ids=ids)).gap)
+        prefill += self._sampled_rows()
         repeat, concurrent = (
             max(distance(got, want).gap for got, want in zip(answers, alone, strict=True)) for answers in (again, at_once)
         )
         self.noise = Noise(repeat, concurrent, max(prefill))
         self.bound = self.noise.bound(self.dtype)
+
+    def _sampled_rows(self) -> list[float]:
+        """The differences between decoding and prefill in a sampled text: rows of the kind that laws 4 and 5 compare."""
+        prompt, gaps = self.prompts.new(START), list[float]()
+        text = self.sample(prompt, MEASURED[-1] - START + 1)
+        for length in self.lengths(*MEASURED):
+            longer = self.prompts.after(prompt, text, length - START)
+            got = Answer() if longer is None or length - START >= len(text.steps) else self.ask(longer, 1)
+            gaps += [row_gap(got.steps[0], text.steps[length - START])] if got.steps else []
+        return gaps
 
     # -- comparing
 
@@ -153,6 +169,11 @@ class Served:
         self.largest = max(self.largest, gap)
         if not gap <= self.bound:
             self.gaps.append(f"{what}: log-probs differ by {gap:.3g}; the bound is {self.bound:.3g}")
+
+    def same_first(self, got: Answer, want: Step, what: str) -> None:
+        """The same for the first position of an answer; one that ends at once, with a token that is not shown, has none."""
+        if got.steps or got.finish != "stop":
+            self.same_row(got.steps[0], want, what)
 
     def true(self, holds: bool, what: str) -> None:
         """Require that `holds` is true; otherwise record the message."""

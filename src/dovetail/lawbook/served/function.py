@@ -85,7 +85,7 @@ def _decoded(case: Served, length: int, how: str, salt: str | None) -> None:
     place = length - START
     longer = case.prompts.after(prompt, text, place)
     if longer is not None and place < len(text.steps):
-        case.same_row(case.ask(longer, 1, salt).steps[0], text.steps[place], f"{how}, {length} tokens, and decoded")
+        case.same_first(case.ask(longer, 1, salt), text.steps[place], f"{how}, {length} tokens, and decoded")
 
 
 @law(5, "lengths", "prompts just below, at and above a block give the log-probs of decoding")
@@ -104,10 +104,10 @@ def _around(case: Served, prompt: Prompt, text: Answer) -> None:
     longer = [(place, case.prompts.after(prompt, text, place)) for place in places]
     prompts = [(place, one) for place, one in longer if one is not None]
     for place, one in prompts:
-        case.same_row(case.ask(one, 1).steps[0], text.steps[place], f"a prompt of {START + place} tokens, and decoded")
+        case.same_first(case.ask(one, 1), text.steps[place], f"a prompt of {START + place} tokens, and decoded")
     beside = case.together([case.body(one, 1) for _, one in prompts])
     for (place, _), got in zip(prompts, beside, strict=True):
-        case.same_row(got.steps[0], text.steps[place], f"a prompt of {START + place} tokens beside others, and decoded")
+        case.same_first(got, text.steps[place], f"a prompt of {START + place} tokens beside others, and decoded")
 
 
 @law(6, "scored", "tokens have the log-probs when they are generated that they have as part of a prompt")

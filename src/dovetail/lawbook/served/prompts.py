@@ -76,7 +76,8 @@ class Prompts:
         return Prompt(text, None if self.tokenizer is None else tuple(self.tokenizer.prompt(text)))
 
     def after(self, prompt: Prompt, answer: Answer, tokens: int) -> Prompt | None:
-        """The prompt followed by the first generated tokens; None where their text has other tokens."""
+        """The prompt followed by the first generated tokens; None where their text has other tokens, or where the tokens that
+        have log-probs are not those of the text: mlx-lm 0.32.2 names alternatives there."""
         if self.pool is not None:
             if prompt.ids is None or answer.ids is None or len(answer.ids) < tokens:
                 return None
@@ -85,7 +86,10 @@ class Prompts:
         if self.tokenizer is None or prompt.ids is None or len(answer.steps) < tokens:
             return None
         pieces = [step.token if isinstance(step.token, str) else self.tokenizer.decode([step.token]) for step in answer.steps]
-        text = str(prompt.send) + "".join(pieces[:tokens])
+        generated = "".join(pieces[:tokens])
+        if not answer.text.startswith(generated):
+            return None
+        text = str(prompt.send) + generated
         ids = tuple(self.tokenizer.prompt(text))
         exact = len(ids) == len(prompt.ids) + tokens and ids[: len(prompt.ids)] == prompt.ids and "�" not in text
         return Prompt(text, ids) if exact else None

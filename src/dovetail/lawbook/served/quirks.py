@@ -35,6 +35,7 @@ LOGPROBS: tuple[Mapping[str, Any], ...] = (
     {"logprobs": 1},
 )
 FIRST_IDS = (5, 6, 7, 8, 9, 10, 11, 12)  # ids that every vocabulary has
+UNLIKELY = "~#~#~"  # a stop string that no answer has; plain characters, since a vocabulary may lack others
 POOL_TOKENS = 64  # sampled from the server, to learn ids of its vocabulary
 LENGTHS = (300, 140, 70, 40)  # prompts that are tried, the longest first
 FLUSHES = ("/reset_prefix_cache", "/flush_cache")  # at the root of the server: vLLM, SGLang
@@ -104,10 +105,12 @@ class Probe:
     def _model(self, wanted: str | None) -> str:
         try:
             listed = self.door.get("/models").get("data")
-        except BadStatus as error:
-            if wanted is None:
+        except FileError as error:  # mlx-lm without a cache of Hugging Face answers nothing
+            if wanted is not None:
+                return wanted
+            if isinstance(error, BadStatus):
                 raise FileError(f"{error}; name the model with --model") from error
-            return wanted
+            raise
         entries: Sequence[Any] = listed if isinstance(listed, list) else ()
         names = [str(entry["id"])[:300] for entry in entries[:1000] if isinstance(entry, dict) and "id" in entry]
         if wanted is None and not names:
@@ -194,10 +197,13 @@ class Probe:
             )
         except (BadStatus, Unreadable) as error:
             quirks.lacks["streams"] = f"the server does not stream ({error})"
-        if self.answers(short, 2, stop=["\u0394\u0394"]) is None:
+        if self.answers(short, 2, stop=[UNLIKELY]) is None:
             quirks.lacks["stops"] = "the server refuses stop strings"
 
     def _two(self, prompts: Prompts) -> bool:
+        """Whether it takes lists of prompts. Asked only where ids are taken: mlx-lm 0.32.2 ends by a list of strings."""
+        if not self.quirks.ids:
+            return False
         body = {"model": self.quirks.model, "max_tokens": 1, "temperature": 0, **self.quirks.fields}
         try:
             return len(self.door.complete({**body, "prompt": [prompts.new(9).data(), prompts.new(14).data()]})) == 2

@@ -8,16 +8,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.core.errors import DovetailError
+from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.lawbook.case import Broken, NotApplicable, chosen
 from dovetail.lawbook.foreign.laws import Found
 from dovetail.lawbook.served import features, function
-from dovetail.lawbook.served.case import Served
+from dovetail.lawbook.served.case import LONGEST, Served
 from dovetail.lawbook.served.door import HttpDoor, Rehearsal
 from dovetail.lawbook.served.law import SERVED
-from dovetail.lawbook.served.quirks import Probe
+from dovetail.lawbook.served.quirks import Probe, Quirks
 from dovetail.text.tokenizer import Tokenizer
 
 __all__ = ["SERVED", "Plan", "Served", "calibrated", "features", "function", "law_names", "opened", "rehearsed", "try_law"]
+
+PATIENCE, MOST_SECONDS = 10.0, 1200.0
+NOTHING = (
+    "no prompt could be compared: tokens with log-probs do not spell the text, or the text has other tokens when encoded again"
+)
 
 
 @dc.dataclass(frozen=True)
@@ -63,7 +69,17 @@ def opened(
         other = opened(against, model=model, key=key, tokenizer=tokenizer, dtype=dtype, seed=seed + 1)
     door = HttpDoor(url, key=key)
     quirks, prompts = Probe(door, tokenizer, seed).run(model)
+    door.seconds = limit_of(quirks)
     return Served(door, quirks, prompts, dtype=dtype, exact=exact, other=other)
+
+
+def limit_of(quirks: Quirks) -> float:
+    """The seconds that one request may take: PATIENCE times what the speed of the server gives for the longest one.
+
+    A slow server is not a wrong one: at a fixed limit a busy machine would fail a law.
+    """
+    expected = quirks.seconds + LONGEST * quirks.token_seconds
+    return min(max(ANSWER_SECONDS, PATIENCE * expected), MOST_SECONDS)
 
 
 def rehearsed(case: Served, names: Sequence[str]) -> Plan:
@@ -99,7 +115,7 @@ def try_law(case: Served, name: str) -> Found:
             note = SERVED[name].check(case)
         state, detail = "passed", "; ".join(part for part in (summary(), note) if part)
         if not case.compared:
-            state, detail = "not applicable", "no prompt could be compared: its text has other tokens when it is encoded again"
+            state, detail = "not applicable", NOTHING
     except NotApplicable as reason:
         state, detail = "not applicable", str(reason)
     except Broken as broken:

@@ -1,10 +1,12 @@
 """Record a GGUF file as llama.cpp runs it, through the raw binding of llama-cpp-python: every float32 node that the graph
 names, by `cb_eval`. KV cache in float32 and flash attention off: else they alone differ by 9e-3.
 
-A name that comes again in one pass is NAME~1, NAME~2: `Qcur-0` is the projection, then the same in heads, then rotated."""
+A name that comes again in one pass is NAME~1, NAME~2: `Qcur-0` is the projection, then the same in heads, then rotated. Nodes
+whose rows are not the tokens (the KV cache, scores) are left out, and so is `norm`: a norm before its weight is multiplied."""
 
 import ctypes
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +17,9 @@ from safetensors.numpy import save_file
 
 F32 = 0  # ggml_type
 FLASH_OFF = 0  # llama_flash_attn_type
+LEFT_OUT = re.compile(r"norm(-\d+)?|node_\d+|cache_.*|kq.*-\d+")
+LOGITS = "result_output"
+FILE_TYPES = {"0": "float32", "1": "float16", "32": "bfloat16"}  # general.file_type: the dtype of the weights
 
 
 class Node(ctypes.Structure):
@@ -36,11 +41,27 @@ class Node(ctypes.Structure):
     ]
 
 
+def dtype_of(model, asked: str) -> str:
+    """The dtype of the file's weights, which is not the request's to choose."""
+    text = ctypes.create_string_buffer(64)
+    if api.llama_model_meta_val_str(model, b"general.file_type", text, len(text)) < 0:
+        return asked  # the file does not say
+    dtype = FILE_TYPES.get(text.value.decode())
+    if dtype is None:
+        raise SystemExit(
+            f"the file is quantized (general.file_type {text.value.decode()}); convert the model to f32, bf16 or f16"
+        )
+    if dtype != asked:
+        raise SystemExit(f"the file's weights are {dtype}, and {asked} was asked for; ask for {dtype} (--dtype {dtype})")
+    return dtype
+
+
 def main(model_file: str, out: Path, request: dict) -> None:
     base = ctypes.CDLL(str(next(Path(llama_cpp.__file__).parent.rglob("libggml-base.*"))))
     base.ggml_nbytes.restype, base.ggml_nbytes.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
     base.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
     taps: dict[str, np.ndarray] = {}
+    sizes = [0]  # the last one: tokens of the pass
 
     def seen(pointer, ask, user):
         node = ctypes.cast(pointer, ctypes.POINTER(Node)).contents
@@ -53,6 +74,9 @@ def main(model_file: str, out: Path, request: dict) -> None:
         x = np.lib.stride_tricks.as_strided(flat, list(node.ne)[::-1], list(node.nb)[::-1]).copy()
         x = x.reshape(x.shape[-2], -1) if x.shape[0] == x.shape[1] == 1 else x[0].reshape(x.shape[1], -1)
         name, again = node.name.decode(errors="replace").split(" (")[0], 0
+        if LEFT_OUT.fullmatch(name) or x.shape[0] != sizes[-1]:
+            return True
+        name = "logits" if name == LOGITS else name
         while f"{name}~{again}" * bool(again) in taps or (not again and name in taps):
             again += 1
         taps[f"{name}~{again}" if again else name] = x
@@ -61,6 +85,9 @@ def main(model_file: str, out: Path, request: dict) -> None:
     callback = api.ggml_backend_sched_eval_callback(seen)  # kept alive until the end
     api.llama_backend_init()
     model = api.llama_model_load_from_file(model_file.encode(), api.llama_model_default_params())
+    if not model:
+        raise SystemExit(f"{model_file}: llama.cpp could not load it")
+    dtype = dtype_of(model, request["dtype"])
     rows, steps = request["rows"], request["steps"]
     passes: list[dict] = []
     for number, row in enumerate(rows):
@@ -74,6 +101,7 @@ def main(model_file: str, out: Path, request: dict) -> None:
         start = 0
         for size in [len(row) - steps, *[1] * steps]:
             taps.clear()
+            sizes.append(size)
             batch = api.llama_batch_init(size, 0, 1)
             batch.n_tokens = size
             for i in range(size):
@@ -89,7 +117,7 @@ def main(model_file: str, out: Path, request: dict) -> None:
             api.llama_batch_free(batch)
         api.llama_free(context)
     engine = f"llama.cpp (llama-cpp-python {llama_cpp.__version__})"
-    data = {"format": "dovetail-dump-1", "engine": engine, "dtype": "float32", "passes": passes}
+    data = {"format": "dovetail-dump-1", "engine": engine, "dtype": dtype, "passes": passes}
     (out / "dump.json").write_text(json.dumps(data))
 
 
