@@ -23,7 +23,7 @@ import numpy as np
 VOCAB, WIDTH, PAGE, CHUNK = 96, 16, 16, 64
 PAGES = 160
 RECENT = 0.3  # per token: by how much nearer tokens score higher
-PACE = 0.001  # seconds per step with several rows
+PACE = 0.004  # seconds per step with several rows: neighbors still run when a request arrives on a busy machine
 
 
 class Noise:
