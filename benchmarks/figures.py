@@ -114,6 +114,20 @@ TABLE = {
         ),
         1,
     ),
+    "serve_faults": Figure(
+        "python benchmarks/serve_faults.py --json",
+        (
+            *(f"benchmarks/{name}.py" for name in ("serve_faults", "faults_clients", "faults_engine", "served")),
+            *(f"{SOURCE}/{room}" for room in ("serving", "state", "text", "adapters")),
+            HERE,
+        ),
+        1,
+    ),
+    "speculate": Figure(
+        "python benchmarks/speculate.py --json",
+        ("benchmarks/speculate.py", "benchmarks/served.py", HERE, f"{SOURCE}/serving", f"{SOURCE}/state", *RUNS),
+        2,
+    ),
     "train": Figure(
         "python benchmarks/train.py --json",
         ("benchmarks/train.py", "benchmarks/bare.py", HERE, f"{SOURCE}/training", *RUNS),
