@@ -18,6 +18,7 @@ from measure import Goal, Row
 from served import SECONDS, Server, body, served, write_model
 
 NONE, ALL = Goal(high=0), Goal(low=1)
+RATE = 50  # requests per second of the flood: at once, the time would be that of a thousand connections in one client
 PROMPTS = ("It was", "the best of times 🙂", "über allen", "日本語", "👩‍👩‍👧 it was the age")
 
 
@@ -50,7 +51,7 @@ def s1(place: Path, each: int = 50, bystanders: int = 10) -> list[Row]:
 
 
 def s2(place: Path, count: int = 1000, queued: int = 64) -> list[Row]:
-    """Many more requests at once than run and wait."""
+    """Many more requests than run and wait."""
     with served(write_model(place / "model"), "--rows=8", f"--queued={queued}") as server:
         server.text("It was")
         before = server.memory()
@@ -84,11 +85,12 @@ async def _flood(server: Server, count: int) -> tuple[list[tuple[float, httpx2.R
                 await asyncio.sleep(0.05)
 
     async def one(client: httpx2.AsyncClient, i: int) -> tuple[float, httpx2.Response]:
+        await asyncio.sleep(i / RATE)
         begin = time.monotonic()
-        answer = await client.post("/v1/completions", json=body(f"it was {i}", max_tokens=16))
+        answer = await client.post("/v1/completions", json=body(f"it was {i}", max_tokens=400))
         return time.monotonic() - begin, answer
 
-    async with server.client(100) as client:
+    async with server.client(count) as client:  # a request that waited for a connection would be timed with it
         watching = asyncio.create_task(watch())
         found = await asyncio.gather(*(one(client, i) for i in range(count)))
         done.set()
