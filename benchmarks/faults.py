@@ -10,9 +10,6 @@ moments and the same command again; D rows: data (faults_data.py). The seconds o
 from __future__ import annotations
 
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +18,8 @@ import torch
 from faults_checkpoints import c1, c3, c4, c5, c6, c11
 from faults_ranks import PRODUCT, TWO, Layout, c7, c8, c12, c13, c14, c15
 from faults_runs import c2, c9, c10, kills
-from measure import Goal, Row, arguments, report
+from measure import Goal, Row, Work, arguments, report, run_row
 
-Work = Callable[..., list[Row]]
 TRAINING: dict[str, tuple[Work, dict[str, Any]]] = {  # the sizes of --quick
     "C1": (c1, {"points": 2}),
     "C2": (c2, {"steps": 6, "stops": (2, 4), "ranks": (1,)}),
@@ -61,22 +57,6 @@ def data_row(name: str) -> Work:
 ROWS = {**TRAINING, **{name: (data_row(name), faults_data.QUICK[name]) for name in faults_data.ROWS}}
 
 
-def measured(name: str, quick: bool) -> list[Row]:
-    """The figures of a row, and its seconds. A row that could not be run does not hold."""
-    work, sizes = ROWS[name]
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        try:
-            rows = work(Path(place).resolve(), **(sizes if quick else {}))
-        except (SystemExit, Exception) as error:  # e.g. a system that allows no mount
-            print(f"{name}: {error}", file=sys.stderr)
-            rows = [Row(f"{name} could not be run: {str(error).splitlines()[0][:200]}", 0, Goal(low=1))]
-    seconds = time.monotonic() - begin
-    held = "holds" if all(row.holds is not False for row in rows) else "DOES NOT HOLD"
-    print(f"{name}: {held}, {seconds:.0f} s", file=sys.stderr, flush=True)
-    return [*rows, Row(f"{name} seconds", seconds)]
-
-
 def main() -> int:
     """Run the rows; exit with 1 unless all hold."""
     parser = arguments(__doc__ or "")
@@ -85,7 +65,7 @@ def main() -> int:
     )
     args = parser.parse_args()
     torch.set_num_threads(1)  # forked ranks share the cores
-    rows = [row for name in args.only for row in measured(name, args.quick)]
+    rows = [row for name in args.only for row in run_row(name, *ROWS[name], quick=args.quick)]
     report(rows, args.json)
     return 0 if all(row.holds is not False for row in rows) else 1
 

@@ -13,9 +13,12 @@ import json
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -64,6 +67,23 @@ class Row:
         goal = None if self.goal is None else str(self.goal)
         spread = None if self.spread is None else round(self.spread, 4)
         return {"name": self.name, "value": float(f"{self.value:.5g}"), "goal": goal, "holds": self.holds, "spread": spread}
+
+
+Work = Callable[..., list[Row]]  # (an empty folder, sizes by name) -> the figures of a fault
+
+
+def run_row(name: str, work: Work, sizes: Mapping[str, Any], *, quick: bool) -> list[Row]:
+    """The figures of a fault, with small `sizes` where `quick`, and its seconds. One that could not be run does not hold."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            rows = work(Path(place).resolve(), **(sizes if quick else {}))
+        except (SystemExit, Exception) as error:  # e.g. a system that allows no mount
+            rows = [Row(f"{name} could not be run: {(str(error).splitlines() or [repr(error)])[0][:200]}", 0, Goal(low=1))]
+    took = time.monotonic() - begin
+    failed = [f"{row.name}: {row.value:g}" for row in rows if row.holds is False]
+    print(f"{name}: {'; '.join(failed) or 'holds'}, {took:.0f} s", file=sys.stderr, flush=True)
+    return [*rows, Row(f"{name} seconds", took)]
 
 
 def middle(values: Sequence[float]) -> tuple[float, float]:

@@ -11,18 +11,13 @@ real. S rows: clients (faults_clients.py) and the engine; P rows: inputs that co
 from __future__ import annotations
 
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from faults_clients import s1, s2, s6, s7, s8, s9, s10
 from faults_engine import n3, n7, p5, p6, p7, s3, s4, s5, s11, s12
-from measure import Goal, Row, arguments, report
+from measure import Work, arguments, report, run_row
 
-Work = Callable[..., list[Row]]
 ROWS: dict[str, tuple[Work, dict[str, Any]]] = {  # the sizes of --quick
     "S1": (s1, {"each": 6, "bystanders": 3}),
     "S2": (s2, {"count": 60, "queued": 8}),
@@ -45,21 +40,6 @@ ROWS: dict[str, tuple[Work, dict[str, Any]]] = {  # the sizes of --quick
 ON_DEMAND = ("S10",)
 
 
-def measured(name: str, quick: bool) -> list[Row]:
-    """The figures of a row, and its seconds. A row that could not be run does not hold."""
-    work, sizes = ROWS[name]
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        try:
-            rows = work(Path(place).resolve(), **(sizes if quick else {}))
-        except (SystemExit, Exception) as error:
-            rows = [Row(f"{name} could not be run: {str(error).splitlines()[0][:200]}", 0, Goal(low=1))]
-    took = time.monotonic() - begin
-    failed = [f"{row.name}: {row.value:g}" for row in rows if row.holds is False]
-    print(f"{name}: {'; '.join(failed) or 'holds'}, {took:.0f} s", file=sys.stderr, flush=True)
-    return [*rows, Row(f"{name} seconds", took)]
-
-
 def main() -> int:
     """Run the rows; exit with 1 unless all hold."""
     parser = arguments(__doc__ or "")
@@ -69,7 +49,7 @@ def main() -> int:
     )
     args = parser.parse_args()
     torch.set_num_threads(1)  # servers and clients share the cores
-    rows = [row for name in args.only for row in measured(name, args.quick)]
+    rows = [row for name in args.only for row in run_row(name, *ROWS[name], quick=args.quick)]
     report(rows, args.json)
     return 0 if all(row.holds is not False for row in rows) else 1
 

@@ -24,7 +24,7 @@ from dovetail.state.pool import Pool
 from dovetail.state.quantized import CacheFormat
 
 if TYPE_CHECKING:
-    from dovetail.text.chat import ChatTemplate
+    from dovetail.text.chat import ChatTemplate, Message
     from dovetail.text.tokenizer import Tokenizer
 
 
@@ -123,8 +123,12 @@ def prompt_ids(vocabulary: Vocabulary, prompt: str, *, chat: bool = False, syste
     if vocabulary.chat_template is None:
         raise InputError("chat: the model has no chat template; give the prompt without it")
     before = [] if system is None else [{"role": "system", "content": system}]
-    text = vocabulary.chat_template.render([*before, {"role": "user", "content": prompt}])
-    return vocabulary.tokenizer.prompt(text, add_special=False)
+    return chat_ids(vocabulary.tokenizer, vocabulary.chat_template, [*before, {"role": "user", "content": prompt}])
+
+
+def chat_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
+    """Return the token ids of a conversation; its template writes the special tokens."""
+    return tokenizer.prompt(template.render(messages), add_special=False)
 
 
 def generate_pieces(

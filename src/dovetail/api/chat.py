@@ -17,7 +17,7 @@ from dovetail.api.generate import Generation, check_model, check_options
 from dovetail.api.models import load
 from dovetail.core.errors import InputError
 from dovetail.core.finite import check_weights
-from dovetail.generation import Vocabulary
+from dovetail.generation import Vocabulary, chat_ids
 from dovetail.sampling import Sampling
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
@@ -112,10 +112,10 @@ class Chat:
         """The ids of the conversation; the oldest turns are left out where an answer would not fit."""
         turns, room = self.messages[len(self.first) :], max(1, self.engine.longest - self.max_tokens)
         ids: list[int] = []
-        for self.left_out in range(len(turns) // TURN + 1):
-            text = self.template.render([*self.first, *turns[TURN * self.left_out :]])
-            ids = self.tokenizer.prompt(text, add_special=False)
+        for left_out in range(self.left_out, len(turns) // TURN + 1):  # turns that did not fit before do not fit now
+            ids = chat_ids(self.tokenizer, self.template, [*self.first, *turns[TURN * left_out :]])
             if len(ids) <= room:
+                self.left_out = left_out
                 return ids
         raise InputError(f"chat: the message has {len(ids):,} tokens, and there is room for {room:,}; shorten it")
 
@@ -124,8 +124,9 @@ class Chat:
         if len(self.messages) <= len(self.first):
             return False
         del self.messages[-TURN:]
+        self.left_out = 0
         return True
 
     def forget(self) -> None:
         """Forget all turns."""
-        self.messages = list(self.first)
+        self.messages, self.left_out = list(self.first), 0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from dovetail.cli.flags import InDir, LoadFlags, NewTokens, Seed, whole
+from dovetail.cli.flags import InDir, NewTokens, SamplingFlags, whole
 from dovetail.cli.output import print_json, print_note, print_text, to_json
 from dovetail.cli.shown import options
 from dovetail.core.errors import DovetailError, InputError
@@ -32,7 +32,7 @@ HELP = "/undo the last turn, /forget all, /save FILE, /bye or Ctrl-D to end"
 
 
 @dc.dataclass
-class Command(LoadFlags):
+class Command(SamplingFlags):
     """The model and the sampling."""
 
     directory: tyro.conf.Positional[InDir]
@@ -41,18 +41,6 @@ class Command(LoadFlags):
     """A message before all others, which says how to answer."""
     max_tokens: NewTokens = 512
     """The largest number of tokens of an answer."""
-    temperature: float = 0.0
-    """0 takes the most probable token; 1 samples from the model's probs as they are."""
-    top_p: float = 1.0
-    """Sample from the fewest tokens whose probs sum to this."""
-    top_k: int | None = None
-    """Sample from this many of the most probable tokens."""
-    min_p: float = 0.0
-    """Sample from the tokens that are at least this many times as probable as the most probable one."""
-    repetition_penalty: float = 1.0
-    """Above 1, tokens of the conversation so far become less probable."""
-    seed: Seed = 0
-    """The seed of the sampling."""
     longest: Annotated[int, whole(2, MAX_LENGTH)] = 4096
     """Tokens of the conversation and an answer together; the oldest turns are left out where they do not fit."""
     json: bool = False
@@ -61,10 +49,11 @@ class Command(LoadFlags):
     def run(self) -> int:
         """Load, then answer line by line."""
         from dovetail.api.chat import chat
-        from dovetail.api.generate import check_model
+        from dovetail.api.generate import check_model, check_options
         from dovetail.api.models import load
         from dovetail.cli.loading import shown_loading
 
+        check_options(**options(self, "directory", "system", "longest", "json", "load"))  # before the weights are read
         check_model(self.directory)
         with shown_loading(self.directory.name) as watch:
             model = load(self.directory, watch=watch)

@@ -132,6 +132,24 @@ class LoadFlags:
     """Run a Python file, or import a module, that registers parts of your own; may be given many times."""
 
 
+@dc.dataclass(kw_only=True)
+class SamplingFlags(LoadFlags):
+    """The flags of every verb that generates text."""
+
+    temperature: float = 0.0
+    """0 takes the most probable token; 1 samples from the model's probs as they are."""
+    top_p: float = 1.0
+    """Sample from the fewest tokens whose probs sum to this."""
+    top_k: int | None = None
+    """Sample from this many of the most probable tokens."""
+    min_p: float = 0.0
+    """Sample from the tokens that are at least this many times as probable as the most probable one."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens of the prompt and of the text so far become less probable."""
+    seed: Seed = 0
+    """The seed of the sampling."""
+
+
 class Overrides:
     """A verb whose flags override the keys of a file: `given` are the fields that the command line names."""
 

@@ -15,13 +15,13 @@ from typing import Literal
 
 import tyro
 
-from dovetail.cli.flags import InDir, LoadFlags, NewTokens, Seed
+from dovetail.cli.flags import InDir, NewTokens, SamplingFlags
 from dovetail.cli.output import print_json, print_note, print_text
 from dovetail.cli.shown import options
 
 
 @dc.dataclass
-class Command(LoadFlags):
+class Command(SamplingFlags):
     """The model, the prompt, and the sampling."""
 
     directory: tyro.conf.Positional[InDir]
@@ -30,18 +30,6 @@ class Command(LoadFlags):
     """The prompt."""
     max_tokens: NewTokens = 128
     """The largest number of tokens to generate."""
-    temperature: float = 0.0
-    """0 takes the most probable token; 1 samples from the model's probs as they are."""
-    top_p: float = 1.0
-    """Sample from the fewest tokens whose probs sum to this."""
-    top_k: int | None = None
-    """Sample from this many of the most probable tokens."""
-    min_p: float = 0.0
-    """Sample from the tokens that are at least this many times as probable as the most probable one."""
-    repetition_penalty: float = 1.0
-    """Above 1, tokens of the prompt and of the text so far become less probable."""
-    seed: Seed = 0
-    """The seed of the sampling."""
     beams: int | None = None
     """Search for the most probable text with so many beams; it is printed at the end."""
     chat: bool = False

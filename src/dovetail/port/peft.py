@@ -126,7 +126,7 @@ def write_peft(place: Path, spec: Model, stored: Stored, family: str | None = No
     for leaf in sorted(adapted - held):
         raise SpecError(
             leaf,
-            "is no linear module and no parameter of experts of transformers, so that peft cannot hold its adapter",
+            "is neither a linear module nor a parameter of experts in transformers, so that peft cannot hold its adapter",
             "leave it out of the targets",
         )
     for name, bank in names(targets).items():

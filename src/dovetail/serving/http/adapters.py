@@ -90,4 +90,4 @@ def inside(root: Path, path: str) -> Path:
             return place
     except (OSError, ValueError, RuntimeError):  # a name that is too long, a zero byte, a circle of links
         pass
-    raise ApiError(404, "lora_path: is no directory of the adapters", param="lora_path")
+    raise ApiError(404, "lora_path: is not a directory of the adapters", param="lora_path")
