@@ -135,8 +135,9 @@ def groups_of_a_rank(self: norm.RMSNormModule, x: Tensor) -> Tensor:
         self.group_number = original
 
 
-def multipliers_exchanged(self: mamba2.Mamba2Module, name: str, u: Tensor) -> Tensor:
-    return getattr(self, name)(u) * self.factors["b" if name == "c" else "c" if name == "b" else name]
+def multipliers_exchanged(self: mamba2.Mamba2Module, name: str, u: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    y = getattr(self, name)(u) * self.factors["b" if name == "c" else "c" if name == "b" else name]
+    return y if dtype is None else y.to(dtype)
 
 
 def with_first(**mixer: Any) -> Model:

@@ -57,9 +57,9 @@ def checked_row_by_row(self: Paged, all_rows: Sequence[int], lengths: Sequence[i
             raise StateError("no page is free")
 
 
-def length_counted_before_the_check(self: Pool, all_rows: Sequence[int], new: Sequence[int], flat: bool = False) -> Step:
+def length_counted_before_the_check(self: Pool, all_rows: Sequence[int], new: Sequence[int], *how: Any) -> Step:
     try:
-        return _step(self, all_rows, new, flat)
+        return _step(self, all_rows, new, *how)
     except StateError:
         self.lengths[all_rows[0]] += new[0]
         raise
@@ -130,14 +130,14 @@ def source_stays_behind(self: Pool, a: int, b: int) -> None:
     self.source_lengths[b] = length
 
 
-def rows_in_sorted_order(self: Pool, all_rows: Sequence[int], new: Sequence[int], flat: bool = False) -> Step:
-    return _step(self, sorted(all_rows), new, flat)
+def rows_in_sorted_order(self: Pool, all_rows: Sequence[int], new: Sequence[int], *how: Any) -> Step:
+    return _step(self, sorted(all_rows), new, *how)
 
 
-def orders_count_from_the_longest_row(lengths: Sequence[int], new: Sequence[int], flat: bool) -> TokenLayout:
+def orders_count_from_the_longest_row(lengths: Sequence[int], new: Sequence[int], flat: bool, device: Any) -> TokenLayout:
     if flat:
-        return TokenLayout.flat(new, lengths)
-    return TokenLayout.whole(len(lengths), max(new), start=max(lengths))
+        return TokenLayout.flat(new, lengths, device)
+    return TokenLayout.whole(len(lengths), max(new), device, start=max(lengths))
 
 
 def written_forgotten_at_every_rollback(self: Pool, row: int, n: int) -> int:
