@@ -200,6 +200,16 @@ def test_every_preset_is_bit_equal_and_formatted_or_names_its_part(tmp_path: Pat
     assert all(text.startswith("layers.0.mixer") and "has no writer yet" in text for text in refused.values()), refused
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"softcap": 2.0, "sink": True}, {"position": "alibi"}, {"mask": "full", "kv_heads": None}]
+)
+def test_a_prefix_is_written_for_every_kernel(fields: dict[str, object]) -> None:
+    spec = from_yaml(SMALL).set("layers.*.mixer.prefix", 3)
+    for name, value in fields.items():
+        spec = spec.set(f"layers.*.mixer.{name}", value)
+    assert unequal(spec, emit(spec, "prefix")) == []
+
+
 @pytest.mark.slow
 def test_any_sampled_spec_of_written_kinds_is_bit_equal_and_formatted(tmp_path: Path) -> None:
     chance, met, tried = random.Random(7), set(), 0

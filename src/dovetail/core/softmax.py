@@ -130,12 +130,17 @@ class SoftmaxModule(Module):
             bias=self.position.score if self.biased else None,
             tables=self.position.tables() if self.biased else (),
             sink=self.sink_logit(),
+            prefix=self.learned_entries(),
             on_read=self.on_read(ctx),
             needs=self.needs,
         )
 
     def sink_logit(self) -> Tensor | None:
         """The learned logit of a sink (heads,), where there is one."""
+        return None
+
+    def learned_entries(self) -> tuple[Tensor, Tensor] | None:
+        """The learned keys and values (p, kv_heads, head) that every query sees, where there are some."""
         return None
 
     def on_read(self, ctx: Ctx) -> OnRead | None:

@@ -55,8 +55,14 @@ class Scoring:
     bias: Callable[..., Tensor] | None = None  # (q layout, k layout, *tables) -> (…, heads, n, m)
     tables: tuple[Tensor, ...] = ()
     sink: Tensor | None = None  # (heads,) a learned logit: one more column of the softmax, without a value
+    prefix: tuple[Tensor, Tensor] | None = None  # (p, kv_heads, head) learned keys and values that every query sees
     on_read: OnRead | None = None  # rotates keys that were stored without rotation
     needs: frozenset[str] = frozenset()  # the features that a kernel must offer for it
+
+    @property
+    def flags(self) -> bool:
+        """Whether a mask can be a flag of a kernel: nothing is added to the scores of the tokens, or stands before them."""
+        return self.bias is None and self.prefix is None
 
 
 class KV(Protocol):

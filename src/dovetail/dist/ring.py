@@ -32,6 +32,7 @@ from dovetail.core.module import at_least_fp32
 from dovetail.core.view import KV, Edit, Entries, Scoring
 from dovetail.ops.attend_sets import attend_sets
 from dovetail.ops.attend_tiled import Work, attend_tiles, tiles_backward
+from dovetail.ops.prefix import merged
 
 if TYPE_CHECKING:
     from dovetail.dist.context import GatherView
@@ -120,12 +121,6 @@ def pass_on(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> Transfer:
     sends = [dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % ranks) for x in tensors]
     receives = [dist.P2POp(dist.irecv, x, group=group, group_peer=(rank - 1) % ranks) for x in arriving]
     return Transfer(tensors, arriving, dist.batch_isend_irecv([*sends, *receives]))
-
-
-def merged(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over two sets of keys from that over each: out (…, n, head), lse (…, n)."""
-    both = torch.logaddexp(lse, more_lse)
-    return out * (lse - both).exp()[..., None] + more * (more_lse - both).exp()[..., None], both
 
 
 def added(arrived: Sequence[Tensor], own: Sequence[Tensor]) -> list[Tensor]:

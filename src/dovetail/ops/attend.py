@@ -122,16 +122,16 @@ def chosen(
 ) -> tuple[Backend, bool]:
     """The backend, and whether the mask is plain: computed once per step for all layers with equal needs and shapes."""
     if torch.compiler.is_compiling():  # the first that offers all: a cost would compare symbolic sizes, and break the graph
-        plain = scoring.bias is None and is_plain(scoring.mask, q_layout, k_layout)
+        plain = scoring.flags and is_plain(scoring.mask, q_layout, k_layout)
         return able_for(needs | {"compile"}, q.device.type)[0], plain
-    key = ("backend", scoring.mask.key, scoring.bias is None, needs, q.shape, FORCED[-1] if FORCED else None)
+    key = ("backend", scoring.mask.key, scoring.flags, needs, q.shape, FORCED[-1] if FORCED else None)
     return k_layout.once_for(q_layout, key, _choose, q, scoring, q_layout, k_layout, needs)
 
 
 def _choose(
     q: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, needs: frozenset[str]
 ) -> tuple[Backend, bool]:
-    plain = scoring.bias is None and is_plain(scoring.mask, q_layout, k_layout)
+    plain = scoring.flags and is_plain(scoring.mask, q_layout, k_layout)
     *rows, n, heads, head = q.shape
     # plan tiles only where skipping some could save time; the kernel then reuses the plan
     device = q.device.type

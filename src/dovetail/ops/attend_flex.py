@@ -20,8 +20,9 @@ from torch import Tensor
 from dovetail.core.layout import TokenLayout
 from dovetail.core.view import Scoring
 from dovetail.ops.backend import Shape
+from dovetail.ops.prefix import with_prefix
 
-OFFERS = frozenset({"bias", "softcap", "sink", "compile"})
+OFFERS = frozenset({"bias", "softcap", "sink", "prefix", "compile"})
 
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:
@@ -57,8 +58,11 @@ def run(
         enable_gqa=q.shape[-3] != k.shape[-3],
         return_aux=_lse(),
     )
+    lse = aux.lse
+    if scoring.prefix is not None:
+        z, lse = with_prefix(z, lse, q, scoring)
     if scoring.sink is not None:
-        z = z * torch.sigmoid(aux.lse - scoring.sink[:, None])[..., None].to(z.dtype)
+        z = z * torch.sigmoid(lse - scoring.sink[:, None])[..., None].to(z.dtype)
     z = z.masked_fill(empty, 0.0)
     return z[0] if flat else z
 

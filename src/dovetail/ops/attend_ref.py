@@ -3,6 +3,7 @@ compared with it.
 
     s = q kᵀ · scale          s ← cap · tanh(s / cap)          s ← s + bias
     a = softmax(s where allowed, with the sink as one more column)          z = a v
+    with a prefix (ops/prefix.py), its scores are columns, too, and z = a v + a_p v_p
 
 Shapes: q (…, heads, n, head)   k, v (…, kv_heads, m, head)   s, a (…, heads, n, m). Vaswani et al. 2017.
 """
@@ -16,8 +17,9 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
 from dovetail.core.view import Edit, Scoring
 from dovetail.ops.backend import Shape
+from dovetail.ops.prefix import prefix_scores, prefix_values
 
-OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "dropout", "edit", "compile"})
+OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "prefix", "dropout", "edit", "compile"})
 
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:
@@ -47,10 +49,16 @@ def run(
         scores = scores + scoring.bias(q_layout, k_layout, *scoring.tables)
     # a query that sees no key is padding: finite scores here, zero probs below
     scores = scores.masked_fill(~allowed, -torch.inf).masked_fill(empty, 0.0)
+    tokens, prefix = k.shape[-2], 0
+    if scoring.prefix is not None:
+        prefix = len(scoring.prefix[0])
+        scores = torch.cat([scores, prefix_scores(q, scoring)], -1)
     if scoring.sink is not None:
         column = scoring.sink[:, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
         scores = torch.cat([scores, column], -1)
-    probs = torch.softmax(scores, -1)[..., : k.shape[-2]].masked_fill(empty, 0.0)
+    whole = torch.softmax(scores, -1).masked_fill(empty, 0.0)
+    probs = whole[..., :tokens]
     if edit is not None:
         probs = edit(probs, q_layout, k_layout)
-    return probs.to(v.dtype) @ v
+    z = probs.to(v.dtype) @ v
+    return z if scoring.prefix is None else z + prefix_values(whole[..., tokens : tokens + prefix], scoring).to(z.dtype)

@@ -4,7 +4,8 @@
     a mask by head     heads with equal masks are one set, which computes its own tiles only
 
 A kernel computes one set: q (rows, kv_heads, shared, n, head), k, v (rows, kv_heads, m, head) -> z like q, and the log-sum-exp
-of the scores (rows, kv_heads, shared, n). A learned sink s₀ only rescales: z · σ(lse − s₀).
+of the scores (rows, kv_heads, shared, n). A prefix is merged by it (ops/prefix.py), and a learned sink s₀ only rescales:
+z · σ(lse − s₀).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.view import Edit, Scoring
+from dovetail.ops.prefix import with_prefix
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]  # (q, k, v, scoring, edit, *layouts) -> z, lse
 
@@ -40,6 +42,10 @@ def attend_sets(
         return _by_head(kernel, q, k, v, scoring, edit, *layouts)
     out, lse = kernel(q.unflatten(1, (k.shape[1], -1)), k, v, scoring, edit, *layouts)
     out, lse = out.flatten(1, 2), lse.flatten(1, 2)
+    if scoring.prefix is not None:
+        seen = lse > torch.finfo(lse.dtype).min / 8  # a query that sees no key is padding, and gets 0
+        merged, lse = with_prefix(out, lse, q, scoring)
+        out = merged * seen[..., None]
     if scoring.sink is not None:
         out = out * torch.sigmoid(lse - scoring.sink[:, None].to(lse.dtype))[..., None].to(out.dtype)
     return out
@@ -63,6 +69,7 @@ def _by_head(
             heads=scoring.heads[heads],
             bias=None if scoring.bias is None else partial(_of_heads, scoring.bias, heads),
             sink=None if scoring.sink is None else scoring.sink[heads],
+            prefix=None if scoring.prefix is None else (scoring.prefix[0][:, keys], scoring.prefix[1][:, keys]),
         )
         own_edit = None if edit is None else Edit(partial(_edit_heads, edit, heads, q.shape[1]), scales=True)
         k_own, v_own = k.index_select(1, keys), v.index_select(1, keys)

@@ -35,7 +35,7 @@ from dovetail.ops.backend import Shape
 from dovetail.ops.mask import Run, allowed
 from dovetail.ops.tiles import Piece, Tile, Tiling, add, put, take
 
-OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "dropout"})
+OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "prefix", "dropout"})
 TILE = 64  # tokens per tile, of queries and of keys
 PIECE = 1024  # most keys per piece: bounds the workspace
 CACHED_MASKS = 4  # tile masks cached per tile of queries and step

@@ -1,7 +1,8 @@
 """torch's scaled_dot_product_attention: with its `is_causal` flag where that is the mask, otherwise with a dense mask.
 
 `is_causal` is aligned to the top left, so it is correct only where queries and keys begin together; a single query at the end
-needs no mask. SDPA returns 0 for a query that sees no key (tests/ops/test_sdpa_facts.py).
+needs no mask. SDPA returns 0 for a query that sees no key (tests/ops/test_sdpa_facts.py). A prefix (ops/prefix.py) becomes keys
+and values before those of the tokens, which a dense mask shows to every query.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.view import Scoring
 from dovetail.ops.backend import Shape
 
-OFFERS = frozenset({"bias", "bias_grad", "compile"})
+OFFERS = frozenset({"bias", "bias_grad", "prefix", "compile"})
 
 
 def cost(shape: Shape, needs: frozenset[str]) -> float:
@@ -37,6 +38,9 @@ def run(
     flat = q.dim() == 3
     if flat:
         q, k, v = q[None], k[None], v[None]
+    if scoring.prefix is not None:
+        out = _after_prefix(q, k, v, scoring, q_layout, k_layout, visible)
+        return out[0] if flat else out
     groups, (rows, heads, n, size) = k.shape[-3], q.shape
     grouped = heads != groups
     single = grouped and n == 1 and (isinstance(visible, str) or visible[0].dim() < 3 or visible[0].shape[-3] == 1)
@@ -54,3 +58,29 @@ def run(
         mask = torch.where(mask, scoring.bias(q_layout, k_layout, *scoring.tables).to(q.dtype), -torch.inf)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale, enable_gqa=grouped)
     return out[0] if flat else out
+
+
+def _after_prefix(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scoring: Scoring,
+    q_layout: TokenLayout,
+    k_layout: TokenLayout,
+    visible: tuple[Tensor, Tensor] | str,
+) -> Tensor:
+    """(rows, heads, n, head) over the prefix and the tokens."""
+    assert scoring.prefix is not None
+    assert not isinstance(visible, str), "a flag says nothing of a prefix"
+    count = len(scoring.prefix[0])
+    k, v = (
+        torch.cat([learned.transpose(0, 1).to(x.dtype).expand(len(x), -1, -1, -1), x], -2)
+        for learned, x in zip(scoring.prefix, (k, v), strict=True)
+    )
+    mask, empty = F.pad(visible[0], (count, 0), value=True), visible[1]
+    if scoring.bias is not None:
+        bias = F.pad(scoring.bias(q_layout, k_layout, *scoring.tables), (count, 0)).to(q.dtype)
+        mask = torch.where(mask, bias, -torch.inf)
+    grouped = q.shape[-3] != k.shape[-3]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale, enable_gqa=grouped)
+    return out.masked_fill(empty, 0.0)

@@ -1,7 +1,7 @@
 """Self-attention and cross attention.
 
 The emitted kernel is the one that Dovetail selects for ordinary lengths: `F.scaled_dot_product_attention` with its causal flag
-or a dense mask; the equation is written out where a soft-cap or a sink comes between scores and softmax.
+or a dense mask; the equation is written out where a soft-cap, a sink or a prefix comes between scores and softmax.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class $name(nn.Module):
         self.v_norm = $v_norm  #? v_norm
         self.gate = nn.Linear(width, heads * head, bias=False)  #? gate
         self.sink = nn.Parameter(torch.zeros(heads))  # a logit without a value  #? sink
+        self.prefix_k = nn.Parameter(torch.empty($prefix, $kv_heads * head))  # learned keys that every query sees  #? prefix
+        self.prefix_v = nn.Parameter(torch.empty($prefix, $kv_heads * head))  #? prefix
         self.position = position  #? position
         self.dropout = nn.Dropout($dropout)  #? dropout written
 
@@ -62,18 +64,35 @@ class $name(nn.Module):
         scores = $softcap * torch.tanh(scores / $softcap)  #? written softcap
         scores = scores + $added  #? written biased
         scores = scores.masked_fill(~visible, -torch.inf)  #? written dense
+        before = [p.unflatten(-1, (-1, self.head)).transpose(0, 1) for p in (self.prefix_k, self.prefix_v)]  #? written prefix
+        prefix_k, prefix_v = (p[:, None] for p in before)  # ($G, 1, $prefix, K)  #? written prefix
+        own = q.unflatten(1, (len(prefix_k), -1)) @ prefix_k.transpose(-1, -2)  #? written prefix
+        own = own.flatten(1, 2).to(scores.dtype) * self.scale  # (B, H, N, $prefix)  #? written prefix
+        own = $softcap * torch.tanh(own / $softcap)  #? written prefix softcap
+        scores = torch.cat([scores, own], -1)  #? written prefix
         sink = self.sink[:, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)  #? sink
         scores = torch.cat([scores, sink], -1)  # one more column, without a value  #? sink
         probs = torch.softmax(scores, -1)  #? written not sink
         probs = torch.softmax(scores, -1)[..., :-1]  #? written sink
+        probs, own = probs.split([v.shape[-2], $prefix], -1)  #? written prefix
         probs = self.dropout(probs)  #? written dropout
         z = probs.to(v.dtype) @ v  # (B, H, N, K)  #? written
-        bias = $added.to(q.dtype)  #? not written biased
+        own = own.to(v.dtype).unflatten(1, (len(prefix_v), -1))  #? written prefix
+        z = z + (own @ prefix_v).flatten(1, 2)  #? written prefix
+        k = self.after(self.prefix_k, k)  # (B, $G, $prefix + $M, K)  #? not written prefix
+        v = self.after(self.prefix_v, v)  #? not written prefix
+        visible = F.pad(visible, ($prefix, 0), value=True)  # every query sees the prefix  #? not written prefix
+        bias = $added.to(q.dtype)  #? not written biased not prefix
+        bias = F.pad($added, ($prefix, 0)).to(q.dtype)  #? not written biased prefix
         bias = torch.where(visible, bias, -torch.inf)  # (1, H, N, N)  #? not written biased dense
         $attend  #? not written
         z = z.transpose(1, 2).flatten(-2)  # (B, N, H * K)
         z = z * torch.sigmoid(self.gate(x))  #? gate
         return self.o(z)
+
+    def after(self, prefix: Tensor, x: Tensor) -> Tensor:  # learned entries, then those of the tokens  #? not written prefix
+        prefix = prefix.unflatten(-1, (-1, self.head)).transpose(0, 1)  # ($G, $prefix, K)  #? not written prefix
+        return torch.cat([prefix.expand(len(x), -1, -1, -1), x], 2)  #? not written prefix
 '''
 
 
@@ -97,9 +116,12 @@ def _written(context: Context, cross: bool) -> MixerCode:
     part, file = context.part, context.file
     if part.earlier is not None:
         context.refuse("earlier", "a file cannot yet pass values from layer to layer")
+    if part.prefix and cross:
+        context.refuse("prefix", "a file cannot yet put a prefix before the keys of an encoder")
     placed: PositionCode = context.write("position")
     flag, biased, grouped = part.mask.flag(), bool(placed.bias), part.groups() != part.heads
     written = part.softcap is not None or part.sink
+    flag = None if part.prefix and not written else flag  # says nothing of a prefix
     dense = flag is None or (flag == "causal" and (biased or written))
     flags = {
         "dense": dense,
@@ -111,6 +133,7 @@ def _written(context: Context, cross: bool) -> MixerCode:
         "k_is_v": part.k_is_v,
         "gate": part.gate,
         "sink": part.sink,
+        "prefix": part.prefix > 0,
         "softcap": part.softcap is not None,
         "position": placed.module is not None or bool(placed.given),
         "dropout": bool(part.dropout),
@@ -164,6 +187,7 @@ def _written(context: Context, cross: bool) -> MixerCode:
         turned_q=turn("q"),
         turned_k=turn("k"),
         softcap=part.softcap,
+        prefix=part.prefix,
         added=placed.bias,
         dropout=part.dropout,
         attend=laid("z = ", kernel(flag, biased, grouped, part.dropout), "  # (B, H, N, K)", BODY),

@@ -85,6 +85,12 @@ def variations() -> Iterator[Comparison]:
         ("soft-cap ½", _attention(softcap=0.5), [20.0, 2.37859546]),
         # one more column of e^½ = 1.64872127 in the sum, 6.70495123
         ("sink ½", _attention({**WEIGHTS, "sink": [0.5]}, sink=True), [15.08207826, 1.81068803]),
+        # two more keys, (1, 0) and (0, 1), with scores 0.70710678 and 0: the sum is 8.08434494
+        (
+            "prefix",
+            _attention({**WEIGHTS, "prefix_k": [[1.0, 0.0], [0.0, 1.0]], "prefix_v": [[50.0, 8.0], [60.0, 16.0]]}, prefix=2),
+            [32.47391720, 5.48782803],
+        ),
         # σ(0) = ½ and σ(x₁ = 1) = 0.73105858
         ("gate", _attention({**WEIGHTS, "gate.weight": [[0.0] * 6, _pick(0)[0]]}, gate=True), [10.0, 1.75535359]),
         # a single head has the slope 2^−8: scores 0.69929428, −0.00390625, 0.70710678

@@ -12,12 +12,13 @@ from dovetail.core.group import Fill
 from dovetail.core.layout import TokenLayout
 from dovetail.lawbook.seeded.bug import Mutant, instead, kernel, spec
 from dovetail.lawbook.suite import OWN_NUMBER
-from dovetail.ops import attend_ref, attend_tiled, mask
+from dovetail.ops import attend_ref, attend_tiled, mask, prefix
 from dovetail.parts.mask.near import Causal, Window
 from dovetail.parts.mixer.attention import AttentionModule
 
 _ref, _tiled, _setup = attend_ref.run, attend_tiled.run, AttentionModule.setup
 _project = AttentionModule.project
+_prefix_scores, _prefix_values = prefix.prefix_scores, prefix.prefix_values
 
 
 def norm_before_rotation(self: AttentionModule) -> None:
@@ -59,24 +60,43 @@ def rows_mixed(q: TokenLayout, k: TokenLayout) -> Tensor:
 
 
 def nan_in_fully_masked_rows(
-    q: Tensor, k: Tensor, v: Tensor, scoring: Any, q_layout: TokenLayout, k_layout: TokenLayout, visible: Any
+    q: Tensor, k: Tensor, v: Tensor, scoring: Any, q_layout: TokenLayout, k_layout: TokenLayout, visible: Any, edit: Any
 ) -> Tensor:
-    out = _ref(q, k, v, scoring, q_layout, k_layout, visible)
+    out = _ref(q, k, v, scoring, q_layout, k_layout, visible, edit)
     return out.masked_fill(visible[1], torch.nan)
 
 
 def heads_in_the_wrong_order(
-    q: Tensor, k: Tensor, v: Tensor, scoring: Any, q_layout: TokenLayout, k_layout: TokenLayout, visible: Any
+    q: Tensor, k: Tensor, v: Tensor, scoring: Any, q_layout: TokenLayout, k_layout: TokenLayout, visible: Any, edit: Any
 ) -> Tensor:
     shared = q.shape[-3] // k.shape[-3]
     repeat = [1] * (k.dim() - 3) + [shared, 1, 1]
-    return _ref(q, k.repeat(repeat), v.repeat(repeat), scoring, q_layout, k_layout, visible)
+    return _ref(q, k.repeat(repeat), v.repeat(repeat), scoring, q_layout, k_layout, visible, edit)
 
 
 def softcap_ignored(
-    q: Tensor, k: Tensor, v: Tensor, scoring: Any, q_layout: TokenLayout, k_layout: TokenLayout, visible: Any = None
+    q: Tensor, k: Tensor, v: Tensor, scoring: Any, q_layout: TokenLayout, k_layout: TokenLayout, visible: Any, edit: Any
 ) -> Tensor:
-    return _tiled(q, k, v, dc.replace(scoring, softcap=None), q_layout, k_layout, visible)
+    return _tiled(q, k, v, dc.replace(scoring, softcap=None), q_layout, k_layout, visible, edit)
+
+
+def prefix_left_out(
+    q: Tensor, k: Tensor, v: Tensor, scoring: Any, q_layout: TokenLayout, k_layout: TokenLayout, visible: Any, edit: Any
+) -> Tensor:
+    return _tiled(q, k, v, dc.replace(scoring, prefix=None), q_layout, k_layout, visible, edit)
+
+
+def prefix_not_capped(q: Tensor, scoring: Any) -> Tensor:
+    return _prefix_scores(q, dc.replace(scoring, softcap=None))
+
+
+def prefix_of_wrong_heads(probs: Tensor, scoring: Any) -> Tensor:
+    k, v = scoring.prefix
+    return _prefix_values(probs, dc.replace(scoring, prefix=(k, v.flip(1))))
+
+
+def prefix_averaged(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
+    return (out + more) / 2, torch.logaddexp(lse, more_lse)
 
 
 def full_tiles_skipped(self: Causal, q: Any, k: Any, head: int) -> Fill:
@@ -91,6 +111,7 @@ def scale_ignored(self: AttentionModule) -> None:
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     window, capped = spec(mask=["causal", {"kind": "window", "size": 5, "keep": 1}]), spec(softcap=2.0)
+    prefixed, capped_prefix = spec(prefix=3), spec(prefix=3, softcap=2.0)
     llama = spec(width=30)  # transformers requires that the heads divide the width
     return [
         Mutant("a token sees the next one", "causal", instead(Causal, "visible", causal_sees_the_next), spec(position="alibi")),
@@ -143,6 +164,20 @@ def mutants() -> list[Mutant]:
             kernel("tiled", softcap_ignored),
             capped,
             "TransformerLens#693",
+        ),
+        Mutant("the tiled kernel leaves the prefix out", "fast", kernel("tiled", prefix_left_out), prefixed),
+        Mutant("prefix and tokens are averaged alike", "fast", instead(prefix, "merged", prefix_averaged), prefixed),
+        Mutant(
+            "the prefix has values of other KV heads",
+            "fast",
+            instead(attend_ref, "prefix_values", prefix_of_wrong_heads),
+            prefixed,
+        ),
+        Mutant(
+            "the scores of a prefix are not capped",
+            "fast",
+            instead(attend_ref, "prefix_scores", prefix_not_capped),
+            capped_prefix,
         ),
         Mutant("query heads are matched with the wrong KV heads", "fast", kernel("reference", heads_in_the_wrong_order)),
         Mutant("full tiles are skipped as empty", "fast", instead(Causal, "tile", full_tiles_skipped)),

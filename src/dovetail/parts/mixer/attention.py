@@ -3,9 +3,9 @@
     q, k, v = x W_q, x W_k, x W_v          z = softmax(q kᵀ·scale, where the mask allows) v          out = z W_o
 
 `heads` query heads share `kv_heads` KV heads: as many is MHA, 1 is MQA, any divisor between is GQA. Optional: QK-norm, a norm
-of values, a soft-cap on the scores, a learned sink logit, an output gate σ(x W_g) ∘ z, biases. With `k_is_v` values are the
-projected keys, v = x W_k, before the norm and the rotation of keys (Gemma 4). Cross attention takes k and v from the encoder
-output instead of x.
+of values, a soft-cap on the scores, a learned sink logit, an output gate σ(x W_g) ∘ z, biases, and `prefix` learned keys and
+values that every query sees (ops/prefix.py). With `k_is_v` values are the projected keys, v = x W_k, before the norm and the
+rotation of keys (Gemma 4). Cross attention takes k and v from the encoder output instead of x.
 
 Shapes: x (…, n, embed)   q, z (…, n, heads, head)   k, v (…, m, kv_heads, head)   probs (…, heads, n, m).
 Vaswani et al. 2017; Shazeer 2019 (MQA); Ainslie et al. 2023 (GQA); Dehghani et al. 2023 (QK-norm); Qiu et al. 2025 (gate).
@@ -33,7 +33,10 @@ from dovetail.ops.attend import WHOLE
 from dovetail.ops.mask import pairs
 
 # fields that decide how queries and keys make scores
-SCORING = frozenset({"mask", "position", "scale", "softcap", "sink", "qk_norm", "qk_norm_whole", "qk_norm_after"})
+SCORING = frozenset({"mask", "position", "scale", "softcap", "sink", "prefix", "qk_norm", "qk_norm_whole", "qk_norm_after"})
+
+PREFIX = ("prefix_k", "prefix_v")  # (prefix, kv_heads·head)
+LONGEST_PREFIX = 2**16
 
 
 @register("attention")
@@ -53,6 +56,7 @@ class Attention(SoftmaxMixer):
         "out_bias": Mistake("bias missing"),
         "gate": Mistake("output gate missing"),
         "sink": Mistake("sink missing"),
+        "prefix": Mistake("prefix missing"),
     }
 
     heads: int = bounded(8, above=0, widens=True)
@@ -71,6 +75,7 @@ class Attention(SoftmaxMixer):
     k_is_v: bool = False  # values are the projected keys, before their norm and rotation
     softcap: float | None = bounded(None, above=0, remedy="use null for none")
     sink: bool = False
+    prefix: int = bounded(0, at_least=0, at_most=LONGEST_PREFIX)  # learned keys and values before those of the tokens
     gate: bool = False
     earlier: Earlier | None = None  # what it takes from an earlier layer
     dropout: float = bounded(0.0, at_least=0, below=1)
@@ -91,7 +96,8 @@ class Attention(SoftmaxMixer):
     def axes(self, scope: Scope) -> Scope:
         head = head_size(self.heads, self.head, scope)
         slots = self.heads // max(self.groups(), 1) + 2  # queries of one group, its key and its value
-        return scope.add(heads=self.heads, kv_heads=self.groups(), head=head, slots=slots)
+        scope = scope.add(heads=self.heads, kv_heads=self.groups(), head=head, slots=slots)
+        return scope.add(prefix=self.prefix) if self.prefix else scope
 
     def children(self) -> dict[str, Part]:
         names = ("q_norm", "k_norm") if self.projects() else ("q_norm",)
@@ -128,6 +134,8 @@ class Attention(SoftmaxMixer):
             declared += [Weight(name="gate.weight", out=q, inp=x)]
         if self.sink:
             declared += [Weight(name="sink", out=("heads",), init="zeros", role="gate")]
+        if self.prefix:
+            declared += [Weight(name=name, batch=("prefix",), out=kv, role="embed") for name in PREFIX]
         return [*declared, self.head_number()]
 
     def projected(self) -> tuple[str, ...]:
@@ -161,12 +169,12 @@ class Attention(SoftmaxMixer):
         return dict.fromkeys(("k", "v"), ("kv_heads", "head")) if self.projects() else {}
 
     def needs(self) -> frozenset[str]:
-        own = {"softcap": self.softcap is not None, "sink": self.sink}
+        own = {"softcap": self.softcap is not None, "sink": self.sink, "prefix": self.prefix > 0}
         return self.position.needs() | {name for name, needed in own.items() if needed}
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         each = 4 * scope.size("heads", "head")
-        return each * n * n, each * pairs(self.mask, n)
+        return each * n * (n + self.prefix), each * (pairs(self.mask, n) + n * self.prefix)
 
     def check(self, scope: Scope) -> list[Problem]:
         if broken := check_heads(self.heads, self.groups(), self.head, scope) or check_position(self.position):
@@ -217,6 +225,7 @@ class Attention(SoftmaxMixer):
             "k_is_v": [False, True],
             "softcap": [None, 2.0],
             "sink": [False, True],
+            "prefix": [0, 3],
             "gate": [False, True],
             "earlier": [None],  # two layers must agree: sampled with both
             "dropout": [0.0, 0.2],
@@ -234,7 +243,7 @@ class Attention(SoftmaxMixer):
     def excepts(self, scope: Scope) -> dict[str, str]:
         reasons = super().excepts(scope)
         shifted = self.qk_norm_after or not self.position.rotates  # the vector is the same for every key
-        if shifted and not self.softcap and not self.sink and self.shifts_keys(scope):
+        if shifted and not self.softcap and not self.sink and not self.prefix and self.shifts_keys(scope):
             reasons["every_weight"] = "a vector added to every key shifts all scores of a query alike, and softmax ignores it"
         return reasons
 
@@ -249,6 +258,8 @@ class AttentionModule(SoftmaxModule):
     qkv: Linear
     gate: Linear
     sink: Tensor
+    prefix_k: Tensor
+    prefix_v: Tensor
     earlier: EarlierModule
     v_norm: Module
 
@@ -297,6 +308,12 @@ class AttentionModule(SoftmaxModule):
 
     def sink_logit(self) -> Tensor | None:
         return self.sink if self.part.sink else None
+
+    def learned_entries(self) -> tuple[Tensor, Tensor] | None:
+        if not self.part.prefix:
+            return None
+        k, v = self.split(self.prefix_k), self.split(self.prefix_v)
+        return k, v
 
     def on_read(self, ctx: Ctx) -> OnRead | None:
         """The rotation of some positions, and a norm that comes after it."""
