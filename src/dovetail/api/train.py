@@ -40,6 +40,7 @@ from dovetail.training.logs import LogKind, logs_of
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import Setup, TuningData
+from dovetail.training.only import train_only, weights_named
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,
     KEEP,
@@ -79,6 +80,7 @@ def train(
     options: Mapping[str, Any] | None = None,
     from_: str | Path | None = None,
     adapter: AdapterKind | str | Mapping[str, Any] | None = None,
+    only: str | Sequence[str] = (),
     minutes: float | None = None,
     steps: int | None = None,
     epochs: float | None = None,
@@ -133,6 +135,8 @@ def train(
     `{"kind": "lora", "rank": 8, "targets": ["q", "v"]}`. Checkpoints hold the adapter alone, and the directory becomes an
     adapter directory, which `load` opens with its base. The learning rate is then 10 times as large by default.
 
+    `only` are patterns of the weights to train, by their paths: `layers.*.mixer.prefix_*`; all others stay as they are.
+
     A tokenizer of the spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are
     directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. `labels` is a file of
     labeled texts (JSON Lines) or images (.npz), `pairs` one of pairs of texts, `chats` one of tuning rows (see `tune`); a tenth
@@ -167,6 +171,9 @@ def train(
     kind_of_adapter = None if adapter is None else read_adapter(adapter)
     if kind_of_adapter is not None and start is None:
         raise UsageError("--adapter: an adapter is trained on the weights of a model; give it with --from")
+    chosen_weights = (only,) if isinstance(only, str) else tuple(only)
+    if chosen_weights and kind_of_adapter is not None:
+        raise UsageError("--only: with --adapter the adapter alone is trained; give its targets")
     if learning_rate is None:
         learning_rate = Plan.learning_rate * (1 if kind_of_adapter is None else ADAPTER_RATE)
     name, changed, directory = _named(spec, start).after(set, swap)
@@ -175,6 +182,7 @@ def train(
     changed, fresh = spec_for(changed, objective)
     if start is not None:
         start.check_fits(changed, fresh)
+    trained = weights_named(changed, chosen_weights)
     place = None if out is None else Path(out)
     kinds: tuple[LogKind, ...] = (log,) if isinstance(log, str) else tuple(log)
     if kinds and place is None:
@@ -246,6 +254,8 @@ def train(
         def attached(one: Transformer) -> None:
             if kind_of_adapter is not None:
                 applied.append(attach(one, kind_of_adapter, seed=seed))
+            if trained is not None:
+                train_only(one, trained)
 
         if start is not None and start.quantized and kind_of_adapter is not None and ranks.count == 1:  # QLoRA
             model = load(start.place)
@@ -257,6 +267,8 @@ def train(
                 with start.weights(fresh) as weights:
                     ranks.set_weights(model, found_base.watch(weights) if applied else weights)
             known = found_base.value()
+        if trained is not None:
+            say(f"trains {len(trained):,} weights, {sum(d.size for d in trained):,} parameters; the others stay as they are")
         for one in applied:
             match(model)
             say(str(one))
@@ -264,6 +276,7 @@ def train(
         if place is not None:
             keys = {"spec": plain(changed), **source.settings, "from": None if start is None else str(start.place)}
             keys |= {} if kind_of_adapter is None else {"adapter": plain(kind_of_adapter)}
+            keys |= {"only": list(chosen_weights)} if chosen_weights else {}
             keys |= {"objective": kind.name, "batch": batch, "length": length, **plan.settings()}
             keys |= {
                 **axes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ def tune(
     method: str = "sft",
     *,
     adapter: str | Mapping[str, Any] | None = None,
+    only: str | Sequence[str] = (),
     out: str | Path | None = None,
     force: bool = False,
     template: str | None = None,
@@ -64,7 +65,8 @@ def tune(
 
     Strings are plain text; messages are rendered by the model's chat template, or by `template`: a file, or "plain". Answers
     alone are learned, with the token that ends them. The run ends after `epochs` (1 by default), `steps` or `minutes`. With an
-    `adapter` the other weights stay as they are, and the default learning rate is ten times as large.
+    `adapter` the other weights stay as they are, and the default learning rate is ten times as large; with `only`, those that
+    no pattern matches (prefix tuning: `layers.*.mixer.prefix_*`).
 
     `beta` is the strength of the reference in dpo, ipo, orpo and kto. Of grpo: `group` answers per prompt, of `max_tokens`
     tokens at most, sampled at `temperature`; `clip_ratio` bounds a step, `kl` weighs the divergence from the initial weights.
@@ -80,6 +82,7 @@ def tune(
     return train(
         from_=model,
         adapter=adapter,
+        only=only,
         chats=data,
         objective=method,
         options={name: value for name, value in settings.items() if value is not None},

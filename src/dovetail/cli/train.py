@@ -74,6 +74,8 @@ class Command(LoadFlags, Overrides):
     """Start from the weights and the tokenizer of a model directory, or of the newest checkpoint of a run."""
     adapter: str | None = None
     """Train an adapter on the frozen weights of --from: lora, dora, ia3, or its fields as YAML: {kind: lora, rank: 8}."""
+    only: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Train the weights with paths of this pattern alone: 'layers.*.mixer.prefix_*'; may be given many times."""
     minutes: float | None = None
     """Train for about this many minutes: the first steps are measured (default: 5, if no other end is given)."""
     tokens: Count | None = None

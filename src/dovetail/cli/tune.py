@@ -37,6 +37,8 @@ class Command(LoadFlags):
     """How it is tuned."""
     adapter: str | None = None
     """Train an adapter of this kind (lora …) and leave the other weights as they are."""
+    only: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Train the weights with paths of this pattern alone: 'layers.*.mixer.prefix_*'; may be given many times."""
     out: Annotated[OutDir | None, tyro.conf.arg(aliases=["-o"])] = None
     """The run directory to write (default: MODEL-METHOD)."""
     force: bool = False

@@ -26,6 +26,7 @@ class Declared(NamedTuple):
     scope: Scope
     part: Part
     frozen: bool = False  # whether it belongs to a base that an adapter is trained on: neither trained nor checkpointed
+    fixed: bool = False  # whether a run leaves it as it is, and checkpoints it with the others
 
     @property
     def size(self) -> int:
@@ -35,7 +36,7 @@ class Declared(NamedTuple):
     @property
     def trained(self) -> bool:
         """Whether an optimizer updates it."""
-        return self.weight.learned and not self.frozen
+        return self.weight.learned and not self.frozen and not self.fixed
 
     @property
     def checkpointed(self) -> bool:

@@ -2,7 +2,7 @@
 beyond: the tensors that adapters on its linear leaves declare.
 
 Optimizers, checkpoints, sharding and the check for undeclared parameters fold over these. Where some leaf has an adapter, the
-weights of the spec are a frozen base.
+weights of the spec are a frozen base. A parameter that takes no gradient is fixed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ def held(model: nn.Module, spec: Part) -> Iterator[Declared]:
     adapter."""
     absent = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, Absent))
     adapted = dict(adapted_leaves(model))
+    fixed = {path for path, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad}
     for d in declared(spec):
         if d.path.startswith(absent):
             continue
-        yield d._replace(frozen=bool(adapted))
+        yield d._replace(frozen=bool(adapted), fixed=d.path in fixed)
         leaf = adapted.get(d.path.removesuffix(".weight")) if d.path.endswith(".weight") else None
         if leaf is not None and leaf.adapter is not None and d.weight.same_as is None:
             yield from leaf.adapter.declared
