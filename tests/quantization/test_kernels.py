@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.linear import Linear
+from dovetail.core.linear import Linear, offers
 from dovetail.ops.attend import using
 from dovetail.quantization import kernels
 from dovetail.quantization.formats import NF4, Int4, Int8
@@ -34,6 +34,38 @@ def test_a_kernel_is_as_exact_as_the_reference(format, rows):
     bound = 4 * (slow - exact).abs().max() + 4 * 2**-8 * exact.abs().max()
     assert (fast - exact).abs().max() <= bound
     assert (fast - exact).abs().max() < 0.02 * exact.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_a_product_of_integers_is_the_reference(dtype, rows):
+    """Integers are summed exactly, so that the two differ by the rounding of the reference's sums alone."""
+    format = Int8(dynamic=True)
+    leaf = leaf_of(format).to(dtype)
+    x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[0] = 0 if rows > 1 else x[0]  # a token without a largest value
+    largest = x.double().abs().amax(-1, keepdim=True)
+    step = torch.where(largest > 0, largest, 1.0) / 127
+    exact = (x.double() / step).round() * step @ format.decode(leaf.stored(), 128).double().T + leaf.bias.double()
+    with torch.no_grad():
+        assert kernels.offers(format, leaf.shape, x)
+        fast = leaf(x).double()
+        with using("reference"):
+            slow = leaf(x).double()
+    eps = torch.finfo(dtype).eps
+    assert (fast - exact).abs().max() <= 4 * eps * exact.abs().max()
+    assert (slow - exact).abs().max() <= 64 * eps * exact.abs().max()
+    plain = x.double() @ format.decode(leaf.stored(), 128).double().T + leaf.bias.double()
+    assert (plain - exact).abs().max() > 1e-3, "activations are rounded"
+
+
+def test_the_gradient_passes_through_rounded_activations():
+    leaf = leaf_of(Int8(dynamic=True)).float()
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    leaf(x).sum().backward()
+    assert torch.allclose(x.grad, leaf.dense().sum(0).expand(3, -1), rtol=1e-5, atol=1e-5)
+    assert not offers("matrix", leaf), "x Wᵀ is no product with a matrix"
+    assert offers("grouped", leaf)
 
 
 def test_kernels_offer_themselves_only_where_they_run():

@@ -60,11 +60,25 @@ def test_an_export_loads_here_with_the_same_logits(name: str, tmp_path: Path) ->
     assert torch.equal(logits(dt.load(directory)), logits(model))
 
 
+def test_rounded_activations_are_written_down(tmp_path: Path) -> None:
+    directory, _ = exported(tmp_path, "dynamic", Int8(dynamic=True))
+    (group,) = json.loads((directory / "config.json").read_text())["quantization_config"]["config_groups"].values()
+    assert group["format"] == "int-quantized"
+    assert group["input_activations"] == {
+        "num_bits": 8,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "token",
+        "dynamic": True,
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (PEERS / "ready").exists(), reason="benchmarks/peers/make tuning")
 def test_transformers_loads_an_export_with_our_logits(tmp_path: Path) -> None:
     made = {name: exported(tmp_path, name, format) for name, format in FORMATS.items()}
     made["bf16"] = exported(tmp_path, "bf16", Int4(group=16), torch.bfloat16)
+    made["dynamic"] = exported(tmp_path, "dynamic", Int8(dynamic=True))  # their steps are max |x| / 127.5
     script = ROOT / "tests" / "quantization" / "peers_compressed.py"
     command = [PEERS / "bin" / "python", script, tmp_path / "out.safetensors", *(directory for directory, _ in made.values())]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
@@ -73,7 +87,7 @@ def test_transformers_loads_an_export_with_our_logits(tmp_path: Path) -> None:
     for name, (_, model) in made.items():
         ours = logits(model)
         gap = float((found[name].float() - ours.float()).abs().max() / ours.float().abs().max())
-        assert gap < (0.02 if name == "bf16" else 1e-5), (name, gap)
+        assert gap < (0.02 if name in ("bf16", "dynamic") else 1e-5), (name, gap)
     assert torch.equal(unpack_words(found["packed4"], 4) - 8, found["codes4"].int())
     assert torch.equal(unpack_words(found["packed8"], 8) - 128, found["codes8"].int())
     assert torch.equal(pack_words(found["codes4"].int() + 8, 4), found["packed4"])

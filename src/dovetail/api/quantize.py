@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Group, RenderableType
@@ -94,6 +94,7 @@ def quantize(
     bits: int = 4,
     format: str | dict[str, Any] | Format | None = None,
     group: int | None = None,
+    activations: Literal["int8"] | None = None,
     method: str | None = None,
     text: str | Path | None = None,
     samples: int = 128,
@@ -110,7 +111,8 @@ def quantize(
 
     `model` is a built model, which is changed in place, or a model directory. The format is that of `bits` (int8, int4), or
     `format`, a kind (int8, int4, nf4, fp8) or a mapping of its fields; `group` inputs share a scale, by default 64, or fewer
-    where 64 does not divide every matrix. `method` is rtn, gptq or awq: by default gptq with a `text`, else rtn. Of the text,
+    where 64 does not divide every matrix. With `activations` "int8" a leaf of int8 also rounds each token that it reads to 8
+    bits, and multiplies integers. `method` is rtn, gptq or awq: by default gptq with a `text`, else rtn. Of the text,
     `samples` sequences of `length` tokens calibrate, and the perplexity is measured on its last twentieth. `skip` are patterns
     of leaves to leave as they are. `out` is the model directory to write. `on_step` is called with (batches done, in all).
     """
@@ -123,6 +125,8 @@ def quantize(
     source = None if isinstance(model, Transformer) else Directory(model)
     spec = model.spec if isinstance(model, Transformer) else origin(Directory(model)).spec
     chosen = _format(spec, bits, format, group, skip)
+    if activations is not None:
+        chosen = _with_activations(chosen)
     recipe = select(spec, chosen, skip=skip)
     if not isinstance(model, Transformer):
         model = load(model, watch=watch)
@@ -162,6 +166,13 @@ def _format(
     inputs = {d.weight.shape(d.scope)[-1] for d in candidates(spec).values()}
     fitting = [size for size in GROUPS if all(inp % size == 0 for inp in inputs)]
     return dc.replace(made, group=fitting[0]) if fitting else made
+
+
+def _with_activations(format: Format) -> Format:
+    """The format with activations in 8 bits, too."""
+    if "dynamic" not in {field.name for field in dc.fields(format)}:
+        raise UsageError(f"--activations: {format.kind} multiplies activations as they are; use --bits 8")
+    return dc.replace(format, dynamic=True)
 
 
 def _corpus(model: Transformer, text: str | Path, length: int) -> Corpus:

@@ -37,6 +37,8 @@ class Command(LoadFlags):
     """Another format, in place of --bits."""
     group: Length | None = None
     """Inputs that share a scale; by default 64, or fewer where 64 does not divide every matrix."""
+    activations: Literal["int8"] | None = None
+    """With --bits 8: round each token that a matrix reads to 8 bits, too, and multiply integers."""
     method: Literal["rtn", "gptq", "awq"] | None = None
     """How codes are chosen; by default gptq with --text, else rtn."""
     text: InFile | None = None

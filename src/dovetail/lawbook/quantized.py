@@ -4,7 +4,8 @@
     |w − decode(encode(w))|  is the distance to the nearest level, and the levels cover the group: at most half a step
     encode(decode(t)) = t   on the same grid               declared tensors are the stored ones, bit for bit and in size
 
-Every matrix of a spec is quantized, neighbors in different formats, and compared with a model that stores the decoded matrices:
+Every matrix of a spec is quantized, neighbors in different formats, and compared with a model that stores the decoded matrices
+(and, where a format rounds activations, reads rounded ones):
 the reference kernels and the fast ones, the loss and its gradients, a KV cache fed token by token. The readers of files and the
 layouts of other libraries have tests of their own (tests/quantization).
 """
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import generator
-from dovetail.core.linear import Linear
+from dovetail.core.linear import Linear, Rows
 from dovetail.lawbook.case import IDENTITY, Case, NotApplicable, law, perturbed
 from dovetail.lawbook.replaced import paths
 from dovetail.model import ModelModule
@@ -37,7 +38,7 @@ def formats_for(inp: int) -> list[Format]:
         NF4(group=group),
         NF4(group=group, double=True),
     ]
-    return [*four, Int8(), Int8(group=group), FP8(), FP8(per="tensor")]
+    return [*four, Int8(), Int8(group=group), FP8(), FP8(per="tensor"), Int8(dynamic=True)]
 
 
 def recipe_for(case: Case) -> dict[str, Format]:
@@ -57,11 +58,31 @@ def quantized_model(case: Case, recipe: dict[str, Format]) -> ModelModule:
     return model
 
 
+class Rounding(Linear):
+    """A dense leaf that rounds each token to the nearest of 255 even levels up to its largest value, which x Wᵀ then reads."""
+
+    exact = frozenset({"grouped"})  # type: ignore[assignment]
+
+    def multiply(self, input: Tensor) -> Tensor:
+        return super().multiply(_rounded(input))
+
+    def multiply_grouped(self, x: Tensor, rows: Rows) -> Tensor:
+        return super().multiply_grouped(_rounded(x), rows)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    step = x.detach().abs().amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny) / 127
+    return x + ((x / step).round() * step - x).detach()
+
+
 def decoded_model(case: Case, quantized: ModelModule) -> ModelModule:
     """The dense model of the decoded matrices."""
     model = perturbed(case.spec, case.seed)
     for path, leaf in quantized_leaves(quantized):
-        leaf_at(model, path).weight.data.copy_(leaf.format.decode(leaf.stored(), leaf.in_features))
+        dense = leaf_at(model, path)
+        dense.weight.data.copy_(leaf.format.decode(leaf.stored(), leaf.in_features))
+        if leaf.format.rounds_inputs:
+            dense.__class__ = Rounding
     return model
 
 

@@ -1,6 +1,7 @@
 """Write a quantized model in Hugging Face layout as compressed-tensors, which transformers and vLLM load.
 
     int4, int8    pack-quantized     weight_packed, weight_scale, weight_shape, with zero points weight_zero_point
+    int8, dynamic int-quantized      weight, weight_scale; activations in int8, a scale per token
     fp8           float-quantized    weight, weight_scale
 
 Codes and scales are those of the model, bit for bit; scales get the dtype of the model, in which a reader decodes. Our nibbles
@@ -27,13 +28,15 @@ from dovetail.quantization.format import CODES, SCALE, Format
 from dovetail.quantization.formats import FP8, Int4, Int8
 from dovetail.quantization.leaf import QuantizedLinear
 
+DYNAMIC_INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 Write = Callable[[str, QuantizedLinear], dict[str, Tensor]]
 Leaves = Mapping[str, QuantizedLinear]
 
 
 def quantization_config(spec: Model, moves: Sequence[Move], leaves: Leaves) -> dict[str, Any]:
     """The field of config.json; SpecError for formats that one config cannot express."""
-    layout, weights = _settings(*one_format(leaves))
+    format, path = one_format(leaves)
+    layout, weights = _settings(format, path)
     ignored = [name.removesuffix(".weight") for _, name in left_out(spec, moves, leaves)]
     return {
         "quant_method": "compressed-tensors",
@@ -43,7 +46,7 @@ def quantization_config(spec: Model, moves: Sequence[Move], leaves: Leaves) -> d
             "group_0": {
                 "targets": ["Linear"],
                 "weights": {"dynamic": False, **weights},
-                "input_activations": None,
+                "input_activations": DYNAMIC_INT8 if format.rounds_inputs else None,
                 "output_activations": None,
                 "format": layout,
             }
@@ -76,7 +79,8 @@ def _settings(format: Format, path: str) -> tuple[str, dict[str, Any]]:
         return "pack-quantized", {"num_bits": 4, "type": "int", "symmetric": not format.zero_point, **group}
     if isinstance(format, Int8):
         group = {"strategy": "channel"} if format.group is None else {"strategy": "group", "group_size": format.group}
-        return "pack-quantized", {"num_bits": 8, "type": "int", "symmetric": True, **group}
+        layout = "int-quantized" if format.dynamic else "pack-quantized"
+        return layout, {"num_bits": 8, "type": "int", "symmetric": True, **group}
     if isinstance(format, FP8):
         return "float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": format.per}
     raise SpecError(
@@ -116,6 +120,8 @@ def compressed_tensors(path: str, leaf: QuantizedLinear) -> dict[str, Tensor]:
     scale = tensors[SCALE].to(leaf.dtype)
     if isinstance(format, FP8):
         return {"weight": tensors[CODES], "weight_scale": scale if format.per == "channel" else scale.reshape(1)}
+    if format.rounds_inputs:
+        return {"weight": tensors[CODES], "weight_scale": scale}
     codes, grid = format.codes(tensors, inp), format.grid(tensors)
     unsigned = codes.to(torch.int16) + (0 if format.bits == 4 else 128)
     made = {"weight_packed": pack_words(unsigned, format.bits), "weight_scale": scale, "weight_shape": torch.tensor(leaf.shape)}

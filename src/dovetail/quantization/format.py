@@ -65,6 +65,17 @@ class Format(ABC):
     kind: ClassVar[str] = ""
     bits: ClassVar[int] = 8  # of a code
 
+    # -- what a leaf multiplies W by
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether a leaf rounds its inputs: x Wᵀ is then no product with a matrix, and has no exact `matrix`."""
+        return False
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """x (…, inp) as a leaf multiplies W by it."""
+        return x
+
     # -- declarations
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """The formats: integers of 8 and 4 bits, NormalFloat of 4 bits, and floats of 8 bits.
 
     int8   code −127 … 127        w = s · code              a scale per output channel
+           with `dynamic`, activations too: x ≈ a · code, a = max |x| / 127 of each token when it is read (W8A8)
     int4   code 0 … 15            w = s · (code − 8), or with zero points s · (code − z)            a scale per group
     nf4    code 0 … 15            w = s · quantile[code]    of a normal distribution, in [−1, 1]; a scale per group of 64
     fp8    a float e4m3 itself    w = s · code              a scale per output channel, or one per matrix
@@ -22,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.core.errors import SpecError
 from dovetail.quantization.format import (
     CODES,
     SCALE,
@@ -56,9 +58,31 @@ class Int8(Format):
     bits: ClassVar[int] = 8
 
     group: int | None = None  # inputs that share a scale; None: all of an output channel
+    dynamic: bool = False  # activations in 8 bits, too, with a scale per token
 
     def __post_init__(self) -> None:
         checked("group", self.group, self.group is None or (type(self.group) is int and self.group > 0), "a number above 0")
+        checked("dynamic", self.dynamic, type(self.dynamic) is bool, "true or false")
+        if self.dynamic and self.group is not None:
+            raise SpecError("dynamic", "a product of integers has one scale per output channel", "leave `group` out")
+
+    @property
+    def rounds_inputs(self) -> bool:
+        return self.dynamic
+
+    def inputs(self, x: Tensor) -> Tensor:
+        if not self.dynamic:
+            return x
+        codes, scale = self.input_codes(x)
+        return (codes * scale).to(x.dtype)
+
+    @staticmethod
+    def input_codes(x: Tensor) -> tuple[Tensor, Tensor]:
+        """x (…, inp) -> codes −127 … 127, and the scale of each token (…, 1), both in float32 or wider."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        largest = wide.abs().amax(-1, keepdim=True)
+        scale = torch.where(largest > 0, largest, 1.0) / 127
+        return (wide / scale).round().clamp(-127, 127), scale
 
     def size(self, inp: int) -> int:
         return self.group or inp

@@ -1,6 +1,7 @@
 """Fast kernels of torch for x Wᵀ with W in fewer bits: bfloat16 on a CPU, for few rows, as in decoding.
 
     int8, a scale per channel     torch._weight_int8pack_mm                     codes (out, inp) as they are stored
+    int8 with int8 activations    torch._int_mm                                 sums of integers, exact; any number of rows
     int4, symmetric, in groups    torch.ops.aten._weight_int4pack_mm_for_cpu    codes repacked once per leaf
 
 Many rows are faster by decoding W and a dense product. |fast − exact| ≤ 4 · |reference in bfloat16 − exact| + 4 ulp of the
@@ -27,9 +28,13 @@ INT4_GROUPS = (32, 64, 128, 256)
 
 def offers(format: Format, shape: tuple[int, ...], x: Tensor) -> bool:
     """Whether a kernel takes a leaf of this format and shape, and this x (…, inp) without a gradient."""
-    if reference() or x.dtype != torch.bfloat16 or x.device.type != "cpu" or len(shape) != 2 or torch.compiler.is_compiling():
+    if reference() or x.device.type != "cpu" or len(shape) != 2 or torch.compiler.is_compiling() or not x.numel():
         return False
-    if (torch.is_grad_enabled() and x.requires_grad) or x.numel() > ROWS * shape[-1] or not x.numel():
+    if torch.is_grad_enabled() and x.requires_grad:
+        return False
+    if isinstance(format, Int8) and format.dynamic:
+        return x.dtype in (torch.bfloat16, torch.float32)
+    if x.dtype != torch.bfloat16 or x.numel() > ROWS * shape[-1]:
         return False
     return not any(size % TILE for size in shape) and _known(format)
 
@@ -52,6 +57,10 @@ def prepared(format: Format, tensors: Mapping[str, Tensor], inp: int) -> tuple[T
 def product(format: Format, operands: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
     """x Wᵀ for x (…, inp)."""
     flat = x.flatten(0, -2)
+    if isinstance(format, Int8) and format.dynamic:
+        codes, scale = format.input_codes(flat)
+        y = torch._int_mm(codes.to(torch.int8), operands[0].T).float() * scale * operands[1].float()
+        return y.to(x.dtype).view(*x.shape[:-1], -1)
     if isinstance(format, Int4):
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, operands[0], format.group, operands[1])
     else:

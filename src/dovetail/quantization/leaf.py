@@ -1,6 +1,7 @@
 """QuantizedLinear: a linear leaf whose W is stored in fewer bits.
 
     multiply(x) = x decode(tensors)ᵀ + b          the reference form: W is decoded, used, and dropped again
+    x is format.inputs(x) where a format rounds activations, too; its gradient passes through the rounding as if there were none
 
 Its tensors are buffers with the names that the format declares (`q.weight_packed`, `q.weight_scale`), in place of `q.weight`;
 they have no gradient. The gradient of x decodes W a second time, so that a training step of adapters holds no dense W (QLoRA).
@@ -35,6 +36,7 @@ class QuantizedLinear(Linear):
         self.adapter = None
         self.shape, self.format, self.dtype = tuple(shape), format, dtype
         self.operands = None
+        self.exact = frozenset({"grouped"}) if format.rounds_inputs else Linear.exact
         *_, self.out_features, self.in_features = shape
         for name, tensor in format.tensors(shape).items():
             self.register_buffer(name, tensor)
@@ -83,6 +85,8 @@ class QuantizedLinear(Linear):
         return Product.apply(x, self)  # type: ignore[no-any-return]
 
     def multiply_grouped(self, x: Tensor, rows: Rows) -> Tensor:
+        if self.format.rounds_inputs:
+            x = x + (self.format.inputs(x) - x).detach()
         y = rows.multiply(x, self.dense().to(x.dtype))
         return y if self.bias is None else y + self.bias.index_select(0, rows.expert)
 
@@ -118,7 +122,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, leaf: QuantizedLinear) -> Tensor:
         ctx.leaf = leaf
-        return F.linear(x, leaf.dense().to(x.dtype))
+        return F.linear(leaf.format.inputs(x), leaf.dense().to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]

@@ -71,6 +71,17 @@ def first_expert_for_all(self: QuantizedLinear, x: Tensor, rows: Rows) -> Tensor
     return rows.multiply(x, dense[:1].expand_as(dense))
 
 
+def one_scale_for_all_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations have one scale per call, so that a token depends on its neighbors."""
+    scale = x.abs().amax() / 127
+    return (x / scale).round().clamp(-127, 127), scale
+
+
+def experts_read_exact_inputs(self: QuantizedLinear, x: Tensor, rows: Rows) -> Tensor:
+    """Activations of experts are not rounded."""
+    return rows.multiply(x, self.dense().to(x.dtype))
+
+
 def bias_dropped(self: QuantizedLinear, input: Tensor) -> Tensor:
     """The quantized leaf has no bias."""
     return self.product(input)
@@ -165,6 +176,17 @@ def mutants() -> list[Mutant]:
             name,
             instead(QuantizedLinear, "multiply_grouped", first_expert_for_all),
             mixture(),
+        ),
+        Mutant(
+            "activations have one scale for all tokens",
+            name,
+            instead(Int8, "input_codes", staticmethod(one_scale_for_all_tokens)),
+        ),
+        Mutant(
+            "activations of experts are not rounded",
+            name,
+            instead(QuantizedLinear, "multiply_grouped", experts_read_exact_inputs),
+            mixture().set("layers.*.mixer.packed", True),  # so that a bank of experts has this format
         ),
         Mutant("a quantized leaf has no bias", name, instead(QuantizedLinear, "multiply", bias_dropped), with_biases()),
         Mutant("a quantized leaf halves gradients", name, instead(Product, "backward", staticmethod(gradient_of_half))),
