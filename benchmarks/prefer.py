@@ -1,7 +1,9 @@
 """Preference tuning on toys that a program can judge: GRPO on sums of digits, DPO on the largest digit.
 
-GRPO  A small model is first tuned on the format alone: `2+3=` and a random number. Then it is rewarded for the right sum. The
-      rewards are those of one sampled answer per held-out row; its rows are of the same 36 sums as those it is trained on.
+GRPO  A small model is first tuned on the format: `2+3=` and a number, which is the sum in a tenth of the rows and random in the
+      others. Then it is rewarded for the right sum; a step has about as many prompts as there are sums. (With an eighth of them
+      it learned the most frequent sum for all prompts.) The rewards are those of one sampled answer per held-out row; its rows
+      are of the same 36 sums as those it is trained on.
 DPO   The same for `4 7 2?`, answered by one of its digits at random; then the largest digit is preferred to another one. The
       accuracy is that of held-out rows, most of which hold digits that no row to train on has in this order.
 
@@ -34,9 +36,10 @@ layers: [{repeat: 2, mixer: {heads: 4, kv_heads: 4, head: 16}, ffn: {hidden: 128
 """
 SEEDS = (0, 1, 2)
 SIGNS = "0123456789+=? "
-TAUGHT = 100  # steps on the format
 FORMAT = {"evals": 1, "batch": 16, "length": 64, "learning_rate": 3e-3, "quiet": True}
-GRPO = {"batch": 64, "group": 8, "length": 64, "learning_rate": 1e-3, "max_tokens": 3, "quiet": True, "evals": 2}
+RIGHT = 0.1  # of the rows that teach the format of sums
+ROWS = 2400  # of sums: 240 are held out
+GRPO = {"batch": 288, "group": 8, "length": 64, "learning_rate": 1e-3, "max_tokens": 3, "quiet": True, "evals": 2}
 DPO = {"batch": 16, "length": 16, "learning_rate": 5e-4, "beta": 0.1, "quiet": True, "evals": 2}
 
 
@@ -64,9 +67,11 @@ def grpo(place: Path, seed: int, steps: int) -> dict[str, float]:
     """The reward of held-out rows before and after, and the seconds."""
     draw = random.Random(seed)
     prompts = [f"{a}+{b}=" for a, b in itertools.product(range(6), repeat=2)]
-    untaught = [{"prompt": draw.choice(prompts), "completion": str(draw.randint(0, 10))} for _ in range(600)]
-    base = taught(place, untaught, seed, steps // 2)
-    sums = write(place / "sums.jsonl", [{"prompt": draw.choice(prompts)} for _ in range(600)])
+    drawn = [draw.choice(prompts) for _ in range(ROWS)]
+    answers = [int(one[0]) + int(one[2]) if draw.random() < RIGHT else draw.randint(0, 10) for one in drawn]
+    rows = [{"prompt": one, "completion": str(answer)} for one, answer in zip(drawn, answers, strict=True)]
+    base = taught(place, rows, seed, steps)
+    sums = write(place / "sums.jsonl", [{"prompt": draw.choice(prompts)} for _ in range(ROWS)])
     begin = time.monotonic()
     how = {"method": "grpo", "reward": "digit_sum", "seed": seed, **GRPO}
     before = dt.tune(base, sums, steps=1, **{**how, "learning_rate": 1e-9})

@@ -1,0 +1,266 @@
+"""Throughput and latency of servers under load: `dovetail serve` against static batching, transformers serve and vLLM.
+
+A Llama of 55 M parameters (float32, two threads) is asked for completions of mixed lengths: prompts of 16 to 256 tokens and
+answers of 8 to 96, all as long as asked for. Requests arrive as a Poisson process, faster than any side serves them, and at
+most 16 are in flight. All sides get the same requests; servers run all the time and are asked in turns, so that a ratio is of
+one round. Static batching is our own model in batches of 16 in the order of arrival: each waits for its longest prompt and
+answer. In greedy decoding the tokens of ours are those of static batching.
+
+    python benchmarks/serve.py [--rounds 3] [--requests 48] [--json]      peers: benchmarks/peers/make serving, … make vllm
+
+Then, of `dovetail serve` alone: the share of the scheduler in a step, the waste of the paged KV cache, the time to the first
+token behind a prefix of 512 tokens that is cached ÷ that of the rest alone, and the time of requests that share nothing with
+the prefix cache on ÷ off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses as dc
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import real_servers
+import torch
+from bare import Shape
+from measure import Goal, Row, arguments, middle, progress, report
+from real_servers import SERVERS, Server, running
+
+import dovetail as dt
+from dovetail.core.errors import FileError
+from dovetail.generation import Vocabulary
+from dovetail.state.pool import Pool
+from dovetail.text.tokenizer import Tokenizer
+
+IN_FLIGHT = 16
+LONGEST = 1024
+SECONDS = 900.0
+NOISE = 0.15  # of the value: with a larger interquartile range a goal is not tested
+GOALS = {"static batching": Goal(low=2.0), "transformers": Goal(low=3.0), "vllm": Goal(low=1.0)}
+OURS = (f"--rows={IN_FLIGHT}", "--queued=256", f"--longest={LONGEST}", "--threads=2")
+THREADS = {"OMP_NUM_THREADS": "2"}
+
+
+@dc.dataclass(frozen=True)
+class Request:
+    """When it arrives, its prompt, and how many tokens it wants."""
+
+    arrival: float
+    prompt: list[int]
+    text: str
+    new: int
+
+
+@dc.dataclass(frozen=True)
+class Served:
+    """What a round gave: its seconds, and those of each request."""
+
+    seconds: float
+    latencies: list[float]
+    tokens: int
+
+
+def write_model(place: Path, shape: Shape) -> Tokenizer:
+    """Write a Llama with random weights in Hugging Face layout, with a tokenizer of one token per character."""
+    tokenizer = Tokenizer(real_servers.characters())
+    model = dt.build(shape.spec(), seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4.0)  # far from ties, so that greedy tokens do not depend on the kernel
+    model.vocabulary = Vocabulary(tokenizer=tokenizer)
+    dt.save(model, place / "own")
+    dt.export(place / "own", place / "model")
+    return tokenizer
+
+
+def requests(count: int, tokenizer: Tokenizer, seed: int) -> list[Request]:
+    """Requests of mixed lengths: 50 arrivals per second, which no side keeps up with."""
+    draw, moment, found = random.Random(seed), 0.0, list[Request]()
+    for _ in range(count):
+        text = "".join(chr(draw.randrange(97, 123)) for _ in range(draw.randint(16, 256)))
+        found.append(Request(moment, tokenizer.encode(text).tolist(), text, draw.randint(8, 96)))
+        moment += draw.expovariate(50.0)
+    return found
+
+
+async def asked(url: str, model: str, work: Sequence[Request], by_text: bool) -> tuple[Served, list[str]]:
+    """Send all requests at their times, at most IN_FLIGHT at once."""
+    gate, begin = asyncio.Semaphore(IN_FLIGHT), time.perf_counter()
+    limits = httpx2.Limits(max_connections=IN_FLIGHT)
+    async with httpx2.AsyncClient(timeout=SECONDS, limits=limits) as client:
+
+        async def one(request: Request) -> tuple[float, int, str]:
+            await asyncio.sleep(max(0.0, request.arrival - (time.perf_counter() - begin)))
+            fields: dict[str, Any] = {"model": model, "max_tokens": request.new, "temperature": 0}
+            fields |= {"prompt": request.text} if by_text else {"prompt": request.prompt, "ignore_eos": True}
+            async with gate:
+                answer = await client.post(f"{url}/completions", json=fields)
+            answer.raise_for_status()
+            data = answer.json()
+            return time.perf_counter() - begin - request.arrival, data["usage"]["completion_tokens"], data["choices"][0]["text"]
+
+        found = await asyncio.gather(*(one(request) for request in work))
+    seconds = time.perf_counter() - begin
+    return Served(seconds, [one[0] for one in found], sum(one[1] for one in found)), [one[2] for one in found]
+
+
+@torch.inference_mode()
+def static(model: dt.Transformer, work: Sequence[Request]) -> tuple[Served, list[list[int]]]:
+    """Batches of IN_FLIGHT in the order of arrival, each until its longest answer."""
+    begin, tokens, latencies = time.perf_counter(), list[list[int]](), list[float]()
+    for first in range(0, len(work), IN_FLIGHT):
+        some = work[first : first + IN_FLIGHT]
+        time.sleep(max(0.0, some[-1].arrival - (time.perf_counter() - begin)))
+        pool = Pool(model.spec, len(some), LONGEST)
+        rows = list(range(len(some)))
+        longest = max(len(one.prompt) for one in some)
+        ids = torch.zeros(len(some), longest, dtype=torch.long)
+        for row, one in enumerate(some):
+            ids[row, : len(one.prompt)] = torch.tensor(one.prompt)
+        step = pool.step(rows, [len(one.prompt) for one in some])
+        x, ctx = model.hidden(ids, dt.Ctx(layout=step.layout, views=step.views))
+        last = torch.tensor([len(one.prompt) - 1 for one in some])  # rows are padded on the right
+        made = [model.head(x[torch.arange(len(some)), last][:, None], ctx)[:, -1].argmax(-1)]
+        for _ in range(max(one.new for one in some) - 1):
+            step = pool.step(rows, [1] * len(rows))
+            logits = model.next_logits(made[-1][:, None], dt.Ctx(layout=step.layout, views=step.views))[:, -1]
+            made.append(logits.argmax(-1))
+        answers = torch.stack(made, 1).tolist()
+        now = time.perf_counter() - begin
+        latencies += [now - one.arrival for one in some]
+        tokens += [answer[: one.new] for answer, one in zip(answers, some, strict=True)]
+    return Served(time.perf_counter() - begin, latencies, sum(map(len, tokens))), tokens
+
+
+@contextlib.contextmanager
+def started(names: Sequence[str], place: Path) -> Iterator[dict[str, tuple[Server, str, str]]]:
+    """The servers that can be started: name -> (server, URL, the model's name there)."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, tuple[Server, str, str]] = {}
+        for name in names:
+            server = SERVERS[name]
+            more = OURS if name == "dovetail" else ("--max-num-seqs=16",) if name == "vllm" else ()
+            command = tuple(flag for flag in server.command if not flag.startswith(("--threads", "--longest")))
+            command = tuple(flag.replace("=512", f"={LONGEST}") for flag in command)
+            server = dc.replace(server, command=(*command, *more), environment={**server.environment, **THREADS})
+            try:
+                url = stack.enter_context(running(server, place / "model", "float32", place / f"{name}.log"))
+            except (FileError, OSError) as error:
+                print(f"{name} is left out: {str(error)[-600:]}", file=sys.stderr)
+                continue
+            known = httpx2.get(f"{url}/models", timeout=60).json()["data"]
+            found[name] = (server, url, str(place / "model") if server.by_path else known[0]["id"])
+        yield found
+
+
+def compared(rounds: int, count: int, place: Path, tokenizer: Tokenizer) -> list[Row]:
+    """Requests per second of ours ÷ each other side's, round by round."""
+    model, rows = dt.load(place / "own"), list[Row]()
+    times: dict[str, list[Served]] = {}
+    with started([*SERVERS][:3], place) as servers, progress("rounds", rounds + 1) as tick:
+        for turn in range(rounds + 1):  # the first warms up
+            work = requests(count if turn else 4, tokenizer, seed=turn)
+            sides = [*servers, "static batching"]
+            for name in sides if turn % 2 else reversed(sides):
+                if name == "static batching":
+                    served, tokens = static(model, work)
+                    if turn == 0:
+                        _same(model, work, tokens, servers)
+                else:
+                    server, url, known = servers[name]
+                    served, _ = asyncio.run(asked(url, known, work, server.text))
+                if turn:
+                    times.setdefault(name, []).append(served)
+                    print(f"{name}: {count / served.seconds:.2f} requests/s, {served.tokens} tokens", file=sys.stderr)
+            tick()
+    for name, found in times.items():
+        speed, spread = middle([count / one.seconds for one in found])
+        latencies = sorted(latency for one in found for latency in one.latencies)
+        rows.append(Row(f"{name}: requests/s", speed, None, spread))
+        rows.append(Row(f"{name}: latency, p50, s", statistics.median(latencies)))
+        rows.append(Row(f"{name}: latency, p99, s", latencies[int(0.99 * (len(latencies) - 1))]))
+        if name != "dovetail" and "dovetail" in times:
+            pairs = zip(found, times["dovetail"], strict=True)
+            ratio, apart = middle([theirs.seconds / ours.seconds for theirs, ours in pairs])
+            rows.append(Row(f"requests/s: dovetail ÷ {name}", ratio, GOALS.get(name), apart, NOISE * ratio))
+    return rows
+
+
+def _same(model: dt.Transformer, work: Sequence[Request], tokens: list[list[int]], servers: dict[str, Any]) -> None:
+    """Stop unless our server's greedy tokens are those of static batching."""
+    if "dovetail" not in servers:
+        return
+    _, url, known = servers["dovetail"]
+    for request, want in zip(work, tokens, strict=True):
+        fields = {"model": known, "prompt": request.prompt, "max_tokens": request.new, "temperature": 0, "ignore_eos": True}
+        answer = httpx2.post(f"{url}/completions", json={**fields, "return_token_ids": True}, timeout=SECONDS).json()
+        if answer["choices"][0]["token_ids"] != want:
+            raise SystemExit("the server decodes other tokens than static batching; nothing was timed")
+
+
+def own(place: Path, tokenizer: Tokenizer, rounds: int, quick: bool) -> list[Row]:
+    """What the native engine spends beside the model."""
+    from served import served
+
+    draw, rows = random.Random(7), list[Row]()
+
+    def drawn(n: int) -> list[int]:
+        return tokenizer.encode("".join(chr(draw.randrange(97, 123)) for _ in range(n))).tolist()
+
+    def first_token(url: str, prompt: list[int]) -> float:
+        begin = time.perf_counter()
+        fields = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+        httpx2.post(f"{url}/v1/completions", json=fields, timeout=SECONDS).raise_for_status()
+        return time.perf_counter() - begin
+
+    held = 64 if quick else 512
+    flags = tuple(flag for flag in OURS if not flag.startswith("--threads"))
+    with served(place / "own", *flags) as shares, served(place / "own", *flags, "--no-share") as plain:
+        work = [Request(0.0, drawn(draw.randint(16, 256)), "", draw.randint(8, 64)) for _ in range(8 if quick else 32)]
+        name = httpx2.get(f"{shares.url}/v1/models", timeout=60).json()["data"][0]["id"]
+        asyncio.run(asked(f"{shares.url}/v1", name, work, by_text=False))
+        found = shares.metrics()
+        share = found["schedule_seconds_total"] / found["step_seconds_total"]
+        rows.append(Row("share of the scheduler in a step", share, Goal(high=0.02)))
+        warm, cold = list[float](), list[float]()
+        for _ in range(3 * rounds):
+            prefix = drawn(held)
+            first_token(shares.url, [*prefix, *drawn(32)])  # stores it
+            ideal = first_token(shares.url, drawn(32))
+            warm.append(first_token(shares.url, [*prefix, *drawn(32)]) / ideal)
+            apart = drawn(held)
+            cold.append(first_token(shares.url, apart) / first_token(plain.url, apart))
+        for shown, values, goal in (
+            (f"time to the first token: {held} cached tokens and 32 more ÷ 32", warm, Goal(high=1.15)),
+            ("the same without a hit: prefix cache on ÷ off", cold, Goal(high=1.01)),
+        ):
+            value, spread = middle(values)
+            rows.append(Row(shown, value, goal, spread, NOISE))
+    return rows
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=3, help="times that every side serves all requests")
+    parser.add_argument("--requests", type=int, default=48, help="requests of a round")
+    flags = parser.parse_args()
+    torch.set_num_threads(flags.threads)
+    shape = Shape(width=64, layers=2, heads=2, kv_heads=1, hidden=96, vocab=128) if flags.quick else Shape()
+    with tempfile.TemporaryDirectory() as place:
+        tokenizer = write_model(Path(place), shape)
+        rows = compared(1 if flags.quick else flags.rounds, 8 if flags.quick else flags.requests, Path(place), tokenizer)
+        rows += own(Path(place), tokenizer, 1 if flags.quick else flags.rounds, flags.quick)
+    report(rows, flags.json)
+
+
+if __name__ == "__main__":
+    main()
