@@ -28,6 +28,7 @@ from dovetail.serving.process import Loop
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.serving.wire import encode
 from dovetail.serving.worker import QUEUED, ProcessClient, start_process
+from dovetail.text.grammar import Grammars
 from dovetail.transformer import Transformer
 
 
@@ -51,8 +52,10 @@ def load_engine(
     model = load(directory, dtype=dtype).eval()
     check_weights(model, model.spec)
     drafter = None if speculate is None else _drafter(speculate, model, rows, longest, dtype)
-    start = (model.vocabulary or Vocabulary()).start
-    engine = Engine(model, rows=rows, longest=longest, start=start, drafter=drafter, drafts=drafts, **options)
+    vocabulary = model.vocabulary or Vocabulary()
+    tokenizer, vocab = vocabulary.tokenizer, model.spec.vocab
+    options["grammars"] = None if tokenizer is None else Grammars(tokenizer, vocab, vocabulary.stop)
+    engine = Engine(model, rows=rows, longest=longest, start=vocabulary.start, drafter=drafter, drafts=drafts, **options)
     for name, place in adapters.items():
         stored = read_adapter(engine, directory, place)
         engine.load_adapter(name, stored.kind, stored.tensors)

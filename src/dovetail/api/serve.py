@@ -34,6 +34,7 @@ def serve(
     adapter_root: str | Path | None = None,
     admin_key_file: str | Path | None = None,
     metrics_prefix: str = "dovetail",
+    tool_parser: str | None = None,
     drain_seconds: float = 30.0,
     ready: Callable[[str], None] | None = None,
     **engine: Any,
@@ -42,8 +43,9 @@ def serve(
 
     `name` is the model's name in requests; that of the directory by default. A server on an address that other machines reach
     needs a key: `api_key`, or the lines of `api_key_file`. `adapter` are directories of adapters by the names that requests
-    give as their model; those in `adapter_root` can be loaded by requests with a key of `admin_key_file`. `ready` is called
-    with the URL once requests are accepted. `engine` are options of the engine (`api.engine.start_engine`).
+    give as their model; those in `adapter_root` can be loaded by requests with a key of `admin_key_file`. `tool_parser` is the
+    format of tool calls; that of the chat template by default. `ready` is called with the URL once requests are accepted.
+    `engine` are options of the engine (`api.engine.start_engine`).
     """
     _check_extra()
     from dovetail.serving.http.options import Options
@@ -61,6 +63,7 @@ def serve(
         adapter_root=None if adapter_root is None else Directory(adapter_root).place,
         admin_keys=() if admin_key_file is None else tuple(read_keys(admin_key_file)),
         metrics_prefix=metrics_prefix,
+        tool_parser=tool_parser,
         drain_seconds=drain_seconds,
     )
     where = Directory(model)

@@ -15,10 +15,13 @@ from __future__ import annotations
 import dataclasses as dc
 from bisect import insort
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dovetail.sampling import Sampling
 from dovetail.serving.request import Request
+
+if TYPE_CHECKING:
+    from dovetail.text.grammar import Matcher
 
 
 @dc.dataclass(eq=False)
@@ -37,6 +40,7 @@ class Continuation:
     keys: list[bytes] = dc.field(default_factory=list)  # of its whole blocks, computed as far as they were needed
     shared: int = 0  # blocks that were offered to the prefix cache
     drafts: list[int] = dc.field(default_factory=list)  # tokens that a drafter expects next, to compute with the last one
+    matcher: Matcher | None = None  # the state of its text under a grammar: that of all its tokens, computed or not
 
     @cached_property
     def sampling(self) -> Sampling:

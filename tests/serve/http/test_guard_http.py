@@ -142,8 +142,8 @@ HOSTILE = {
     "a surrogate": {"prompt": "\ud800"},
     "a control character": {"model": "\x1b[31mred"},
     "tools": {"tools": [{"type": "function"}]},
-    "json": {"response_format": {"type": "json_object"}},
-    "grammar": {"guided_regex": "(a+)+b"},
+    "an unknown format": {"response_format": {"type": "yaml"}},
+    "two constraints": {"guided_regex": "(a+)+b", "guided_choice": ["a"]},
     "nothing": {"max_tokens": 0},
 }
 

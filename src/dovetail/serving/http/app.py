@@ -47,6 +47,7 @@ def make_app(client: Client, vocabulary: Vocabulary, options: Options) -> FastAP
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         service.encoder.close()
+        await service.grammars.close()
 
     app = FastAPI(title="Dovetail", version=options.version, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.gate, app.state.service = gate, service

@@ -115,6 +115,8 @@ def _pushed(job: Job, output: Output) -> Piece | None:
     if output.finish == "error":
         LOG.error("the engine failed on request %s: %s", job.request.id, output.message)
         raise ApiError(500, "the engine failed on this request", code="engine_error")
+    if output.finish == "refused":
+        raise ApiError(400, output.message, code="grammar_refused")
     return choice.push(output)
 
 
