@@ -37,6 +37,15 @@ def check_generates(spec: Model) -> None:
         raise SpecError("layers", "the model is not causal, so it cannot generate token by token", "use a causal mask")
 
 
+def generates(spec: Model) -> bool:
+    """Whether the model can generate."""
+    try:
+        check_generates(spec)
+    except SpecError:
+        return False
+    return True
+
+
 @dc.dataclass(frozen=True)
 class Vocabulary:
     """A tokenizer with the token ids that begin and end generation, the chat template, and the files that hold them."""

@@ -11,7 +11,8 @@ from typing import Any
 
 from dovetail import __version__
 from dovetail.core.errors import FileError, UsageError
-from dovetail.generation import check_generates
+from dovetail.embedding import check_embeds
+from dovetail.generation import generates
 from dovetail.io.untrusted import Directory, read_regular
 from dovetail.port.load import origin
 from dovetail.port.vocabulary import read_vocabulary
@@ -67,7 +68,9 @@ def serve(
         drain_seconds=drain_seconds,
     )
     where = Directory(model)
-    check_generates(origin(where).spec)
+    spec = origin(where).spec
+    if not generates(spec):
+        check_embeds(spec)
     sock = bound_socket(host, port)  # before the weights are read: a port that is taken is an error at once
     engine = {**engine, "adapters": {one: str(place) for one, place in adapters.items()}}
     shown = f"[{host}]" if ":" in host else host

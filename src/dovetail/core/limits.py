@@ -66,6 +66,8 @@ REQUEST_STOP_CHARACTERS = 256  # of one stop string
 REQUEST_LOGPROBS = 20  # alternatives per token
 REQUEST_BIASES = 1024  # tokens with a logit bias
 REQUEST_TOOLS = 128  # tools of one conversation, and calls of one message
+REQUEST_INPUTS = 256  # texts to embed, and documents to rank
+INPUTS_WAITING = 1024  # texts of all requests
 RENDERS_AT_ONCE = 2  # chat templates, each in a process of its own
 RENDERS_WAITING = 64
 

@@ -14,8 +14,10 @@ from typing import Any
 
 from dovetail.adapters.storage import Stored
 from dovetail.core.errors import DovetailError
+from dovetail.embedding import Embedder
 from dovetail.serving.client import Stats
 from dovetail.serving.engine import Engine
+from dovetail.serving.pooled import Calls, PooledEngine
 from dovetail.serving.request import Output, Request
 from dovetail.serving.wire import Inbox, encode, received
 
@@ -25,17 +27,25 @@ POLL = 0.01  # seconds between two looks at the socket while a grammar is compil
 class Loop:
     """Messages in, steps, messages out."""
 
-    def __init__(self, engine: Engine, sock: socket.socket, read_adapter: Callable[[str], Stored]) -> None:
-        """read_adapter(directory) reads an adapter for the engine's model."""
+    def __init__(
+        self,
+        engine: Engine | PooledEngine,
+        sock: socket.socket,
+        read_adapter: Callable[[str], Stored],
+        embedder: Embedder,
+    ) -> None:
+        """read_adapter(directory) reads an adapter for the engine's model, which `embedder` has, too."""
         self.engine, self.sock, self.inbox, self.read_adapter = engine, sock, Inbox(), read_adapter
         self.reported: Stats | None = None
         self.compiling: dict[str, tuple[Request, Future[object]]] = {}  # requests whose grammar is not ready yet
         self.compiler = ThreadPoolExecutor(1, "grammar")
+        self.calls = Calls(embedder, engine.adapters)
 
     def run(self) -> None:
         """Serve until the other side closes."""
         while True:
-            messages = received(self.sock, self.inbox, wait=not self.engine.busy and not self.compiling)
+            idle = not (self.engine.busy or self.compiling or self.calls.waiting)
+            messages = received(self.sock, self.inbox, wait=idle)
             if messages is None:
                 return
             outputs: list[Output] = []
@@ -44,6 +54,8 @@ class Loop:
                     return
                 outputs += self._take(message)
             self._compiled()
+            if (answer := self.calls.step()) is not None:
+                self._write(answer)
             outputs += self.engine.step()
             self._send(outputs)
 
@@ -51,6 +63,12 @@ class Loop:
         if "abort" in message:
             self.compiling.pop(message["abort"], None)
             return self.engine.abort(message["abort"])
+        if "cancel" in message:
+            self.calls.cancel(message["cancel"])
+            return []
+        if "embed" in message or "score" in message:
+            self.calls.add(message)
+            return []
         if "call" in message:
             self._write({"answer": message["call"], "error": self._call(message)})
             return []
@@ -69,7 +87,7 @@ class Loop:
 
     def _compiled(self) -> None:
         """Add the requests whose grammar is ready; wait a moment for one where nothing else is to do."""
-        if self.compiling and not self.engine.busy:
+        if self.compiling and not self.engine.busy and not self.calls.waiting:
             wait([ready for _, ready in self.compiling.values()], POLL, "FIRST_COMPLETED")
         for request, ready in list(self.compiling.values()):
             if not ready.done():
