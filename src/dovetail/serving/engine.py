@@ -247,6 +247,7 @@ class Engine:
         message: str = "",
     ) -> Output:
         scored = self.scored.pop(one.request.id, []) if one.index == 0 else []
+        first = bool(tokens) and len(one.tokens) - len(tokens) == one.prompt
         return Output(
             id=one.request.id,
             index=one.index,
@@ -256,6 +257,8 @@ class Engine:
             finish=finish,
             cached=one.cached,
             message=message,
+            queue_seconds=one.begun - one.arrived if first else None,
+            prefill_seconds=time.perf_counter() - one.begun if first else None,
         )
 
     def _score(self, one: Continuation, first: int, logits: Tensor) -> None:

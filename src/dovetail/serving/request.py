@@ -67,6 +67,8 @@ class Output:
     finish: Finish | None = None
     cached: int = 0  # tokens of the prompt that were found in the prefix cache
     message: str = ""  # of an error
+    queue_seconds: float | None = None  # until it had a row, with the first tokens
+    prefill_seconds: float | None = None  # from there to the first tokens
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""

@@ -42,7 +42,7 @@ def open_tokenizer(tokenizer: str, stop: Sequence[int]) -> LLTokenizer:
     return LLTokenizer(tokenizer, eos_token=list(stop))
 
 
-def open_matcher(tokenizer: LLTokenizer, source: str, limits: Mapping[str, int]) -> LLMatcher:
+def open_matcher(tokenizer: LLTokenizer, source: str, limits: Mapping[str, Any]) -> LLMatcher:
     """Compile a grammar and compute its first mask; ValueError with the reason where it is refused."""
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(verbose_errors=False, **limits))
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()

@@ -81,6 +81,7 @@ class Run:
                     tasks.pop(job, None)
                 elif job in tasks:
                     clock.tick(len(item.tokens))
+                    clock.begun(item)
                     if (piece := _pushed(job, item)) is not None:
                         yield piece
                     if job.finished and item.finish is None:  # by stop strings: the engine would go on
