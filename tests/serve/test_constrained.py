@@ -9,13 +9,15 @@ import random
 import re
 import time
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import SpecError
+from dovetail.cli import main
+from dovetail.core.errors import SpecError, UsageError
 from dovetail.generation import Vocabulary, generate_tokens
 from dovetail.sampling import Sampling
 from dovetail.serving.engine import Engine
@@ -273,3 +275,26 @@ def test_two_constraints_and_beams_are_refused() -> None:
         dt.generate(model(), "x", regex="a", beams=2)
     with pytest.raises(GrammarError, match="limit is"):
         dt.generate(model(), "x", regex="a" * 70_000)
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dt.save(model(1, 60), tmp_path / "model")
+    (tmp_path / "schema.json").write_text(json.dumps({"enum": [{"age": 3}]}))
+
+    def generate(*flags: str) -> int:
+        with pytest.raises(SystemExit) as ended:
+            main(["generate", str(tmp_path / "model"), "the cat", "--json", "--max-tokens=200", *flags])
+        return int(ended.value.code or 0)
+
+    assert generate("--json-schema", str(tmp_path / "schema.json")) == 0
+    assert json.loads(json.loads(capsys.readouterr().out)["text"]) == {"age": 3}
+    assert generate("--regex", "[a-f]{3}") == 0
+    assert re.fullmatch("[a-f]{3}", json.loads(capsys.readouterr().out)["text"])
+    assert generate("--regex", "(a") == 4
+    assert "unclosed group" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"dovetail\[grammar\]"):
+        dt.generate(model(), "x", regex="a")
