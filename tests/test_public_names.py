@@ -46,6 +46,7 @@ assert dovetail.Pool(spec, rows=1, capacity=4).bytes() > 0
 other = spec.set("layers.*.mixer.kv_heads", 1)
 assert dovetail.diff(spec, other).tensors
 assert dovetail.match(spec, other).equal
+assert dovetail.embed(model, [[5, 7], [11]]).shape == (2, 64)
 assert dovetail.show(spec).parameters > 0
 assert "class Model" in dovetail.emit(spec).text
 assert dovetail.list_parts("norm")[0].group == "norm"
@@ -97,6 +98,10 @@ assert isinstance(model, dovetail.Transformer)
 assert isinstance(spec.layers[0], dovetail.Block)
 try:
     dovetail.generate(model, "text")
+except dovetail.DovetailError as refused:
+    assert "tokenizer" in str(refused)
+try:
+    dovetail.rerank(model, "text", ["text"])
 except dovetail.DovetailError as refused:
     assert "tokenizer" in str(refused)
 try:

@@ -27,6 +27,7 @@ _PUBLIC = {
     "check": "dovetail.core.check",
     "check_node": "dovetail.api.check_node",
     "diff": "dovetail.api.diff",
+    "embed": "dovetail.api.embed",
     "emit": "dovetail.api.emit",
     "export": "dovetail.api.export",
     "from_yaml": "dovetail.io.spec",
@@ -45,6 +46,7 @@ _PUBLIC = {
     "plan": "dovetail.api.plan",
     "quantize": "dovetail.api.quantize",
     "record": "dovetail.api.record",
+    "rerank": "dovetail.api.embed",
     "runs": "dovetail.api.runs",
     "save": "dovetail.api.models",
     "save_adapter": "dovetail.api.adapters",
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from dovetail.api.chat import chat as chat
     from dovetail.api.check_node import check_node as check_node
     from dovetail.api.diff import diff as diff
+    from dovetail.api.embed import embed as embed, rerank as rerank
     from dovetail.api.emit import emit as emit
     from dovetail.api.export import export as export
     from dovetail.api.generate import generate as generate

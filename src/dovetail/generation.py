@@ -19,12 +19,13 @@ from dovetail.core.fold import over_vocab, position_limit
 from dovetail.core.layout import TokenLayout
 from dovetail.decoding import WARM, Decoder
 from dovetail.model import Model, ModelModule
-from dovetail.sampling import GREEDY, Sampling, sample_tokens
+from dovetail.sampling import GREEDY, Sampling, masked, sample_tokens
 from dovetail.state.pool import Pool
 from dovetail.state.quantized import CacheFormat
 
 if TYPE_CHECKING:
     from dovetail.text.chat import ChatTemplate, Message
+    from dovetail.text.grammar import Matcher
     from dovetail.text.tokenizer import Tokenizer
 
 
@@ -34,6 +35,15 @@ def check_generates(spec: Model) -> None:
         raise SpecError("head", "the model has no logits over the vocabulary, so it cannot generate", "set head: lm")
     if spec.ahead() is None:
         raise SpecError("layers", "the model is not causal, so it cannot generate token by token", "use a causal mask")
+
+
+def generates(spec: Model) -> bool:
+    """Whether the model can generate."""
+    try:
+        check_generates(spec)
+    except SpecError:
+        return False
+    return True
 
 
 @dc.dataclass(frozen=True)
@@ -61,12 +71,14 @@ def generate_tokens(
     positions: Tensor | None = None,
     patches: Tensor | None = None,
     cache: CacheFormat | None = None,
+    matcher: Matcher | None = None,
 ) -> Iterator[int]:
     """Yield up to `max_tokens` token ids that continue the prompt (n,), fewer where a table of positions ends. A token of
     `stop` ends generation, and is yielded, too. `compiled` decodes by compiled graphs, which take seconds to minutes to make;
     `on_compiled` is called with that time, before the first token is yielded. `positions` (n, c) are the coordinates of the
     prompt's tokens; those of the new tokens continue them. `patches` are the images that some of its ids stand for. `cache` is
-    the format of the KV cache; None: the dtype of the model.
+    the format of the KV cache; None: the dtype of the model. `matcher` restricts the tokens to those of a grammar; generation
+    ends where its text is complete.
     """
     spec, device = model.part, model.device
     check_generates(spec)
@@ -101,14 +113,17 @@ def generate_tokens(
         given = None if positions is None or number else [positions]
         logits = decoder.step(inputs[None], [0], given, None if number else patches)[0].float()
         check_result(logits, f"logits of token {number + 1}")
-        (token,) = sample_tokens(logits.cpu()[None], [sampling], [given_ids], [generated])
+        allowed = logits.cpu() if matcher is None else masked(logits.cpu(), matcher.mask())
+        (token,) = sample_tokens(allowed[None], [sampling], [given_ids], [generated])
         generated.append(token)
+        if matcher is not None:
+            matcher.push(token)
         if compiled and number == 0:
             seconds = decoder.warm_up([0])
             if on_compiled is not None:
                 on_compiled(seconds)
         yield token
-        if token in stop:
+        if token in stop or (matcher is not None and matcher.finished):
             return
         inputs = torch.tensor([token], device=device)
 
@@ -143,6 +158,7 @@ def generate_pieces(
     compiled: bool = False,
     on_compiled: Callable[[float], None] | None = None,
     cache: CacheFormat | None = None,
+    matcher: Matcher | None = None,
 ) -> Iterator[tuple[int | None, str]]:
     """Yield each token that follows a prompt of these ids with the text that is final now, which may be empty; at the end
     None with the rest of the text. A token of `stop` ends generation and has no text.
@@ -167,6 +183,7 @@ def generate_pieces(
         compiled=compiled,
         on_compiled=on_compiled,
         cache=cache,
+        matcher=matcher,
     )
     for token in tokens:
         yield token, "" if token in stop else stream.push(token)

@@ -17,7 +17,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dovetail.core.errors import SpecError
@@ -70,6 +72,11 @@ class Sampling:
 
 
 GREEDY = Sampling()
+
+
+def masked(logits: Tensor, allowed: NDArray[np.bool_]) -> Tensor:
+    """Logits (vocab,) with −∞ for each token that is not allowed."""
+    return logits.masked_fill(~torch.from_numpy(allowed).to(logits.device), float("-inf"))
 
 
 def adjusted(logits: Tensor, sampling: Sampling, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:

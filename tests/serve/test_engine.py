@@ -72,6 +72,8 @@ def idle(engine: Engine) -> None:
     stats = engine.stats()
     assert (stats.running, stats.waiting) == (0, 0)
     assert stats.free_blocks + stats.cached_blocks == stats.blocks
+    if engine.runner.slots is not None:  # the count is kept up to date, and not taken by a search
+        assert stats.cached_blocks == sum(engine.runner.slots.uses[page] == 1 for page in engine.runner.slots.kept)
     assert sorted(engine.runner.free_rows) == list(range(engine.runner.rows))
 
 

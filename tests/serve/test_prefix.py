@@ -53,3 +53,51 @@ def test_a_model_with_recurrent_states_continues_where_a_snapshot_is_and_keeps_a
         assert len(cache.stated) <= 3
         assert len(cache) <= 3 * 4
     assert [node.states for node in cache.match(keys(1, 2, 3, 4))][-1] == "after 4"
+
+
+def test_an_eviction_costs_what_it_evicts_and_not_what_is_cached() -> None:
+    asked: Counter[str] = Counter()
+    pages = set(range(5000))
+    cache = PrefixCache(False, pages.discard, pages.add, 0)
+    for i in range(5000):
+        cache.insert(keys(i, i), [i], None)
+
+    def uses(page: int) -> int:
+        asked["uses"] += 1
+        return 2 if page < 4 else 1  # rows use the oldest four
+
+    for freed in range(1, 4):
+        assert cache.evict(lambda: len(pages) >= freed, uses)  # noqa: B023
+    assert pages == {4, 5, 6}  # the least recently used of those that no row uses
+    assert asked["uses"] <= 3 * 5
+
+
+def test_random_programs_evict_the_least_recently_used_idle_leaf() -> None:
+    """Against a search through all nodes, with uses by rows, nodes that become leaves again, and snapshots."""
+    rng, uses = random.Random(2), Counter[int]()
+
+    def drop(page: int) -> None:
+        uses[page] -= 1
+
+    cache, page, dropped = PrefixCache(False, lambda one: uses.update([one]), drop, 0), 0, 0
+    for _ in range(600):
+        tokens = [rng.randrange(3) for _ in range(2 * rng.randrange(1, 6))]
+        if rng.random() < 0.5:
+            blocks = keys(*tokens)
+            cache.insert(blocks, list(range(page, page + len(blocks))), None)
+            page += len(blocks)
+        elif rng.random() < 0.6:
+            cache.match(keys(*tokens))
+        else:
+            busy = {node.page for node in cache.nodes.values() if rng.random() < 0.2}
+            idle = [node for node in cache.nodes.values() if not node.children and node.page not in busy]
+            before = set(cache.nodes)
+            count = len(cache)
+            found = cache.evict(lambda: len(cache) < count, lambda one: uses[one] + (one in busy))  # noqa: B023
+            assert found == bool(idle)
+            if idle:
+                (gone,) = before - set(cache.nodes)
+                dropped += 1
+                assert gone in {node.key for node in idle if node.used == min(one.used for one in idle)}
+        assert len(cache.leaves) <= 2 * len(cache) + 65
+    assert dropped > 50

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,14 +21,19 @@ from dovetail.adapters.storage import Stored, check_base
 from dovetail.api.models import load
 from dovetail.core.errors import DovetailError
 from dovetail.core.finite import check_weights
-from dovetail.generation import Vocabulary
+from dovetail.embedding import Embedder
+from dovetail.generation import Vocabulary, generates
 from dovetail.port.adapter import family_of, read_any
 from dovetail.serving.engine import Engine
+from dovetail.serving.pooled import PooledEngine
 from dovetail.serving.process import Loop
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.serving.wire import encode
 from dovetail.serving.worker import QUEUED, ProcessClient, start_process
+from dovetail.text.grammar import Grammars
 from dovetail.transformer import Transformer
+
+E = TypeVar("E", Engine, PooledEngine)
 
 
 def load_engine(
@@ -42,24 +47,33 @@ def load_engine(
     drafts: int = 4,
     adapters: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
-) -> Engine:
-    """Return the engine of a model directory; the other options are those of `Engine`. `speculate` is `lookup`, which guesses
+) -> Engine | PooledEngine:
+    """Return the engine of a model directory; the other options are those of `Engine`. A model that does not generate has one
+    for embeddings and scores alone, without these options. `speculate` is `lookup`, which guesses
     tokens from those before, or the directory of a smaller model with the same vocabulary, which guesses up to `drafts`.
     `adapters` are directories by the names that requests give."""
     if threads is not None:
         torch.set_num_threads(threads)
     model = load(directory, dtype=dtype).eval()
     check_weights(model, model.spec)
+    if not generates(model.spec):
+        return _with_adapters(PooledEngine(model, longest), directory, adapters)
     drafter = None if speculate is None else _drafter(speculate, model, rows, longest, dtype)
-    start = (model.vocabulary or Vocabulary()).start
-    engine = Engine(model, rows=rows, longest=longest, start=start, drafter=drafter, drafts=drafts, **options)
+    vocabulary = model.vocabulary or Vocabulary()
+    tokenizer, vocab = vocabulary.tokenizer, model.spec.vocab
+    options["grammars"] = None if tokenizer is None else Grammars(tokenizer, vocab, vocabulary.stop)
+    engine = Engine(model, rows=rows, longest=longest, start=vocabulary.start, drafter=drafter, drafts=drafts, **options)
+    return _with_adapters(engine, directory, adapters)
+
+
+def _with_adapters(engine: E, directory: str | Path, adapters: Mapping[str, str]) -> E:
     for name, place in adapters.items():
         stored = read_adapter(engine, directory, place)
         engine.load_adapter(name, stored.kind, stored.tensors)
     return engine
 
 
-def read_adapter(engine: Engine, base: str | Path, directory: str | Path) -> Stored:
+def read_adapter(engine: Engine | PooledEngine, base: str | Path, directory: str | Path) -> Stored:
     """Read an adapter directory, ours or peft's, for the model of an engine; FileError where it was trained on another base."""
     stored = read_any(directory, engine.model.part, family_of(base))
     check_base(engine.model, stored, str(directory))
@@ -76,7 +90,7 @@ def _drafter(speculate: str, model: Transformer, rows: int, longest: int, dtype:
 
 async def start_engine(directory: str | Path, *, rows: int = 8, queued: int = QUEUED, **options: Any) -> ProcessClient:
     """Start the engine of a model directory in a process of its own; return when its model is loaded. The options are those of
-    `load_engine`. Raises EngineDead with the reason where the model cannot be served."""
+    `load_engine`, and `pooling` of embeddings. Raises EngineDead with the reason where the model cannot be served."""
     given = {"directory": str(directory), "rows": rows, **options}
     return await start_process("dovetail.api.engine", given, running=rows, queued=queued)
 
@@ -87,13 +101,16 @@ def main() -> int:
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
         given = json.loads(sys.argv[2])
+        pooling = given.pop("pooling", None)
         engine = load_engine(**given)
+        embedder = Embedder(engine.model, pooling)
     except (DovetailError, OSError, RuntimeError) as error:
         message = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
         sock.sendall(encode({"fatal": message[:2000]}))
         return 1
-    sock.sendall(encode({"ready": {"longest": engine.longest, "vocab": engine.model.part.vocab}}))
-    Loop(engine, sock, functools.partial(read_adapter, engine, given["directory"])).run()
+    ready = {"longest": engine.longest, "vocab": engine.model.part.vocab, "ranks": embedder.ranks}
+    sock.sendall(encode({"ready": ready}))
+    Loop(engine, sock, functools.partial(read_adapter, engine, given["directory"]), embedder).run()
     return 0
 
 

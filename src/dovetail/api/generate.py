@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from dovetail.port.adapter import base_place, is_adapter
 from dovetail.port.load import origin
 from dovetail.sampling import Sampling
 from dovetail.state.quantized import CacheFormat
+from dovetail.text.grammar import Grammar, Grammars, Matcher, given_grammars
 from dovetail.text.stream import TextStream
 from dovetail.transformer import Transformer
 
@@ -32,7 +33,7 @@ class Generation:
     text: str
     tokens: list[int]
     prompt_tokens: int
-    finish: Literal["end", "length"]  # an end-of-sequence token, or the largest number of tokens
+    finish: Literal["end", "length"]  # an end-of-sequence token or a complete constrained text; the largest number of tokens
     tokens_per_second: float  # without the time of compilation
     compile_seconds: float = 0.0
 
@@ -61,6 +62,10 @@ def generate(
     system: str | None = None,
     compiled: bool = False,
     cache: CacheFormat | None = None,
+    json_schema: Mapping[str, Any] | bool | str | None = None,
+    regex: str | None = None,
+    choice: Sequence[str] | None = None,
+    grammar: str | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
     """Generate the text that follows a prompt, by a model or the model of a directory.
@@ -68,9 +73,12 @@ def generate(
     Temperature 0 takes the most probable token; `beams` searches for the most probable text with so many beams. With `chat` the
     prompt is a user message, rendered by the model's chat template, behind the message `system` if there is one. `compiled`
     decodes by compiled graphs, which take seconds to minutes to make. `cache` stores the KV cache in int8, int4 or fp8.
+    One of `json_schema` (plain data or JSON text), `regex` (Rust's syntax), `choice` (strings) and `grammar` (Lark or GBNF)
+    restricts the text (extra `grammar`): generation ends where the text is complete, or is cut off after `max_tokens`.
     `on_text` is called with each piece of text, first with the prompt where the text continues it.
     """
     sampling = check_options(max_tokens, temperature, top_p, top_k, seed, min_p, repetition_penalty, beams)
+    constraint = constraint_of(json_schema, regex, choice, grammar, beams)
     if not isinstance(model, Transformer):
         check_model(model)
         model = load(model)
@@ -86,6 +94,7 @@ def generate(
 
     if beams is not None:
         return _search(model, vocabulary, prompt, ids, max_tokens, beams, continues, tell)
+    matcher = None if constraint is None else _matcher(model, vocabulary, constraint)
     tokens: list[int] = []
     compiling: list[float] = []
     text, begin = "", time.monotonic()
@@ -100,6 +109,7 @@ def generate(
         compiled=compiled,
         on_compiled=compiling.append,
         cache=cache,
+        matcher=matcher,
     )
     for number, (token, piece) in enumerate(pieces):
         if number == 0 and continues:
@@ -110,7 +120,8 @@ def generate(
             tell(piece)
             text += piece
     seconds = max(time.monotonic() - begin - sum(compiling), 1e-9)
-    finish = "end" if tokens and tokens[-1] in vocabulary.stop else "length"
+    complete = matcher is not None and matcher.finished
+    finish = "end" if complete or (tokens and tokens[-1] in vocabulary.stop) else "length"
     return Generation(prompt, text, tokens, len(ids), finish, len(tokens) / seconds, sum(compiling))
 
 
@@ -139,6 +150,27 @@ def check_options(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
+
+
+def constraint_of(
+    json_schema: Mapping[str, Any] | bool | str | None = None,
+    regex: str | None = None,
+    choice: Sequence[str] | None = None,
+    grammar: str | None = None,
+    beams: int | None = None,
+) -> Grammar | None:
+    """Return the grammar of the one constraint that is given; raise where there are several, or beams beside one."""
+    given = given_grammars(json_schema, regex, choice, grammar)
+    if len(given) > 1:
+        raise SpecError(given[1].format, f"the output is constrained by {given[0].format} already", "give one of the two")
+    if given and beams is not None:
+        raise SpecError("beams", "beam search takes no constraint", f"leave out the beams, or {given[0].format}")
+    return given[0] if given else None
+
+
+def _matcher(model: Transformer, vocabulary: Vocabulary, constraint: Grammar) -> Matcher:
+    assert vocabulary.tokenizer is not None  # the prompt was encoded
+    return Grammars(vocabulary.tokenizer, model.spec.vocab, vocabulary.stop).matcher(constraint)
 
 
 def _search(

@@ -11,7 +11,8 @@ from typing import Any
 
 from dovetail import __version__
 from dovetail.core.errors import FileError, UsageError
-from dovetail.generation import check_generates
+from dovetail.embedding import check_embeds
+from dovetail.generation import generates
 from dovetail.io.untrusted import Directory, read_regular
 from dovetail.port.load import origin
 from dovetail.port.vocabulary import read_vocabulary
@@ -34,6 +35,7 @@ def serve(
     adapter_root: str | Path | None = None,
     admin_key_file: str | Path | None = None,
     metrics_prefix: str = "dovetail",
+    tool_parser: str | None = None,
     drain_seconds: float = 30.0,
     ready: Callable[[str], None] | None = None,
     **engine: Any,
@@ -42,8 +44,9 @@ def serve(
 
     `name` is the model's name in requests; that of the directory by default. A server on an address that other machines reach
     needs a key: `api_key`, or the lines of `api_key_file`. `adapter` are directories of adapters by the names that requests
-    give as their model; those in `adapter_root` can be loaded by requests with a key of `admin_key_file`. `ready` is called
-    with the URL once requests are accepted. `engine` are options of the engine (`api.engine.start_engine`).
+    give as their model; those in `adapter_root` can be loaded by requests with a key of `admin_key_file`. `tool_parser` is the
+    format of tool calls; that of the chat template by default. `ready` is called with the URL once requests are accepted.
+    `engine` are options of the engine (`api.engine.start_engine`).
     """
     _check_extra()
     from dovetail.serving.http.options import Options
@@ -61,10 +64,13 @@ def serve(
         adapter_root=None if adapter_root is None else Directory(adapter_root).place,
         admin_keys=() if admin_key_file is None else tuple(read_keys(admin_key_file)),
         metrics_prefix=metrics_prefix,
+        tool_parser=tool_parser,
         drain_seconds=drain_seconds,
     )
     where = Directory(model)
-    check_generates(origin(where).spec)
+    spec = origin(where).spec
+    if not generates(spec):
+        check_embeds(spec)
     sock = bound_socket(host, port)  # before the weights are read: a port that is taken is an error at once
     engine = {**engine, "adapters": {one: str(place) for one, place in adapters.items()}}
     shown = f"[{host}]" if ":" in host else host

@@ -73,7 +73,7 @@ def examined() -> dict[str, Any]:
         "memory": {"available_bytes": available_memory()},
         "devices": _devices(),
         "packages": _packages(None),
-        "extras": {name: _packages(name) for name in ("look", "data", "cluster", "serve", "hf")},
+        "extras": {name: _packages(name) for name in ("look", "data", "cluster", "serve", "grammar", "hf")},
     }
 
 

@@ -6,6 +6,7 @@ The most probable token is taken unless --temperature is given. Generation ends 
 
     dovetail generate llama-tiny-trained "Once upon" --temperature 0.8 --top-p 0.95 --seed 7
     dovetail generate Qwen3-0.6B "Why is the sky blue?" --chat
+    dovetail generate Qwen3-0.6B "A person as JSON: " --json-schema person.json
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 
 import tyro
 
-from dovetail.cli.flags import InDir, NewTokens, SamplingFlags
+from dovetail.cli.flags import InDir, InFile, NewTokens, SamplingFlags
 from dovetail.cli.output import print_json, print_note, print_text
 from dovetail.cli.shown import options
 
@@ -40,17 +41,29 @@ class Command(SamplingFlags):
     """Decode by compiled graphs: they take seconds to minutes to make, so they pay for long texts."""
     cache: Literal["int8", "int4", "fp8"] | None = None
     """Store the KV cache in fewer bits."""
+    json_schema: InFile | None = None
+    """A JSON schema: the text is a JSON value of it."""
+    regex: str | None = None
+    """A regular expression: the text matches it as a whole."""
     json: bool = False
     """Print one JSON object on stdout at the end."""
 
     def run(self) -> int:
         """Load, generate, and print tokens/s on stderr."""
-        from dovetail.api.generate import check_model, check_options, generate
+        from dovetail.api.generate import check_model, check_options, constraint_of, generate
         from dovetail.api.models import load
         from dovetail.cli.loading import shown_loading
+        from dovetail.core.limits import GRAMMAR_CHARACTERS
+        from dovetail.io.untrusted import read_regular
 
-        chosen = options(self, "directory", "prompt", "chat", "system", "compiled", "cache", "json", "load")
+        chosen = options(
+            self, "directory", "prompt", "chat", "system", "compiled", "cache", "json", "load", "json_schema", "regex"
+        )
         check_options(**chosen)  # before the weights are read
+        schema = None
+        if self.json_schema is not None:
+            schema = read_regular(self.json_schema, GRAMMAR_CHARACTERS, "a JSON schema")
+        constraint_of(schema, self.regex, beams=self.beams)
         check_model(self.directory)
         with shown_loading(self.directory.name) as watch:
             model = load(self.directory, watch=watch)
@@ -64,6 +77,8 @@ class Command(SamplingFlags):
             system=self.system,
             compiled=self.compiled,
             cache=self.cache,
+            json_schema=schema,
+            regex=self.regex,
             on_text=None if self.json else print_text,
         )
         if self.json:

@@ -53,6 +53,10 @@ class Command(LoadFlags):
     """A file with one key per line, of those who may load and unload adapters."""
     metrics_prefix: str = "dovetail"
     """The prefix of the names in /metrics; vllm gives those that its dashboards read."""
+    pooling: Literal["mean", "last", "cls"] | None = None
+    """The pooling of embeddings; by default that of the model's head, else the last token of a causal model and the mean."""
+    tool_parser: str | None = None
+    """The format of tool calls: hermes or llama3; by default the one whose markers the chat template has."""
     drain_seconds: Annotated[float, number(0, 3600)] = 30.0
     """The seconds in which requests may finish after SIGTERM."""
     rows: Annotated[int, whole(1, 1024)] = 8

@@ -362,6 +362,14 @@ class Head(Part):
         """Whether it pools: one output per document instead of one per token."""
         return False
 
+    def embeds(self) -> bool:
+        """Whether its output is an embedding of each document."""
+        return False
+
+    def ranks(self) -> bool:
+        """Whether its output is one number per document, by which documents are ranked."""
+        return False
+
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Random legal labels for outputs of this leading shape."""
         raise NotImplementedError

@@ -65,8 +65,28 @@ REQUEST_STOPS = 16  # stop strings, and stop tokens times 16
 REQUEST_STOP_CHARACTERS = 256  # of one stop string
 REQUEST_LOGPROBS = 20  # alternatives per token
 REQUEST_BIASES = 1024  # tokens with a logit bias
+REQUEST_TOOLS = 128  # tools of one conversation, and calls of one message
+REQUEST_INPUTS = 256  # texts to embed, and documents to rank
+INPUTS_WAITING = 1024  # texts of all requests
 RENDERS_AT_ONCE = 2  # chat templates, each in a process of its own
 RENDERS_WAITING = 64
+
+# -- grammars of constrained output
+GRAMMAR_CHARACTERS = 64 * KB  # of a schema, a pattern or a grammar
+GRAMMAR_CHOICES = 1000  # strings to choose from
+GRAMMAR_SECONDS = 2  # of CPU time for compilation
+GRAMMAR_WAIT = 30.0  # seconds until the process that compiles must have answered, however busy the machine is
+GRAMMAR_STARTED = 120.0  # the same for reading the tokenizer
+GRAMMAR_MEMORY = 4 * GB  # of address space of that process
+GRAMMARS_WAITING = 64  # to be compiled
+GRAMMARS_KEPT = 64  # compiled ones
+GRAMMAR_LIMITS = {  # llguidance's, about a tenth of its defaults: a mask takes tens of milliseconds at most
+    "max_grammar_size": 20_000,  # symbols
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 5_000,
+    "max_lexer_states": 50_000,  # one to two kB each
+}
 
 # -- rollouts in JSON lines
 ROLLOUT_BYTES = GB  # of the file, which is read line by line

@@ -276,6 +276,9 @@ class Classifier(ByClass):
     def pools(self) -> bool:
         return True
 
+    def ranks(self) -> bool:
+        return self.classes == 1
+
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {**super().samples(), "pooling": ["first", "last", "mean"]}
@@ -329,6 +332,9 @@ class PooledEmbedding(Head):
     def pools(self) -> bool:
         return True
 
+    def embeds(self) -> bool:
+        return True
+
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(*shape, scope.size("embed"), generator=generator, dtype=torch.float64)
 
@@ -375,6 +381,9 @@ class Reward(Head):
         return [Weight(name="out.weight", out=("one",), inp=("embed",), readout=True)]
 
     def pools(self) -> bool:
+        return True
+
+    def ranks(self) -> bool:
         return True
 
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ client.abort(request.id)                        its outputs end, and its cache b
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -53,6 +53,7 @@ class Client(Protocol):
 
     longest: int  # tokens of a prompt and its continuation together
     vocab: int
+    ranks: bool  # whether the model's head scores pairs of texts
 
     def submit(self, request: Request) -> AsyncIterator[Output]:
         """Yield the outputs of a request. Raises Busy at once where the queue is full, EngineDead when the engine ends."""
@@ -68,6 +69,14 @@ class Client(Protocol):
 
     async def unload_adapter(self, name: str) -> None:
         """Take no further requests for an adapter; those that run end with it."""
+        ...
+
+    async def embed(self, texts: Sequence[Sequence[int]], adapter: str | None) -> list[list[float]]:
+        """Return the embedding of each list of token ids. Raises InputError, Busy and EngineDead."""
+        ...
+
+    async def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], adapter: str | None) -> list[float]:
+        """Return the score of each pair of texts, given as token ids and token types. Raises as `embed`."""
         ...
 
     def alive(self) -> bool:

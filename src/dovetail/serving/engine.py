@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-import torch
 from torch import Tensor
 
 from dovetail.adapters.kind import AdapterKind
@@ -26,15 +25,16 @@ from dovetail.core.errors import InputError
 from dovetail.core.fold import position_limit
 from dovetail.generation import check_generates
 from dovetail.model import ModelModule
-from dovetail.sampling import sample_tokens, top_logprobs
+from dovetail.sampling import top_logprobs
+from dovetail.serving.admission import check_request
 from dovetail.serving.client import Stats
+from dovetail.serving.next_token import allowed_logits, sample_next
 from dovetail.serving.request import Finish, Logprob, Output, Request
 from dovetail.serving.runner import Runner, check_served
 from dovetail.serving.schedule import Continuation, Schedule
 from dovetail.serving.speculate import Drafter
 from dovetail.state.quantized import CacheFormat
-
-MAX_N = 64  # continuations per request
+from dovetail.text.grammar import GrammarError, Grammars, Matcher
 
 
 class Engine:
@@ -54,11 +54,12 @@ class Engine:
         start: Sequence[int] = (),
         drafter: Drafter | None = None,
         drafts: int = 4,
+        grammars: Grammars | None = None,
     ) -> None:
         """`rows`: continuations that run at once; `longest`: tokens of one, the prompt included; `budget`: tokens per step;
         `pages`: of `page` tokens in the KV cache, by default enough for all rows; `cache`: its format; `share`: keep prefixes
         for later requests; `start`: the first decoder tokens of an encoder–decoder; `drafter`: guesses up to `drafts` next
-        tokens (speculate.py), which changes no token."""
+        tokens (speculate.py), which changes no token; `grammars`: compiles the grammars of requests."""
         check_generates(model.part)
         check_served(model)
         table = position_limit(model.part)
@@ -68,7 +69,7 @@ class Engine:
         self.runner = Runner(model, rows=rows, longest=longest, page=page, pages=pages, source=source, cache=cache, share=share)
         self.adapters = self.runner.adapters
         self.schedule = Schedule(budget)
-        self.drafter, self.drafts = drafter, drafts
+        self.drafter, self.drafts, self.grammars = drafter, drafts, grammars
         self.requests: dict[str, list[Continuation]] = {}
         self.scored: dict[str, list[Logprob]] = {}  # log-probs of prompts, until they are reported
         self.numbers = count()
@@ -84,39 +85,28 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InputError where it can never run."""
-        self._check(request)
+        check_request(self, request)
+        matcher = self._matcher(request)
         if request.adapter is not None:
             request = dc.replace(request, adapter=self.adapters.slot(request.adapter))
         number = next(self.numbers)
         tokens = list(self.start) if self.model.part.encoder is not None else list(request.prompt)
-        ones = [Continuation(request, i, (number, i), list(tokens), len(tokens)) for i in range(request.n)]
+        ones = [
+            Continuation(
+                request, i, (number, i), list(tokens), len(tokens), matcher=None if matcher is None else matcher.copy()
+            )
+            for i in range(request.n)
+        ]
         self.requests[request.id] = ones
         for one in ones:
             self.schedule.add(one)
 
-    def _check(self, request: Request) -> None:
-        vocab, prompt = self.model.part.vocab, request.prompt
-        if request.id in self.requests:
-            raise InputError(f"id: {request.id!r} is running already")
-        if not prompt:
-            raise InputError("prompt: is empty; give at least one token")
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            raise InputError(f"prompt: has a token id outside 0 to {vocab - 1}")
-        if not 1 <= request.n <= MAX_N:
-            raise InputError(f"n: {request.n} is not from 1 to {MAX_N}")
-        if request.max_tokens < (0 if request.prompt_logprobs is not None else 1):
-            raise InputError(f"max_tokens: {request.max_tokens} is not 1 or more; 0 where the prompt is scored alone")
-        encoder = self.model.part.encoder is not None
-        before = len(self.start) if encoder else len(prompt)
-        if encoder and (not self.start or len(prompt) > self.longest):
-            raise InputError(f"prompt: has {len(prompt)} tokens; at most {self.longest}, and a first decoder token, are needed")
-        if before < self.runner.pool.ahead:
-            raise InputError(f"prompt: has {before} tokens; the first {self.runner.pool.ahead} see each other, so give as many")
-        if before + request.max_tokens > self.longest:
-            what = f"{before} tokens of the prompt and {request.max_tokens} new ones"
-            raise InputError(f"max_tokens: {what} are more than {self.longest}; shorten one of them")
-        if not self.runner.fits(before + max(request.max_tokens, 1)):  # one is admitted with room for a token
-            raise InputError(f"max_tokens: {before + request.max_tokens} tokens do not fit into the KV cache; ask for fewer")
+    def _matcher(self, request: Request) -> Matcher | None:
+        if not request.grammar:
+            return None
+        if self.grammars is None:
+            raise InputError("grammar: the model has no tokenizer, so its output cannot be constrained; leave it out")
+        return self.grammars.matcher(request.grammar)
 
     def abort(self, id: str) -> list[Output]:
         """End a request, if it is there; returns its last outputs."""
@@ -195,47 +185,42 @@ class Engine:
             del going[one]
             outputs.append(self._end(one, [], [], "length"))
         new: dict[Continuation, list[int]] = {one: [] for one in going}
+        refused: dict[Continuation, str] = {}
         for i in range(max((len(logits) for logits in going.values()), default=0)):
-            ones = [
-                one for one, logits in going.items() if i < len(logits) and one.drafts[:i] == new[one] and not self._ends(one)
-            ]
-            for one, token in zip(ones, self._sample(ones, [going[one][i] for one in ones]), strict=True):
+            allowed: dict[Continuation, Tensor] = {}
+            for one, logits in going.items():
+                if i < len(logits) and one.drafts[:i] == new[one] and not self._ends(one):
+                    try:
+                        allowed[one] = allowed_logits(one, logits[i])
+                    except GrammarError as error:
+                        refused[one] = str(error)
+            for one, token in zip(allowed, sample_next(allowed), strict=True):
                 one.tokens.append(token)
                 new[one].append(token)
+                if one.matcher is not None:
+                    one.matcher.push(token)
         for one, tokens in new.items():
-            outputs.append(self._report(one, tokens, going[one]))
+            outputs.append(self._report(one, tokens, going[one], refused.get(one, "")))
         return outputs
-
-    def _sample(self, ones: list[Continuation], rows: list[Tensor]) -> list[int]:
-        """The next token of each continuation, from its logits (vocab,)."""
-        if not ones:
-            return []
-        allowed = torch.stack([self._allowed(one, row) for one, row in zip(ones, rows, strict=True)])
-        samplings = [one.sampling for one in ones]
-        return sample_tokens(allowed, samplings, [one.tokens[: one.prompt] for one in ones], [one.generated for one in ones])
-
-    def _allowed(self, one: Continuation, logits: Tensor) -> Tensor:
-        """Logits without the tokens that end the continuation, where it is too short to end."""
-        if not one.request.stop or len(one.tokens) - one.prompt >= one.request.min_tokens:
-            return logits
-        stop = torch.tensor([token for token in one.request.stop if token < len(logits)], dtype=torch.long)
-        return logits.index_fill(0, stop, float("-inf"))
 
     def _ends(self, one: Continuation) -> Finish | None:
         """Why its last token is the last, if it is."""
         generated = len(one.tokens) - one.prompt
-        if generated and one.tokens[-1] in one.request.stop:
+        if generated and (one.tokens[-1] in one.request.stop or (one.matcher is not None and one.matcher.finished)):
             return "stop"
         return "length" if generated >= one.request.max_tokens else None
 
-    def _report(self, one: Continuation, tokens: list[int], logits: Tensor) -> Output:
-        """Forget the drafts that were not sampled, and end the continuation where its last token is the last."""
+    def _report(self, one: Continuation, tokens: list[int], logits: Tensor, refused: str) -> Output:
+        """Forget the drafts that were not sampled, and end the continuation where its last token is the last, or where its
+        grammar is refused."""
         request, drafts = one.request, len(one.drafts)
         if len(one.tokens) - len(tokens) == one.prompt:
             self.queries += one.prompt
             self.hits += one.cached
         self.generation_tokens += len(tokens)
         self.drafted += drafts
+        if refused:
+            return self._end(one, tokens, [], "refused", refused)
         self.accepted += len(tokens) - 1
         self.runner.settle(one, rejected=drafts - (len(tokens) - 1))
         logprobs = []
@@ -262,6 +247,7 @@ class Engine:
         message: str = "",
     ) -> Output:
         scored = self.scored.pop(one.request.id, []) if one.index == 0 else []
+        first = bool(tokens) and len(one.tokens) - len(tokens) == one.prompt
         return Output(
             id=one.request.id,
             index=one.index,
@@ -271,6 +257,8 @@ class Engine:
             finish=finish,
             cached=one.cached,
             message=message,
+            queue_seconds=one.begun - one.arrived if first else None,
+            prefill_seconds=time.perf_counter() - one.begun if first else None,
         )
 
     def _score(self, one: Continuation, first: int, logits: Tensor) -> None:

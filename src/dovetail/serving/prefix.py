@@ -20,6 +20,8 @@ from hashlib import blake2b
 from itertools import count
 from typing import Any
 
+FEW = 64  # entries of the heap of leaves that may be skipped ones
+
 
 def root_key(salt: str, adapter: str | None) -> bytes:
     """The key before the first block."""
@@ -57,6 +59,10 @@ class PrefixCache:
         self.nodes: dict[bytes, Node] = {}
         self.stated: dict[bytes, Node] = {}  # nodes with a snapshot, the least recently used first
         self.clock = count()
+        self.leaves: list[
+            tuple[int, int, Node]
+        ] = []  # a heap; it has every node without children, and others, which are skipped
+        self.numbers = count()
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -90,6 +96,7 @@ class PrefixCache:
                     self.hold(page)
                 if parent is not None:
                     parent.children += 1
+                self._leaf(node)
             parent = node
         if parent is not None and states is not None:
             parent.states = states
@@ -110,15 +117,27 @@ class PrefixCache:
         """Drop unused blocks until `enough()`; returns whether it is. uses(page): the users of a page, this cache included."""
         if enough():
             return True
-        leaves = [(node.used, id(node), node) for node in self.nodes.values() if not node.children and self._idle(node, uses)]
-        heapq.heapify(leaves)
-        while leaves and not enough():
-            _, _, node = heapq.heappop(leaves)
-            self.remove(node)
-            parent = node.parent
-            if parent is not None and not parent.children and self._idle(parent, uses):
-                heapq.heappush(leaves, (parent.used, id(parent), parent))
+        in_use: list[Node] = []
+        while self.leaves and not enough():
+            used, _, node = heapq.heappop(self.leaves)
+            if self.nodes.get(node.key) is not node or node.children:
+                continue
+            if node.used != used:  # it was used since
+                self._leaf(node)
+            elif self._idle(node, uses):
+                self.remove(node)
+            else:
+                in_use.append(node)
+        for node in in_use:
+            self._leaf(node)
         return enough()
+
+    def _leaf(self, node: Node) -> None:
+        """Add a node without children to the heap; where most of its entries are skipped ones, they are left out."""
+        heapq.heappush(self.leaves, (node.used, next(self.numbers), node))
+        if len(self.leaves) > 2 * len(self.nodes) + FEW:
+            self.leaves = [(one.used, next(self.numbers), one) for one in self.nodes.values() if not one.children]
+            heapq.heapify(self.leaves)
 
     def _idle(self, node: Node, uses: Callable[[int], int]) -> bool:
         return node.page is None or uses(node.page) == 1
@@ -129,5 +148,7 @@ class PrefixCache:
         self.stated.pop(node.key, None)
         if node.page is not None:
             self.drop(node.page)
-        if node.parent is not None:
-            node.parent.children -= 1
+        if (parent := node.parent) is not None:
+            parent.children -= 1
+            if not parent.children:
+                self._leaf(parent)

@@ -1,6 +1,7 @@
 """The loop of the engine's process: it steps the engine while requests run, and sleeps while none does.
 
-It ends when the other side of its socket closes, so that no engine outlives its server.
+It ends when the other side of its socket closes, so that no engine outlives its server. The grammar of a request is compiled in
+a thread, so that no other request waits for it.
 """
 
 from __future__ import annotations
@@ -8,28 +9,43 @@ from __future__ import annotations
 import dataclasses as dc
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from dovetail.adapters.storage import Stored
 from dovetail.core.errors import DovetailError
+from dovetail.embedding import Embedder
 from dovetail.serving.client import Stats
 from dovetail.serving.engine import Engine
+from dovetail.serving.pooled import Calls, PooledEngine
 from dovetail.serving.request import Output, Request
 from dovetail.serving.wire import Inbox, encode, received
+
+POLL = 0.01  # seconds between two looks at the socket while a grammar is compiled
 
 
 class Loop:
     """Messages in, steps, messages out."""
 
-    def __init__(self, engine: Engine, sock: socket.socket, read_adapter: Callable[[str], Stored]) -> None:
-        """read_adapter(directory) reads an adapter for the engine's model."""
+    def __init__(
+        self,
+        engine: Engine | PooledEngine,
+        sock: socket.socket,
+        read_adapter: Callable[[str], Stored],
+        embedder: Embedder,
+    ) -> None:
+        """read_adapter(directory) reads an adapter for the engine's model, which `embedder` has, too."""
         self.engine, self.sock, self.inbox, self.read_adapter = engine, sock, Inbox(), read_adapter
         self.reported: Stats | None = None
+        self.compiling: dict[str, tuple[Request, Future[object]]] = {}  # requests whose grammar is not ready yet
+        self.compiler = ThreadPoolExecutor(1, "grammar")
+        self.calls = Calls(embedder, engine.adapters)
 
     def run(self) -> None:
         """Serve until the other side closes."""
         while True:
-            messages = received(self.sock, self.inbox, wait=not self.engine.busy)
+            idle = not (self.engine.busy or self.compiling or self.calls.waiting)
+            messages = received(self.sock, self.inbox, wait=idle)
             if messages is None:
                 return
             outputs: list[Output] = []
@@ -37,21 +53,51 @@ class Loop:
                 if message.get("close"):
                     return
                 outputs += self._take(message)
+            self._compiled()
+            if (answer := self.calls.step()) is not None:
+                self._write(answer)
             outputs += self.engine.step()
             self._send(outputs)
 
     def _take(self, message: dict[str, Any]) -> list[Output]:
         if "abort" in message:
+            self.compiling.pop(message["abort"], None)
             return self.engine.abort(message["abort"])
+        if "cancel" in message:
+            self.calls.cancel(message["cancel"])
+            return []
+        if "embed" in message or "score" in message:
+            self.calls.add(message)
+            return []
         if "call" in message:
             self._write({"answer": message["call"], "error": self._call(message)})
             return []
-        try:
-            request = Request.from_dict(message["add"])
-            self.engine.add(request)
-        except DovetailError as error:
-            self._write({"refused": message["add"]["id"], "message": str(error)})
+        self._add(message["add"])
         return []
+
+    def _add(self, data: dict[str, Any]) -> None:
+        try:
+            request = Request.from_dict(data)
+            if request.grammar and self.engine.grammars is not None:
+                self.compiling[request.id] = request, self.compiler.submit(self.engine.grammars.matcher, request.grammar)
+            else:
+                self.engine.add(request)
+        except DovetailError as error:
+            self._write({"refused": data["id"], "message": str(error)})
+
+    def _compiled(self) -> None:
+        """Add the requests whose grammar is ready; wait a moment for one where nothing else is to do."""
+        if self.compiling and not self.engine.busy and not self.calls.waiting:
+            wait([ready for _, ready in self.compiling.values()], POLL, "FIRST_COMPLETED")
+        for request, ready in list(self.compiling.values()):
+            if not ready.done():
+                continue
+            del self.compiling[request.id]
+            try:
+                ready.result()
+                self.engine.add(request)
+            except DovetailError as error:
+                self._write({"refused": request.id, "message": str(error)})
 
     def _call(self, message: dict[str, Any]) -> str:
         """Load or unload an adapter; returns what is wrong, if something is."""

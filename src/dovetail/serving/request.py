@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from dovetail.sampling import GREEDY, Sampling
 
-Finish = Literal["stop", "length", "abort", "error"]
+Finish = Literal["stop", "length", "abort", "error", "refused"]  # refused: its grammar took too much work at a token
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class Request:
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt, from the second on
     salt: str = ""  # prefixes are shared among requests of the same salt and adapter alone
     adapter: str | None = None
+    grammar: str = ""  # the texts that are allowed, in llguidance's form; "": all
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -66,6 +67,8 @@ class Output:
     finish: Finish | None = None
     cached: int = 0  # tokens of the prompt that were found in the prefix cache
     message: str = ""  # of an error
+    queue_seconds: float | None = None  # until it had a row, with the first tokens
+    prefill_seconds: float | None = None  # from there to the first tokens
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""

@@ -75,11 +75,11 @@ class Runner:
 
     def _hold(self, page: int) -> None:
         assert self.slots is not None
-        self.slots.hold(page)
+        self.slots.keep(page)
 
     def _drop(self, page: int) -> None:
         assert self.slots is not None
-        self.slots.drop(page)
+        self.slots.forget(page)
 
     def admit(self, one: Continuation) -> bool:
         if not self.free_rows:
@@ -144,10 +144,7 @@ class Runner:
     def counts(self) -> tuple[int, int, int]:
         """Blocks in all, those that are free, and those that cached prefixes alone use."""
         slots = self.slots
-        if slots is None:
-            return 0, 0, 0
-        nodes = [] if self.prefix is None else self.prefix.nodes.values()
-        return slots.pages, len(slots.free), sum(node.page is not None and slots.uses[node.page] == 1 for node in nodes)
+        return (0, 0, 0) if slots is None else (slots.pages, len(slots.free), slots.idle)
 
     def fits(self, tokens: int) -> bool:
         """Whether a continuation of so many tokens fits into the empty pool."""

@@ -13,12 +13,16 @@ This file is plain data: it asks a `Room` for rows and blocks. Yu et al. 2022 (O
 from __future__ import annotations
 
 import dataclasses as dc
+import time
 from bisect import insort
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dovetail.sampling import Sampling
 from dovetail.serving.request import Request
+
+if TYPE_CHECKING:
+    from dovetail.text.grammar import Matcher
 
 
 @dc.dataclass(eq=False)
@@ -37,6 +41,9 @@ class Continuation:
     keys: list[bytes] = dc.field(default_factory=list)  # of its whole blocks, computed as far as they were needed
     shared: int = 0  # blocks that were offered to the prefix cache
     drafts: list[int] = dc.field(default_factory=list)  # tokens that a drafter expects next, to compute with the last one
+    arrived: float = dc.field(default_factory=time.perf_counter)
+    begun: float = 0.0  # when it had a row for the first time
+    matcher: Matcher | None = None  # the state of its text under a grammar: that of all its tokens, computed or not
 
     @cached_property
     def sampling(self) -> Sampling:
@@ -107,7 +114,8 @@ class Schedule:
 
     def started(self, one: Continuation) -> None:
         """Count a continuation that has a row to the running ones."""
-        one.admitted = True
+        if not one.admitted:
+            one.admitted, one.begun = True, time.perf_counter()
         insort(self.running, one, key=lambda other: other.arrival)
 
     def remove(self, one: Continuation, room: Room) -> None:

@@ -1,9 +1,11 @@
 """Messages between the HTTP side and the engine's process: JSON objects, each behind its length in four bytes. No pickle.
 
-to the engine      {"add": {…request…}}   {"abort": id}   {"close": true}
+to the engine      {"add": {…request…}}   {"abort": id}   {"close": true}   {"cancel": number}
                    {"call": number, "load": name, "directory": …}   {"call": number, "unload": name}
-from the engine    {"ready": {"longest": …, "vocab": …}}   {"outputs": [{…}], "stats": {…}}   {"refused": id, "message": …}
-                   {"answer": number, "error": message}   {"fatal": message}
+                   {"call": number, "embed": [[ids], …], "adapter": …}
+                   {"call": number, "score": [[[ids], [types]], …], "adapter": …}
+from the engine    {"ready": {"longest": …, "vocab": …, "ranks": …}}   {"outputs": [{…}], "stats": {…}}
+                   {"refused": id, "message": …}   {"answer": number, "error": message, "value": …}   {"fatal": message}
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import InputError
+from dovetail.core.limits import INPUTS_WAITING
 from dovetail.serving.client import Busy, EngineDead, Stats
 from dovetail.serving.request import Output, Request
 from dovetail.serving.wire import Inbox, encode
@@ -32,11 +33,12 @@ class ProcessClient:
     def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, running: int, queued: int) -> None:
         self.process, self.sock = process, sock
         self.limit = running + queued
-        self.longest = self.vocab = 0
+        self.longest = self.vocab = self.inputs = 0  # inputs: texts that are embedded or scored
+        self.ranks = False
         self.newest, self.dead = Stats(), ""
         self.queues: dict[str, asyncio.Queue[Output | Exception]] = {}
         self.open: dict[str, int] = {}  # continuations of a request that have not ended
-        self.calls: dict[int, asyncio.Future[str]] = {}  # that wait for their answer
+        self.calls: dict[int, asyncio.Future[dict[str, Any]]] = {}  # that wait for their answer
         self.numbers = count()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.outgoing: asyncio.Queue[bytes] = asyncio.Queue()
@@ -77,15 +79,38 @@ class ProcessClient:
         """Take no further requests for an adapter; those that run end with it."""
         await self._call({"unload": name})
 
-    async def _call(self, message: dict[str, Any]) -> None:
+    async def embed(self, texts: Sequence[Sequence[int]], adapter: str | None) -> list[list[float]]:
+        """Return the embedding of each list of token ids."""
+        return await self._compute({"embed": [list(one) for one in texts], "adapter": adapter}, len(texts))
+
+    async def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], adapter: str | None) -> list[float]:
+        """Return the score of each pair of texts."""
+        return await self._compute({"score": [[list(one) for one in pair] for pair in pairs], "adapter": adapter}, len(pairs))
+
+    async def _compute(self, message: dict[str, Any], count: int) -> list[Any]:
+        if self.inputs + count > INPUTS_WAITING:
+            raise Busy(max(1.0, self.inputs / 64))
+        self.inputs += count
+        try:
+            return await self._call(message)
+        finally:
+            self.inputs -= count
+
+    async def _call(self, message: dict[str, Any]) -> Any:
         if self.dead:
             raise EngineDead(self.dead)
         number, answer = next(self.numbers), asyncio.get_running_loop().create_future()
         self.calls[number] = answer
         self._send({"call": number, **message})
         try:
-            if error := await answer:
-                raise InputError(error)
+            found = await answer
+            if found["error"]:
+                raise InputError(found["error"])
+            return found.get("value")
+        except asyncio.CancelledError:
+            if not self.dead:
+                self._send({"cancel": number})
+            raise
         finally:
             del self.calls[number]
 
@@ -144,13 +169,13 @@ class ProcessClient:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "ready" in message:
-            self.longest, self.vocab = message["ready"]["longest"], message["ready"]["vocab"]
+            self.longest, self.vocab, self.ranks = (message["ready"][name] for name in ("longest", "vocab", "ranks"))
             self.ready.set_result(None)
         elif "fatal" in message:
             self._die(message["fatal"])
         elif "answer" in message:
             if (call := self.calls.get(message["answer"])) is not None and not call.done():
-                call.set_result(message["error"])
+                call.set_result(message)
         elif "refused" in message:
             if (queue := self.queues.get(message["refused"])) is not None:
                 queue.put_nowait(InputError(message["message"]))

@@ -92,6 +92,8 @@ class Paged(Slots):
         self.pages = rows * widest if pages is None else pages
         self.total = self.pages * page
         self.free, self.uses = list(range(self.pages))[::-1], [0] * self.pages
+        self.kept: set[int] = set()  # pages that a cache of prefixes uses
+        self.idle = 0  # of these, those that no row uses
         self.owned: list[list[int]] = [[] for _ in range(rows)]  # exactly the pages that the tokens of a row need
         self.table = torch.zeros(rows, widest, dtype=torch.long, device=device)
 
@@ -146,7 +148,7 @@ class Paged(Slots):
         self.owned[b] = list(self.owned[a])
         self.table[b] = self.table[a]
         for page in self.owned[a]:
-            self.uses[page] += 1
+            self.hold(page)
         return NO_COPIES
 
     def adopt(self, row: int, pages: Sequence[int]) -> None:
@@ -163,14 +165,27 @@ class Paged(Slots):
         return self._pages(length + n) - len(self.owned[row]) + copies
 
     def hold(self, page: int) -> None:
-        """Add a user of a page."""
+        """Add a row to the users of a page."""
+        self.idle -= self.uses[page] == 1 and page in self.kept
         self.uses[page] += 1
 
     def drop(self, page: int) -> None:
-        """Take a user of a page away; without users it is free."""
+        """Take a row from the users of a page; without users it is free."""
         self.uses[page] -= 1
+        self.idle += self.uses[page] == 1 and page in self.kept
         if not self.uses[page]:
             self.free.append(page)
+
+    def keep(self, page: int) -> None:
+        """Add a cache of prefixes to the users of a page, which has another."""
+        self.kept.add(page)
+        self.uses[page] += 1
+
+    def forget(self, page: int) -> None:
+        """Take the cache of prefixes from the users of a page."""
+        self.idle -= self.uses[page] == 1
+        self.kept.remove(page)
+        self.drop(page)
 
     def _take(self) -> int:
         page = self.free.pop()

@@ -133,6 +133,16 @@ class Tokenizer:
         finally:
             self.engine.encode_special_tokens = True
 
+    def pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a pair of texts, joined as the tokenizer's template does, and the token type of each."""
+        for text in (first, second):
+            _check_unicode(text)
+            if len(text) > PROMPT_CHARACTERS:
+                raise InputError(f"a text has {len(text):,} characters; the limit is {PROMPT_CHARACTERS:,}")
+        with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the pair"), _without_panic_messages():
+            encoding = self.engine.encode(first, second)
+            return encoding.ids, encoding.type_ids
+
     def decode(self, ids: Tensor | Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of ids, by default without special tokens; bytes that form no character become �."""
         return self._decode(list(ids) if isinstance(ids, Sequence) else ids.tolist(), skip_special)

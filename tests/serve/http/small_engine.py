@@ -15,6 +15,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
 from dovetail.decoding import Decoder
+from dovetail.embedding import Embedder
 from dovetail.sampling import sample_tokens, top_logprobs
 from dovetail.serving.client import Busy, EngineDead, Stats
 from dovetail.serving.request import Logprob, Output, Request
@@ -124,6 +125,15 @@ class SmallEngine:
 
     async def unload_adapter(self, name: str) -> None:
         raise InputError("adapter: this engine has none")
+
+    ranks = False
+
+    async def embed(self, texts: Sequence[Sequence[int]], adapter: str | None) -> list[list[float]]:
+        embedder = Embedder(self.model)
+        return [embedder.vector(one).tolist() for one in texts]
+
+    async def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], adapter: str | None) -> list[float]:
+        raise InputError("score: the model has no head for pairs")
 
     def alive(self) -> bool:
         return not self.dead.is_set()

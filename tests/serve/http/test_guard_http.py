@@ -142,8 +142,8 @@ HOSTILE = {
     "a surrogate": {"prompt": "\ud800"},
     "a control character": {"model": "\x1b[31mred"},
     "tools": {"tools": [{"type": "function"}]},
-    "json": {"response_format": {"type": "json_object"}},
-    "grammar": {"guided_regex": "(a+)+b"},
+    "an unknown format": {"response_format": {"type": "yaml"}},
+    "two constraints": {"guided_regex": "(a+)+b", "guided_choice": ["a"]},
     "nothing": {"max_tokens": 0},
 }
 
@@ -200,7 +200,7 @@ def test_an_answer_that_reads_no_body_reaches_its_client(served: Served) -> None
     for i in range(20):
         body = json.dumps({"input": "x" * 20_000}).encode()
         with socket.create_connection(("127.0.0.1", served.port), timeout=30) as client:
-            head = "POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            head = "POST /v1/load_lora_adapter HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
             time.sleep(0.02)
             client.sendall(body[: len(body) // 2])
@@ -209,5 +209,5 @@ def test_an_answer_that_reads_no_body_reaches_its_client(served: Served) -> None
             answer = b""
             while chunk := client.recv(65536):
                 answer += chunk
-        assert answer.startswith(b"HTTP/1.1 501"), (i, answer[:80])
-        assert b"task_not_offered" in answer
+        assert answer.startswith(b"HTTP/1.1 403"), (i, answer[:80])
+        assert b"adapters_not_offered" in answer

@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dovetail.core.errors import InputError
+from dovetail.serving.http.base_schema import Body
 from dovetail.serving.http.body import read_body
 from dovetail.serving.http.errors import ApiError
 from dovetail.serving.http.guard import ADMIN
 from dovetail.serving.http.options import NAME
-from dovetail.serving.http.schema import Body
 from dovetail.serving.http.service import Service
 
 Name = Annotated[str, Field(pattern=NAME)]

@@ -2,8 +2,8 @@
 
 POST /v1/completions          GET /v1/models       GET /health     open, without a key; 503 while the server ends
 POST /v1/chat/completions     POST /tokenize       GET /version
-POST /v1/embeddings   501     POST /detokenize     GET /metrics
-POST /v1/rerank       501                          GET /openapi.json
+POST /v1/embeddings           POST /detokenize     GET /metrics
+POST /v1/rerank, /score                            GET /openapi.json
 POST /v1/load_lora_adapter, /v1/unload_lora_adapter            for administrators
 """
 
@@ -26,6 +26,7 @@ from dovetail.serving.client import Busy, Client, EngineDead
 from dovetail.serving.http.adapters import AdapterRoutes, LoadBody, UnloadBody
 from dovetail.serving.http.body import ClientGone, read_body
 from dovetail.serving.http.chat_schema import ChatBody, DetokenizeBody, TokenizeBody
+from dovetail.serving.http.embeddings import EmbeddingBody, EmbeddingRoutes, RerankBody, ScoreBody
 from dovetail.serving.http.errors import ApiError, answer_error
 from dovetail.serving.http.guard import OPEN, Gate, Guard
 from dovetail.serving.http.options import Options
@@ -36,7 +37,6 @@ from dovetail.serving.http.service import Service
 ANSWERED = (ApiError, Busy, EngineDead, HTTPException, InputError, RequestValidationError, SpecError, Exception)
 GONE = 499  # as nginx logs a request whose client closed the connection
 REFERENCE = "#/components/schemas/{model}"
-NO_TASK = "the engine has no task of this kind yet; serve a model that generates"
 
 
 def make_app(client: Client, vocabulary: Vocabulary, options: Options) -> FastAPI:
@@ -47,6 +47,7 @@ def make_app(client: Client, vocabulary: Vocabulary, options: Options) -> FastAP
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         service.encoder.close()
+        await service.grammars.close()
 
     app = FastAPI(title="Dovetail", version=options.version, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.gate, app.state.service = gate, service
@@ -80,7 +81,7 @@ def _describe(app: FastAPI) -> None:
 
     def described() -> dict[str, Any]:
         schemas = plain().setdefault("components", {}).setdefault("schemas", {})
-        for body in (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody):
+        for body in (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, RerankBody):
             schemas |= body.model_json_schema(ref_template=REFERENCE).get("$defs", {})
         return plain()
 
@@ -95,11 +96,12 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     _post(app, "/v1/load_lora_adapter", LoadBody, adapters.load)
     _post(app, "/v1/unload_lora_adapter", UnloadBody, adapters.unload)
 
-    async def refuse(request: Request) -> Response:
-        raise ApiError(501, f"{request.url.path}: {NO_TASK}", code="task_not_offered", headers={"Connection": "close"})
-
-    for path in ("/v1/embeddings", "/v1/rerank", "/rerank", "/score"):
-        app.post(path, name=path, response_model=None, include_in_schema=False)(refuse)
+    pooled = EmbeddingRoutes(service)
+    _post(app, "/v1/embeddings", EmbeddingBody, pooled.embeddings)
+    for path in ("/v1/rerank", "/rerank"):
+        _post(app, path, RerankBody, pooled.rerank)
+    for path in ("/v1/score", "/score"):
+        _post(app, path, ScoreBody, pooled.score)
 
 
 def _add_models(app: FastAPI, service: Service) -> None:

@@ -6,8 +6,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from dovetail.core.limits import CHAT_MESSAGES, MAX_NEW_TOKENS
-from dovetail.serving.http.schema import NO_TOOLS, Body, GenerationBody, Ids, Logprobs, Short, Text, first_is
+from dovetail.core.limits import CHAT_MESSAGES, MAX_NEW_TOKENS, REQUEST_TOOLS
+from dovetail.core.suggest import names_or_nearest
+from dovetail.serving.http.base_schema import Body, Ids, Short, Text, first_is
+from dovetail.serving.http.schema import GenerationBody, Logprobs
+from dovetail.serving.http.tool_schema import CHOICES, NO_TOOL, Called, Choice, NamedTool, Tool, ToolChoice, Tools
 
 RESERVED = {"messages", "add_generation_prompt", "tools", "documents", "self", "requests", "prompt"}
 
@@ -27,27 +30,30 @@ class Part(Body):
 
 
 class Message(Body):
-    """A message of a conversation; the chat template sees its role, content and name."""
+    """A message of a conversation; the chat template sees its role, content and name, and its tool calls."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Annotated[
         Annotated[Text, Tag("string")] | Annotated[list[Part], Field(max_length=CHAT_MESSAGES, fail_fast=True), Tag("parts")],
         Discriminator(first_is({}, "parts")),
-    ]
+    ] = ""
     name: Short | None = None
-    tool_calls: Any = None
+    tool_calls: Annotated[list[Called], Field(max_length=REQUEST_TOOLS, fail_fast=True)] = []
+    tool_call_id: Short | None = None
 
-    @field_validator("tool_calls")
-    @classmethod
-    def _no_calls(cls, value: Any) -> Any:
-        if value:
-            raise ValueError(NO_TOOLS)
-        return None
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise ValueError("content: is missing; a message without tool_calls needs it")
+        return self
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         """Return the message as a template sees it; the texts of parts are joined by line ends."""
         text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
+        given = {"name": self.name, "tool_call_id": self.tool_call_id}
+        calls = {"tool_calls": [one.plain() for one in self.tool_calls]} if self.tool_calls else {}
+        named = {key: value for key, value in given.items() if value is not None}
+        return {"role": self.role, "content": text, **named, **calls}
 
 
 class ChatFields(Body):
@@ -58,6 +64,12 @@ class ChatFields(Body):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: Annotated[dict[Short, bool | int | float | Short], Field(max_length=64)] = {}
+    tools: Tools = []
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the chat template renders."""
+        return self.tools
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -80,7 +92,31 @@ class ChatBody(GenerationBody, ChatFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_NEW_TOKENS)] | None = None
     logprobs: bool = False
     top_logprobs: Logprobs = 0
-    tool_choice: Any = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool = True
+
+    @property
+    def choice(self) -> ToolChoice:
+        """Which of the tools the model may or must call."""
+        if isinstance(self.tool_choice, NamedTool):
+            return self.tool_choice
+        return CHOICES[self.tool_choice or "auto"] if self.tools else NO_TOOL
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the chat template renders."""
+        return self.choice.offered(self.tools)
+
+    @model_validator(mode="after")
+    def _known_tool(self) -> Self:
+        names = [one.function.name for one in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError("tools: two have one name; rename one")
+        if isinstance(self.tool_choice, NamedTool) and (name := self.tool_choice.function.name) not in names:
+            raise ValueError(f"tool_choice: {name!r} is no tool; {names_or_nearest(name, names, 'tools')}")
+        if self.tool_choice == "required" and not self.tools:
+            raise ValueError("tool_choice: required needs tools; give them")
+        return self
 
     @model_validator(mode="after")
     def _logprobs_first(self) -> Self:

@@ -26,7 +26,6 @@ TYPES = {
     403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
-    501: "not_implemented_error",
     503: "service_unavailable_error",
 }
 LOG = logging.getLogger("dovetail.serving")

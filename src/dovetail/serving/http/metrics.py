@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dovetail.serving.client import Client, Stats
+from dovetail.serving.request import Output
 
 SECONDS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -33,6 +34,8 @@ class Metrics:
         self.first = seconds("time_to_first_token", "from the request to its first token")
         self.between = seconds("inter_token_latency", "between two outputs of a request", GAPS)
         self.whole = seconds("e2e_request_latency", "from the request to its last token")
+        self.queue = seconds("request_queue_time", "from the engine's queue to a row")
+        self.prefill = seconds("request_prefill_time", "from a row to the first token")
         self.decode = seconds("request_decode_time", "from the first token to the last")
         self._ends = Counter(
             f"{prefix}:request_success", "finished choices", ["model_name", "finished_reason"], registry=self.registry
@@ -71,6 +74,12 @@ class Clock:
         else:
             self.metrics.between.observe(moment - self.last)
         self.last = moment
+
+    def begun(self, output: Output) -> None:
+        """Count the times that the engine reports with the first tokens of a request."""
+        if output.index == 0 and output.queue_seconds is not None and output.prefill_seconds is not None:
+            self.metrics.queue.observe(output.queue_seconds)
+            self.metrics.prefill.observe(output.prefill_seconds)
 
     def end(self, reasons: Sequence[str]) -> None:
         """Count the end of each choice."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dovetail.core.errors import UsageError
 from dovetail.core.printable import printable
+from dovetail.text.tool_calls.parser import parser_named
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 ANY = "*"
@@ -27,6 +28,7 @@ class Options:
     metrics_prefix: str = "dovetail"  # "vllm": the names that vLLM's dashboards read
     adapter_root: Path | None = None  # the directory whose adapters administrators may load
     admin_keys: tuple[str, ...] = ()  # API keys of administrators
+    tool_parser: str | None = None  # the format of tool calls; None: that of the chat template
     drain_seconds: float = 30.0  # in which requests may finish after SIGTERM
 
     def __post_init__(self) -> None:
@@ -42,5 +44,7 @@ class Options:
                 raise UsageError("--api-key: is empty or holds a character that no HTTP header has; give printable ASCII")
         if not self.metrics_prefix.isidentifier():
             raise UsageError(f"--metrics-prefix: {self.metrics_prefix[:40]!r} is not a name; give letters, digits and _")
+        if self.tool_parser is not None:
+            parser_named(self.tool_parser)
         if not 0 <= self.drain_seconds <= 3600:
             raise UsageError(f"--drain-seconds: {self.drain_seconds:g} is not from 0 to 3,600")

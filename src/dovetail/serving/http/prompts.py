@@ -76,6 +76,9 @@ class PromptEncoder:
         messages, mark = [one.plain() for one in body.messages], secrets.token_hex(16)
         if sum(len(one["content"]) for one in messages) > self.most:
             raise too_long("the messages have more characters than fit")
+        tools = [one.plain() for one in body.offered]
+        if tools and "tools" not in template.text:
+            raise ApiError(400, "tools: the model's chat template does not render tools; leave them out", param="tools")
         if body.continue_final_message:  # what the template writes behind the mark is cut off
             messages[-1] = {**messages[-1], "content": messages[-1]["content"] + mark}
         request = (messages, body.add_generation_prompt and not body.continue_final_message)
@@ -85,7 +88,8 @@ class PromptEncoder:
         try:
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(
-                self._rendering, lambda: template.render_many([request], **body.chat_template_kwargs)[0]
+                self._rendering,
+                lambda: template.render_many([request], **body.chat_template_kwargs, tools=tools or None)[0],
             )
             text = await work
         except FileError as error:

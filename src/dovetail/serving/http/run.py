@@ -81,6 +81,7 @@ class Run:
                     tasks.pop(job, None)
                 elif job in tasks:
                     clock.tick(len(item.tokens))
+                    clock.begun(item)
                     if (piece := _pushed(job, item)) is not None:
                         yield piece
                     if job.finished and item.finish is None:  # by stop strings: the engine would go on
@@ -115,6 +116,8 @@ def _pushed(job: Job, output: Output) -> Piece | None:
     if output.finish == "error":
         LOG.error("the engine failed on request %s: %s", job.request.id, output.message)
         raise ApiError(500, "the engine failed on this request", code="engine_error")
+    if output.finish == "refused":
+        raise ApiError(400, output.message, code="grammar_refused")
     return choice.push(output)
 
 

@@ -6,64 +6,33 @@ refused. Types are strict: "5" is no number. A list is read up to its first bad 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from dovetail.core.limits import (
     MAX_NEW_TOKENS,
     MAX_SEED,
-    PROMPT_CHARACTERS,
     REQUEST_BIASES,
     REQUEST_CHOICES,
-    REQUEST_ITEMS,
     REQUEST_LOGPROBS,
     REQUEST_PROMPTS,
     REQUEST_STOP_CHARACTERS,
     REQUEST_STOPS,
 )
+from dovetail.serving.http.base_schema import MAX_ID, Body, Id, Ids, Short, Text, first_is
+from dovetail.serving.http.constraint_schema import Constrained
 
-MAX_ID = 2**31 - 1
-Text = Annotated[str, Field(max_length=PROMPT_CHARACTERS)]
-Short = Annotated[str, Field(max_length=256)]
-Id = Annotated[int, Field(ge=0, le=MAX_ID)]
-Ids = Annotated[list[Id], Field(max_length=REQUEST_ITEMS, fail_fast=True)]
 StopString = Annotated[str, Field(min_length=1, max_length=REQUEST_STOP_CHARACTERS)]
 StopStrings = Annotated[list[StopString], Field(max_length=REQUEST_STOPS, fail_fast=True)]
 Logprobs = Annotated[int, Field(ge=0, le=REQUEST_LOGPROBS)]
-UNCONSTRAINED = "constrained output is not offered; leave it out"
-NO_TOOLS = "tools are not offered; leave them out"
 REFUSED = {
     "best_of": "is not offered; sample n choices instead",
     "suffix": "is not offered; the model continues a prompt",
     "chat_template": "templates of requests are not rendered; the server has that of the model",
     "documents": "are not offered; put them into a message",
-    "tools": NO_TOOLS,
-    "functions": NO_TOOLS,
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), UNCONSTRAINED),
+    "functions": "are not offered; give tools in a chat",
 }
-
-
-def first_is(names: dict[type, str], other: str) -> Callable[[Any], str]:
-    """Return a function that names the form of a union by the type of the value, or of its first item."""
-
-    def form(value: Any) -> str:
-        if not isinstance(value, list):
-            return "string"
-        return next((name for type_, name in names.items() if value and isinstance(value[0], type_)), other)
-
-    return form
 
 
 Prompt = Annotated[
@@ -78,40 +47,13 @@ Stop = Annotated[
 ]
 
 
-class Body(BaseModel):
-    """What all bodies share."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
-
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _null_is_default(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        if value is not None:
-            return handler(value)
-        field = cls.model_fields[info.field_name or ""]
-        return handler(value) if field.is_required() else field.get_default(call_default_factory=True)
-
-
 class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool = False
 
 
-class ResponseFormat(Body):
-    """The form of the answer."""
-
-    type: Short
-
-    @field_validator("type")
-    @classmethod
-    def _only_text(cls, value: str) -> str:
-        if value != "text":
-            raise ValueError(UNCONSTRAINED)
-        return value
-
-
-class GenerationBody(Body):
+class GenerationBody(Constrained):
     """What completions and chat completions share."""
 
     model: Short | None = None
@@ -141,14 +83,7 @@ class GenerationBody(Body):
     suffix: Any = None
     chat_template: Any = None
     documents: Any = None
-    tools: Any = None
     functions: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
-    response_format: ResponseFormat = ResponseFormat(type="text")
 
     @field_validator(*REFUSED)
     @classmethod
@@ -178,6 +113,14 @@ class CompletionBody(GenerationBody):
     echo: bool = False
     logprobs: Logprobs | None = None
     add_special_tokens: bool = True
+    tools: Any = None
+
+    @field_validator("tools")
+    @classmethod
+    def _no_tools(cls, value: Any) -> Any:
+        if value:
+            raise ValueError("are for chats; ask /v1/chat/completions")
+        return None
 
     @model_validator(mode="after")
     def _something_to_do(self) -> Self:

@@ -17,6 +17,7 @@ from dovetail.serving.http.body import read_body
 from dovetail.serving.http.chat_schema import ChatBody
 from dovetail.serving.http.choice import Choice
 from dovetail.serving.http.errors import ApiError
+from dovetail.serving.http.grammars import GrammarChecker
 from dovetail.serving.http.guard import TENANT
 from dovetail.serving.http.logprobs import LogprobShapes
 from dovetail.serving.http.metrics import Metrics
@@ -27,8 +28,11 @@ from dovetail.serving.http.respond import respond
 from dovetail.serving.http.run import Job, Run
 from dovetail.serving.http.schema import CompletionBody, GenerationBody
 from dovetail.serving.http.shapes import ChatShape, CompletionShape, Shape
+from dovetail.serving.http.tool_stream import ToolCalls
 from dovetail.serving.request import Request
+from dovetail.text.grammar import Grammar
 from dovetail.text.stream import TextStream
+from dovetail.text.tool_calls.parser import parser_named, parser_of
 
 CONTEXT = 64  # tokens of a prompt behind which text is decoded
 SEED_BITS = 62
@@ -44,6 +48,9 @@ class Service:
         self.encoder = PromptEncoder(vocabulary, client.longest, client.vocab)
         self.metrics = Metrics(client, next(iter(options.models)), options.metrics_prefix)
         self.running: set[Run] = set()
+        self.grammars = GrammarChecker(self.encoder)
+        template = "" if vocabulary.chat_template is None else vocabulary.chat_template.text
+        self.tool_parser = parser_of(template) if options.tool_parser is None else parser_named(options.tool_parser)
 
     def abort_all(self) -> None:
         """Abort all runs: their clients get an error."""
@@ -70,7 +77,8 @@ class Service:
             else self.encoder.checked(one)
             for one in given
         ]
-        jobs = self._jobs(request, id, model, body, prompts, body.max_tokens, body.logprobs)
+        grammar = await self._grammar(body.grammar)
+        jobs = self._jobs(request, id, model, body, prompts, body.max_tokens, body.logprobs, grammar)
         if body.echo:
             for job, one in zip(jobs, given, strict=True):
                 await self._echo(job, one, body)
@@ -82,12 +90,19 @@ class Service:
         """Answer `POST /v1/chat/completions`."""
         body = await read_body(request, ChatBody)
         model, id = self.model(body.model), f"chatcmpl-{uuid.uuid4().hex}"
+        calls = ToolCalls(body, self.tool_parser)
         prompt = await self.encoder.chat(body)
         max_tokens = body.max_completion_tokens or body.max_tokens or self.client.longest - len(prompt)
-        jobs = self._jobs(request, id, model, body, [prompt], max_tokens, body.top_logprobs if body.logprobs else None)
+        grammar = await self._grammar(calls.grammar or body.grammar)
+        logprobs = body.top_logprobs if body.logprobs else None
+        jobs = self._jobs(request, id, model, body, [prompt], max_tokens, logprobs, grammar)
         run = Run(self.client, jobs, self.metrics, self.running)
-        shape = ChatShape(id, model, body, run, LogprobShapes(self.names, body.return_tokens_as_token_ids))
+        shape = ChatShape(id, model, body, run, LogprobShapes(self.names, body.return_tokens_as_token_ids), calls)
         return await self._respond(request, run, shape, body.stream)
+
+    async def _grammar(self, grammar: Grammar | None) -> str:
+        """Return the constraint of a request in the engine's form."""
+        return "" if grammar is None else await self.grammars.source(grammar)
 
     async def _respond(self, request: HttpRequest, run: Run, shape: Shape, stream: bool) -> Response:
         if not self.client.alive():
@@ -103,6 +118,7 @@ class Service:
         prompts: Sequence[list[int]],
         max_tokens: int,
         logprobs: int | None,
+        grammar: str,
     ) -> list[Job]:
         """Return one job per prompt. Without a seed the draws of each prompt are random."""
         stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self.vocabulary.stop)
@@ -128,6 +144,7 @@ class Service:
                 else None,
                 salt=salt,
                 adapter=self.models[model],
+                grammar=grammar,
             )
             choices = [self._choice(number * body.n + i, engine_request, body) for i in range(body.n)]
             jobs.append(Job(engine_request, choices))

@@ -11,6 +11,7 @@ from dovetail.serving.http.choice import Piece
 from dovetail.serving.http.logprobs import LogprobShapes, Scored
 from dovetail.serving.http.run import Job, Run, now
 from dovetail.serving.http.schema import CompletionBody, GenerationBody
+from dovetail.serving.http.tool_stream import ToolCalls
 
 
 class Shape(ABC):
@@ -30,7 +31,11 @@ class Shape(ABC):
             for choice in job.choices:
                 own = [piece for piece in pieces if piece.index == choice.index]
                 text, tokens = "".join(piece.text for piece in own), [one for piece in own for one in piece.tokens]
-                content = {"index": choice.index, **self.content(job, text, tokens), "finish_reason": choice.finish}
+                content = {
+                    "index": choice.index,
+                    "finish_reason": choice.finish,
+                    **self.content(job, text, tokens, choice.finish),
+                }
                 choices.append({**content, **self._extras(tokens, job)})
         return {**self._head(self.whole_object), "choices": choices, "usage": self.run.usage(), **self._above(self.run.jobs)}
 
@@ -56,8 +61,8 @@ class Shape(ABC):
         """Whether log-probs are asked for."""
 
     @abstractmethod
-    def content(self, job: Job, text: str, tokens: list[Scored]) -> dict[str, Any]:
-        """Return the text and log-probs of a whole choice."""
+    def content(self, job: Job, text: str, tokens: list[Scored], finish: str | None) -> dict[str, Any]:
+        """Return the text and log-probs of a whole choice, and why it ended where that is not `finish`."""
 
     @abstractmethod
     def delta(self, piece: Piece) -> dict[str, Any]:
@@ -91,7 +96,7 @@ class CompletionShape(Shape):
     def scored(self) -> bool:
         return self.body.logprobs is not None
 
-    def content(self, job: Job, text: str, tokens: list[Scored]) -> dict[str, Any]:
+    def content(self, job: Job, text: str, tokens: list[Scored], finish: str | None) -> dict[str, Any]:
         logprobs = self.logprobs.completion(tokens, len(job.text)) if self.scored else None
         if logprobs is not None and self.body.echo:
             prompt = self.logprobs.completion(job.scored_prompt)
@@ -120,17 +125,37 @@ class ChatShape(Shape):
 
     whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, id: str, model: str, body: ChatBody, run: Run, logprobs: LogprobShapes) -> None:
+    def __init__(self, id: str, model: str, body: ChatBody, run: Run, logprobs: LogprobShapes, calls: ToolCalls) -> None:
         super().__init__(id, model, body, run, logprobs)
-        self.body = body
+        self.body, self.calls = body, calls
+        self.streams = {choice.index: calls.stream() for job in run.jobs for choice in job.choices}
 
     @property
     def scored(self) -> bool:
         return self.body.logprobs
 
-    def content(self, job: Job, text: str, tokens: list[Scored]) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"message": message, "logprobs": self.logprobs.chat(tokens) if self.scored else None}
+    def content(self, job: Job, text: str, tokens: list[Scored], finish: str | None) -> dict[str, Any]:
+        logprobs = self.logprobs.chat(tokens) if self.scored else None
+        stream = self.calls.stream()
+        text, calls = (text, []) if stream is None else stream.push(text, final=True)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if stream is None or not calls:
+            return {"message": message, "logprobs": logprobs}
+        plain = [{key: value for key, value in call.items() if key != "index"} for call in calls]
+        called = {**message, "content": text or None, "tool_calls": plain}
+        return {"message": called, "logprobs": logprobs, "finish_reason": stream.reason(finish)}
+
+    def chunk(self, piece: Piece) -> dict[str, Any] | None:
+        stream = self.streams[piece.index]
+        if stream is None:
+            return super().chunk(piece)
+        text, calls = stream.push(piece.text, piece.finish is not None)
+        if not (text or calls or piece.finish or (piece.tokens and (self.ids or self.scored))):
+            return None
+        delta = {**({"content": text} if text else {}), **({"tool_calls": calls} if calls else {})}
+        logprobs = self.logprobs.chat(piece.tokens) if self.scored else None
+        content = {"index": piece.index, "delta": delta, "logprobs": logprobs, "finish_reason": stream.reason(piece.finish)}
+        return self._chunk([{**content, **self._extras(piece.tokens)}])
 
     def delta(self, piece: Piece) -> dict[str, Any]:
         delta = {"content": piece.text} if piece.text or piece.finish is None else {}
