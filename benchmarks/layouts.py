@@ -18,6 +18,7 @@ from dovetail.core.part import walk_spec
 from dovetail.dist.pair import Pair
 from dovetail.io.spec import to_yaml
 from dovetail.lawbook.case import RELATION
+from dovetail.lawbook.cover import all_factors, pins
 from dovetail.lawbook.sample import attempt
 from dovetail.lawbook.sharded import WAYS, Compared, compare_sharded
 from dovetail.model import Model
@@ -25,7 +26,7 @@ from dovetail.model import Model
 OTHER = "other part"
 EQUAL = "equal"
 DIFFERS = "differs by"
-TRIES = 60  # specs that are sampled for one kind that is still missing
+TRIES = 24  # specs that are sampled for one kind that is still missing
 
 
 def kinds_of(spec: Model) -> dict[str, str]:
@@ -41,19 +42,24 @@ def blamed(found: Compared, kinds: dict[str, str]) -> str | None:
 
 
 def wanted(table: dict[str, dict[str, str]], rng: random.Random) -> Iterator[Model]:
-    """Sampled specs, each with a kind of which a cell is not decided yet."""
+    """Sampled specs, each with a kind of which a cell is not decided yet; a kind's place is pinned, of several in turns."""
+    places: dict[str, list[dict[str, str]]] = {}
+    for factor in all_factors():
+        if factor.kind:
+            places.setdefault(factor.value, []).append(pins(factor))
     for kind in table:
-        for _ in range(TRIES):
+        for turn in range(TRIES):
             if all(cell not in ("", OTHER) for cell in table[kind].values()):
                 break
-            spec = attempt(rng, {})
-            if spec is not None and spec.encoder is None and kind in kinds_of(spec).values():
+            own = places.get(kind, [{}])
+            spec = attempt(rng, own[turn % len(own)])
+            if spec is not None and kind in kinds_of(spec).values():
                 yield spec
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--most", type=int, default=150, help="specs to run")
+    parser.add_argument("--most", type=int, default=400, help="specs to run")
     options = parser.parse_args()
     most, rng = (3 if options.quick else options.most), random.Random(0)
     seen: set[str] = set()

@@ -70,7 +70,7 @@ def grpo(place: Path, seed: int, steps: int) -> dict[str, float]:
     drawn = [draw.choice(prompts) for _ in range(ROWS)]
     answers = [int(one[0]) + int(one[2]) if draw.random() < RIGHT else draw.randint(0, 10) for one in drawn]
     rows = [{"prompt": one, "completion": str(answer)} for one, answer in zip(drawn, answers, strict=True)]
-    base = taught(place, rows, seed, steps)
+    base = taught(place, rows, seed, 3 * steps // 2)
     sums = write(place / "sums.jsonl", [{"prompt": draw.choice(prompts)} for _ in range(ROWS)])
     begin = time.monotonic()
     how = {"method": "grpo", "reward": "digit_sum", "seed": seed, **GRPO}
@@ -86,20 +86,20 @@ def dpo(place: Path, seed: int, steps: int) -> dict[str, float]:
     digits = [draw.sample(range(10), 3) for _ in range(800)]
     prompts = [f"{a} {b} {c}?" for a, b, c in digits]
     untaught = [{"prompt": one, "completion": str(draw.choice(some))} for one, some in zip(prompts, digits, strict=True)]
-    base = taught(place, untaught, seed, steps // 2)
+    base = taught(place, untaught, seed, steps // 4)
     pairs = [
         {"prompt": one, "chosen": str(max(some)), "rejected": str(draw.choice([d for d in some if d != max(some)]))}
         for one, some in zip(prompts, digits, strict=True)
     ]
     begin = time.monotonic()
-    run = dt.tune(base, write(place / "pairs.jsonl", pairs), "dpo", steps=steps, seed=seed, out=place / "dpo", **DPO)
+    run = dt.tune(base, write(place / "pairs.jsonl", pairs), "dpo", steps=steps // 2, seed=seed, out=place / "dpo", **DPO)
     return {"accuracy": (run.history[-1].val_metrics or {})["accuracy"], "seconds": time.monotonic() - begin}
 
 
 def main() -> None:
     args = arguments(__doc__ or "").parse_args()
     torch.set_num_threads(args.threads)
-    seeds, steps = (SEEDS[:1], 4) if args.quick else (SEEDS, 300)
+    seeds, steps = (SEEDS[:1], 4) if args.quick else (SEEDS, 600)
     measured: dict[str, list[dict[str, float]]] = {"grpo": [], "dpo": []}
     jobs: dict[str, Callable[[Path, int, int], dict[str, float]]] = {"grpo": grpo, "dpo": dpo}
     with progress("preference tuning", len(seeds) * len(jobs)) as tick:
