@@ -117,6 +117,8 @@ class EngineStats(Collector):
             "num_preemptions": ("requests that were interrupted", stats.preemptions),
             "prompt_tokens": ("tokens of prompts", stats.prompt_tokens),
             "generation_tokens": ("generated tokens", stats.generation_tokens),
+            "step_seconds": ("seconds of the engine's steps", stats.step_seconds),
+            "schedule_seconds": ("of these, seconds of the scheduler", stats.schedule_seconds),
         }
         for families, kind in ((gauges, GaugeMetricFamily), (counters, CounterMetricFamily)):
             for name, (about, value) in families.items():
