@@ -1,8 +1,8 @@
 """Models whose greedy tokens depend on their context and are no near-ties, and what the model itself says of them.
 
-Weights are random, far from their initial values; a seed is taken for which the two best logits differ by MARGIN along the whole
-of every continuation, some fifty times the rounding of float32, and every continuation has several tokens. So equal tokens
-mean equal models; `without` shows that a model without the tested part continues otherwise.
+Weights are random, far from their initial values; a seed is taken for which the two best logits differ by MARGIN along every
+continuation, some fifty times the rounding of float32, and every continuation has several tokens. So equal tokens mean equal
+models; `otherwise` shows that a model without the tested part continues with other tokens.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ class Scoring:
     softcap: float | None = None
     bias: Callable[..., Tensor] | None = None  # (q layout, k layout, *tables) -> (…, heads, n, m)
     tables: tuple[Tensor, ...] = ()
+    slopes: Tensor | None = None  # (heads,) where the bias is −slope · |distance|, for kernels that know no other
     sink: Tensor | None = None  # (heads,) a learned logit: one more column of the softmax, without a value
     on_read: OnRead | None = None  # rotates keys that were stored without rotation
     needs: frozenset[str] = frozenset()  # the features that a kernel must offer for it
