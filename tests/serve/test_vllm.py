@@ -13,14 +13,13 @@ import pytest
 import torch
 from run_vllm import BLOCK
 from safetensors.torch import load_file, save_file
-from vllm_models import TOKENS, Decided, decided, otherwise
+from vllm_models import TOKENS, Decided, decided, otherwise, python
 from vllm_specs import CASES
 
 import dovetail as dt
 from dovetail.port.own_config import write_own_config
 from dovetail.port.write import model_pieces
 
-ROOT = Path(__file__).parents[2]
 RUN = Path(__file__).parent / "run_vllm.py"
 NEAR = 5e-5  # of a log-prob in float32; the largest difference found was 8e-6
 
@@ -31,14 +30,6 @@ FAMILIES = {
     "mixtral": """{width: 128, vocab: 101, layers: [{repeat: 2, mixer: {heads: 4, kv_heads: 2, head: 64},
         ffn: {kind: moe, experts: 6, hidden: 96, router: {kind: softmax_router, top_k: 2, normalize: true}}}]}""",
 }
-
-
-def python() -> Path:
-    """The interpreter of vLLM's environment."""
-    ready = ROOT / ".peers/vllm/ready"
-    if not ready.exists():
-        pytest.skip("bash benchmarks/peers/make vllm")
-    return ready.parent / "bin/python"
 
 
 def ask(place: Path, models: Sequence[tuple[Path, Decided]]) -> list[dict[str, Any]]:

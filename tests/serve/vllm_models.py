@@ -8,7 +8,9 @@ models; `otherwise` shows that a model without the tested part continues with ot
 from __future__ import annotations
 
 import dataclasses as dc
+from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -17,7 +19,16 @@ from dovetail.construction import generator
 from dovetail.model import Model
 from dovetail.port.opinion import randomize
 
+ROOT = Path(__file__).parents[2]
 TOKENS, MARGIN, SEEDS, FEWEST = 256, 5e-4, 40, 6
+
+
+def python() -> Path:
+    """The interpreter of vLLM's environment."""
+    ready = ROOT / ".peers/vllm/ready"
+    if not ready.exists():
+        pytest.skip("bash benchmarks/peers/make vllm")
+    return ready.parent / "bin/python"
 
 
 @dc.dataclass(frozen=True)
