@@ -140,11 +140,6 @@ def test_vllm_refuses_with_path_and_reason(mixer: dict[str, Any], path: str, why
         require(spec_with(mixer), "vllm")
 
 
-def test_vllm_needs_equal_heads_where_caches_are_equal() -> None:
-    spec = spec_with({}, layers=[{"mixer": {"heads": heads, "kv_heads": 2, "head": 32}} for heads in (4, 6)])
-    assert [reason.path for reason in can_serve(spec)] == ["layers.1.mixer"]
-
-
 @pytest.mark.parametrize(("preset", "path"), [("mamba2-hybrid-tiny", "layers.0.mixer"), ("t5-tiny", "encoder")])
 def test_the_native_engine_takes_what_vllm_refuses(preset: str, path: str) -> None:
     spec = dt.load_spec(preset)

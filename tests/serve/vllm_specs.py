@@ -13,8 +13,7 @@ from dovetail.io.spec import from_mapping
 from dovetail.model import Model
 
 PRODUCTS, SEED = 12, 7
-# (heads, kv_heads, head): each with a KV cache of its own shape, since vLLM needs equal heads for equal caches
-GEOMETRIES = ((4, 2, 32), (3, 1, 96), (2, 2, 64), (6, 3, 32), (4, 1, 80))
+GEOMETRIES = ((4, 2, 32), (3, 1, 96), (2, 2, 64), (6, 3, 32), (4, 1, 80))  # heads, kv_heads, head
 POSITIONS: tuple[Any, ...] = (
     "rope",
     "alibi",
@@ -61,6 +60,7 @@ def features() -> dict[str, Case]:
         "soft-cap": case([attention(softcap=3.0), attention(softcap=1.5)]),
         "sinks": case([attention(sink=True), attention()]),
         "head sizes and kv heads": case([attention(*sizes, position="alibi") for sizes in GEOMETRIES]),
+        "numbers of heads": case([attention(4, position="alibi"), attention(6, softcap=2.0), attention(2, sink=True)]),
         "scale, gate and experts": case([attention(scale=0.4, gate=True), attention(scale=0.1)], [{"ffn": MOE}] * 2),
     }
 

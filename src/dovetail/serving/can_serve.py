@@ -111,7 +111,6 @@ def _vllm(spec: Model, tp: int) -> Iterator[Reason]:
             yield from _attention(attended[path])
         elif states := part.state(scope):
             yield Reason(path, _other_state(part, states[0]))
-    yield from _groups(list(attended.values()))
 
 
 def _generates(spec: Model) -> Iterator[Reason]:
@@ -154,17 +153,6 @@ def _position(path: str, position: Position) -> Iterator[Reason]:
         yield Reason(path, f"{position.kind} rotates keys when they are read from the KV cache", "rotate them on write")
     if "bias" in position.needs() and position.slope() is None:
         yield Reason(path, f"{position.kind} adds a bias to the scores that is not a slope per head times the distance")
-
-
-def _groups(attended: list[Attending]) -> Iterator[Reason]:
-    """vLLM schedules layers with equal KV caches together, and needs equal numbers of heads there."""
-    first: dict[tuple[int, int, int | None], Attending] = {}
-    for one in attended:
-        other = first.setdefault(one.cache, one)
-        heads, others = one.scope.size("heads"), other.scope.size("heads")
-        if heads != others:
-            what = f"{heads} heads, and {others} in {other.path}, whose KV cache has the same shape and window"
-            yield Reason(one.path, what, f"give both {others} heads, or {NATIVE}")
 
 
 ENGINES: dict[str, Callable[[Model, int], Iterator[Reason]]] = {"native": _native, "vllm": _vllm}

@@ -21,6 +21,7 @@ from dovetail.core.errors import FileError, InputError
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
+from dovetail.core.part import join
 from dovetail.port.own_config import spec_of
 from dovetail.serving.can_serve import attending, require
 from dovetail.serving.vllm.attention import EngineView, attention_layer, scoring_of
@@ -40,7 +41,7 @@ class DovetailForCausalLM(nn.Module):
         self.views: list[dict[str, EngineView]] = [{} for _ in self.spec.layers]
         for one in attending(self.spec):
             scoring = scoring_of(self.model, one.path, _ctx(torch.zeros(0, dtype=torch.long)))
-            layer = attention_layer(one, scoring, vllm_config, prefix + one.path)
+            layer = attention_layer(one, scoring, vllm_config, join(prefix, one.path))
             self.attention[one.path.replace(".", "_")] = layer
             self.views[one.scope.layer][one.path.rpartition(".")[2]] = EngineView(layer)
 
