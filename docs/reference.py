@@ -1,4 +1,4 @@
-"""Reference pages generated from the code at every build: parts, commands, families, presets, seeded bugs."""
+"""Reference pages generated from the code at every build: parts, commands, families, presets, seeded bugs, engines."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from figures import TABLE as FIGURES, standings
 import dovetail
 from dovetail.api.list_parts import list_parts
 from dovetail.cli import VERBS, main
+from dovetail.core.errors import SpecError
 from dovetail.core.fold import parameters
-from dovetail.core.group import GROUPS
+from dovetail.core.group import GROUPS, Mask, Mixer, Position
 from dovetail.core.part import KINDS
-from dovetail.io.spec import load_spec, zoo
+from dovetail.io.spec import from_mapping, load_spec, zoo
 from dovetail.lawbook.seeded.run import areas
 from dovetail.port.survey import REFERENCE_VERSION, survey
 
@@ -44,6 +45,7 @@ def write_reference(place: Path) -> None:
         "presets": presets,
         "seeded": seeded,
         "layouts": layouts,
+        "engines": engines,
         "results": results,
     }
     texts = {f"{name}.md": "\n".join(page()) + "\n" for name, page in pages.items()}
@@ -98,6 +100,34 @@ def layouts() -> Iterator[str]:
     cells = found.get("table", {}) if isinstance(found, dict) else {}
     ways = list(next(iter(cells.values()), {}))
     yield from table(("part", *ways), [(f"`{kind}`", *(row[way] or "–" for way in ways)) for kind, row in cells.items()])
+
+
+def engines() -> Iterator[str]:
+    """Every mixer, position and mask in each engine: served, or the reason why not."""
+    yield "# Parts and engines\n"
+    yield "What `dt.can_serve` answers for a decoder with the part at its defaults, heads of 32. *vllm* is the plugin in vLLM;"
+    yield "the native engine serves what it does not take. Parts of the other groups run in both as they are. How to serve with"
+    yield "vLLM: [](../serve.md).\n"
+    rows: list[tuple[str, ...]] = []
+    for group in (Mixer, Position, Mask):
+        for kind in sorted(kind for kind, cls in KINDS.items() if issubclass(cls, group)):
+            rows.append((f"`{kind}`", group.group, *(_served(kind, engine) for engine in ("native", "vllm"))))
+    yield from table(("part", "group", "native", "vllm"), rows)
+
+
+def _served(kind: str, engine: str) -> str:
+    """Whether an engine serves a decoder with this part."""
+    part, spec = KINDS[kind], from_mapping({"layers": [{}]})
+    try:
+        if issubclass(part, Mask):
+            kinds = ["causal", kind]
+            joined = {"any": kinds} if part.joins == "any" else kinds
+            reasons = dovetail.can_serve(spec.set("layers.*.mixer.mask", joined), engine)
+        else:
+            reasons = dovetail.can_serve(spec.swap(part.group, kind), engine)
+    except SpecError as error:
+        return f"not alone in a decoder ({error.problem})"
+    return reasons[0].problem if reasons else "yes"
 
 
 def parts() -> Iterator[str]:

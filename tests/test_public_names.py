@@ -17,8 +17,24 @@ import pytest
 import dovetail
 
 VERBS = {
-    *("build", "chat", "check", "data", "diff", "doctor", "emit", "export", "generate", "graft", "import_", "laws", "load"),
-    *("match", "plan", "quantize", "record", "runs", "save", "serve", "show", "tiny", "trace", "train", "tune", "verify"),
+    *("build", "can_serve", "chat", "check", "data", "diff", "doctor", "emit", "export", "generate", "graft", "import_"),
+    *(
+        "laws",
+        "load",
+        "match",
+        "plan",
+        "quantize",
+        "record",
+        "runs",
+        "save",
+        "serve",
+        "show",
+        "tiny",
+        "trace",
+        "train",
+        "tune",
+        "verify",
+    ),
 }
 
 EVERY_SUBMODULE = """
@@ -49,6 +65,7 @@ assert dovetail.match(spec, other).equal
 assert dovetail.embed(model, [[5, 7], [11]]).shape == (2, 64)
 assert dovetail.show(spec).parameters > 0
 assert "class Model" in dovetail.emit(spec).text
+assert dovetail.can_serve(spec, "native") == []
 assert dovetail.list_parts("norm")[0].group == "norm"
 assert dovetail.graft(model, other).model.part == other
 assert dovetail.check_node().passed

@@ -23,6 +23,7 @@ _PUBLIC = {
     "attach": "dovetail.api.adapters",
     "build": "dovetail.api.models",
     "build_data": "dovetail.api.build_data",
+    "can_serve": "dovetail.api.can_serve",
     "chat": "dovetail.api.chat",
     "check": "dovetail.core.check",
     "check_node": "dovetail.api.check_node",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from dovetail import parts as parts
     from dovetail.api.adapters import attach as attach, save_adapter as save_adapter
     from dovetail.api.build_data import build_data as build_data
+    from dovetail.api.can_serve import can_serve as can_serve
     from dovetail.api.chat import chat as chat
     from dovetail.api.check_node import check_node as check_node
     from dovetail.api.diff import diff as diff

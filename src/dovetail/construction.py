@@ -73,6 +73,20 @@ def materialize(model: nn.Module, spec: Model, dtype: torch.dtype, device: str |
     tie(model, spec)
 
 
+def allocate(model: nn.Module, spec: Model, dtype: torch.dtype, device: str | torch.device) -> None:
+    """Allocate every weight without a value, for a caller that loads all of them, and set the constants."""
+    for d in declared(spec):
+        if d.weight.stored:
+            module, leaf = holder(model, d.path)
+            shape = d.weight.shape(d.scope)
+            if d.weight.buffer:
+                module.register_buffer(leaf, torch.empty(shape, dtype=at_least_fp32(dtype), device=device))
+            else:
+                module.register_parameter(leaf, nn.Parameter(torch.empty(shape, dtype=dtype, device=device)))
+    set_constants(model, spec, dtype, device)
+    tie(model, spec)
+
+
 def set_constants(
     model: nn.Module,
     spec: Model,

@@ -1,4 +1,4 @@
-"""export: convert a model directory to Hugging Face layout."""
+"""export: convert a model directory to Hugging Face layout, or to one that vLLM opens with our plugin."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 from rich.console import RenderableType
 
 from dovetail.api.result import Result
-from dovetail.io.model_dir import must_be_free
+from dovetail.io.model_dir import Piece, must_be_free
 from dovetail.io.untrusted import Directory
 from dovetail.look.console import unwrapped
+from dovetail.model import Model
 from dovetail.port.hf import Ported
 from dovetail.port.layouts import DEFAULT
-from dovetail.port.load import Watch, origin
-from dovetail.port.write import export_directory, write_theirs
+from dovetail.port.load import Watch, load, origin
+from dovetail.port.own_config import ARCHITECTURE, MODEL_TYPE, write_own_config
+from dovetail.port.write import export_directory, files_beside, imported_config, model_pieces, write_theirs
+from dovetail.serving.can_serve import require
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -52,6 +55,9 @@ def export(
     `family` is a model_type of `list_families`: by default the one that the model was imported from, or the first that can
     express the spec. Where none can, SpecError names the part that cannot be written.
 
+    The family `dovetail` writes a config.json with the spec inside, which vLLM opens with our plugin: for specs that no family
+    can express. SpecError names the part that vLLM cannot serve.
+
     `layout` is how weights of fewer bits are written: compressed-tensors, gptq or awq. Where it cannot hold a matrix, SpecError
     names it.
 
@@ -59,6 +65,8 @@ def export(
     checksums are verified, and its tensors are read one at a time. With a moving average its weights are written.
     """
     must_be_free(Path(out), force)
+    if family == MODEL_TYPE:
+        return _export_own(Path(directory), Path(out), step, watch)
     if step is None:
         ported = export_directory(directory, out, family, layout=layout, watch=watch)
     else:
@@ -67,9 +75,22 @@ def export(
     return Exported(Path(directory), Path(out), ported.dialect, ported.form.architecture, names)
 
 
-def _export_step(run: Path, step: int, out: Path, family: str | None) -> Ported:
-    from dovetail.training.export import checkpoint_of, checkpoint_pieces  # imports torch.distributed
+def _export_own(directory: Path, out: Path, step: int | None, watch: Watch | None) -> Exported:
+    where = Directory(directory)
+    spec = origin(where).spec
+    require(spec, "vllm")  # before the weights are read
+    weights = model_pieces(load(directory, watch=watch)) if step is None else _step_pieces(directory, step, spec)
+    tensors = write_own_config(spec, weights, out, files_beside(where), imported_config(where))
+    return Exported(directory, out, MODEL_TYPE, ARCHITECTURE, tensors)
 
+
+def _export_step(run: Path, step: int, out: Path, family: str | None) -> Ported:
     where = Directory(run)
     spec = origin(where).spec
-    return write_theirs(spec, checkpoint_pieces(checkpoint_of(run, step), spec), where, out, family)
+    return write_theirs(spec, _step_pieces(run, step, spec), where, out, family)
+
+
+def _step_pieces(run: Path, step: int, spec: Model) -> list[Piece]:
+    from dovetail.training.export import checkpoint_of, checkpoint_pieces  # imports torch.distributed
+
+    return checkpoint_pieces(checkpoint_of(run, step), spec)

@@ -6,6 +6,7 @@ part that cannot be written. `dovetail port` lists the families.
     dovetail export llama-tiny-trained -o llama-tiny-hf
     dovetail export small -o small-gptq --layout gptq   # of a model that `dovetail quantize` wrote
     dovetail export run-1 --step 1200 -o run-1-hf       # a checkpoint of a run
+    dovetail export mixed -o mixed-vllm --family dovetail   # any spec that vLLM's attention can compute, for our plugin in vLLM
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Command(LoadFlags):
     out: Annotated[OutDir, tyro.conf.arg(aliases=["-o"])]
     """The directory to write."""
     family: str | None = None
-    """The model_type to write, one of those that `dovetail port` lists."""
+    """The model_type to write, one of those that `dovetail port` lists; dovetail: the spec itself, for our plugin in vLLM."""
     layout: Literal["compressed-tensors", "gptq", "awq"] = "compressed-tensors"
     """How weights of fewer bits are written; gptq and awq hold int4 alone."""
     step: Steps | None = None

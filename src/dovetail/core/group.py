@@ -50,6 +50,11 @@ class Mixer(Part):
         """Whether it attends to the encoder output."""
         return False
 
+    def attends(self) -> bool:
+        """Whether it reads its entries by `KV.attend` alone, with the scoring of its module, so that an engine may keep them to
+        itself (core/view.py)."""
+        return False
+
 
 class Ffn(Part):
     """A feed-forward network, applied to each token separately. Module: forward(x, ctx) -> like x."""
@@ -135,6 +140,10 @@ class Position(Part):
     def rotates_on_read(self) -> bool:
         """Whether keys are stored without rotation and rotated when they are read."""
         return False
+
+    def slope(self) -> str | None:
+        """The name of the constant s (heads,) where the bias of the scores is −s · |distance|; None: it is another one."""
+        return None
 
 
 class PositionModule(Module):
@@ -237,6 +246,13 @@ class Span(NamedTuple):
     residue_high: int = 0
 
 
+class Band(NamedTuple):
+    """Keys by their distance from the query: at most `behind` tokens before it and `ahead` after it; None: any number."""
+
+    behind: int | None
+    ahead: int | None
+
+
 class Mask(Part):
     """Which keys a query may attend to: a predicate on (query, key), and bounds on whole tiles of scores.
 
@@ -282,6 +298,11 @@ class Mask(Part):
 
     def flag(self) -> Literal["all", "causal"] | None:
         """`all` or `causal` where the mask of a whole document is just that, so that a kernel's own flag can replace it."""
+        return None
+
+    def band(self) -> Band | None:
+        """The mask as a band of distances, the same for every head, where it is exactly that; the flags of most attention
+        kernels express nothing else."""
         return None
 
     def relative(self) -> bool:

@@ -119,6 +119,7 @@ class SoftmaxModule(Module):
         self.mask.key  # noqa: B018  cached here, outside any compiled graph
         self.needs = self.part.needs()
         self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.taps()
+        self.slope = self.part.position.slope() if self.biased else None
 
     def scoring(self, ctx: Ctx) -> Scoring:
         """The scoring, with the tensors that the module has now; of the ctx only its ranks matter."""
@@ -129,6 +130,7 @@ class SoftmaxModule(Module):
             softcap=self.softcap,
             bias=self.position.score if self.biased else None,
             tables=self.position.tables() if self.biased else (),
+            slopes=None if self.slope is None else getattr(self.position, self.slope),
             sink=self.sink_logit(),
             prefix=self.learned_entries(),
             on_read=self.on_read(ctx),

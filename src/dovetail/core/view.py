@@ -54,6 +54,7 @@ class Scoring:
     softcap: float | None = None
     bias: Callable[..., Tensor] | None = None  # (q layout, k layout, *tables) -> (…, heads, n, m)
     tables: tuple[Tensor, ...] = ()
+    slopes: Tensor | None = None  # (heads,) where the bias is −slope · |distance|, for kernels that know no other
     sink: Tensor | None = None  # (heads,) a learned logit: one more column of the softmax, without a value
     prefix: tuple[Tensor, Tensor] | None = None  # (p, kv_heads, head) learned keys and values that every query sees
     on_read: OnRead | None = None  # rotates keys that were stored without rotation

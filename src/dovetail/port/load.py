@@ -4,6 +4,7 @@
          yes           –          dovetail.yaml                  our paths
           –           yes         described by config.json       those of config.json's family
          yes          yes         both, which must agree         those of config.json's family
+          any    of our own type  in config.json                 our paths
 
 The spec is read first, as plain data; then the headers of the weight files; then the two are compared; only then is memory
 allocated. Weight files are memory-mapped: a tensor with the same layout as ours takes no memory of its own until it is written
@@ -37,6 +38,7 @@ from dovetail.model import Model
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import differences, explicit, untrained
 from dovetail.port.hf import form_of, from_hf
+from dovetail.port.own_config import is_own, spec_of
 from dovetail.port.quantized import split_quantization
 from dovetail.port.tensors import Dropped, ImportPlan, count_ahead, warn_dropped
 from dovetail.quantization.leaf import QuantizedLinear
@@ -124,13 +126,15 @@ def origin(where: Directory) -> Origin:
         if own is None:
             raise FileError(f"{where.place}: holds neither {CONFIG_FILE} nor {SPEC_FILE}")
         return Origin(own, None)
-    config = _as_stored(where.json(CONFIG_FILE, CONFIG_BYTES), where)
-    described = _read_config(config, where.place / CONFIG_FILE)
+    config = where.json(CONFIG_FILE, CONFIG_BYTES)
+    own_type = is_own(config)
+    config = config if own_type else _as_stored(config, where)
+    described = (spec_of if own_type else _read_config)(config, where.place / CONFIG_FILE)
     if own is None:
-        return Origin(described, config)
+        return Origin(described, None if own_type else config)
     for path, ours, theirs in differences(explicit(untrained(own, described)), explicit(described)):
         raise FileError(f"{where.place}: {path} is {ours} in {SPEC_FILE} and {theirs} in {CONFIG_FILE}; remove one of them")
-    return Origin(own, config)
+    return Origin(own, None if own_type else config)
 
 
 def _as_stored(config: Mapping[str, Any], where: Directory) -> Mapping[str, Any]:

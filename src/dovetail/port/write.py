@@ -35,6 +35,7 @@ from dovetail.port.explicit import explicit, untrained
 from dovetail.port.hf import Ported, form_of, from_hf, to_hf
 from dovetail.port.layouts import DEFAULT, LAYOUTS, Layout, layout_named
 from dovetail.port.load import Watch, load, load_reporting
+from dovetail.port.own_config import is_own
 from dovetail.port.quantized import FIELD
 from dovetail.port.rotary import LENGTH
 from dovetail.port.tensors import Dropped, Move
@@ -171,9 +172,10 @@ def family_for(spec: Model, source: Directory, family: str | None = None) -> str
 
 
 def imported_config(where: Directory) -> dict[str, Any]:
-    """The config of a directory, or the one it was imported with; empty if there is none."""
+    """The config of a family in a directory, or the one it was imported with; empty if there is none."""
     name = next((name for name in (CONFIG_FILE, KEPT_CONFIG) if where.has(name)), None)
-    return {} if name is None else where.json(name, CONFIG_BYTES)
+    config = {} if name is None else where.json(name, CONFIG_BYTES)
+    return {} if is_own(config) else config
 
 
 def exported(spec: Model, weights: Sequence[Piece], family: str | None, kept: Mapping[str, Any]) -> tuple[Ported, list[Piece]]:

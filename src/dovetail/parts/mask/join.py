@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.group import Fill, Mask, Order, Span
+from dovetail.core.group import Band, Fill, Mask, Order, Span
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
@@ -35,6 +35,9 @@ class Full(Mask):
 
     def flag(self) -> Literal["all", "causal"] | None:
         return "all"
+
+    def band(self) -> Band | None:
+        return Band(None, None)
 
     def relative(self) -> bool:
         return True
@@ -95,6 +98,12 @@ class AllOf(Joined):
     def ahead(self) -> int | None:
         bounds = [bound for bound in [mask.ahead() for mask in self.masks] if bound is not None]
         return min(bounds) if bounds else None
+
+    def band(self) -> Band | None:
+        bands = [band for band in [mask.band() for mask in self.masks] if band is not None]
+        if len(bands) < len(self.masks):
+            return None
+        return Band(_least([band.behind for band in bands]), _least([band.ahead for band in bands]))
 
     def regroup(self) -> int:
         return max([mask.regroup() for mask in self.masks])
@@ -191,6 +200,11 @@ class ByHead(Joined):
                 [{"kind": "block_local", "size": 3}, "full"],
             ]
         }
+
+
+def _least(bounds: list[int | None]) -> int | None:
+    """The least bound; None where there is none."""
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _greatest(bounds: list[int | None]) -> int | None:

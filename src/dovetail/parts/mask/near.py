@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.field import bounded
-from dovetail.core.group import Fill, Mask, Order, Span
+from dovetail.core.group import Band, Fill, Mask, Order, Span
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Mistake, register
 
@@ -52,6 +52,9 @@ class Causal(Mask):
     def flag(self) -> Literal["all", "causal"] | None:
         return "causal"
 
+    def band(self) -> Band | None:
+        return Band(None, 0)
+
     def relative(self) -> bool:
         return True
 
@@ -79,6 +82,9 @@ class Window(Mask):
 
     def kept(self) -> int:
         return self.keep
+
+    def band(self) -> Band | None:
+        return None if self.keep else Band(self.size - 1, self.size - 1)
 
     def relative(self) -> bool:
         return self.keep == 0

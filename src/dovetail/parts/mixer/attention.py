@@ -85,6 +85,9 @@ class Attention(SoftmaxMixer):
     def module(self) -> type[Module]:
         return AttentionModule
 
+    def attends(self) -> bool:
+        return True
+
     def groups(self) -> int:
         """The number of KV heads."""
         return self.kv_heads or self.heads

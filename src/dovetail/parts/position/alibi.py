@@ -35,6 +35,9 @@ class Alibi(Position):
     def needs(self) -> frozenset[str]:
         return frozenset({"bias"})
 
+    def slope(self) -> str | None:
+        return "slope"
+
 
 def slopes(heads: int) -> list[float]:
     """The slope of each head."""

@@ -1,0 +1,26 @@
+"""Register our config and model with vLLM: the entry point `vllm.general_plugins`, which vLLM calls in each of its processes.
+
+vLLM then opens a directory that `dovetail export --family dovetail` wrote. The class is registered by name, so that torch is
+imported only where a model runs.
+"""
+
+from __future__ import annotations
+
+from dovetail.core.errors import UsageError
+
+ARCHITECTURE, CLASS = "DovetailForCausalLM", "dovetail.serving.vllm.model:DovetailForCausalLM"
+
+
+def register() -> None:
+    """Register the config and the model; a second call changes nothing."""
+    try:
+        from vllm import ModelRegistry  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UsageError('the plugin runs inside vLLM: pip install "dovetail[vllm]"') from error
+    from transformers import AutoConfig
+
+    from dovetail.serving.vllm.hf_config import DovetailConfig
+
+    AutoConfig.register(DovetailConfig.model_type, DovetailConfig, exist_ok=True)
+    if ARCHITECTURE not in ModelRegistry.get_supported_archs():
+        ModelRegistry.register_model(ARCHITECTURE, CLASS)
