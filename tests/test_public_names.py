@@ -101,6 +101,7 @@ try:
     dovetail.plan(spec, gpus=0)
 except dovetail.DovetailError as refused:
     assert "gpus" in str(refused)
+assert dovetail.plan_serving(spec, prompt=8, answer=8).best is not None
 try:
     dovetail.tune("nowhere", "nowhere.jsonl")
 except dovetail.DovetailError as refused:

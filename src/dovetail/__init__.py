@@ -45,6 +45,7 @@ _PUBLIC = {
     "merge": "dovetail.api.merge",
     "mup_check": "dovetail.api.mup_check",
     "plan": "dovetail.api.plan",
+    "plan_serving": "dovetail.api.plan_serving",
     "quantize": "dovetail.api.quantize",
     "record": "dovetail.api.record",
     "rerank": "dovetail.api.embed",
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from dovetail.api.models import build as build, load as load, save as save
     from dovetail.api.mup_check import mup_check as mup_check
     from dovetail.api.plan import plan as plan
+    from dovetail.api.plan_serving import plan_serving as plan_serving
     from dovetail.api.quantize import quantize as quantize
     from dovetail.api.record import record as record
     from dovetail.api.runs import runs as runs

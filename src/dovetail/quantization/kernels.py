@@ -59,7 +59,7 @@ def product(format: Format, operands: tuple[Tensor, Tensor], x: Tensor) -> Tenso
     flat = x.flatten(0, -2)
     if isinstance(format, Int8) and format.dynamic:
         codes, scale = format.input_codes(flat)
-        y = torch._int_mm(codes.to(torch.int8), operands[0].T).float() * scale * operands[1].float()
+        y = torch.ops.aten._int_mm(codes.to(torch.int8), operands[0].T).float() * scale * operands[1].float()
         return y.to(x.dtype).view(*x.shape[:-1], -1)
     if isinstance(format, Int4):
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, operands[0], format.group, operands[1])

@@ -1,0 +1,145 @@
+"""plan_serving: requests per second and memory of a model on a device, and the replicas that some users need."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from dovetail.account import longest_length
+from dovetail.api.arguments import SpecLike, check_positive, read_spec
+from dovetail.api.result import Result
+from dovetail.core.check import check
+from dovetail.core.count import read_count
+from dovetail.core.errors import SpecError, UsageError
+from dovetail.core.fold import parameters
+from dovetail.core.suggest import names_or_nearest
+from dovetail.generation import check_generates
+from dovetail.io.spec import Changes
+from dovetail.look.amounts import count, size
+from dovetail.look.console import plain_table
+from dovetail.model import Model
+from dovetail.planning.device import Device, device_named
+from dovetail.planning.serving import BYTES, Capacity, Load, Refused, Replica, Stored, assumptions, capacity, replicas
+
+GAP = 0.05  # seconds between two tokens: 20 per second, faster than people read
+ACTIVE, REQUESTS = 0.1, 6.0  # of all users in the busiest hour, and requests of each in it
+
+
+@dc.dataclass(frozen=True, repr=False)
+class ServingPlan(Result):
+    """Replicas of a model on a device, by their number of ranks, and what some users need of the best."""
+
+    name: str
+    spec: Model
+    device: Device
+    load: Load
+    replicas: tuple[Replica, ...]
+    refused: tuple[Refused, ...]
+    capacity: Capacity | None
+
+    @property
+    def best(self) -> Replica | None:
+        """The replica with the most requests per second and GPU."""
+        return max(self.replicas, key=lambda one: one.requests(self.load) / one.tensor, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        def data(one: Replica) -> dict[str, Any]:
+            return {
+                **dc.asdict(one),
+                "requests_per_second": one.requests(self.load),
+                "tokens_per_second": one.tokens(self.load),
+            }
+
+        return {
+            "spec": self.name,
+            "parameters": parameters(self.spec),
+            "device": self.device.name,
+            **dc.asdict(self.load),
+            "best": None if self.best is None else data(self.best),
+            "replicas": [data(one) for one in self.replicas],
+            "refused": [dc.asdict(one) for one in self.refused],
+            "capacity": None if self.capacity is None else dc.asdict(self.capacity),
+            "assumptions": list(assumptions(self.device, self.load)),
+        }
+
+    def view(self, width: int) -> RenderableType:
+        load, lines = self.load, list[RenderableType]()
+        title = f"   {count(parameters(self.spec))} parameters on {self.device.name}"
+        lines.append(Text.assemble((self.name, "bold"), title))
+        stored = f"weights {load.weights}, cache {load.cache}"
+        lines.append(Text(f"requests of {load.prompt:,} + {load.answer:,} tokens; {stored}", "dim"))
+        lines.append("")
+        heads = ("GPUs", "rows", "weights", "state of a row", "first token", "next token", "requests/s", "tokens/s", "limit")
+        table = plain_table(*heads, right=heads[:-1], header=True)
+        for one in self.replicas:
+            cells = (f"{one.tensor}", f"{one.rows:,}", size(round(one.weights)), size(round(one.state)))
+            times = (f"{1000 * one.prefill:,.0f} ms", f"{1000 * one.step:,.1f} ms")
+            rates = (f"{one.requests(load):,.2f}", f"{one.tokens(load):,.0f}")
+            table.add_row(*cells, *times, *rates, one.limit, style="bold cyan" if one is self.best else "")
+        lines.append(table if self.replicas else Text("no replica fits; use more ranks, fewer bits, or more memory", "yellow"))
+        lines += [Text(f"{one.tensor} GPUs: {one.reason}", "dim") for one in self.refused]
+        if self.capacity is not None:
+            lines += ["", self._sheet(self.capacity)]
+        lines += ["", *(Text.assemble(("assumed  ", "dim"), line) for line in assumptions(self.device, load))]
+        return Group(*lines)
+
+    def _sheet(self, need: Capacity) -> Text:
+        hour, million = need.dollars_per_hour, need.dollars_per_million_tokens
+        rate = f"{need.requests:,.1f} requests/s at the peak"
+        text = f"{count(need.users)} users: {rate}, {need.replicas:,} replicas, {need.gpus:,} GPUs"
+        if hour is not None and million is not None:
+            text += f", ${hour:,.0f} per hour, ${million:,.2f} per million tokens at the peak"
+        return Text(text, "bold")
+
+
+def plan_serving(
+    spec: SpecLike,
+    *,
+    device: str = "h100",
+    tensor: int | None = None,
+    prompt: int = 1024,
+    answer: int = 256,
+    weights: Stored = "bf16",
+    cache: Stored = "bf16",
+    gap: float = GAP,
+    users: float | str | None = None,
+    active: float = ACTIVE,
+    requests: float = REQUESTS,
+    price: float | None = None,
+    set: Changes = (),
+    swap: Changes = (),
+) -> ServingPlan:
+    """Plan the serving of a model: sequences that fit, seconds of a prompt and of a step, requests per second, by roofline.
+
+    A request has a `prompt` and an `answer` of so many tokens. `weights` and `cache` say in how many bits matrices and KV cache
+    are stored; `gap` is the longest time between two tokens of a request, which bounds how many run at once. Replicas are
+    tensor-parallel over 1, 2, 4 … GPUs of a node, or over `tensor`. With `users` (1e6 or "1M"), of whom the share `active`
+    send `requests` requests each in the busiest hour, the result has the replicas and GPUs that they need, and with a `price`
+    in dollars per GPU-hour their cost. All figures are upper bounds; `to_dict()["assumptions"]` says on what they rest.
+    """
+    check_positive({"tensor": tensor, "prompt": prompt, "answer": answer, "gap": gap, "requests": requests, "price": price})
+    if not 0 < active <= 1:
+        raise UsageError(f"--active: {active} is no share of the users; give a number above 0 and up to 1")
+    for flag, value in {"weights": weights, "cache": cache}.items():
+        if value not in BYTES:
+            raise UsageError(f"--{flag}: {value!r} is unknown; {names_or_nearest(value, BYTES, 'forms')}")
+    name, changed, _ = read_spec(spec).after(set, swap)
+    check(changed)
+    check_generates(changed)
+    longest = longest_length(changed)
+    if longest is not None and prompt + answer > longest:
+        raise SpecError("--prompt", f"{prompt} + {answer} tokens are more than {longest}, the longest sequence of the model")
+    kind, load = device_named(device), Load(prompt, answer, weights, cache, gap)
+    found, refused = replicas(changed, kind, load, tensor)
+    made = ServingPlan(name, changed, kind, load, tuple(found), tuple(refused), None)
+    try:
+        people = read_count(users) if isinstance(users, str) else users
+    except ValueError as error:
+        raise UsageError(f"--users: {error}") from error
+    check_positive({"users": people})
+    if people is None or made.best is None:
+        return made
+    return dc.replace(made, capacity=capacity(made.best, load, people, active, requests, price))
