@@ -203,11 +203,13 @@ def test_every_preset_is_bit_equal_and_formatted_or_names_its_part(tmp_path: Pat
 @pytest.mark.parametrize(
     "fields", [{}, {"softcap": 2.0, "sink": True}, {"position": "alibi"}, {"mask": "full", "kv_heads": None}]
 )
-def test_a_prefix_is_written_for_every_kernel(fields: dict[str, object]) -> None:
+def test_a_prefix_is_written_for_every_kernel(fields: dict[str, object], tmp_path: Path) -> None:
     spec = from_yaml(SMALL).set("layers.*.mixer.prefix", 3)
     for name, value in fields.items():
         spec = spec.set(f"layers.*.mixer.{name}", value)
-    assert unequal(spec, emit(spec, "prefix")) == []
+    (tmp_path / "prefix.py").write_text(emit(spec, "prefix"))
+    assert unequal(spec, (tmp_path / "prefix.py").read_text()) == []
+    assert clean(tmp_path) == ""
 
 
 @pytest.mark.slow

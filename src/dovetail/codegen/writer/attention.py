@@ -37,7 +37,7 @@ class $name(nn.Module):
         self.v_norm = $v_norm  #? v_norm
         self.gate = nn.Linear(width, heads * head, bias=False)  #? gate
         self.sink = nn.Parameter(torch.zeros(heads))  # a logit without a value  #? sink
-        self.prefix_k = nn.Parameter(torch.empty($prefix, $kv_heads * head))  # learned keys that every query sees  #? prefix
+        self.prefix_k = nn.Parameter(torch.empty($prefix, $kv_heads * head))  # every query sees them  #? prefix
         self.prefix_v = nn.Parameter(torch.empty($prefix, $kv_heads * head))  #? prefix
         self.position = position  #? position
         self.dropout = nn.Dropout($dropout)  #? dropout written
@@ -58,15 +58,15 @@ class $name(nn.Module):
         q, k = $turned_q, $turned_k  #? turn not after
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, N, K)
         visible = self.mask(x.shape[1], x.device)  # (N, N)  #? dense
+        prefix_k = self.prefix_k.unflatten(-1, (-1, self.head)).transpose(0, 1)  # ($G, $prefix, K)  #? prefix
+        prefix_v = self.prefix_v.unflatten(-1, (-1, self.head)).transpose(0, 1)  #? prefix
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # KV heads serve several heads  #? written grouped
         v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)  #? written grouped
         scores = (q @ k.transpose(-1, -2)).to(at_least_fp32(q.dtype)) * self.scale  # (B, H, N, $M)  #? written
         scores = $softcap * torch.tanh(scores / $softcap)  #? written softcap
         scores = scores + $added  #? written biased
         scores = scores.masked_fill(~visible, -torch.inf)  #? written dense
-        before = [p.unflatten(-1, (-1, self.head)).transpose(0, 1) for p in (self.prefix_k, self.prefix_v)]  #? written prefix
-        prefix_k, prefix_v = (p[:, None] for p in before)  # ($G, 1, $prefix, K)  #? written prefix
-        own = q.unflatten(1, (len(prefix_k), -1)) @ prefix_k.transpose(-1, -2)  #? written prefix
+        own = q.unflatten(1, (len(prefix_k), -1)) @ prefix_k[:, None].transpose(-1, -2)  #? written prefix
         own = own.flatten(1, 2).to(scores.dtype) * self.scale  # (B, H, N, $prefix)  #? written prefix
         own = $softcap * torch.tanh(own / $softcap)  #? written prefix softcap
         scores = torch.cat([scores, own], -1)  #? written prefix
@@ -78,9 +78,9 @@ class $name(nn.Module):
         probs = self.dropout(probs)  #? written dropout
         z = probs.to(v.dtype) @ v  # (B, H, N, K)  #? written
         own = own.to(v.dtype).unflatten(1, (len(prefix_v), -1))  #? written prefix
-        z = z + (own @ prefix_v).flatten(1, 2)  #? written prefix
-        k = self.after(self.prefix_k, k)  # (B, $G, $prefix + $M, K)  #? not written prefix
-        v = self.after(self.prefix_v, v)  #? not written prefix
+        z = z + (own @ prefix_v[:, None]).flatten(1, 2)  #? written prefix
+        k = torch.cat([prefix_k.expand(len(x), -1, -1, -1), k], 2)  # (B, $G, $prefix + $M, K)  #? not written prefix
+        v = torch.cat([prefix_v.expand(len(x), -1, -1, -1), v], 2)  #? not written prefix
         visible = F.pad(visible, ($prefix, 0), value=True)  # every query sees the prefix  #? not written prefix
         bias = $added.to(q.dtype)  #? not written biased not prefix
         bias = F.pad($added, ($prefix, 0)).to(q.dtype)  #? not written biased prefix
@@ -89,10 +89,6 @@ class $name(nn.Module):
         z = z.transpose(1, 2).flatten(-2)  # (B, N, H * K)
         z = z * torch.sigmoid(self.gate(x))  #? gate
         return self.o(z)
-
-    def after(self, prefix: Tensor, x: Tensor) -> Tensor:  # learned entries, then those of the tokens  #? not written prefix
-        prefix = prefix.unflatten(-1, (-1, self.head)).transpose(0, 1)  # ($G, $prefix, K)  #? not written prefix
-        return torch.cat([prefix.expand(len(x), -1, -1, -1), x], 2)  #? not written prefix
 '''
 
 
