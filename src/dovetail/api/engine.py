@@ -25,6 +25,7 @@ from dovetail.embedding import Embedder
 from dovetail.generation import Vocabulary, generates
 from dovetail.port.adapter import family_of, read_any
 from dovetail.serving.engine import Engine
+from dovetail.serving.packed import pack
 from dovetail.serving.pooled import PooledEngine
 from dovetail.serving.process import Loop
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
@@ -56,6 +57,7 @@ def load_engine(
         torch.set_num_threads(threads)
     model = load(directory, dtype=dtype).eval()
     check_weights(model, model.spec)
+    pack(model)
     if not generates(model.spec):
         return _with_adapters(PooledEngine(model, longest), directory, adapters)
     drafter = None if speculate is None else _drafter(speculate, model, rows, longest, dtype)
@@ -85,6 +87,7 @@ def _drafter(speculate: str, model: Transformer, rows: int, longest: int, dtype:
         return PromptLookup()
     smaller = load(speculate, dtype=dtype).eval()
     check_weights(smaller, smaller.spec)
+    pack(smaller)
     return DraftModel(smaller, rows=rows, longest=longest, target=model)
 
 

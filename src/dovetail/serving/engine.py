@@ -178,7 +178,8 @@ class Engine:
         outputs: list[Output] = []
         going = dict(ready)
         for one, logits in ready.items():
-            if not bool(logits.isfinite().all()):
+            low, high = logits.aminmax()  # NaN where some value is; `isfinite` of all takes six times as long
+            if not bool(low.isfinite() & high.isfinite()):
                 del going[one]
                 outputs.append(self._end(one, [], [], "error", "the logits are not finite"))
         for one in [one for one in going if self._ends(one)]:  # a prompt that is scored alone
