@@ -155,7 +155,9 @@ class Block(Part):
         return ("in", *(f"{name}_add" for name in self.branches()), *(f"after_{step[0]}" for step in self.steps()))
 
     def idle(self, scope: Scope) -> frozenset[str]:
-        return frozenset() if self.norms() else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
+        unused = frozenset() if self.norms() else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
+        same = not self.norm.weights(self.norm.axes(self.child_scope(scope, "norm")))
+        return unused | {f"wire.{name}" for name in self.wire.counts_norms() if same}
 
     def check(self, scope: Scope) -> list[Problem]:
         if not self.branches():

@@ -447,6 +447,10 @@ class Wire(Part):
         """Names of the norm modules of a block."""
         raise NotImplementedError
 
+    def counts_norms(self) -> frozenset[str]:
+        """Fields that only say how many norms there are: without effect where a norm has no weights, and several are one."""
+        return frozenset()
+
     def rescales(self) -> bool:
         """Whether it multiplies the residual stream behind the last branch."""
         return False

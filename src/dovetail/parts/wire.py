@@ -111,6 +111,9 @@ class Parallel(Scaled):
     def norms(self, steps: Steps) -> tuple[str, ...]:
         return ("norm",) if self.one_norm else tuple(f"{step[0]}_norm" for step in steps)
 
+    def counts_norms(self) -> frozenset[str]:
+        return frozenset({"one_norm"})
+
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {**super().samples(), "one_norm": [True, False]}
