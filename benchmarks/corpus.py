@@ -4,7 +4,7 @@ The last 5 % of the text is held out, most of it one play that is not in the res
 overlap by half, and count in their second half alone. The same bytes are compressed by `xz -9` and predicted by an
 interpolated 6-gram of the training bytes.
 
-    python benchmarks/corpus.py [--tokens 2e6] [--out shakespeare-run] [--json]      the package is downloaded first
+    python benchmarks/corpus.py [--tokens 1e6] [--out shakespeare-run] [--json]      the package is downloaded first
 
 The run directory keeps the curve (loss.png, loss.jsonl) and a sample (sample.txt). The same command resumes it.
 """
@@ -63,7 +63,7 @@ def nats(model: ModelModule, ids: Tensor, length: int) -> float:
 def main() -> None:
     """Train, compare and report."""
     parser = arguments(__doc__ or "")
-    parser.add_argument("--tokens", type=float, default=2e6, help="about one pass over the text")
+    parser.add_argument("--tokens", type=float, default=1e6, help="tokens to train on")
     parser.add_argument("--out", default="shakespeare-run")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
