@@ -123,6 +123,19 @@ TABLE = {
         ),
         1,
     ),
+    "serve": Figure(
+        "python benchmarks/serve.py --json",
+        (
+            "benchmarks/serve.py",
+            "benchmarks/real_servers.py",
+            "benchmarks/served.py",
+            HERE,
+            f"{SOURCE}/serving",
+            f"{SOURCE}/state",
+            *RUNS,
+        ),
+        2,
+    ),
     "speculate": Figure(
         "python benchmarks/speculate.py --json",
         ("benchmarks/speculate.py", "benchmarks/served.py", HERE, f"{SOURCE}/serving", f"{SOURCE}/state", *RUNS),
