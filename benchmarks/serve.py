@@ -45,8 +45,7 @@ LONGEST = 1024
 SECONDS = 900.0
 NOISE = 0.15  # of the value: with a larger interquartile range a goal is not tested
 GOALS = {"static batching": Goal(low=2.0), "transformers": Goal(low=3.0), "vllm": Goal(low=1.0)}
-OURS = (f"--rows={IN_FLIGHT}", "--queued=256", f"--longest={LONGEST}", "--threads=2")
-THREADS = {"OMP_NUM_THREADS": "2"}
+OURS = (f"--rows={IN_FLIGHT}", "--queued=256", f"--longest={LONGEST}")
 
 
 @dc.dataclass(frozen=True)
@@ -147,13 +146,10 @@ def started(names: Sequence[str], place: Path) -> Iterator[dict[str, tuple[Serve
     with contextlib.ExitStack() as stack:
         found: dict[str, tuple[Server, str, str]] = {}
         for name in names:
-            server = SERVERS[name]
-            more = OURS if name == "dovetail" else ("--max-num-seqs=16",) if name == "vllm" else ()
-            command = tuple(flag for flag in server.command if not flag.startswith(("--threads", "--longest")))
-            command = tuple(flag.replace("=512", f"={LONGEST}") for flag in command)
-            server = dc.replace(server, command=(*command, *more), environment={**server.environment, **THREADS})
+            server, log = SERVERS[name], place / f"{name}.log"
+            how = {"rows": IN_FLIGHT, "longest": LONGEST, "threads": torch.get_num_threads()}
             try:
-                url = stack.enter_context(running(server, place / "model", "float32", place / f"{name}.log"))
+                url = stack.enter_context(running(server, place / "model", "float32", log, **how))
             except (FileError, OSError) as error:
                 print(f"{name} is left out: {str(error)[-600:]}", file=sys.stderr)
                 continue
@@ -223,8 +219,7 @@ def own(place: Path, tokenizer: Tokenizer, rounds: int, quick: bool) -> list[Row
         return time.perf_counter() - begin
 
     held = 64 if quick else 512
-    flags = tuple(flag for flag in OURS if not flag.startswith("--threads"))
-    with served(place / "own", *flags) as shares, served(place / "own", *flags, "--no-share") as plain:
+    with served(place / "own", *OURS) as shares, served(place / "own", *OURS, "--no-share") as plain:
         work = [Request(0.0, drawn(draw.randint(16, 256)), "", draw.randint(8, 64)) for _ in range(8 if quick else 32)]
         name = httpx2.get(f"{shares.url}/v1/models", timeout=60).json()["data"][0]["id"]
         asyncio.run(asked(f"{shares.url}/v1", name, work, by_text=False))

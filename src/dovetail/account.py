@@ -201,12 +201,7 @@ class Account:
         return sum(self._bytes(state, scope, n) for state, scope in self.states)
 
     def _bytes(self, state: State, scope: Scope, n: int) -> int:
-        each = BYTES[self.dtype]
-        if state.dtype == "int64":
-            each = WHOLE_NUMBER
-        elif state.at_least_fp32:
-            each = max(each, BYTES["fp32"])
-        return state.values(scope, n) * each
+        return state.values(scope, n) * int(value_bytes(state, BYTES[self.dtype]))
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain data, for JSON."""
@@ -250,6 +245,13 @@ def account(spec: Model, length: int | None = None, dtype: str = "bf16") -> Acco
     """Check a spec and return its account at `length` tokens (by default `usual_length`); bfloat16 is bf16."""
     check(spec)
     return Account(spec, usual_length(spec) if length is None else length, short_dtype_name(dtype))
+
+
+def value_bytes(state: State, each: float) -> float:
+    """The bytes of one value of a decode state, in a model whose values have `each`."""
+    if state.dtype == "int64":
+        return WHOLE_NUMBER
+    return max(each, BYTES["fp32"]) if state.at_least_fp32 else each
 
 
 def usual_length(spec: Model) -> int:

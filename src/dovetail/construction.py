@@ -65,26 +65,31 @@ def materialize(model: nn.Module, spec: Model, dtype: torch.dtype, device: str |
     """Allocate every weight and constant, and set its initial value."""
     set_constants(model, spec, dtype, device)
     for d, value in initials((d for d in declared(spec) if d.weight.stored), seed):
-        module, leaf = holder(model, d.path)
-        if d.weight.buffer:
-            module.register_buffer(leaf, value.to(device, at_least_fp32(dtype)))
-        else:
-            module.register_parameter(leaf, nn.Parameter(value.to(device, dtype)))
+        _put(model, d, value.to(device, _dtype_of(d, dtype)))
     tie(model, spec)
 
 
 def allocate(model: nn.Module, spec: Model, dtype: torch.dtype, device: str | torch.device) -> None:
     """Allocate every weight without a value, for a caller that loads all of them, and set the constants."""
+    set_constants(model, spec, dtype, device)
     for d in declared(spec):
         if d.weight.stored:
-            module, leaf = holder(model, d.path)
-            shape = d.weight.shape(d.scope)
-            if d.weight.buffer:
-                module.register_buffer(leaf, torch.empty(shape, dtype=at_least_fp32(dtype), device=device))
-            else:
-                module.register_parameter(leaf, nn.Parameter(torch.empty(shape, dtype=dtype, device=device)))
-    set_constants(model, spec, dtype, device)
+            _put(model, d, torch.empty(d.weight.shape(d.scope), dtype=_dtype_of(d, dtype), device=device))
     tie(model, spec)
+
+
+def _dtype_of(d: Declared, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a stored tensor in a model of this dtype."""
+    return at_least_fp32(dtype) if d.weight.buffer else dtype
+
+
+def _put(model: nn.Module, d: Declared, value: Tensor) -> None:
+    """Make a tensor the parameter or buffer that is declared."""
+    module, leaf = holder(model, d.path)
+    if d.weight.buffer:
+        module.register_buffer(leaf, value)
+    else:
+        module.register_parameter(leaf, nn.Parameter(value))
 
 
 def set_constants(

@@ -122,7 +122,7 @@ def plan_serving(
     """
     check_positive({"tensor": tensor, "prompt": prompt, "answer": answer, "gap": gap, "requests": requests, "price": price})
     if not 0 < active <= 1:
-        raise UsageError(f"--active: {active} is no share of the users; give a number above 0 and up to 1")
+        raise UsageError(f"--active: {active} is not a share of the users; give a number above 0 and up to 1")
     for flag, value in {"weights": weights, "cache": cache}.items():
         if value not in BYTES:
             raise UsageError(f"--{flag}: {value!r} is unknown; {names_or_nearest(value, BYTES, 'forms')}")

@@ -12,6 +12,7 @@ tensors that have no values. Time is a roofline on the figures of a device. -o w
 from __future__ import annotations
 
 import dataclasses as dc
+import inspect
 from typing import Annotated, Literal
 
 import tyro
@@ -33,9 +34,6 @@ from dovetail.cli.flags import (
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options, print_view, write_page
 from dovetail.core.errors import UsageError
-
-TRAINING = ("gpus", "length", "batch", "tokens", "precision", "optimizer", "recompute", "sequence", "shards", "pipeline", "top")
-SERVING = ("prompt", "answer", "weights", "cache", "gap", "users", "active", "requests")
 
 
 @dc.dataclass
@@ -105,8 +103,8 @@ class Command(LoadFlags):
         from dovetail.api.plan_serving import plan_serving
 
         given = {name: value for name, value in options(self, "json", "out", "load", "serve").items() if value is not None}
-        other = next((name for name in given if name in (TRAINING if self.serve else SERVING)), None)
-        if other is not None:
+        taken = inspect.signature(plan_serving if self.serve else plan).parameters
+        if (other := next((name for name in given if name not in taken), None)) is not None:
             remedy = "leave it out, or --serve" if self.serve else "give --serve, too"
             raise UsageError(f"--{other}: is a flag of plans for {'training' if self.serve else 'serving'}; {remedy}")
         if self.serve:

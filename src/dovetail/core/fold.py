@@ -5,7 +5,7 @@ No tensor is allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -124,13 +124,17 @@ def taps(spec: Part) -> list[str]:
 
 def check_addresses(spec: Part, patterns: Iterable[str]) -> None:
     """Raise SpecError for a pattern that matches no address of the spec: a listener there would never be called."""
-    addresses = taps(spec)
+    check_patterns(patterns, taps(spec), "no tap of this model matches")
+
+
+def check_patterns(patterns: Iterable[str], addresses: Collection[str], problem: str) -> None:
+    """Raise SpecError with the problem, and the nearest pattern or address, for a pattern that matches none of them."""
     for pattern in patterns:
         if any(fnmatchcase(address, pattern) for address in addresses):
             continue
         stem, _, name = pattern.rpartition(".")
         names = sorted({address.rpartition(".")[2] for address in addresses})
-        near = get_close_matches(pattern, addresses, 1) + [f"{stem or '*'}.{n}" for n in get_close_matches(name, names, 1)]
+        near = [f"{stem or '*'}.{n}" for n in get_close_matches(name, names, 1)] + get_close_matches(pattern, addresses, 1)
         near = [one for one in near if any(fnmatchcase(address, one) for address in addresses)]
         remedy = f"did you mean {near[0]!r}?" if near else f"addresses end in {', '.join(names)}; try '*.{names[0]}'"
-        raise SpecError(pattern, "no tap of this model matches", remedy)
+        raise SpecError(pattern, problem, remedy)

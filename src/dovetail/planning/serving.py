@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import dataclasses as dc
 import math
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Literal
 
+from dovetail.account import value_bytes
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import attention_flops, declared, matmul_flops, states
-from dovetail.core.weight import State
+from dovetail.core.weight import State, Weight
 from dovetail.dist.layout import Layout
 from dovetail.model import Model
 from dovetail.planning.device import Device
@@ -94,55 +96,41 @@ def _replica(spec: Model, device: Device, load: Load, ranks: int) -> Replica:
     if most < 1:
         need, has = (weights + state) / 1e9, device.usable * ranks / 1e9
         raise SpecError("memory", f"weights and one sequence take {need:,.0f} GB of {has:,.0f} on {ranks} ranks", "use more")
-    rows = _largest(most, lambda n: step_seconds(spec, device, load, ranks, n)[0] <= load.gap)
+    # a step of more rows takes longer: as many as end within the gap, and at least one
+    rows = max(1, bisect_right(range(1, most + 1), load.gap, key=lambda n: step_seconds(spec, device, load, ranks, n)[0]))
     step, bound = step_seconds(spec, device, load, ranks, rows)
     limit = bound if rows < most else "memory of the KV cache" if most < MOST_ROWS else bound
     return Replica(ranks, rows, weights, state, step, prefill_seconds(spec, device, load, ranks), limit)
 
 
-def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits; 1 where none does. What fits is monotone."""
-    low, high = 1, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
 def weight_bytes(spec: Model, load: Load) -> float:
-    """Bytes of all weights: matrices in the stored form, all else in 16 bits or as wide as the model."""
-    plain = max(BYTES[load.weights], BYTES["bf16"])
-    held = (d for d in declared(spec) if d.weight.learned)
-    return float(sum(d.size * _bytes(d.weight.matmul, d.weight.readout, load, plain) for d in held))
+    """Bytes of all weights."""
+    return sum(d.size * _each(d.weight, load) for d in declared(spec) if d.weight.learned)
 
 
-def _bytes(matmul: bool, readout: bool, load: Load, plain: float) -> float:
-    return BYTES[load.weights] if matmul and not readout else plain
+def _each(weight: Weight, load: Load) -> float:
+    """Bytes of one value: matrices in the stored form, all else in 16 bits or as many as the matrices."""
+    return BYTES[load.weights] if weight.matmul and not weight.readout else max(BYTES[load.weights], BYTES["bf16"])
 
 
 def read_bytes(spec: Model, load: Load, rows: int) -> float:
     """Bytes of weights that a step of so many tokens reads: all that they are multiplied by; of experts, the expected share."""
-    plain = max(BYTES[load.weights], BYTES["bf16"])
     total = 0.0
     for d in declared(spec):
         if d.weight.matmul and not d.scope.drafts:
             met = 1.0 if d.weight.used == Fraction(1) else 1.0 - (1.0 - float(d.weight.used)) ** rows
-            total += d.size * _bytes(True, d.weight.readout, load, plain) * met
+            total += d.size * _each(d.weight, load) * met
     return total
 
 
 def state_bytes(spec: Model, n: int, cache: Stored) -> float:
-    """Bytes of the decode state of one sequence of n tokens; what is no cache of entries keeps the dtype of the model."""
+    """Bytes of the decode state of one sequence of n tokens; a state without entries per token keeps the dtype of the model."""
     return float(sum(state.values(scope, n) * _width(state, cache) for _, state, scope in states(spec)))
 
 
 def _width(state: State, cache: Stored) -> float:
     """Bytes of one value of a state."""
-    if state.dtype == "int64":
-        return 8.0
-    if state.at_least_fp32:
-        return BYTES["fp32"]
-    return BYTES[cache] if state.per in ("token", "block") else max(BYTES[cache], BYTES["bf16"])
+    return value_bytes(state, BYTES[cache] if state.per in ("token", "block") else max(BYTES[cache], BYTES["bf16"]))
 
 
 def token_flops(spec: Model, n: int) -> float:

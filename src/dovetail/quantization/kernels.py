@@ -13,6 +13,7 @@ Shapes: x (rows, inp) -> (rows, out).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -32,11 +33,16 @@ def offers(format: Format, shape: tuple[int, ...], x: Tensor) -> bool:
         return False
     if torch.is_grad_enabled() and x.requires_grad:
         return False
-    if isinstance(format, Int8) and format.dynamic:
+    if _dynamic(format):
         return x.dtype in (torch.bfloat16, torch.float32)
     if x.dtype != torch.bfloat16 or x.numel() > ROWS * shape[-1]:
         return False
     return not any(size % TILE for size in shape) and _known(format)
+
+
+def _dynamic(format: Format) -> TypeGuard[Int8]:
+    """Whether activations are rounded, too."""
+    return isinstance(format, Int8) and format.dynamic
 
 
 def _known(format: Format) -> bool:
@@ -57,7 +63,7 @@ def prepared(format: Format, tensors: Mapping[str, Tensor], inp: int) -> tuple[T
 def product(format: Format, operands: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
     """x Wᵀ for x (…, inp)."""
     flat = x.flatten(0, -2)
-    if isinstance(format, Int8) and format.dynamic:
+    if _dynamic(format):
         codes, scale = format.input_codes(flat)
         y = torch.ops.aten._int_mm(codes.to(torch.int8), operands[0].T).float() * scale * operands[1].float()
         return y.to(x.dtype).view(*x.shape[:-1], -1)

@@ -121,7 +121,7 @@ def _generates(spec: Model) -> Iterator[Reason]:
 
 
 def _other_state(part: Part, state: State) -> str:
-    """Why a state that is no KV cache of softmax attention cannot be served."""
+    """Why a state other than the KV cache of softmax attention cannot be served."""
     if state.per == "sequence":
         return f"{part.kind} has a recurrent state, which the plugin has no cache for"
     if state.per == "source":

@@ -62,16 +62,17 @@ class PackedLinear(Linear):
 def pack(model: nn.Module) -> int:
     """Pack the float32 matrices of a model on a CPU, in place; return how many leaves are packed. Leaves with one weight have
     one packed form."""
-    made: dict[int, Tensor] = {}
-    leaves = [(path, leaf) for path, leaf in model.named_modules(remove_duplicate=False) if _packs(leaf)]
-    for path, leaf in leaves:
-        assert isinstance(leaf, Linear)
-        weight = leaf.weight.detach()
-        if weight.data_ptr() not in made:
-            made[weight.data_ptr()] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
+    made: dict[int, Tensor] = {}  # by the address of the weight
+    paths = [path for path, leaf in model.named_modules(remove_duplicate=False) if _packs(leaf)]
+    for path in paths:  # by path: a list of leaves would keep every matrix until the last is packed
         owner, name = holder(model, path)
-        owner.add_module(name, PackedLinear(leaf, made[weight.data_ptr()]))
-    return len(leaves)
+        leaf = owner.get_submodule(name)
+        assert isinstance(leaf, Linear)
+        address = leaf.weight.data_ptr()
+        if address not in made:
+            made[address] = torch.ops.mkldnn._reorder_linear_weight(leaf.weight.detach().contiguous(), ROWS)
+        owner.add_module(name, PackedLinear(leaf, made[address]))
+    return len(paths)
 
 
 def _packs(leaf: nn.Module) -> bool:

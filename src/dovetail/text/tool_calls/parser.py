@@ -79,7 +79,7 @@ def parser_named(name: str) -> ToolParser:
     """Return a format by its name; UsageError for an unknown one."""
     if name not in parsers():
         raise UsageError(
-            f"--tool-parser: {name[:40]!r} is no format of tool calls; {names_or_nearest(name, parsers(), 'formats')}"
+            f"--tool-parser: {name[:40]!r} is not a format of tool calls; {names_or_nearest(name, parsers(), 'formats')}"
         )
     return parsers()[name]
 
