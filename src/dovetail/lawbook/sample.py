@@ -10,6 +10,7 @@ import dataclasses as dc
 import random
 import types
 import typing
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -38,10 +39,19 @@ class Draw:
     family: str
     pinned: dict[str, str]
     later: tuple[dict[str, str], ...] = ()  # pins of the layers after the first
+    among: Collection[str] | None = None  # the kinds that are drawn; None: all
 
     def of_layer(self, i: int) -> Draw:
         """The same for one layer, with its pins."""
         return dc.replace(self, pinned=([self.pinned, *self.later, *[{}] * LAYERS])[i])
+
+    def of_encoder(self) -> Draw:
+        """The same for the encoder of a model."""
+        return dc.replace(self, family="encoder", later=())
+
+    def drawn(self, kind: str | None) -> bool:
+        """Whether a slot may get this kind."""
+        return kind is None or self.among is None or kind in self.among
 
     def choose(self, place: str, values: dict[str, Any]) -> Any:
         """The pinned value of this place, or a random one."""
@@ -114,7 +124,7 @@ def draw_part(draw: Draw, kind: str, node: str) -> dict[str, Any]:
 
 def draw_slot(draw: Draw, group: type[Part], owner: str, name: str, empty: bool, node: str) -> Any:
     """Plain data of a random part for a slot, or None."""
-    choices = candidates(group, owner, name, empty)
+    choices = {k: v for k, v in candidates(group, owner, name, empty).items() if draw.drawn(v)}
     if issubclass(group, Embed):
         choices = {k: k for k in choices if _takes_tokens(k) == (draw.family != "vision")}
     kind = draw.choose(f"{node}/{name}", choices)
@@ -161,13 +171,13 @@ def draw_model(draw: Draw, inner: bool = False) -> dict[str, Any]:
     else:
         data["embed"].pop("shared", None)
     if cross:
-        data["encoder"] = draw_model(Draw(draw.rng, "encoder", draw.pinned), inner=True)
+        data["encoder"] = draw_model(draw.of_encoder(), inner=True)
     return data
 
 
 def draw_block(draw: Draw, cross: bool) -> dict[str, Any]:
     """Plain data of a random block."""
-    kind = "block" if draw.rng.random() < PLAIN else draw.rng.choice(_blocks())
+    kind = "block" if draw.rng.random() < PLAIN else draw.rng.choice([kind for kind in _blocks() if draw.drawn(kind)])
     data: dict[str, Any] = {"kind": kind}
     for name, group, empty in fields(kind):
         if group is not None and (name != "cross" or cross):
@@ -188,19 +198,25 @@ def _blocks() -> tuple[str, ...]:
 def _read_earlier(draw: Draw, layers: list[dict[str, Any]]) -> None:
     """Let the attention of the last layer take something from that of the first, which it resembles."""
     mixer = layers[0]["mixer"]
-    if mixer is not None and mixer["kind"] == "attention":
-        earlier = draw.rng.choice([kind for kind in sorted(KINDS) if issubclass(KINDS[kind], Earlier)])
-        layers[-1]["mixer"] = {**mixer, "earlier": earlier, "packed": False}
+    kinds = [kind for kind in sorted(KINDS) if issubclass(KINDS[kind], Earlier) and draw.drawn(kind)]
+    if kinds and mixer is not None and mixer["kind"] == "attention":
+        layers[-1]["mixer"] = {**mixer, "earlier": draw.rng.choice(kinds), "packed": False}
 
 
-def attempt(rng: random.Random, pinned: dict[str, str], later: tuple[dict[str, str], ...] = ()) -> Model | None:
-    """A random legal spec, or None where the sample stays illegal; `later` are pins of the layers after the first."""
+def attempt(
+    rng: random.Random,
+    pinned: dict[str, str],
+    later: tuple[dict[str, str], ...] = (),
+    among: Collection[str] | None = None,
+) -> Model | None:
+    """A random legal spec, or None where the sample stays illegal; `later` are pins of the layers after the first, and slots
+    have kinds of `among` alone, where given."""
     family = rng.choice(FAMILIES)
     if any("cross" in place for own in (pinned, *later) for place in own):
         family = "seq2seq"
     elif ahead(pinned):
         family = "decoder"
-    draw = Draw(rng, family, pinned, later)
+    draw = Draw(rng, family, pinned, later, among)
     data = draw_model(draw)
     dropped = resampled = 0
     while dropped < DROPPED and resampled < RESAMPLED:
@@ -232,7 +248,7 @@ def drop_field(draw: Draw, data: dict[str, Any], path: list[str]) -> bool:
                 return False
             node, part, draw = BLOCK, below[int(index)], draw.of_layer(int(index))
         elif name == "encoder" and isinstance(below, dict):
-            part, draw = below, Draw(draw.rng, "encoder", draw.pinned)
+            part, draw = below, draw.of_encoder()
         elif isinstance(below, dict) and "kind" in below:
             node, part = f"{node}/{name}={below['kind']}", below
         else:
@@ -252,7 +268,7 @@ def resample_layer(draw: Draw, data: dict[str, Any], path: list[str]) -> bool:
     """Sample the layer of an error's path again, or the head, or leave multi-token prediction out; False for other paths."""
     cross = draw.family == "seq2seq"
     if path[0] == "encoder" and "encoder" in data:
-        draw, data, path, cross = Draw(draw.rng, "encoder", draw.pinned), data["encoder"], path[1:], False
+        draw, data, path, cross = draw.of_encoder(), data["encoder"], path[1:], False
     if path == ["mtp"]:  # the head, the embedding or a mixer does not go with it
         slots: tuple[tuple[str, type[Part]], ...] = (("head", Head), ("embed", Embed))
         again = {name: draw_slot(draw, group, "model", name, False, "model") for name, group in slots}

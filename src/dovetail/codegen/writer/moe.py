@@ -14,7 +14,7 @@ class $name(nn.Module):
         super().__init__()
         self.out = nn.Linear(width, experts, bias=$bias)
         self.norm = $norm  #? norm
-        self.expert_scale = nn.Parameter(torch.ones(experts))  # a factor of the weight of each expert  #? expert_scale
+        self.expert_scale = nn.Parameter(torch.ones(experts))  # a factor of each expert  #? expert_scale
         self.register_buffer("balance", torch.zeros(experts))  # acts on the choice, not on weights  #? balance
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (B, N, D) -> 2 x (B, N, k)

@@ -13,10 +13,10 @@ NTK = """
 DYNAMIC = """
     # a larger base, by how much longer the text is than the $original tokens trained on
     acc = at_least_fp32(x.dtype)
-    over = torch.tensor([max(n, $original)], device=x.device).to(acc) / $original
+    over = torch.full(x.shape[:2], max(n, $original), device=x.device).to(acc) / $original  # per token
     grown = $factor * over - ($factor - 1)
     steps = torch.arange(pairs, dtype=acc, device=x.device) / pairs
-    frequency = (base * grown ** (2 * pairs / (2 * pairs - 2))) ** -steps
+    frequency = (base * grown ** (2 * pairs / (2 * pairs - 2)))[..., None, None] ** -steps
 """
 
 YARN = """
