@@ -1,8 +1,9 @@
 """Every part in every layout: it trains as on one rank, or the spec is refused with the path of the part that cannot.
 
-Specs with each kind are sampled, and run over two ranks as law 8 does (tensor, FSDP, sequence, ring, pipeline), in float64. A
-cell is `equal` where some spec with the part ran, and none differed; a reason where a refusal names the part; and else `other
-part`, where every sampled spec with it was refused for another part beside it. One differing run fails the table.
+Specs with each kind are sampled, and run over two ranks as law 8 does (tensor, FSDP, sequence, ring, pipeline, and with
+adapters), in float64. A cell is `equal` where some spec with the part ran, and none differed; a reason where a refusal names
+the part; and else `other part`, where every sampled spec with it was refused for another part beside it. One differing run
+fails the table.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 
 from measure import Goal, Row, arguments, progress, versions
 
-from dovetail.core.part import walk_spec
+from dovetail.core.part import KINDS, walk_spec
 from dovetail.dist.pair import Pair
 from dovetail.io.spec import to_yaml
 from dovetail.lawbook.case import RELATION
@@ -26,7 +27,8 @@ from dovetail.model import Model
 OTHER = "other part"
 EQUAL = "equal"
 DIFFERS = "differs by"
-TRIES = 24  # specs that are sampled for one kind that is still missing
+TRIES = 24  # specs that are run for one kind of which a cell is not decided
+DRAWN = 20 * TRIES  # specs that are drawn for it: of a kind without a place of its own, few have it
 
 
 def kinds_of(spec: Model) -> dict[str, str]:
@@ -48,12 +50,13 @@ def wanted(table: dict[str, dict[str, str]], rng: random.Random) -> Iterator[Mod
         if factor.kind:
             places.setdefault(factor.value, []).append(pins(factor))
     for kind in table:
-        for turn in range(TRIES):
-            if all(cell not in ("", OTHER) for cell in table[kind].values()):
+        own, run = places.get(kind, [{}]), 0
+        for turn in range(DRAWN):
+            if run == TRIES or all(cell not in ("", OTHER) for cell in table[kind].values()):
                 break
-            own = places.get(kind, [{}])
             spec = attempt(rng, own[turn % len(own)])
             if spec is not None and kind in kinds_of(spec).values():
+                run += 1
                 yield spec
 
 
@@ -62,11 +65,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=400, help="specs to run")
     options = parser.parse_args()
     most, rng = (3 if options.quick else options.most), random.Random(0)
-    seen: set[str] = set()
-    for _ in range(400):
-        spec = attempt(rng, {})
-        seen |= set() if spec is None else set(kinds_of(spec).values())
-    table = {kind: dict.fromkeys(WAYS, "") for kind in sorted(seen)}
+    table: dict[str, dict[str, str]] = {kind: dict.fromkeys(map(str, WAYS), "") for kind in sorted(KINDS)}
     worst, runs = 0.0, 0
     with Pair(timeout=600) as pair, progress("specs", most) as tick:
         for _, spec in zip(range(most), wanted(table, rng), strict=False):

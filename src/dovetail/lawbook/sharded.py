@@ -1,5 +1,6 @@
 """What law 8 compares: one model whole, and the same over two ranks by tensor, by FSDP, with its sequence split, where keys are
-all-gathered or go round a ring, or by layers, in a pipeline (lawbook/pipelined.py).
+all-gathered or go round a ring, or by layers, in a pipeline (lawbook/pipelined.py); by tensor and by FSDP also with an adapter
+on each linear leaf.
 
     with Pair() as pair:
         found = compare_sharded(pair, to_yaml(spec), seed=0, hows=["tp"])
@@ -27,10 +28,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from dovetail.adapters.attach import adaptable, attach
 from dovetail.construction import generator
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
-from dovetail.core.group import Mixer
+from dovetail.core.group import Embed, Head, Mixer
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.part import walk_spec
@@ -41,6 +43,7 @@ from dovetail.dist.mesh import make_mesh
 from dovetail.dist.pair import Pair
 from dovetail.dist.shard import fully_shard_model, tensor_parallel
 from dovetail.io.spec import from_yaml, to_yaml
+from dovetail.lawbook.adapted import perturb
 from dovetail.lawbook.case import RELATION, Case, NotApplicable, law, perturbed
 from dovetail.lawbook.initial import initial_gaps
 from dovetail.lawbook.pipelined import pipeline_gaps
@@ -48,8 +51,9 @@ from dovetail.lawbook.sharded_batch import Batch, random_labels
 from dovetail.lawbook.sharded_result import Result, gaps_of
 from dovetail.model import Model, ModelModule
 
-How = Literal["tp", "fsdp", "sequence", "ring", "pipeline"]
+How = Literal["tp", "fsdp", "sequence", "ring", "pipeline", "adapters"]
 MODES = {"evaluation": None, "training": 1}  # the seed of each
+ADAPTERS = ({"kind": "lora", "rank": 3, "alpha": 5.0, "dropout": 0.3}, {"kind": "ia3"})  # in turns, by the seed
 N = 14
 # half of the sequence ends inside a document and between two; half of the rows hold half of the documents
 DOCUMENTS = ((5, 4, 3), (7, 2), (12,), (1, 6, 3, 2))
@@ -81,7 +85,7 @@ def the_pair() -> Pair:
     8,
     "sharded",
     "tensor parallel, FSDP, a sequence split over two ranks, by all-gather and by ring attention, and a pipeline of two"
-    " stages equal one rank, in evaluation and in training: initial weights, outputs, losses and gradients",
+    " stages equal one rank, in evaluation and in training, also with adapters: initial weights, outputs, losses and gradients",
     covers="kinds",
     budget=3.0,
 )
@@ -138,6 +142,36 @@ def _split(how: How, spec: Model, seed: int, batch: Batch, wants: dict[str, Resu
 
 def _staged(spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> dict[str, float]:
     return pipeline_gaps(spec, seed, batch, _mesh("pipeline").get_group())
+
+
+def _with_adapters(spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> dict[str, float]:
+    """In training, by each split that the model itself can have."""
+    want = _run(adapted_model(spec, seed), spec, batch, MODES["training"])
+    gaps: dict[str, float] = {}
+    reasons: list[SpecError] = []
+    for how in ("tp", "fsdp"):
+        try:
+            run = SPLITS[how](adapted_model(spec, seed), spec, _mesh(how))
+        except SpecError as cannot:
+            reasons.append(cannot)
+        else:
+            gaps |= {f"{how}: {name}": gap for name, gap in gaps_of(run(batch, MODES["training"]), want).items()}
+    if not gaps:
+        raise reasons[0]
+    return gaps
+
+
+def adapted_model(spec: Model, seed: int) -> ModelModule:
+    """A model with perturbed weights, and a perturbed adapter on each of its leaves."""
+    model = perturbed(spec, seed)
+    # dropout is drawn by token: patches and pooled tokens are none
+    targets = [
+        path for path, d in adaptable(spec) if not (isinstance(d.part, Embed) or (isinstance(d.part, Head) and d.part.pools()))
+    ]
+    attach(model, {**ADAPTERS[seed % len(ADAPTERS)], "targets": targets}, seed=seed)
+    with torch.no_grad():
+        perturb(model, seed)
+    return model
 
 
 def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
@@ -213,7 +247,11 @@ SPLITS: dict[How, Callable[[ModelModule, Model, DeviceMesh], Run]] = {
 
 
 Way = Callable[[Model, int, Batch, dict[str, Result]], dict[str, float]]
-WAYS: dict[How, Way] = {**{how: functools.partial(_split, how) for how in SPLITS}, "pipeline": _staged}
+WAYS: dict[How, Way] = {
+    **{how: functools.partial(_split, how) for how in SPLITS},
+    "pipeline": _staged,
+    "adapters": _with_adapters,
+}
 
 
 def _ctx(
@@ -270,7 +308,7 @@ def _gradients(model: ModelModule) -> dict[str, Tensor]:
     return gradients
 
 
-AXIS: dict[How, Literal["tensor", "data", "sequence", "pipeline"]] = {
+AXIS: dict[str, Literal["tensor", "data", "sequence", "pipeline"]] = {
     "tp": "tensor",
     "fsdp": "data",
     "sequence": "sequence",
@@ -280,7 +318,7 @@ AXIS: dict[How, Literal["tensor", "data", "sequence", "pipeline"]] = {
 
 
 @functools.cache
-def _box(how: How) -> DeviceMesh:
+def _box(how: str) -> DeviceMesh:
     """The mesh with all ranks along the axis that this way of splitting needs."""
     tensor, data, sequence, pipeline = (
         dist.get_world_size() if axis == AXIS[how] else 1 for axis in ("tensor", "data", "sequence", "pipeline")
@@ -288,5 +326,5 @@ def _box(how: How) -> DeviceMesh:
     return make_mesh(pipeline=pipeline, data=data, sequence=sequence, tensor=tensor)
 
 
-def _mesh(how: How) -> DeviceMesh:
+def _mesh(how: str) -> DeviceMesh:
     return _box(how)[AXIS[how]]

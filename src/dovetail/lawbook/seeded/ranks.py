@@ -1,6 +1,6 @@
 """Seeded bugs of sharding: biases added per rank, gradients not reduced, sequence pieces in the wrong order, masks, losses and
 batch statistics of one rank alone, weights initialized at another rank's offset, chunks of a ring merged, masked or dropped
-wrongly, and gradients that end where a pipeline is cut."""
+wrongly, gradients that end where a pipeline is cut, and adapters that are sharded or dropped as on one rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.adapters import lora
+from dovetail.adapters.draws import Lent
+from dovetail.adapters.kind import Tp
 from dovetail.core.ctx import Ctx, _pairs
+from dovetail.core.fold import Declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
 from dovetail.core.module import Module
@@ -31,6 +35,7 @@ from dovetail.parts import head
 _local_slices, _first = construction.local_slices, Ctx.first
 _reader, _gather, _split_rows = shard._reader, collective.gather, TokenLayout.split_rows
 _chunk_layouts, _factor, _staged = RingView.chunk_layouts, Work.factor, stage._staged
+_drop = Lent.drop
 
 
 def bias_added_on_every_rank(d: Any, *where: Any) -> Any:
@@ -142,6 +147,15 @@ def values_without_gradient(cls: type[ModelModule]) -> Any:
     return type("Detached", (staged,), {"forward": forward})
 
 
+def plain_tp(base: Declared) -> Tp:
+    return base.weight.tp
+
+
+def adapter_channels_per_rank(self: Lent, x: Tensor, p: float, axes: tuple[str, ...]) -> Tensor:
+    with instead(Ctx, "first", channels_counted_per_rank)():
+        return _drop(self, x, p, axes)
+
+
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     biased, dropping = spec(bias=True, out_bias=True), spec(dropout=0.2).set("layers.*.ffn.dropout", 0.2)
@@ -197,4 +211,10 @@ def mutants() -> list[Mutant]:
             shared,
         ),
         Mutant("experts are filled rank by rank", "sharded", instead(TokenRanks, "counts", counts_rank_by_rank), limited),
+        Mutant("the adapter of a head is outside of its ranks", "sharded", instead(lora, "tp_of", plain_tp)),
+        Mutant(
+            "an adapter drops the same channels on every rank",
+            "sharded",
+            instead(Lent, "drop", adapter_channels_per_rank),
+        ),
     ]
