@@ -5,9 +5,11 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import NonFiniteError, SpecError
 from dovetail.core.layout import TokenLayout
-from dovetail.generation import generate_tokens
+from dovetail.decoding import Decoder
+from dovetail.generation import generate_batch, generate_tokens
 from dovetail.io.spec import from_yaml, load_spec
 from dovetail.sampling import Sampling, adjusted, sample_tokens, sampled_probs
+from dovetail.state.pool import Pool
 
 PROMPT = torch.tensor([5, 17, 3, 60])
 TINY = """
@@ -74,6 +76,40 @@ def test_it_stops_behind_a_stop_token(model):
     greedy = list(generate_tokens(model, PROMPT, 12))
     end = greedy[5]
     assert list(generate_tokens(model, PROMPT, 12, stop={end})) == greedy[: greedy.index(end) + 1]
+
+
+@pytest.mark.parametrize("lengths", [(4, 4, 4), (2, 4, 3)])
+@pytest.mark.parametrize("how", [{}, {"temperature": 2.0, "seed": 1}])
+def test_a_batch_generates_what_each_prompt_does_alone(model, lengths, how):
+    prompts = [torch.randint(62, (n,), generator=torch.Generator().manual_seed(n + i)).tolist() for i, n in enumerate(lengths)]
+    alone = [list(generate_tokens(model, prompt, 9, Sampling(**how))) for prompt in prompts]
+    assert alone[0] != alone[1]
+    decoder = Decoder(model, Pool(model.part, len(prompts), 4 + 9))
+    for given in (prompts, prompts[::-1], prompts[:2]):  # again with the same decoder, in other rows, with a row left empty
+        together = list(generate_batch(decoder, given, 9, Sampling(**how)))
+        assert [list(row) for row in zip(*together, strict=True)] == [alone[prompts.index(one)] for one in given]
+
+
+def test_a_row_of_a_batch_ends_behind_a_stop_token_and_the_batch_with_its_last_row(model):
+    prompts = [[5, 17, 3, 60], [9, 2, 44, 1]]
+    alone = [list(generate_tokens(model, prompt, 12)) for prompt in prompts]
+    stop = {alone[0][2], alone[1][6]}
+    ends = [min(row.index(token) for token in stop if token in row) + 1 for row in alone]
+    assert ends[0] != ends[1]
+    steps = list(generate_batch(Decoder(model, Pool(model.part, 2, 16)), prompts, 12, stop=stop))
+    assert len(steps) == max(ends)
+    for row, (want, end) in enumerate(zip(alone, ends, strict=True)):
+        assert [step[row] for step in steps] == want[:end] + [None] * (max(ends) - end)
+
+
+def test_batches_that_cannot_be_generated_are_refused(model):
+    decoder = Decoder(model, Pool(model.part, 2, 16))
+    for prompts in ([], [[1], []]):
+        with pytest.raises(SpecError, match="prompts"):
+            next(generate_batch(decoder, prompts, 3))
+    t5 = build(load_spec("t5-tiny"))
+    with pytest.raises(SpecError, match="an encoder–decoder is not decoded in a batch"):
+        next(generate_batch(Decoder(t5, Pool(t5.part, 1, 16, source=4)), [[1, 2]], 3))
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
