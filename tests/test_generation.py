@@ -8,7 +8,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.decoding import Decoder
 from dovetail.generation import generate_batch, generate_tokens
 from dovetail.io.spec import from_yaml, load_spec
-from dovetail.sampling import Sampling, adjusted, sample_tokens, sampled_probs
+from dovetail.sampling import Sampling, adjusted, most_probable, sample_tokens, sampled_probs
 from dovetail.state.pool import Pool
 
 PROMPT = torch.tensor([5, 17, 3, 60])
@@ -149,6 +149,21 @@ def test_a_row_is_sampled_alike_in_any_batch():
     histories = [list(range(i)) for i in range(5)]
     together = sample_tokens(logits, hows, [()] * 5, histories)
     assert together == [sample_tokens(logits[i : i + 1], [hows[i]], [()], [histories[i]])[0] for i in range(5)]
+
+
+def test_the_most_probable_token_is_the_first_of_equal_logits_in_every_row():
+    logits = torch.randn(5, 3001, generator=torch.Generator().manual_seed(0)).round(decimals=1)  # with ties
+    logits[1, [7, 2900]] = 9.0
+    logits[2] = 0.0
+    logits[3, 0] = logits[3, -1] = float("inf")
+    logits[4] = -float("inf")
+    logits[4, 3000] = -3.0
+    first = [int((row == row.max()).nonzero()[0]) for row in logits]
+    assert most_probable(logits) == first == logits.max(-1).indices.tolist()
+    assert first[1:] == [7, 0, 0, 3000]
+    transposed = logits.t().contiguous().t()
+    assert most_probable(transposed) == first
+    assert sample_tokens(logits, [Sampling()] * 4 + [Sampling(logit_bias={0: 0.0})], [()] * 5, [()] * 5) == first
 
 
 @pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.999])
