@@ -9,7 +9,7 @@ Float32 and bfloat16, 1 and 8 rows, random weights, a prompt of 64 tokens and 64
 have the same weights. In float32 every side gives the same tokens, or nothing of it is timed. Ours and theirs alternate round
 by round, with the bare loop token by token. The seconds of the first call, which compiles, are rows of their own.
 
-    python benchmarks/generate.py [--rounds 9] [--only huggingface litgpt bare llama.cpp] [--json]
+    python benchmarks/generate.py [--rounds 9] [--only huggingface litgpt bare llama.cpp] [--dtypes f32] [--batches 1] [--json]
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dovetail.generation import generate_batch
 from dovetail.model import ModelModule
 
 NOISE, BARE_NOISE = 0.15, 0.06  # of the value: with a larger interquartile range a goal is not tested
-DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+DTYPES, BATCHES = {"f32": torch.float32, "bf16": torch.bfloat16}, (1, 8)
 DISTINCT = 3  # tokens, at least: models that repeat one token agree whatever they compute
 QUICK = dc.replace(bare.QUICK, prompt=8, new=6)
 SHAPE = bare.Shape(prompt=64, new=64)
@@ -71,13 +71,14 @@ class Case:
     """One dtype and number of rows."""
 
     shape: bare.Shape
+    dtype: str
     model: ModelModule
     prompt: Tensor
     threads: int
     rounds: int
 
     def __post_init__(self) -> None:
-        self.name = f"{str(self.model.dtype).removeprefix('torch.')}, batch {len(self.prompt)}"
+        self.name = f"{self.dtype}, batch {len(self.prompt)}"
         begin = time.monotonic()
         self.ours = Ours(self.model, self.prompt, self.shape.new)
         self.tokens = self.ours()
@@ -85,7 +86,7 @@ class Case:
 
     def check(self, side: str, tokens: Tensor) -> None:
         """Stop unless the side gives our tokens in float32."""
-        if self.model.dtype != torch.float32:
+        if DTYPES[self.dtype] != torch.float32:
             return
         if not torch.equal(self.tokens, tokens):
             first = int((self.tokens != tokens).any(0).nonzero()[0])
@@ -130,7 +131,7 @@ def llama_cpp(case: Case) -> Iterator[Row]:
 def of_process(case: Case, kind: type[Litgpt] | type[LlamaCpp], title: str, goal: float | None) -> Row:
     """Ours against a peer in a process of its own."""
     new = case.shape.new
-    peer: Llama = kind(case.model, case.prompt, new, DTYPES[case.model.dtype], case.threads)
+    peer: Llama = kind(case.model, case.prompt, new, case.dtype, case.threads)
     with closing(peer):
         case.check(peer.name, peer.generate(new)[0])
         work = case.ours, lambda: peer.generate(new)[1], case.rounds
@@ -146,15 +147,18 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=9, help="paired rounds of each figure")
     parser.add_argument("--only", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES)
     flags: argparse.Namespace = parser.parse_args()
     for name in set(PROCESSES) & set(flags.only):  # before minutes of compilation
         if not ready(name):
             raise SystemExit(f"{name}: its environment is missing; run benchmarks/peers/make {name}, or leave it out by --only")
     torch.set_num_threads(flags.threads)
     shape, rows = QUICK if flags.quick else SHAPE, list[Row]()
-    prompts = torch.randint(0, shape.vocab, (8, shape.prompt), generator=torch.Generator().manual_seed(0))
-    for dtype, batch in ((dtype, batch) for dtype in DTYPES for batch in (1, 8)):
-        case = Case(shape, build(shape.spec(), seed=0).to(dtype).eval(), prompts[:batch], flags.threads, flags.rounds)
+    prompts = torch.randint(0, shape.vocab, (max(BATCHES), shape.prompt), generator=torch.Generator().manual_seed(0))
+    for dtype, batch in ((dtype, batch) for dtype in flags.dtypes for batch in flags.batches):
+        model = build(shape.spec(), seed=0).to(DTYPES[dtype]).eval()
+        case = Case(shape, dtype, model, prompts[:batch], flags.threads, flags.rounds)
         rows.append(case.first_call)
         for side in flags.only:
             rows += SIDES[side](case)

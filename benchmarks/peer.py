@@ -78,7 +78,11 @@ class Process:
         """End the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(60)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:  # it has given all answers; on a busy machine Python takes as long to end
+            self.process.kill()
+            self.process.wait()
 
 
 class Llama(Process):
