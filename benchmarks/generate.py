@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses as dc
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -153,6 +154,8 @@ def main() -> None:
     for name in set(PROCESSES) & set(flags.only):  # before minutes of compilation
         if not ready(name):
             raise SystemExit(f"{name}: its environment is missing; run benchmarks/peers/make {name}, or leave it out by --only")
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1" and not flags.quick:
+        raise SystemExit("TORCHDYNAMO_DISABLE is set, so that no side would be compiled; unset it")
     torch.set_num_threads(flags.threads)
     shape, rows = QUICK if flags.quick else SHAPE, list[Row]()
     prompts = torch.randint(0, shape.vocab, (max(BATCHES), shape.prompt), generator=torch.Generator().manual_seed(0))
