@@ -136,9 +136,7 @@ class Bare(nn.Module):
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         for i, block in enumerate(self.layers):
             x = block(x, cos, sin, None if caches is None else caches[i], start)
-        if caches is not None:
-            x = x[:, -1:]  # decoding takes the last logits alone
-        return self.head(self.norm(x))
+        return self.head(self.norm(x if caches is None else x[:, -1:]))  # decoding takes the last logits alone
 
 
 def with_weights_of(model: ModelModule, shape: Shape) -> Bare:
@@ -238,9 +236,9 @@ class BareGreedy:
     @torch.no_grad()
     def step(self, i: int) -> Tensor:
         """The i-th token of each row behind the first (rows, 1)."""
+        tokens, start = self.last if i else self.first, self.prompt.shape[1] + i
         with frozen() if self.compiled else nullcontext():
-            tokens = self.last if i else self.first
-            self.last = self.graph(tokens, self.caches, self.prompt.shape[1] + i).max(-1).indices
+            self.last = self.graph(tokens, self.caches, start).max(-1).indices
         return self.last
 
 
@@ -248,8 +246,7 @@ def decoding(
     shape: Shape, spec: Model, model: ModelModule, bare: Bare, batch: int, compiled: bool = False
 ) -> tuple[Callable[[int], Tensor], Callable[[int], Tensor]]:
     """Greedy decoding per side, after a prefilled prompt; each returns its i-th token (batch, 1), and starts again at 0."""
-    prompt = torch.randint(0, shape.vocab, (batch, shape.prompt))
-    capacity = shape.prompt + shape.new + 4
+    prompt, capacity = torch.randint(0, shape.vocab, (batch, shape.prompt)), shape.prompt + shape.new + 4
     ours = Greedy(Decoder(model, Pool(spec, rows=batch, capacity=capacity), compiled=compiled), prompt)
     theirs = BareGreedy(bare, shape, prompt, capacity, compiled)
     agree("prompt", ours.first.double(), theirs.first.double(), 0.0)
