@@ -132,11 +132,11 @@ class Bare(nn.Module):
 
     def forward(self, tokens: Tensor, caches: list[Cache] | None = None, start: int = 0) -> Tensor:
         angle = torch.arange(start, start + tokens.shape[1])[:, None, None] * self.frequency  # (n, 1, pairs)
-        cos, sin = angle.cos(), angle.sin()
         x = self.embed(tokens)
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         for i, block in enumerate(self.layers):
             x = block(x, cos, sin, None if caches is None else caches[i], start)
-        return self.head(self.norm(x))
+        return self.head(self.norm(x if caches is None else x[:, -1:]))  # decoding takes the last logits alone
 
 
 def with_weights_of(model: ModelModule, shape: Shape) -> Bare:
@@ -216,27 +216,41 @@ class Greedy:
         return self.last
 
 
+class BareGreedy:
+    """The same by the plain model: caches that are allocated once, and a slice of them per step."""
+
+    @torch.no_grad()
+    def __init__(self, bare: Bare, shape: Shape, prompt: Tensor, capacity: int, compiled: bool = False) -> None:
+        size, dtype = (len(prompt), capacity, shape.kv_heads, shape.width // shape.heads), bare.head.weight.dtype
+        self.caches = [(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)) for _ in range(shape.layers)]
+        self.bare, self.prompt, self.compiled = bare, prompt, compiled
+        self.graph = torch.compile(bare, fullgraph=True, options=OPTIONS) if compiled else bare
+        self.prefill()
+
+    @torch.no_grad()
+    def prefill(self) -> Tensor:
+        """Feed the prompt; the first token of each row (rows, 1)."""
+        self.first = self.last = self.bare(self.prompt, self.caches).max(-1).indices
+        return self.first
+
+    @torch.no_grad()
+    def step(self, i: int) -> Tensor:
+        """The i-th token of each row behind the first (rows, 1)."""
+        tokens, start = self.last if i else self.first, self.prompt.shape[1] + i
+        with frozen() if self.compiled else nullcontext():
+            self.last = self.graph(tokens, self.caches, start).max(-1).indices
+        return self.last
+
+
 def decoding(
     shape: Shape, spec: Model, model: ModelModule, bare: Bare, batch: int, compiled: bool = False
 ) -> tuple[Callable[[int], Tensor], Callable[[int], Tensor]]:
     """Greedy decoding per side, after a prefilled prompt; each returns its i-th token (batch, 1), and starts again at 0."""
-    prompt = torch.randint(0, shape.vocab, (batch, shape.prompt))
-    capacity = shape.prompt + shape.new + 4
-    size = (batch, capacity, shape.kv_heads, shape.width // shape.heads)
-    caches = [(torch.zeros(size), torch.zeros(size)) for _ in range(shape.layers)]
+    prompt, capacity = torch.randint(0, shape.vocab, (batch, shape.prompt)), shape.prompt + shape.new + 4
     ours = Greedy(Decoder(model, Pool(spec, rows=batch, capacity=capacity), compiled=compiled), prompt)
-    with torch.no_grad():
-        agree("prompt", ours.first.double(), bare(prompt, caches)[:, -1:].max(-1).indices.double(), 0.0)
-    graph = torch.compile(bare, fullgraph=True, options=OPTIONS) if compiled else bare
-    last = {"theirs": ours.first}
-
-    @torch.no_grad()
-    def theirs(i: int) -> Tensor:
-        with frozen() if compiled else nullcontext():
-            last["theirs"] = graph(last["theirs"] if i else ours.first, caches, shape.prompt + i).max(-1).indices
-        return last["theirs"]
-
-    return ours.step, theirs
+    theirs = BareGreedy(bare, shape, prompt, capacity, compiled)
+    agree("prompt", ours.first.double(), theirs.first.double(), 0.0)
+    return ours.step, theirs.step
 
 
 def row_of(name: str, ratios: Sequence[float], goal: Goal = GOAL) -> Row:

@@ -20,14 +20,13 @@ import bare
 import torch
 from bare import Greedy
 from measure import Goal, Row, arguments, middle, progress, report, seconds, taking_steps, taking_turns
-from peer import LlamaCpp
+from peer import LlamaCpp, against_process, hugging_face, ready
 from torch import Tensor
 
 from dovetail import Pool
 from dovetail.construction import build
 from dovetail.decoding import Decoder
 from dovetail.model import ModelModule
-from dovetail.port.hf import export_tensors, to_hf
 
 NOISE = 0.15  # of the value: with a larger interquartile range a goal is not tested
 READ = 1 << 28  # float32 values that are read to measure the bandwidth: 1 GiB, more than a cache holds
@@ -50,26 +49,6 @@ def ours(model: ModelModule, prompt: Tensor, capacity: int) -> Greedy:
     """Our model, compiled."""
     pool = Pool(model.part, len(prompt), capacity, dtype=next(model.parameters()).dtype)
     return Greedy(Decoder(model, pool, compiled=True), prompt)
-
-
-def hugging_face(model: ModelModule, shape: Shape, prompt: Tensor) -> Callable[[], Tensor]:
-    """transformers' generate with a static cache and a compiled forward: the new tokens (rows, new)."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    fields = dict(to_hf(model.part, length=shape.prompt + shape.new + 1).config)
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    theirs = AutoModelForCausalLM.from_config(config).to(next(model.parameters()).dtype).eval()
-    tensors = export_tensors(model.part, model.state_dict())
-    theirs.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()})
-    theirs.forward = torch.compile(theirs.forward, fullgraph=True)
-    theirs.generation_config.eos_token_id = None
-    settings = {"max_new_tokens": shape.new + 1, "do_sample": False, "cache_implementation": "static", "pad_token_id": 0}
-
-    @torch.no_grad()
-    def generated() -> Tensor:
-        return theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[:, shape.prompt + 1 :]
-
-    return generated
 
 
 def with_prefill(side: Greedy, shape: Shape) -> Callable[[], Tensor]:
@@ -95,14 +74,10 @@ def against_llama_cpp(side: Greedy, model: ModelModule, shape: Shape, flags: arg
     """Tokens/s of ours ÷ llama.cpp's in bfloat16, the two alternating round by round."""
     name = f"tokens/s, bfloat16, {what}, batch {len(side.prompt)}: ours ÷ llama.cpp"
     peer = LlamaCpp(model, side.prompt, shape.new, "bf16", flags.threads)
-    ratios: list[float] = []
     with progress(name, flags.rounds + 1) as tick:
-        for _ in range(flags.rounds + 1):
-            _, theirs = peer.decode(shape.new)
-            ratios.append(theirs / seconds(lambda: [side.step(i) for i in range(shape.new)]))
-            tick()
+        mine, theirs = (lambda: [side.step(i) for i in range(shape.new)]), (lambda: peer.decode(shape.new)[1])
+        value, spread = middle(against_process(mine, theirs, flags.rounds, tick))
     peer.close()
-    value, spread = middle(ratios[1:])
     return Row(name, value, Goal(low=goal), spread, NOISE * value)
 
 
@@ -117,9 +92,9 @@ def check_tokens(side: Greedy, model: ModelModule, shape: Shape, threads: int) -
 
 def against_hugging_face(side: Greedy, model: ModelModule, shape: Shape, rounds: int, what: str, goal: float) -> list[Row]:
     """Tokens/s of ours ÷ that of transformers' generate, and the seconds its compilation takes. In float32 tokens are equal."""
-    theirs, mine = hugging_face(model, shape, side.prompt), with_prefill(side, shape)
+    theirs, mine = hugging_face(model, side.prompt, shape.new + 1), with_prefill(side, shape)
     begin = time.monotonic()
-    want = theirs()
+    want = theirs()[:, 1:]
     compiling = Row(f"seconds to compile, {what}, Hugging Face", time.monotonic() - begin)
     if next(model.parameters()).dtype == torch.float32 and not torch.equal(mine(), want):
         raise SystemExit("float32: the two sides decode other tokens; nothing was timed")
@@ -188,7 +163,7 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
     torch.manual_seed(0)
-    peer = LlamaCpp.ready.exists()
+    peer = ready("llama.cpp")
     if not peer:
         print("llama.cpp is left out; to compare with it: benchmarks/peers/make llama.cpp", file=sys.stderr)
     rows = list(of_55m(QUICK if flags.quick else Shape(), flags, peer))

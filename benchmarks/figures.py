@@ -43,7 +43,18 @@ TABLE = {
     "bare": Figure("python benchmarks/bare.py --json", ("benchmarks/bare.py", HERE, f"{SOURCE}/decoding.py", *RUNS), 2),
     "decode": Figure(
         "python benchmarks/decode.py --json",
-        ("benchmarks/decode.py", "benchmarks/bare.py", HERE, f"{SOURCE}/decoding.py", *RUNS),
+        ("benchmarks/decode.py", "benchmarks/bare.py", "benchmarks/peer.py", HERE, f"{SOURCE}/decoding.py", *RUNS),
+        2,
+    ),
+    "generate": Figure(
+        "python benchmarks/generate.py --json",
+        (
+            *(f"benchmarks/{name}.py" for name in ("generate", "bare", "peer")),
+            *(f"benchmarks/peers/{name}_worker.py" for name in ("litgpt", "llama_cpp")),
+            HERE,
+            *(f"{SOURCE}/{name}.py" for name in ("decoding", "generation", "sampling")),
+            *RUNS,
+        ),
         2,
     ),
     "paged": Figure("python benchmarks/paged.py --json", ("benchmarks/paged.py", HERE, *RUNS), 2),
@@ -143,7 +154,7 @@ TABLE = {
     ),
     "train": Figure(
         "python benchmarks/train.py --json",
-        ("benchmarks/train.py", "benchmarks/bare.py", HERE, f"{SOURCE}/training", *RUNS),
+        ("benchmarks/train.py", "benchmarks/bare.py", "benchmarks/peer.py", HERE, f"{SOURCE}/training", *RUNS),
         2,
     ),
     "dist": Figure(

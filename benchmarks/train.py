@@ -16,18 +16,15 @@ from __future__ import annotations
 
 import dataclasses as dc
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from bare import QUICK as QUICK_SHAPE, Bare, Shape, with_weights_of
 from measure import Goal, Row, agree, arguments, middle, progress, report, taking_turns
 from memory import Alive
+from peer import Process
 from torch import Tensor
 
 from dovetail.construction import build
@@ -40,7 +37,6 @@ from dovetail.training.plan import Plan, Precision
 from dovetail.training.speed import faster_precision
 from dovetail.training.step import Trainer
 
-PEERS, ENVIRONMENTS = Path(__file__).parent / "peers", Path(__file__).parents[1] / ".peers"
 GOAL, NOISE, RATE = Goal(low=1.0), 0.06, 1e-3
 SIDES = ("bare", "trainer", "litgpt", "memory")
 
@@ -110,43 +106,17 @@ class ByHand:
             self.step()
 
 
-class Peer:
+class Peer(Process):
     """A peer in its own process and environment (benchmarks/peers/train_worker.py)."""
 
     def __init__(self, name: str, work: Work, compiled: bool, fused: bool) -> None:
-        python = ENVIRONMENTS / name / "bin/python"
-        if not python.is_file():
-            raise SystemExit(f"{name}: its environment is missing; run benchmarks/peers/make {name}")
         shape = {**dc.asdict(work.shape), "batch": work.batch, "tokens": work.tokens, "rate": RATE, "threads": work.threads}
         shape |= {"bf16": work.precision == "bf16", "compiled": compiled, "fused": fused}
-        command = [str(python), str(PEERS / "train_worker.py"), name, json.dumps(shape)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment())
-        self.name, self.count = name, work.steps
-        self.version = self._answer()["version"]
+        super().__init__(name, "train_worker.py", name, json.dumps(shape))
+        self.count = work.steps
 
     def turn(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"steps": self.count}) + "\n")
-        self.process.stdin.flush()
-        self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} ended with exit code {self.process.wait()}")
-        return json.loads(line)
-
-    def close(self) -> None:
-        """End the process."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(60)
-
-
-def _environment() -> dict[str, str]:
-    """Ours, without the path to our sources: a peer has its own."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self.ask(steps=self.count)
 
 
 def compared(name: str, ours: Ours, turn: Callable[[], None], rounds: int, goal: Goal | None) -> Row:

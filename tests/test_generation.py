@@ -5,9 +5,11 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import NonFiniteError, SpecError
 from dovetail.core.layout import TokenLayout
-from dovetail.generation import generate_tokens
+from dovetail.decoding import Decoder
+from dovetail.generation import generate_batch, generate_tokens
 from dovetail.io.spec import from_yaml, load_spec
-from dovetail.sampling import Sampling, adjusted, sample_tokens, sampled_probs
+from dovetail.sampling import Sampling, adjusted, most_probable, sample_tokens, sampled_probs
+from dovetail.state.pool import Pool
 
 PROMPT = torch.tensor([5, 17, 3, 60])
 TINY = """
@@ -76,6 +78,40 @@ def test_it_stops_behind_a_stop_token(model):
     assert list(generate_tokens(model, PROMPT, 12, stop={end})) == greedy[: greedy.index(end) + 1]
 
 
+@pytest.mark.parametrize("lengths", [(4, 4, 4), (2, 4, 3)])
+@pytest.mark.parametrize("how", [{}, {"temperature": 2.0, "seed": 1}])
+def test_a_batch_generates_what_each_prompt_does_alone(model, lengths, how):
+    prompts = [torch.randint(62, (n,), generator=torch.Generator().manual_seed(n + i)).tolist() for i, n in enumerate(lengths)]
+    alone = [list(generate_tokens(model, prompt, 9, Sampling(**how))) for prompt in prompts]
+    assert alone[0] != alone[1]
+    decoder = Decoder(model, Pool(model.part, len(prompts), 4 + 9))
+    for given in (prompts, prompts[::-1], prompts[:2]):  # again with the same decoder, in other rows, with a row left empty
+        together = list(generate_batch(decoder, given, 9, Sampling(**how)))
+        assert [list(row) for row in zip(*together, strict=True)] == [alone[prompts.index(one)] for one in given]
+
+
+def test_a_row_of_a_batch_ends_behind_a_stop_token_and_the_batch_with_its_last_row(model):
+    prompts = [[5, 17, 3, 60], [9, 2, 44, 1]]
+    alone = [list(generate_tokens(model, prompt, 12)) for prompt in prompts]
+    stop = {alone[0][2], alone[1][6]}
+    ends = [min(row.index(token) for token in stop if token in row) + 1 for row in alone]
+    assert ends[0] != ends[1]
+    steps = list(generate_batch(Decoder(model, Pool(model.part, 2, 16)), prompts, 12, stop=stop))
+    assert len(steps) == max(ends)
+    for row, (want, end) in enumerate(zip(alone, ends, strict=True)):
+        assert [step[row] for step in steps] == want[:end] + [None] * (max(ends) - end)
+
+
+def test_batches_that_cannot_be_generated_are_refused(model):
+    decoder = Decoder(model, Pool(model.part, 2, 16))
+    for prompts in ([], [[1], []]):
+        with pytest.raises(SpecError, match="prompts"):
+            next(generate_batch(decoder, prompts, 3))
+    t5 = build(load_spec("t5-tiny"))
+    with pytest.raises(SpecError, match="an encoder–decoder is not decoded in a batch"):
+        next(generate_batch(Decoder(t5, Pool(t5.part, 1, 16, source=4)), [[1, 2]], 3))
+
+
 def test_tokens_are_drawn_as_often_as_they_are_likely():
     probs = torch.tensor([0.3, 0.5, 0.05, 0.15])
 
@@ -113,6 +149,21 @@ def test_a_row_is_sampled_alike_in_any_batch():
     histories = [list(range(i)) for i in range(5)]
     together = sample_tokens(logits, hows, [()] * 5, histories)
     assert together == [sample_tokens(logits[i : i + 1], [hows[i]], [()], [histories[i]])[0] for i in range(5)]
+
+
+def test_the_most_probable_token_is_the_first_of_equal_logits_in_every_row():
+    logits = torch.randn(5, 3001, generator=torch.Generator().manual_seed(0)).round(decimals=1)  # with ties
+    logits[1, [7, 2900]] = 9.0
+    logits[2] = 0.0
+    logits[3, 0] = logits[3, -1] = float("inf")
+    logits[4] = -float("inf")
+    logits[4, 3000] = -3.0
+    first = [int((row == row.max()).nonzero()[0]) for row in logits]
+    assert most_probable(logits) == first == logits.max(-1).indices.tolist()
+    assert first[1:] == [7, 0, 0, 3000]
+    transposed = logits.t().contiguous().t()
+    assert most_probable(transposed) == first
+    assert sample_tokens(logits, [Sampling()] * 4 + [Sampling(logit_bias={0: 0.0})], [()] * 5, [()] * 5) == first
 
 
 @pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.999])

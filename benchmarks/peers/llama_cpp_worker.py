@@ -5,7 +5,7 @@
 DIR holds a Llama in Hugging Face layout. It is written as GGUF without a vocabulary, so that tokens go in and out as ids. Then
 lines of JSON come in on stdin, and one goes out for each:
 
-    {"prompt": [[…], …]}     feed a prompt to each row                       {"tokens": […]}  the first token of each row
+    {"prompt": [[…], …]}     feed a prompt to each row; its first token      {"tokens": […], "seconds": …}
     {"steps": 32}            decode so many tokens of each row, greedily     {"tokens": [[…], …], "seconds": …}
     {"back": 128}            forget all but the first tokens of each row     {}
 """
@@ -94,7 +94,9 @@ def main() -> None:
         asked = json.loads(line)
         answer: dict[str, object] = {}
         if "prompt" in asked:
-            answer["tokens"] = first = decoder.feed(asked["prompt"])
+            begin = time.perf_counter()
+            first = decoder.feed(asked["prompt"])
+            answer = {"seconds": time.perf_counter() - begin, "tokens": first}
         elif "back" in asked:
             decoder.back(asked["back"])
             decoder.last = first  # type: ignore[possibly-undefined]

@@ -102,8 +102,7 @@ def generate_tokens(
         inputs = torch.tensor(list(start), dtype=torch.long, device=device)
         if not len(inputs):
             raise SpecError("start", "an encoder–decoder needs a first decoder token", "give decoder_start_token_id")
-    if len(inputs) < (ahead := spec.ahead() or 0):
-        raise SpecError("prompt", f"has {len(inputs)} tokens; the first {ahead} see each other", f"give {ahead} or more")
+    _check_prefix(spec, len(inputs))
     given_ids, generated = inputs.tolist(), list[int]()
     if compiled and cache is not None:
         raise SpecError("cache", f"a KV cache in {cache} is not decoded by compiled graphs", "leave out one of the two")
@@ -111,10 +110,9 @@ def generate_tokens(
     decoder = Decoder(model, pool, compiled=compiled)
     for number in range(max_tokens):
         given = None if positions is None or number else [positions]
-        logits = decoder.step(inputs[None], [0], given, None if number else patches)[0].float()
-        check_result(logits, f"logits of token {number + 1}")
-        allowed = logits.cpu() if matcher is None else masked(logits.cpu(), matcher.mask())
-        (token,) = sample_tokens(allowed[None], [sampling], [given_ids], [generated])
+        logits = _checked(decoder.step(inputs[None], [0], given, None if number else patches), number)
+        allowed = logits if matcher is None else masked(logits[0], matcher.mask())[None]
+        (token,) = sample_tokens(allowed, [sampling], [given_ids], [generated])
         generated.append(token)
         if matcher is not None:
             matcher.push(token)
@@ -126,6 +124,61 @@ def generate_tokens(
         if token in stop or (matcher is not None and matcher.finished):
             return
         inputs = torch.tensor([token], device=device)
+
+
+@torch.inference_mode()
+def generate_batch(
+    decoder: Decoder,
+    prompts: Tensor | Sequence[Sequence[int]],
+    max_tokens: int,
+    sampling: Sampling = GREEDY,
+    *,
+    stop: Collection[int] = (),
+) -> Iterator[list[int | None]]:
+    """Yield the next token of each of some prompts, (rows, n) or of several lengths, up to `max_tokens` times; fewer where a
+    table of positions ends. A row ends with a token of `stop`, and yields None from then on, until all rows have ended.
+
+    The rows of the decoder's pool are freed first. Its compiled graphs stay, so that only the first call compiles.
+    """
+    model, rows = decoder.model, range(len(prompts))
+    check_generates(model.part)
+    if model.part.encoder is not None:
+        raise SpecError("encoder", "an encoder–decoder is not decoded in a batch", "call generate_tokens for each source")
+    ids = [torch.as_tensor(prompt, dtype=torch.long, device=model.device) for prompt in prompts]
+    if not ids or not min(map(len, ids)):
+        raise SpecError("prompts", "are empty" if not ids else "hold an empty one", "give at least one token each")
+    _check_prefix(model.part, min(map(len, ids)))
+    max_tokens = token_limit(model.part, max(map(len, ids)), max_tokens)
+    for row in range(decoder.pool.rows):
+        decoder.pool.free(row)
+    given, generated, ended = [one.tolist() for one in ids], [list[int]() for _ in rows], [False for _ in rows]
+    inputs = None
+    for number in range(max_tokens):
+        logits = _prefill(decoder, ids) if inputs is None else decoder.step(inputs, rows)
+        tokens = sample_tokens(_checked(logits, number), [sampling] * len(rows), given, generated)
+        if number == 0 and max_tokens > WARM and not decoder.warm:
+            decoder.warm_up(rows)
+        for row, token in enumerate(tokens):
+            generated[row].append(token)
+        yield [None if over else token for token, over in zip(tokens, ended, strict=True)]
+        ended = [over or token in stop for token, over in zip(tokens, ended, strict=True)]
+        if all(ended):
+            return
+        inputs = torch.tensor(tokens, device=model.device)[:, None]
+
+
+def _prefill(decoder: Decoder, prompts: Sequence[Tensor]) -> Tensor:
+    """The logits (rows, vocab) after each prompt (n,); prompts of one length are one step."""
+    if len({len(prompt) for prompt in prompts}) == 1:
+        return decoder.step(torch.stack(list(prompts)), range(len(prompts)))
+    return torch.cat([decoder.step(prompt[None], [row]) for row, prompt in enumerate(prompts)])
+
+
+def _checked(logits: Tensor, number: int) -> Tensor:
+    """Logits (rows, vocab) in float32 on the CPU, where tokens are sampled; raise where one is not finite."""
+    logits = logits.float()
+    check_result(logits, f"logits of token {number + 1}")
+    return logits.cpu()
 
 
 def prompt_ids(vocabulary: Vocabulary, prompt: str, *, chat: bool = False, system: str | None = None) -> list[int]:
@@ -200,6 +253,12 @@ def token_limit(spec: Model, prompt: int, max_tokens: int) -> int:
     if prompt >= longest:
         raise SpecError("prompt", f"has {prompt} tokens; the model takes at most {longest}", "shorten it")
     return min(max_tokens, longest - prompt)
+
+
+def _check_prefix(spec: Model, prompt: int) -> None:
+    """Raise SpecError where a prompt is shorter than the prefix whose tokens see each other."""
+    if prompt < (ahead := spec.ahead() or 0):
+        raise SpecError("prompt", f"has {prompt} tokens; the first {ahead} see each other", f"give {ahead} or more")
 
 
 def _coordinates(positions: Tensor, prompt: int, spec: Model) -> int:

@@ -135,12 +135,19 @@ def uniforms(seeds: Sequence[int], numbers: Sequence[int]) -> Tensor:
     return ((bits >> 11) & (2**53 - 1)).double() / 2**53
 
 
+def most_probable(logits: Tensor) -> list[int]:
+    """The token with the largest of its row's logits (rows, vocab), of equal ones the first."""
+    if logits.device.type != "cpu":
+        return logits.max(-1).indices.tolist()
+    return logits.detach().numpy().argmax(-1).tolist()  # torch's takes 15 times as long on a CPU
+
+
 def sample_tokens(
     logits: Tensor, samplings: Sequence[Sampling], prompts: Sequence[Sequence[int]], generated: Sequence[Sequence[int]]
 ) -> list[int]:
     """The next token of each row, from logits (rows, vocab) in float32; prompts[i] and generated[i] are its tokens so far."""
     if all(one.temperature == 0 and not one.adjusts for one in samplings):
-        return logits.max(-1).indices.tolist()
+        return most_probable(logits)
     drawn = uniforms([one.seed for one in samplings], [len(tokens) for tokens in generated])
     rows = zip(logits, samplings, prompts, generated, drawn, strict=True)
     return [_sample(adjusted(row, how, prompt, made), how, u) for row, how, prompt, made, u in rows]
@@ -148,7 +155,7 @@ def sample_tokens(
 
 def _sample(logits: Tensor, sampling: Sampling, u: Tensor) -> int:
     if sampling.temperature == 0:
-        return int(logits.max(-1).indices)
+        return most_probable(logits[None])[0]
     return pick(sampled_probs(logits, sampling), u)
 
 

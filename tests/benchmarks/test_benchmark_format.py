@@ -45,6 +45,33 @@ def test_json_holds_every_row_with_its_verdict(name: str, rows: int) -> None:
 
 
 @pytest.mark.slow
+def test_generation_is_compared_with_hugging_face_and_a_loop_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compiling every side takes minutes
+    rows = json.loads(run("generate", "--only", "huggingface", "bare", "--json"))["rows"]
+    goals = [row["goal"] for row in rows if row["goal"] is not None]
+    assert goals == ["≥ 1.3", "≥ 0.97"] * 4, "two dtypes, 1 and 8 rows"
+    assert len({row["name"] for row in rows}) == len(rows) == 16
+
+
+def test_sides_that_give_other_tokens_are_not_timed(measure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import generate
+    import torch
+
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    model = generate.build(generate.QUICK.spec(), seed=0).eval()
+    prompt = torch.randint(0, generate.QUICK.vocab, (2, 8), generator=torch.Generator().manual_seed(0))
+    case = generate.Case(generate.QUICK, "f32", model, prompt, threads=1, rounds=1)
+    case.check("a side", case.tokens.clone())
+    other = case.tokens.clone()
+    other[1, 2] += 1
+    with pytest.raises(SystemExit, match="a side gives other tokens from number 3 on"):
+        case.check("a side", other)
+    case.tokens = torch.full_like(case.tokens, 5)
+    with pytest.raises(SystemExit, match="fewer than 3 tokens differ"):
+        case.check("a side", case.tokens.clone())
+
+
+@pytest.mark.slow
 def test_without_json_there_is_a_table() -> None:
     table = run("bare", "--eager")
     assert "train tokens/s" in table
