@@ -41,6 +41,7 @@ class Row:
     begin: int  # the position of its first entry in the pool
     start: int  # the position of its next entry
     hidden: Tensor  # (n, embed), from position `start` on
+    drafts: tuple[int, list[int]] = (0, [])  # the last ones, and the number of tokens that they follow
 
     @property
     def end(self) -> int:
@@ -98,22 +99,27 @@ class DraftAhead(Drafter):
 
     @torch.inference_mode()
     def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
-        known = [row for row in map(self._row, ones) if row is not None and row.end >= len(row.owner.tokens) - 1 > row.start]
-        if not known:
-            return [[] for _ in ones]
-        for row in known:
+        rows = [self._row(one) for one in ones]
+        # a continuation that got no place in the last step still has its drafts
+        known = [row for row in rows if row is not None and row.drafts[0] < len(row.owner.tokens) <= row.end + 1]
+        if known:
+            self._draft(known)
+        drafts = {row.owner: row.drafts[1] for row in rows if row is not None and row.drafts[0] == len(row.owner.tokens)}
+        return [drafts.get(one, [])[:count] for one, count in zip(ones, counts, strict=True)]
+
+    def _draft(self, rows: Sequence[Row]) -> None:
+        for row in rows:
             self.pool.marks[row.number] = []
             self.pool.mark(row.number)
-        guesses = self._run(known, [len(row.owner.tokens) - 1 for row in known], guess=True)
-        for row in known:
+        guesses = self._run(rows, [len(row.owner.tokens) - 1 for row in rows], guess=True)
+        for row, guess in zip(rows, guesses, strict=True):
+            row.drafts = (len(row.owner.tokens), guess)
             reached = self.pool.rollback(row.number, max(self._certain(row), row.start) - row.begin)
             row.advance(row.begin + reached)
-        if replayed := [row for row in known if row.start < self._certain(row)]:  # a recurrent state is back at its mark
+        if replayed := [row for row in rows if row.start < self._certain(row)]:  # a recurrent state is back at its mark
             self._run(replayed, [self._certain(row) for row in replayed], guess=False)
             for row in replayed:
                 row.advance(self._certain(row))
-        drafts = {row.owner: guess for row, guess in zip(known, guesses, strict=True)}
-        return [drafts.get(one, [])[:count] for one, count in zip(ones, counts, strict=True)]
 
     def _row(self, one: Continuation) -> Row | None:
         """The row of a continuation, if its hidden states are there."""
