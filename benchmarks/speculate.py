@@ -3,9 +3,9 @@
     python benchmarks/speculate.py [--json] [--quick]
 
 Three small models (attention, a hybrid with Mamba-2, a mixture of experts) that have learned a text. Drafts come from prompt
-look-up, from a model of one layer, and from the model's own multi-token prediction, two depths of one block. With a share α of the drafts accepted, k drafts give 1 + α + … + α^k tokens per step of
-the target; that formula is set beside the speed-up. At this size a step is mostly Python: the speed-up says what the engine
-saves, not what a large model would.
+look-up, from a model of one layer, and from the model's own multi-token prediction, two depths of one block. With a share α of
+the drafts accepted, k drafts give 1 + α + … + α^k tokens per step of the target; that formula is set beside the speed-up. At
+this size a step is mostly Python: the speed-up says what the engine saves, not what a large model would.
 
 Leviathan et al. 2023. Sampling by a uniform number per (seed, token number) makes the sampled tokens equal, too, so that the
 chi-square test of the distribution is one of the sampler as well.
@@ -125,42 +125,50 @@ def speed_up(
     return Row(f"{name}: speed-up, batch 1 (tokens per step by the formula at this share: {formula:.2f})", value, None, spread)
 
 
-def chi_square(how: str, drafter: Drafter, model: Transformer, tokenizer: Tokenizer, draws: int) -> Row:
-    """Second tokens sampled behind drafts, against the model's own probs summed over the first."""
+def chi_square(how: str, drafter: Drafter, model: Transformer, tokenizer: Tokenizer, draws: int) -> list[Row]:
+    """Third tokens, which are sampled behind a draft of the second where that is accepted, against the model's own probs summed
+    over the first two."""
     prompt = tuple(tokenizer.encode(TEXT).tolist()[:40])
     asked = [
-        Request(id=str(i), prompt=prompt, max_tokens=2, sampling=Sampling(temperature=1.3, top_k=8, seed=i))
+        Request(id=str(i), prompt=prompt, max_tokens=3, sampling=Sampling(temperature=1.3, top_k=8, seed=i))
         for i in range(draws)
     ]
-    _, got = answered(model, asked, drafter, rows=8)
-    with torch.inference_mode():
-        first = top(model(torch.tensor([prompt]))[0, -1])
-        both = sum(p * top(model(torch.tensor([[*prompt, t]]))[0, -1]) for t, p in enumerate(first.tolist()) if p > 0)
-    assert isinstance(both, torch.Tensor)
-    counts = torch.zeros_like(both)
+    engine, got = answered(model, asked, drafter, rows=8)
+    probs = third(model, prompt)
+    counts = torch.zeros_like(probs)
     for tokens in got.values():
-        counts[tokens[1]] += 1
-    likely = both * draws >= 5  # cells with fewer are put together
+        counts[tokens[2]] += 1
+    likely = probs * draws >= 5  # cells with fewer are put together
     seen = torch.cat([counts[likely], counts[~likely].sum()[None]])
-    expected = torch.cat([both[likely], both[~likely].sum()[None]]) * draws
+    expected = torch.cat([probs[likely], probs[~likely].sum()[None]]) * draws
     used = expected > 0
-    if bool(seen[~used].any()):
-        return Row(f"chi-square of sampled tokens behind drafts by {how}: probability", 0.0, Goal(low=SURE))
-    statistic = float(((seen - expected)[used] ** 2 / expected[used]).sum())
     freedom = int(used.sum()) - 1
-    p = float(
-        torch.special.gammaincc(
-            torch.tensor(freedom / 2, dtype=torch.float64), torch.tensor(statistic / 2, dtype=torch.float64)
-        )
-    )
-    what = f"chi-square of {draws} sampled tokens behind drafts by {how}, {freedom} degrees of freedom: probability"
-    return Row(what, p, Goal(low=SURE))
+    p = 0.0
+    if not bool(seen[~used].any()):
+        half = float(((seen - expected)[used] ** 2 / expected[used]).sum()) / 2
+        p = float(torch.special.gammaincc(*(torch.tensor(x, dtype=torch.float64) for x in (freedom / 2, half))))
+    what = f"{draws} tokens sampled behind drafts by {how}"
+    return [
+        Row(f"chi-square of {what}, {freedom} degrees of freedom: probability", p, Goal(low=SURE)),
+        Row(f"{what}: accepted drafts", engine.accepted, Goal(low=1)),
+    ]
+
+
+@torch.inference_mode()
+def third(model: Transformer, prompt: tuple[int, ...]) -> torch.Tensor:
+    """The probs (vocab,) of the third token behind a prompt."""
+    texts, weights = torch.tensor([prompt]), torch.ones(1, dtype=torch.float64)
+    for _ in range(2):
+        probs = weights[:, None] * top(model(texts)[:, -1])
+        rows, tokens = probs.nonzero(as_tuple=True)
+        texts, weights = torch.cat([texts[rows], tokens[:, None]], 1), probs[rows, tokens]
+    return (weights[:, None] * top(model(texts)[:, -1])).sum(0)
 
 
 def top(logits: torch.Tensor) -> torch.Tensor:
-    """The probs that the requests sample from."""
+    """The probs (…, vocab) that the requests sample from."""
     logits = logits.double() / 1.3
-    least = logits.topk(8).values[-1]
+    least = logits.topk(8).values[..., -1:]
     return logits.masked_fill(logits < least, -math.inf).softmax(-1)
 
 
@@ -180,7 +188,7 @@ def main() -> None:
             if name == "attention":
                 ahead = DraftAhead(model, rows=8, longest=256, drafts=DRAFTS)
                 for how, drafter in (("look-up", PromptLookup()), ("mtp", ahead)):
-                    rows.append(chi_square(how, drafter, model, tokenizer, sizes.draws))
+                    rows += chi_square(how, drafter, model, tokenizer, sizes.draws)
             tick()
     report(rows, given.json)
 

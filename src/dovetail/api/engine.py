@@ -10,7 +10,7 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -36,11 +36,6 @@ from dovetail.text.grammar import Grammars
 from dovetail.transformer import Transformer
 
 E = TypeVar("E", Engine, PooledEngine)
-# drafters that need no second model, by the value of `speculate`: (model, rows, longest, drafts) -> drafter
-OWN: dict[str, Callable[[Transformer, int, int, int], Drafter]] = {
-    "lookup": lambda *_: PromptLookup(),
-    "mtp": lambda model, rows, longest, drafts: DraftAhead(model, rows=rows, longest=longest, drafts=drafts),
-}
 
 
 def load_engine(
@@ -89,8 +84,10 @@ def read_adapter(engine: Engine | PooledEngine, base: str | Path, directory: str
 
 
 def _drafter(speculate: str, model: Transformer, rows: int, longest: int, drafts: int, dtype: str | None) -> Drafter:
-    if speculate in OWN:
-        return OWN[speculate](model, rows, longest, drafts)
+    if speculate == "lookup":
+        return PromptLookup()
+    if speculate == "mtp":
+        return DraftAhead(model, rows=rows, longest=longest, drafts=drafts)
     smaller = load(speculate, dtype=dtype).eval()
     check_weights(smaller, smaller.spec)
     pack(smaller)

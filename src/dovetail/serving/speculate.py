@@ -14,7 +14,6 @@ than with numbers of its own.   Leviathan et al. 2023; Chen et al. 2023; Saxena 
 from __future__ import annotations
 
 import dataclasses as dc
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -29,12 +28,12 @@ from dovetail.serving.schedule import Continuation
 from dovetail.state.pool import Pool
 
 
-class Drafter(ABC):
-    """Guesses the next tokens of continuations."""
+class Drafter:
+    """Guesses the next tokens of continuations. The engine calls the other methods for drafters that follow the target."""
 
-    @abstractmethod
     def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
         """Up to counts[i] tokens that may follow the tokens of ones[i]."""
+        raise NotImplementedError
 
     def attach(self, adapters: Adapters) -> None:
         """Called once by the engine, with the adapters of the target: a drafter that runs parts of the target needs them."""
