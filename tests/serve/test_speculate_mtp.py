@@ -163,6 +163,19 @@ def test_no_more_depths_are_used_than_tokens_are_drafted() -> None:
     assert 0 < engine.stats().accepted <= engine.stats().drafted
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_a_continuation_that_returns_with_all_tokens_but_one_computed_has_its_drafts(name: str) -> None:
+    """It was preempted, and a step computed all that it had but its last token."""
+    model, tokens = trained(name), list(prompt(3, 40))
+    drafter = Compared(model, rows=1, longest=64, drafts=4)
+    one = Continuation(Request(id="a", prompt=tuple(tokens[:5]), max_tokens=50), 0, (0, 0), tokens, 5, row=0)
+    hidden = model.hidden(torch.tensor([tokens[:-1]]), Ctx(layout=TokenLayout.whole(1, len(tokens) - 1)))[0][0]
+    drafter.observe(one, 0, hidden)
+    first = drafter.draft([one], [4])  # compared with a whole pass
+    assert len(first[0]) == len(SPECS[name][1])
+    assert drafter.draft([one], [4]) == first  # no step followed
+
+
 @pytest.mark.parametrize("name", ["attention", "hybrid"])
 def test_drafts_continue_behind_a_cached_prefix(name: str) -> None:
     model = trained(name)

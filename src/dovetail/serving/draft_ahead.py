@@ -86,7 +86,7 @@ class DraftAhead(Drafter):
             row = self.rows[one.row] = Row(one, one.row, first, first, hidden)
         else:
             row.put(first, hidden)
-        certain = min(self._certain(row), row.end)
+        certain = min(self._certain(row), len(one.tokens) - 2, row.end)  # the last but one gives the first draft
         if certain - row.start > LATER:  # of a prompt
             self._run([row], [certain], guess=False)
             row.advance(certain)
@@ -101,7 +101,7 @@ class DraftAhead(Drafter):
     def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
         rows = [self._row(one) for one in ones]
         # a continuation that got no place in the last step still has its drafts
-        known = [row for row in rows if row is not None and row.drafts[0] < len(row.owner.tokens) <= row.end + 1]
+        known = [row for row in rows if row is not None and row.drafts[0] < len(row.owner.tokens) and self._reached(row)]
         if known:
             self._draft(known)
         drafts = {row.owner: row.drafts[1] for row in rows if row is not None and row.drafts[0] == len(row.owner.tokens)}
@@ -125,6 +125,10 @@ class DraftAhead(Drafter):
         """The row of a continuation, if its hidden states are there."""
         row = None if one.row is None else self.rows.get(one.row)
         return None if row is None or row.owner is not one else row
+
+    def _reached(self, row: Row) -> bool:
+        """Whether the hidden states that the depths have not read go up to the last but one token."""
+        return row.start < len(row.owner.tokens) - 1 <= row.end
 
     def _certain(self, row: Row) -> int:
         """The first position at which some depth reads a token that is not sampled yet."""
