@@ -3,9 +3,9 @@
     python benchmarks/speculate.py [--json] [--quick]
 
 Three small models (attention, a hybrid with Mamba-2, a mixture of experts) that have learned a text. Drafts come from prompt
-look-up, and from a model of one layer. With a share α of the drafts accepted, k drafts give 1 + α + … + α^k tokens per step of
-the target; that formula is set beside the speed-up. At this size a step is mostly Python: the speed-up says what the engine
-saves, not what a large model would.
+look-up, from a model of one layer, and from the model's own multi-token prediction, two depths of one block. With a share α of
+the drafts accepted, k drafts give 1 + α + … + α^k tokens per step of the target; that formula is set beside the speed-up. At
+this size a step is mostly Python: the speed-up says what the engine saves, not what a large model would.
 
 Leviathan et al. 2023. Sampling by a uniform number per (seed, token number) makes the sampled tokens equal, too, so that the
 chi-square test of the distribution is one of the sampler as well.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses as dc
 import math
 import random
+from collections.abc import Callable, Sequence
 
 import torch
 from measure import Goal, Row, arguments, middle, progress, report, seconds
@@ -23,6 +24,7 @@ from served import TEXT
 
 import dovetail as dt
 from dovetail.sampling import GREEDY, Sampling
+from dovetail.serving.draft_ahead import DraftAhead
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
@@ -34,6 +36,7 @@ ATTENTION = "{mixer: {heads: 2, head: 16}, ffn: {hidden: 64}}"
 MAMBA = "{mixer: {kind: mamba2, inner: 64, head: 16, state_size: 16}, ffn: {hidden: 64}}"
 EXPERTS = "{mixer: {heads: 2, head: 16}, ffn: {kind: moe, experts: 4, hidden: 32}}"
 SPECS = {"attention": [ATTENTION] * 3, "Mamba-2 hybrid": [MAMBA, ATTENTION, MAMBA], "experts": [EXPERTS] * 3}
+DEPTHS = {"attention": [ATTENTION] * 2, "Mamba-2 hybrid": [MAMBA, ATTENTION], "experts": [EXPERTS] * 2}
 DRAFT, DRAFTS = [ATTENTION], 4
 SURE = 0.001  # of a chi-square test: it fails by chance once in a thousand runs
 NOISE = 0.15
@@ -50,9 +53,10 @@ class Sizes:
     new: int = 24
 
 
-def trained(layers: list[str], tokenizer: Tokenizer, steps: int) -> Transformer:
-    """A model that has learned the text."""
-    spec = dt.from_yaml(f"{{width: 32, vocab: {tokenizer.size}, layers: [{', '.join(layers)}]}}")
+def trained(layers: list[str], tokenizer: Tokenizer, steps: int, depths: Sequence[str] = ()) -> Transformer:
+    """A model that has learned the text, with these blocks for multi-token prediction."""
+    ahead = ", ".join(f"{{block: {block}}}" for block in depths)
+    spec = dt.from_yaml(f"{{width: 32, vocab: {tokenizer.size}, layers: [{', '.join(layers)}], mtp: [{ahead}]}}")
     model = dt.build(spec, seed=1).train()
     windows = tokenizer.encode(TEXT * 8).unfold(0, 64, 8)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -92,65 +96,79 @@ def figures(name: str, model: Transformer, smaller: Transformer, tokenizer: Toke
     rows: list[Row] = []
     asked = requests(tokenizer, sizes, GREEDY)
     _, want = answered(model, asked, None)
-    drafters = {"look-up": PromptLookup, "draft model": lambda: DraftModel(smaller, rows=4, longest=256, target=model)}
-    for how, make in drafters.items():
+    depths = len(model.spec.mtp)
+    drafters: dict[str, tuple[Callable[[], Drafter], int]] = {  # and the drafts per step
+        "look-up": (PromptLookup, DRAFTS),
+        "draft model": (lambda: DraftModel(smaller, rows=4, longest=256, target=model), DRAFTS),
+        "mtp": (lambda: DraftAhead(model, rows=4, longest=256, drafts=DRAFTS), min(DRAFTS, depths)),
+    }
+    for how, (make, drafts) in drafters.items():
         engine, got = answered(model, asked, make())
         differ = sum(got[one.id] != want[one.id] for one in asked)
         rows.append(Row(f"{name}, {how}: of {len(asked)} greedy texts, those that differ", differ, Goal(high=0)))
         share = engine.accepted / max(engine.drafted, 1)
         rows.append(Row(f"{name}, {how}: share of the drafts accepted", share))
-        rows.append(speed_up(f"{name}, {how}", model, asked[0], make, share, sizes))
+        rows.append(speed_up(f"{name}, {how}", model, asked[0], make, drafts, share, sizes))
     return rows
 
 
-def speed_up(name: str, model: Transformer, request: Request, make, share: float, sizes: Sizes) -> Row:
+def speed_up(
+    name: str, model: Transformer, request: Request, make: Callable[[], Drafter], drafts: int, share: float, sizes: Sizes
+) -> Row:
     """Time without drafts ÷ with, one request alone, beside the formula."""
     ratios = []
     for _ in range(sizes.rounds + 1):
         plain = seconds(lambda: answered(model, [request], None, rows=1))
         ratios.append(plain / seconds(lambda: answered(model, [request], make(), rows=1)))
     value, spread = middle(ratios[1:])
-    formula = sum(share**i for i in range(DRAFTS + 1))
+    formula = sum(share**i for i in range(drafts + 1))
     return Row(f"{name}: speed-up, batch 1 (tokens per step by the formula at this share: {formula:.2f})", value, None, spread)
 
 
-def chi_square(model: Transformer, tokenizer: Tokenizer, draws: int) -> Row:
-    """Second tokens sampled behind drafts, against the model's own probs summed over the first."""
+def chi_square(how: str, drafter: Drafter, model: Transformer, tokenizer: Tokenizer, draws: int) -> list[Row]:
+    """Third tokens, which are sampled behind a draft of the second where that is accepted, against the model's own probs summed
+    over the first two."""
     prompt = tuple(tokenizer.encode(TEXT).tolist()[:40])
     asked = [
-        Request(id=str(i), prompt=prompt, max_tokens=2, sampling=Sampling(temperature=1.3, top_k=8, seed=i))
+        Request(id=str(i), prompt=prompt, max_tokens=3, sampling=Sampling(temperature=1.3, top_k=8, seed=i))
         for i in range(draws)
     ]
-    _, got = answered(model, asked, PromptLookup(), rows=8)
-    with torch.inference_mode():
-        first = top(model(torch.tensor([prompt]))[0, -1])
-        both = sum(p * top(model(torch.tensor([[*prompt, t]]))[0, -1]) for t, p in enumerate(first.tolist()) if p > 0)
-    assert isinstance(both, torch.Tensor)
-    counts = torch.zeros_like(both)
+    engine, got = answered(model, asked, drafter, rows=8)
+    probs = third(model, prompt)
+    counts = torch.zeros_like(probs)
     for tokens in got.values():
-        counts[tokens[1]] += 1
-    likely = both * draws >= 5  # cells with fewer are put together
+        counts[tokens[2]] += 1
+    likely = probs * draws >= 5  # cells with fewer are put together
     seen = torch.cat([counts[likely], counts[~likely].sum()[None]])
-    expected = torch.cat([both[likely], both[~likely].sum()[None]]) * draws
+    expected = torch.cat([probs[likely], probs[~likely].sum()[None]]) * draws
     used = expected > 0
-    if bool(seen[~used].any()):
-        return Row("chi-square of sampled tokens behind drafts: probability", 0.0, Goal(low=SURE))
-    statistic = float(((seen - expected)[used] ** 2 / expected[used]).sum())
     freedom = int(used.sum()) - 1
-    p = float(
-        torch.special.gammaincc(
-            torch.tensor(freedom / 2, dtype=torch.float64), torch.tensor(statistic / 2, dtype=torch.float64)
-        )
-    )
-    return Row(
-        f"chi-square of {draws} sampled tokens behind drafts, {freedom} degrees of freedom: probability", p, Goal(low=SURE)
-    )
+    p = 0.0
+    if not bool(seen[~used].any()):
+        half = float(((seen - expected)[used] ** 2 / expected[used]).sum()) / 2
+        p = float(torch.special.gammaincc(*(torch.tensor(x, dtype=torch.float64) for x in (freedom / 2, half))))
+    what = f"{draws} tokens sampled behind drafts by {how}"
+    return [
+        Row(f"chi-square of {what}, {freedom} degrees of freedom: probability", p, Goal(low=SURE)),
+        Row(f"{what}: accepted drafts", engine.accepted, Goal(low=1)),
+    ]
+
+
+@torch.inference_mode()
+def third(model: Transformer, prompt: tuple[int, ...]) -> torch.Tensor:
+    """The probs (vocab,) of the third token behind a prompt."""
+    texts, weights = torch.tensor([prompt]), torch.ones(1, dtype=torch.float64)
+    for _ in range(2):
+        probs = weights[:, None] * top(model(texts)[:, -1])
+        rows, tokens = probs.nonzero(as_tuple=True)
+        texts, weights = torch.cat([texts[rows], tokens[:, None]], 1), probs[rows, tokens]
+    return (weights[:, None] * top(model(texts)[:, -1])).sum(0)
 
 
 def top(logits: torch.Tensor) -> torch.Tensor:
-    """The probs that the requests sample from."""
+    """The probs (…, vocab) that the requests sample from."""
     logits = logits.double() / 1.3
-    least = logits.topk(8).values[-1]
+    least = logits.topk(8).values[..., -1:]
     return logits.masked_fill(logits < least, -math.inf).softmax(-1)
 
 
@@ -165,10 +183,12 @@ def main() -> None:
     rows: list[Row] = []
     with progress("speculate", len(SPECS)) as tick:
         for name, layers in SPECS.items():
-            model = trained(layers, tokenizer, sizes.steps)
+            model = trained(layers, tokenizer, sizes.steps, DEPTHS[name])
             rows += figures(name, model, smaller, tokenizer, sizes)
             if name == "attention":
-                rows.append(chi_square(model, tokenizer, sizes.draws))
+                ahead = DraftAhead(model, rows=8, longest=256, drafts=DRAFTS)
+                for how, drafter in (("look-up", PromptLookup()), ("mtp", ahead)):
+                    rows += chi_square(how, drafter, model, tokenizer, sizes.draws)
             tick()
     report(rows, given.json)
 

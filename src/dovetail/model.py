@@ -520,7 +520,14 @@ class ModelModule(Module):
         return asked and ctx.views is None
 
     def draft(self, hidden: Tensor, tokens: Tensor, ctx: Ctx, depth: int = 1) -> tuple[Tensor, Tensor]:
-        """Logits (…, n, vocab) of the token after `tokens`, by one depth of multi-token prediction, and its hidden states.
+        """Logits (…, n, vocab) of the token after `tokens`, by one depth of multi-token prediction, and its hidden states. The
+        arguments are those of `hidden_ahead`."""
+        x = self.hidden_ahead(hidden, tokens, ctx, depth)
+        return self.head(x, ctx), x
+
+    def hidden_ahead(self, hidden: Tensor, tokens: Tensor, ctx: Ctx, depth: int = 1) -> Tensor:
+        """Hidden states (…, n, embed) of one depth of multi-token prediction, from which the head predicts the token after
+        `tokens`.
 
         hidden (…, n, embed) are those of `hidden()`, or of the depth before; tokens (…, n) are the known or drafted tokens
         `depth` places after them. ctx has the layout of the hidden states and, to continue, the views of a
@@ -532,8 +539,7 @@ class ModelModule(Module):
         embedded, _ = self.embed(tokens, ctx)
         ctx.layout.expect(embedded, "tokens")
         views = NO_VIEWS if ctx.views is None else ctx.views[depth - 1]
-        x = self.mtp[depth - 1](hidden, self.embed.widen(embedded), ctx, views)
-        return self.head(x, ctx), x
+        return self.mtp[depth - 1](hidden, self.embed.widen(embedded), ctx, views)
 
     def across(self, block: BlockModule, x: Tensor, ctx: Ctx, views: Any, carried: Carried) -> Tensor:
         """A block that reads values of earlier ones, or publishes some, which are added to `carried`."""

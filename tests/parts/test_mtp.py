@@ -1,4 +1,4 @@
-"""Multi-token prediction: what it adds to a model, and what it refuses. Law 24 compares drafting with a whole pass."""
+"""Multi-token prediction: what it adds to a model, and what it refuses. Law 25 compares drafting with a whole pass."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dovetail.model import ModelModule
 from dovetail.sampling import Sampling
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request
-from dovetail.serving.speculate import DraftModel, PromptLookup
+from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 
 QUICK = ["llama-tiny", "mamba2-hybrid-tiny"]
 OTHERS = [
@@ -193,7 +193,7 @@ def test_a_request_that_can_never_run_is_refused(wrong: dict[str, object], words
     assert not engine.busy
 
 
-class Guesses:
+class Guesses(Drafter):
     """A drafter that is right for some tokens, then wrong."""
 
     def __init__(self, known: dict[str, list[int]], right: int, vocab: int) -> None:

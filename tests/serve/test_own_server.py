@@ -20,7 +20,8 @@ from dovetail.text.tokenizer import END
 
 pytest.importorskip("fastapi")
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness.\n"
-SPEC = "{width: 32, vocab: 300, layers: [{repeat: 2, mixer: {heads: 2, head: 16}, ffn: {hidden: 64}}]}"
+LAYER = "mixer: {heads: 2, head: 16}, ffn: {hidden: 64}"
+SPEC = f"{{width: 32, vocab: 300, layers: [{{repeat: 2, {LAYER}}}], mtp: [{{block: {{{LAYER}}}}}]}}"
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +51,19 @@ def served(directory: Path, *flags: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--cache=int8",), ("--rows=3", "--pages=400", "--budget=24")])
-def test_every_law_of_servers_holds_with_prefix_cache_and_speculation(directory: Path, flags: tuple[str, ...]) -> None:
-    with served(directory, "--speculate=lookup", *flags) as url, served(directory, *flags) as plain:
+@pytest.mark.parametrize(
+    ("speculate", "flags"),
+    [
+        ("lookup", ()),
+        ("lookup", ("--cache=int8",)),
+        ("lookup", ("--rows=3", "--pages=400", "--budget=24")),
+        ("mtp", ()),
+    ],
+)
+def test_every_law_of_servers_holds_with_prefix_cache_and_speculation(
+    directory: Path, speculate: str, flags: tuple[str, ...]
+) -> None:
+    with served(directory, f"--speculate={speculate}", *flags) as url, served(directory, *flags) as plain:
         found = dt.laws(url, against=plain).to_dict()
     rows = {row["law"]: row for row in found["laws"]}
     assert len(rows) == 13

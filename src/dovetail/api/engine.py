@@ -24,6 +24,7 @@ from dovetail.core.finite import check_weights
 from dovetail.embedding import Embedder
 from dovetail.generation import Vocabulary, generates
 from dovetail.port.adapter import family_of, read_any
+from dovetail.serving.draft_ahead import DraftAhead
 from dovetail.serving.engine import Engine
 from dovetail.serving.packed import pack
 from dovetail.serving.pooled import PooledEngine
@@ -50,9 +51,9 @@ def load_engine(
     **options: Any,
 ) -> Engine | PooledEngine:
     """Return the engine of a model directory; the other options are those of `Engine`. A model that does not generate has one
-    for embeddings and scores alone, without these options. `speculate` is `lookup`, which guesses
-    tokens from those before, or the directory of a smaller model with the same vocabulary, which guesses up to `drafts`.
-    `adapters` are directories by the names that requests give."""
+    for embeddings and scores alone, without these options. Up to `drafts` tokens are guessed at once: `speculate` is `lookup`,
+    which guesses them from those before, `mtp`, the model's own multi-token prediction, one token per depth, or the directory
+    of a smaller model with the same vocabulary. `adapters` are directories by the names that requests give."""
     if threads is not None:
         torch.set_num_threads(threads)
     model = load(directory, dtype=dtype).eval()
@@ -60,7 +61,7 @@ def load_engine(
     pack(model)
     if not generates(model.spec):
         return _with_adapters(PooledEngine(model, longest), directory, adapters)
-    drafter = None if speculate is None else _drafter(speculate, model, rows, longest, dtype)
+    drafter = None if speculate is None else _drafter(speculate, model, rows, longest, drafts, dtype)
     vocabulary = model.vocabulary or Vocabulary()
     tokenizer, vocab = vocabulary.tokenizer, model.spec.vocab
     options["grammars"] = None if tokenizer is None else Grammars(tokenizer, vocab, vocabulary.stop)
@@ -82,9 +83,11 @@ def read_adapter(engine: Engine | PooledEngine, base: str | Path, directory: str
     return stored
 
 
-def _drafter(speculate: str, model: Transformer, rows: int, longest: int, dtype: str | None) -> Drafter:
+def _drafter(speculate: str, model: Transformer, rows: int, longest: int, drafts: int, dtype: str | None) -> Drafter:
     if speculate == "lookup":
         return PromptLookup()
+    if speculate == "mtp":
+        return DraftAhead(model, rows=rows, longest=longest, drafts=drafts)
     smaller = load(speculate, dtype=dtype).eval()
     check_weights(smaller, smaller.spec)
     pack(smaller)

@@ -70,6 +70,8 @@ class Engine:
         self.adapters = self.runner.adapters
         self.schedule = Schedule(budget)
         self.drafter, self.drafts, self.grammars = drafter, drafts, grammars
+        if drafter is not None:
+            drafter.attach(self.adapters)
         self.requests: dict[str, list[Continuation]] = {}
         self.scored: dict[str, list[Logprob]] = {}  # log-probs of prompts, until they are reported
         self.numbers = count()
@@ -149,7 +151,7 @@ class Engine:
             return []
         self.prompt_tokens += sum(n for _, n in plan.prefill)
         begin = time.perf_counter()
-        ready = self.runner.run(plan, self._score)
+        ready = self.runner.run(plan, self._score, None if self.drafter is None else self.drafter.observe)
         for one, _ in plan.prefill:
             self.runner.settle(one)
         outputs = self._next(ready)
@@ -175,6 +177,8 @@ class Engine:
                         self.schedule.waiting.remove(other)
                         self.schedule.started(other)
                         ready[other] = logits
+                        if self.drafter is not None:
+                            self.drafter.fork(one, other)
         outputs: list[Output] = []
         going = dict(ready)
         for one, logits in ready.items():

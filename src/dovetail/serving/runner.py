@@ -29,6 +29,7 @@ CHUNKED = "chunked"  # law 4: a prompt may be computed in pieces
 WASTE = 0.34  # of a padded batch of chunks may be padding
 SNAPSHOTS = 8  # of recurrent states that are kept for later prompts, per row: eight times the memory of the rows themselves
 EVERY = 4  # blocks between the snapshots of a continuation that decodes
+Listen = Callable[[Continuation, int, Tensor], None]  # (continuation, number of its first token, values per token)
 
 
 class Runner:
@@ -153,19 +154,19 @@ class Runner:
     # -- running
 
     @torch.inference_mode()
-    def run(self, plan: Plan, score: Callable[[Continuation, int, Tensor], None]) -> dict[Continuation, Tensor]:
+    def run(self, plan: Plan, score: Listen, observe: Listen | None = None) -> dict[Continuation, Tensor]:
         """Compute the tokens of a plan. Returns logits (1 + drafts, vocab) in float32 of each continuation that is ready for
         its next token: behind its last token, and behind each draft. `settle` follows, once it is known which drafts stay.
         score(continuation, first, logits (n, vocab)) gets the logits of a chunk whose request asks for log-probs of its
-        prompt."""
+        prompt; observe(continuation, first, hidden (n, embed)) the hidden states of all tokens, drafts included."""
         ready: dict[Continuation, Tensor] = {}
         batches = [[(one, 1 + len(one.drafts)) for one in plan.decode]] if plan.decode else []
         for batch in [*batches, *_batches(plan.prefill)]:
-            ready |= self._batch(batch, score)
+            ready |= self._batch(batch, score, observe)
         return ready
 
     def _batch(
-        self, batch: Sequence[tuple[Continuation, int]], score: Callable[[Continuation, int, Tensor], None]
+        self, batch: Sequence[tuple[Continuation, int]], score: Listen, observe: Listen | None
     ) -> dict[Continuation, Tensor]:
         rows = [one.row for one, _ in batch if one.row is not None]
         new = [n for _, n in batch]
@@ -191,6 +192,8 @@ class Runner:
         for i, (one, n) in enumerate(batch):
             if one.request.prompt_logprobs is not None and one.computed < one.prompt:
                 score(one, one.computed, self._head(x[i : i + 1, :n], ctx, slots[i : i + 1])[0])
+            if observe is not None:
+                observe(one, one.computed, x[i, :n])
             one.computed += n
         pieces = logits.split([count for _, count in ready]) if ready else ()
         return {batch[i][0]: piece for (i, _), piece in zip(ready, pieces, strict=True)}

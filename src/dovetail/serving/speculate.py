@@ -15,28 +15,47 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from dovetail.core.errors import InputError
 from dovetail.decoding import Decoder
 from dovetail.model import ModelModule
 from dovetail.sampling import sample_tokens
+from dovetail.serving.adapters import Adapters
 from dovetail.serving.schedule import Continuation
 from dovetail.state.pool import Pool
 
 
-class Drafter(Protocol):
-    """Guesses the next tokens of continuations."""
+class Drafter:
+    """Guesses the next tokens of continuations. The engine calls the other methods for drafters that follow the target."""
 
     def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
         """Up to counts[i] tokens that may follow the tokens of ones[i]."""
-        ...
+        raise NotImplementedError
+
+    def attach(self, adapters: Adapters) -> None:
+        """Called once by the engine, with the adapters of the target: a drafter that runs parts of the target needs them."""
+
+    def observe(self, one: Continuation, first: int, hidden: Tensor) -> None:
+        """Called in each step with the hidden states (n, embed) of the target at the tokens from number `first` on; the last of
+        them may be drafts, which are not sampled yet."""
+
+    def fork(self, one: Continuation, other: Continuation) -> None:
+        """Called where `other` begins with the tokens and the decode state of `one`."""
+
+
+def sample_drafts(logits: Tensor, ones: Sequence[Continuation], drafts: Sequence[Sequence[int]]) -> list[int]:
+    """The next draft of each continuation behind drafts[i], from logits (rows, vocab), as the target samples its tokens."""
+    samplings = [one.sampling for one in ones]
+    prompts = [one.tokens[: one.prompt] for one in ones]
+    generated = [[*one.generated, *before] for one, before in zip(ones, drafts, strict=True)]
+    return sample_tokens(logits.float().cpu(), samplings, prompts, generated)
 
 
 @dc.dataclass(frozen=True)
-class PromptLookup:
+class PromptLookup(Drafter):
     """Guesses that the last tokens are followed by what followed them before: in summaries, edits and code they often are."""
 
     longest: int = 4  # tokens that must agree, tried first
@@ -55,7 +74,7 @@ class PromptLookup:
         return []
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """A smaller model with the same vocabulary that runs ahead, with the same sampling."""
 
     def __init__(self, model: ModelModule, *, rows: int, longest: int, target: ModelModule) -> None:
@@ -78,10 +97,8 @@ class DraftModel:
             rows = [ones[j].row for j in active]
             last = [[*ones[j].tokens, *guesses[j]][-1] for j in active]
             logits = self.decoder.step(torch.tensor(last)[:, None].to(self.model.device), [r for r in rows if r is not None])
-            samplings = [ones[j].sampling for j in active]
-            made = [[*ones[j].generated, *guesses[j]] for j in active]
-            prompts = [ones[j].tokens[: ones[j].prompt] for j in active]
-            for j, token in zip(active, sample_tokens(logits.float().cpu(), samplings, prompts, made), strict=True):
+            sampled = sample_drafts(logits, [ones[j] for j in active], [guesses[j] for j in active])
+            for j, token in zip(active, sampled, strict=True):
                 self._held(ones[j]).append([*ones[j].tokens, *guesses[j]][-1])
                 guesses[j].append(token)
         return guesses

@@ -1,0 +1,156 @@
+"""Drafts by the model's own depths of multi-token prediction (Model.mtp), which read the hidden states of the target.
+
+    hᵏᵢ = depthₖ(hᵏ⁻¹ᵢ, E(tᵢ₊ₖ))           h⁰ of the target; the head predicts tᵢ₊ₖ₊₁ from hᵏᵢ                 (core/ahead.py)
+    tokens t₀ … tₘ₋₁ known, h⁰ known up to m − 2:     hᵏₘ₋₂ gives draft k, and reads drafts 1 … k − 1;  K depths, K drafts
+
+The depths have a decode state of their own: they see the whole context, as in training, and compute each position about once.
+A window over recent hidden states would be computed anew for each draft, and see less. Depth k at positions from m − k on reads
+drafts, so that the pool keeps the first m − K positions and rolls the others back; where a state returns only to its mark, the
+positions between are replayed.
+
+Positions whose hidden states were not computed here (the prefix cache had them) are left out: the first known one is the
+depths' first. That costs accepted drafts, never a token.        DeepSeek-AI 2024 (DeepSeek-V3), sections 2.2 and 5.4.3
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.errors import SpecError
+from dovetail.model import ModelModule
+from dovetail.serving.adapters import Adapters
+from dovetail.serving.schedule import Continuation
+from dovetail.serving.speculate import Drafter, sample_drafts
+from dovetail.state.pool import Pool
+
+LATER = 16  # positions that may wait for the next draft, which runs all rows in one batch
+
+
+@dc.dataclass
+class Row:
+    """A row of the pool, and the hidden states that its depths have not read."""
+
+    owner: Continuation
+    number: int
+    begin: int  # the position of its first entry in the pool
+    start: int  # the position of its next entry
+    hidden: Tensor  # (n, embed), from position `start` on
+    drafts: tuple[int, list[int]] = (0, [])  # the last ones, and the number of tokens that they follow
+
+    @property
+    def end(self) -> int:
+        """The position behind the last hidden state."""
+        return self.start + len(self.hidden)
+
+    def put(self, first: int, hidden: Tensor) -> None:
+        """Add hidden states from position `first` on. Those there before were of rejected drafts, or are computed again."""
+        before, new = self.hidden[: max(first - self.start, 0)], hidden[max(self.start - first, 0) :]
+        self.hidden = torch.cat([before, new])
+
+    def advance(self, start: int) -> None:
+        """Drop the hidden states before a position, which the depths have read."""
+        self.start, self.hidden = start, self.hidden[start - self.start :]
+
+
+class DraftAhead(Drafter):
+    """The target's own depths of multi-token prediction: the first `drafts` of them, each of which guesses one token more."""
+
+    def __init__(self, model: ModelModule, *, rows: int, longest: int, drafts: int) -> None:
+        """`rows` and `longest` are those of the engine."""
+        if not model.part.mtp:
+            remedy = "use prompt look-up or a draft model, or train a spec with mtp"
+            raise SpecError("mtp", "the model has no multi-token prediction to draft with", remedy)
+        self.model, self.depths = model, min(len(model.part.mtp), drafts)
+        cuts = None if model.ranks is None else model.ranks.cuts
+        self.pool = Pool(
+            model.part, rows, longest, dtype=model.dtype, device=model.device, layout="paged", drafts=True, sharded=cuts
+        )
+        self.adapters = Adapters(model)
+        self.rows: dict[int, Row] = {}
+
+    def attach(self, adapters: Adapters) -> None:
+        self.adapters = adapters
+
+    @torch.inference_mode()
+    def observe(self, one: Continuation, first: int, hidden: Tensor) -> None:
+        assert one.row is not None
+        row = self._row(one)
+        if row is None or first > row.end:
+            self.pool.free(one.row)
+            row = self.rows[one.row] = Row(one, one.row, first, first, hidden)
+        else:
+            row.put(first, hidden)
+        certain = min(self._certain(row), len(one.tokens) - 2, row.end)  # the last but one gives the first draft
+        if certain - row.start > LATER:  # of a prompt
+            self._run([row], [certain], guess=False)
+            row.advance(certain)
+
+    def fork(self, one: Continuation, other: Continuation) -> None:
+        assert other.row is not None
+        if (row := self._row(one)) is not None:
+            self.pool.fork(row.number, other.row)
+            self.rows[other.row] = dc.replace(row, owner=other, number=other.row)
+
+    @torch.inference_mode()
+    def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
+        rows = [self._row(one) for one in ones]
+        # a continuation that got no place in the last step still has its drafts
+        known = [row for row in rows if row is not None and row.drafts[0] < len(row.owner.tokens) and self._reached(row)]
+        if known:
+            self._draft(known)
+        drafts = {row.owner: row.drafts[1] for row in rows if row is not None and row.drafts[0] == len(row.owner.tokens)}
+        return [drafts.get(one, [])[:count] for one, count in zip(ones, counts, strict=True)]
+
+    def _draft(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.pool.marks[row.number] = []
+            self.pool.mark(row.number)
+        guesses = self._run(rows, [len(row.owner.tokens) - 1 for row in rows], guess=True)
+        for row, guess in zip(rows, guesses, strict=True):
+            row.drafts = (len(row.owner.tokens), guess)
+            reached = self.pool.rollback(row.number, max(self._certain(row), row.start) - row.begin)
+            row.advance(row.begin + reached)
+        if replayed := [row for row in rows if row.start < self._certain(row)]:  # a recurrent state is back at its mark
+            self._run(replayed, [self._certain(row) for row in replayed], guess=False)
+            for row in replayed:
+                row.advance(self._certain(row))
+
+    def _row(self, one: Continuation) -> Row | None:
+        """The row of a continuation, if its hidden states are there."""
+        row = None if one.row is None else self.rows.get(one.row)
+        return None if row is None or row.owner is not one else row
+
+    def _reached(self, row: Row) -> bool:
+        """Whether the hidden states that the depths have not read go up to the last but one token."""
+        return row.start < len(row.owner.tokens) - 1 <= row.end
+
+    def _certain(self, row: Row) -> int:
+        """The first position at which some depth reads a token that is not sampled yet."""
+        return len(row.owner.tokens) - self.depths
+
+    def _run(self, rows: Sequence[Row], ends: Sequence[int], guess: bool) -> list[list[int]]:
+        """Let every depth read the positions of rows[i] from its start to ends[i]; return what each guesses from the last of
+        them, where asked to."""
+        counts = [end - row.start for row, end in zip(rows, ends, strict=True)]
+        step = self.pool.step([row.number for row in rows], counts)
+        ctx = Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
+        hidden = pad_sequence([row.hidden[:n] for row, n in zip(rows, counts, strict=True)], batch_first=True)
+        index, last = torch.arange(len(rows), device=hidden.device), torch.tensor(counts, device=hidden.device) - 1
+        ones, guesses = [row.owner for row in rows], [list[int]() for _ in rows]
+        with self.adapters.rows([one.request.adapter for one in ones]):
+            for depth in range(1, self.depths + 1):
+                known = [[*row.owner.tokens[row.start :], *drafts] for row, drafts in zip(rows, guesses, strict=True)]
+                tokens = [torch.tensor(one[depth : depth + n]) for one, n in zip(known, counts, strict=True)]
+                ahead = pad_sequence(tokens, batch_first=True).to(hidden.device)
+                hidden = self.model.hidden_ahead(hidden, ahead, ctx, depth)
+                if guess:
+                    logits = self.model.head(hidden[index, last][:, None], ctx)[:, 0]
+                    for drafts, token in zip(guesses, sample_drafts(logits, ones, guesses), strict=True):
+                        drafts.append(token)
+        return guesses
