@@ -161,7 +161,7 @@ def judged(original: Original, site: Site, layer: int, build: Any, seed: int) ->
         "kind": site.kind,
         "line": site.line,
         "within": site.within,
-        "what": site.what,
+        "change": site.what.rpartition(": ")[2],  # without the source text
         "mutated_layer": layer,
         "status": verdict.status,
         "first": None if verdict.first is None else verdict.first.address,
