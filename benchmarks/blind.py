@@ -5,8 +5,9 @@
 transformers makes one tiny random model of each of 5 families. One site of its installed modeling file is changed
 (blind_sites.py): kind, site and layer are drawn by the seed, kinds with the same probability. The changed classes replace ONE
 layer and hold its weights, so that the first bad layer is known by construction. A mutation counts if the model still runs, in
-float32 and float64, its logits are finite, and some float64 logit changes by more than 1e-6; others are drawn again. Then
-`dovetail.verify` compares the model directory, run by us, with a function that returns the changed model of transformers.
+float32 and float64, its logits are finite, and some float64 logit changes by more than 1e-6; else another site of the kind is
+drawn. Then `dovetail.verify` compares the model directory, run by us, with a function that returns the changed model of
+transformers.
 
     first bad layer named right    fraction of the mutated models
     part named right               fraction of the mutated models: the part that computes the first bad tap is the one whose
@@ -132,14 +133,20 @@ def drawn(original: Original, count: int, draw: random.Random, rejected: Counter
     found: list[tuple[Site, int, Any]] = []
     while len(found) < count and any(by_kind.values()):
         kind = by_kind[draw.choice(sorted(name for name, some in by_kind.items() if some))]
+        found += _first_that_counts(original, kind, draw, rejected)
+    return found
+
+
+def _first_that_counts(original: Original, kind: list[Site], draw: random.Random, rejected: Counter[str]) -> list[Any]:
+    """One mutation of a kind that counts; none where no site is left."""
+    while kind:
         site, layer = kind.pop(draw.randrange(len(kind))), draw.randrange(original.config.num_hidden_layers)
         build = _changed(original, original.file, site, layer)
         outcome = "raised" if build is None else original.outcome(build)
-        if build is not None and outcome == "changed":
-            found.append((site, layer, build))
-        else:
-            rejected[outcome] += 1
-    return found
+        if outcome == "changed":
+            return [(site, layer, build)]
+        rejected[outcome] += 1
+    return []
 
 
 def _changed(original: Original, file: ModelingFile, site: Site | None, layer: int) -> Callable[[], nn.Module] | None:

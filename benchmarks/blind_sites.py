@@ -129,6 +129,8 @@ class Mutations(Visitor):
         """Two variables or attributes of self that the statement reads, swapped."""
         read = dict.fromkeys(ast.unparse(one) for one in ast.walk(node) if self._variable(one))
         for one, other in itertools.combinations(read, 2):
+            if one.startswith("self.") != other.startswith("self."):
+                continue
             both = {one: other, other: one}
             changed = self.offer(node, f"{one} and {other} swapped", lambda n, both=both: _Renamed(self, both).visit(n))
             if changed is not None:
