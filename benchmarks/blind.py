@@ -13,7 +13,7 @@ transformers.
     part named right               fraction of the mutated models: the part that computes the first bad tap is the one whose
                                    code is changed, by class: attention with its rotary tables and functions, feed-forward with
                                    its experts and router, norm, or the layer's own code with what the statement calls
-    misses                         fraction of the mutated models that were called equal or rounding
+    misses                         fraction of the mutated models that were called equal or rounding, or had no verdict
     cause named                    fraction of the mutated models; most mutations are in no list of causes
     cause named right              fraction of the causes that were named: cause and changed statement have a class in common.
                                    Classes: rotary, norm, scale, soft-cap, mask, activation, heads, weights, residual, router;
@@ -47,6 +47,7 @@ from torch import Tensor, nn
 from verify import named, write_model
 
 import dovetail
+from dovetail.core.errors import DovetailError
 from dovetail.verification.float64 import float32_islands_widened
 from dovetail.verification.report import within
 from dovetail.verification.transformers_side import transformers
@@ -156,20 +157,27 @@ def _changed(original: Original, file: ModelingFile, site: Site | None, layer: i
         return None
 
 
+NOTHING = {"missed": True, **dict.fromkeys(("layer_right", "part_right", "cause_named", "cause_right"), False)}
+
+
+def _site(original: Original, site: Site, layer: int) -> dict[str, Any]:
+    """The mutation, without the source text."""
+    place = {"family": original.family, "kind": site.kind, "line": site.line, "within": site.within}
+    return {**place, "change": site.what.rpartition(": ")[2], "mutated_layer": layer}
+
+
 def judged(original: Original, site: Site, layer: int, build: Any, seed: int) -> dict[str, Any]:
     """The verdict on one mutated model, and whether it is right."""
-    verdict = dovetail.verify(str(original.directory), build, seed=seed).verdict
+    try:
+        verdict = dovetail.verify(str(original.directory), build, seed=seed).verdict
+    except DovetailError as error:  # no verdict: a miss
+        return {**_site(original, site, layer), "status": "error", "first": str(error), "cause": "–", **NOTHING}
     assert isinstance(verdict, Verdict)
     missed, cause = verdict.status in ("equal", "rounding"), named(verdict)
     where = verdict.layer == f"layers.{layer}" and not missed
     tap = "" if verdict.first is None else within(verdict.first.address)
     return {
-        "family": original.family,
-        "kind": site.kind,
-        "line": site.line,
-        "within": site.within,
-        "change": site.what.rpartition(": ")[2],  # without the source text
-        "mutated_layer": layer,
+        **_site(original, site, layer),
         "status": verdict.status,
         "first": None if verdict.first is None else verdict.first.address,
         "cause": cause,
