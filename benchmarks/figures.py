@@ -87,6 +87,18 @@ TABLE = {
         ("benchmarks/verify.py", "benchmarks/seeded_bugs.py", HERE, f"{SOURCE}/verification", f"{SOURCE}/port", *RUNS),
         1,
     ),
+    "blind": Figure(
+        "python benchmarks/blind.py --json --table docs/figures/blind-cases.json",
+        (
+            *(f"benchmarks/{name}.py" for name in ("blind", "blind_rules", "blind_sites", "verify", "seeded_bugs")),
+            HERE,
+            f"{SOURCE}/lawbook/sites.py",
+            f"{SOURCE}/verification",
+            f"{SOURCE}/port",
+            *RUNS,
+        ),
+        1,
+    ),
     "rollouts": Figure(
         "python benchmarks/rollouts.py --json",
         ("benchmarks/rollouts.py", "benchmarks/rollout_gaps.py", HERE, f"{SOURCE}/verification", *RUNS),

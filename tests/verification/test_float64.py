@@ -25,3 +25,13 @@ def test_what_bytes_are_is_not_changed() -> None:
 def test_in_other_dtypes_nothing_happens() -> None:
     with float32_islands_widened(torch.bfloat16):
         assert torch.ones(2, dtype=torch.bfloat16).float().dtype == torch.float32
+
+
+def test_a_default_dtype_of_float32_that_is_set_inside_is_float64() -> None:
+    """transformers sets the dtype of a config while it builds a model: Gemma's embedding scale was rounded to float32."""
+    with float32_islands_widened():
+        torch.set_default_dtype(torch.float32)
+        assert torch.tensor(48**0.5).item() == 48**0.5
+        torch.set_default_dtype(torch.bfloat16)  # no request for float32
+        assert torch.tensor(48**0.5).dtype == torch.bfloat16
+    assert torch.get_default_dtype() == torch.float32

@@ -23,6 +23,8 @@ class Float64Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function with float64 in place of float32."""
+        if torch.get_default_dtype() is torch.float32:  # set inside: transformers does, while it builds a model from a config
+            torch.set_default_dtype(torch.float64)
         if func in REINTERPRETS:
             return func(*args, **(kwargs or {}))
         args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
