@@ -21,8 +21,9 @@ transformers.
     false alarms                   fraction of the families whose unchanged model, built in the same way, was called two
                                    functions
 
-These rules were written before the first score was taken. Development used seed 1; the published figure is taken with a seed
-that was not used before, and nothing is changed for it. No row has a goal: the score is published as it is.
+The rules of parts and causes were written before the first score was taken. That was of seed 1, after which names are swapped
+like with like, a kind is tried until one of its mutations counts, and a model without a verdict is a miss. The published figure
+is taken with a seed that was not used before, and nothing is changed for it. No row has a goal: the score is published as it is.
 """
 
 from __future__ import annotations
