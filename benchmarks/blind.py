@@ -23,7 +23,7 @@ transformers.
 
 The rules of parts and causes were written before the first score was taken. That was of seed 1, after which names are swapped
 like with like, a kind is tried until one of its mutations counts, and a model without a verdict is a miss. The published figure
-is taken with a seed that was not used before, and nothing is changed for it. No row has a goal: the score is published as it is.
+is taken with a seed that was not used before, and nothing is changed for it. No row has a goal: it is published as it is.
 """
 
 from __future__ import annotations
