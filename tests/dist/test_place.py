@@ -91,7 +91,15 @@ def test_ranks_that_share_a_key_head_take_the_same_piece() -> None:
         (
             decoder("kind: attention, heads: 6, kv_heads: 1, head: 12, qk_norm: rmsnorm, qk_norm_whole: true"),
             2,
-            "layers.0.mixer.k_norm.scale",
+            "layers.0.mixer.k_norm",
+            "more than once",
+        ),
+        (
+            decoder(
+                "kind: attention, heads: 6, kv_heads: 1, head: 12, qk_norm: {kind: rmsnorm, scale: false}, qk_norm_whole: true"
+            ),
+            2,
+            "layers.0.mixer.k_norm",  # a norm without weights
             "more than once",
         ),
     ],

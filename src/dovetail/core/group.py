@@ -89,6 +89,9 @@ class Norm(Part):
 
     group: ClassVar[str] = "norm"
 
+    def reduces(self, scope: Scope) -> tuple[str, ...]:
+        return scope.names(("dim",))
+
 
 class Act(Part):
     """An elementwise activation function. No module: the ffn calls `function()` once and applies the result."""

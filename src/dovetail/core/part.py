@@ -165,6 +165,11 @@ class Part:
         it calls ctx.enter, ctx.leave and ctx.join itself, around what it computes with those weights."""
         return ()
 
+    def reduces(self, scope: Scope) -> tuple[str, ...]:
+        """Axes over which this part sums or takes means, with or without a weight of its own (a norm): each of their entries
+        must be on one rank."""
+        return ()
+
     def taps(self) -> tuple[str, ...]:
         """Names of the activations that listeners can read and replace."""
         return self.TAPS

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import Declared
-from dovetail.core.part import Part, weights_of
+from dovetail.core.part import Part, walk, weights_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -35,11 +35,19 @@ class TPRegion:
     part: Part
     shared_out: frozenset[str]  # the sharded axes
     summed: frozenset[str]  # those of them that must be sharded evenly, since the output sums over them
+    reduced: tuple[tuple[str, str, int], ...] = ()  # (path, axis, size) of sharded axes over which a part inside reduces
     bounded: bool = True  # whether tensors enter and leave at its ends; else the part itself calls ctx.enter, leave and join
 
     def holds(self, path: str) -> bool:
         """Return whether the weight at this path is inside."""
         return path.startswith(f"{self.path}.")
+
+    def check(self, ranks: int) -> None:
+        """Raise SpecError where a part reduces over an axis of which several ranks hold the same piece."""
+        for path, axis, size in self.reduced:
+            if size % ranks and not ranks % size:  # what cannot be cut at all is refused as such
+                problem = f"a norm over all of {axis} = {size} would count a piece more than once over {ranks} ranks"
+                raise SpecError(path, problem, f"normalize each head alone, or use {size} ranks or fewer")
 
 
 @dc.dataclass(frozen=True)
@@ -79,12 +87,20 @@ def tp_regions(
     part: Part, scope: Scope | None = None, path: str = "", whole: frozenset[str] = frozenset()
 ) -> Iterator[TPRegion]:
     """Yield every tensor-parallel region of a spec, in module order; axes in `whole` are not sharded."""
+    outer = scope
     scope = part.axes((scope or Scope()).entered(path))
     if part.tp_region():
         own = scope.added - whole
         hits = [hit for weight in weights_of(part, scope) if (hit := major(weight, scope, own)) is not None]
         summed = {axis for dim, axis, weight in hits if _is_summed(dim, weight, scope, own)}
-        yield TPRegion(path, part, frozenset(axis for _, axis, _ in hits), frozenset(summed))
+        shared = frozenset(axis for _, axis, _ in hits)
+        reduced = (
+            (at, axis, below.size(axis))
+            for at, one, below in walk(part, outer, path)
+            for axis in one.reduces(below)
+            if axis in shared
+        )
+        yield TPRegion(path, part, shared, frozenset(summed), tuple(reduced))
         return
     if axes := frozenset(part.tp_axes()) - whole:
         yield TPRegion(path, part, axes, axes, bounded=False)
@@ -119,6 +135,7 @@ def cut_of(d: Declared, tp_region: TPRegion | None, ranks: int) -> Cut | None:
     hit = None if tp_region is None else major(d.weight, d.scope, tp_region.shared_out)
     if tp_region is None:
         return None
+    tp_region.check(ranks)
     if hit is None:
         if d.weight.tp != "replicate" and (shared := tp_region.shared_out & set(d.scope.names(d.weight.over))):
             axis = sorted(shared)[0]
@@ -135,9 +152,6 @@ def cut_of(d: Declared, tp_region: TPRegion | None, ranks: int) -> Cut | None:
         problem = f"{axis} = {size} cannot be cut over {ranks} tensor-parallel ranks"
         remedy = f"make {axis} a multiple of {ranks}, use fewer ranks, or keep it whole: tensor_parallel(…, whole={{{axis!r}}})"
         raise SpecError(d.path, problem, remedy)
-    if axis in d.scope.names(weight.over):
-        problem = f"a norm over all of {axis} = {size} would count a piece more than once over {ranks} ranks"
-        raise SpecError(d.path, problem, f"normalize each head alone, or use {size} ranks or fewer")
     if len(weight.out) > 2:
         problem = f"{' × '.join(weight.out)} packs what {ranks} ranks share out with {axis} = {size}, which they must share"
         raise SpecError(d.path, problem, f"unpack it, or use {size} ranks or fewer")
