@@ -26,7 +26,7 @@ import bare
 import torch
 from bare import BareGreedy, with_weights_of
 from measure import Goal, Row, arguments, middle, progress, report, taking_steps, taking_turns
-from peer import Litgpt, Llama, LlamaCpp, against_process, hugging_face, ready
+from peer import Litgpt, Llama, LlamaCpp, against_process, hugging_face, require
 from torch import Tensor
 
 from dovetail import Pool
@@ -152,8 +152,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES)
     flags: argparse.Namespace = parser.parse_args()
     for name in set(PROCESSES) & set(flags.only):  # before minutes of compilation
-        if not ready(name):
-            raise SystemExit(f"{name}: its environment is missing; run benchmarks/peers/make {name}, or leave it out by --only")
+        require(name)
     if os.environ.get("TORCHDYNAMO_DISABLE") == "1" and not flags.quick:
         raise SystemExit("TORCHDYNAMO_DISABLE is set, so that no side would be compiled; unset it")
     torch.set_num_threads(flags.threads)

@@ -47,15 +47,19 @@ def ready(name: str) -> bool:
     return (ENVIRONMENTS / name / "ready").exists()
 
 
+def require(name: str) -> None:
+    """Stop where the environment of a peer is missing."""
+    if not ready(name):
+        raise SystemExit(f"{name}: its environment is missing; run benchmarks/peers/make {name}, or leave it out")
+
+
 class Process:
     """A worker in the environment `name`: it writes its version, then answers each line of JSON with a line."""
 
     def __init__(self, name: str, worker: str, *arguments: str) -> None:
-        python = ENVIRONMENTS / name / "bin/python"
-        if not python.is_file():
-            raise SystemExit(f"{name}: its environment is missing; run benchmarks/peers/make {name}")
+        require(name)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # a peer has its own packages
-        command = [str(python), str(PEERS / worker), *arguments]
+        command = [str(ENVIRONMENTS / name / "bin/python"), str(PEERS / worker), *arguments]
         self.name = name
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         self.version: str = self._answer()["version"]

@@ -2,30 +2,18 @@
 
 from typing import Any
 
-from dovetail.adapters.attach import adaptable, attach, read_adapter
 from dovetail.io.spec import from_yaml
-from dovetail.lawbook.adapted import perturb
-from dovetail.lawbook.case import perturbed
-from dovetail.lawbook.sharded import SPLITS, How, _mesh, _run, make_batch
+from dovetail.lawbook.sharded import SPLITS, How, _mesh, _run, adapted_model, make_batch
 from dovetail.lawbook.sharded_result import gaps_of
-from dovetail.model import Model, ModelModule
-
-
-def adapted_model(spec: Model, kind: dict[str, Any]) -> ModelModule:
-    """A model with perturbed weights and perturbed adapters on all its leaves."""
-    model = perturbed(spec, 0)
-    attach(model, read_adapter({**kind, "targets": [path for path, _ in adaptable(spec)]}))
-    perturb(model, 0)
-    return model
 
 
 def compare_adapted(text: str, kind: dict[str, Any], how: How, seed: int | None = None) -> dict[str, float]:
     """The differences of outputs and gradients between a whole adapted model and a sharded one; with a seed in training."""
     spec = from_yaml(text)
-    whole = adapted_model(spec, kind)
+    whole = adapted_model(spec, 0, kind)
     batch = make_batch(spec, whole, 0)
     want = _run(whole, spec, batch, seed)
-    run = SPLITS[how](adapted_model(spec, kind), spec, _mesh(how))
+    run = SPLITS[how](adapted_model(spec, 0, kind), spec, _mesh(how))
     gaps = gaps_of(run(batch, seed), want)
     trained = [name for name, gradient in want.gradients.items() if bool(gradient.abs().max() > 0)]
     assert trained

@@ -7,7 +7,7 @@ from shard_specs import decoder
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.dist.pair import Pair
-from dovetail.dist.place import Cut, cut_of, tp_regions
+from dovetail.dist.place import Cut, placed, tp_regions
 from dovetail.io.spec import from_yaml
 
 ROUTER = "kind: sigmoid_router, top_k: 2, balance_bias: true, balance_loss: 0.7, z_loss: 0.1, noise: 0.3, capacity: 1.0"
@@ -40,11 +40,9 @@ def test_a_rank_whose_experts_no_token_chose_takes_part(pair: Pair) -> None:
 
 def cuts(ffn: str, ranks: int, whole: frozenset[str] = frozenset()) -> dict[str, Cut | None]:
     spec = from_yaml(decoder(ffn=ffn))
-    found = list(tp_regions(spec, whole=whole))
-    placed = [
-        (d, next((r for r in found if r.holds(d.path)), None)) for d in declared(spec) if d.path.startswith("layers.0.ffn.")
-    ]
-    return {d.path.removeprefix("layers.0.ffn."): cut_of(d, tp_region, ranks) for d, tp_region in placed}
+    inside = [d for d in declared(spec) if d.path.startswith("layers.0.ffn.")]
+    cut = placed(inside, list(tp_regions(spec, whole=whole)), ranks)
+    return {d.path.removeprefix("layers.0.ffn."): cut for d, _, cut in cut}
 
 
 def test_placements_follow_from_the_batch_axis() -> None:

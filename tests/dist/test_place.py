@@ -5,16 +5,14 @@ from shard_specs import GPT2, WIRINGS, decoder
 
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
-from dovetail.dist.place import Cut, cut_of, tp_regions
+from dovetail.dist.place import Cut, placed, tp_regions
 from dovetail.io.spec import from_yaml
 
 
 def cuts(text: str, ranks: int) -> dict[str, Cut | None]:
     """How every tensor of the first layer, and of none, is cut."""
     spec = from_yaml(text)
-    found = list(tp_regions(spec))
-    placed = [(d, next((r for r in found if r.holds(d.path)), None)) for d in declared(spec)]
-    return {d.path.removeprefix("layers.0."): cut_of(d, tp_region, ranks) for d, tp_region in placed}
+    return {d.path.removeprefix("layers.0."): cut for d, _, cut in placed(declared(spec), list(tp_regions(spec)), ranks)}
 
 
 def test_axes_are_found_not_listed() -> None:

@@ -18,7 +18,7 @@ axes needs all of it.
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import Declared
@@ -130,12 +130,20 @@ def major(weight: Weight, scope: Scope, among: Sequence[str] | set[str] | frozen
     return None
 
 
-def cut_of(d: Declared, tp_region: TPRegion | None, ranks: int) -> Cut | None:
-    """Return the sharding of a declared tensor; None where it is replicated."""
-    hit = None if tp_region is None else major(d.weight, d.scope, tp_region.shared_out)
-    if tp_region is None:
-        return None
-    tp_region.check(ranks)
+def placed(
+    tensors: Iterable[Declared], regions: Sequence[TPRegion], ranks: int
+) -> list[tuple[Declared, TPRegion | None, Cut | None]]:
+    """Return every tensor with the region that it is in and its sharding. Raises SpecError with the path of what cannot be
+    sharded over so many ranks."""
+    for tp_region in regions:
+        tp_region.check(ranks)
+    inside = [(d, next((one for one in regions if one.holds(d.path)), None)) for d in tensors]
+    return [(d, tp_region, None if tp_region is None else cut_of(d, tp_region, ranks)) for d, tp_region in inside]
+
+
+def cut_of(d: Declared, tp_region: TPRegion, ranks: int) -> Cut | None:
+    """Return the sharding of a declared tensor of a region; None where it is replicated."""
+    hit = major(d.weight, d.scope, tp_region.shared_out)
     if hit is None:
         if d.weight.tp != "replicate" and (shared := tp_region.shared_out & set(d.scope.names(d.weight.over))):
             axis = sorted(shared)[0]

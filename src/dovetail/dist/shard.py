@@ -41,7 +41,7 @@ from dovetail.core.undeclared import check_declared
 from dovetail.dist.batch import TokenRanks
 from dovetail.dist.collective import enter, join, largest, leave, total
 from dovetail.dist.mesh import RankError
-from dovetail.dist.place import Cut, TPRegion, cut_of, tp_regions
+from dovetail.dist.place import Cut, TPRegion, placed, tp_regions
 from dovetail.dist.waiting import time_collectives
 
 # the methods that run a model, beside forward
@@ -177,11 +177,10 @@ def _stored(cuts: Iterable[tuple[Declared, TPRegion | None, Cut | None]], ranks:
 
 
 def _cuts(
-    model: nn.Module, spec: Part, found: Iterable[TPRegion], ranks: int
+    model: nn.Module, spec: Part, found: Sequence[TPRegion], ranks: int
 ) -> list[tuple[Declared, TPRegion | None, Cut | None]]:
     """Return every declared tensor with its region and its sharding; a tied weight must be sharded alike in all places."""
-    placed = [(d, next((tp_region for tp_region in found if tp_region.holds(d.path)), None)) for d in held(model, spec)]
-    cuts = [(d, tp_region, cut_of(d, tp_region, ranks)) for d, tp_region in placed]
+    cuts = placed(held(model, spec), found, ranks)
     by_path = {d.path: cut for d, _, cut in cuts}
     for d, _, cut in cuts:
         if d.weight.same_as is not None and cut != by_path[d.weight.same_as]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import atexit
 import dataclasses as dc
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -146,12 +146,13 @@ def _staged(spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> d
 
 def _with_adapters(spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> dict[str, float]:
     """In training, by each split that the model itself can have."""
-    want = _run(adapted_model(spec, seed), spec, batch, MODES["training"])
+    kind = ADAPTERS[seed % len(ADAPTERS)]
+    want = _run(adapted_model(spec, seed, kind), spec, batch, MODES["training"])
     gaps: dict[str, float] = {}
     reasons: list[SpecError] = []
     for how in ("tp", "fsdp"):
         try:
-            run = SPLITS[how](adapted_model(spec, seed), spec, _mesh(how))
+            run = SPLITS[how](adapted_model(spec, seed, kind), spec, _mesh(how))
         except SpecError as cannot:
             reasons.append(cannot)
         else:
@@ -161,16 +162,15 @@ def _with_adapters(spec: Model, seed: int, batch: Batch, wants: dict[str, Result
     return gaps
 
 
-def adapted_model(spec: Model, seed: int) -> ModelModule:
-    """A model with perturbed weights, and a perturbed adapter on each of its leaves."""
+def adapted_model(spec: Model, seed: int, kind: Mapping[str, object]) -> ModelModule:
+    """A model with perturbed weights, and a perturbed adapter of this kind on each of its leaves."""
     model = perturbed(spec, seed)
     # dropout is drawn by token: patches and pooled tokens are none
     targets = [
         path for path, d in adaptable(spec) if not (isinstance(d.part, Embed) or (isinstance(d.part, Head) and d.part.pools()))
     ]
-    attach(model, {**ADAPTERS[seed % len(ADAPTERS)], "targets": targets}, seed=seed)
-    with torch.no_grad():
-        perturb(model, seed)
+    attach(model, {**kind, "targets": targets}, seed=seed)
+    perturb(model, seed)
     return model
 
 

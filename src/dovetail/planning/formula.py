@@ -16,7 +16,7 @@ from math import prod
 from dovetail.account import account
 from dovetail.core.fold import Declared, declared
 from dovetail.dist.layout import Layout
-from dovetail.dist.place import TPRegion, cut_of, local_slices, tp_regions
+from dovetail.dist.place import Cut, local_slices, placed, tp_regions
 from dovetail.model import Model
 from dovetail.planning.device import Device
 from dovetail.planning.trace import Setting
@@ -49,8 +49,7 @@ class Formula:
     def _shapes(self, tensor: int) -> list[tuple[Declared, tuple[int, ...]]]:
         """Every weight with the shape of what one tensor-parallel rank stores of it."""
         regions = list(tp_regions(self.spec)) if tensor > 1 else []
-        inside = ((d, next((one for one in regions if one.holds(d.path)), None)) for d in self.learned)
-        return [(d, _of_tensor_rank(d, region, tensor)) for d, region in inside]
+        return [(d, _of_tensor_rank(d, cut, tensor)) for d, _, cut in placed(self.learned, regions, tensor)]
 
     def _outputs(self, tensor: int) -> int:
         """The values per token that the matrices of all layers give on one tensor-parallel rank."""
@@ -105,10 +104,9 @@ class Formula:
         return (max(compute, moved) + reduced) * (1 + (layout.pipeline - 1) / setting.micro_batches)
 
 
-def _of_tensor_rank(d: Declared, region: TPRegion | None, tensor: int) -> tuple[int, ...]:
+def _of_tensor_rank(d: Declared, cut: Cut | None, tensor: int) -> tuple[int, ...]:
     """The shape of what one tensor-parallel rank stores of a weight; with fewer pieces than ranks, that of all of it."""
     shape = d.weight.shape(d.scope)
-    cut = cut_of(d, region, tensor)
     if cut is None or cut.pieces != tensor:
         return shape
     return tuple(one.stop - one.start for one in local_slices(shape, cut, (0, tensor)))
