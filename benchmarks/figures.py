@@ -100,7 +100,7 @@ TABLE = {
         1,
     ),
     "rollouts": Figure(
-        "python benchmarks/rollouts.py --json",
+        "python benchmarks/rollouts.py --seed 7 --json",
         ("benchmarks/rollouts.py", "benchmarks/rollout_gaps.py", HERE, f"{SOURCE}/verification", *RUNS),
         1,
     ),
@@ -182,7 +182,12 @@ TABLE = {
     ),
     "tune": Figure(
         "python benchmarks/tune.py --json",
-        ("benchmarks/tune.py", "benchmarks/peers/tune_worker.py", HERE, f"{SOURCE}/adapters", f"{SOURCE}/training", *RUNS),
+        (
+            *(f"benchmarks/{name}.py" for name in ("tune", "memory", "peers/tune_worker")),
+            HERE,
+            *(f"{SOURCE}/{room}" for room in ("adapters", "quantization", "training")),
+            *RUNS,
+        ),
         2,
     ),
     "muon": Figure(
