@@ -193,7 +193,9 @@ TABLE = {
     "muon": Figure(
         "python benchmarks/muon.py --only muon --json", ("benchmarks/muon.py", HERE, f"{SOURCE}/training", *RUNS), 2
     ),
-    "mup": Figure("python benchmarks/muon.py --only mup --json", ("benchmarks/muon.py", HERE, f"{SOURCE}/training", *RUNS), 1),
+    "mup": Figure(
+        "python benchmarks/muon.py --only mup --threads 1 --json", ("benchmarks/muon.py", HERE, f"{SOURCE}/training", *RUNS), 1
+    ),
     "hostile": Figure("python benchmarks/hostile.py --json", ("benchmarks/hostile.py", SOURCE), 1),
     "startup": Figure("python benchmarks/startup.py --json", ("benchmarks/startup.py", SOURCE), 1),
     "tiny": Figure(
