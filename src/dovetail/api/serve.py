@@ -53,7 +53,7 @@ def serve(
     from dovetail.serving.http.server import bound_socket
 
     keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
-    _check_exposed(host, keys)
+    check_exposed(host, keys)
     adapters = dict(adapter or {})
     options = Options(
         models={name or Path(model).resolve().name: None, **{one: one for one in adapters}},
@@ -73,9 +73,8 @@ def serve(
         check_embeds(spec)
     sock = bound_socket(host, port)  # before the weights are read: a port that is taken is an error at once
     engine = {**engine, "adapters": {one: str(place) for one, place in adapters.items()}}
-    shown = f"[{host}]" if ":" in host else host
     try:
-        asyncio.run(_serve(where, sock, options, lambda: _report(ready, f"http://{shown}:{sock.getsockname()[1]}"), engine))
+        asyncio.run(_serve(where, sock, options, lambda: _report(ready, url_of(host, sock.getsockname()[1])), engine))
     finally:
         sock.close()
 
@@ -102,13 +101,18 @@ def read_keys(path: str | Path) -> list[str]:
     return keys
 
 
+def url_of(host: str, port: int) -> str:
+    """The URL of a server."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _check_extra() -> None:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f'serve: needs the package {missing[0]}: pip install "dovetail[serve]"')
 
 
-def _check_exposed(host: str, keys: Sequence[str]) -> None:
+def check_exposed(host: str, keys: Sequence[str]) -> None:
     """Raise where other machines could ask without a key."""
     try:
         local = host == "localhost" or ipaddress.ip_address(host).is_loopback
