@@ -40,8 +40,8 @@ class Replicas:
 
     def __init__(self, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self.log, self.url = process, log, f"http://127.0.0.1:{port}"
-        self.http = httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=120)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=120)
+        self.http = httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=300)
+        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=300)
 
     def complete(self, **fields: Any) -> dict[str, Any]:
         answer = self.http.post(
