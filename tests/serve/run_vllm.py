@@ -1,8 +1,9 @@
 """Generate greedily with vLLM, in vLLM's own environment: python run_vllm.py REQUEST ANSWER
 
 The request is a JSON list of {"model", "prompts", "tokens"}; the answer has, per model, the tokens of each prompt, their
-log-probs, and the number of prompt tokens that the prefix cache held when all prompts were asked for a second time. Prompts are
-computed in chunks of CHUNK tokens, beside those that decode.
+log-probs, the number of prompt tokens that the prefix cache held when all prompts were asked for a second time, and the tokens
+per block: BLOCK, or more where vLLM makes blocks as large as a recurrent state. Prompts are computed in chunks of CHUNK tokens,
+beside those that decode.
 """
 
 import gc
@@ -34,6 +35,7 @@ def generate(model: str, prompts: list[list[int]], tokens: int) -> dict:
             for one in first
         ],
         "cached": [one.num_cached_tokens for one in second],
+        "block": llm.llm_engine.vllm_config.cache_config.block_size,
     }
     llm.llm_engine.engine_core.shutdown()
     return answer

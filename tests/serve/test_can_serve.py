@@ -140,12 +140,23 @@ def test_vllm_refuses_with_path_and_reason(mixer: dict[str, Any], path: str, why
         require(spec_with(mixer), "vllm")
 
 
-@pytest.mark.parametrize(("preset", "path"), [("mamba2-hybrid-tiny", "layers.0.mixer"), ("t5-tiny", "encoder")])
+@pytest.mark.parametrize(("preset", "path"), [("mamba2-hybrid-tiny", "layers.3.mixer"), ("t5-tiny", "encoder")])
 def test_the_native_engine_takes_what_vllm_refuses(preset: str, path: str) -> None:
     spec = dt.load_spec(preset)
     assert can_serve(spec)[0].path == path
     assert can_serve(spec, "native") == []
     assert can_serve(spec, "native", 2) == [Reason("tp", "2 ranks; the native engine runs on one device", "use 1")]
+
+
+@pytest.mark.parametrize("preset", ["mamba2-tiny", "mamba-tiny", "rwkv6-tiny", "gla-tiny", "linear-attention-tiny"])
+def test_vllm_takes_recurrent_states(preset: str) -> None:
+    assert can_serve(dt.load_spec(preset)) == []
+
+
+def test_a_hybrid_is_refused_for_its_attention_alone() -> None:
+    spec = dt.load_spec("mamba2-hybrid-tiny")
+    assert [reason.path for reason in can_serve(spec)] == ["layers.3.mixer"]
+    assert can_serve(spec.set("layers.3.mixer.head", 32)) == []
 
 
 def test_a_model_that_does_not_generate_has_no_engine() -> None:

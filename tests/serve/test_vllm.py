@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from run_vllm import BLOCK
 from safetensors.torch import load_file, save_file
 from vllm_models import TOKENS, Decided, decided, otherwise, python
 from vllm_specs import CASES
@@ -48,7 +47,7 @@ def check(found: Decided, answer: dict[str, Any]) -> None:
     assert answer["tokens"][0] == found.tokens
     assert answer["tokens"][1] == found.tokens
     for cached, prompt in zip(answer["cached"], found.prompts, strict=True):
-        assert cached == (len(prompt) - 1) // BLOCK * BLOCK  # every whole block but that of the last token
+        assert cached == (len(prompt) - 1) // answer["block"] * answer["block"]  # every whole block but that of the last token
     for ours, theirs in zip(found.logprobs, answer["logprobs"], strict=True):
         assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < NEAR
 
@@ -107,10 +106,14 @@ def test_the_plugin_refuses_at_load(tmp_path: Path) -> None:
             tensors |= {"layers.1.mixer.q.weight": weight[:-1].clone()} if name == "shape" else {}
         save_file(tensors, file)
     hybrid = dt.build(dt.load_spec("mamba2-hybrid-tiny"))
-    write_own_config(hybrid.spec, model_pieces(hybrid), tmp_path / "hybrid", {}, {})
-    names = ["missing", "unknown", "shape", "hybrid"]
+    for name in ("hybrid", "architecture"):
+        write_own_config(hybrid.spec, model_pieces(hybrid), tmp_path / name, {}, {})
+    config = tmp_path / "architecture" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["DovetailForCausalLM"]}))
+    names = ["missing", "unknown", "shape", "hybrid", "architecture"]
     errors = [answer["error"] for answer in ask(tmp_path, [(tmp_path / name, found) for name in names])]
     assert "layers.1.mixer.q.weight: is missing" in errors[0]
     assert "layers.9.mixer.q.weight: is not a weight of this spec" in errors[1]
     assert "layers.1.mixer.q.weight: is [127, 96]; the spec says [128, 96]" in errors[2]
-    assert "layers.0.mixer: vllm cannot serve it: mamba2 has a recurrent state" in errors[3]
+    assert "layers.3.mixer: vllm cannot serve it: heads of 28" in errors[3]
+    assert "the architecture is DovetailForCausalLM; the spec needs DovetailHybridForCausalLM" in errors[4]

@@ -1,7 +1,7 @@
 """Specs that no Hugging Face family can express, for the plugin in vLLM: one per feature, then products drawn from a seed.
 
-Each has a plain twin, with RoPE and full causal attention of the same sizes: its greedy tokens must differ, or equal tokens
-would show nothing.
+Each has a plain twin, with RoPE and full causal attention of the same sizes, in the place of recurrent mixers too: its greedy
+tokens must differ, or equal tokens would show nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ POSITIONS: tuple[Any, ...] = (
 )
 MOE = {"kind": "moe", "experts": 5, "hidden": 56, "router": {"kind": "sigmoid_router", "top_k": 2}}
 FFNS: tuple[Any, ...] = ({"kind": "glu", "hidden": 144}, {"kind": "mlp", "hidden": 200, "act": "relu2"}, MOE)
-SIZES = ("kind", "heads", "kv_heads", "head")
+PLAIN = {"kind": "attention", "heads": 4, "kv_heads": 2, "head": 32}  # the twin of a mixer that is not attention
+MAMBA2 = {"kind": "mamba2", "head": 32, "state_size": 32}  # 28 KB of state: blocks of 64 tokens of KV cache
 
 
 class Case(NamedTuple):
@@ -41,7 +42,7 @@ def attention(heads: int = 4, kv_heads: int = 2, head: int = 32, *, window: int 
 def case(mixers: list[dict[str, Any]], blocks: list[dict[str, Any]] | None = None, **fields: Any) -> Case:
     """A model with these mixers, one per layer; `blocks` are the other fields of the layers."""
     blocks = blocks or [{}] * len(mixers)
-    sizes = [{name: mixer[name] for name in SIZES} for mixer in mixers]
+    sizes = [{name: mixer[name] for name in PLAIN} if mixer["kind"] == PLAIN["kind"] else PLAIN for mixer in mixers]
     layers, plain = (
         [{"ffn": FFNS[0], **block, "mixer": one} for one, block in zip(every, blocks, strict=True)] for every in (mixers, sizes)
     )
@@ -91,4 +92,13 @@ def products() -> dict[str, Case]:
     return found
 
 
-CASES = {**features(), **products()}
+def recurrent() -> dict[str, Case]:
+    """Specs with recurrent states."""
+    delta = {"kind": "gated_deltanet", "heads": 4, "key_heads": 2, "key_size": 12, "value_size": 16}
+    return {
+        "mamba-2 hybrid": case([MAMBA2, attention(position="none"), MAMBA2, attention(position="alibi", window=16)]),
+        "gated deltanet and sinks": case([delta, attention(sink=True, position="alibi"), delta]),
+    }
+
+
+CASES = {**features(), **products(), **recurrent()}

@@ -16,7 +16,7 @@ from dovetail.model import Model
 from dovetail.port.hf import Ported
 from dovetail.port.layouts import DEFAULT
 from dovetail.port.load import Watch, load, origin
-from dovetail.port.own_config import ARCHITECTURE, MODEL_TYPE, write_own_config
+from dovetail.port.own_config import MODEL_TYPE, architecture, write_own_config
 from dovetail.port.write import export_directory, files_beside, imported_config, model_pieces, write_theirs
 from dovetail.serving.can_serve import require
 
@@ -81,7 +81,7 @@ def _export_own(directory: Path, out: Path, step: int | None, watch: Watch | Non
     require(spec, "vllm")  # before the weights are read
     weights = model_pieces(load(directory, watch=watch)) if step is None else _step_pieces(directory, step, spec)
     tensors = write_own_config(spec, weights, out, files_beside(where), imported_config(where))
-    return Exported(directory, out, MODEL_TYPE, ARCHITECTURE, tensors)
+    return Exported(directory, out, MODEL_TYPE, architecture(spec), tensors)
 
 
 def _export_step(run: Path, step: int, out: Path, family: str | None) -> Ported:

@@ -16,12 +16,19 @@ from torch import Tensor, nn
 from dovetail.core.linear import Joint, Linear
 from dovetail.core.part import Part, weights_of
 from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.core.weight import State, Weight
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which norms, softmax and rotary angles are computed: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def stored_dtype(state: State, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a decode state is stored, in a model of this dtype."""
+    if state.dtype == "int64":
+        return torch.int64
+    return at_least_fp32(dtype) if state.at_least_fp32 else dtype
 
 
 class Module(nn.Module):

@@ -9,6 +9,7 @@ named axes, major first, so that a projection to `heads × head` can be sharded 
 from __future__ import annotations
 
 import dataclasses as dc
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
@@ -101,6 +102,12 @@ class State:
     at_least_fp32: bool = False  # stored in float32 or wider: a sum over all tokens
     dtype: Literal["model", "int64"] = "model"  # int64: token ids
     same_as: str | None = None  # path of an earlier mixer that stores these entries: they are stored and counted there
+
+    def shape(self, scope: Scope, cuts: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of one entry on one rank; `cuts` are the axes that are sharded, and into how many shards. Ranks share an
+        axis of fewer entries."""
+        first, *rest = (scope.size(axis) for axis in self.axes)
+        return max(1, first // cuts.get(scope.names(self.axes)[0], 1)), *rest
 
     def entries(self, n: int) -> int:
         """The number of entries after n tokens."""

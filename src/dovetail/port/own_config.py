@@ -25,7 +25,8 @@ from dovetail.io.model_files import CONFIG_FILE, KEPT_CONFIG
 from dovetail.io.spec import from_mapping
 from dovetail.model import Model
 
-MODEL_TYPE, ARCHITECTURE, SPEC = "dovetail", "DovetailForCausalLM", "spec"
+MODEL_TYPE, SPEC = "dovetail", "spec"
+ATTENTION, HYBRID = "DovetailForCausalLM", "DovetailHybridForCausalLM"  # engines decide by the name which caches a model has
 LENGTH = "max_position_embeddings"
 DEFAULT_LENGTH = 4096  # tokens per sequence where neither a table of positions nor the imported config gives a limit
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -44,12 +45,18 @@ def spec_of(config: Mapping[str, Any], shown: str | Path = CONFIG_FILE) -> Model
     return from_mapping(data)
 
 
+def architecture(spec: Model) -> str:
+    """Return the name of the class that runs a spec in an engine: some decode state is recurrent, or none."""
+    recurrent = any(state.per == "sequence" and not scope.drafts for _, state, scope in states(spec))
+    return HYBRID if recurrent else ATTENTION
+
+
 def own_config(spec: Model, dtype: torch.dtype, kept: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of a spec; `kept` is the config that the model was imported with, for token ids and the longest
     sequence."""
     return {
         "model_type": MODEL_TYPE,
-        "architectures": [ARCHITECTURE],
+        "architectures": [architecture(spec)],
         "dtype": str(dtype).removeprefix("torch."),
         "hidden_size": spec.width,
         "vocab_size": spec.vocab,

@@ -1,8 +1,8 @@
 """can_serve: whether an engine can serve a spec, from what its parts declare; no engine is imported.
 
     native    every spec that generates
-    vllm      specs whose decode state is KV caches of softmax attention, with a score rule that vLLM's attention layer has:
-              scale, soft-cap, sink logits, ALiBi slopes, causal masks with or without a window, per layer
+    vllm      specs whose decode state is KV caches of softmax attention and recurrent states, with a score rule that vLLM's
+              attention layer has: scale, soft-cap, sink logits, ALiBi slopes, causal masks with or without a window, per layer
 
 Each reason has the path of the part, what the engine lacks and what to do. The limits of vLLM are those of its CPU backend in
 version 0.32; of its head sizes 32, 64, 80 and 96 were run (tests/serve/test_vllm.py).
@@ -10,7 +10,7 @@ version 0.32; of its head sizes 32, 64, 80 and 96 were run (tests/serve/test_vll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dovetail.core.check import check
@@ -60,6 +60,15 @@ class Attending(NamedTuple):
         return self.scope.size("kv_heads"), self.scope.size("head"), self.window
 
 
+class Recurring(NamedTuple):
+    """A mixer whose recurrent state an engine may store."""
+
+    path: str
+    part: Part
+    scope: Scope
+    states: list[State]
+
+
 def can_serve(spec: Model, engine: str = "vllm", tp: int = 1) -> list[Reason]:
     """Return the reasons why an engine, `native` or `vllm`, cannot serve a spec on `tp` ranks; none where it can. A spec that
     cannot be built raises SpecError."""
@@ -87,6 +96,14 @@ def attending(spec: Model) -> Iterator[Attending]:
                 yield Attending(path, part, scope, states[0])
 
 
+def recurring(spec: Model) -> Iterator[Recurring]:
+    """The mixers whose decode state is recurrent alone."""
+    for path, part, scope in walk(spec):
+        states = part.state(scope)
+        if states and not scope.drafts and all(state.per == "sequence" for state in states):
+            yield Recurring(path, part, scope, states)
+
+
 def _native(spec: Model, tp: int) -> Iterator[Reason]:
     yield from _generates(spec)
     if tp > 1:
@@ -101,7 +118,7 @@ def _vllm(spec: Model, tp: int) -> Iterator[Reason]:
         yield Reason("encoder", "its output would need a cache of its own")
     if not spec.embed.token_ids:
         yield Reason("embed", f"{spec.embed.kind} takes other inputs than token ids")
-    attended = {one.path: one for one in attending(spec)}
+    attended, recurrent = {one.path: one for one in attending(spec)}, {one.path for one in recurring(spec)}
     for path, part, scope in walk(spec):
         if scope.drafts:
             continue
@@ -109,8 +126,8 @@ def _vllm(spec: Model, tp: int) -> Iterator[Reason]:
             yield Reason(path, f"prompts are computed in chunks, and {why}")
         if path in attended:
             yield from _attention(attended[path])
-        elif states := part.state(scope):
-            yield Reason(path, _other_state(part, states[0]))
+        elif path not in recurrent and (states := part.state(scope)):
+            yield Reason(path, _other_state(part, states))
 
 
 def _generates(spec: Model) -> Iterator[Reason]:
@@ -120,11 +137,12 @@ def _generates(spec: Model) -> Iterator[Reason]:
         yield Reason(error.path, error.problem, error.remedy)
 
 
-def _other_state(part: Part, state: State) -> str:
-    """Why a state other than the KV cache of softmax attention cannot be served."""
-    if state.per == "sequence":
-        return f"{part.kind} has a recurrent state, which the plugin has no cache for"
-    if state.per == "source":
+def _other_state(part: Part, states: Sequence[State]) -> str:
+    """Why states other than the KV cache of softmax attention, or recurrent states alone, cannot be served."""
+    per = {state.per for state in states}
+    if "sequence" in per:
+        return f"{part.kind} has a recurrent state beside a KV cache, and vLLM gives a mixer one of them"
+    if "source" in per:
         return f"{part.kind} caches an encoder output"
     return f"{part.kind} reads the entries of its KV cache itself, which vLLM keeps in its attention layer"
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dovetail.core.errors import StateError
 from dovetail.core.layout import Known, TokenLayout
-from dovetail.core.module import at_least_fp32
+from dovetail.core.module import stored_dtype
 from dovetail.core.part import Part, walk
 from dovetail.state.coordinates import Coordinates, Given
 from dovetail.state.frame import BlockView, Frame, SequenceView, SharedView, SourceView, TokenView, make_frame
@@ -153,9 +153,7 @@ class Pool:
                     places = None if shape is None else torch.zeros(shape, dtype=torch.long, device=device)
                     self.groups[key] = Group(slots, state.per, state.block, {}, places)
                 group = self.groups[key]
-                shape = [scope.size(axis) for axis in state.axes]
-                shape[0] = max(1, shape[0] // (sharded or {}).get(scope.names(state.axes)[0], 1))
-                stored = torch.int64 if state.dtype == "int64" else at_least_fp32(dtype) if state.at_least_fp32 else dtype
+                shape, stored = state.shape(scope, sharded or {}), stored_dtype(state, dtype)
                 stores: list[Tensor] = []
                 for _ in range(state.copies):
                     if cache is not None and state.per == "token" and stored == dtype:

@@ -1,10 +1,11 @@
-"""The model that vLLM runs: the modules of a spec, with vLLM's attention layers as their views.
+"""The models that vLLM runs: the modules of a spec, with vLLM's attention and state layers as their views.
 
     config.json -> spec -> modules (construction.py) -> the same forward pass as everywhere (model.py), with other views
 
-vLLM passes the tokens of all sequences in one dimension, with the position of each. A spec that vLLM cannot serve is refused
-here, with path and reason, before any weight is read. Weights are loaded strictly: a tensor that is missing, unknown or of
-another shape is an error.
+vLLM passes the tokens of all sequences in one dimension, with the position of each. Which caches a model has, vLLM reads from
+its class, so that there are two: KV caches alone, and recurrent states with or without KV caches. A spec that vLLM cannot serve
+is refused here, with path and reason, before any weight is read. Weights are loaded strictly: a tensor that is missing, unknown
+or of another shape is an error.
 """
 
 from __future__ import annotations
@@ -17,33 +18,43 @@ from torch import Tensor, nn
 
 from dovetail.construction import allocate, on_meta
 from dovetail.core.ctx import Ctx
-from dovetail.core.errors import FileError, InputError
+from dovetail.core.errors import FileError, InputError, UsageError
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.part import join
-from dovetail.port.own_config import spec_of
-from dovetail.serving.can_serve import attending, require
+from dovetail.port.own_config import architecture, spec_of
+from dovetail.serving.can_serve import attending, recurring, require
 from dovetail.serving.vllm.attention import EngineView, attention_layer, scoring_of
+from dovetail.serving.vllm.recurrent import EngineState, StateBlocks, placed_states, rows_layout, state_layer
+
+Views = list[dict[str, EngineView | EngineState]]
 
 
 class DovetailForCausalLM(nn.Module):
-    """A causal language model of any spec whose decode state is KV caches of softmax attention."""
+    """A causal language model whose decode state is KV caches of softmax attention."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
         settings = vllm_config.model_config
         self.spec = spec_of(settings.hf_config.to_dict())
+        if (needed := architecture(self.spec)) != type(self).__name__:
+            raise FileError(f"config.json: the architecture is {type(self).__name__}; the spec needs {needed}: export it again")
         require(self.spec, "vllm", vllm_config.parallel_config.tensor_parallel_size)
         self.model = on_meta(self.spec, settings.dtype)
         allocate(self.model, self.spec, settings.dtype, torch.get_default_device())
         self.attention = nn.ModuleDict()  # in the module tree, since vLLM looks for its layers there
-        self.views: list[dict[str, EngineView]] = [{} for _ in self.spec.layers]
+        self.views: Views = [{} for _ in self.spec.layers]
         for one in attending(self.spec):
             scoring = scoring_of(self.model, one.path, _ctx(torch.zeros(0, dtype=torch.long)))
             layer = attention_layer(one, scoring, vllm_config, join(prefix, one.path))
             self.attention[one.path.replace(".", "_")] = layer
             self.views[one.scope.layer][one.path.rpartition(".")[2]] = EngineView(layer)
+        self.recurrent = nn.ModuleDict()
+        for one in recurring(self.spec):
+            blocks = state_layer(*placed_states(one, settings.dtype, {}), vllm_config, join(prefix, one.path))
+            self.recurrent[one.path.replace(".", "_")] = blocks
+            self.views[one.scope.layer][one.path.rpartition(".")[2]] = EngineState(blocks)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings (tokens, embed) of token ids (tokens,)."""
@@ -59,7 +70,15 @@ class DovetailForCausalLM(nn.Module):
         """Return the hidden states (tokens, embed) of token ids (tokens,) at positions (tokens,)."""
         if input_ids is None or intermediate_tensors is not None:
             raise InputError("the plugin takes token ids, on one pipeline stage: leave out prompt embeddings and stages")
-        return self.model.hidden(input_ids, _ctx(positions, self.views))[0]
+        return self.model.hidden(input_ids, Ctx(layout=self.layout(positions), views=self.views))[0]
+
+    def layout(self, positions: Tensor) -> TokenLayout:
+        """Return the layout of tokens at positions (tokens,). Which of them are of one sequence, vLLM's attention alone knows,
+        unless some layer has a recurrent state."""
+        for blocks in self.recurrent.values():
+            assert isinstance(blocks, StateBlocks)
+            return rows_layout(blocks, positions)
+        return _ctx(positions).layout
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return the logits (tokens, vocab) of hidden states (tokens, embed)."""
@@ -83,6 +102,38 @@ class DovetailForCausalLM(nn.Module):
         return {name for name, _ in self.named_parameters()}
 
 
-def _ctx(positions: Tensor, views: list[dict[str, EngineView]] | None = None) -> Ctx:
-    """The ctx of tokens at positions (tokens,); which of them are of one sequence is known to vLLM's attention alone."""
-    return Ctx(layout=TokenLayout(None, positions, None, torch.zeros_like(positions), rows=1), views=views)
+class DovetailHybridForCausalLM(DovetailForCausalLM):
+    """A causal language model with recurrent states, with or without KV caches."""
+
+    is_hybrid, has_inner_state = True, True
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        if vllm_config.num_speculative_tokens:
+            raise UsageError("speculative decoding: the plugin cannot roll a recurrent state back; leave it out")
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, vllm_config: Any) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of the largest block, by which vLLM chooses the tokens per block of KV caches."""
+        settings = vllm_config.model_config
+        spec = spec_of(settings.hf_config.to_dict())
+        return ((max(placed_states(one, settings.dtype, {})[1] for one in recurring(spec)),),)
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, vllm_config: Any) -> tuple[torch.dtype, ...]:
+        """Return its dtype: bytes."""
+        return (torch.uint8,)
+
+    @classmethod
+    def get_mamba_state_copy_funcs(cls, mamba_types: Iterable[Any]) -> dict[Any, tuple[Any, ...]]:
+        """Return how vLLM copies a state from block to block: as a whole."""
+        from vllm.model_executor.layers.mamba.mamba_utils import (  # pyright: ignore[reportMissingImports]
+            get_temporal_copy_spec,
+        )
+
+        return dict.fromkeys(mamba_types, (get_temporal_copy_spec,))
+
+
+def _ctx(positions: Tensor) -> Ctx:
+    """The ctx of tokens at positions (tokens,), without caches."""
+    return Ctx(layout=TokenLayout(None, positions, None, torch.zeros_like(positions), rows=1))

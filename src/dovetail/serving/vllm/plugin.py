@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from dovetail.core.errors import UsageError
 
-ARCHITECTURE, CLASS = "DovetailForCausalLM", "dovetail.serving.vllm.model:DovetailForCausalLM"
+CLASSES = "dovetail.serving.vllm.model"  # has a class of the name of each architecture
 
 
 def register() -> None:
-    """Register the config and the model; a second call changes nothing."""
+    """Register the config and the models; a second call changes nothing."""
     try:
         from vllm import ModelRegistry  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UsageError('the plugin runs inside vLLM: pip install "dovetail[vllm]"') from error
     from transformers import AutoConfig
 
+    from dovetail.port.own_config import ATTENTION, HYBRID
     from dovetail.serving.vllm.hf_config import DovetailConfig
 
     AutoConfig.register(DovetailConfig.model_type, DovetailConfig, exist_ok=True)
-    if ARCHITECTURE not in ModelRegistry.get_supported_archs():
-        ModelRegistry.register_model(ARCHITECTURE, CLASS)
+    for name in {ATTENTION, HYBRID} - set(ModelRegistry.get_supported_archs()):
+        ModelRegistry.register_model(name, f"{CLASSES}:{name}")
