@@ -82,10 +82,10 @@ class Command(LoadFlags):
     share: bool = True
     """Keep the KV cache of prompts for later requests that begin alike."""
     speculate: str | None = None
-    """`lookup`: guess the next tokens from those before; `mtp`: by the model's own multi-token prediction; or the directory of
-    a smaller model that guesses them."""
+    """`lookup`: guess the next tokens from those before; `mtp`: by the model's own multi-token prediction or Medusa heads; or
+    the directory of a smaller model that guesses them."""
     drafts: Annotated[int, whole(1, 64)] = 4
-    """With --speculate: tokens that are guessed at once, with mtp one per depth at most."""
+    """With --speculate: tokens that are guessed at once, with mtp one per depth or head at most."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype of the weights; that of the files by default."""
     threads: Annotated[int, whole(1, 1024)] | None = None
