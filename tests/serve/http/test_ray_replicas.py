@@ -18,7 +18,7 @@ from real_server import real_server, write_directory
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(not (BIN.parent / "ready").exists(), reason="bash benchmarks/peers/make ray"),
 ]
 PROMPTS = [TEXT[begin : begin + 20] for begin in range(0, 48, 4)]

@@ -115,6 +115,7 @@ def test_the_router_before_two_servers(trained, tmp_path: Path) -> None:
         first.http.headers.update(KEY)
         alone = [first.complete(prompt=prompt).json()["choices"][0]["text"] for prompt in prompts]
         with routed(urls, tmp_path / "log") as client:
+            assert client.get("/liveness").status_code == 200, "the probe of the manifest"
             whole = [client.post("/v1/completions", json={**body, "prompt": prompt}) for prompt in prompts]
             assert [one.json()["choices"][0]["text"] for one in whole] == alone
             other = {"Authorization": "Bearer wrong"}
