@@ -77,6 +77,8 @@ def main() -> None:
                 guilty = blamed(found, kinds) if found.reason else None
                 runs += not found.reason
                 worst = max(worst, found.worst[1])
+                if found.worst[1] > RELATION:
+                    print(f"{how}: {found.worst[0]} differs by {found.worst[1]:.2g} in\n{to_yaml(spec)}", file=sys.stderr)
                 for kind in set(kinds.values()):
                     before = table[kind][how]
                     if before.startswith(DIFFERS):
