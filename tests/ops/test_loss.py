@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -86,3 +89,26 @@ def test_the_first_backward_pass_allocates_nothing_of_the_size_of_the_logits() -
     with Largest() as largest:
         gradient(loss, x)
     assert largest.made <= len(LABELS), "vectors alone"
+
+
+def test_chunks_leave_no_logits_behind() -> None:
+    """What a chunk holds is freed after its forward pass: nothing of the size of its logits is alive before backward."""
+
+    class Alive(torch.utils._python_dispatch.TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.storages = weakref.WeakSet[torch.UntypedStorage]()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and out.numel() >= 8 * 101:
+                self.storages.add(out.untyped_storage())
+            return out
+
+    x, table = torch.randn(40, 7).requires_grad_(), torch.randn(101, 7).requires_grad_()
+    with Alive() as alive:
+        loss = chunked_cross_entropy(lambda part: part @ table.t(), x, torch.arange(40), chunk=8).sum
+        gc.collect()
+        assert len(alive.storages) == 0
+    loss.backward()
+    assert x.grad is not None

@@ -42,19 +42,19 @@ class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         log_probs = logits.log_softmax(-1)
-        ctx.save_for_backward(logits, labels)
-        ctx.log_probs = log_probs
+        ctx.save_for_backward(logits, labels, log_probs)
+        ctx.overwritten = False
         return F.nll_loss(log_probs, labels, ignore_index=IGNORED, reduction="sum")
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (logits, labels), log_probs = ctx.saved_tensors, ctx.log_probs
+        logits, labels, log_probs = ctx.saved_tensors
         wanted = labels != IGNORED
         picked, scale = labels.clamp_min(0)[:, None], (grads[0] * wanted)[:, None]
-        if log_probs is None or torch.is_grad_enabled():  # once more (retain_graph), or to be differentiated (create_graph)
+        if ctx.overwritten or torch.is_grad_enabled():  # once more (retain_graph), or to be differentiated (create_graph)
             return (logits.softmax(-1) - torch.zeros_like(logits).scatter(1, picked, 1.0)) * scale, None
-        ctx.log_probs = None
-        probs = log_probs.exp_()
+        ctx.overwritten = True
+        probs = log_probs.data.exp_()  # .data: else torch refuses to read the other saved tensors once more
         return probs.scatter_add_(1, picked, probs.new_full(picked.shape, -1.0)).mul_(scale), None
 
 
