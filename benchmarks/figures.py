@@ -68,9 +68,9 @@ TABLE = {
         "python benchmarks/mixers.py --json --plot docs/figures/mixers.png", ("benchmarks/mixers.py", HERE, *RUNS), 2
     ),
     "prefer": Figure(
-        "python benchmarks/prefer.py --json",
+        "python benchmarks/prefer.py --threads 1 --json",
         ("benchmarks/prefer.py", HERE, f"{SOURCE}/training", f"{SOURCE}/api/tune.py", f"{SOURCE}/text/turns.py", *RUNS),
-        2,
+        1,
     ),
     "plan": Figure(
         "python benchmarks/plan.py --json",
