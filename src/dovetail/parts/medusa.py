@@ -25,6 +25,8 @@ from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
+MAX_BLOCKS = 64  # each has a module of its own: a spec must not make a billion
+
 
 @register("medusa")
 class Medusa(Mtp):
@@ -32,7 +34,7 @@ class Medusa(Mtp):
 
     inputs = ("hidden",)
 
-    blocks: int = bounded(1, above=0)
+    blocks: int = bounded(1, above=0, at_most=MAX_BLOCKS)  # residual layers
     act: Act = child("silu")
     head: Head | None = None  # its own; None: that of the model
 
