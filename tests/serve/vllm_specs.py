@@ -95,9 +95,14 @@ def products() -> dict[str, Case]:
 def recurrent() -> dict[str, Case]:
     """Specs with recurrent states."""
     delta = {"kind": "gated_deltanet", "heads": 4, "key_heads": 2, "key_size": 12, "value_size": 16}
+    alone = [{"kind": "rwkv6", "heads": 4}, {"kind": "mamba", "inner": 120, "state_size": 8}, {"kind": "gla", "heads": 2}]
+    beside = {"kind": "hybrid_block", "ssm": {"kind": "mamba2", "head": 16, "state_size": 12, "groups": 2}, "ssm_in": 1.5}
     return {
         "mamba-2 hybrid": case([MAMBA2, attention(position="none"), MAMBA2, attention(position="alibi", window=16)]),
         "gated deltanet and sinks": case([delta, attention(sink=True, position="alibi"), delta]),
+        "mamba-2 beside attention": case([attention(position="alibi"), attention(window=40)], [beside] * 2),
+        "recurrent states alone": case(alone),
+        "n-grams, lstm and experts": case([{"kind": "ngram"}, attention(), {"kind": "lstm"}], [{"ffn": MOE}] * 3),
     }
 
 
