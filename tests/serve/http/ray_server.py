@@ -25,14 +25,22 @@ ROOT = Path(__file__).parents[3]
 BIN = ROOT / ".peers/ray/bin"
 DEPLOY = ROOT / "deploy/ray"
 KEY = "key-of-a-tenant"
+DEFAULT_ROUTER = "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter"
 START_SECONDS = 900.0  # minutes on a busy machine
-# the command `serve`, on a cluster without Ray's dashboard, whose ten processes take minutes on two busy cores
+# the command `serve`, on a cluster without Ray's dashboard, whose ten processes take minutes on two busy cores; Ray gives
+# its own daemons 30 s to start, which may be too few there
 SERVE = """
 import ray, ray.serve.scripts
-ray.init(namespace="serve", num_cpus=2, include_dashboard=False)
+for left in reversed(range(5)):
+    try:
+        ray.init(namespace="serve", num_cpus=2, include_dashboard=False)
+        break
+    except Exception:
+        ray.shutdown()
+        if not left:
+            raise
 ray.serve.scripts.cli()
 """
-DEFAULT_ROUTER = "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter"
 
 
 class Replicas:
