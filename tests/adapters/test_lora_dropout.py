@@ -167,8 +167,10 @@ def test_micro_batches_train_to_the_same_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, about torch
+@pytest.mark.timeout(900)
 def test_a_compiled_block_draws_the_same_and_no_graph_is_compiled_for_a_seed() -> None:
-    of = spec().set("layers", [{"mixer": {"heads": 4, "kv_heads": 2}, "ffn": {"hidden": 44}}])
+    of = dt.from_yaml("{width: 24, vocab: 62, layers: [{mixer: {heads: 4, kv_heads: 2}, ffn: {hidden: 44}}]}")
 
     def run(compiled: bool) -> list[torch.Tensor]:
         model, found = adapted(of).train(), list[torch.Tensor]()
