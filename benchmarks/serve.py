@@ -1,16 +1,17 @@
 """Throughput and latency of servers under load: `dovetail serve` against static batching, transformers serve and vLLM.
 
-A Llama of 55 M parameters (float32, two threads) is asked for completions of mixed lengths: prompts of 16 to 256 tokens and
-answers of 8 to 96, all as long as asked for. Requests arrive as a Poisson process, faster than any side serves them, and at
-most 16 are in flight. All sides get the same requests; servers run all the time and are asked in turns, so that a ratio is of
-one round. Static batching is our own model in batches of 16 in the order of arrival: each waits for its longest prompt and
-answer. In greedy decoding the tokens of ours are those of static batching.
+A Llama of 55 M or of 1.1 B parameters (float32, two threads) is asked for completions of mixed lengths: prompts of 16 to 256
+tokens and answers of 8 to 96, all as long as asked for. Requests arrive as a Poisson process, faster than any side serves them,
+and at most 16 are in flight. All sides get the same requests; servers run all the time and are asked in turns, so that a ratio
+is of one round. Static batching is our own model in batches of 16 in the order of arrival: each waits for its longest prompt
+and answer. In greedy decoding the tokens of ours are those of static batching.
 
-    python benchmarks/serve.py [--rounds 3] [--requests 48] [--json]      peers: benchmarks/peers/make serving, … make vllm
+    python benchmarks/serve.py [--shapes 55m 1b] [--rounds 3] [--json]      peers: benchmarks/peers/make serving, … make vllm
 
-Then, of `dovetail serve` alone: the share of the scheduler in a step, the waste of the paged KV cache, the time to the first
-token behind a prefix of 512 tokens that is cached ÷ that of the rest alone, and the time of requests that share nothing with
-the prefix cache on ÷ off.
+Then, of the native engine alone, at 55 M: the share of the scheduler in a step; the waste of the paged KV cache, which is the
+share of its entries in pages of running requests that hold no token, over all steps; the time to the first token behind a
+prefix of 512 tokens that is cached ÷ that of the rest alone; and the time of requests that share nothing with the prefix cache
+on ÷ off.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from real_servers import SERVERS, Server, running
 import dovetail as dt
 from dovetail.core.errors import FileError
 from dovetail.generation import Vocabulary
+from dovetail.serving.engine import Engine
+from dovetail.serving.request import Request as EngineRequest
 from dovetail.state.pool import Pool
 from dovetail.text.tokenizer import Tokenizer
 
@@ -45,6 +48,9 @@ LONGEST = 1024
 SECONDS = 900.0
 NOISE = 0.15  # of the value: with a larger interquartile range a goal is not tested
 GOALS = {"static batching": Goal(low=2.0), "transformers": Goal(low=3.0), "vllm": Goal(low=1.0)}
+LARGE = Shape(width=2048, layers=16, heads=32, kv_heads=8, hidden=8192)
+SHAPES = {"55m": ("", Shape(), 48), "1b": ("1.1 B, ", LARGE, 16)}  # the begin of its rows' names, sizes, requests of a round
+TINY = Shape(width=64, layers=2, heads=2, kv_heads=1, hidden=96, vocab=128)
 OURS = (f"--rows={IN_FLIGHT}", "--queued=256", f"--longest={LONGEST}")
 
 
@@ -158,7 +164,7 @@ def started(names: Sequence[str], place: Path) -> Iterator[dict[str, tuple[Serve
         yield found
 
 
-def compared(rounds: int, count: int, place: Path, tokenizer: Tokenizer) -> list[Row]:
+def compared(rounds: int, count: int, place: Path, tokenizer: Tokenizer, named: str = "") -> list[Row]:
     """Requests per second of ours ÷ each other side's, round by round."""
     model, rows = dt.load(place / "own"), list[Row]()
     times: dict[str, list[Served]] = {}
@@ -181,13 +187,13 @@ def compared(rounds: int, count: int, place: Path, tokenizer: Tokenizer) -> list
     for name, found in times.items():
         speed, spread = middle([count / one.seconds for one in found])
         latencies = sorted(latency for one in found for latency in one.latencies)
-        rows.append(Row(f"{name}: requests/s", speed, None, spread))
-        rows.append(Row(f"{name}: latency, p50, s", statistics.median(latencies)))
-        rows.append(Row(f"{name}: latency, p99, s", latencies[int(0.99 * (len(latencies) - 1))]))
+        rows.append(Row(f"{named}{name}: requests/s", speed, None, spread))
+        rows.append(Row(f"{named}{name}: latency, p50, s", statistics.median(latencies)))
+        rows.append(Row(f"{named}{name}: latency, p99, s", latencies[int(0.99 * (len(latencies) - 1))]))
         if name != "dovetail" and "dovetail" in times:
             pairs = zip(found, times["dovetail"], strict=True)
             ratio, apart = middle([theirs.seconds / ours.seconds for theirs, ours in pairs])
-            rows.append(Row(f"requests/s: dovetail ÷ {name}", ratio, GOALS.get(name), apart, NOISE * ratio))
+            rows.append(Row(f"{named}requests/s: dovetail ÷ {name}", ratio, GOALS.get(name), apart, NOISE * ratio))
     return rows
 
 
@@ -201,6 +207,23 @@ def _same(model: dt.Transformer, work: Sequence[Request], tokens: list[list[int]
         answer = httpx2.post(f"{url}/completions", json={**fields, "return_token_ids": True}, timeout=SECONDS).json()
         if answer["choices"][0]["token_ids"] != want:
             raise SystemExit("the server decodes other tokens than static batching; nothing was timed")
+
+
+def waste(tokenizer: Tokenizer, count: int) -> float:
+    """The share of entries without a token in the pages of running requests, over all steps. A tiny model is enough: which
+    requests run together depends on their lengths alone."""
+    engine = Engine(dt.build(TINY.spec(), seed=0).eval(), rows=IN_FLIGHT, longest=LONGEST, share=False)
+    slots, held, entries = engine.runner.slots, 0, 0
+    assert slots is not None
+    waiting = [EngineRequest(id=str(i), prompt=tuple(one.prompt), max_tokens=one.new) for i, one in
+               enumerate(requests(count, tokenizer, seed=1))]  # fmt: skip
+    while waiting or engine.busy:
+        while waiting and len(engine.requests) < IN_FLIGHT:
+            engine.add(waiting.pop(0))
+        engine.step()
+        held += sum(one.computed for one in engine.schedule.running)
+        entries += sum(map(len, slots.owned)) * slots.page
+    return 1 - held / entries
 
 
 def own(place: Path, tokenizer: Tokenizer, rounds: int, quick: bool) -> list[Row]:
@@ -226,6 +249,7 @@ def own(place: Path, tokenizer: Tokenizer, rounds: int, quick: bool) -> list[Row
         found = shares.metrics()
         share = found["schedule_seconds_total"] / found["step_seconds_total"]
         rows.append(Row("share of the scheduler in a step", share, Goal(high=0.02)))
+        rows.append(Row("waste of the paged KV cache", waste(tokenizer, 48), Goal(high=0.04)))
         warm, cold = list[float](), list[float]()
         for _ in range(3 * rounds):
             prefix = drawn(held)
@@ -246,14 +270,17 @@ def own(place: Path, tokenizer: Tokenizer, rounds: int, quick: bool) -> list[Row
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=3, help="times that every side serves all requests")
-    parser.add_argument("--requests", type=int, default=48, help="requests of a round")
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES), help="sizes of the model")
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
-    shape = Shape(width=64, layers=2, heads=2, kv_heads=1, hidden=96, vocab=128) if flags.quick else Shape()
-    with tempfile.TemporaryDirectory() as place:
-        tokenizer = write_model(Path(place), shape)
-        rows = compared(1 if flags.quick else flags.rounds, 8 if flags.quick else flags.requests, Path(place), tokenizer)
-        rows += own(Path(place), tokenizer, 1 if flags.quick else flags.rounds, flags.quick)
+    rounds, rows = 1 if flags.quick else flags.rounds, list[Row]()
+    for name in ["55m"] if flags.quick else flags.shapes:
+        named, shape, count = SHAPES[name]
+        with tempfile.TemporaryDirectory() as place:
+            tokenizer = write_model(Path(place), TINY if flags.quick else shape)
+            rows += compared(rounds, 8 if flags.quick else count, Path(place), tokenizer, named)
+            if not named:
+                rows += own(Path(place), tokenizer, rounds, flags.quick)
     report(rows, flags.json)
 
 

@@ -37,6 +37,7 @@ VERBS = {
     "generate": "generate text from a prompt",
     "chat": "talk with a model in the terminal",
     "serve": "serve a model by OpenAI's HTTP routes",
+    "can-serve": "say whether an engine can serve a model, and which part is the reason if not",
     "map": "draw the attention maps of a layer",
     "import": "convert a model directory from Hugging Face layout to ours",
     "export": "convert a model directory to Hugging Face layout",
@@ -46,6 +47,7 @@ VERBS = {
     "doctor": "print versions, processor, memory and missing packages",
     "completion": "print a script that completes verbs, flags and presets in a shell",
 }
+UNDERSCORES = str.maketrans(" -", "__")
 HELP = """usage: dovetail VERB …
 
 Change one part of a transformer. Everything else fits, and proves it.
@@ -104,7 +106,7 @@ def _run(args: list[str]) -> int:
 
 def module_of(verb: str) -> ModuleType:
     """Return the module of a verb."""
-    return importlib.import_module(f"dovetail.cli.{verb.replace(' ', '_')}")
+    return importlib.import_module(f"dovetail.cli.{verb.translate(UNDERSCORES)}")
 
 
 def _verb(args: list[str]) -> tuple[str, list[str]]:
