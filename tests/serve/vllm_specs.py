@@ -106,4 +106,13 @@ def recurrent() -> dict[str, Case]:
     }
 
 
+def sharded() -> dict[str, Case]:
+    """Specs for two ranks: slopes and sinks per head, a KV head that both ranks hold, an odd vocabulary that both hold whole, a
+    tied one in shards, a recurrent state in shards."""
+    heads = [attention(position="alibi", sink=True, window=16), attention(4, 1, position="none", softcap=3.0)]
+    hybrid = case([MAMBA2, attention(position="alibi")], vocab=102, head={"kind": "lm", "tied": True})
+    normed = [{"wire": "sandwich_norm"}] * 3
+    return {"alibi, sinks and one kv head": case([*heads, attention(qk_norm="rmsnorm")], normed), "tied hybrid": hybrid}
+
+
 CASES = {**features(), **products(), **recurrent()}
