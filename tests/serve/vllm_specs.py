@@ -39,14 +39,14 @@ def attention(heads: int = 4, kv_heads: int = 2, head: int = 32, *, window: int 
     return {"kind": "attention", "heads": heads, "kv_heads": kv_heads, "head": head, **mask, **fields}
 
 
-def case(mixers: list[dict[str, Any]], blocks: list[dict[str, Any]] | None = None, **fields: Any) -> Case:
+def case(mixers: list[dict[str, Any]], blocks: list[dict[str, Any]] | None = None, vocab: int = 101, **fields: Any) -> Case:
     """A model with these mixers, one per layer; `blocks` are the other fields of the layers."""
     blocks = blocks or [{}] * len(mixers)
     sizes = [{name: mixer[name] for name in PLAIN} if mixer["kind"] == PLAIN["kind"] else PLAIN for mixer in mixers]
     layers, plain = (
         [{"ffn": FFNS[0], **block, "mixer": one} for one, block in zip(every, blocks, strict=True)] for every in (mixers, sizes)
     )
-    base = {"width": 96, "vocab": 101}
+    base = {"width": 96, "vocab": vocab}
     return Case(from_mapping({**base, **fields, "layers": layers}), from_mapping({**base, "layers": plain}))
 
 
