@@ -68,9 +68,9 @@ TABLE = {
         "python benchmarks/mixers.py --json --plot docs/figures/mixers.png", ("benchmarks/mixers.py", HERE, *RUNS), 2
     ),
     "prefer": Figure(
-        "python benchmarks/prefer.py --json",
+        "python benchmarks/prefer.py --threads 1 --json",
         ("benchmarks/prefer.py", HERE, f"{SOURCE}/training", f"{SOURCE}/api/tune.py", f"{SOURCE}/text/turns.py", *RUNS),
-        2,
+        1,
     ),
     "plan": Figure(
         "python benchmarks/plan.py --json",
@@ -100,7 +100,7 @@ TABLE = {
         1,
     ),
     "rollouts": Figure(
-        "python benchmarks/rollouts.py --json",
+        "python benchmarks/rollouts.py --seed 7 --json",
         ("benchmarks/rollouts.py", "benchmarks/rollout_gaps.py", HERE, f"{SOURCE}/verification", *RUNS),
         1,
     ),
@@ -182,13 +182,20 @@ TABLE = {
     ),
     "tune": Figure(
         "python benchmarks/tune.py --json",
-        ("benchmarks/tune.py", "benchmarks/peers/tune_worker.py", HERE, f"{SOURCE}/adapters", f"{SOURCE}/training", *RUNS),
+        (
+            *(f"benchmarks/{name}.py" for name in ("tune", "memory", "peers/tune_worker")),
+            HERE,
+            *(f"{SOURCE}/{room}" for room in ("adapters", "quantization", "training")),
+            *RUNS,
+        ),
         2,
     ),
     "muon": Figure(
         "python benchmarks/muon.py --only muon --json", ("benchmarks/muon.py", HERE, f"{SOURCE}/training", *RUNS), 2
     ),
-    "mup": Figure("python benchmarks/muon.py --only mup --json", ("benchmarks/muon.py", HERE, f"{SOURCE}/training", *RUNS), 2),
+    "mup": Figure(
+        "python benchmarks/muon.py --only mup --threads 1 --json", ("benchmarks/muon.py", HERE, f"{SOURCE}/training", *RUNS), 1
+    ),
     "hostile": Figure("python benchmarks/hostile.py --json", ("benchmarks/hostile.py", SOURCE), 1),
     "startup": Figure("python benchmarks/startup.py --json", ("benchmarks/startup.py", SOURCE), 1),
     "tiny": Figure(

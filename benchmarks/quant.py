@@ -43,10 +43,10 @@ LENGTH, BATCH, PIECE = 128, 8, 16
 CACHES: tuple[CacheFormat, ...] = ("int8", "fp8", "int4")
 
 
-def trained(place: Path, minutes: float, quick: bool) -> None:
+def trained(place: Path, tokens: float, quick: bool) -> None:
     """Train a model as a user does."""
     sizes = ["--set=width=64", "--set=layers.*.ffn.hidden=128"] if quick else []
-    command = [sys.executable, "-m", "dovetail.cli", "train", "llama-tiny", *sizes, "--minutes", str(minutes), "--sample=0"]
+    command = [sys.executable, "-m", "dovetail.cli", "train", "llama-tiny", *sizes, f"--tokens={tokens:.0f}", "--sample=0"]
     env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     done = subprocess.run(
         [*command, "--text", str(place / "text.txt"), "-o", str(place / "model"), "--json"],
@@ -104,11 +104,11 @@ def decoder(model: dt.Transformer, tokens: int) -> Callable[[], object]:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--train", type=float, default=4.0, help="minutes of training")
+    parser.add_argument("--train", type=float, default=1e6, help="tokens to train on")
     parser.add_argument("--steps", type=int, default=200, help="further steps, with rounded weights and without")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    minutes, steps, rounds, new = (0.02, 4, 1, 4) if args.quick else (args.train, args.steps, 7, 48)
+    budget, steps, rounds, new = (2e3, 4, 1, 4) if args.quick else (args.train, args.steps, 7, 48)
     group = 32 if args.quick else 64
     four = Int4(group=group)
     wanted: list[tuple[str, Format, str]] = [("int8 by rtn", Int8(), "rtn"), ("fp8 by rtn", FP8(), "rtn")]
@@ -118,7 +118,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, progress("quantization", 4 + len(wanted) + 2 * (rounds + 1)) as tick:
         place = Path(name)
         (place / "text.txt").write_text(python_text(most=100_000 if args.quick else 2_000_000), encoding="utf-8")
-        trained(place, minutes, args.quick)
+        trained(place, budget, args.quick)
         tick()
         dense = dt.load(place / "model")
         assert dense.tokenizer is not None

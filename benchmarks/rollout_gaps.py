@@ -210,15 +210,16 @@ class Gap:
 
 
 class Maker:
-    """Makes gaps; models are built once per family and seed."""
+    """Makes gaps; two models are built of each family. The gap numbers `i` begin at another multiple of 1000 for each seed, so
+    that its models, prompts and tokens are others."""
 
-    def __init__(self, rows: int = ROWS, length: int = LENGTH) -> None:
+    def __init__(self, rows: int = ROWS, length: int = LENGTH, seed: int = 0) -> None:
         self.models: dict[tuple[str, int], ModelModule] = {}
-        self.rows, self.length = rows, length
+        self.rows, self.length, self.seed = rows, length, seed
 
-    def model(self, family: str, seed: int) -> ModelModule:
-        """The model of a family."""
-        key = (family, seed)
+    def model(self, family: str, i: int) -> ModelModule:
+        """The model of a family for a gap."""
+        key = (family, 2 * self.seed + i % 2)
         if key not in self.models:
             self.models[key] = made_model(*key)
         return self.models[key]
@@ -229,7 +230,7 @@ class Maker:
 
     def settings(self, kind: str, family: str, i: int, how: Truncation, *, narrow: bool, recorded: bool) -> Gap:
         """A sampler with settings; in bfloat16 where `narrow`."""
-        model = self.model(family, i % 2)
+        model = self.model(family, i)
         sampler = other_kernels(in_dtype(copy.deepcopy(model), torch.bfloat16) if narrow else model, i)
         lines = self.sample(sampler, how, i)
         if recorded:
@@ -240,20 +241,20 @@ class Maker:
 
     def batch(self, family: str, i: int, dtype: torch.dtype) -> Gap:
         """Cached decoding in a batch against a whole pass, in one dtype."""
-        model = self.model(family, i % 2)
+        model = self.model(family, i)
         model = model if dtype == torch.float32 else in_dtype(copy.deepcopy(model), dtype)
         lines = self.sample(other_kernels(model, i), Truncation(), i)
         return Gap("batch shape", family, model, lines, (), ("batch shape",), "", str(dtype))
 
     def bfloat16(self, family: str, i: int) -> Gap:
         """A sampler in bfloat16, a trainer in float32."""
-        model = self.model(family, i % 2)
+        model = self.model(family, i)
         lines = self.sample(other_kernels(in_dtype(copy.deepcopy(model), torch.bfloat16), i), Truncation(), i)
         return Gap("bf16", family, model, lines, (), ("dtype",), "", "")
 
     def stale(self, family: str, i: int, steps: int, how: str) -> Gap:
         """Older weights: given as a checkpoint, shown by versions, or neither."""
-        model = self.model(family, i % 2)
+        model = self.model(family, i)
         if how != "versions":
             lines = self.sample(model, Truncation(), i)
             older = (model,) if how == "older" else ()
@@ -268,26 +269,26 @@ class Maker:
 
     def shift(self, family: str, i: int, how: str) -> Gap:
         """Log-probs moved by one."""
-        model = self.model(family, i % 2)
+        model = self.model(family, i)
         lines = self.sample(model, Truncation(), i)
         shifted(lines, model, how)
         return Gap("shift", family, model, lines, (), ("shift",), "", how)
 
     def base(self, family: str, i: int, base: float) -> Gap:
         """A sampler with another rope base."""
-        model = self.model(family, i % 2)
+        model = self.model(family, i)
         lines = self.sample(other_kernels(with_base(model, base), i), Truncation(), i)
         return Gap("rope base", family, model, lines, (), ("structure",), "base", f"{base:g}")
 
 
-def all_gaps(maker: Maker, seed: int = 0) -> list[tuple[str, Callable[[], Gap]]]:
+def all_gaps(maker: Maker) -> list[tuple[str, Callable[[], Gap]]]:
     """One hundred gaps of nine kinds, each made when its function is called."""
-    draw, names = random.Random(seed), list(FAMILIES)
+    draw, names = random.Random(maker.seed), list(FAMILIES)
     made: list[tuple[str, Callable[[], Gap]]] = []
 
     def add(kind: str, make: Callable[[str, int], Gap], i: int) -> None:
         family = names[i % len(names)]
-        made.append((kind, lambda: make(family, i)))
+        made.append((kind, lambda: make(family, 1000 * maker.seed + i)))
 
     def with_settings(kind: str, i: int, how: Truncation) -> None:
         narrow, recorded = i // 3 % 3 == 2, i % 4 == 0

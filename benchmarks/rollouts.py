@@ -1,6 +1,6 @@
 """How well `dovetail verify --rollouts` explains a gap between a sampler and a trainer.
 
-    python benchmarks/rollouts.py [--json] [--quick] [--only KIND] [--table FILE]
+    python benchmarks/rollouts.py [--json] [--quick] [--seed 0] [--only KIND] [--table FILE]
 
 One hundred gaps of nine kinds are made on purpose (rollout_gaps.py), on tiny models of three families. Rows:
 
@@ -82,11 +82,12 @@ def settings_share(gap: Gap) -> float:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.set_defaults(threads=1)
+    parser.add_argument("--seed", type=int, default=0, help="of the models, settings and tokens")
     parser.add_argument("--only", help="one kind of gap")
     parser.add_argument("--table", type=Path, help="write every case as JSON")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    maker = Maker(6, 24) if given.quick else Maker()
+    maker = Maker(6, 24, given.seed) if given.quick else Maker(seed=given.seed)
     every = [(kind, make) for kind, make in all_gaps(maker) if given.only in (None, kind)]
     if given.quick:
         every = every[:: len(every) // QUICK]

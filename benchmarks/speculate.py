@@ -3,12 +3,13 @@
     python benchmarks/speculate.py [--json] [--quick]
 
 Three small models (attention, a hybrid with Mamba-2, a mixture of experts) that have learned a text. Drafts come from prompt
-look-up, from a model of one layer, and from the model's own multi-token prediction, two depths of one block. With a share α of
-the drafts accepted, k drafts give 1 + α + … + α^k tokens per step of the target; that formula is set beside the speed-up. At
-this size a step is mostly Python: the speed-up says what the engine saves, not what a large model would.
+look-up, from a model of one layer, from the model's own multi-token prediction, two depths of one block, and from three Medusa
+heads, trained on the frozen model (Medusa-1). With a share α of the drafts accepted, k drafts give 1 + α + … + α^k tokens per
+step of the target; that formula is set beside the speed-up. At this size a step is mostly Python: the speed-up says what the
+engine saves, not what a large model would.
 
-Leviathan et al. 2023. Sampling by a uniform number per (seed, token number) makes the sampled tokens equal, too, so that the
-chi-square test of the distribution is one of the sampler as well.
+Sampling by a uniform number per (seed, token number) makes the sampled tokens equal, too, so that the chi-square test of the
+distribution is one of the sampler as well.        Leviathan et al. 2023; Cai et al. 2024 (Medusa)
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from served import TEXT
 
 import dovetail as dt
 from dovetail.sampling import GREEDY, Sampling
-from dovetail.serving.draft_ahead import DraftAhead
+from dovetail.serving.draft_ahead import own_drafter
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
+from dovetail.training.only import train_only, weights_named
 from dovetail.transformer import Transformer
 
 ATTENTION = "{mixer: {heads: 2, head: 16}, ffn: {hidden: 64}}"
@@ -37,6 +39,7 @@ MAMBA = "{mixer: {kind: mamba2, inner: 64, head: 16, state_size: 16}, ffn: {hidd
 EXPERTS = "{mixer: {heads: 2, head: 16}, ffn: {kind: moe, experts: 4, hidden: 32}}"
 SPECS = {"attention": [ATTENTION] * 3, "Mamba-2 hybrid": [MAMBA, ATTENTION, MAMBA], "experts": [EXPERTS] * 3}
 DEPTHS = {"attention": [ATTENTION] * 2, "Mamba-2 hybrid": [MAMBA, ATTENTION], "experts": [EXPERTS] * 2}
+HEADS = 3  # of Medusa
 DRAFT, DRAFTS = [ATTENTION], 4
 SURE = 0.001  # of a chi-square test: it fails by chance once in a thousand runs
 NOISE = 0.15
@@ -57,9 +60,22 @@ def trained(layers: list[str], tokenizer: Tokenizer, steps: int, depths: Sequenc
     """A model that has learned the text, with these blocks for multi-token prediction."""
     ahead = ", ".join(f"{{block: {block}}}" for block in depths)
     spec = dt.from_yaml(f"{{width: 32, vocab: {tokenizer.size}, layers: [{', '.join(layers)}], mtp: [{ahead}]}}")
-    model = dt.build(spec, seed=1).train()
+    return learn_text(dt.build(spec, seed=1), tokenizer, steps)
+
+
+def with_medusa(model: Transformer, tokenizer: Tokenizer, steps: int) -> Transformer:
+    """The same model with Medusa heads instead of depths with a block; the heads alone are trained."""
+    other = dt.build(model.spec.set("mtp", [{"kind": "medusa", "weight": 1.0}] * HEADS), seed=1)
+    other.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if name[:4] != "mtp."}, strict=False)
+    train_only(other, weights_named(other.spec, ["mtp.*"]) or [])
+    return learn_text(other, tokenizer, steps)
+
+
+def learn_text(model: Transformer, tokenizer: Tokenizer, steps: int) -> Transformer:
+    """The model after some steps on the text."""
     windows = tokenizer.encode(TEXT * 8).unfold(0, 64, 8)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], lr=1e-2)
+    model.train()
     for _ in range(steps):
         model.loss(windows).backward()
         optimizer.step()
@@ -91,25 +107,32 @@ def answered(
     return engine, tokens
 
 
-def figures(name: str, model: Transformer, smaller: Transformer, tokenizer: Tokenizer, sizes: Sizes) -> list[Row]:
-    """The rows of one model."""
+def figures(
+    name: str, model: Transformer, medusa: Transformer, smaller: Transformer, tokenizer: Tokenizer, sizes: Sizes
+) -> list[Row]:
+    """The rows of one model; `medusa` is the same model with Medusa heads."""
     rows: list[Row] = []
     asked = requests(tokenizer, sizes, GREEDY)
     _, want = answered(model, asked, None)
-    depths = len(model.spec.mtp)
-    drafters: dict[str, tuple[Callable[[], Drafter], int]] = {  # and the drafts per step
-        "look-up": (PromptLookup, DRAFTS),
-        "draft model": (lambda: DraftModel(smaller, rows=4, longest=256, target=model), DRAFTS),
-        "mtp": (lambda: DraftAhead(model, rows=4, longest=256, drafts=DRAFTS), min(DRAFTS, depths)),
+    drafters: dict[str, tuple[Transformer, Callable[[], Drafter], int]] = {  # and the drafts per step
+        "look-up": (model, PromptLookup, DRAFTS),
+        "draft model": (model, lambda: DraftModel(smaller, rows=4, longest=256, target=model), DRAFTS),
+        "mtp": (model, lambda: own(model), min(DRAFTS, len(model.spec.mtp))),
+        "medusa": (medusa, lambda: own(medusa), min(DRAFTS, HEADS)),
     }
-    for how, (make, drafts) in drafters.items():
-        engine, got = answered(model, asked, make())
+    for how, (target, make, drafts) in drafters.items():
+        engine, got = answered(target, asked, make())
         differ = sum(got[one.id] != want[one.id] for one in asked)
         rows.append(Row(f"{name}, {how}: of {len(asked)} greedy texts, those that differ", differ, Goal(high=0)))
         share = engine.accepted / max(engine.drafted, 1)
         rows.append(Row(f"{name}, {how}: share of the drafts accepted", share))
-        rows.append(speed_up(f"{name}, {how}", model, asked[0], make, drafts, share, sizes))
+        rows.append(speed_up(f"{name}, {how}", target, asked[0], make, drafts, share, sizes))
     return rows
+
+
+def own(model: Transformer, rows: int = 4) -> Drafter:
+    """The drafter of a model's own multi-token prediction."""
+    return own_drafter(model, rows=rows, longest=256, drafts=DRAFTS)
 
 
 def speed_up(
@@ -184,11 +207,16 @@ def main() -> None:
     with progress("speculate", len(SPECS)) as tick:
         for name, layers in SPECS.items():
             model = trained(layers, tokenizer, sizes.steps, DEPTHS[name])
-            rows += figures(name, model, smaller, tokenizer, sizes)
+            medusa = with_medusa(model, tokenizer, sizes.steps)
+            rows += figures(name, model, medusa, smaller, tokenizer, sizes)
             if name == "attention":
-                ahead = DraftAhead(model, rows=8, longest=256, drafts=DRAFTS)
-                for how, drafter in (("look-up", PromptLookup()), ("mtp", ahead)):
-                    rows += chi_square(how, drafter, model, tokenizer, sizes.draws)
+                drafters = (
+                    ("look-up", model, PromptLookup()),
+                    ("mtp", model, own(model, 8)),
+                    ("medusa", medusa, own(medusa, 8)),
+                )
+                for how, target, drafter in drafters:
+                    rows += chi_square(how, drafter, target, tokenizer, sizes.draws)
             tick()
     report(rows, given.json)
 

@@ -152,19 +152,21 @@ def peer_rows(name: str, work: Work, rounds: int) -> list[Row]:
 
 
 def memory_row(vocab: int, tokens: int, width: int) -> Row:
-    """Peak of live bytes in the loss and its gradients: chunks ÷ one matrix of logits."""
+    """Peak of live bytes in the loss and its gradients: chunks ÷ torch's cross_entropy of one matrix of logits."""
     x = torch.randn(1, tokens, width, requires_grad=True)
     weight = torch.randn(vocab, width, requires_grad=True)
     labels = torch.randint(0, vocab, (1, tokens))
     peaks: list[int] = []
     losses: list[Tensor] = []
-    for chunk in (tokens, None):
+    for full in (True, False):
         x.grad = weight.grad = None
-        options = {} if chunk is None else {"chunk": chunk}
         with Alive(x, weight, labels) as alive:
-            loss = chunked_cross_entropy(lambda part: part @ weight.t(), x, labels, **options)
-            loss.sum.backward()
-        losses.append(loss.sum.detach())
+            if full:
+                loss = F.cross_entropy((x @ weight.t()).flatten(0, 1), labels.flatten(), reduction="sum")
+            else:
+                loss = chunked_cross_entropy(lambda part: part @ weight.t(), x, labels).sum
+            loss.backward()
+        losses.append(loss.detach())
         peaks.append(alive.peak - weight.numel() * weight.element_size())  # both have the gradient of the weight
         del loss
     agree("loss", losses[1], losses[0], 1e-5)

@@ -1,7 +1,8 @@
 """Adapters: memory of a LoRA step ÷ full, its time ÷ peft's, and 8 adapters in one batch ÷ one.
 
 memory   live bytes at the peak of a training step: weights, gradients, AdamW's moments and activations, LoRA ÷ all weights,
-         and QLoRA (NF4) ÷ LoRA; with few tokens, where weights are most of it, and with many, where activations are
+         and QLoRA (NF4; embedding and head stay in float32) ÷ LoRA. At 55 M parameters with few tokens, where weights are most
+         of it, and with many, where activations are; at 1 B with blocks computed again in the backward pass, as it is used
 time     seconds of a step with LoRA on all linear layers ÷ those of peft on the same Llama, in a process of its own
          (benchmarks/peers/make tuning): loss, backward, clipping, fused AdamW, eager on both sides
 many     a forward pass of 8 rows with 8 adapters ÷ with one (adapters/many.py)
@@ -19,7 +20,8 @@ import subprocess
 from pathlib import Path
 
 import torch
-from bare import QUICK as QUICK_SHAPE, Shape
+from bare import QUICK as SMALLEST, Shape
+from decode import LARGE
 from measure import Goal, Row, arguments, middle, progress, report, taking_turns
 from memory import Alive
 
@@ -32,7 +34,7 @@ from dovetail.construction import build
 from dovetail.core.layout import TokenLayout
 from dovetail.datasets.corpus import Batch
 from dovetail.training.objective import next_token
-from dovetail.training.plan import Plan
+from dovetail.training.plan import Plan, Recompute
 from dovetail.training.step import Trainer
 from dovetail.transformer import Transformer
 
@@ -40,18 +42,21 @@ PEERS, ENVIRONMENTS = Path(__file__).parent / "peers", Path(__file__).parents[1]
 RATE, NOISE, RANK, MANY, STEPS = 1e-3, 0.06, 16, 8, 2
 FEW = 32  # tokens
 SIDES = ("memory", "time", "many")
+QUICK_SHAPE = dc.replace(SMALLEST, width=192, hidden=320)  # whole groups of NF4
 
 
 class Ours:
     """The trainer of `dovetail train`, on all weights or on an adapter, perhaps of a base in four bits."""
 
-    def __init__(self, shape: Shape, rows: int, tokens: int, adapted: bool, quantized: bool = False) -> None:
+    def __init__(
+        self, shape: Shape, rows: int, tokens: int, adapted: bool, quantized: bool = False, recompute: Recompute = "none"
+    ) -> None:
         self.model: Transformer = build(shape.spec())
         if quantized:
             quantize(self.model, format="nf4", speed=False)
         if adapted:
             attach(self.model, Lora(rank=RANK))
-        plan = Plan(steps=10**6, schedule="constant", learning_rate=RATE)
+        plan = Plan(steps=10**6, schedule="constant", learning_rate=RATE, recompute=recompute)
         self.trainer, self.at = Trainer(self.model.train(), next_token, plan), 0
         ids = torch.randint(0, shape.vocab, (rows, tokens + 1), generator=torch.Generator().manual_seed(0))
         self.batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), TokenLayout.whole(rows, tokens))
@@ -99,6 +104,16 @@ class Peft:
         self.process.wait()
 
 
+def memory(shape: Shape, tokens: int, name: str, recompute: Recompute = "none") -> list[Row]:
+    """LoRA ÷ full and QLoRA ÷ LoRA, one model after another."""
+    full = Ours(shape, 1, tokens, False, recompute=recompute).peak()
+    lora, qlora = (Ours(shape, 1, tokens, True, few, recompute).peak() for few in (False, True))
+    return [
+        Row(f"memory of a LoRA step ÷ full, {name}", lora / full, Goal(high=0.35)),
+        Row(f"memory of a QLoRA step ÷ LoRA, {name}", qlora / lora, Goal(high=0.5)),
+    ]
+
+
 def many_adapters(shape: Shape, tokens: int, rounds: int) -> Row:
     """A batch of 8 rows, each with its own adapter, against one adapter for all."""
     one, several = build(shape.spec()), build(shape.spec())
@@ -130,11 +145,10 @@ def main() -> None:
     shape, (rows, tokens) = (QUICK_SHAPE, (2, 16)) if given.quick else (Shape(), (2, 256))
     found: list[Row] = []
     if "memory" in given.only:
-        for count in (FEW, rows * tokens):
-            full = Ours(shape, 1, count, False).peak()
-            lora, qlora = (Ours(shape, 1, count, True, few).peak() for few in (False, True))
-            found.append(Row(f"memory of a LoRA step ÷ full, {count} tokens", lora / full, Goal(high=0.35)))
-            found.append(Row(f"memory of a QLoRA step ÷ LoRA, {count} tokens", qlora / lora, Goal(high=0.5)))
+        found += memory(shape, FEW, f"{FEW} tokens")
+        found += memory(shape, rows * tokens, f"{rows * tokens} tokens")
+        large = shape if given.quick else LARGE
+        found += memory(large, rows * tokens, f"1 B, {rows * tokens} tokens, recomputed blocks", "blocks")
     if "time" in given.only:
         ours, peft = Ours(shape, rows, tokens, True), Peft(shape, rows, tokens, given.threads)
         with progress("peft", given.rounds + 1) as tick:

@@ -28,6 +28,7 @@ VERBS = {
         "runs",
         "save",
         "serve",
+        "serve_vllm",
         "show",
         "tiny",
         "trace",
@@ -110,6 +111,10 @@ try:
     dovetail.serve("nowhere")
 except dovetail.DovetailError as refused:
     assert "nowhere" in str(refused)
+try:
+    dovetail.serve_vllm("nowhere")
+except dovetail.DovetailError as refused:
+    assert "dovetail[vllm]" in str(refused)
 assert not dovetail.laws(spec, only=["round_trip"]).failed
 assert "llama" in [family.model_type for family in dovetail.list_families()]
 assert isinstance(model, dovetail.Transformer)

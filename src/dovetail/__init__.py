@@ -53,6 +53,7 @@ _PUBLIC = {
     "save": "dovetail.api.models",
     "save_adapter": "dovetail.api.adapters",
     "serve": "dovetail.api.serve",
+    "serve_vllm": "dovetail.api.serve_vllm",
     "show": "dovetail.api.show",
     "show_data": "dovetail.api.show_data",
     "tiny": "dovetail.api.tiny",
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     from dovetail.api.record import record as record
     from dovetail.api.runs import runs as runs
     from dovetail.api.serve import serve as serve
+    from dovetail.api.serve_vllm import serve_vllm as serve_vllm
     from dovetail.api.show import show as show
     from dovetail.api.show_data import show_data as show_data
     from dovetail.api.tiny import tiny as tiny

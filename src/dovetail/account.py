@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from dovetail.core.ahead import reads_tokens
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
 from dovetail.core.dtypes import SHORT, dtype_of, short_dtype_name
@@ -231,7 +232,10 @@ def mtp_flops(spec: Model, n: int) -> tuple[int, int]:
     """FLOPs of multi-token prediction over n tokens in training, the head at each depth included: (all pairs; the pairs that
     masks leave). An embedding that is projected to the width is projected once more, without positions."""
     embed, head = (_matmul_in(spec, child) for child in ("embed", "head"))
-    shared = n * embed + sum(max(n - k, 0) * head for k in range(1, len(spec.mtp) + 1))
+    tokens = sum(
+        max(n - k, 0) for k, depth in enumerate(spec.mtp, 1) if depth.own_head() is None
+    )  # that the model's head reads
+    shared = n * embed * reads_tokens(spec.mtp) + tokens * head
     all_pairs, masked_pairs = ahead_flops(spec, n)
     return shared + all_pairs, shared + masked_pairs
 

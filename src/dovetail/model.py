@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from dovetail.core.across import Passed, Passing, passings
-from dovetail.core.ahead import look_ahead
+from dovetail.core.ahead import look_ahead, reads_tokens
 from dovetail.core.ctx import Ctx, Losses, Ranks
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.field import bounded, options
 from dovetail.core.fold import taps
 from dovetail.core.group import (
     GROUPS,
+    AheadInput,
     Embed,
     EmbedModule,
     Ffn,
@@ -301,7 +302,7 @@ class Model(Part):
         return found
 
     def _predicts_tokens(self, scope: Scope) -> bool:
-        return self.head is not None and not self.head.pools() and any("vocab" in w.out for w in self.head.weights(scope))
+        return self.head is not None and self.head.predicts_tokens(scope)
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         found: list[Problem] = []
@@ -481,7 +482,8 @@ class ModelModule(Module):
         x, embedded, ctx = self.begin(inputs, ctx)
         x = self.end(self.run_layers(x, ctx, self.carried(inputs, x)), ctx)
         if self.part.mtp and self._looks_ahead(ctx):
-            look_ahead(self.mtp, self.head, x, self.embed.widen(embedded), inputs, ctx)
+            ahead = self.embed.widen(embedded) if reads_tokens(self.part.mtp) else None
+            look_ahead(self.mtp, self.head, x, ahead, inputs, ctx)
         return x, ctx
 
     def begin(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor, Ctx]:
@@ -519,27 +521,41 @@ class ModelModule(Module):
         asked = ctx.losses is not None or (ctx.listen is not None and any(map(ctx.listen.wants, self.taps_ahead)))
         return asked and ctx.views is None
 
-    def draft(self, hidden: Tensor, tokens: Tensor, ctx: Ctx, depth: int = 1) -> tuple[Tensor, Tensor]:
+    def draft(
+        self, hidden: Tensor, tokens: Tensor, ctx: Ctx, depth: int = 1, before: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Logits (…, n, vocab) of the token after `tokens`, by one depth of multi-token prediction, and its hidden states. The
         arguments are those of `hidden_ahead`."""
-        x = self.hidden_ahead(hidden, tokens, ctx, depth)
-        return self.head(x, ctx), x
+        x = self.hidden_ahead(hidden, tokens, ctx, depth, before)
+        return self.logits_ahead(x, ctx, depth), x
 
-    def hidden_ahead(self, hidden: Tensor, tokens: Tensor, ctx: Ctx, depth: int = 1) -> Tensor:
-        """Hidden states (…, n, embed) of one depth of multi-token prediction, from which the head predicts the token after
+    def logits_ahead(self, x: Tensor, ctx: Ctx, depth: int) -> Tensor:
+        """Logits (…, n, vocab) from the hidden states of one depth."""
+        return self.mtp[depth - 1].predictor(self.head)(x, ctx)
+
+    def hidden_ahead(self, hidden: Tensor, tokens: Tensor, ctx: Ctx, depth: int = 1, before: Tensor | None = None) -> Tensor:
+        """Hidden states (…, n, embed) of one depth of multi-token prediction, from which its head predicts the token after
         `tokens`.
 
-        hidden (…, n, embed) are those of `hidden()`, or of the depth before; tokens (…, n) are the known or drafted tokens
-        `depth` places after them. ctx has the layout of the hidden states and, to continue, the views of a
+        hidden (…, n, embed) are those of `hidden()`, and `before` those of the depth before; tokens (…, n) are the known or
+        drafted tokens `depth` places after them. ctx has the layout of the hidden states and, to continue, the views of a
         Pool(spec, rows, capacity, drafts=True).
         """
         if not 1 <= depth <= len(self.part.mtp):
             raise InputError(f"depth: {depth} of {len(self.part.mtp)} depths of multi-token prediction; they count from 1")
         ctx.layout.expect(hidden, "hidden")
-        embedded, _ = self.embed(tokens, ctx)
-        ctx.layout.expect(embedded, "tokens")
+        inputs = self.part.mtp[depth - 1].inputs
+        known: dict[AheadInput, Tensor] = {"hidden": hidden}
+        if "before" in inputs:
+            if before is None and depth > 1:
+                raise InputError(f"before: depth {depth} reads the hidden states of depth {depth - 1}; give them")
+            known["before"] = hidden if before is None else before
+        if "embedded" in inputs:
+            embedded, _ = self.embed(tokens, ctx)
+            ctx.layout.expect(embedded, "tokens")
+            known["embedded"] = self.embed.widen(embedded)
         views = NO_VIEWS if ctx.views is None else ctx.views[depth - 1]
-        return self.mtp[depth - 1](hidden, self.embed.widen(embedded), ctx, views)
+        return self.mtp[depth - 1](*(known[name] for name in inputs), ctx, views)
 
     def across(self, block: BlockModule, x: Tensor, ctx: Ctx, views: Any, carried: Carried) -> Tensor:
         """A block that reads values of earlier ones, or publishes some, which are added to `carried`."""

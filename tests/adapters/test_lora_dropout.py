@@ -164,3 +164,28 @@ def test_micro_batches_train_to_the_same_weights(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "peft" / "adapter_config.json").read_text())["lora_dropout"] == 0.4
     again = dt.load(tmp_path / "base", adapter=tmp_path / "peft")
     assert again.layers[0].mixer.q.adapter.kind.dropout == 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, about torch
+@pytest.mark.timeout(900)
+def test_a_compiled_block_draws_the_same_and_no_graph_is_compiled_for_a_seed() -> None:
+    of = dt.from_yaml("{width: 24, vocab: 62, layers: [{mixer: {heads: 4, kv_heads: 2}, ffn: {hidden: 44}}]}")
+
+    def run(compiled: bool) -> list[torch.Tensor]:
+        model, found = adapted(of).train(), list[torch.Tensor]()
+        for block in model.layers if compiled else ():
+            block.compile(fullgraph=True)
+        for seed in (4, 5, 6, 7):
+            loss = model.loss_sum(IDS, IDS, ctx(seed=seed)).sum
+            loss.backward()
+            found.append(loss.detach())
+        return [*found, *(p.grad for p in model.parameters() if p.requires_grad)]
+
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        compiled = run(True)
+    eager = run(False)
+    assert len({loss.item() for loss in eager[:4]}) == 4, "each seed draws another mask"
+    for one, other in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)

@@ -59,7 +59,12 @@ def root(document: dict[str, Any]) -> dict[str, Any]:
     return SCHEMA["$defs"][SCHEMA["roots"][f"{document['kind']} {document['apiVersion']}"]]
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda one: one["kind"])
+def named(kind: str, name: str) -> dict[str, Any]:
+    (found,) = (one for one in documents() if (one["kind"], one["metadata"]["name"]) == (kind, name))
+    return found
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda one: f"{one['kind']} {one['metadata']['name']}")
 def test_a_manifest_follows_its_schema(document: dict[str, Any]) -> None:
     assert list(problems(document, root(document))) == []
 
@@ -84,7 +89,7 @@ def test_a_mistake_is_found(path: tuple[str | int, ...], value: Any, expected: s
 
 
 def test_the_parts_of_the_job_refer_to_each_other() -> None:
-    service, job = (next(one for one in documents() if one["kind"] == kind) for kind in ("Service", "Job"))
+    service, job = named("Service", "dovetail"), named("Job", "dovetail")
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     env = {one["name"]: one.get("value") for one in container["env"]}

@@ -72,7 +72,7 @@ def test_a_mutant_that_never_ends_is_stopped():
 @pytest.mark.timeout(1500)
 def test_a_mutant_that_changes_nothing_survives():
     # float32 cast to float32: if this were caught, a law would be wrong or its tolerance too small
-    _, message = mutate._try(site("ops/loss.py", "x.dtype.itemsize < 4: LtE"), 0)
+    _, message = mutate._try(site("ops/loss.py", "part.dtype.itemsize < 4: LtE"), 0)
     assert message == ""
 
 

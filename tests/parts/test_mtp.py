@@ -73,7 +73,7 @@ def test_it_is_in_every_account() -> None:
     block = (parameters(plain) - 2 * 62 * 28 - 28) // 2
     assert parameters(spec) - parameters(plain) == block + 28 * 56 + 3 * 28
     assert state_values(spec, 10) - state_values(plain, 10) == 10 * 2 * 2 * 12
-    assert {"mtp.0.projected", "mtp.0.normed", "mtp.0.block.mixer.q"} <= set(taps(spec))
+    assert {"mtp.0.projected", "mtp.0.hidden", "mtp.0.block.mixer.q"} <= set(taps(spec))
     decays = {d.path: d.weight.decays for d in declared(spec) if d.weight.learned}
     assert decays["mtp.0.proj.weight"]
     assert not any(decays[f"mtp.0.{name}.scale"] for name in ("embed_norm", "hidden_norm", "norm"))
@@ -146,7 +146,7 @@ def test_drafting_refuses_a_depth_that_is_not_there() -> None:
 
 
 def test_a_sequence_split_over_ranks_is_refused_by_name() -> None:
-    with pytest.raises(SpecError, match="mtp reads the next token") as error:
+    with pytest.raises(SpecError, match="mtp predicts later tokens") as error:
         check_split(with_depths())
     assert error.value.path == "mtp.0"
 

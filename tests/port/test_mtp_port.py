@@ -153,9 +153,9 @@ def hidden_ahead(model: Transformer) -> tuple[Tensor, list[Tensor]]:
         found[address] = x
 
     with torch.no_grad():
-        ctx = Ctx(layout=TokenLayout.whole(2, TOKENS.shape[1]), listen=Listener({"mtp.*.normed": listen}))
+        ctx = Ctx(layout=TokenLayout.whole(2, TOKENS.shape[1]), listen=Listener({"mtp.*.hidden": listen}))
         hidden, _ = model.hidden(TOKENS, ctx)
-    return hidden, [found[f"mtp.{i}.normed"] for i in range(len(model.part.mtp))]
+    return hidden, [found[f"mtp.{i}.hidden"] for i in range(len(model.part.mtp))]
 
 
 @torch.no_grad()

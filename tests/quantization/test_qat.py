@@ -1,14 +1,22 @@
 """Quantization-aware training: the same outputs as the quantized model, and gradients that pass through."""
 
+from typing import Literal
+
 import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import SpecError, UsageError
+from dovetail.core.layout import TokenLayout
 from dovetail.core.undeclared import check_declared
+from dovetail.datasets.corpus import Batch
 from dovetail.quantization.formats import FP8, Int4
 from dovetail.quantization.qat import fake_quantize, finish
 from dovetail.quantization.recipe import leaf_at, quantize, select
+from dovetail.training.loop import train
+from dovetail.training.objective import next_token
+from dovetail.training.plan import Plan
+from dovetail.training.step import Trainer
 
 SPEC = "width: 32\nvocab: 62\nlayers: [{repeat: 2, mixer: {heads: 4, kv_heads: 2, head: 8}, ffn: {hidden: 48}}]\n"
 MOE = SPEC.replace("{hidden: 48}", "{kind: moe, experts: 4, hidden: 16}")
@@ -72,3 +80,24 @@ def test_a_leaf_with_an_adapter_is_refused() -> None:
     fake_quantize(model, recipe)
     with pytest.raises(SpecError, match=r"layers.0.mixer.q: has an adapter \(FakeQuantizer\)"):
         fake_quantize(model, recipe)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_training_loop_trains_every_matrix_behind_its_rounding(optimizer: Literal["adamw", "muon"]) -> None:
+    model = dt.build(SPEC)
+    recipe = select(model.spec, Int4(group=16))
+    before = {path: leaf_at(model, path).weight.detach().clone() for path in recipe}
+    fake_quantize(model, recipe)
+    ids = tokens()
+    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), TokenLayout.whole(len(ids), ids.shape[1] - 1))
+    plan = Plan(steps=12, learning_rate=1e-2, optimizer=optimizer, quiet=True, evals=2)
+    history = train(model, lambda step: batch, next_token, plan, [batch])
+    assert history[-1].loss < 0.9 * history[0].loss
+    for path, weight in before.items():
+        assert not torch.equal(leaf_at(model, path).weight, weight), path
+
+
+def test_a_model_without_a_weight_to_train_is_refused() -> None:
+    model = dt.build(SPEC).requires_grad_(False)
+    with pytest.raises(UsageError, match="no weight is trained"):
+        Trainer(model, next_token, Plan(steps=1))

@@ -4,13 +4,11 @@ whole pass over all tokens, whatever joins, leaves, forks or is preempted in bet
 from __future__ import annotations
 
 import dataclasses as dc
-import random
-from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from speculated import ATTENTION, EXPERTS, MAMBA, Compared, alone, learned, prompt, run, run_busy
 
 import dovetail as dt
 from dovetail.adapters.attach import attach, detach
@@ -20,21 +18,15 @@ from dovetail.api.engine import load_engine
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.layout import TokenLayout
-from dovetail.generation import generate_tokens
 from dovetail.io.spec import load_spec
 from dovetail.lawbook.adapted import perturb
-from dovetail.sampling import GREEDY, Sampling
+from dovetail.sampling import GREEDY
 from dovetail.serving.draft_ahead import DraftAhead
 from dovetail.serving.engine import Engine
-from dovetail.serving.request import Output, Request
+from dovetail.serving.request import Request
 from dovetail.serving.schedule import Continuation
-from dovetail.serving.speculate import sample_drafts
 from dovetail.transformer import Transformer
 
-TEXT = "It was the best of times, it was the worst of times. "
-ATTENTION = "{mixer: {heads: 2, head: 16}, ffn: {hidden: 64}}"
-MAMBA = "{mixer: {kind: mamba2, inner: 64, head: 16, state_size: 16}, ffn: {hidden: 64}}"
-EXPERTS = "{mixer: {heads: 2, head: 16}, ffn: {kind: moe, experts: 4, hidden: 32}}"
 # layers, and the block of each depth: recurrent states of the target and of the depths return to a mark, KV caches anywhere
 SPECS = {
     "attention": ([ATTENTION, ATTENTION], [ATTENTION, ATTENTION]),
@@ -44,102 +36,20 @@ SPECS = {
 }
 
 
-@cache
 def trained(name: str) -> Transformer:
-    """A model of bytes that has learned the text, in float64: batches round as single rows do."""
     layers, depths = SPECS[name]
-    blocks = ", ".join(f"{{block: {block}, weight: 1.0}}" for block in depths)
-    spec = dt.from_yaml(f"{{width: 32, vocab: 128, layers: [{', '.join(layers)}], mtp: [{blocks}]}}")
-    model = dt.build(spec, seed=1).train()
-    windows = torch.tensor(list(TEXT.encode() * 3)).unfold(0, 40, 17)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(50):
-        model.loss(windows).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.eval().double()
+    return learned(tuple(layers), tuple(f"{{block: {block}, weight: 1.0}}" for block in depths))
 
 
-def prompt(begin: int, n: int) -> tuple[int, ...]:
-    return tuple((TEXT.encode() * 3)[begin : begin + n])
-
-
-def alone(model: Transformer, request: Request, index: int = 0) -> list[int]:
-    sampling = dc.replace(request.sampling, seed=request.sampling.seed + index)
-    return list(generate_tokens(model, torch.tensor(request.prompt), request.max_tokens, sampling))
-
-
-def joined(outputs: list[Output]) -> dict[tuple[str, int], list[int]]:
-    tokens: dict[tuple[str, int], list[int]] = {}
-    for output in outputs:
-        tokens.setdefault((output.id, output.index), []).extend(output.tokens)
-    return tokens
-
-
-def run(engine: Engine, *requests: Request) -> dict[tuple[str, int], list[int]]:
-    for request in requests:
-        engine.add(request)
-    return joined([output for _ in iter(lambda: engine.busy, False) for output in engine.step()])
-
-
-class Compared(DraftAhead):
-    """Compares each draft with that of a whole pass."""
-
-    compared = 0
-
-    def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
-        drafts = super().draft(ones, counts)
-        for one, count, got in zip(ones, counts, drafts, strict=True):
-            assert got == self.whole(one, min(count, self.depths)), (one.request.id, len(one.tokens))
-            self.compared += len(got)
-        return drafts
-
-    @torch.inference_mode()
-    def whole(self, one: Continuation, count: int) -> list[int]:
-        """The drafts behind all tokens of a continuation, without a decode state."""
-        drafts: list[int] = []
-        ctx = Ctx(layout=TokenLayout.whole(1, len(one.tokens) - 1))
-        hidden = self.model.hidden(torch.tensor([one.tokens[:-1]]), ctx)[0]
-        for depth in range(1, count + 1):
-            ahead = torch.tensor([[*one.tokens, *drafts][depth:]])
-            logits, hidden = self.model.draft(hidden, ahead, ctx, depth)
-            drafts += sample_drafts(logits[:, -1], [one], [drafts])
-        return drafts
+class ComparedAhead(Compared, DraftAhead):
+    pass
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", SPECS)
 def test_tokens_are_those_without_drafts_and_drafts_those_of_a_whole_pass(name: str, temperature: float) -> None:
-    model, rng = trained(name), random.Random(5)
-    drafter = Compared(model, rows=4, longest=90, drafts=4)
-    engine = Engine(model, rows=4, longest=90, budget=40, page=4, pages=20, share=False, drafter=drafter)
-    sampling = Sampling(temperature=temperature, top_k=20)
-    requests = [
-        Request(
-            id=str(i),
-            prompt=prompt(rng.randrange(50), rng.choice([1, 2, 3, 9, 21, 50])),
-            max_tokens=rng.randrange(1, 30),
-            sampling=dc.replace(sampling, seed=10 * i),
-            n=rng.choice([1, 1, 2]),
-        )
-        for i in range(12)
-    ]
-    todo, outputs, aborted = list(requests), list[Output](), set[str]()
-    while todo or engine.busy:
-        if todo and rng.random() < 0.8:  # requests join while others decode
-            engine.add(todo.pop())
-        if engine.requests and rng.random() < 0.03:
-            aborted.add(gone := rng.choice(list(engine.requests)))
-            outputs += engine.abort(gone)
-        outputs += engine.step()
-    got = joined(outputs)
-    for request in requests:
-        for index in range(request.n):
-            want, found = alone(model, request, index), got.get((request.id, index), [])
-            assert found == (want[: len(found)] if request.id in aborted else want), request
-    stats = engine.stats()
-    assert stats.preemptions > 0
-    assert drafter.compared >= stats.drafted > 50
+    model = trained(name)
+    run_busy(model, ComparedAhead(model, rows=4, longest=90, drafts=4), temperature)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -167,7 +77,7 @@ def test_no_more_depths_are_used_than_tokens_are_drafted() -> None:
 def test_a_continuation_that_returns_with_all_tokens_but_one_computed_has_its_drafts(name: str) -> None:
     """It was preempted, and a step computed all that it had but its last token."""
     model, tokens = trained(name), list(prompt(3, 40))
-    drafter = Compared(model, rows=1, longest=64, drafts=4)
+    drafter = ComparedAhead(model, rows=1, longest=64, drafts=4)
     one = Continuation(Request(id="a", prompt=tuple(tokens[:5]), max_tokens=50), 0, (0, 0), tokens, 5, row=0)
     hidden = model.hidden(torch.tensor([tokens[:-1]]), Ctx(layout=TokenLayout.whole(1, len(tokens) - 1)))[0][0]
     drafter.observe(one, 0, hidden)

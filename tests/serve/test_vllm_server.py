@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,3 +103,35 @@ def test_every_law_of_servers_holds_with_the_plugin(tmp_path: Path) -> None:
     assert states.pop("speculated") == "not applicable"  # it needs a second server
     assert len(states) == 12
     assert states == dict.fromkeys(states, "passed"), found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_serve_starts_vllm_on_a_directory_of_ours(tmp_path: Path) -> None:
+    exported(tmp_path)
+    own, want = tmp_path / "own", dt.generate(tmp_path / "own", "It was the", max_tokens=24).text
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = [
+        "--engine=vllm",
+        f"--port={port}",
+        "--dtype=float32",
+        "--longest=256",
+        "--api-key=secret",
+        "--vllm-flag=--block-size=32",
+    ]
+    command = [str(python()), "-m", "dovetail", "serve", str(own), *flags, "--json"]
+    with subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            url = json.loads(child.stdout.readline())["url"]
+            asked = {"model": "own", "prompt": "It was the", "max_tokens": 24, "temperature": 0}
+            body = json.dumps(asked).encode()
+            head = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+            with urllib.request.urlopen(urllib.request.Request(f"{url}/completions", body, head), timeout=120) as answer:
+                assert json.load(answer)["choices"][0]["text"] == want
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"}))
+        finally:
+            child.terminate()
+        assert child.wait(120) == 0

@@ -108,7 +108,7 @@ def test_a_cut_sends_what_later_layers_read() -> None:
     ("change", "message"),
     [
         ({"head.tied": True}, r"head\.out\.weight: is the same weight as embed\.table, which is on another stage of 2"),
-        ({"mtp": [{}]}, "mtp: reads the embedding, which is on the first stage"),
+        ({"mtp": [{}]}, "mtp: the stages of a pipeline do not compute multi-token prediction"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_with_its_path(change: dict[str, Any], message: str) -> None:

@@ -24,7 +24,7 @@ from dovetail.core.finite import check_weights
 from dovetail.embedding import Embedder
 from dovetail.generation import Vocabulary, generates
 from dovetail.port.adapter import family_of, read_any
-from dovetail.serving.draft_ahead import DraftAhead
+from dovetail.serving.draft_ahead import own_drafter
 from dovetail.serving.engine import Engine
 from dovetail.serving.packed import pack
 from dovetail.serving.pooled import PooledEngine
@@ -87,7 +87,7 @@ def _drafter(speculate: str, model: Transformer, rows: int, longest: int, drafts
     if speculate == "lookup":
         return PromptLookup()
     if speculate == "mtp":
-        return DraftAhead(model, rows=rows, longest=longest, drafts=drafts)
+        return own_drafter(model, rows=rows, longest=longest, drafts=drafts)
     smaller = load(speculate, dtype=dtype).eval()
     check_weights(smaller, smaller.spec)
     pack(smaller)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from socket import socket
+from typing import TYPE_CHECKING, Any
 
 from dovetail import __version__
 from dovetail.core.errors import FileError, UsageError
@@ -16,6 +18,11 @@ from dovetail.generation import generates
 from dovetail.io.untrusted import Directory, read_regular
 from dovetail.port.load import origin
 from dovetail.port.vocabulary import read_vocabulary
+
+if TYPE_CHECKING:  # of the extra `serve`
+    from fastapi import FastAPI
+
+    from dovetail.serving.http.options import Options
 
 PACKAGES = ("fastapi", "uvicorn", "starlette", "prometheus_client")  # of the extra `serve`
 KEY_FILE_BYTES = 1 << 16
@@ -48,17 +55,54 @@ def serve(
     format of tool calls; that of the chat template by default. `ready` is called with the URL once requests are accepted.
     `engine` are options of the engine (`api.engine.start_engine`).
     """
-    _check_extra()
-    from dovetail.serving.http.options import Options
+    options = server_options(
+        model,
+        name=name,
+        api_key=api_key,
+        api_key_file=api_key_file,
+        allow_host=allow_host,
+        allow_origin=allow_origin,
+        adapter=adapter,
+        adapter_root=adapter_root,
+        admin_key_file=admin_key_file,
+        metrics_prefix=metrics_prefix,
+        tool_parser=tool_parser,
+        drain_seconds=drain_seconds,
+    )
+    check_exposed(host, options.keys)
     from dovetail.serving.http.server import bound_socket
 
-    keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
-    _check_exposed(host, keys)
-    adapters = dict(adapter or {})
-    options = Options(
-        models={name or Path(model).resolve().name: None, **{one: one for one in adapters}},
+    sock = bound_socket(host, port)  # before the weights are read: a port that is taken is an error at once
+    try:
+        url = url_of(host, sock.getsockname()[1])
+        asyncio.run(_serve(model, sock, options, lambda: _report(ready, url), {**engine, "adapter": adapter}))
+    finally:
+        sock.close()
+
+
+def server_options(
+    model: str | Path,
+    *,
+    name: str | None = None,
+    api_key: Sequence[str] = (),
+    api_key_file: str | Path | None = None,
+    allow_host: Sequence[str] = (),
+    allow_origin: Sequence[str] = (),
+    adapter: Mapping[str, str | Path] | None = None,
+    adapter_root: str | Path | None = None,
+    admin_key_file: str | Path | None = None,
+    metrics_prefix: str = "dovetail",
+    tool_parser: str | None = None,
+    drain_seconds: float = 30.0,
+) -> Options:
+    """Return the options of a server of a model directory: those of `serve`, with the keys read."""
+    _check_extra()
+    from dovetail.serving.http.options import Options
+
+    return Options(
+        models={name or Path(model).resolve().name: None, **{one: one for one in adapter or {}}},
         version=__version__,
-        keys=keys,
+        keys=(*api_key, *(() if api_key_file is None else read_keys(api_key_file))),
         hosts=tuple(allow_host),
         origins=tuple(allow_origin),
         adapter_root=None if adapter_root is None else Directory(adapter_root).place,
@@ -67,30 +111,32 @@ def serve(
         tool_parser=tool_parser,
         drain_seconds=drain_seconds,
     )
+
+
+@asynccontextmanager
+async def open_app(
+    model: str | Path, options: Options, *, adapter: Mapping[str, str | Path] | None = None, **engine: Any
+) -> AsyncGenerator[FastAPI, None]:
+    """Start the engine of a model directory; yield its app, without a socket; end the engine."""
+    from dovetail.api.engine import start_engine
+    from dovetail.serving.http.app import make_app
+
     where = Directory(model)
     spec = origin(where).spec
     if not generates(spec):
         check_embeds(spec)
-    sock = bound_socket(host, port)  # before the weights are read: a port that is taken is an error at once
-    engine = {**engine, "adapters": {one: str(place) for one, place in adapters.items()}}
-    shown = f"[{host}]" if ":" in host else host
+    client = await start_engine(where.place, **engine, adapters={one: str(place) for one, place in (adapter or {}).items()})
     try:
-        asyncio.run(_serve(where, sock, options, lambda: _report(ready, f"http://{shown}:{sock.getsockname()[1]}"), engine))
-    finally:
-        sock.close()
-
-
-async def _serve(where: Directory, sock: Any, options: Any, ready: Callable[[], None], engine: dict[str, Any]) -> None:
-    from dovetail.api.engine import start_engine
-    from dovetail.serving.http.app import make_app
-    from dovetail.serving.http.server import run_server
-
-    client = await start_engine(where.place, **engine)
-    try:
-        app = make_app(client, read_vocabulary(where), options)
-        await run_server(app, sock, options.drain_seconds, ready)
+        yield make_app(client, read_vocabulary(where), options)
     finally:
         await client.close()
+
+
+async def _serve(model: str | Path, sock: socket, options: Options, ready: Callable[[], None], engine: dict[str, Any]) -> None:
+    from dovetail.serving.http.server import run_server
+
+    async with open_app(model, options, **engine) as app:
+        await run_server(app, sock, options.drain_seconds, ready)
 
 
 def read_keys(path: str | Path) -> list[str]:
@@ -102,13 +148,18 @@ def read_keys(path: str | Path) -> list[str]:
     return keys
 
 
+def url_of(host: str, port: int) -> str:
+    """The URL of a server."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _check_extra() -> None:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f'serve: needs the package {missing[0]}: pip install "dovetail[serve]"')
 
 
-def _check_exposed(host: str, keys: Sequence[str]) -> None:
+def check_exposed(host: str, keys: Sequence[str]) -> None:
     """Raise where other machines could ask without a key."""
     try:
         local = host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -5,13 +5,18 @@ an API key is needed. It needs the extra `serve`.
 
     dovetail serve Qwen3-0.6B --port 8000
     dovetail serve Qwen3-0.6B --host 0.0.0.0 --api-key-file keys.txt --allow-host api.example.org
+    dovetail serve Qwen3-0.6B --engine vllm --tensor 2 --vllm-flag=--gpu-memory-utilization=0.8
+
+--engine vllm starts vLLM's own server in this environment, with the flags of ours that it has: it needs the extra `vllm`.
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
+import inspect
 import sys
-from typing import Annotated, Literal
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -21,6 +26,7 @@ from dovetail.cli.shown import options
 from dovetail.core.errors import UsageError
 from dovetail.core.limits import MAX_LENGTH
 
+VLLM = frozenset({"tensor", "vllm_flag"})  # flags that the native engine does not have
 Texts = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
 
 
@@ -30,6 +36,8 @@ class Command(LoadFlags):
 
     model: tyro.conf.Positional[InDir]
     """A model directory: ours, or in Hugging Face layout."""
+    engine: Literal["native", "vllm"] = "native"
+    """`native`: our own, which serves every model; `vllm`: vLLM, for fleets of GPUs."""
     host: str = "127.0.0.1"
     """The address to listen on."""
     port: Annotated[int, whole(0, 65535)] = 8000
@@ -74,23 +82,45 @@ class Command(LoadFlags):
     share: bool = True
     """Keep the KV cache of prompts for later requests that begin alike."""
     speculate: str | None = None
-    """`lookup`: guess the next tokens from those before; `mtp`: by the model's own multi-token prediction; or the directory of
-    a smaller model that guesses them."""
+    """`lookup`: guess the next tokens from those before; `mtp`: by the model's own multi-token prediction or Medusa heads; or
+    the directory of a smaller model that guesses them."""
     drafts: Annotated[int, whole(1, 64)] = 4
-    """With --speculate: tokens that are guessed at once, with mtp one per depth at most."""
+    """With --speculate: tokens that are guessed at once, with mtp one per depth or head at most."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype of the weights; that of the files by default."""
     threads: Annotated[int, whole(1, 1024)] | None = None
     """Threads of the engine on a CPU."""
+    tensor: Annotated[int, whole(1, 1024)] = 1
+    """--engine vllm: ranks of tensor parallelism."""
+    vllm_flag: Annotated[Texts, tyro.conf.arg(metavar="--FLAG=VALUE")] = ()
+    """--engine vllm: a further flag of its server; may be given many times."""
     json: bool = False
     """Print one JSON object with the URL on stdout, once requests are accepted."""
 
     def run(self) -> int:
         """Serve until a signal."""
+        default = {field.name: field.default for field in dc.fields(self)}
+        given = {name: value for name, value in options(self, "load", "json", "engine").items() if value != default[name]}
+        (self._by_vllm if self.engine == "vllm" else self._native)(given)
+        return 0
+
+    def _native(self, given: Mapping[str, Any]) -> None:
         from dovetail.api.serve import serve
 
-        serve(**options(self, "load", "json", "adapter"), adapter=dict(map(_named, self.adapter)), ready=self._ready)
-        return 0
+        self._refuse(given.keys() & VLLM, "vllm")
+        own = options(self, "load", "json", "engine", "adapter", *VLLM)
+        serve(**own, adapter=dict(map(_named, self.adapter)), ready=self._ready)
+
+    def _by_vllm(self, given: Mapping[str, Any]) -> None:
+        from dovetail.api.serve_vllm import serve_vllm
+
+        self._refuse(given.keys() - inspect.signature(serve_vllm).parameters.keys(), "native")
+        serve_vllm(**given, ready=self._ready)
+
+    def _refuse(self, names: Collection[str], engine: str) -> None:
+        for name in sorted(names):
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag}: is a flag of --engine {engine}; leave it out, or choose that engine")
 
     def _ready(self, url: str) -> None:
         if self.json:

@@ -5,6 +5,7 @@ No tensor is allocated.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -102,11 +103,13 @@ def state_values(spec: Part, n: int) -> int:
     return sum(state.values(scope, n) for _, state, scope in states(spec))
 
 
+@functools.lru_cache(maxsize=64)  # every call of generate asks: a fold over 32 layers takes 50 ms
 def position_limit(spec: Part) -> int | None:
     """The most tokens per sequence that tables of positions allow; None where there is no table."""
     return min((d.scope.size("position") for d in declared(spec) if "position" in d.weight.out), default=None)
 
 
+@functools.lru_cache(maxsize=64)
 def over_vocab(spec: Part) -> frozenset[str]:
     """Which children have a weight over the vocabulary: `embed` then reads tokens, and `head` predicts them."""
     return frozenset(d.path.partition(".")[0] for d in declared(spec) if "vocab" in d.weight.out)

@@ -386,6 +386,10 @@ class Head(Part):
         """Whether it pools: one output per document instead of one per token."""
         return False
 
+    def predicts_tokens(self, scope: Scope) -> bool:
+        """Whether its outputs are logits over the vocabulary per token."""
+        return not self.pools() and any("vocab" in weight.out for weight in self.weights(scope))
+
     def embeds(self) -> bool:
         """Whether its output is an embedding of each document."""
         return False
@@ -415,13 +419,25 @@ class HeadModule(Module):
         raise NotImplementedError
 
 
+AheadInput = Literal["hidden", "before", "embedded"]
+
+
 @dc.dataclass(frozen=True, kw_only=True)
 class Mtp(Part):
-    """One depth of multi-token prediction: from hidden states and the next token to hidden states. Module: an MtpModule."""
+    """One depth of multi-token prediction: hidden states, from which a head predicts one token further than the depth before.
+    Depth k is at position i where its head predicts token i + k + 1. Module: an MtpModule."""
 
     group: ClassVar[str] = "mtp"
+    TAPS = ("hidden",)  # what it returns
+    # what it reads at position i, in the order of its forward: `hidden` is the hidden state of the model, `before` that of the
+    # depth before (at depth 1 of the model), `embedded` the embedding of token i + k
+    inputs: ClassVar[tuple[AheadInput, ...]] = ("before", "embedded")
 
     weight: float = bounded(0.3, at_least=0, at_most=MAX_FACTOR)  # λ, the factor of its loss
+
+    def own_head(self) -> Head | None:
+        """The head that predicts from its hidden states, a child called `head`; None: the head of the model."""
+        return None
 
     @classmethod
     def sugar(cls, data: Any) -> Any:
@@ -431,9 +447,15 @@ class Mtp(Part):
 class MtpModule(Module):
     """The module of a depth of multi-token prediction."""
 
-    def forward(self, hidden: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-        """hidden (…, n, embed), of the model or of the depth before; embedded (…, n, embed), the next token -> like hidden."""
+    head: HeadModule  # where it has one of its own
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """(*inputs, ctx, views) -> hidden states; the inputs, each (…, n, embed), are those that the part declares."""
         raise NotImplementedError
+
+    def predictor(self, head: HeadModule) -> HeadModule:
+        """The head of this depth: its own, or `head`, that of the model."""
+        return head if self.part.own_head() is None else self.head
 
 
 Steps = tuple[tuple[str, ...], ...]  # the names of a block's branches, in order; those of one step read the same input

@@ -26,14 +26,20 @@ def held(model: nn.Module, spec: Part) -> Iterator[Declared]:
     adapter."""
     absent = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, Absent))
     adapted = dict(adapted_leaves(model))
+    frozen = frozen_base(model)
     fixed = {path for path, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad}
     for d in declared(spec):
         if d.path.startswith(absent):
             continue
-        yield d._replace(frozen=bool(adapted), fixed=d.path in fixed)
+        yield d._replace(frozen=frozen, fixed=d.path in fixed)
         leaf = adapted.get(d.path.removesuffix(".weight")) if d.path.endswith(".weight") else None
         if leaf is not None and leaf.adapter is not None and d.weight.same_as is None:
             yield from leaf.adapter.declared
+
+
+def frozen_base(model: nn.Module) -> bool:
+    """Whether adapters are trained, and the weights that parts declare are not."""
+    return any(leaf.adapter is not None and leaf.adapter.freezes for _, leaf in adapted_leaves(model))
 
 
 def adapted_leaves(model: nn.Module) -> Iterator[tuple[str, Linear]]:

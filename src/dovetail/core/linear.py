@@ -60,6 +60,7 @@ class Adapter(nn.Module, ABC):
 
     exact: frozenset[Offer] = frozenset()
     declared: tuple[Declared, ...] = ()  # its parameters, with their paths in the model (core/held.py)
+    freezes: bool = True  # whether the base stays as it is while the adapter is trained
 
     @abstractmethod
     def forward(self, leaf: Linear, x: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ def _refuse(path: str, part: Part) -> None:
     elif isinstance(part, Embed) and not part.causal():
         problem, remedy = "makes another number of tokens than it is given", "split rows over ranks instead: data"
     elif isinstance(part, Mtp):
-        problem, remedy = "reads the next token, which may lie on the next rank", "split rows over ranks instead: data"
+        problem, remedy = "predicts later tokens, which may lie on the next rank", "split rows over ranks instead: data"
     elif isinstance(part, Scaling) and part.varies:
         problem, remedy = "turns by the length of the whole row, which no rank sees", "use a scaling with fixed angles"
     else:

@@ -33,7 +33,7 @@ from dovetail.construction import tie
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import Declared
-from dovetail.core.group import Mixer
+from dovetail.core.group import HeadModule, Mixer
 from dovetail.core.held import Absent, held
 from dovetail.core.module import holder
 from dovetail.core.part import Part
@@ -301,6 +301,9 @@ def fully_shard_model(
     run_with(model, "batch_ranks", TokenRanks(data=mesh.get_group() if rows is None else rows))
     policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for unit in units(model):
+        for head in (module for layer in unit for module in layer.modules() if isinstance(module, HeadModule)):
+            fully_shard(head, mesh=mesh, mp_policy=policy)  # the own head of a depth is called behind the depth
+            register_fsdp_forward_method(head, "loss")
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     time_collectives(model)

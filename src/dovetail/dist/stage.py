@@ -64,7 +64,7 @@ def cut_layers(spec: Model, count: int) -> list[range]:
     if spec.encoder is not None:
         raise SpecError("encoder", "a pipeline has one stack of layers, and every decoder layer reads the encoder", REMEDY)
     if spec.mtp:
-        raise SpecError("mtp", "reads the embedding, which is on the first stage, behind the last", REMEDY)
+        raise SpecError("mtp", "the stages of a pipeline do not compute multi-token prediction", REMEDY)
     if not spec.embed.causal():
         raise SpecError("embed", f"{spec.embed.kind} makes another number of tokens, which later stages do not see", REMEDY)
     ends = _balanced(_costs(spec), count)

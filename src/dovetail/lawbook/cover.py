@@ -18,7 +18,7 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from dovetail.core.group import Mask
+from dovetail.core.group import Mask, Mtp
 from dovetail.core.part import KINDS, Part, walk
 from dovetail.lawbook.sample import BLOCK, LAYERS, attempt, candidates, fields, sampled
 from dovetail.model import Block, Model
@@ -228,8 +228,9 @@ def quick_specs(seed: int = 0, count: int = 12) -> list[Model]:
     """Return `count` specs that together have as many kinds as possible."""
     rng, missing = random.Random(seed), {(f.place, f.value) for f in all_factors() if f.kind}
     chosen: list[Model] = []
+    depths = [{"model/mtp": kind} for kind in sorted(KINDS) if issubclass(KINDS[kind], Mtp)]  # rarely legal by chance
     while len(chosen) < count:
-        pinned = {"model/mtp": "mtp"} if not chosen else {}  # rarely legal by chance
+        pinned = depths[len(chosen)] if len(chosen) < len(depths) else {}
         samples = [spec for _ in range(30) if (spec := attempt(rng, pinned)) is not None]
         kinds = {spec.key: {(f.place, f.value) for scope in scopes(spec) for f in scope if f.kind} for spec in samples}
         best = max(samples, key=lambda spec: len(kinds[spec.key] & missing))

@@ -1,15 +1,16 @@
 """Law 25, drafted: `model.draft` with a decode state computes what multi-token prediction computes over a whole pass.
 
-    whole pass   hᵏ of every token at once, from the taps mtp.k.normed
+    whole pass   hᵏ of every token at once, from the taps mtp.k.hidden
     drafting     the same hidden states in chunks and token by token, batched and flat, after a roll-back, on every layout
 
 Further: packed documents have the hidden states of each document alone, and the added loss of a depth is λ/K times the mean
-cross-entropy of the head's logits, with the labels shifted here again, by index.
+cross-entropy of its head's logits, with the labels shifted here again, by index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -56,7 +57,7 @@ def _whole(case: Case, tokens: Tensor, layout: TokenLayout, **more: Any) -> list
     def listen(address: str, x: Tensor) -> None:
         found[address] = x
 
-    names = [f"mtp.{i}.normed" for i in range(len(case.spec.mtp))]
+    names = [f"mtp.{i}.hidden" for i in range(len(case.spec.mtp))]
     ctx = case.ctx(layout=layout, listen=Listener(dict.fromkeys(names, listen)), **more)
     case.model.hidden(tokens, ctx)
     return [found[name] for name in names]
@@ -68,38 +69,37 @@ def _step(case: Case, pool: Pool, hidden: Tensor, want: Sequence[Tensor], length
     spans = [(a, min(a + m, N - len(want))) for a, m in zip(begin, lengths, strict=True)]  # so many know all next tokens
     for row in range(BATCH):
         pool.mark(row)
-    states = [hidden[row, : b - a + WRONG] for row, (a, b) in enumerate(spans)]
+    first = states = [hidden[row, : b - a + WRONG] for row, (a, b) in enumerate(spans)]
     wrong = pool.step(range(BATCH), [len(one) for one in states], flat)
     for k in range(1, len(want) + 1):
-        _, states = _run(case, wrong, states, [case.inputs[row, -len(one) :] for row, one in enumerate(states)], k, flat)
+        _, states = _run(case, wrong, first, states, [case.inputs[row, -len(one) :] for row, one in enumerate(states)], k, flat)
     starts = [pool.rollback(row, length) for row, length in enumerate(begin)]
     spans = [(start, b) for start, (_, b) in zip(starts, spans, strict=True)]
     step = pool.step(range(BATCH), [b - a for a, b in spans], flat)
-    states = [hidden[row, a:b] for row, (a, b) in enumerate(spans)]
+    first = states = [hidden[row, a:b] for row, (a, b) in enumerate(spans)]
     for k, whole in enumerate(want, 1):
         tokens = [case.inputs[row, a + k : b + k] for row, (a, b) in enumerate(spans)]
-        logits, states = _run(case, step, states, tokens, k, flat)
+        logits, states = _run(case, step, first, states, tokens, k, flat)
         for row, (a, b) in enumerate(spans):
             case.same(states[row], whole[row, a:b], f"{how}: depth {k} of row {row}, from a cache and in a whole pass")
             one = Ctx(layout=TokenLayout.whole(1, b - a))
             if a < b:
-                full = case.model.head(whole[row : row + 1, a:b], one)[0]
+                full = case.model.logits_ahead(whole[row : row + 1, a:b], one, k)[0]
                 case.same(logits[row], full, f"{how}: logits at depth {k} of row {row}")
 
 
 def _run(
-    case: Case, step: Step, states: list[Tensor], tokens: list[Tensor], depth: int, flat: bool
+    case: Case, step: Step, hidden: list[Tensor], before: list[Tensor], tokens: list[Tensor], depth: int, flat: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run one depth over the rows, joined as the layout says; return the logits and the hidden states of each row."""
-    counts = [len(one) for one in states]
+    counts = [len(one) for one in hidden]
     ctx = Ctx(layout=step.layout, views=step.views)
+    join = torch.cat if flat else partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    outputs = case.model.draft(join(hidden), join(tokens), ctx, depth, join(before))
     if flat:
-        outputs = case.model.draft(torch.cat(states), torch.cat(tokens), ctx, depth)
         return list(outputs[0].split(counts)), list(outputs[1].split(counts))
-    pad = torch.nn.utils.rnn.pad_sequence
-    outputs = case.model.draft(pad(states, batch_first=True), pad(tokens, batch_first=True), ctx, depth)
-    logits, hidden = ([x[row, :count] for row, count in enumerate(counts)] for x in outputs)
-    return logits, hidden
+    logits, states = ([x[row, :count] for row, count in enumerate(counts)] for x in outputs)
+    return logits, states
 
 
 def _packed(case: Case) -> None:
@@ -126,7 +126,7 @@ def _losses(case: Case, documents: Sequence[Sequence[int]]) -> None:
         losses: dict[str, Tensor] = {}
         states = _whole(case, case.inputs, layout, losses=losses, labels=given)
         for k, hidden in enumerate(states, 1):
-            logits = case.model.head(hidden, Ctx(layout=TokenLayout.whole(BATCH, N - k)))
+            logits = case.model.logits_ahead(hidden, Ctx(layout=TokenLayout.whole(BATCH, N - k)), k)
             last = k if given is not None else k + 1  # the token that is predicted, or the one before it, is in the document
             places = [(row, i) for row, end in enumerate(ends) for i in range(len(end)) if i + last < end[i]]
             targets = torch.stack([case.inputs[row, i + k + 1] if given is None else given[row, i + k] for row, i in places])

@@ -290,9 +290,9 @@ def _decode_state(case: Case) -> dict[str, Tensor]:
     hidden, _ = case.model.hidden(case.inputs, ctx)
     drafts = Pool(case.spec, BATCH, tokens, dtype=DTYPE, drafts=True)
     if case.spec.mtp:
-        step = drafts.step(range(BATCH), [tokens] * BATCH)
+        step, before = drafts.step(range(BATCH), [tokens] * BATCH), hidden
         for depth in range(1, len(case.spec.mtp) + 1):
-            _, hidden = case.model.draft(hidden, case.inputs, case.ctx(layout=step.layout, views=step.views), depth)
+            _, before = case.model.draft(hidden, case.inputs, case.ctx(layout=step.layout, views=step.views), depth, before)
     groups = [*pool.groups.values(), *drafts.groups.values()]
     stores = [store for group in groups if group.per != "source" for store in group.tensors()]
     return {str(i): store for i, store in enumerate(stores)}

@@ -46,6 +46,7 @@ from dovetail.parts.mask.near import (
     Window as Window,
 )
 from dovetail.parts.mask.sparse import Dilated as Dilated, RandomBlocks as RandomBlocks, Strided as Strided
+from dovetail.parts.medusa import Medusa as Medusa
 from dovetail.parts.mhc import Mhc as Mhc
 from dovetail.parts.mixer.additive import (
     AdditiveAttention as AdditiveAttention,

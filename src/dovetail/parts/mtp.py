@@ -30,7 +30,7 @@ from dovetail.model import Block, BlockModule
 class MtpDepth(Mtp):
     """One depth of multi-token prediction: a block that reads the hidden state and the next token (DeepSeek-V3)."""
 
-    TAPS = ("projected", "normed")
+    TAPS = ("projected", "hidden")
 
     block: Block = child("block")
     norm: Norm = child("rmsnorm")
@@ -74,7 +74,7 @@ class MtpDepth(Mtp):
 
 
 class MtpDepthModule(MtpModule):
-    """hidden, embedded (…, n, embed) -> like hidden."""
+    """before, embedded (…, n, embed) -> like before."""
 
     proj: Linear
     embed_norm: Module
@@ -82,7 +82,7 @@ class MtpDepthModule(MtpModule):
     block: BlockModule
     norm: Module
 
-    def forward(self, hidden: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-        halves = torch.cat([self.embed_norm(embedded, ctx), self.hidden_norm(hidden, ctx)], -1)
+    def forward(self, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+        halves = torch.cat([self.embed_norm(embedded, ctx), self.hidden_norm(before, ctx)], -1)
         x = self.block(ctx.tap(self, "projected", self.proj(halves)), ctx, views)
-        return ctx.tap(self, "normed", self.norm(x, ctx))
+        return ctx.tap(self, "hidden", self.norm(x, ctx))

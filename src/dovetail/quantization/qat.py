@@ -25,6 +25,7 @@ class FakeQuantizer(Adapter):
     """Rounds the W of a leaf in every pass."""
 
     exact: frozenset[Offer] = frozenset({"grouped", "matrix"})
+    freezes = False
 
     def __init__(self, format: Format) -> None:
         super().__init__()

@@ -1,15 +1,17 @@
 """Drafts by the model's own depths of multi-token prediction (Model.mtp), which read the hidden states of the target.
 
-    hᵏᵢ = depthₖ(hᵏ⁻¹ᵢ, E(tᵢ₊ₖ))           h⁰ of the target; the head predicts tᵢ₊ₖ₊₁ from hᵏᵢ                 (core/ahead.py)
-    tokens t₀ … tₘ₋₁ known, h⁰ known up to m − 2:     hᵏₘ₋₂ gives draft k, and reads drafts 1 … k − 1;  K depths, K drafts
+    hᵏᵢ = depthₖ(hᵏ⁻¹ᵢ, E(tᵢ₊ₖ)) or depthₖ(h⁰ᵢ)       h⁰ of the target; a head predicts tᵢ₊ₖ₊₁ from hᵏᵢ         (core/ahead.py)
+    tokens t₀ … tₘ₋₁ known, h⁰ known up to m − 2:     hᵏₘ₋₂ gives draft k, and may read drafts 1 … k − 1;  K depths, K drafts
 
-The depths have a decode state of their own: they see the whole context, as in training, and compute each position about once.
-A window over recent hidden states would be computed anew for each draft, and see less. Depth k at positions from m − k on reads
-drafts, so that the pool keeps the first m − K positions and rolls the others back; where a state returns only to its mark, the
-positions between are replayed.
+Depths without a decode state (Medusa heads) need the hidden state at m − 2 alone: `DraftLast`.
 
-Positions whose hidden states were not computed here (the prefix cache had them) are left out: the first known one is the
-depths' first. That costs accepted drafts, never a token.        DeepSeek-AI 2024 (DeepSeek-V3), sections 2.2 and 5.4.3
+Depths with one (`DraftAhead`) see the whole context, as in training, and compute each position about once. A window over recent
+hidden states would be computed anew for each draft, and see less. Depth k at positions from m − k on reads drafts, so that the
+pool keeps the first m − K positions and rolls the others back; where a state returns only to its mark, the positions between
+are replayed. Positions whose hidden states were not computed here (the prefix cache had them) are left out: the first known one
+is the depths' first. That costs accepted drafts, never a token.
+
+DeepSeek-AI 2024 (DeepSeek-V3), sections 2.2 and 5.4.3; Cai et al. 2024 (Medusa)
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
+from dovetail.core.fold import states
+from dovetail.core.layout import TokenLayout
 from dovetail.model import ModelModule
 from dovetail.serving.adapters import Adapters
 from dovetail.serving.schedule import Continuation
@@ -58,24 +62,98 @@ class Row:
         self.start, self.hidden = start, self.hidden[start - self.start :]
 
 
-class DraftAhead(Drafter):
-    """The target's own depths of multi-token prediction: the first `drafts` of them, each of which guesses one token more."""
+def own_drafter(model: ModelModule, *, rows: int, longest: int, drafts: int) -> Drafter:
+    """The drafter of a model's own multi-token prediction, with the first `drafts` of its depths; `rows` and `longest` are
+    those of the engine. Raises SpecError for a model without."""
+    if not model.part.mtp:
+        remedy = "use prompt look-up or a draft model, or train a spec with mtp"
+        raise SpecError("mtp", "the model has no multi-token prediction to draft with", remedy)
+    if any(scope.drafts for _, _, scope in states(model.part)):
+        return DraftAhead(model, rows=rows, longest=longest, drafts=drafts)
+    return DraftLast(model, drafts=drafts)
+
+
+class Depths(Drafter):
+    """The first `drafts` depths of the target's own multi-token prediction, each of which guesses one token more."""
+
+    def __init__(self, model: ModelModule, drafts: int) -> None:
+        self.model, self.depths = model, min(len(model.part.mtp), drafts)
+        self.adapters = Adapters(model)
+
+    def attach(self, adapters: Adapters) -> None:
+        self.adapters = adapters
+
+    def _run(
+        self, ones: Sequence[Continuation], starts: Sequence[int], states: Sequence[Tensor], ctx: Ctx, guess: bool
+    ) -> list[list[int]]:
+        """Let every depth read the hidden states[i] (n, embed) of the target at the tokens of ones[i] from number starts[i] on;
+        return what each guesses from the last of them, where asked to."""
+        counts, hidden = [len(one) for one in states], pad_sequence(list(states), batch_first=True)
+        index, last = torch.arange(len(ones), device=hidden.device), torch.tensor(counts, device=hidden.device) - 1
+        before, guesses = hidden, [list[int]() for _ in ones]
+        with self.adapters.rows([one.request.adapter for one in ones]):
+            for depth in range(1, self.depths + 1):
+                known = [[*one.tokens[start:], *drafts] for one, start, drafts in zip(ones, starts, guesses, strict=True)]
+                tokens = [torch.tensor(one[depth : depth + n]) for one, n in zip(known, counts, strict=True)]
+                ahead = pad_sequence(tokens, batch_first=True).to(hidden.device)
+                before = self.model.hidden_ahead(hidden, ahead, ctx, depth, before)
+                if guess:
+                    logits = self.model.logits_ahead(before[index, last][:, None], ctx, depth)[:, 0]
+                    for drafts, token in zip(guesses, sample_drafts(logits, ones, guesses), strict=True):
+                        drafts.append(token)
+        return guesses
+
+
+class DraftLast(Depths):
+    """Depths without a decode state, which read the target's last hidden state alone."""
+
+    def __init__(self, model: ModelModule, *, drafts: int) -> None:
+        super().__init__(model, drafts)
+        self.rows: dict[int, tuple[Continuation, int, Tensor]] = {}  # row -> whose hidden states, and from which token on
+
+    @torch.inference_mode()
+    def observe(self, one: Continuation, first: int, hidden: Tensor) -> None:
+        assert one.row is not None
+        begin = max(len(hidden) - 1 - self.depths, 0)  # of drafts, so many at most, any number may be rejected
+        self.rows[one.row] = (one, first + begin, hidden[begin:].clone())
+
+    def fork(self, one: Continuation, other: Continuation) -> None:
+        assert one.row is not None
+        assert other.row is not None
+        if one.row in self.rows and self.rows[one.row][0] is one:
+            self.rows[other.row] = (other, *self.rows[one.row][1:])
+
+    @torch.inference_mode()
+    def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
+        states = {one: state for one in ones if (state := self._last(one)) is not None}
+        if not states:
+            return [[] for _ in ones]
+        known = list(states)
+        ctx = Ctx(layout=TokenLayout.whole(len(known), 1, device=self.model.device), ranks=self.model.ranks)
+        guesses = self._run(known, [len(one.tokens) - 2 for one in known], list(states.values()), ctx, guess=True)
+        drafts = dict(zip(known, guesses, strict=True))
+        return [drafts.get(one, [])[:count] for one, count in zip(ones, counts, strict=True)]
+
+    def _last(self, one: Continuation) -> Tensor | None:
+        """The hidden state (1, embed) at the last but one token, if it is there."""
+        if one.row not in self.rows:
+            return None
+        owner, first, hidden = self.rows[one.row]
+        place = len(one.tokens) - 2 - first
+        return hidden[place : place + 1] if owner is one and 0 <= place < len(hidden) else None
+
+
+class DraftAhead(Depths):
+    """Depths with a decode state of their own, which is in a pool."""
 
     def __init__(self, model: ModelModule, *, rows: int, longest: int, drafts: int) -> None:
         """`rows` and `longest` are those of the engine."""
-        if not model.part.mtp:
-            remedy = "use prompt look-up or a draft model, or train a spec with mtp"
-            raise SpecError("mtp", "the model has no multi-token prediction to draft with", remedy)
-        self.model, self.depths = model, min(len(model.part.mtp), drafts)
+        super().__init__(model, drafts)
         cuts = None if model.ranks is None else model.ranks.cuts
         self.pool = Pool(
             model.part, rows, longest, dtype=model.dtype, device=model.device, layout="paged", drafts=True, sharded=cuts
         )
-        self.adapters = Adapters(model)
         self.rows: dict[int, Row] = {}
-
-    def attach(self, adapters: Adapters) -> None:
-        self.adapters = adapters
 
     @torch.inference_mode()
     def observe(self, one: Continuation, first: int, hidden: Tensor) -> None:
@@ -88,7 +166,7 @@ class DraftAhead(Drafter):
             row.put(first, hidden)
         certain = min(self._certain(row), len(one.tokens) - 2, row.end)  # the last but one gives the first draft
         if certain - row.start > LATER:  # of a prompt
-            self._run([row], [certain], guess=False)
+            self._step([row], [certain], guess=False)
             row.advance(certain)
 
     def fork(self, one: Continuation, other: Continuation) -> None:
@@ -111,13 +189,13 @@ class DraftAhead(Drafter):
         for row in rows:
             self.pool.marks[row.number] = []
             self.pool.mark(row.number)
-        guesses = self._run(rows, [len(row.owner.tokens) - 1 for row in rows], guess=True)
+        guesses = self._step(rows, [len(row.owner.tokens) - 1 for row in rows], guess=True)
         for row, guess in zip(rows, guesses, strict=True):
             row.drafts = (len(row.owner.tokens), guess)
             reached = self.pool.rollback(row.number, max(self._certain(row), row.start) - row.begin)
             row.advance(row.begin + reached)
         if replayed := [row for row in rows if row.start < self._certain(row)]:  # a recurrent state is back at its mark
-            self._run(replayed, [self._certain(row) for row in replayed], guess=False)
+            self._step(replayed, [self._certain(row) for row in replayed], guess=False)
             for row in replayed:
                 row.advance(self._certain(row))
 
@@ -134,23 +212,11 @@ class DraftAhead(Drafter):
         """The first position at which some depth reads a token that is not sampled yet."""
         return len(row.owner.tokens) - self.depths
 
-    def _run(self, rows: Sequence[Row], ends: Sequence[int], guess: bool) -> list[list[int]]:
+    def _step(self, rows: Sequence[Row], ends: Sequence[int], guess: bool) -> list[list[int]]:
         """Let every depth read the positions of rows[i] from its start to ends[i]; return what each guesses from the last of
         them, where asked to."""
         counts = [end - row.start for row, end in zip(rows, ends, strict=True)]
         step = self.pool.step([row.number for row in rows], counts)
         ctx = Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
-        hidden = pad_sequence([row.hidden[:n] for row, n in zip(rows, counts, strict=True)], batch_first=True)
-        index, last = torch.arange(len(rows), device=hidden.device), torch.tensor(counts, device=hidden.device) - 1
-        ones, guesses = [row.owner for row in rows], [list[int]() for _ in rows]
-        with self.adapters.rows([one.request.adapter for one in ones]):
-            for depth in range(1, self.depths + 1):
-                known = [[*row.owner.tokens[row.start :], *drafts] for row, drafts in zip(rows, guesses, strict=True)]
-                tokens = [torch.tensor(one[depth : depth + n]) for one, n in zip(known, counts, strict=True)]
-                ahead = pad_sequence(tokens, batch_first=True).to(hidden.device)
-                hidden = self.model.hidden_ahead(hidden, ahead, ctx, depth)
-                if guess:
-                    logits = self.model.head(hidden[index, last][:, None], ctx)[:, 0]
-                    for drafts, token in zip(guesses, sample_drafts(logits, ones, guesses), strict=True):
-                        drafts.append(token)
-        return guesses
+        states = [row.hidden[:n] for row, n in zip(rows, counts, strict=True)]
+        return self._run([row.owner for row in rows], [row.start for row in rows], states, ctx, guess)

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 
-from dovetail.core.held import adapted_leaves
+from dovetail.core.held import frozen_base
 from dovetail.core.host import read_floats
 from dovetail.core.linear import Linear
 from dovetail.core.loss import LossSum
@@ -76,7 +76,7 @@ def train(
     weight or the held-out loss is not finite: no such model is saved or returned.
     """
     if ranks is None or ranks.layout.tensor == 1:  # else it was checked before its leaves were given local weights
-        frozen = any(True for _ in adapted_leaves(model))  # weights of fewer bits have no gradient
+        frozen = frozen_base(model)  # weights of fewer bits have no gradient
         check_declared(model, model.part, SAVED if frozen else (Linear,))
     trainer = Trainer(model, objective, plan, ranks, where)
     history: list[StepMetrics] = []

@@ -78,6 +78,8 @@ class Trainer:
             orthogonal_dtype=dtype,
         )
         self.weights = list(self.optimizer.weights.values())
+        if not self.weights and self.ranks.count == 1:  # a stage of a pipeline may have none
+            raise UsageError("no weight is trained: all have requires_grad = False, or are those of a base of adapters")
         self.frozen = any(d.frozen for d in held(model, model.part))  # with adapters; the base stays as it is
         self.ema = {} if plan.ema is None else {path: w.detach().clone() for path, w in self.optimizer.weights.items()}
         _prepare_blocks(model, plan)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import json
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +19,10 @@ import pytest
 
 import dovetail as dt
 from dovetail.api.serve import read_keys, serve
+from dovetail.api.serve_vllm import readable, running, wait_until_ready
 from dovetail.cli import main
-from dovetail.core.errors import FileError, UsageError
+from dovetail.core.errors import DovetailError, FileError, UsageError
+from dovetail.io.untrusted import Directory
 
 KEY = "a-key"
 
@@ -97,3 +102,55 @@ def test_what_cannot_be_served_is_an_error(directory: Path, tmp_path: Path, monk
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"dovetail\[serve\]"):
         serve(directory)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--engine", "vllm"], r'needs vLLM in this environment: pip install "dovetail\[vllm\]"'),
+        (["--engine", "vllm", "--drafts", "3"], "--drafts: is a flag of --engine native"),
+        (["--tensor", "2"], "--tensor: is a flag of --engine vllm"),
+        (["--vllm-flag=--seed=1"], "--vllm-flag: is a flag of --engine vllm"),
+    ],
+)
+def test_flags_of_the_other_engine(directory: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", str(directory), *flags])
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"port": 0}, "vLLM does not say which port is free"),
+        ({"host": "0.0.0.0"}, "give --api-key"),
+        ({"api_key": ("a", "b")}, "takes one key"),
+    ],
+)
+def test_what_vllm_is_not_asked_for(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, object], message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    sys.modules["vllm"].__spec__ = importlib.machinery.ModuleSpec("vllm", None)
+    with pytest.raises(UsageError, match=message):
+        dt.serve_vllm(directory, **given)  # type: ignore[arg-type]
+
+
+def test_a_process_that_fails_is_an_error_and_one_that_a_signal_ends_is_not() -> None:
+    with pytest.raises(DovetailError, match="exit code 3"), running([sys.executable, "-c", "raise SystemExit(3)"], {}) as child:
+        assert not wait_until_ready(child, "127.0.0.1", 9)
+    with running([sys.executable, "-c", "import time; time.sleep(60)"], {}) as child:
+        signal.raise_signal(signal.SIGTERM)
+        assert child.wait(30) == -signal.SIGTERM
+
+
+def test_an_own_directory_is_exported_for_vllm_and_one_of_hugging_face_taken_as_it_is(directory: Path, tmp_path: Path) -> None:
+    made, flags = readable(Directory(directory), tmp_path / "made", 1)
+    assert (made / "config.json").is_file()
+    assert flags == []
+    assert readable(Directory(made), tmp_path / "other", 1) == (made, [])
+    mixed, mixer = tmp_path / "mixed", "{heads: 2, head: 32, position: alibi}"
+    dt.save(dt.build(f"{{width: 24, vocab: 62, layers: [{{mixer: {mixer}, ffn: {{hidden: 44}}}}]}}"), mixed)
+    made, flags = readable(Directory(mixed), tmp_path / "own", 1)
+    assert json.loads((made / "config.json").read_text())["model_type"] == "dovetail"
+    assert flags == ["--enforce-eager"]

@@ -60,7 +60,7 @@ def streamed(real: Real, **fields: Any) -> tuple[str, dict[int, dict[str, str]],
     ids=["required", "named", "named with a reference"],
 )
 def test_a_tool_that_must_be_called_is_called_by_its_schema(real: Real, choice: Any, finish: str) -> None:
-    fields = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 250}
+    fields = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 500}
     answer = real.openai.chat.completions.create(model=real.model, messages=ASKED, temperature=0, **fields).choices[0]
     (call,) = answer.message.tool_calls
     assert call.function.name in (("weather", "sun") if choice == "required" else (choice["function"]["name"],))

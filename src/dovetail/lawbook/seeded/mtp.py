@@ -26,34 +26,35 @@ DEPTHS = "mtp: [{block: {mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden:
 TWO = DEPTHS.replace("}}}]", "}}}, {weight: 0.1, block: {mixer: {heads: 6, head: 12}, ffn: null}}]")
 
 
-def halves_swapped(self: MtpDepthModule, hidden: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-    halves = torch.cat([self.hidden_norm(hidden, ctx), self.embed_norm(embedded, ctx)], -1)
+def halves_swapped(self: MtpDepthModule, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+    halves = torch.cat([self.hidden_norm(before, ctx), self.embed_norm(embedded, ctx)], -1)
     return self.norm(self.block(self.proj(halves), ctx, views), ctx)
 
 
-def embedding_not_normed(self: MtpDepthModule, hidden: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-    halves = torch.cat([embedded, self.hidden_norm(hidden, ctx)], -1)
+def embedding_not_normed(self: MtpDepthModule, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+    halves = torch.cat([embedded, self.hidden_norm(before, ctx)], -1)
     return self.norm(self.block(self.proj(halves), ctx, views), ctx)
 
 
-def last_norm_left_out(self: MtpDepthModule, hidden: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-    halves = torch.cat([self.embed_norm(embedded, ctx), self.hidden_norm(hidden, ctx)], -1)
+def last_norm_left_out(self: MtpDepthModule, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+    halves = torch.cat([self.embed_norm(embedded, ctx), self.hidden_norm(before, ctx)], -1)
     return self.block(self.proj(halves), ctx, views)
 
 
-def cache_left_out(self: MtpDepthModule, hidden: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-    return _forward(self, hidden, embedded, ctx, {})
+def cache_left_out(self: MtpDepthModule, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+    return _forward(self, before, embedded, ctx, {})
 
 
 def token_of_the_hidden_state(
-    depths: Sequence[MtpModule], head: HeadModule, hidden: Tensor, embedded: Tensor, tokens: Tensor, ctx: Ctx
+    depths: Sequence[MtpModule], head: HeadModule, hidden: Tensor, embedded: Tensor | None, tokens: Tensor, ctx: Ctx
 ) -> None:
     """Depth k reads the embedding of token i + k − 1."""
+    assert embedded is not None
     _look(depths, head, hidden, torch.cat([embedded[..., :1, :], embedded[..., :-1, :]], -2), tokens, ctx)
 
 
 def last_target_off_by_one(
-    depths: Sequence[MtpModule], head: HeadModule, hidden: Tensor, embedded: Tensor, tokens: Tensor, ctx: Ctx
+    depths: Sequence[MtpModule], head: HeadModule, hidden: Tensor, embedded: Tensor | None, tokens: Tensor, ctx: Ctx
 ) -> None:
     """The last depth predicts the token that it reads."""
     losses: dict[str, Tensor] = {}

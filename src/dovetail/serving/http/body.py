@@ -25,15 +25,7 @@ class ClientGone(Exception):
 
 async def read_body(request: Request, schema: type[M]) -> M:
     """Return the body of a request; ApiError 400, 408, 413 or 415 where there is none."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "the body is not JSON by its header; send Content-Type: application/json", headers=CLOSE)
-    try:
-        async with asyncio.timeout(REQUEST_SECONDS):
-            data = await _bytes(request)
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {REQUEST_SECONDS:g} s", headers=CLOSE) from None
-    except ClientDisconnect:
-        raise ClientGone from None
+    data = await read_bytes(request)
     items = sum(data.count(sign) for sign in (b"[", b"{", b","))
     if items > REQUEST_ITEMS:
         raise ApiError(413, f"the body has up to {items:,} items; the limit is {REQUEST_ITEMS:,}")
@@ -41,6 +33,19 @@ async def read_body(request: Request, schema: type[M]) -> M:
         return schema.model_validate_json(data)
     except ValidationError as error:
         raise Unreadable(error) from None
+
+
+async def read_bytes(request: Request) -> bytes:
+    """Return the bytes of a JSON body; ApiError 408, 413 or 415 where there are none."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "the body is not JSON by its header; send Content-Type: application/json", headers=CLOSE)
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            return await _bytes(request)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {REQUEST_SECONDS:g} s", headers=CLOSE) from None
+    except ClientDisconnect:
+        raise ClientGone from None
 
 
 async def _bytes(request: Request) -> bytes:

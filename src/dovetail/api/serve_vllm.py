@@ -1,0 +1,138 @@
+"""serve_vllm: a model behind vLLM's own server, until a signal ends it.
+
+    a directory in Hugging Face layout     as it is: by vLLM's model of that family, or by our plugin
+    one of ours                            exported to a temporary directory first: by a family that can express the spec, else
+                                           with the spec inside, for the plugin
+
+vLLM runs as a process of its own in the same environment. It is not imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+from dovetail.api.export import export
+from dovetail.api.serve import check_exposed, read_keys, url_of
+from dovetail.core.errors import DovetailError, SpecError, UsageError
+from dovetail.io.model_files import CONFIG_FILE
+from dovetail.io.untrusted import Directory
+from dovetail.port.load import origin
+from dovetail.port.own_config import MODEL_TYPE, is_own
+from dovetail.serving.can_serve import require
+
+SERVER = "vllm.entrypoints.openai.api_server"
+SECONDS = 1800.0  # until the server answers: it may read large weights, and compile
+BETWEEN = 0.5  # seconds between two questions whether it does
+
+
+def serve_vllm(
+    model: str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str | None = None,
+    api_key: Sequence[str] = (),
+    api_key_file: str | Path | None = None,
+    tensor: int = 1,
+    longest: int | None = None,
+    rows: int | None = None,
+    budget: int | None = None,
+    dtype: str | None = None,
+    share: bool = True,
+    vllm_flag: Sequence[str] = (),
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the model of a directory by vLLM until SIGTERM or SIGINT.
+
+    `tensor` are the ranks of tensor parallelism; `longest`, `rows`, `budget` and `share` are `max-model-len`, `max-num-seqs`,
+    `max-num-batched-tokens` and prefix caching, with vLLM's defaults; `vllm_flag` are further flags of its server. SpecError
+    names the part that the plugin cannot serve. DovetailError: vLLM ended by itself.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise UsageError('--engine vllm: needs vLLM in this environment: pip install "dovetail[vllm]"; or --engine native')
+    keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
+    check_exposed(host, keys)
+    if len(keys) > 1:
+        raise UsageError(f"--api-key: vLLM takes one key where other users of the machine cannot read it, not {len(keys)}")
+    if port == 0:
+        raise UsageError("--port 0: vLLM does not say which port is free; give one")
+    sizes = {"max-model-len": longest, "max-num-seqs": rows, "max-num-batched-tokens": budget, "dtype": dtype}
+    flags = [f"--{flag}={value}" for flag, value in sizes.items() if value is not None]
+    flags += [] if share else ["--no-enable-prefix-caching"]
+    with tempfile.TemporaryDirectory(prefix="dovetail-vllm-") as place:
+        directory, eager = readable(Directory(model), Path(place) / "model", tensor)
+        shown = name or Path(model).resolve().name
+        flags += [f"--host={host}", f"--port={port}", f"--served-model-name={shown}", f"--tensor-parallel-size={tensor}"]
+        command = [sys.executable, "-m", SERVER, f"--model={directory}", *flags, *eager, *vllm_flag]
+        environment = os.environ | ({"VLLM_API_KEY": keys[0]} if keys else {})
+        with running(command, environment) as child:
+            if wait_until_ready(child, host, port) and ready is not None:
+                ready(url_of(host, port))
+            child.wait()
+
+
+def readable(where: Directory, out: Path, tensor: int) -> tuple[Path, list[str]]:
+    """A directory that vLLM reads, and the flags that its model needs: the plugin's is not compiled."""
+    eager = ["--enforce-eager"]
+    found = origin(where)
+    if where.has(CONFIG_FILE):
+        own = is_own(where.json(CONFIG_FILE))
+        if own:
+            require(found.spec, "vllm", tensor)
+        return where.place, eager if own else []
+    try:
+        return export(where.place, out).directory, []
+    except SpecError:  # no family can express the spec
+        require(found.spec, "vllm", tensor)
+        return export(where.place, out, family=MODEL_TYPE).directory, eager
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], environment: dict[str, str]) -> Generator[subprocess.Popen[bytes]]:
+    """A process that gets our signals, and ends with us. DovetailError: it failed, and no signal had ended it."""
+    child, asked = subprocess.Popen(command, env=environment, stdout=sys.stderr), list[int]()
+
+    def forward(number: int, _: object) -> None:
+        asked.append(number)
+        child.send_signal(number)
+
+    before = {one: signal.signal(one, forward) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait()
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    if child.returncode and not asked:
+        raise DovetailError(f"vLLM ended with exit code {child.returncode}; its own messages are above")
+
+
+def wait_until_ready(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
+    """Wait until /health answers by 200; False where the process ends before. DovetailError: it never does."""
+    end = time.monotonic() + SECONDS
+    asked = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    while time.monotonic() < end:
+        if child.poll() is not None:
+            return False
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection(asked, port, timeout=5)
+            try:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return True
+            finally:
+                connection.close()
+        time.sleep(BETWEEN)
+    raise DovetailError(f"vLLM did not answer within {SECONDS:g} s")

@@ -1,0 +1,125 @@
+"""Models that draft for themselves, and what both tests of such drafts need: requests, a run alone, drafts of a whole pass."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import random
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+import dovetail as dt
+from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
+from dovetail.generation import generate_tokens
+from dovetail.sampling import Sampling
+from dovetail.serving.draft_ahead import Depths
+from dovetail.serving.engine import Engine
+from dovetail.serving.request import Output, Request
+from dovetail.serving.schedule import Continuation
+from dovetail.serving.speculate import sample_drafts
+from dovetail.transformer import Transformer
+
+TEXT = "It was the best of times, it was the worst of times. "
+ATTENTION = "{mixer: {heads: 2, head: 16}, ffn: {hidden: 64}}"
+MAMBA = "{mixer: {kind: mamba2, inner: 64, head: 16, state_size: 16}, ffn: {hidden: 64}}"
+EXPERTS = "{mixer: {heads: 2, head: 16}, ffn: {kind: moe, experts: 4, hidden: 32}}"
+
+
+@cache
+def learned(layers: tuple[str, ...], depths: tuple[str, ...], steps: int = 50, rate: float = 1e-2) -> Transformer:
+    """A model of bytes that has learned the text, in float64: batches round as single rows do."""
+    spec = dt.from_yaml(f"{{width: 32, vocab: 128, layers: [{', '.join(layers)}], mtp: [{', '.join(depths)}]}}")
+    model = dt.build(spec, seed=1).train()
+    windows = torch.tensor(list(TEXT.encode() * 3)).unfold(0, 40, 17)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    for _ in range(steps):
+        model.loss(windows).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval().double()
+
+
+def prompt(begin: int, n: int) -> tuple[int, ...]:
+    """Tokens of the text."""
+    return tuple((TEXT.encode() * 3)[begin : begin + n])
+
+
+def alone(model: Transformer, request: Request, index: int = 0) -> list[int]:
+    """The tokens of a request without an engine."""
+    sampling = dc.replace(request.sampling, seed=request.sampling.seed + index)
+    return list(generate_tokens(model, torch.tensor(request.prompt), request.max_tokens, sampling))
+
+
+def joined(outputs: list[Output]) -> dict[tuple[str, int], list[int]]:
+    """All tokens by request and index."""
+    tokens: dict[tuple[str, int], list[int]] = {}
+    for output in outputs:
+        tokens.setdefault((output.id, output.index), []).extend(output.tokens)
+    return tokens
+
+
+def run(engine: Engine, *requests: Request) -> dict[tuple[str, int], list[int]]:
+    """The tokens of some requests, by an engine."""
+    for request in requests:
+        engine.add(request)
+    return joined([output for _ in iter(lambda: engine.busy, False) for output in engine.step()])
+
+
+class Compared(Depths):
+    """Compares each draft with that of a whole pass; the class behind it in the order of bases drafts."""
+
+    compared = 0
+
+    def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
+        drafts = super().draft(ones, counts)
+        for one, count, got in zip(ones, counts, drafts, strict=True):
+            assert got == self.whole(one, min(count, self.depths)), (one.request.id, len(one.tokens))
+            self.compared += len(got)
+        return drafts
+
+    @torch.inference_mode()
+    def whole(self, one: Continuation, count: int) -> list[int]:
+        """The drafts behind all tokens of a continuation, without a decode state."""
+        drafts: list[int] = []
+        ctx = Ctx(layout=TokenLayout.whole(1, len(one.tokens) - 1))
+        before = hidden = self.model.hidden(torch.tensor([one.tokens[:-1]]), ctx)[0]
+        for depth in range(1, count + 1):
+            ahead = torch.tensor([[*one.tokens, *drafts][depth:]])
+            logits, before = self.model.draft(hidden, ahead, ctx, depth, before)
+            drafts += sample_drafts(logits[:, -1], [one], [drafts])
+        return drafts
+
+
+def run_busy(model: Transformer, drafter: Compared, temperature: float) -> None:
+    """Compare the tokens of requests that join, fork, are aborted and preempted with those of each alone."""
+    rng = random.Random(5)
+    engine = Engine(model, rows=4, longest=90, budget=40, page=4, pages=20, share=False, drafter=drafter)
+    sampling = Sampling(temperature=temperature, top_k=20)
+    requests = [
+        Request(
+            id=str(i),
+            prompt=prompt(rng.randrange(50), rng.choice([1, 2, 3, 9, 21, 50])),
+            max_tokens=rng.randrange(1, 30),
+            sampling=dc.replace(sampling, seed=10 * i),
+            n=rng.choice([1, 1, 2]),
+        )
+        for i in range(12)
+    ]
+    todo, outputs, aborted = list(requests), list[Output](), set[str]()
+    while todo or engine.busy:
+        if todo and rng.random() < 0.8:  # requests join while others decode
+            engine.add(todo.pop())
+        if engine.requests and rng.random() < 0.03:
+            aborted.add(gone := rng.choice(list(engine.requests)))
+            outputs += engine.abort(gone)
+        outputs += engine.step()
+    got = joined(outputs)
+    for request in requests:
+        for index in range(request.n):
+            want, found = alone(model, request, index), got.get((request.id, index), [])
+            assert found == (want[: len(found)] if request.id in aborted else want), request
+    stats = engine.stats()
+    assert stats.preemptions > 0
+    assert drafter.compared >= stats.drafted > 50

@@ -1,0 +1,184 @@
+"""Drafts by Medusa heads: the engine's tokens are those of a run alone, the drafts those of a whole pass, and sampled tokens
+have the distribution of the target."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from speculated import ATTENTION, EXPERTS, MAMBA, Compared, alone, learned, prompt, run, run_busy
+from torch import Tensor
+
+import dovetail as dt
+from dovetail.adapters.attach import attach, detach
+from dovetail.adapters.lora import Lora
+from dovetail.adapters.tensors import adapter_tensors
+from dovetail.api.engine import load_engine
+from dovetail.lawbook.adapted import perturb
+from dovetail.sampling import GREEDY, Sampling
+from dovetail.serving.draft_ahead import DraftAhead, DraftLast, own_drafter
+from dovetail.serving.engine import Engine
+from dovetail.serving.request import Request
+from dovetail.transformer import Transformer
+
+HEAD, OWN = "medusa", "{kind: medusa, blocks: 2, head: {kind: lm, tied: false}}"
+SPECS = {
+    "attention": ((ATTENTION, ATTENTION), (HEAD, HEAD, HEAD)),
+    "hybrid": ((MAMBA, ATTENTION), (HEAD, HEAD, OWN)),
+    "experts": ((EXPERTS, EXPERTS), (HEAD, OWN)),
+}
+STEPS = {"attention": 260, "hybrid": 130, "experts": 150}  # after which the target knows the text
+SURE = 0.001  # of a chi-square test: with fixed seeds it fails always or never
+TEMPERATURE, CHOICES, SEED = 1.3, 8, 1_000_000
+
+
+def trained(name: str) -> Transformer:
+    return learned(*SPECS[name], steps=STEPS[name], rate=4e-3)
+
+
+class ComparedLast(Compared, DraftLast):
+    pass
+
+
+class ComparedAhead(Compared, DraftAhead):
+    pass
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", SPECS)
+def test_tokens_are_those_without_drafts_and_drafts_those_of_a_whole_pass(name: str, temperature: float) -> None:
+    model = trained(name)
+    run_busy(model, ComparedLast(model, drafts=4), temperature)
+
+
+def test_heads_beside_a_depth_with_a_cache() -> None:
+    """Each reads what it declares: the first and last the hidden state of the model, the second that of the first."""
+    model = learned((ATTENTION, ATTENTION), (HEAD, f"{{block: {ATTENTION}}}", HEAD))
+    assert isinstance(own_drafter(model, rows=4, longest=90, drafts=4), DraftAhead)
+    run_busy(model, ComparedAhead(model, rows=4, longest=90, drafts=4), 1.0)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_greedy_drafts_of_trained_heads_are_accepted(name: str) -> None:
+    """A target that repeats one token would accept the drafts of fresh heads, too: they are counted for comparison."""
+    model = trained(name)
+    requests = [Request(id=str(i), prompt=prompt(9 * i, 30 + i), max_tokens=40) for i in range(4)]
+    want = {(one.id, 0): alone(model, one) for one in requests}
+    assert all(len(set(tokens)) > 8 for tokens in want.values())
+    fractions: list[float] = []
+    for target in (model, with_fresh_heads(model)):
+        drafter = own_drafter(target, rows=3, longest=128, drafts=4)
+        assert isinstance(drafter, DraftLast)
+        engine = Engine(target, rows=3, longest=128, drafter=drafter)
+        assert run(engine, *requests) == want
+        stats = engine.stats()
+        assert stats.drafted > 0
+        fractions.append(stats.accepted / stats.drafted)
+    assert fractions[0] > fractions[1] + 0.2, fractions
+
+
+def with_fresh_heads(model: Transformer) -> Transformer:
+    """The same model with heads as they were before training."""
+    fresh = dt.build(model.spec, seed=1).eval().double()
+    weights = {path: tensor for path, tensor in model.state_dict().items() if not path.startswith("mtp.")}
+    fresh.load_state_dict(weights, strict=False)
+    return fresh
+
+
+def test_no_more_heads_are_used_than_tokens_are_drafted() -> None:
+    model = trained("attention")
+    drafter = DraftLast(model, drafts=1)
+    engine = Engine(model, rows=1, longest=64, drafter=drafter, drafts=1)
+    request = Request(id="a", prompt=prompt(3, 20), max_tokens=12)
+    assert run(engine, request)["a", 0] == alone(model, request)
+    assert drafter.depths == 1
+    assert 0 < engine.stats().accepted <= engine.stats().drafted
+
+
+@pytest.mark.parametrize("name", ["attention", "hybrid"])
+def test_a_cached_prefix_costs_no_draft(name: str) -> None:
+    """The last hidden state is always computed, also where the prefix cache has the tokens before."""
+    model = trained(name)
+    engine = Engine(model, rows=2, longest=128, page=4, drafter=ComparedLast(model, drafts=3), drafts=3)
+    request = Request(id="a", prompt=prompt(0, 41), max_tokens=40)
+    want = run(engine, request)["a", 0]
+    before = engine.stats()
+    assert run(engine, dc.replace(request, id="b"))["b", 0] == want == alone(model, request)
+    stats = engine.stats()
+    assert stats.prefix_hits >= 40
+    assert (stats.drafted - before.drafted, stats.accepted - before.accepted) == (before.drafted, before.accepted)
+
+
+def test_rows_with_different_adapters_draft_each_with_its_own() -> None:
+    model, kind = trained("attention"), Lora(rank=3)
+    attach(model, kind)
+    perturb(model, 0)
+    tensors = {path: tensor.clone() for path, tensor in adapter_tensors(model).items()}
+    detach(model)
+    assert any(path.startswith("mtp.") for path in tensors)
+    requests = [Request(id=str(i), prompt=prompt(i, 20), max_tokens=20, adapter="one" if i % 2 else None) for i in range(4)]
+    plain, drafting = (Engine(model, rows=4, longest=64, drafter=drafter) for drafter in (None, DraftLast(model, drafts=2)))
+    plain.load_adapter("one", kind, tensors)
+    want = run(plain, *requests)
+    plain.unload_adapter("one")
+    drafting.load_adapter("one", kind, tensors)
+    try:
+        assert run(drafting, *requests) == want
+        assert drafting.stats().drafted > 0
+    finally:
+        drafting.unload_adapter("one")
+
+
+def test_a_directory_with_heads_drafts_by_them(tmp_path: Path) -> None:
+    model = trained("hybrid")
+    dt.save(model, tmp_path / "small")
+    engine = load_engine(tmp_path / "small", rows=2, longest=64, speculate="mtp")
+    assert isinstance(engine, Engine)
+    assert isinstance(engine.drafter, DraftLast)
+    request = Request(id="a", prompt=prompt(5, 30), max_tokens=20, sampling=GREEDY)
+    assert run(engine, request)["a", 0] == alone(model, request)
+    assert engine.stats().accepted > 0
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_sampled_tokens_have_the_distribution_of_the_target(name: str) -> None:
+    """Chi-square of third tokens, which are sampled behind a draft of the second where that is accepted, against the model's
+    own probs, summed over the first two. The model has learned little, so that several tokens are likely."""
+    model, start, draws = learned(*SPECS[name]), prompt(11, 20), 800
+    sampling = Sampling(temperature=TEMPERATURE, top_k=CHOICES)
+    requests = [
+        Request(id=str(i), prompt=start, max_tokens=3, sampling=dc.replace(sampling, seed=SEED + i)) for i in range(draws)
+    ]
+    engine = Engine(model, rows=8, longest=64, drafter=own_drafter(model, rows=8, longest=64, drafts=2), drafts=2)
+    got, probs = run(engine, *requests), third(model, start)
+    assert engine.stats().accepted > draws / 20
+    counts = torch.zeros_like(probs)
+    for tokens in got.values():
+        counts[tokens[2]] += 1
+    likely = probs * draws >= 5  # the others are one cell
+    seen, expected = (torch.cat([x[likely], x[~likely].sum()[None]]) for x in (counts, probs * draws))
+    assert len(seen) > 3
+    statistic = ((seen - expected) ** 2 / expected.clamp_min(1e-12)).sum()
+    freedom = torch.tensor((len(seen) - 1) / 2, dtype=torch.float64)
+    assert torch.special.gammaincc(freedom, statistic / 2) > SURE
+
+
+@torch.inference_mode()
+def third(model: Transformer, start: tuple[int, ...]) -> Tensor:
+    """The probs (vocab,) of the third token behind a prompt."""
+    texts, weights = torch.tensor([start]), torch.ones(1, dtype=torch.float64)
+    for _ in range(2):
+        probs = weights[:, None] * top(model(texts)[:, -1])
+        rows, tokens = probs.nonzero(as_tuple=True)
+        texts, weights = torch.cat([texts[rows], tokens[:, None]], 1), probs[rows, tokens]
+    return (weights[:, None] * top(model(texts)[:, -1])).sum(0)
+
+
+def top(logits: Tensor) -> Tensor:
+    """The probs (…, vocab) that the requests sample from."""
+    logits = logits.double() / TEMPERATURE
+    least = logits.topk(CHOICES).values[..., -1:]
+    return logits.masked_fill(logits < least, -math.inf).softmax(-1)
