@@ -69,15 +69,6 @@ def materialize(model: nn.Module, spec: Model, dtype: torch.dtype, device: str |
     tie(model, spec)
 
 
-def allocate(model: nn.Module, spec: Model, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Allocate every weight without a value, for a caller that loads all of them, and set the constants."""
-    set_constants(model, spec, dtype, device)
-    for d in declared(spec):
-        if d.weight.stored:
-            _put(model, d, torch.empty(d.weight.shape(d.scope), dtype=_dtype_of(d, dtype), device=device))
-    tie(model, spec)
-
-
 def _dtype_of(d: Declared, dtype: torch.dtype) -> torch.dtype:
     """The dtype of a stored tensor in a model of this dtype."""
     return at_least_fp32(dtype) if d.weight.buffer else dtype

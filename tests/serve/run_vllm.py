@@ -1,9 +1,9 @@
 """Generate greedily with vLLM, in vLLM's own environment: python run_vllm.py REQUEST ANSWER
 
-The request is a JSON list of {"model", "prompts", "tokens"}; the answer has, per model, the tokens of each prompt, their
-log-probs, the number of prompt tokens that the prefix cache held when all prompts were asked for a second time, and the tokens
-per block: BLOCK, or more where vLLM makes blocks as large as a recurrent state. Prompts are computed in chunks of CHUNK tokens,
-beside those that decode.
+The request is a JSON list of {"model", "prompts", "tokens", "ranks"}. The answer has, per model, the tokens of each prompt,
+their log-probs, the number of prompt tokens that the prefix cache held when all prompts were asked for a second time, and the
+tokens per block: BLOCK, or more where vLLM makes blocks as large as a recurrent state. Prompts are computed in chunks of CHUNK
+tokens, beside those that decode.
 """
 
 import gc
@@ -19,11 +19,11 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVE
 CHUNK, BLOCK = 48, 32  # tokens; the CPU backend has no smaller blocks
 
 
-def generate(model: str, prompts: list[list[int]], tokens: int) -> dict:
+def generate(model: str, prompts: list[list[int]], tokens: int, ranks: int) -> dict:
     import vllm
 
     limits = {"max_model_len": 1024, "max_num_seqs": 8, "max_num_batched_tokens": CHUNK, "enable_chunked_prefill": True}
-    limits["block_size"] = BLOCK
+    limits |= {"block_size": BLOCK, "tensor_parallel_size": ranks}
     llm = vllm.LLM(model, dtype="float32", enforce_eager=True, enable_prefix_caching=True, skip_tokenizer_init=True, **limits)
     sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
     asked = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -45,7 +45,7 @@ def main(request: str, answer: str) -> None:
     answers = []
     for one in json.loads(Path(request).read_text()):
         try:
-            answers.append(generate(one["model"], one["prompts"], one["tokens"]))
+            answers.append(generate(**one))
         except Exception:
             answers.append({"error": traceback.format_exc()})
         gc.collect()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from vllm_specs import CASES
+from vllm_specs import CASES, sharded
 
 import dovetail as dt
 from dovetail.core.ctx import Ctx
@@ -157,6 +157,17 @@ def test_a_hybrid_is_refused_for_its_attention_alone() -> None:
     spec = dt.load_spec("mamba2-hybrid-tiny")
     assert [reason.path for reason in can_serve(spec)] == ["layers.3.mixer"]
     assert can_serve(spec.set("layers.3.mixer.head", 32)) == []
+
+
+@pytest.mark.parametrize("name", sharded())
+def test_vllm_takes_them_on_two_ranks(name: str) -> None:
+    assert can_serve(sharded()[name].spec, tp=2) == []
+
+
+def test_vllm_refuses_ranks_that_cannot_share_the_heads() -> None:
+    (reason,) = can_serve(spec_with({"heads": 3, "kv_heads": 1}), tp=2)
+    assert reason.path == "layers.1.mixer.q.weight"
+    assert "heads = 3 cannot be cut over 2" in reason.problem
 
 
 def test_a_model_that_does_not_generate_has_no_engine() -> None:

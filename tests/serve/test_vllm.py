@@ -13,13 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from vllm_models import TOKENS, Decided, decided, otherwise, python
-from vllm_specs import CASES
+from vllm_specs import CASES, sharded
 
 import dovetail as dt
 from dovetail.port.own_config import write_own_config
 from dovetail.port.write import model_pieces
 
 RUN = Path(__file__).parent / "run_vllm.py"
+FEWER = 64  # tokens, on two ranks
 NEAR = 5e-5  # of a log-prob in float32; the largest difference found was 8e-6
 
 FAMILIES = {
@@ -31,10 +32,10 @@ FAMILIES = {
 }
 
 
-def ask(place: Path, models: Sequence[tuple[Path, Decided]]) -> list[dict[str, Any]]:
-    """What vLLM generates, model by model in one process."""
+def ask(place: Path, models: Sequence[tuple[Path, Decided]], tokens: int = TOKENS, ranks: int = 1) -> list[dict[str, Any]]:
+    """What vLLM generates, model by model in one process, or on several ranks."""
     request, answer = place / "request.json", place / "answer.json"
-    asked = [{"model": str(path), "prompts": found.prompts, "tokens": TOKENS} for path, found in models]
+    asked = [{"model": str(path), "prompts": found.prompts, "tokens": tokens, "ranks": ranks} for path, found in models]
     request.write_text(json.dumps(asked))
     done = subprocess.run([python(), RUN, request, answer], capture_output=True, text=True, timeout=3600, check=False)
     assert answer.exists(), done.stderr[-4000:]
@@ -87,6 +88,21 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Decided,
 @pytest.mark.parametrize("name", CASES)
 def test_the_plugin_gives_the_tokens_of_the_library(plugin: dict[str, tuple[Decided, dict[str, Any]]], name: str) -> None:
     check(*plugin[name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4000)
+def test_the_plugin_gives_the_tokens_of_the_library_on_two_ranks(tmp_path: Path) -> None:
+    python()
+    models: list[tuple[Path, Decided]] = []
+    for name, case in sharded().items():
+        found = decided(case.spec, FEWER)
+        assert otherwise(found, case.plain)
+        dt.save(found.model, tmp_path / f"own {name}")
+        dt.export(tmp_path / f"own {name}", tmp_path / name, family="dovetail")
+        models.append((tmp_path / name, found))
+    for (_, found), answer in zip(models, ask(tmp_path, models, FEWER, ranks=2), strict=True):
+        check(found, answer)
 
 
 @pytest.mark.slow

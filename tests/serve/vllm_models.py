@@ -49,15 +49,15 @@ def prompts(vocab: int) -> list[list[int]]:
     return [first, first[:50] + second, short]
 
 
-def decided(spec: Model) -> Decided:
-    """The first model of some seeds whose greedy tokens are no near-ties."""
+def decided(spec: Model, count: int = TOKENS) -> Decided:
+    """The first model of some seeds whose `count` greedy tokens are no near-ties."""
     asked = prompts(spec.vocab)
     for seed in range(SEEDS):
         model = dt.build(spec, seed=seed)
         randomize(model, seed)
         continued: list[tuple[list[int], list[float]]] = []
         for prompt in asked:
-            tokens, logprobs, margin = continuation(model, prompt)
+            tokens, logprobs, margin = continuation(model, prompt, count)
             if margin < MARGIN or len(set(tokens)) < FEWEST:
                 break
             continued.append((tokens, logprobs))
@@ -67,9 +67,9 @@ def decided(spec: Model) -> Decided:
 
 
 @torch.no_grad()
-def continuation(model: dt.Transformer, prompt: list[int]) -> tuple[list[int], list[float], float]:
+def continuation(model: dt.Transformer, prompt: list[int], count: int) -> tuple[list[int], list[float], float]:
     """The greedy tokens after a prompt, their log-probs, and the least difference of the two best logits."""
-    tokens = model.generate(prompt, TOKENS)
+    tokens = model.generate(prompt, count)
     logits: Tensor = model(torch.tensor([prompt + tokens[:-1]]))[0, len(prompt) - 1 :]
     best = logits.topk(2, -1).values
     logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
@@ -80,4 +80,6 @@ def otherwise(found: Decided, without: Model) -> bool:
     """Whether the model with the same random weights, but without the tested part, continues every prompt with other tokens."""
     other = dt.build(without, seed=found.seed)
     randomize(other, found.seed)
-    return all(other.generate(prompt, TOKENS) != tokens for prompt, tokens in zip(found.prompts, found.tokens, strict=True))
+    return all(
+        other.generate(prompt, len(tokens)) != tokens for prompt, tokens in zip(found.prompts, found.tokens, strict=True)
+    )

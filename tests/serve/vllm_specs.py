@@ -39,14 +39,14 @@ def attention(heads: int = 4, kv_heads: int = 2, head: int = 32, *, window: int 
     return {"kind": "attention", "heads": heads, "kv_heads": kv_heads, "head": head, **mask, **fields}
 
 
-def case(mixers: list[dict[str, Any]], blocks: list[dict[str, Any]] | None = None, **fields: Any) -> Case:
+def case(mixers: list[dict[str, Any]], blocks: list[dict[str, Any]] | None = None, vocab: int = 101, **fields: Any) -> Case:
     """A model with these mixers, one per layer; `blocks` are the other fields of the layers."""
     blocks = blocks or [{}] * len(mixers)
     sizes = [{name: mixer[name] for name in PLAIN} if mixer["kind"] == PLAIN["kind"] else PLAIN for mixer in mixers]
     layers, plain = (
         [{"ffn": FFNS[0], **block, "mixer": one} for one, block in zip(every, blocks, strict=True)] for every in (mixers, sizes)
     )
-    base = {"width": 96, "vocab": 101}
+    base = {"width": 96, "vocab": vocab}
     return Case(from_mapping({**base, **fields, "layers": layers}), from_mapping({**base, "layers": plain}))
 
 
@@ -104,6 +104,15 @@ def recurrent() -> dict[str, Case]:
         "recurrent states alone": case(alone),
         "n-grams, lstm and experts": case([{"kind": "ngram"}, attention(), {"kind": "lstm"}], [{"ffn": MOE}] * 3),
     }
+
+
+def sharded() -> dict[str, Case]:
+    """Specs for two ranks: slopes and sinks per head, a KV head that both ranks hold, an odd vocabulary that both hold whole, a
+    tied one in shards, a recurrent state in shards."""
+    heads = [attention(position="alibi", sink=True, window=16), attention(4, 1, position="none", softcap=3.0)]
+    hybrid = case([MAMBA2, attention(position="alibi")], vocab=102, head={"kind": "lm", "tied": True})
+    normed = [{"wire": "sandwich_norm"}] * 3
+    return {"alibi, sinks and one kv head": case([*heads, attention(qk_norm="rmsnorm")], normed), "tied hybrid": hybrid}
 
 
 CASES = {**features(), **products(), **recurrent()}

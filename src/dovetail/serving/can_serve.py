@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 from dovetail.core.check import check
 from dovetail.core.errors import SpecError, UsageError
+from dovetail.core.fold import declared
 from dovetail.core.group import Position
 from dovetail.core.part import Part, join, walk
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer
 from dovetail.core.suggest import names_or_nearest
 from dovetail.core.weight import State
+from dovetail.dist.place import placed, tp_regions
 from dovetail.generation import check_generates
 from dovetail.model import Model
 
@@ -53,11 +55,6 @@ class Attending(NamedTuple):
         """The window in tokens, the query included; None: no window."""
         band = self.part.visibility().band()
         return None if band is None or band.behind is None else band.behind + 1
-
-    @property
-    def cache(self) -> tuple[int, int, int | None]:
-        """What decides the layout of its KV cache: KV heads, head size, window."""
-        return self.scope.size("kv_heads"), self.scope.size("head"), self.window
 
 
 class Recurring(NamedTuple):
@@ -113,7 +110,7 @@ def _native(spec: Model, tp: int) -> Iterator[Reason]:
 def _vllm(spec: Model, tp: int) -> Iterator[Reason]:
     yield from _generates(spec)
     if tp > 1:
-        yield Reason("tp", f"{tp} ranks; the plugin runs on one", "use 1, or export the model as a family that vLLM has")
+        yield from _ranks(spec, tp)
     if spec.encoder is not None:
         yield Reason("encoder", "its output would need a cache of its own")
     if not spec.embed.token_ids:
@@ -128,6 +125,25 @@ def _vllm(spec: Model, tp: int) -> Iterator[Reason]:
             yield from _attention(attended[path])
         elif path not in recurrent and (states := part.state(scope)):
             yield Reason(path, _other_state(part, states))
+
+
+def _ranks(spec: Model, tp: int) -> Iterator[Reason]:
+    try:
+        placed(declared(spec), list(tp_regions(spec, whole=whole_axes(spec, tp))), tp)
+    except SpecError as error:
+        yield Reason(error.path, error.problem, f"use fewer ranks, or {NATIVE}")
+
+
+def whole_axes(spec: Model, tp: int) -> frozenset[str]:
+    """The axes that parts shard themselves, as the vocabulary, of which `tp` ranks cannot hold equal shards: each rank holds
+    them whole."""
+    return frozenset(axis for _, part, scope in walk(spec) for axis in part.tp_axes() if scope.size(axis) % tp)
+
+
+def cut_axes(spec: Model, tp: int) -> dict[str, int]:
+    """The axes that are sharded across `tp` ranks, and into how many shards."""
+    regions = tp_regions(spec, whole=whole_axes(spec, tp)) if tp > 1 else ()
+    return {axis: tp for one in regions for axis in one.shared_out}
 
 
 def _generates(spec: Model) -> Iterator[Reason]:

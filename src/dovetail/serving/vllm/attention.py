@@ -9,6 +9,7 @@ in another way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,21 +23,22 @@ from dovetail.serving.can_serve import Attending
 HIDDEN = "vLLM keeps the entries of its KV cache to itself; dovetail.can_serve refuses a spec that reads them"
 
 
-def attention_layer(one: Attending, scoring: Scoring, vllm_config: Any, prefix: str) -> nn.Module:
-    """Construct vLLM's attention layer for a mixer and its scoring; `prefix` names the layer in vLLM's cache."""
+def attention_layer(one: Attending, scoring: Scoring, cuts: Mapping[str, int], vllm_config: Any, prefix: str) -> nn.Module:
+    """Construct vLLM's attention layer for a mixer and its scoring on this rank; `cuts` are the axes that ranks share, `prefix`
+    names the layer in vLLM's cache."""
     from vllm.model_executor.layers.attention import Attention  # pyright: ignore[reportMissingImports]
 
-    kv_heads, head, window = one.cache
+    kv_heads, head = one.state.shape(one.scope, cuts)
     slopes = None if scoring.slopes is None else scoring.slopes.tolist()
     sinks = {} if scoring.sink is None else {"sinks": scoring.sink}  # the parameter itself: its values are loaded later
     return Attention(
-        one.scope.size("heads"),
+        len(scoring.heads),
         head,
         scoring.scale,
         num_kv_heads=kv_heads,
         alibi_slopes=slopes,
         logits_soft_cap=scoring.softcap,
-        per_layer_sliding_window=window,
+        per_layer_sliding_window=one.window,
         cache_config=vllm_config.cache_config,
         quant_config=vllm_config.quant_config,
         prefix=prefix,

@@ -16,16 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.construction import allocate, on_meta
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import FileError, InputError, UsageError
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.part import join
+from dovetail.dist.construction import local
 from dovetail.port.own_config import architecture, spec_of
-from dovetail.serving.can_serve import attending, recurring, require
+from dovetail.serving.can_serve import attending, cut_axes, recurring, require
 from dovetail.serving.vllm.attention import EngineView, attention_layer, scoring_of
+from dovetail.serving.vllm.ranks import build_shard
 from dovetail.serving.vllm.recurrent import EngineState, StateBlocks, placed_states, rows_layout, state_layer
 
 Views = list[dict[str, EngineView | EngineState]]
@@ -40,25 +41,28 @@ class DovetailForCausalLM(nn.Module):
         self.spec = spec_of(settings.hf_config.to_dict())
         if (needed := architecture(self.spec)) != type(self).__name__:
             raise FileError(f"config.json: the architecture is {type(self).__name__}; the spec needs {needed}: export it again")
-        require(self.spec, "vllm", vllm_config.parallel_config.tensor_parallel_size)
-        self.model = on_meta(self.spec, settings.dtype)
-        allocate(self.model, self.spec, settings.dtype, torch.get_default_device())
+        tp = vllm_config.parallel_config.tensor_parallel_size
+        require(self.spec, "vllm", tp)
+        self.shard = build_shard(self.spec, settings.dtype, torch.get_default_device(), tp)
+        self.model = self.shard.model
         self.attention = nn.ModuleDict()  # in the module tree, since vLLM looks for its layers there
         self.views: Views = [{} for _ in self.spec.layers]
         for one in attending(self.spec):
-            scoring = scoring_of(self.model, one.path, _ctx(torch.zeros(0, dtype=torch.long)))
-            layer = attention_layer(one, scoring, vllm_config, join(prefix, one.path))
+            with self.shard.run():
+                scoring = scoring_of(self.model, one.path, self.ctx(torch.zeros(0, dtype=torch.long)))
+            layer = attention_layer(one, scoring, self.shard.cuts, vllm_config, join(prefix, one.path))
             self.attention[one.path.replace(".", "_")] = layer
             self.views[one.scope.layer][one.path.rpartition(".")[2]] = EngineView(layer)
         self.recurrent = nn.ModuleDict()
         for one in recurring(self.spec):
-            blocks = state_layer(*placed_states(one, settings.dtype, {}), vllm_config, join(prefix, one.path))
+            blocks = state_layer(*placed_states(one, settings.dtype, self.shard.cuts), vllm_config, join(prefix, one.path))
             self.recurrent[one.path.replace(".", "_")] = blocks
             self.views[one.scope.layer][one.path.rpartition(".")[2]] = EngineState(blocks)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings (tokens, embed) of token ids (tokens,)."""
-        return self.model.embed(input_ids, _ctx(torch.zeros_like(input_ids)))[0]
+        with self.shard.run():
+            return self.model.embed(input_ids, self.ctx(torch.zeros_like(input_ids)))[0]
 
     def forward(
         self,
@@ -70,32 +74,34 @@ class DovetailForCausalLM(nn.Module):
         """Return the hidden states (tokens, embed) of token ids (tokens,) at positions (tokens,)."""
         if input_ids is None or intermediate_tensors is not None:
             raise InputError("the plugin takes token ids, on one pipeline stage: leave out prompt embeddings and stages")
-        return self.model.hidden(input_ids, Ctx(layout=self.layout(positions), views=self.views))[0]
-
-    def layout(self, positions: Tensor) -> TokenLayout:
-        """Return the layout of tokens at positions (tokens,). Which of them are of one sequence, vLLM's attention alone knows,
-        unless some layer has a recurrent state."""
-        for blocks in self.recurrent.values():
+        ctx = self.ctx(positions)
+        for blocks in self.recurrent.values():  # else vLLM's attention alone knows which tokens are of one sequence
             assert isinstance(blocks, StateBlocks)
-            return rows_layout(blocks, positions)
-        return _ctx(positions).layout
+            ctx.layout = rows_layout(blocks, positions)
+            break
+        ctx.views = self.views
+        return self.model.hidden(input_ids, ctx)[0]
+
+    def ctx(self, positions: Tensor) -> Ctx:
+        """Return the ctx of tokens at positions (tokens,) on this rank, without caches."""
+        layout = TokenLayout(None, positions, None, torch.zeros_like(positions), rows=1)
+        return Ctx(layout=layout, ranks=self.shard.ranks)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return the logits (tokens, vocab) of hidden states (tokens, embed)."""
-        return self.model.head(hidden_states, _ctx(hidden_states.new_zeros(len(hidden_states), dtype=torch.long)))
+        with self.shard.run():
+            return self.model.head(hidden_states, self.ctx(hidden_states.new_zeros(len(hidden_states), dtype=torch.long)))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Copy every stored weight of the spec from (path, tensor) pairs; return the names of the parameters that they fill."""
-        missing = {d.path for d in declared(self.spec) if d.weight.stored}
+        missing = {d.path: d.weight.shape(d.scope) for d in declared(self.spec) if d.weight.stored}
         for path, tensor in weights:
             if path not in missing:
                 raise FileError(f"{path}: is not a weight of this spec, or is given twice; export the model again")
-            target = tensor_at(self.model, path)
-            if target.shape != tensor.shape:
-                raise FileError(f"{path}: is {list(tensor.shape)}; the spec says {list(target.shape)}")
+            if (shape := missing.pop(path)) != tensor.shape:
+                raise FileError(f"{path}: is {list(tensor.shape)}; the spec says {list(shape)}")
             with torch.no_grad():
-                target.copy_(tensor)
-            missing.remove(path)
+                local(tensor_at(self.model, path)).copy_(tensor[self.shard.slices[path]])
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise FileError(f"{min(missing)}: is missing{more}; export the model again")
@@ -117,7 +123,8 @@ class DovetailHybridForCausalLM(DovetailForCausalLM):
         """Return the shape of the largest block, by which vLLM chooses the tokens per block of KV caches."""
         settings = vllm_config.model_config
         spec = spec_of(settings.hf_config.to_dict())
-        return ((max(placed_states(one, settings.dtype, {})[1] for one in recurring(spec)),),)
+        cuts = cut_axes(spec, vllm_config.parallel_config.tensor_parallel_size)
+        return ((max(placed_states(one, settings.dtype, cuts)[1] for one in recurring(spec)),),)
 
     @classmethod
     def get_mamba_state_dtype_from_config(cls, vllm_config: Any) -> tuple[torch.dtype, ...]:
@@ -132,8 +139,3 @@ class DovetailHybridForCausalLM(DovetailForCausalLM):
         )
 
         return dict.fromkeys(mamba_types, (get_temporal_copy_spec,))
-
-
-def _ctx(positions: Tensor) -> Ctx:
-    """The ctx of tokens at positions (tokens,), without caches."""
-    return Ctx(layout=TokenLayout(None, positions, None, torch.zeros_like(positions), rows=1))
