@@ -109,6 +109,25 @@ TABLE = {
         ("benchmarks/engines.py", "benchmarks/seeded_bugs.py", HERE, f"{SOURCE}/verification", f"{SOURCE}/port", *RUNS),
         1,
     ),
+    "servers": Figure(
+        "python benchmarks/servers.py --json --table docs/figures/servers_outcomes.json",
+        ("benchmarks/servers.py", "benchmarks/real_servers.py", HERE, f"{SOURCE}/lawbook/served"),
+        1,
+    ),
+    "foreign": Figure(
+        "python benchmarks/foreign.py --json --table docs/figures/foreign_outcomes.json",
+        (
+            *(f"benchmarks/{name}.py" for name in ("foreign", "foreign_config", "foreign_known", "foreign_roles")),
+            *(f"{SOURCE}/{room}" for room in ("lawbook/foreign", "verification/transformers_side.py")),
+            HERE,
+        ),
+        1,
+    ),
+    "range": Figure(
+        "python benchmarks/range.py --json --make",
+        ("benchmarks/range.py", "benchmarks/range_check.py", HERE, f"{SOURCE}/lawbook/foreign", f"{SOURCE}/verification"),
+        1,
+    ),
     "laws": Figure("dovetail laws --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", f"{SOURCE}/port", *RUNS)),
     "mutants": Figure("dovetail laws --mutants --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", *RUNS)),
     "random": Figure("dovetail laws --mutants --random 200 --seed 6113 --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", *RUNS)),

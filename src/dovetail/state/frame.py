@@ -19,7 +19,7 @@ from dovetail.core.errors import StateError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.view import KV
 from dovetail.ops.attend import Stored
-from dovetail.state.pages import PagedEntries, Piece, pieces
+from dovetail.state.pages import PagedEntries, Piece, Scratch, pieces
 from dovetail.state.slots import Slots
 
 
@@ -34,7 +34,8 @@ class Frame:
     before: bool  # keys are read before the new ones are written, and the new ones appended
     begin: int = 0  # index of the first new key, where a slice reads old and new keys
     view: tuple[torch.Size, tuple[int, ...], tuple[int, ...]] | None = None  # that slice: shape of the store, sizes, strides
-    pages: tuple[int, list[Piece]] | None = None  # tokens per page, and the rows in pieces, where keys lie in pages
+    # where keys lie in pages: tokens per page, the rows in pieces, and memory for copies
+    pages: tuple[int, list[Piece], Scratch] | None = None
 
 
 def make_frame(
@@ -54,7 +55,7 @@ def make_frame(
         frame.key_layout = frame.key_layout.at(stored)
     paged = slots.page_table(rows)
     if paged is not None and layout.row is None:
-        frame.pages = (paged[0], pieces(paged[1], layout, frame.key_layout))
+        frame.pages = (paged[0], pieces(paged[1], layout, frame.key_layout), paged[2])
     return frame
 
 

@@ -37,12 +37,30 @@ def pieces(table: Tensor, layout: TokenLayout, key_layout: TokenLayout) -> list[
     return [Piece(cut, table[cut], layout.some_rows(cut), key_layout.some_rows(cut)) for cut in cuts]
 
 
+class Scratch:
+    """Memory on the CPU that pages are copied into, the same in every layer and step. The system hands out fresh memory page by
+    page, which took four times as long as the copy itself."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[int, int, torch.dtype, bool], Tensor] = {}
+
+    def copy(self, number: int, pages: Tensor, index: Tensor) -> Tensor:
+        """pages[index] of the store of this number, valid until the next copy of it."""
+        key = (number, pages.shape[1], pages.dtype, torch.is_inference_mode_enabled())  # torch does not let these modes share
+        room = self.held.get(key)
+        if room is None or len(room) < len(index):
+            self.held[key] = room = pages.new_empty(len(index) + len(index) // 4, pages.shape[1])
+        return torch.index_select(pages, 0, index, out=room[: len(index)])
+
+
 class PagedEntries:
     """The entries of a paged KV cache in the frame of one step."""
 
-    def __init__(self, stores: Sequence[Tensor], page: int, steps: list[Piece], gather: Callable[[], Stored]) -> None:
+    def __init__(
+        self, stores: Sequence[Tensor], page: int, steps: list[Piece], scratch: Scratch, gather: Callable[[], Stored]
+    ) -> None:
         """`gather` copies all entries, for mixers that read them in another way."""
-        self.stores, self.page, self.steps, self.gather = stores, page, steps, gather
+        self.stores, self.page, self.steps, self.scratch, self.gather = stores, page, steps, scratch, gather
 
     def entries(self) -> Entries:
         """All entries (…, m, *axes), and their layout."""
@@ -53,15 +71,18 @@ class PagedEntries:
         if edit is not None:
             return self.gather().attend(layout, q, scoring, edit)
         out = [
-            Stored(piece.key_layout, tuple([self._read(store, piece) for store in self.stores])).attend(
+            Stored(piece.key_layout, tuple([self._read(i, store, piece) for i, store in enumerate(self.stores)])).attend(
                 piece.layout, q[piece.rows], scoring
             )
             for piece in self.steps
         ]
         return out[0] if len(out) == 1 else torch.cat(out)
 
-    def _read(self, store: Tensor, piece: Piece) -> Tensor:
+    def _read(self, number: int, store: Tensor, piece: Piece) -> Tensor:
         # one page beyond keys that fill theirs: a compiled graph would hold whether the slice of them is contiguous
         used = piece.key_layout.once("pages", lambda: piece.table[:, : piece.key_layout.n // self.page + 1].flatten())
-        pages = store[:-1].view(-1, self.page * store[0].numel()).index_select(0, used)  # rows of a matrix copy fastest
+        every = store[:-1].view(-1, self.page * store[0].numel())  # rows of a matrix copy fastest
+        # a gradient would need the keys after the next layer has overwritten them
+        again = store.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        pages = self.scratch.copy(number, every, used) if again else every.index_select(0, used)
         return pages.view(piece.rows.stop - piece.rows.start, -1, *store.shape[1:])[:, : piece.key_layout.n]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import StateError
+from dovetail.state.pages import Scratch
 
 Copies = tuple[list[int], list[int]]  # slots to copy from, slots to copy to
 NO_COPIES: Copies = ([], [])
@@ -33,8 +34,9 @@ class Slots:
         """The slot of each (row, position)."""
         raise NotImplementedError
 
-    def page_table(self, rows: Sequence[int]) -> tuple[int, Tensor] | None:
-        """Where a row is made of pages: entries per page, and the pages (rows, pages) of each row, as many as it may have."""
+    def page_table(self, rows: Sequence[int]) -> tuple[int, Tensor, Scratch] | None:
+        """Where a row is made of pages: entries per page, the pages (rows, pages) of each row, as many as it may have, and
+        memory to copy pages into."""
         return None
 
     def positions(self, length: int) -> Sequence[int]:
@@ -96,6 +98,7 @@ class Paged(Slots):
         self.idle = 0  # of these, those that no row uses
         self.owned: list[list[int]] = [[] for _ in range(rows)]  # exactly the pages that the tokens of a row need
         self.table = torch.zeros(rows, widest, dtype=torch.long, device=device)
+        self.scratch = Scratch()
 
     def _pages(self, length: int) -> int:
         return -(-length // self.page)
@@ -103,8 +106,9 @@ class Paged(Slots):
     def slot(self, row: Tensor, position: Tensor) -> Tensor:
         return self.table[row, position // self.page] * self.page + position % self.page
 
-    def page_table(self, rows: Sequence[int]) -> tuple[int, Tensor] | None:
-        return self.page, self.table.index_select(0, torch.tensor(rows, dtype=torch.long, device=self.table.device))
+    def page_table(self, rows: Sequence[int]) -> tuple[int, Tensor, Scratch] | None:
+        index = torch.tensor(rows, dtype=torch.long, device=self.table.device)
+        return self.page, self.table.index_select(0, index), self.scratch
 
     def check(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> None:
         needed, released = 0, Counter[int]()

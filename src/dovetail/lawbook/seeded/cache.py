@@ -14,10 +14,10 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.weight import State
 from dovetail.lawbook.seeded.bug import Mutant, instead, spec
 from dovetail.parts.mixer.attention import Attention
-from dovetail.state import frame, slots
+from dovetail.state import frame, pages, slots
 from dovetail.state.pool import Pool
 
-_append, _state = frame.TokenView.append, Attention.state
+_append, _state, _copy = frame.TokenView.append, Attention.state, pages.Scratch.copy
 _stale: dict[Any, Any] = {}
 
 
@@ -27,6 +27,10 @@ def windows_ignored(self: State, n: int) -> int:
 
 def one_kv_head_per_query_head(self: Attention, scope: Any) -> list[State]:
     return [dc.replace(s, axes=("heads", "head")) for s in _state(self, scope)]
+
+
+def one_place_for_all(self: pages.Scratch, number: int, stored: Tensor, index: Tensor) -> Tensor:
+    return _copy(self, 0, stored, index)
 
 
 def all_state_narrow(self: Account, n: int) -> int:
@@ -124,5 +128,6 @@ def mutants() -> list[Mutant]:
         Mutant("rolling back does nothing", "rollback", instead(Pool, "rollback", rollback_without_effect)),
         Mutant("a wrapped ring is not restored to its mark", "rollback", instead(Pool, "_to_mark", mark_ignored), window),
         Mutant("a page shared by a fork is written to", "rollback", instead(slots.Paged, "reserve", shared_pages_written)),
+        Mutant("keys and values are copied to one place", "chunked", instead(pages.Scratch, "copy", one_place_for_all)),
         Mutant("a fork copies nothing", "rollback", instead(slots.Contiguous, "fork", fork_copies_nothing)),
     ]
