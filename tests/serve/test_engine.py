@@ -243,3 +243,19 @@ def test_a_draft_model_and_prompt_look_up_change_no_token(temperature: float) ->
 
 def dated(name: str, vocab: int) -> ModelModule:
     return perturbed(load_spec(name).set("vocab", vocab), 0).eval()
+
+
+@pytest.mark.parametrize(("name", "passes"), [("llama-tiny", 1), ("mamba2-hybrid-tiny", 2)])
+def test_prompts_run_beside_rows_that_decode_in_one_pass_where_the_state_is_a_kv_cache(
+    name: str, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, counted = model_of(name), list[torch.Size]()
+    engine = Engine(model, rows=3, longest=64)
+    engine.add(Request(id="a", prompt=(5, 7, 11), max_tokens=8))
+    engine.step()
+    hidden = model.hidden
+    monkeypatch.setattr(model, "hidden", lambda ids, ctx: (counted.append(ids.shape), hidden(ids, ctx))[1])
+    engine.add(Request(id="b", prompt=tuple(range(4, 20)), max_tokens=2))
+    engine.step()
+    assert len(counted) == passes
+    assert sum(size.numel() for size in counted) == 1 + 16

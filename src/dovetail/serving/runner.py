@@ -2,8 +2,9 @@
 
     logits = runner.run(plan)               the logits after the last token of each continuation whose tokens are all computed
 
-One step runs the model twice at most per kind of work: all rows that decode as one batch; chunks of prompts in batches of
-similar lengths, padded on the right.
+Rows that decode are one batch. Chunks of prompts run beside them: in one flat batch with the rows that decode, without padding,
+where every mixer attends to its KV cache alone; else in batches of similar lengths, padded on the right, since the scan of a
+recurrent state wants rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
-from dovetail.core.part import walk
+from dovetail.core.part import Part, walk
+from dovetail.core.softmax import SoftmaxMixer
 from dovetail.generation import encode_source
 from dovetail.model import ModelModule
 from dovetail.serving.adapters import Adapters
@@ -69,6 +71,7 @@ class Runner:
         self.stateful = keeps_states(self.pool)
         # where a token's state depends on how many tokens were computed with it (longrope), a prompt is computed at once
         self.whole = any(CHUNKED in part.excepts(scope) for _, part, scope in walk(spec))
+        self.flat = cache is None and self.slots is not None and attends_alone(spec)
         shares = share and not self.whole and spec.encoder is None
         self.prefix = PrefixCache(self.stateful, self._hold, self._drop, SNAPSHOTS * rows) if shares else None
 
@@ -160,40 +163,45 @@ class Runner:
         score(continuation, first, logits (n, vocab)) gets the logits of a chunk whose request asks for log-probs of its
         prompt; observe(continuation, first, hidden (n, embed)) the hidden states of all tokens, drafts included."""
         ready: dict[Continuation, Tensor] = {}
-        batches = [[(one, 1 + len(one.drafts)) for one in plan.decode]] if plan.decode else []
-        for batch in [*batches, *_batches(plan.prefill)]:
+        decode = [(one, 1 + len(one.drafts)) for one in plan.decode]
+        if self.flat and plan.prefill:
+            return self._batch([*sorted(decode, key=lambda pair: pair[1]), *plan.prefill], score, observe, flat=True)
+        for batch in [*([decode] if decode else []), *_batches(plan.prefill)]:
             ready |= self._batch(batch, score, observe)
         return ready
 
     def _batch(
-        self, batch: Sequence[tuple[Continuation, int]], score: Listen, observe: Listen | None
+        self, batch: Sequence[tuple[Continuation, int]], score: Listen, observe: Listen | None, flat: bool = False
     ) -> dict[Continuation, Tensor]:
         rows = [one.row for one, _ in batch if one.row is not None]
         new = [n for _, n in batch]
         for one, _ in batch:
             if one.drafts and one.row is not None:
                 self.pool.mark(one.row)
-        step = self.pool.step(rows, new)
-        tokens = torch.zeros(len(batch), max(new), dtype=torch.long)
-        for i, (one, n) in enumerate(batch):
-            tokens[i, :n] = torch.tensor([*one.tokens, *one.drafts][one.computed : one.computed + n])
+        step = self.pool.step(rows, new, flat)
+        fed = [[*one.tokens, *one.drafts][one.computed : one.computed + n] for one, n in batch]
         ctx = Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
         slots = [one.request.adapter for one, _ in batch]
-        with self.adapters.rows(slots):
+        if flat:
+            tokens, each = (
+                torch.tensor([token for row in fed for token in row]),
+                [slots[i] for i, n in enumerate(new) for _ in range(n)],
+            )
+        else:
+            tokens, each = torch.tensor([row + [0] * (max(new) - len(row)) for row in fed]), slots
+        with self.adapters.rows(each):
             x, ctx = self.model.hidden(tokens.to(self.model.device), ctx)
+        hidden = x.split(new) if flat else [x[i, :n] for i, n in enumerate(new)]  # (n, embed) of each
         ready = [(i, 1 + len(one.drafts)) for i, (one, n) in enumerate(batch) if n == one.left + len(one.drafts)]
-        at = [(i, new[i] - count + j) for i, count in ready for j in range(count)]
-        rows_at, places = (
-            torch.tensor(index, dtype=torch.long, device=x.device) for index in ([i for i, _ in at], [j for _, j in at])
-        )
         logits = x.new_zeros(0)
-        if at:
-            logits = self._head(x[rows_at, places][:, None], ctx, [slots[i] for i, _ in at])[:, 0].cpu()
+        if ready:
+            last = torch.cat([hidden[i][-count:] for i, count in ready])[:, None]
+            logits = self._head(last, ctx, [slots[i] for i, count in ready for _ in range(count)])[:, 0].cpu()
         for i, (one, n) in enumerate(batch):
             if one.request.prompt_logprobs is not None and one.computed < one.prompt:
-                score(one, one.computed, self._head(x[i : i + 1, :n], ctx, slots[i : i + 1])[0])
+                score(one, one.computed, self._head(hidden[i][None], ctx, slots[i : i + 1])[0])
             if observe is not None:
-                observe(one, one.computed, x[i, :n])
+                observe(one, one.computed, hidden[i])
             one.computed += n
         pieces = logits.split([count for _, count in ready]) if ready else ()
         return {batch[i][0]: piece for (i, _), piece in zip(ready, pieces, strict=True)}
@@ -245,6 +253,16 @@ def _batches(prefill: Sequence[tuple[Continuation, int]]) -> list[list[tuple[Con
                 continue
         batches.append([(one, n)])
     return batches
+
+
+def attends_alone(spec: Part) -> bool:
+    """Whether the decode state of a model is KV caches alone, which `KV.attend` alone reads."""
+    held = [(part, part.state(scope)) for _, part, scope in walk(spec) if scope.decodes and not scope.drafts]
+    return all(
+        isinstance(part, SoftmaxMixer) and part.attends() and all(state.per == "token" for state in states)
+        for part, states in held
+        if states
+    )
 
 
 def check_served(model: ModelModule) -> None:

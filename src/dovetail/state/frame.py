@@ -19,7 +19,7 @@ from dovetail.core.errors import StateError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.view import KV
 from dovetail.ops.attend import Stored
-from dovetail.state.pages import PagedEntries, Piece, Scratch, pieces
+from dovetail.state.pages import PagedEntries, Piece, Scratch, flat_pieces, pieces
 from dovetail.state.slots import Slots
 
 
@@ -56,6 +56,8 @@ def make_frame(
     paged = slots.page_table(rows)
     if paged is not None and layout.row is None:
         frame.pages = (paged[0], pieces(paged[1], layout, frame.key_layout), paged[2])
+    elif paged is not None and coords is None and sum(new):
+        frame.pages = (paged[0], flat_pieces(paged[1], lengths, new), paged[2])
     return frame
 
 

@@ -2,7 +2,9 @@
 
     k of some rows (r, m, kv_heads, head) = pages[table[rows]]          a few rows at a time: a copy stays in a CPU's cache
 
-The pages of the rows are the same in every layer of a step, so the pieces are computed once, with their token layouts.
+The pages of the rows are the same in every layer of a step, so the pieces are computed once, with their token layouts. In a
+flat batch the rows that decode are pieces of many rows, and each chunk of a prompt is one of its own: a query is never compared
+with the keys of another row, and nothing is padded but the keys of rows that decode.
 """
 
 from __future__ import annotations
@@ -13,18 +15,20 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
+from dovetail.core.layout import Known, TokenLayout
 from dovetail.core.view import Edit, Entries, Scoring
 from dovetail.ops.attend import Stored
 
 TOKENS = 16384  # keys that are copied at once
+FEW = 8  # queries of a row that decodes, at most: its last token and drafts
 
 
 @dc.dataclass(slots=True)
 class Piece:
     """Some rows of a step."""
 
-    rows: slice
+    at: slice  # where their queries are: rows of a batch, or tokens of a flat batch
+    shape: tuple[int, int]  # rows, and queries of each
     table: Tensor  # (r, pages) the pages of these rows; as wide as the pool's, so that in compiled graphs only the keys grow
     layout: TokenLayout  # of the queries
     key_layout: TokenLayout
@@ -34,7 +38,40 @@ def pieces(table: Tensor, layout: TokenLayout, key_layout: TokenLayout) -> list[
     """The rows of a step, whose keys lie in the first pages of a table (rows, pages), in pieces."""
     size = max(1, TOKENS // max(key_layout.n, 1))
     cuts = [slice(begin, min(begin + size, len(table))) for begin in range(0, len(table), size)]
-    return [Piece(cut, table[cut], layout.some_rows(cut), key_layout.some_rows(cut)) for cut in cuts]
+    shapes = [(cut.stop - cut.start, layout.n) for cut in cuts]
+    return [
+        Piece(cut, shape, table[cut], layout.some_rows(cut), key_layout.some_rows(cut))
+        for cut, shape in zip(cuts, shapes, strict=True)
+    ]
+
+
+def flat_pieces(table: Tensor, lengths: Sequence[int], new: Sequence[int]) -> list[Piece]:
+    """The rows of a flat step in which row i, of lengths[i] tokens, gets new[i] more. Rows of equally few new
+    tokens that follow each other are one piece."""
+    found, begin, row = list[Piece](), 0, 0
+    while row < len(new):
+        n, last = new[row], row + 1
+        longest = lengths[row] + n
+        while n <= FEW and last < len(new) and new[last] == n:  # as many rows as fit with the longest of them
+            longest = max(longest, lengths[last] + n)
+            if (last + 1 - row) * longest > TOKENS:
+                break
+            last += 1
+        if n:
+            counts = [lengths[i] + n for i in range(row, last)]
+            place = slice(begin, begin + n * (last - row))
+            found.append(Piece(place, (last - row, n), table[row:last], *_layouts(counts, n, table.device)))
+        begin, row = begin + n * (last - row), last
+    return found
+
+
+def _layouts(counts: Sequence[int], n: int, device: torch.device) -> tuple[TokenLayout, TokenLayout]:
+    """The layouts of the last n of counts[i] tokens of each row, and of all of them."""
+    if len(set(counts)) == 1:
+        return TokenLayout.whole(len(counts), n, device, start=counts[0] - n), TokenLayout.whole(len(counts), counts[0], device)
+    order = torch.tensor(counts, dtype=torch.long, device=device)[:, None] + torch.arange(-n, 0, device=device)
+    known = Known((1,) * len(counts), max(counts))
+    return TokenLayout.of(order, torch.zeros_like(order), known=known), TokenLayout.padded(counts, max(counts), device=device)
 
 
 class Scratch:
@@ -70,12 +107,13 @@ class PagedEntries:
         """Attention of q (rows, n, heads, head), some rows at a time; in one piece where probs are edited."""
         if edit is not None:
             return self.gather().attend(layout, q, scoring, edit)
-        out = [
-            Stored(piece.key_layout, tuple([self._read(i, store, piece) for i, store in enumerate(self.stores)])).attend(
-                piece.layout, q[piece.rows], scoring
-            )
-            for piece in self.steps
-        ]
+        out: list[Tensor] = []
+        for piece in self.steps:
+            stored = Stored(piece.key_layout, tuple([self._read(i, store, piece) for i, store in enumerate(self.stores)]))
+            if layout.row is None:
+                out.append(stored.attend(piece.layout, q[piece.at], scoring))
+            else:
+                out.append(stored.attend(piece.layout, q[piece.at].unflatten(0, piece.shape), scoring).flatten(0, 1))
         return out[0] if len(out) == 1 else torch.cat(out)
 
     def _read(self, number: int, store: Tensor, piece: Piece) -> Tensor:
@@ -85,4 +123,4 @@ class PagedEntries:
         # a gradient would need the keys after the next layer has overwritten them
         again = store.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         pages = self.scratch.copy(number, every, used) if again else every.index_select(0, used)
-        return pages.view(piece.rows.stop - piece.rows.start, -1, *store.shape[1:])[:, : piece.key_layout.n]
+        return pages.view(piece.shape[0], -1, *store.shape[1:])[:, : piece.key_layout.n]

@@ -17,7 +17,7 @@ from dovetail.parts.mixer.attention import Attention
 from dovetail.state import frame, pages, slots
 from dovetail.state.pool import Pool
 
-_append, _state, _copy = frame.TokenView.append, Attention.state, pages.Scratch.copy
+_append, _state, _copy, _flat_pieces = frame.TokenView.append, Attention.state, pages.Scratch.copy, pages.flat_pieces
 _stale: dict[Any, Any] = {}
 
 
@@ -31,6 +31,10 @@ def one_kv_head_per_query_head(self: Attention, scope: Any) -> list[State]:
 
 def one_place_for_all(self: pages.Scratch, number: int, stored: Tensor, index: Tensor) -> Tensor:
     return _copy(self, 0, stored, index)
+
+
+def pages_of_the_first_row(table: Tensor, lengths: list[int], new: list[int]) -> list[pages.Piece]:
+    return _flat_pieces(table[:1].expand_as(table), lengths, new)
 
 
 def all_state_narrow(self: Account, n: int) -> int:
@@ -129,5 +133,8 @@ def mutants() -> list[Mutant]:
         Mutant("a wrapped ring is not restored to its mark", "rollback", instead(Pool, "_to_mark", mark_ignored), window),
         Mutant("a page shared by a fork is written to", "rollback", instead(slots.Paged, "reserve", shared_pages_written)),
         Mutant("keys and values are copied to one place", "chunked", instead(pages.Scratch, "copy", one_place_for_all)),
+        Mutant(
+            "a flat batch reads the pages of its first row", "chunked", instead(frame, "flat_pieces", pages_of_the_first_row)
+        ),
         Mutant("a fork copies nothing", "rollback", instead(slots.Contiguous, "fork", fork_copies_nothing)),
     ]
