@@ -1,10 +1,11 @@
 """Throughput and latency of servers under load: `dovetail serve` against static batching, transformers serve and vLLM.
 
-A Llama of 55 M or of 1.1 B parameters (float32, two threads) is asked for completions of mixed lengths: prompts of 16 to 256
-tokens and answers of 8 to 96, all as long as asked for. Requests arrive as a Poisson process, faster than any side serves them,
-and at most 16 are in flight. All sides get the same requests; servers run all the time and are asked in turns, so that a ratio
-is of one round. Static batching is our own model in batches of 16 in the order of arrival: each waits for its longest prompt
-and answer. In greedy decoding the tokens of ours are those of static batching.
+A Llama of 55 M parameters (float32, two threads) is asked for completions of mixed lengths: prompts of 16 to 256 tokens and
+answers of 8 to 96, all as long as asked for. Requests arrive as a Poisson process, faster than any side serves them, and at
+most 16 are in flight. Of 1.1 B parameters the prompts and answers are half as long, and 4 are in flight. All sides get the same
+requests; servers run all the time and are asked in turns, so that a ratio is of one round. Static batching is our own model in
+batches in the order of arrival, as large: each waits for its longest prompt and answer. In greedy decoding the tokens of ours
+are those of static batching.
 
     python benchmarks/serve.py [--shapes 55m 1b] [--rounds 3] [--json]      peers: benchmarks/peers/make serving, … make vllm
 
@@ -43,15 +44,33 @@ from dovetail.serving.request import Request as EngineRequest
 from dovetail.state.pool import Pool
 from dovetail.text.tokenizer import Tokenizer
 
-IN_FLIGHT = 16
 LONGEST = 1024
 SECONDS = 900.0
 NOISE = 0.15  # of the value: with a larger interquartile range a goal is not tested
 GOALS = {"static batching": Goal(low=2.0), "transformers": Goal(low=3.0), "vllm": Goal(low=1.0)}
-LARGE = Shape(width=2048, layers=16, heads=32, kv_heads=8, hidden=8192)
-SHAPES = {"55m": ("", Shape(), 48), "1b": ("1.1 B, ", LARGE, 16)}  # the begin of its rows' names, sizes, requests of a round
 TINY = Shape(width=64, layers=2, heads=2, kv_heads=1, hidden=96, vocab=128)
-OURS = (f"--rows={IN_FLIGHT}", "--queued=256", f"--longest={LONGEST}")
+
+
+@dc.dataclass(frozen=True)
+class Load:
+    """A model, and what is asked of it."""
+
+    named: str  # the begin of the names of its rows
+    shape: Shape
+    rounds: int = 3
+    requests: int = 48  # of a round
+    in_flight: int = 16
+    prompt: int = 256  # tokens, at most
+    answer: int = 96
+
+
+LARGE = Shape(width=2048, layers=16, heads=32, kv_heads=8, hidden=8192)
+LOADS = {
+    "55m": Load("", Shape()),
+    "1b": Load("1.1 B, ", LARGE, rounds=2, requests=16, in_flight=4, prompt=128, answer=48),
+    "quick": Load("", TINY, rounds=1, requests=8),
+}
+OURS = ("--rows=16", "--queued=256", f"--longest={LONGEST}")
 
 
 @dc.dataclass(frozen=True)
@@ -87,20 +106,20 @@ def write_model(place: Path, shape: Shape) -> Tokenizer:
     return tokenizer
 
 
-def requests(count: int, tokenizer: Tokenizer, seed: int) -> list[Request]:
+def requests(load: Load, count: int, tokenizer: Tokenizer, seed: int) -> list[Request]:
     """Requests of mixed lengths: 50 arrivals per second, which no side keeps up with."""
     draw, moment, found = random.Random(seed), 0.0, list[Request]()
     for _ in range(count):
-        text = "".join(chr(draw.randrange(97, 123)) for _ in range(draw.randint(16, 256)))
-        found.append(Request(moment, tokenizer.encode(text).tolist(), text, draw.randint(8, 96)))
+        text = "".join(chr(draw.randrange(97, 123)) for _ in range(draw.randint(16, load.prompt)))
+        found.append(Request(moment, tokenizer.encode(text).tolist(), text, draw.randint(8, load.answer)))
         moment += draw.expovariate(50.0)
     return found
 
 
-async def asked(url: str, model: str, work: Sequence[Request], by_text: bool) -> tuple[Served, list[str]]:
-    """Send all requests at their times, at most IN_FLIGHT at once."""
-    gate, begin = asyncio.Semaphore(IN_FLIGHT), time.perf_counter()
-    limits = httpx2.Limits(max_connections=IN_FLIGHT)
+async def asked(url: str, model: str, work: Sequence[Request], by_text: bool, at_once: int) -> tuple[Served, list[str]]:
+    """Send all requests at their times, so many at once at most."""
+    gate, begin = asyncio.Semaphore(at_once), time.perf_counter()
+    limits = httpx2.Limits(max_connections=at_once)
     async with httpx2.AsyncClient(timeout=SECONDS, limits=limits) as client:
 
         async def one(request: Request) -> tuple[float, int, str]:
@@ -119,11 +138,11 @@ async def asked(url: str, model: str, work: Sequence[Request], by_text: bool) ->
 
 
 @torch.inference_mode()
-def static(model: dt.Transformer, work: Sequence[Request]) -> tuple[Served, list[list[int]]]:
-    """Batches of IN_FLIGHT in the order of arrival, each until its longest answer."""
+def static(model: dt.Transformer, work: Sequence[Request], at_once: int) -> tuple[Served, list[list[int]]]:
+    """Batches in the order of arrival, each until its longest answer."""
     begin, tokens, latencies = time.perf_counter(), list[list[int]](), list[float]()
-    for first in range(0, len(work), IN_FLIGHT):
-        some = work[first : first + IN_FLIGHT]
+    for first in range(0, len(work), at_once):
+        some = work[first : first + at_once]
         time.sleep(max(0.0, some[-1].arrival - (time.perf_counter() - begin)))
         pool = Pool(model.spec, len(some), LONGEST)
         rows = list(range(len(some)))
@@ -147,13 +166,13 @@ def static(model: dt.Transformer, work: Sequence[Request]) -> tuple[Served, list
 
 
 @contextlib.contextmanager
-def started(names: Sequence[str], place: Path) -> Iterator[dict[str, tuple[Server, str, str]]]:
+def started(names: Sequence[str], place: Path, at_once: int) -> Iterator[dict[str, tuple[Server, str, str]]]:
     """The servers that can be started: name -> (server, URL, the model's name there)."""
     with contextlib.ExitStack() as stack:
         found: dict[str, tuple[Server, str, str]] = {}
         for name in names:
             server, log = SERVERS[name], place / f"{name}.log"
-            how = {"rows": IN_FLIGHT, "longest": LONGEST, "threads": torch.get_num_threads()}
+            how = {"rows": at_once, "longest": LONGEST, "threads": torch.get_num_threads()}
             try:
                 url = stack.enter_context(running(server, place / "model", "float32", log, **how))
             except (FileError, OSError) as error:
@@ -164,22 +183,23 @@ def started(names: Sequence[str], place: Path) -> Iterator[dict[str, tuple[Serve
         yield found
 
 
-def compared(rounds: int, count: int, place: Path, tokenizer: Tokenizer, named: str = "") -> list[Row]:
+def compared(load: Load, place: Path, tokenizer: Tokenizer) -> list[Row]:
     """Requests per second of ours ÷ each other side's, round by round."""
     model, rows = dt.load(place / "own"), list[Row]()
     times: dict[str, list[Served]] = {}
-    with started([*SERVERS][:3], place) as servers, progress("rounds", rounds + 1) as tick:
-        for turn in range(rounds + 1):  # the first warms up
-            work = requests(count if turn else 4, tokenizer, seed=turn)
+    named, count = load.named, load.requests
+    with started([*SERVERS][:3], place, load.in_flight) as servers, progress("rounds", load.rounds + 1) as tick:
+        for turn in range(load.rounds + 1):  # the first warms up
+            work = requests(load, count if turn else 4, tokenizer, seed=turn)
             sides = [*servers, "static batching"]
             for name in sides if turn % 2 else reversed(sides):
                 if name == "static batching":
-                    served, tokens = static(model, work)
+                    served, tokens = static(model, work, load.in_flight)
                     if turn == 0:
                         _same(model, work, tokens, servers)
                 else:
                     server, url, known = servers[name]
-                    served, _ = asyncio.run(asked(url, known, work, server.text))
+                    served, _ = asyncio.run(asked(url, known, work, server.text, load.in_flight))
                 if turn:
                     times.setdefault(name, []).append(served)
                     print(f"{name}: {count / served.seconds:.2f} requests/s, {served.tokens} tokens", file=sys.stderr)
@@ -209,16 +229,16 @@ def _same(model: dt.Transformer, work: Sequence[Request], tokens: list[list[int]
             raise SystemExit("the server decodes other tokens than static batching; nothing was timed")
 
 
-def waste(tokenizer: Tokenizer, count: int) -> float:
+def waste(tokenizer: Tokenizer, load: Load) -> float:
     """The share of entries without a token in the pages of running requests, over all steps. A tiny model is enough: which
     requests run together depends on their lengths alone."""
-    engine = Engine(dt.build(TINY.spec(), seed=0).eval(), rows=IN_FLIGHT, longest=LONGEST, share=False)
+    engine = Engine(dt.build(TINY.spec(), seed=0).eval(), rows=load.in_flight, longest=LONGEST, share=False)
     slots, held, entries = engine.runner.slots, 0, 0
     assert slots is not None
     waiting = [EngineRequest(id=str(i), prompt=tuple(one.prompt), max_tokens=one.new) for i, one in
-               enumerate(requests(count, tokenizer, seed=1))]  # fmt: skip
+               enumerate(requests(load, load.requests, tokenizer, seed=1))]  # fmt: skip
     while waiting or engine.busy:
-        while waiting and len(engine.requests) < IN_FLIGHT:
+        while waiting and len(engine.requests) < load.in_flight:
             engine.add(waiting.pop(0))
         engine.step()
         held += sum(one.computed for one in engine.schedule.running)
@@ -245,11 +265,11 @@ def own(place: Path, tokenizer: Tokenizer, rounds: int, quick: bool) -> list[Row
     with served(place / "own", *OURS) as shares, served(place / "own", *OURS, "--no-share") as plain:
         work = [Request(0.0, drawn(draw.randint(16, 256)), "", draw.randint(8, 64)) for _ in range(8 if quick else 32)]
         name = httpx2.get(f"{shares.url}/v1/models", timeout=60).json()["data"][0]["id"]
-        asyncio.run(asked(f"{shares.url}/v1", name, work, by_text=False))
+        asyncio.run(asked(f"{shares.url}/v1", name, work, by_text=False, at_once=16))
         found = shares.metrics()
         share = found["schedule_seconds_total"] / found["step_seconds_total"]
         rows.append(Row("share of the scheduler in a step", share, Goal(high=0.02)))
-        rows.append(Row("waste of the paged KV cache", waste(tokenizer, 48), Goal(high=0.04)))
+        rows.append(Row("waste of the paged KV cache", waste(tokenizer, LOADS["55m"]), Goal(high=0.04)))
         warm, cold = list[float](), list[float]()
         for _ in range(3 * rounds):
             prefix = drawn(held)
@@ -269,18 +289,18 @@ def own(place: Path, tokenizer: Tokenizer, rounds: int, quick: bool) -> list[Row
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=3, help="times that every side serves all requests")
-    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES), help="sizes of the model")
+    parser.add_argument("--rounds", type=int, help="times that every side serves all requests (default: 3, and 2 of the 1.1 B)")
+    parser.add_argument("--shapes", nargs="*", choices=["55m", "1b"], default=["55m", "1b"], help="sizes of the model")
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
-    rounds, rows = 1 if flags.quick else flags.rounds, list[Row]()
-    for name in ["55m"] if flags.quick else flags.shapes:
-        named, shape, count = SHAPES[name]
+    rows = list[Row]()
+    for name in ["quick"] if flags.quick else flags.shapes:
+        load = LOADS[name] if flags.rounds is None else dc.replace(LOADS[name], rounds=flags.rounds)
         with tempfile.TemporaryDirectory() as place:
-            tokenizer = write_model(Path(place), TINY if flags.quick else shape)
-            rows += compared(rounds, 8 if flags.quick else count, Path(place), tokenizer, named)
-            if not named:
-                rows += own(Path(place), tokenizer, rounds, flags.quick)
+            tokenizer = write_model(Path(place), load.shape)
+            rows += compared(load, Path(place), tokenizer)
+            if name != "1b":
+                rows += own(Path(place), tokenizer, load.rounds, flags.quick)
     report(rows, flags.json)
 
 
