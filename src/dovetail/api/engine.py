@@ -48,12 +48,14 @@ def load_engine(
     speculate: str | None = None,
     drafts: int = 4,
     adapters: Mapping[str, str] = MappingProxyType({}),
+    compiled: bool = False,
     **options: Any,
 ) -> Engine | PooledEngine:
     """Return the engine of a model directory; the other options are those of `Engine`. A model that does not generate has one
     for embeddings and scores alone, without these options. Up to `drafts` tokens are guessed at once: `speculate` is `lookup`,
     which guesses them from those before, `mtp`, the model's own multi-token prediction, one token per depth, or the directory
-    of a smaller model with the same vocabulary. `adapters` are directories by the names that requests give."""
+    of a smaller model with the same vocabulary. `adapters` are directories by the names that requests give. `compiled` decodes
+    by a compiled graph, which is made first, and holds the weights a second time."""
     if threads is not None:
         torch.set_num_threads(threads)
     model = load(directory, dtype=dtype).eval()
@@ -65,6 +67,7 @@ def load_engine(
     vocabulary = model.vocabulary or Vocabulary()
     tokenizer, vocab = vocabulary.tokenizer, model.spec.vocab
     options["grammars"] = None if tokenizer is None else Grammars(tokenizer, vocab, vocabulary.stop)
+    options["compiled"] = load(directory, dtype=dtype).eval() if compiled else None
     engine = Engine(model, rows=rows, longest=longest, start=vocabulary.start, drafter=drafter, drafts=drafts, **options)
     return _with_adapters(engine, directory, adapters)
 

@@ -86,6 +86,8 @@ class Command(LoadFlags):
     the directory of a smaller model that guesses them."""
     drafts: Annotated[int, whole(1, 64)] = 4
     """With --speculate: tokens that are guessed at once, with mtp one per depth or head at most."""
+    compiled: bool = False
+    """Decode by a compiled graph: it takes a minute or more to make when the server starts, and holds the weights once more."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype of the weights; that of the files by default."""
     threads: Annotated[int, whole(1, 1024)] | None = None

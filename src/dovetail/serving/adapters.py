@@ -63,6 +63,11 @@ class Adapters:
             self.bank.unload(slot)
             self.leaving.remove(slot)
 
+    @property
+    def loaded(self) -> bool:
+        """Whether a row may have an adapter."""
+        return self.bank is not None and bool(self.bank.loaded)
+
     def rows(self, slots: Sequence[str | None]) -> AbstractContextManager[None]:
         """Within this context each row of a batch has the adapter of its slot."""
-        return nullcontext() if self.bank is None or not self.bank.loaded else self.bank.rows(slots)
+        return self.bank.rows(slots) if self.bank is not None and self.loaded else nullcontext()

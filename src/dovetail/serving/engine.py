@@ -17,6 +17,7 @@ import dataclasses as dc
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
+from typing import Any
 
 from torch import Tensor
 
@@ -55,18 +56,21 @@ class Engine:
         drafter: Drafter | None = None,
         drafts: int = 4,
         grammars: Grammars | None = None,
+        compiled: ModelModule | None = None,
     ) -> None:
         """`rows`: continuations that run at once; `longest`: tokens of one, the prompt included; `budget`: tokens per step;
         `pages`: of `page` tokens in the KV cache, by default enough for all rows; `cache`: its format; `share`: keep prefixes
         for later requests; `start`: the first decoder tokens of an encoder–decoder; `drafter`: guesses up to `drafts` next
-        tokens (speculate.py), which changes no token; `grammars`: compiles the grammars of requests."""
+        tokens (speculate.py), which changes no token; `grammars`: compiles the grammars of requests;
+        `compiled`: the same model once more, to decode by a compiled graph (compiled.py)."""
         check_generates(model.part)
         check_served(model)
         table = position_limit(model.part)
         longest = longest if table is None or model.part.encoder is not None else min(longest, table)
         self.model, self.start, self.longest = model, tuple(start), longest
         source = longest if model.part.encoder is not None else 0
-        self.runner = Runner(model, rows=rows, longest=longest, page=page, pages=pages, source=source, cache=cache, share=share)
+        sizes: dict[str, Any] = {"rows": rows, "longest": longest, "page": page, "pages": pages, "source": source}
+        self.runner = Runner(model, **sizes, cache=cache, share=share, compiled=compiled)
         self.adapters = self.runner.adapters
         self.schedule = Schedule(budget)
         self.drafter, self.drafts, self.grammars = drafter, drafts, grammars

@@ -21,6 +21,7 @@ from dovetail.core.softmax import SoftmaxMixer
 from dovetail.generation import encode_source
 from dovetail.model import ModelModule
 from dovetail.serving.adapters import Adapters
+from dovetail.serving.compiled import CompiledStep
 from dovetail.serving.prefix import PrefixCache, block_keys, root_key
 from dovetail.serving.schedule import Continuation, Plan
 from dovetail.state.pool import Pool
@@ -48,8 +49,10 @@ class Runner:
         source: int = 0,
         cache: CacheFormat | None = None,
         share: bool = True,
+        compiled: ModelModule | None = None,
     ) -> None:
-        """`longest`: tokens per row; `pages`: of the KV cache, by default enough for all rows; `share`: keep prefixes."""
+        """`longest`: tokens per row; `pages`: of the KV cache, by default enough for all rows; `share`: keep prefixes;
+        `compiled`: the same model, with its matrices as files store them, to decode by a compiled graph (compiled.py)."""
         self.model, self.page, self.rows, self.longest = model, page, rows, longest
         self.adapters = Adapters(model)
         spec = model.part
@@ -72,6 +75,9 @@ class Runner:
         # where a token's state depends on how many tokens were computed with it (longrope), a prompt is computed at once
         self.whole = any(CHUNKED in part.excepts(scope) for _, part, scope in walk(spec))
         self.flat = cache is None and self.slots is not None and attends_alone(spec)
+        if compiled is not None and not self.flat:
+            raise InputError("compiled: only models whose decode state is a KV cache in the model's dtype; leave it out")
+        self.compiled = None if compiled is None else CompiledStep(compiled, self.pool, page)
         shares = share and not self.whole and spec.encoder is None
         self.prefix = PrefixCache(self.stateful, self._hold, self._drop, SNAPSHOTS * rows) if shares else None
 
@@ -164,11 +170,28 @@ class Runner:
         prompt; observe(continuation, first, hidden (n, embed)) the hidden states of all tokens, drafts included."""
         ready: dict[Continuation, Tensor] = {}
         decode = [(one, 1 + len(one.drafts)) for one in plan.decode]
+        if observe is None and not plan.prefill and self._compiles(plan.decode):
+            return self._by_graph(plan.decode)
         if self.flat and plan.prefill:
             return self._batch([*sorted(decode, key=lambda pair: pair[1]), *plan.prefill], score, observe, flat=True)
         for batch in [*([decode] if decode else []), *_batches(plan.prefill)]:
             ready |= self._batch(batch, score, observe)
         return ready
+
+    def _compiles(self, decode: Sequence[Continuation]) -> bool:
+        """Whether these may decode by the compiled graph."""
+        if self.compiled is None or self.adapters.loaded or not self.compiled.takes(len(decode)):
+            return False
+        scored = any(one.request.prompt_logprobs is not None and one.computed < one.prompt for one in decode)
+        return not scored and not any(one.drafts for one in decode)
+
+    def _by_graph(self, decode: Sequence[Continuation]) -> dict[Continuation, Tensor]:
+        assert self.compiled is not None
+        rows = [(one, one.row) for one in decode if one.row is not None]
+        logits = self.compiled({row: one.tokens[one.computed] for one, row in rows}).float().cpu()
+        for one in decode:
+            one.computed += 1
+        return {one: logits[row : row + 1] for one, row in rows}
 
     def _batch(
         self, batch: Sequence[tuple[Continuation, int]], score: Listen, observe: Listen | None, flat: bool = False
