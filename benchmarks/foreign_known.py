@@ -32,7 +32,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     (r".* padded document 1 packed", "bamba_packed", LIMIT),
     (r".* padded ValueError: `causal_conv1d_fn` can't keep", "causal_conv1d_packed", LIMIT),
     (r"rwkv chunked", "rwkv_step", BUG),
-    (r"roformer .* by (up to )?[0-9.]+e-(0[6-9]|[1-9]\d) of", "", OURS),  # a table of positions made in float32 is no exact rotation
+    (r"roformer .* by (up to )?[0-9.]+e-(0[6-9]|[1-9]\d) of", "", OURS),  # a table of float32 is no exact rotation
     (r"cpmant", "cpmant_prompt", LIMIT),
     (r"prophetnet", "prophetnet_streams", BUG),
     (r"xlnet (chunked|padded) RuntimeError", "xlnet_mask", BUG),
