@@ -86,6 +86,7 @@ def test_tokens_are_those_of_eager_decoding(name: str, runs: list[int], monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch's own packed matrices
 def test_tokens_of_the_compiled_kernels_are_those_of_eager_decoding(runs: list[int]) -> None:
     model = model_of("llama-tiny")
     engine = Engine(model, rows=ROWS, longest=64, compiled=model_of("llama-tiny"))
