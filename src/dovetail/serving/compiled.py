@@ -10,7 +10,6 @@ request waits for a compiler: a step that the graph does not fit runs eagerly.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Mapping
 
@@ -32,7 +31,7 @@ class CompiledStep:
 
     def __init__(self, model: ModelModule, pool: Pool, page: int) -> None:
         """Compile; the pool is empty, before and afterwards. `model` has its matrices as files store them."""
-        self.model, self.pool, self.page, begin = model, pool, page, time.monotonic()
+        self.model, self.pool, self.page = model, pool, page
         join(model)
         self.graph = compile_step(model)
         rows = range(pool.rows)
@@ -44,7 +43,6 @@ class CompiledStep:
                 self._run(dict.fromkeys(rows, 0))
         for row in rows:
             pool.free(row)
-        self.seconds = time.monotonic() - begin
 
     def takes(self, rows: int) -> bool:
         """Whether the graph fits a step in which so many rows decode."""

@@ -38,10 +38,9 @@ def pieces(table: Tensor, layout: TokenLayout, key_layout: TokenLayout) -> list[
     """The rows of a step, whose keys lie in the first pages of a table (rows, pages), in pieces."""
     size = max(1, TOKENS // max(key_layout.n, 1))
     cuts = [slice(begin, min(begin + size, len(table))) for begin in range(0, len(table), size)]
-    shapes = [(cut.stop - cut.start, layout.n) for cut in cuts]
     return [
-        Piece(cut, shape, table[cut], layout.some_rows(cut), key_layout.some_rows(cut))
-        for cut, shape in zip(cuts, shapes, strict=True)
+        Piece(cut, (cut.stop - cut.start, layout.n), table[cut], layout.some_rows(cut), key_layout.some_rows(cut))
+        for cut in cuts
     ]
 
 
