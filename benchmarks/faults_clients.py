@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
 import statistics
 import threading
 import time
@@ -15,10 +16,12 @@ from typing import Any
 import httpx2
 import openai
 from measure import Goal, Row
-from served import SECONDS, Server, body, served, write_model
+from served import SECONDS, Server, body, message, served, write_model
+
+from dovetail.core.limits import REQUEST_ITEMS
 
 NONE, ALL = Goal(high=0), Goal(low=1)
-RATE = 50  # requests per second of the flood: at once, the time would be that of a thousand connections in one client
+RATE = 200  # requests per second of the flood: of a thousand at once, the last waits for the work on all others
 PROMPTS = ("It was", "the best of times 🙂", "über allen", "日本語", "👩‍👩‍👧 it was the age")
 
 
@@ -55,47 +58,42 @@ def s2(place: Path, count: int = 1000, queued: int = 64) -> list[Row]:
     with served(write_model(place / "model"), "--rows=8", f"--queued={queued}") as server:
         server.text("It was")
         before = server.memory()
-        found, health = asyncio.run(_flood(server, count))
+        with server.health(every=0.05) as health:
+            found = asyncio.run(_flood(server, count))
         after = server.memory()
-    refused = [(seconds, answer) for seconds, answer in found if answer.status_code == 429]
-    accepted = [answer for _, answer in found if answer.status_code == 200]
+    refused = [(seconds, answer) for seconds, answer in found if status(answer) == 429]
+    accepted = [answer for _, answer in found if status(answer) == 200]
     late = sorted(seconds for seconds, _ in refused)
     return [
         Row(
             f"S2 {count} requests, room for {8 + queued}: answered by 200 or 429", len(refused) + len(accepted), Goal(low=count)
         ),
         Row("S2 finished", len(accepted), Goal(low=8 + queued)),
-        Row("S2 429 without Retry-After", sum("retry-after" not in answer.headers for _, answer in refused), NONE),
+        Row("S2 429 without Retry-After", sum(b"\r\nretry-after: " not in answer for _, answer in refused), NONE),
         Row("S2 p99 of the time until a 429, seconds", late[int(len(late) * 0.99) - 1] if late else 0.0, Goal(high=0.25)),
         Row("S2 slowest /health, seconds", max(health), Goal(high=0.2)),
         Row("S2 memory, MB more", after - before, Goal(high=100)),
     ]
 
 
-async def _flood(server: Server, count: int) -> tuple[list[tuple[float, httpx2.Response]], list[float]]:
-    """Requests from connections that are open already, and the times of /health beside them."""
-    done, health = asyncio.Event(), list[float]()
+async def _flood(server: Server, count: int) -> list[tuple[float, bytes]]:
+    """The seconds and the bytes of each answer. Plain sockets: an HTTP client would take more time than the server."""
 
-    async def watch() -> None:
-        async with server.client(2) as client:
-            while not done.is_set():
-                begin = time.monotonic()
-                await client.get("/health")
-                health.append(time.monotonic() - begin)
-                await asyncio.sleep(0.05)
-
-    async def one(client: httpx2.AsyncClient, i: int) -> tuple[float, httpx2.Response]:
+    async def one(i: int) -> tuple[float, bytes]:
         await asyncio.sleep(i / RATE)
         begin = time.monotonic()
-        answer = await client.post("/v1/completions", json=body(f"it was {i}", max_tokens=400))
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(message(json.dumps(body(f"it was {i}", max_tokens=400)).encode()))
+        answer = await reader.read()
+        writer.close()
         return time.monotonic() - begin, answer
 
-    async with server.client(count) as client:  # a request that waited for a connection would be timed with it
-        watching = asyncio.create_task(watch())
-        found = await asyncio.gather(*(one(client, i) for i in range(count)))
-        done.set()
-        await watching
-    return found, health
+    return await asyncio.gather(*(one(i) for i in range(count)))
+
+
+def status(answer: bytes) -> int:
+    """The code of an answer; 0 where there is none."""
+    return int(answer[9:12] or 0)
 
 
 async def texts_of(server: Server, prompts: list[str], **more: Any) -> list[str]:
@@ -222,7 +220,7 @@ def s9(place: Path, rounds: int = 5) -> list[Row]:
             {"logprobs": 10**6},
             {"stop": ["x"] * 100_000},
             {"prompt": "a " * 3_000_000},
-            {"prompt": list(range(1, 1000)) * 490},
+            {"prompt": [1 + i % 999 for i in range(REQUEST_ITEMS - 10)]},
             {"logit_bias": {str(i): 1 for i in range(100_000)}},
         )
     ]
@@ -230,9 +228,9 @@ def s9(place: Path, rounds: int = 5) -> list[Row]:
     with served(write_model(place / "model")) as server:
         server.text("it was")
         for data in hostile:  # once before: buffers of this size are taken once
-            asyncio.run(_lag(server, data))
+            _lag(server, data)
         before = server.memory()
-        found = [asyncio.run(_lag(server, data)) for _ in range(rounds) for data in hostile]
+        found = [_lag(server, data) for _ in range(rounds) for data in hostile]
         after = server.memory()
     return [
         Row(
@@ -245,26 +243,14 @@ def s9(place: Path, rounds: int = 5) -> list[Row]:
     ]
 
 
-async def _lag(server: Server, data: bytes) -> tuple[int, float]:
+def _lag(server: Server, data: bytes) -> tuple[int, float]:
     """The status of a body, and the slowest answer of /health while it is read."""
-    lag, done = 0.0, asyncio.Event()
-
-    async def watch() -> None:
-        nonlocal lag
-        async with server.client(1) as client:
-            while not done.is_set():
-                begin = time.monotonic()
-                await client.get("/health")
-                lag = max(lag, time.monotonic() - begin)
-                await asyncio.sleep(0.005)
-
-    async with server.client(2) as client:
-        watching = asyncio.create_task(watch())
-        await asyncio.sleep(0.05)
-        answer = await client.post("/v1/completions", content=data, headers={"Content-Type": "application/json"})
-        done.set()
-        await watching
-    return answer.status_code, lag
+    with server.health(every=0.005) as health, socket.create_connection(("127.0.0.1", server.port), SECONDS) as sock:
+        time.sleep(0.05)
+        with contextlib.suppress(BrokenPipeError):  # an answer may come before all is sent
+            sock.sendall(message(data))
+        code = status(sock.recv(64))
+    return code, max(health)
 
 
 def s10(place: Path, minutes: float = 10.0) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,12 +88,31 @@ class Server:
 
     def raw(self, fields: dict[str, Any]) -> socket.socket:
         """A socket on which a completion was asked for, and of which nothing was read."""
-        data = json.dumps(fields).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(data)}\r\n\r\n"
         sock = socket.create_connection(("127.0.0.1", self.port))
-        sock.sendall(head.encode() + data)
+        sock.sendall(message(json.dumps(fields).encode()))
         return sock
+
+    @contextlib.contextmanager
+    def health(self, every: float) -> Iterator[list[float]]:
+        """The seconds of each answer of /health inside the block, asked by a thread."""
+        times, done = list[float](), threading.Event()
+
+        def watch() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+            while not done.is_set():
+                begin = time.monotonic()
+                connection.request("GET", "/health")
+                connection.getresponse().read()
+                times.append(time.monotonic() - begin)
+                done.wait(every)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield times
+        finally:
+            done.set()
+            thread.join()
 
     def wait(self, until: Any, seconds: float = 60.0) -> float:
         """Poll the metrics until `until(metrics)`; the seconds that it took."""
@@ -101,6 +122,12 @@ class Server:
                 raise SystemExit(f"the server did not get there within {seconds:g} s: {self.metrics()}")
             time.sleep(0.01)
         return time.monotonic() - begin
+
+
+def message(data: bytes) -> bytes:
+    """The bytes of an HTTP request for a completion, on a connection that closes behind its answer."""
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 def body(prompt: str, **more: Any) -> dict[str, Any]:

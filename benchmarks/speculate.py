@@ -151,7 +151,7 @@ def speed_up(
 def chi_square(how: str, drafter: Drafter, model: Transformer, tokenizer: Tokenizer, draws: int) -> list[Row]:
     """Third tokens, which are sampled behind a draft of the second where that is accepted, against the model's own probs summed
     over the first two."""
-    prompt = tuple(tokenizer.encode(TEXT).tolist()[:40])
+    prompt = tuple(tokenizer.encode(TEXT * 2).tolist()[:40])  # into the second copy: look-up finds there what follows
     asked = [
         Request(id=str(i), prompt=prompt, max_tokens=3, sampling=Sampling(temperature=1.3, top_k=8, seed=i))
         for i in range(draws)

@@ -85,6 +85,28 @@ def test_tokens_are_those_of_eager_decoding(name: str, runs: list[int], monkeypa
     assert captured.runs - before == len(runs)  # and no step is eager for the lack of a graph
 
 
+def test_one_row_decodes_by_the_graph(runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, captured = model_of("llama-tiny"), Captured()
+    monkeypatch.setattr(compiled, "compile_step", captured.compile_step)
+    engine = Engine(model, rows=1, longest=64, compiled=model_of("llama-tiny"))
+    graphs, before = captured.graphs, captured.runs
+    assert tokens(engine) == tokens(Engine(model, rows=1, longest=64))
+    assert len(runs) > 50
+    assert captured.graphs == graphs
+    assert captured.runs - before == len(runs)
+
+
+@pytest.mark.parametrize("sizes", [{"longest": 17}, {"longest": 64, "pages": 1}])
+def test_a_cache_without_room_for_the_graph_is_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="its graph is made with 19 tokens, and a row has room for"):
+        Engine(model_of("llama-tiny"), rows=2, compiled=model_of("llama-tiny"), **sizes)
+
+
+def test_few_pages_are_enough_for_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "compile_step", Captured().compile_step)
+    Engine(model_of("llama-tiny"), rows=ROWS, longest=32, pages=2, compiled=model_of("llama-tiny"))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch's own packed matrices
 def test_tokens_of_the_compiled_kernels_are_those_of_eager_decoding(runs: list[int]) -> None:

@@ -6,6 +6,7 @@ client = await start_engine("Qwen3-0.6B", rows=8)          python -m dovetail.ap
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import signal
 import socket
@@ -117,6 +118,8 @@ def main() -> int:
         message = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
         sock.sendall(encode({"fatal": message[:2000]}))
         return 1
+    gc.collect()
+    gc.freeze()  # the model stays: no step waits until the collector has searched it
     ready = {"longest": engine.longest, "vocab": engine.model.part.vocab, "ranks": embedder.ranks}
     sock.sendall(encode({"ready": ready}))
     Loop(engine, sock, functools.partial(read_adapter, engine, given["directory"]), embedder).run()

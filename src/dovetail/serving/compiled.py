@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.errors import InputError
 from dovetail.core.joined import join
 from dovetail.decoding import WARM, compile_step
 from dovetail.model import ModelModule
@@ -29,26 +30,28 @@ FEWEST = 0.25  # of the rows decode at least
 class CompiledStep:
     """The graph of a model on a paged pool."""
 
-    def __init__(self, model: ModelModule, pool: Pool, page: int) -> None:
-        """Compile; the pool is empty, before and afterwards. `model` has its matrices as files store them."""
+    def __init__(self, model: ModelModule, pool: Pool, page: int, room: int) -> None:
+        """Compile; the pool is empty, before and afterwards, and a row of it has room for so many tokens. `model` has its
+        matrices as files store them."""
+        if room < page + WARM:
+            what = f"compiled: its graph is made with {page + WARM} tokens, and a row has room for {room}"
+            raise InputError(f"{what}; give larger `longest` and `pages`, or leave it out")
         self.model, self.pool, self.page = model, pool, page
         join(model)
         self.graph = compile_step(model)
-        rows = range(pool.rows)
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch's own way to freeze
-            # lengths that differ, since rows that are alike have another layout; two pages, since torch makes a case of one
-            pool.step(rows, [page + row % 2 for row in rows])
+            # one row has tokens, since rows that are alike have another layout; two pages, since torch makes a case of one
+            pool.step([0], [page])
             for _ in range(WARM):
-                self._run(dict.fromkeys(rows, 0))
-        for row in rows:
-            pool.free(row)
+                self._run({0: 0})
+        pool.free(0)
 
     def takes(self, rows: int) -> bool:
         """Whether the graph fits a step in which so many rows decode."""
         lengths = self.pool.lengths
         fits = self.page <= max(lengths) and len(lengths) * (max(lengths) + 1) <= TOKENS
-        return fits and rows >= FEWEST * len(lengths) and len(set(lengths)) > 1
+        return fits and rows >= FEWEST * len(lengths) and (len(set(lengths)) > 1 or len(lengths) == 1)
 
     def __call__(self, tokens: Mapping[int, int]) -> Tensor:
         """Feed one token to each of these rows; return the logits (rows of the pool, vocab), of which theirs mean something."""

@@ -75,9 +75,11 @@ class Runner:
         # where a token's state depends on how many tokens were computed with it (longrope), a prompt is computed at once
         self.whole = any(CHUNKED in part.excepts(scope) for _, part, scope in walk(spec))
         self.flat = cache is None and self.slots is not None and attends_alone(spec)
-        if compiled is not None and not self.flat:
-            raise InputError("compiled: only models whose decode state is a KV cache in the model's dtype; leave it out")
-        self.compiled = None if compiled is None else CompiledStep(compiled, self.pool, page)
+        self.compiled = None
+        if compiled is not None:
+            if self.slots is None or not self.flat:
+                raise InputError("compiled: only models whose decode state is a KV cache in the model's dtype; leave it out")
+            self.compiled = CompiledStep(compiled, self.pool, page, room=min(longest, self.slots.total))
         shares = share and not self.whole and spec.encoder is None
         self.prefix = PrefixCache(self.stateful, self._hold, self._drop, SNAPSHOTS * rows) if shares else None
 
