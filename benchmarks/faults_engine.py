@@ -36,7 +36,7 @@ def s3(place: Path, count: int = 160, least: int = 100) -> list[Row]:
     prompts = [f"{PROMPTS[i % len(PROMPTS)]} {i}" for i in range(count)]
     with served(model, "--rows=8", f"--queued={count}", "--longest=512") as server:
         want = asyncio.run(texts_of(server, prompts, max_tokens=120))
-    pages = 8 * (128 // 16) // 4 + 1
+    pages = 8 * (128 // 8) // 4 + 2
     with served(model, "--rows=8", f"--queued={count}", "--longest=144", f"--pages={pages}") as server:
         got = asyncio.run(texts_of(server, prompts, max_tokens=120))
         preemptions = server.metrics()["num_preemptions_total"]
@@ -155,7 +155,7 @@ def s12(place: Path, prompts: int = 30) -> list[Row]:
     for name, spec in (("full attention", None), ("windows", WINDOWS)):
         model = write_model(place / name, **({} if spec is None else {"spec": spec}))
         asked = [" ".join(PROMPTS[(i + j) % len(PROMPTS)] for j in range(6)) + f" {i}" for i in range(prompts)]
-        with served(model, "--rows=2", "--longest=256", "--pages=40") as server:
+        with served(model, "--rows=2", "--longest=256", "--pages=80") as server:
             cold = [server.text(prompt, cache_salt=f"{i}") for i, prompt in enumerate(asked)]
             warm = [server.text(prompt) for prompt in asked for _ in range(2)][1::2]
             hits = server.metrics()["prefix_cache_hits_total"]

@@ -56,7 +56,7 @@ def served(directory: Path, *flags: str) -> Iterator[str]:
     [
         ("lookup", ()),
         ("lookup", ("--cache=int8",)),
-        ("lookup", ("--rows=3", "--pages=400", "--budget=24")),
+        ("lookup", ("--rows=3", "--pages=800", "--budget=24")),
         ("mtp", ()),
     ],
 )

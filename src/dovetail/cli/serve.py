@@ -76,7 +76,7 @@ class Command(LoadFlags):
     budget: Annotated[int, whole(1, 1 << 20)] = 512
     """Tokens per step of the model: longer prompts are computed in chunks, beside those that decode."""
     pages: Annotated[int, whole(1, 1 << 24)] | None = None
-    """Pages of 16 tokens in the KV cache; by default enough for all rows."""
+    """Pages of 8 tokens in the KV cache; by default enough for all rows."""
     cache: Literal["int8", "int4", "fp8"] | None = None
     """Store the KV cache in fewer bits."""
     share: bool = True

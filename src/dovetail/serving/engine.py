@@ -31,7 +31,7 @@ from dovetail.serving.admission import check_request
 from dovetail.serving.client import Stats
 from dovetail.serving.next_token import allowed_logits, sample_next
 from dovetail.serving.request import Finish, Logprob, Output, Request
-from dovetail.serving.runner import Runner, check_served
+from dovetail.serving.runner import PAGE, Runner, check_served
 from dovetail.serving.schedule import Continuation, Schedule
 from dovetail.serving.speculate import Drafter
 from dovetail.state.quantized import CacheFormat
@@ -48,7 +48,7 @@ class Engine:
         rows: int = 8,
         longest: int = 4096,
         budget: int = 512,
-        page: int = 16,
+        page: int = PAGE,
         pages: int | None = None,
         cache: CacheFormat | None = None,
         share: bool = True,

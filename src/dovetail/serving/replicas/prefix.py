@@ -2,7 +2,7 @@
 
     key_0 = hash(API key, model)        key_i = hash(key_{i-1}, characters 64·(i-1) to 64·i of the prompt)
 
-64 characters are about the 16 tokens of a page of the KV cache. Two prompts share key_i where their first 64·i characters are
+64 characters are about 16 tokens, two pages of the KV cache. Two prompts share key_i where their first 64·i characters are
 the same, so the longest known key names the replica. Prompts of two API keys share no key, as the engine shares no prefix
 between them. It is a guess of what a cache has: the router does not ask the replicas, and forgets the keys used longest ago.
 """
