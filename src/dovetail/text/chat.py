@@ -7,22 +7,19 @@ limits on time, memory and output (render.py).
 from __future__ import annotations
 
 import dataclasses as dc
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import FileError
-from dovetail.core.limits import JSON_BYTES, TEMPLATE_BYTES, TEMPLATE_CHARACTERS, TEMPLATE_MEMORY, TEMPLATE_SECONDS
+from dovetail.core.limits import JSON_BYTES, TEMPLATE_BYTES, TEMPLATE_CHARACTERS, TEMPLATE_SECONDS
 from dovetail.io.model_files import TEMPLATE_FILE
 from dovetail.io.untrusted import Directory
+from dovetail.text.renderer import ask
 
 CONFIG_FILE = "tokenizer_config.json"
 AT_ONCE = 256  # conversations that one child renders
 RENDERS_PER_SECOND = 64  # conversations that share the time limit of one
-STARTED = 20  # seconds until the child that renders must have ended, however busy the machine is
 
 Message = Mapping[str, Any]  # role and content
 
@@ -54,32 +51,18 @@ class ChatTemplate:
         return self.render_many([(messages, prompt)], **given)[0]
 
     def render_many(self, requests: Sequence[tuple[Sequence[Message], bool]], **given: Any) -> list[str]:
-        """Return the text of each conversation, with the generation prompt where its flag is true. Children render AT_ONCE of
-        them each: a process per conversation would take a tenth of a second for each."""
+        """Return the text of each conversation, with the generation prompt where its flag is true; AT_ONCE of them are rendered
+        by one process, which compiles the template once."""
         variables = {"tools": None, "documents": None, **self.tokens, **given}
         texts = list[str]()
         for some in (requests[i : i + AT_ONCE] for i in range(0, len(requests), AT_ONCE)):
             all_given = [{**variables, "messages": list(messages), "add_generation_prompt": flag} for messages, flag in some]
-            result = self._render({"template": self.text, "given": all_given, "longest": TEMPLATE_CHARACTERS})
+            seconds = TEMPLATE_SECONDS * -(-len(some) // RENDERS_PER_SECOND)
+            result = ask({"template": self.text, "given": all_given, "longest": TEMPLATE_CHARACTERS}, seconds)
             if "texts" not in result:
                 raise FileError(f"{self.origin}: the chat template cannot be rendered ({result['error']})")
             texts += result["texts"]
         return texts
-
-    def _render(self, request: dict[str, Any]) -> dict[str, Any]:
-        child = Path(__file__).with_name("render.py")
-        seconds = TEMPLATE_SECONDS * -(-len(request["given"]) // RENDERS_PER_SECOND)
-        command = [sys.executable, "-I", str(child), str(seconds), str(TEMPLATE_MEMORY)]
-        try:
-            done = subprocess.run(
-                command, input=json.dumps(request), capture_output=True, text=True, timeout=STARTED, env={}, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"it took more than {seconds} s"}
-        try:
-            return json.loads(done.stdout)
-        except ValueError:  # the system killed it
-            return {"error": f"it took more than {seconds} s or {TEMPLATE_MEMORY >> 20} MB"}
 
 
 def special_token(value: Any) -> str | None:
