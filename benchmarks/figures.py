@@ -27,6 +27,7 @@ FIGURES = Path("docs/figures")
 SOURCE = "src/dovetail"
 RUNS = tuple(f"{SOURCE}/{room}" for room in ("core", "ops", "parts", "state", "model.py", "construction.py", "transformer.py"))
 HERE = "benchmarks/measure.py"
+SERVES = (*(f"benchmarks/{name}.py" for name in ("serve", "real_servers", "served")), HERE, f"{SOURCE}/serving", *RUNS)
 
 
 @dc.dataclass(frozen=True)
@@ -165,19 +166,8 @@ TABLE = {
         ),
         1,
     ),
-    "serve": Figure(
-        "python benchmarks/serve.py --json",
-        (
-            "benchmarks/serve.py",
-            "benchmarks/real_servers.py",
-            "benchmarks/served.py",
-            HERE,
-            f"{SOURCE}/serving",
-            f"{SOURCE}/state",
-            *RUNS,
-        ),
-        2,
-    ),
+    "serve": Figure("python benchmarks/serve.py --shapes 55m --json", SERVES, 2),
+    "serve-1b": Figure("python benchmarks/serve.py --shapes 1b --json", SERVES, 2),
     "speculate": Figure(
         "python benchmarks/speculate.py --json",
         ("benchmarks/speculate.py", "benchmarks/served.py", HERE, f"{SOURCE}/serving", f"{SOURCE}/state", *RUNS),

@@ -8,7 +8,7 @@ batches in the order of arrival, as large: each waits for its longest prompt and
 are those of static batching. Ours, at 55 M, and vLLM decode by compiled graphs, which are made
 before the first round.
 
-    python benchmarks/serve.py [--shapes 55m 1b] [--rounds 3] [--json]      peers: benchmarks/peers/make serving, … make vllm
+    python benchmarks/serve.py [--shapes 55m 1b] [--rounds 5] [--json]      peers: benchmarks/peers/make serving, … make vllm
 
 Then, of the native engine alone, at 55 M: the share of the scheduler in a step; the waste of the paged KV cache, which is the
 share of its entries in pages of running requests that hold no token, over all steps; the time to the first token behind a
@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import dataclasses as dc
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -58,7 +59,7 @@ class Load:
 
     named: str  # the begin of the names of its rows
     shape: Shape
-    rounds: int = 3
+    rounds: int = 5
     requests: int = 48  # of a round
     in_flight: int = 16
     prompt: int = 256  # tokens, at most
@@ -293,10 +294,11 @@ def own(place: Path, tokenizer: Tokenizer, rounds: int, quick: bool) -> list[Row
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--rounds", type=int, help="times that every side serves all requests (default: 3, and 2 of the 1.1 B)")
+    parser.add_argument("--rounds", type=int, help="times that every side serves all requests (default: 5, and 2 of the 1.1 B)")
     parser.add_argument("--shapes", nargs="*", choices=["55m", "1b"], default=["55m", "1b"], help="sizes of the model")
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are ended too
     rows = list[Row]()
     for name in ["quick"] if flags.quick else flags.shapes:
         load = LOADS[name] if flags.rounds is None else dc.replace(LOADS[name], rounds=flags.rounds)
