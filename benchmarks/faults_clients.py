@@ -202,11 +202,16 @@ def s8(place: Path, prompts: int = 200) -> list[Row]:
                 text += piece.choices[0].text if piece.choices else ""
                 usage = piece.usage or usage
             differ += text != whole.choices[0].text
-            counted += usage is not None and whole.usage == usage and 0 < usage.completion_tokens <= asked["max_tokens"]
+            counted += _counts(usage) == _counts(whole.usage) and 0 < _counts(usage)[1] <= asked["max_tokens"]
     return [
         Row(f"S8 {prompts} prompts, streamed texts that differ from whole ones", differ, NONE),
         Row("S8 usage is equal and in range", counted, Goal(low=prompts)),
     ]
+
+
+def _counts(usage: Any) -> tuple[int, int, int]:
+    """Tokens of the prompt, of the text, of both; the second request finds some of them cached, which is counted apart."""
+    return (0, 0, 0) if usage is None else (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
 
 
 def s9(place: Path, rounds: int = 5) -> list[Row]:
