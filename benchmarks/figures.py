@@ -29,6 +29,14 @@ RUNS = tuple(f"{SOURCE}/{room}" for room in ("core", "ops", "parts", "state", "m
 HERE = "benchmarks/measure.py"
 SERVES = (*(f"benchmarks/{name}.py" for name in ("serve", "real_servers", "served")), HERE, f"{SOURCE}/serving", *RUNS)
 
+GENERATES = (
+    *(f"benchmarks/{name}.py" for name in ("generate", "bare", "peer")),
+    *(f"benchmarks/peers/{name}_worker.py" for name in ("litgpt", "llama_cpp")),
+    HERE,
+    *(f"{SOURCE}/{name}.py" for name in ("decoding", "generation", "sampling")),
+    *RUNS,
+)
+
 
 @dc.dataclass(frozen=True)
 class Figure:
@@ -47,17 +55,8 @@ TABLE = {
         ("benchmarks/decode.py", "benchmarks/bare.py", "benchmarks/peer.py", HERE, f"{SOURCE}/decoding.py", *RUNS),
         2,
     ),
-    "generate": Figure(
-        "python benchmarks/generate.py --json",
-        (
-            *(f"benchmarks/{name}.py" for name in ("generate", "bare", "peer")),
-            *(f"benchmarks/peers/{name}_worker.py" for name in ("litgpt", "llama_cpp")),
-            HERE,
-            *(f"{SOURCE}/{name}.py" for name in ("decoding", "generation", "sampling")),
-            *RUNS,
-        ),
-        2,
-    ),
+    "generate": Figure("python benchmarks/generate.py --dtypes f32 --json", GENERATES, 2),
+    "generate-bf16": Figure("python benchmarks/generate.py --dtypes bf16 --json", GENERATES, 2),
     "paged": Figure("python benchmarks/paged.py --json", ("benchmarks/paged.py", HERE, *RUNS), 2),
     "load": Figure("python benchmarks/load.py --json", ("benchmarks/load.py", HERE, f"{SOURCE}/port", f"{SOURCE}/io"), 2),
     "shard": Figure(

@@ -102,6 +102,13 @@ def test_a_template_that_hurts_is_stopped(name: str) -> None:
     assert time.monotonic() - begin < 2 * TEMPLATE_SECONDS + 8
 
 
+@pytest.fixture
+def no_child() -> None:
+    """No child of other tests is idle."""
+    renderer._end_all()
+
+
+@pytest.mark.usefixtures("no_child")
 def test_one_process_renders_many_templates_and_keeps_nothing() -> None:
     template = ChatTemplate("{{ messages | length }}", "here")
     template.render([])
@@ -114,6 +121,7 @@ def test_one_process_renders_many_templates_and_keeps_nothing() -> None:
     assert renderer._idle == [child]
 
 
+@pytest.mark.usefixtures("no_child")
 def test_a_process_that_was_killed_is_replaced() -> None:
     template = ChatTemplate("{{ messages | length }}", "here")
     template.render([])
@@ -124,6 +132,7 @@ def test_a_process_that_was_killed_is_replaced() -> None:
     assert renderer._idle != [child]
 
 
+@pytest.mark.usefixtures("no_child")
 def test_threads_and_forks_have_processes_of_their_own() -> None:
     template = ChatTemplate("{% for i in range(3000) %}{{ messages[0].content }}{% endfor %}", "here")
     with ThreadPoolExecutor(4) as threads:
