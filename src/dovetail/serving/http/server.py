@@ -99,6 +99,7 @@ async def run_server(app: FastAPI, sock: socket.socket, drain_seconds: float, re
     try:
         await server.serve([sock])
     finally:
+        gc.unfreeze()  # the process may go on
         for task in tasks:
             task.cancel()
         for one in signals:
