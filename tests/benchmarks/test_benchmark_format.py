@@ -49,8 +49,9 @@ def test_generation_is_compared_with_hugging_face_and_a_loop_by_hand(monkeypatch
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compiling every side takes minutes
     rows = json.loads(run("generate", "--only", "huggingface", "bare", "--json"))["rows"]
     goals = [row["goal"] for row in rows if row["goal"] is not None]
-    assert goals == ["≥ 1.3", "≥ 0.97"] * 4, "two dtypes, 1 and 8 rows"
-    assert len({row["name"] for row in rows}) == len(rows) == 16
+    equal = ["≥ 6", "≥ 1.3", "≥ 6", "≥ 0.97"]  # tokens first, in float32
+    assert goals == equal * 2 + ["≥ 1.3", "≥ 0.97"] * 2, "two dtypes, 1 and 8 rows"
+    assert len({row["name"] for row in rows}) == len(rows) == 20
 
 
 def test_sides_that_give_other_tokens_are_not_timed(measure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,10 +63,12 @@ def test_sides_that_give_other_tokens_are_not_timed(measure: Any, monkeypatch: p
     prompt = torch.randint(0, generate.QUICK.vocab, (2, 8), generator=torch.Generator().manual_seed(0))
     case = generate.Case(generate.QUICK, "f32", model, prompt, threads=1, rounds=1)
     case.check("a side", case.tokens.clone())
+    assert (case.rows[-1].value, case.rows[-1].holds) == (6, True)
     other = case.tokens.clone()
     other[1, 2] += 1
-    with pytest.raises(SystemExit, match="a side gives other tokens from number 3 on"):
+    with pytest.raises(generate.OtherTokens):
         case.check("a side", other)
+    assert (case.rows[-1].value, case.rows[-1].holds) == (2, False)
     case.tokens = torch.full_like(case.tokens, 5)
     with pytest.raises(SystemExit, match="fewer than 3 tokens differ"):
         case.check("a side", case.tokens.clone())
