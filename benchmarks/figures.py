@@ -4,8 +4,8 @@
     python benchmarks/figures.py laws mutants       take these: run their commands and write docs/figures/NAME.json
 
 A result file is `{"taken": {"command", "commit", "sources", "seconds", …}, "result": what the command printed}`. `sources` is
-a hash of the files that the figure depends on; a figure is stale where these files have changed since. An issue that claims
-a figure closes with it fresh.
+a hash of the files that the command can run, found by their imports (measured.py); a figure is stale where these files have
+changed since. An issue that claims a figure closes with it fresh.
 """
 
 from __future__ import annotations
@@ -22,208 +22,71 @@ import time
 from pathlib import Path
 from typing import Any
 
+from measured import Closure
+
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = Path("docs/figures")
-SOURCE = "src/dovetail"
-RUNS = tuple(f"{SOURCE}/{room}" for room in ("core", "ops", "parts", "state", "model.py", "construction.py", "transformer.py"))
-HERE = "benchmarks/measure.py"
-SERVES = (*(f"benchmarks/{name}.py" for name in ("serve", "real_servers", "served")), HERE, f"{SOURCE}/serving", *RUNS)
-
-GENERATES = (
-    *(f"benchmarks/{name}.py" for name in ("generate", "bare", "peer")),
-    *(f"benchmarks/peers/{name}_worker.py" for name in ("litgpt", "llama_cpp")),
-    HERE,
-    *(f"{SOURCE}/{name}.py" for name in ("decoding", "generation", "sampling")),
-    *RUNS,
-)
 
 
 @dc.dataclass(frozen=True)
 class Figure:
-    """The command that prints it as JSON, and the files and folders that it measures."""
+    """The command that prints it as JSON. It measures the files that this command can run (measured.py)."""
 
     command: str
-    measures: tuple[str, ...]
     threads: int | None = None  # OMP_NUM_THREADS; None: as it is
 
 
 TABLE = {
-    "attend": Figure("python benchmarks/attend.py --json", ("benchmarks/attend.py", HERE, *RUNS), 2),
-    "bare": Figure("python benchmarks/bare.py --json", ("benchmarks/bare.py", HERE, f"{SOURCE}/decoding.py", *RUNS), 2),
-    "decode": Figure(
-        "python benchmarks/decode.py --json",
-        ("benchmarks/decode.py", "benchmarks/bare.py", "benchmarks/peer.py", HERE, f"{SOURCE}/decoding.py", *RUNS),
-        2,
-    ),
-    "generate": Figure("python benchmarks/generate.py --dtypes f32 --json", GENERATES, 2),
-    "generate-bf16": Figure("python benchmarks/generate.py --dtypes bf16 --json", GENERATES, 2),
-    "paged": Figure("python benchmarks/paged.py --json", ("benchmarks/paged.py", HERE, *RUNS), 2),
-    "load": Figure("python benchmarks/load.py --json", ("benchmarks/load.py", HERE, f"{SOURCE}/port", f"{SOURCE}/io"), 2),
-    "shard": Figure(
-        "python benchmarks/shard.py --json --threads 1",
-        ("benchmarks/shard.py", "benchmarks/load.py", HERE, f"{SOURCE}/dist", *RUNS),
-        1,
-    ),
-    "mixers": Figure(
-        "python benchmarks/mixers.py --json --plot docs/figures/mixers.png", ("benchmarks/mixers.py", HERE, *RUNS), 2
-    ),
-    "prefer": Figure(
-        "python benchmarks/prefer.py --threads 1 --json",
-        ("benchmarks/prefer.py", HERE, f"{SOURCE}/training", f"{SOURCE}/api/tune.py", f"{SOURCE}/text/turns.py", *RUNS),
-        1,
-    ),
-    "plan": Figure(
-        "python benchmarks/plan.py --json",
-        (
-            *(f"benchmarks/{name}.py" for name in ("plan", "plan_jobs")),
-            HERE,
-            *(f"{SOURCE}/{room}" for room in ("planning", "dist", "training")),
-            *RUNS,
-        ),
-        1,
-    ),
-    "verify": Figure(
-        "python benchmarks/verify.py --json",
-        ("benchmarks/verify.py", "benchmarks/seeded_bugs.py", HERE, f"{SOURCE}/verification", f"{SOURCE}/port", *RUNS),
-        1,
-    ),
-    "blind": Figure(
-        "python benchmarks/blind.py --json --table docs/figures/blind-cases.json",
-        (
-            *(f"benchmarks/{name}.py" for name in ("blind", "blind_rules", "blind_sites", "verify", "seeded_bugs")),
-            HERE,
-            f"{SOURCE}/lawbook/sites.py",
-            f"{SOURCE}/verification",
-            f"{SOURCE}/port",
-            *RUNS,
-        ),
-        1,
-    ),
-    "rollouts": Figure(
-        "python benchmarks/rollouts.py --seed 7 --json",
-        ("benchmarks/rollouts.py", "benchmarks/rollout_gaps.py", HERE, f"{SOURCE}/verification", *RUNS),
-        1,
-    ),
-    "engines": Figure(
-        "python benchmarks/engines.py --json",
-        ("benchmarks/engines.py", "benchmarks/seeded_bugs.py", HERE, f"{SOURCE}/verification", f"{SOURCE}/port", *RUNS),
-        1,
-    ),
-    "servers": Figure(
-        "python benchmarks/servers.py --json --table docs/figures/servers_outcomes.json",
-        ("benchmarks/servers.py", "benchmarks/real_servers.py", HERE, f"{SOURCE}/lawbook/served"),
-        1,
-    ),
-    "foreign": Figure(
-        "python benchmarks/foreign.py --json --table docs/figures/foreign_outcomes.json",
-        (
-            *(f"benchmarks/{name}.py" for name in ("foreign", "foreign_config", "foreign_known", "foreign_roles")),
-            *(f"{SOURCE}/{room}" for room in ("lawbook/foreign", "verification/transformers_side.py")),
-            HERE,
-        ),
-        1,
-    ),
-    "range": Figure(
-        "python benchmarks/range.py --json --make",
-        ("benchmarks/range.py", "benchmarks/range_check.py", HERE, f"{SOURCE}/lawbook/foreign", f"{SOURCE}/verification"),
-        1,
-    ),
-    "laws": Figure("dovetail laws --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", f"{SOURCE}/port", *RUNS)),
-    "mutants": Figure("dovetail laws --mutants --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", *RUNS)),
-    "random": Figure("dovetail laws --mutants --random 200 --seed 6113 --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", *RUNS)),
-    "random-2": Figure(
-        "dovetail laws --mutants --random 200 --seed 8837 --json", (f"{SOURCE}/lawbook", f"{SOURCE}/dist", *RUNS)
-    ),
-    "parts": Figure("dovetail parts --json", (f"{SOURCE}/parts", f"{SOURCE}/core", f"{SOURCE}/model.py")),
-    "stream": Figure("python benchmarks/stream.py --json --threads 1", ("benchmarks/stream.py", HERE, *RUNS), 1),
-    "graft": Figure(
-        "python benchmarks/graft.py --json --threads 1 --train 4", ("benchmarks/graft.py", HERE, f"{SOURCE}/surgery"), 1
-    ),
-    "quant": Figure(
-        "python benchmarks/quant.py --json --threads 1",
-        ("benchmarks/quant.py", HERE, f"{SOURCE}/quantization", f"{SOURCE}/state"),
-        1,
-    ),
-    "faults": Figure(
-        "python benchmarks/faults.py --json",
-        (
-            *(
-                f"benchmarks/{name}.py"
-                for name in ("faults", "faults_checkpoints", "faults_data", "faults_process", "faults_ranks", "faults_runs")
-            ),
-            *(f"{SOURCE}/{room}" for room in ("training", "datasets", "dist", "io")),
-            HERE,
-        ),
-        1,
-    ),
-    "serve_faults": Figure(
-        "python benchmarks/serve_faults.py --json",
-        (
-            *(f"benchmarks/{name}.py" for name in ("serve_faults", "faults_clients", "faults_engine", "served")),
-            *(f"{SOURCE}/{room}" for room in ("serving", "state", "text", "adapters")),
-            HERE,
-        ),
-        1,
-    ),
-    "serve": Figure("python benchmarks/serve.py --shapes 55m --json", SERVES, 2),
-    "serve-1b": Figure("python benchmarks/serve.py --shapes 1b --json", SERVES, 2),
-    "speculate": Figure(
-        "python benchmarks/speculate.py --json",
-        ("benchmarks/speculate.py", "benchmarks/served.py", HERE, f"{SOURCE}/serving", f"{SOURCE}/state", *RUNS),
-        2,
-    ),
-    "train": Figure(
-        "python benchmarks/train.py --json",
-        ("benchmarks/train.py", "benchmarks/bare.py", "benchmarks/peer.py", HERE, f"{SOURCE}/training", *RUNS),
-        2,
-    ),
-    "dist": Figure(
-        "python benchmarks/dist.py --json",
-        ("benchmarks/dist.py", "benchmarks/layout_jobs.py", HERE, f"{SOURCE}/dist", f"{SOURCE}/training", *RUNS),
-        2,
-    ),
-    "layouts": Figure(
-        "python benchmarks/layouts.py --json", ("benchmarks/layouts.py", f"{SOURCE}/dist", f"{SOURCE}/lawbook", *RUNS), 1
-    ),
-    "corpus": Figure(
-        "python benchmarks/corpus.py --json", ("benchmarks/corpus.py", "benchmarks/ngram.py", f"{SOURCE}/training", *RUNS), 2
-    ),
-    "tune": Figure(
-        "python benchmarks/tune.py --json",
-        (
-            *(f"benchmarks/{name}.py" for name in ("tune", "memory", "peers/tune_worker")),
-            HERE,
-            *(f"{SOURCE}/{room}" for room in ("adapters", "quantization", "training")),
-            *RUNS,
-        ),
-        2,
-    ),
-    "muon": Figure(
-        "python benchmarks/muon.py --only muon --json", ("benchmarks/muon.py", HERE, f"{SOURCE}/training", *RUNS), 2
-    ),
-    "mup": Figure(
-        "python benchmarks/muon.py --only mup --threads 1 --json", ("benchmarks/muon.py", HERE, f"{SOURCE}/training", *RUNS), 1
-    ),
-    "hostile": Figure("python benchmarks/hostile.py --json", ("benchmarks/hostile.py", SOURCE), 1),
-    "startup": Figure("python benchmarks/startup.py --json", ("benchmarks/startup.py", SOURCE), 1),
-    "tiny": Figure(
-        "python benchmarks/tiny.py --json --workers 2", ("benchmarks/tiny.py", f"{SOURCE}/port", f"{SOURCE}/api", *RUNS), 1
-    ),
+    "attend": Figure("python benchmarks/attend.py --json", 2),
+    "bare": Figure("python benchmarks/bare.py --json", 2),
+    "decode": Figure("python benchmarks/decode.py --json", 2),
+    "generate": Figure("python benchmarks/generate.py --dtypes f32 --json", 2),
+    "generate-bf16": Figure("python benchmarks/generate.py --dtypes bf16 --json", 2),
+    "paged": Figure("python benchmarks/paged.py --json", 2),
+    "load": Figure("python benchmarks/load.py --json", 2),
+    "shard": Figure("python benchmarks/shard.py --json --threads 1", 1),
+    "mixers": Figure("python benchmarks/mixers.py --json --plot docs/figures/mixers.png", 2),
+    "prefer": Figure("python benchmarks/prefer.py --threads 1 --json", 1),
+    "plan": Figure("python benchmarks/plan.py --json", 1),
+    "verify": Figure("python benchmarks/verify.py --json", 1),
+    "blind": Figure("python benchmarks/blind.py --json --table docs/figures/blind-cases.json", 1),
+    "rollouts": Figure("python benchmarks/rollouts.py --seed 7 --json", 1),
+    "engines": Figure("python benchmarks/engines.py --json", 1),
+    "servers": Figure("python benchmarks/servers.py --json --table docs/figures/servers_outcomes.json", 1),
+    "foreign": Figure("python benchmarks/foreign.py --json --table docs/figures/foreign_outcomes.json", 1),
+    "range": Figure("python benchmarks/range.py --json --make", 1),
+    "laws": Figure("dovetail laws --json"),
+    "mutants": Figure("dovetail laws --mutants --json"),
+    "random": Figure("dovetail laws --mutants --random 200 --seed 6113 --json"),
+    "random-2": Figure("dovetail laws --mutants --random 200 --seed 8837 --json"),
+    "parts": Figure("dovetail parts --json"),
+    "stream": Figure("python benchmarks/stream.py --json --threads 1", 1),
+    "graft": Figure("python benchmarks/graft.py --json --threads 1 --train 4", 1),
+    "quant": Figure("python benchmarks/quant.py --json --threads 1", 1),
+    "faults": Figure("python benchmarks/faults.py --json", 1),
+    "serve_faults": Figure("python benchmarks/serve_faults.py --json", 1),
+    "serve": Figure("python benchmarks/serve.py --shapes 55m --json", 2),
+    "serve-1b": Figure("python benchmarks/serve.py --shapes 1b --json", 2),
+    "speculate": Figure("python benchmarks/speculate.py --json", 2),
+    "train": Figure("python benchmarks/train.py --json", 2),
+    "dist": Figure("python benchmarks/dist.py --json", 2),
+    "layouts": Figure("python benchmarks/layouts.py --json", 1),
+    "corpus": Figure("python benchmarks/corpus.py --json", 2),
+    "tune": Figure("python benchmarks/tune.py --json", 2),
+    "muon": Figure("python benchmarks/muon.py --only muon --json", 2),
+    "mup": Figure("python benchmarks/muon.py --only mup --threads 1 --json", 1),
+    "hostile": Figure("python benchmarks/hostile.py --json", 1),
+    "startup": Figure("python benchmarks/startup.py --json", 1),
+    "tiny": Figure("python benchmarks/tiny.py --json --workers 2", 1),
 }
 
 
-def sources(measures: tuple[str, ...], root: Path = ROOT) -> str:
-    """Return a hash of the names and contents of the Python and YAML files under these paths."""
+def sources(command: str, root: Path = ROOT, closure: Closure | None = None) -> str:
+    """Return a hash of the names and contents of the files that the command can run."""
     digest = hashlib.sha256()
-    for path in sorted({file for name in measures for file in _files(root / name)}):
+    for path in (closure or Closure(root)).of(command):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    return [file for file in path.rglob("*") if file.suffix in (".py", ".yaml") and "__pycache__" not in file.parts]
 
 
 def take(name: str, root: Path = ROOT) -> dict[str, Any]:
@@ -232,10 +95,10 @@ def take(name: str, root: Path = ROOT) -> dict[str, Any]:
     env = dict(os.environ)
     if figure.threads is not None:
         env["OMP_NUM_THREADS"] = str(figure.threads)
-    before, begin = sources(figure.measures, root), time.monotonic()
+    before, begin = sources(figure.command, root), time.monotonic()
     done = subprocess.run(shlex.split(figure.command), cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=False)
     seconds = time.monotonic() - begin
-    if sources(figure.measures, root) != before:
+    if sources(figure.command, root) != before:
         raise SystemExit(f"{name}: the sources changed while it was measured; nothing was written")
     try:
         result = json.loads(done.stdout)
@@ -273,7 +136,7 @@ class Standing:
 
 def standings(root: Path = ROOT) -> list[Standing]:
     """Return the state of every figure of the table."""
-    found: list[Standing] = []
+    found, closure = list[Standing](), Closure(root)
     for name, figure in TABLE.items():
         file = root / FIGURES / f"{name}.json"
         data = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
@@ -281,7 +144,7 @@ def standings(root: Path = ROOT) -> list[Standing]:
         if taken is None:
             found.append(Standing(name, "not taken" if data is None else "stale", "", None, data))
             continue
-        state = "fresh" if taken["sources"] == sources(figure.measures, root) else "stale"
+        state = "fresh" if taken["sources"] == sources(figure.command, root, closure) else "stale"
         found.append(Standing(name, state, taken["commit"], taken["seconds"], data["result"]))
     return found
 

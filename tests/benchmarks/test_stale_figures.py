@@ -19,16 +19,27 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Any:
     return figures
 
 
+SCRIPT = """
+import sys
+from room.part import x
+if sys.argv[1:] == ["--touch"]:
+    open("src/room/part.py", "a").write("# more")
+print('{"rows": []}')
+"""
+
+
 @pytest.fixture
 def project(tmp_path: Path, figures: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "docs/figures").mkdir(parents=True)
-    (tmp_path / "src/room").mkdir(parents=True)
+    for folder in ("docs/figures", "src/room", "benchmarks"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "src/room/__init__.py").write_text("")
     (tmp_path / "src/room/part.py").write_text("x = 1\n")
-    (tmp_path / "src/other.py").write_text("y = 1\n")
-    command = 'python -c \'print({}) if False else print("{\\"rows\\": []}")\''
-    monkeypatch.setattr(
-        figures, "TABLE", {"room": figures.Figure(command, ("src/room",)), "never": figures.Figure("false", ())}
-    )
+    (tmp_path / "src/room/other.py").write_text("y = 1\n")
+    (tmp_path / "benchmarks/script.py").write_text(SCRIPT)
+    (tmp_path / "benchmarks/silent.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))
+    table = {"room": figures.Figure("python benchmarks/script.py"), "never": figures.Figure("python benchmarks/silent.py")}
+    monkeypatch.setattr(figures, "TABLE", table)
     return tmp_path
 
 
@@ -37,7 +48,7 @@ def test_a_figure_is_fresh_until_what_it_measured_changes(figures: Any, project:
     assert taken["result"] == {"rows": []}
     states = {one.name: one.state for one in figures.standings(project)}
     assert states == {"room": "fresh", "never": "not taken"}
-    (project / "src/other.py").write_text("y = 2\n")
+    (project / "src/room/other.py").write_text("y = 2\n")
     assert figures.standings(project)[0].state == "fresh"
     (project / "src/room/part.py").write_text("x = 2\n")
     assert figures.standings(project)[0].state == "stale"
@@ -55,14 +66,11 @@ def test_a_command_that_prints_no_json_writes_nothing(figures: Any, project: Pat
 
 
 def test_sources_that_change_meanwhile_write_nothing(figures: Any, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touching = 'python -c \'open("src/room/part.py", "a").write("# more"); print("{}")\''
-    monkeypatch.setattr(figures, "TABLE", {"room": figures.Figure(touching, ("src/room",))})
+    monkeypatch.setattr(figures, "TABLE", {"room": figures.Figure("python benchmarks/script.py --touch")})
     with pytest.raises(SystemExit, match="changed while"):
         figures.take("room", project)
 
 
-def test_every_figure_measures_files_that_exist(figures: Any) -> None:
-    planned = {"benchmarks/hostile.py", "benchmarks/startup.py", "benchmarks/tiny.py"}
-    for name, figure in figures.TABLE.items():
-        for path in figure.measures:
-            assert (figures.ROOT / path).exists() or path in planned, f"{name} measures {path}"
+def test_a_command_without_a_script_is_refused(figures: Any) -> None:
+    with pytest.raises(SystemExit, match="neither a script nor a program"):
+        figures.sources("python benchmarks/no_such_script.py")

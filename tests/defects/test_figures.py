@@ -1,0 +1,138 @@
+"""Figures say what they measured and whether a goal holds, and peers run as their own docs recommend."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# each process notes at its end which files of the repository it has imported
+NOTES = """
+import atexit, os, sys
+def note():
+    files = [getattr(one, "__file__", None) for one in list(sys.modules.values())]
+    path = os.path.join(os.environ["NOTES"], f"{os.getpid()}.txt")
+    with open(path, "w") as out:
+        print(*[one for one in files if one and one.startswith(os.environ["NOTED"])], sep="\\n", file=out)
+atexit.register(note)
+"""
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import measured
+
+    return measured
+
+
+@pytest.fixture
+def figures(measured: Any) -> Any:
+    import figures
+
+    return figures
+
+
+def imported(command: list[str], folder: Path) -> set[Path]:
+    """The files of the repository that the command and its child processes imported."""
+    (folder / "site").mkdir()
+    (folder / "site/sitecustomize.py").write_text(NOTES)
+    (folder / "notes").mkdir()
+    paths = {"NOTES": str(folder / "notes"), "NOTED": str(ROOT), "PYTHONPATH": f"{folder / 'site'}:{ROOT / 'src'}"}
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, env={**os.environ, **paths}, capture_output=True, text=True,
+                          timeout=280, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line for file in (folder / "notes").iterdir() for line in file.read_text().split()]
+    return {Path(line) for line in lines if "/.venv/" not in line and "/.peers/" not in line}
+
+
+RUNS = {
+    "parts": ["-c", "from dovetail.cli import main; main(['parts', '--json'])"],
+    "servers": ["benchmarks/servers.py", "--help"],
+}
+SLOW_RUNS = {
+    **{name: [f"benchmarks/{name}.py", "--help"] for name in ("attend", "hostile", "faults", "serve", "tune")},
+    "bare": ["benchmarks/bare.py", "--eager", "--quick", "--rounds", "1", "--threads", "1", "--json"],
+    "load": ["benchmarks/load.py", "--quick", "--rounds", "1", "--threads", "1", "--json"],
+    "shard": ["benchmarks/shard.py", "--quick", "--rounds", "1", "--threads", "1", "--json"],
+    "laws": ["-c", "from dovetail.cli import main; main(['laws', 'llama-tiny', '--quick', '--json'])"],
+    "startup": ["benchmarks/startup.py", "--quick", "--json"],
+}
+
+
+@pytest.mark.parametrize("name", [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_RUNS)])
+def test_a9_what_a_run_imports_is_measured(name: str, measured: Any, figures: Any, tmp_path: Path) -> None:
+    files = imported((RUNS | SLOW_RUNS)[name], tmp_path)
+    assert len(files) > 10
+    missing = files - {*measured.measured(figures.TABLE[name].command)}
+    assert not missing, f"{name} imports files that its hash leaves out: {sorted(map(str, missing))[:5]}"
+
+
+def test_a9_a_change_of_the_server_makes_the_figures_of_servers_stale(measured: Any, figures: Any, tmp_path: Path) -> None:
+    for folder in ("src", "benchmarks"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    names = ("servers", "serve", "bare", "parts")
+    before = {name: figures.sources(figures.TABLE[name].command, tmp_path) for name in names}
+    engine = next((tmp_path / "src").rglob("serving/engine.py"))
+    engine.write_text(engine.read_text() + "\n# changed\n")
+    after = {name: figures.sources(figures.TABLE[name].command, tmp_path) for name in names}
+    assert [name for name in names if before[name] != after[name]] == ["servers", "serve"]
+
+
+def test_a9_every_figure_has_a_command_whose_files_are_found(measured: Any, figures: Any) -> None:
+    closure, every = measured.Closure(ROOT), len({*measured.Closure(ROOT).modules})
+    sizes = {name: len(closure.of(figure.command)) for name, figure in figures.TABLE.items()}
+    assert all(size > 50 for size in sizes.values()), sizes
+    assert sum(size < every / 2 for size in sizes.values()) > len(sizes) / 2, "most figures measure less than half"
+
+
+FILES = {
+    "pyproject.toml": '[project]\nname = "p"\n[project.scripts]\ntool = "pack.cli:main"\n'
+    '[project.entry-points."pack.plugins"]\nown = "pack.plugin:register"\n',
+    "src/pack/__init__.py": 'TABLE = {"used": "pack.used", "unused": "pack.unused"}\ndef __getattr__(name): ...\n',
+    "src/pack/used.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pack import typed\n",
+    "src/pack/unused.py": "",
+    "src/pack/typed.py": "",
+    "src/pack/inner.py": 'from importlib.metadata import entry_points\nentry_points(group="pack.plugins")\n',
+    "src/pack/plugin.py": "",
+    "src/pack/child.py": "",
+    "src/pack/near/__init__.py": 'from importlib import import_module\nimport_module(f"{__name__}.{x}")\n',
+    "src/pack/near/a.py": "from ..relative import y\n",
+    "src/pack/relative.py": "",
+    "src/pack/cli/__init__.py": 'import importlib\ndef run(verb): importlib.import_module(f"pack.cli.{verb}")\n',
+    "src/pack/cli/show.py": "",
+    "src/pack/cli/data_build.py": "",
+    "src/pack/cli/train.py": "",
+    "src/pack/__main__.py": "from pack.cli import run\n",
+    "benchmarks/a.py": "import pack as p\nimport b\np.used\n\ndef late():\n    import pack.inner\n",
+    "benchmarks/b.py": 'from pathlib import Path\nWORKER = Path(__file__).parent / "peers" / "work.py"\nRUN = "pack.child"\n',
+    "benchmarks/c.py": 'RUN = ["python", "-m", "pack", "data", "build"]\nimport pack.near\n',
+    "benchmarks/peers/work.py": "",
+    "benchmarks/peers/other.py": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "files"),
+    [
+        ("python benchmarks/a.py", "a b peers/work pack/__init__ used inner plugin child"),
+        ("python benchmarks/c.py", "c pack/__init__ __main__ cli/__init__ cli/data_build near/__init__ near/a relative"),
+        ("tool show --json", "pack/__init__ cli/__init__ cli/show"),
+        ("tool", "pack/__init__ cli/__init__ cli/show cli/data_build cli/train"),
+    ],
+)
+def test_a9_edges(measured: Any, tmp_path: Path, command: str, files: str) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = {str(path.relative_to(tmp_path)).removesuffix(".py") for path in measured.measured(command, tmp_path)}
+    named = {name.removeprefix("src/pack/").removeprefix("src/").removeprefix("benchmarks/") for name in found}
+    assert {"pack/__init__" if name == "__init__" else name for name in named} == set(files.split())
