@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -133,10 +132,10 @@ def written(clean: Path, place: Path, bug: Bug) -> Path:
 def at_hand(names: list[str] | None) -> dict[str, Path]:
     """The interpreters of the engines whose environments are there."""
     found: dict[str, Path] = {}
-    os.chdir(ROOT)  # where .peers is
+    peers = {place.name.replace(".", ""): place / "bin" / "python" for place in sorted((ROOT / ".peers").glob("*"))}
     for name in names or engines():
         try:
-            found[name] = interpreter(name)
+            found[name] = interpreter(name, peers.get(name))
         except FileError as error:
             print(error, file=sys.stderr)
     return found

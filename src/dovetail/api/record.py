@@ -58,7 +58,8 @@ def record(
     """Run a model in another engine and write its activations to the directory `out`.
 
     `engine` is a recorder's name: transformers, vllm, mlx, llamacpp; sglang and megatron, which were never executed. It runs in
-    the engine's own environment: `python` is its interpreter (default: DOVETAIL_ENGINE_PYTHON, else .peers/ENGINE).
+    the engine's own environment: `python` is its interpreter (default: the environment variable
+    DOVETAIL_ENGINE_PYTHON).
 
     `prompt` are token ids (`"3 14 15"`), by default `rows` rows of random tokens; the last `steps` tokens of each row are
     decoded one by one.

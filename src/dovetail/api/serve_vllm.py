@@ -73,8 +73,8 @@ def serve_vllm(
         directory, eager = readable(Directory(model), Path(place) / "model", tensor)
         shown = name or Path(model).resolve().name
         flags += [f"--host={host}", f"--port={port}", f"--served-model-name={shown}", f"--tensor-parallel-size={tensor}"]
-        command = [sys.executable, "-m", SERVER, f"--model={directory}", *flags, *eager, *vllm_flag]
-        environment = os.environ | ({"VLLM_API_KEY": keys[0]} if keys else {})
+        command = [sys.executable, "-P", "-m", SERVER, f"--model={directory}", *flags, *eager, *vllm_flag]
+        environment = os.environ | {"PYTHONSAFEPATH": "1"} | ({"VLLM_API_KEY": keys[0]} if keys else {})
         with running(command, environment) as child:
             if wait_until_ready(child, host, port) and ready is not None:
                 ready(url_of(host, port))

@@ -1,5 +1,9 @@
 """`python -m dovetail.cli` is `dovetail`."""
 
-from dovetail.cli import main
+from dovetail.core.safe_path import leave_working_directory
+
+leave_working_directory()  # before any other import
+
+from dovetail.cli import main  # noqa: E402
 
 main()

@@ -26,7 +26,7 @@ from dovetail.core.errors import DovetailError
 from dovetail.core.printable import printable
 
 DATA, INTERNAL = 4, 70  # exit codes
-DEBUG = "DOVETAIL_DEBUG"
+DEBUG, SAFE_PATH = "DOVETAIL_DEBUG", "PYTHONSAFEPATH"
 LONGEST = 3000  # characters of the line
 ALLOCATION = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")  # torch raises RuntimeError
 ADVICE = "choose a smaller model, batch or length"
@@ -103,11 +103,13 @@ def _print(line: str, keep: str = "") -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """SIGTERM raises Terminated; a warning is one line on stderr; a character that the terminal cannot show is an escape."""
+    """SIGTERM raises Terminated; a warning is one line on stderr; a character that the terminal cannot show is an escape; no
+    Python process that is started from here, by whatever library, imports from the working directory."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):  # another object in place of a stream, or a closed one
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    before = _handle_sigterm()
+    before, safe_path = _handle_sigterm(), os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"  # spawned workers begin with `python -c`, which searches the working directory first
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -115,6 +117,10 @@ def guarded() -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+        if safe_path is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = safe_path
 
 
 def _handle_sigterm() -> Any:

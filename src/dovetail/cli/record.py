@@ -1,7 +1,7 @@
 """Record the activations of a model inside another engine, as a dump that `dovetail verify DIR dump:OUT` compares.
 
 The recorder is one short file that runs in the engine's own environment: --python names its interpreter, else the variable
-DOVETAIL_ENGINE_PYTHON, else .peers/ENGINE. docs/dumps.md describes the format, which any engine can write in 20 lines.
+DOVETAIL_ENGINE_PYTHON (DOVETAIL_MLX_PYTHON). docs/dumps.md describes the format, which any engine can write in 20 lines.
 
     dovetail record transformers my-model -o dump
     dovetail record mlx my-model -o dump --python ~/mlx/bin/python

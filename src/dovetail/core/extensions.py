@@ -1,8 +1,10 @@
-"""Parts of a user's own: run a Python file, or import a module, that registers them.
+"""Code of a user's own: run a Python file, or import a module, that the command names.
 
-A package that is installed offers its parts by the entry point `dovetail.parts`. This is for those that are not installed:
-`--load mine.py`, `--load package.module`. The names are remembered, and processes that we start (ranks, workers of the law
-suite) load them, too. Only a user's command names code; a spec or a model directory never does.
+A package that is installed offers its parts by the entry point `dovetail.parts`. `load_parts` is for those that are not
+installed: `--load mine.py`, `--load package.module`. The names are remembered, and processes that we start (ranks, workers of
+the law suite) load them, too. Only a user's command names code; a spec or a model directory never does.
+
+The directory of that code is searched last, and only while the code is loaded: a stray torch.py beside it is never imported.
 """
 
 from __future__ import annotations
@@ -11,8 +13,11 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 
 from dovetail.core.errors import FileError
 
@@ -30,9 +35,8 @@ def load_parts(names: Iterable[str]) -> None:
         source = os.path.abspath(name) if _is_file(name) else name
         if source in _LOADED:
             continue
-        _search(os.path.dirname(source) if _is_file(name) else os.getcwd())
         try:
-            _run_file(Path(source)) if _is_file(name) else importlib.import_module(source)
+            _run_file(Path(source)) if _is_file(name) else import_named(source)
         except FileError:
             raise
         except (Exception, SystemExit) as error:  # code of a user may raise anything
@@ -46,9 +50,29 @@ def _is_file(name: str) -> bool:
     return name.endswith(".py") or os.sep in name
 
 
-def _search(directory: str) -> None:
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
+def import_named(name: str) -> ModuleType:
+    """Import a module by its dotted name, an installed one or one of the working directory; FileError if there are both."""
+    here, top = os.getcwd(), name.partition(".")[0]
+    local = PathFinder.find_spec(top, [here])
+    installed = sys.modules[top].__spec__ if top in sys.modules else importlib.util.find_spec(top)
+    if local is not None and local.origin is not None and installed is not None and installed.origin != local.origin:
+        where = f"installed ({installed.origin}), and the working directory has {local.origin}"
+        raise FileError(f"{name}: is {where}; name the file instead, or run in another directory")
+    with _searched(here):
+        return importlib.import_module(name)
+
+
+@contextmanager
+def _searched(directory: str) -> Iterator[None]:
+    """Within this context modules are also found in the directory, after all others."""
+    if directory in sys.path:
+        yield
+        return
+    sys.path.append(directory)
+    try:
+        yield
+    finally:
+        sys.path.remove(directory)
 
 
 def _run_file(path: Path) -> None:
@@ -63,7 +87,8 @@ def _run_file(path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     try:
-        spec.loader.exec_module(module)
+        with _searched(str(path.parent)):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[path.stem]
         raise

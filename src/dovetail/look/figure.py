@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +21,14 @@ PALETTE = (BLUE, ORANGE, "#3a8f5c", "#a34fa3", "#2e9aa8", "#c0443c", "#8a7a2f", 
 
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of this size in inches, without a window."""
+    first = "matplotlib" not in sys.modules
     try:
+        import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
         raise DovetailError('plots need matplotlib: pip install "dovetail[look]"') from error
+    if first and Path(matplotlib.matplotlib_fname()).absolute().parent == Path.cwd():
+        matplotlib.rcdefaults()  # settings of the working directory, a stranger's perhaps, can have text set by LaTeX
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 

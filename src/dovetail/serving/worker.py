@@ -198,11 +198,11 @@ class ProcessClient:
 
 
 async def start_process(module: str, options: Mapping[str, Any], *, running: int, queued: int = QUEUED) -> ProcessClient:
-    """Start `python -m MODULE FD OPTIONS`, the options as JSON, and return when it reports that it is ready. It talks over the
-    socket FD. `running` requests run at once, and `queued` more may wait. Raises EngineDead with its reason where it ends."""
+    """Start `python -P -m MODULE FD OPTIONS`, the options as JSON, and return when it reports that it is ready. It talks over
+    the socket FD. `running` requests run at once, and `queued` more may wait. Raises EngineDead with its reason if it ends."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    command = (sys.executable, "-m", module, str(theirs.fileno()), json.dumps(options))
+    command = (sys.executable, "-P", "-m", module, str(theirs.fileno()), json.dumps(options))
     process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL)
     theirs.close()
     client = ProcessClient(process, ours, running, queued)

@@ -4,9 +4,10 @@
 
 A recorder is one short file that imports its engine and safetensors, and nothing of ours. It runs every row but its last
 `steps` tokens in one pass, the rest token by token through the engine's cache, and writes a dump into OUT (dump.py). The
-engines are the files in that folder. The interpreter is `python`, else the environment variable DOVETAIL_ENGINE_PYTHON, else
-.peers/ENGINE/bin/python, which benchmarks/peers/make installs (.peers/llama.cpp for llamacpp); transformers also runs in this
-interpreter.
+engines are the files in that folder. The interpreter is `python`, else the environment variable DOVETAIL_ENGINE_PYTHON
+(DOVETAIL_MLX_PYTHON); transformers runs in this interpreter if neither is given. None is looked up in the working directory,
+which may be a stranger's, and the recorder runs in a directory of its own: processes that an engine starts by `python -c`
+import from theirs first.
 """
 
 from __future__ import annotations
@@ -39,19 +40,16 @@ def engines() -> list[str]:
 
 
 def interpreter(engine: str, python: str | Path | None = None) -> Path:
-    """The Python interpreter of an engine's environment."""
+    """The Python interpreter of an engine's environment, as an absolute path; a name without a slash is searched in PATH."""
     variable = f"DOVETAIL_{engine.upper()}_PYTHON"
-    folders = sorted(Path(".peers").glob("*"))
-    folder = next((one for one in folders if one.name.replace(".", "") == engine), Path(".peers") / engine)
-    peer = folder / "bin" / "python"
-    named = python or os.environ.get(variable)
-    if named is None and not peer.exists() and engine == HERE:
-        named = sys.executable
-    found = Path(named or peer)
-    if not found.exists():
-        remedy = f"name the interpreter of an environment with {engine}: --python PATH, or {variable}=PATH"
-        raise FileError(f"{found}: no such interpreter; {remedy}")
-    return found
+    named = str(python or os.environ.get(variable) or (sys.executable if engine == HERE else ""))
+    remedy = f"name the interpreter of an environment with {engine}: --python PATH, or {variable}=PATH"
+    if not named:
+        raise FileError(f"{engine}: runs in an environment of its own; {remedy}")
+    path = named if os.sep in named else shutil.which(named)
+    if path is None or not Path(path).is_file():
+        raise FileError(f"{named}: no such interpreter; {remedy}")
+    return Path(path).absolute()  # not resolved: an environment is found by the link to its interpreter
 
 
 def record_engine(
@@ -81,7 +79,7 @@ def record_engine(
         request = Path(place) / "request.json"
         request.write_text(json.dumps({"rows": [list(row) for row in rows], "steps": steps, "dtype": dtype}))
         file = FOLDER / f"{PREFIX}{engine}.py"
-        _run(engine, [str(program.absolute()), str(file), str(Path(model).absolute()), str(written), str(request)])
+        _run(engine, [str(program), str(file), str(Path(model).absolute()), str(written), str(request)], Path(place))
         if not (written / DUMP_FILE).is_file():
             raise FileError(f"{engine}: its recorder wrote no {DUMP_FILE}")
         Dump(written)  # whole and readable, or an error
@@ -89,10 +87,12 @@ def record_engine(
     return Dump(out)
 
 
-def _run(engine: str, command: list[str]) -> None:
+def _run(engine: str, command: list[str], directory: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS)
+        done = subprocess.run(
+            command, env=environment, cwd=directory, capture_output=True, text=True, errors="replace", timeout=SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FileError(f"{command[0]}: {error}") from error
     if done.returncode:

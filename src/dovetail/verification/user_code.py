@@ -8,7 +8,6 @@ with no verdict printed.
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import DovetailError, FileError
+from dovetail.core.extensions import import_named
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def factory_of(text: str, usage: str) -> Callable[[], Any]:
     if not name or not function.isidentifier():
         raise FileError(usage)
     dotted = not name.endswith(".py") and all(word.isidentifier() for word in name.split("."))
-    factory = vars(import_named(name) if dotted else import_file(Path(name))).get(function)
+    factory = vars(_imported(name) if dotted else import_file(Path(name))).get(function)
     if not callable(factory):
         raise FileError(f"{name}: has no function called {function}")
 
@@ -67,13 +67,9 @@ def factory_of(text: str, usage: str) -> Callable[[], Any]:
     return guarded
 
 
-def import_named(name: str) -> Any:
-    """Import a module by its dotted name, from the working directory too, as `python -m` does."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+def _imported(name: str) -> Any:
     with errors_named(name):
-        return importlib.import_module(name)
+        return import_named(name)
 
 
 def import_file(file: Path) -> Any:

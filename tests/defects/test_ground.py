@@ -1,0 +1,158 @@
+"""Nothing is run from the working directory, nothing is overwritten unasked, errors say what to do, and claims hold."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli import VERBS
+from dovetail.core.errors import FileError
+from dovetail.core.extensions import load_parts
+from dovetail.verification.engines import engines, interpreter
+from dovetail.verification.user_code import factory_of
+from verbs import RUNS, STDIN, write_inputs
+
+SRC = Path(__file__).parents[2] / "src"
+COMMAND = "import sys\nfrom dovetail.cli import main\nsys.exit(main())\n"  # as an installer writes it
+PROGRAMS = ("python", "python3", "sh", "git", "gcc", "g++", "cc", "clang", "ninja", "latex", "dvipng", "nvidia-smi", "torchrun")
+SETTINGS = {
+    "matplotlibrc": "backend: module://canary_backend\ntext.usetex: True\n",
+    "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p canary_plugin"\n',
+    "pytest.ini": "[pytest]\naddopts = -p canary_plugin\n",
+    ".env": "PYTHONSTARTUP=canary_startup.py\n",
+    "pyvenv.cfg": "home = .\n",
+}
+
+
+class Canaries:
+    """A folder of files that write their name to a list if they are run."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder, self.list, self.command = home / "folder", home / "ran", home / "bin" / "dovetail"
+        self.command.parent.mkdir(parents=True)
+        self.command.write_text(COMMAND)
+        self.list.write_text("")
+        self.folder.mkdir()
+        packages = {name for name in importlib.metadata.packages_distributions() if name.isidentifier()}
+        optional = {"wandb", "ray", "vllm", "tensorboard", "mlx", "mlx_lm", "llama_cpp", "sglang", "tiktoken", "triton"}
+        own = {"dovetail", "sitecustomize", "usercustomize", "conftest", "setup", "parts", "canary_backend", "canary_startup"}
+        for name in packages | optional | own | set(sys.stdlib_module_names):
+            self.add(f"{name}.py")
+        for program in (*PROGRAMS, *(f".peers/{name}/bin/python" for name in (*engines(), "llama.cpp"))):
+            self.add(program, f"#!/bin/sh\necho {program} >> '{self.list}'\n")
+        for name, text in SETTINGS.items():
+            (self.folder / name).write_text(text)
+
+    def add(self, name: str, text: str | None = None) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = f"posix.open({str(self.list)!r}, {os.O_WRONLY | os.O_APPEND})"  # a builtin: works before `encodings` is there
+        path.write_text(text or f"import posix\nposix.write({opened}, b'{name}\\n')\n")
+        path.chmod(0o755)
+
+    def start(self, *args: str, module: bool = False) -> subprocess.Popen[str]:
+        """Start the command in the folder."""
+        env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+        how = ["-m", "dovetail"] if module else [str(self.command)]
+        pipe = subprocess.PIPE
+        command = [sys.executable, *how, *args]
+        return subprocess.Popen(command, cwd=self.folder, env=env, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def run(self, *args: str, module: bool = False) -> tuple[int, str, str]:
+        """Run the command in the folder; `serve` until it is ready."""
+        child = self.start(*args, module=module)
+        if args[0] == "serve":
+            assert child.stdout is not None
+            child.stdout.readline()
+            child.send_signal(signal.SIGTERM)
+        out, err = child.communicate(STDIN, timeout=280)
+        return child.returncode, out, err
+
+    def ran(self) -> list[str]:
+        return self.list.read_text().split()
+
+
+@pytest.fixture(scope="module")
+def canaries(tmp_path_factory: pytest.TempPathFactory) -> Canaries:
+    return Canaries(tmp_path_factory.mktemp("canaries"))
+
+
+# -- B1: nothing is taken from the working directory
+
+
+def test_b1_the_canaries_run_where_the_folder_is_searched(canaries: Canaries) -> None:
+    subprocess.run([sys.executable, "-c", "import yaml, wave"], cwd=canaries.folder, check=False)
+    subprocess.run(["./python"], cwd=canaries.folder, check=True)
+    assert {"yaml.py", "wave.py", "python"} <= set(canaries.ran())
+    canaries.list.write_text("")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_b1_no_verb_runs_a_file_of_the_working_directory(canaries: Canaries) -> None:
+    assert set(RUNS) == set(VERBS), "every verb is run"
+    write_inputs(canaries.folder)
+    for verb, args in RUNS.items():
+        code, out, err = canaries.run(*verb.split(), *args)
+        assert code == 0, f"{verb}: {err[-2000:]}{out[-500:]}"
+        assert canaries.ran() == [], verb
+    for more in (
+        ["generate", "model", "It was", "--max-tokens=3", "--compiled"],
+        ["runs", "model", "--plot", "loss.svg"],
+        ["verify", "model", "transformers:exported"],
+        ["train", "llama-tiny", "--text", "notes.txt", *RUNS["train"][3:-2], "-o", "logged", "--log", "wandb"],
+    ):
+        code, out, err = canaries.run(*more)
+        assert code == (2 if "wandb" in more else 0), f"{more}: {err[-2000:]}{out[-500:]}"
+        assert canaries.ran() == [], more
+
+
+@pytest.mark.parametrize("engine", [name for name in engines() if name != "transformers"])
+def test_b1_an_interpreter_is_named_by_the_user_only(canaries: Canaries, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(canaries.folder)
+    monkeypatch.delenv(f"DOVETAIL_{engine.upper()}_PYTHON", raising=False)
+    with pytest.raises(FileError, match=f"--python PATH, or DOVETAIL_{engine.upper()}_PYTHON=PATH"):
+        interpreter(engine)
+    assert interpreter(engine, "python3").parent != canaries.folder, "a bare name is searched in PATH"
+    monkeypatch.setenv(f"DOVETAIL_{engine.upper()}_PYTHON", sys.executable)
+    assert interpreter(engine) == Path(sys.executable)
+    assert interpreter("transformers") == Path(sys.executable)
+
+
+def test_b1_python_m_imports_no_package_from_the_working_directory(tmp_path: Path) -> None:
+    found = Canaries(tmp_path)
+    for name in (*sys.stdlib_module_names, "dovetail"):  # `python -m` itself imports these before it runs a line of ours
+        (found.folder / f"{name}.py").unlink()
+    code, out, err = found.run("show", "llama-tiny", module=True)
+    assert (code, err, found.ran()) == (0, "", [])
+    assert "attention" in out
+
+
+def test_b1_named_code_finds_its_neighbors_and_nothing_else_does(tmp_path: Path) -> None:
+    found = Canaries(tmp_path)
+    found.add("neighbor.py", "HERE = 1\n")
+    found.add("mine.py", "import neighbor, yaml, sys\nassert hasattr(yaml, 'SafeLoader')\n")
+    for args in (["--load", "mine.py"], ["--load", "mine"]):
+        code, _, err = found.run("show", "llama-tiny", *args)
+        assert (code, err, found.ran()) == (0, "", [])
+    here = list(sys.path)
+    load_parts([str(found.folder / "mine.py")])
+    assert sys.path == here
+
+
+def test_b1_a_name_that_is_installed_and_in_the_working_directory_is_refused(
+    canaries: Canaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(canaries.folder)
+    for name in ("torch", "zipapp", "transformers.models"):
+        with pytest.raises(FileError, match=r"installed .*, and the working directory has .*; name the file"):
+            load_parts([name])
+        with pytest.raises(FileError, match="the working directory has"):
+            factory_of(f"{name}:load", "")
+    assert canaries.ran() == []
