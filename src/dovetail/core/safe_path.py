@@ -1,4 +1,4 @@
-"""`python -m dovetail` imports from the working directory first, which may be a stranger's: take it off the path."""
+"""`python -m dovetail` imports from the working directory first, which may hold anything: take it off the path."""
 
 from __future__ import annotations
 

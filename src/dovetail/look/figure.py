@@ -28,7 +28,7 @@ def new_figure(width: float, height: float) -> Figure:
     except ImportError as error:
         raise DovetailError('plots need matplotlib: pip install "dovetail[look]"') from error
     if first and Path(matplotlib.matplotlib_fname()).absolute().parent == Path.cwd():
-        matplotlib.rcdefaults()  # settings of the working directory, a stranger's perhaps, can have text set by LaTeX
+        matplotlib.rcdefaults()  # settings of the working directory can have text set by LaTeX
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 

@@ -6,7 +6,7 @@ A recorder is one short file that imports its engine and safetensors, and nothin
 `steps` tokens in one pass, the rest token by token through the engine's cache, and writes a dump into OUT (dump.py). The
 engines are the files in that folder. The interpreter is `python`, else the environment variable DOVETAIL_ENGINE_PYTHON
 (DOVETAIL_MLX_PYTHON); transformers runs in this interpreter if neither is given. None is looked up in the working directory,
-which may be a stranger's, and the recorder runs in a directory of its own: processes that an engine starts by `python -c`
+which may hold anything, and the recorder runs in a directory of its own: processes that an engine starts by `python -c`
 import from theirs first.
 """
 
