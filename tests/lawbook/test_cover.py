@@ -45,9 +45,21 @@ def test_counted_pairs_equal_those_of_the_dense_mask():
         """Whether the part of one is that of the other or lies in it."""
         return a.node == b.node or a.node.startswith(f"{b.node}/")
 
+    def beside(declaration: Factor, b: Factor) -> bool:
+        """Whether it is a declaration, and the other a kind in the part above it or a declaration of another part there."""
+        if not declaration.declaration or f"{b.place}={b.value}" == declaration.node:
+            return False
+        return (
+            b.node == declaration.above
+            if b.kind
+            else b.declaration and b.above == declaration.above and b.node != declaration.node
+        )
+
     def meets(a: Factor, b: Factor) -> bool:
         if a.place == b.place:
             return False
+        if beside(a, b) or beside(b, a):
+            return True
         if a.kind and b.kind:
             return a.node in (BLOCK, "model") or b.node in (BLOCK, "model") or inside(a, b) or inside(b, a)
         if a.kind or b.kind:
@@ -55,7 +67,8 @@ def test_counted_pairs_equal_those_of_the_dense_mask():
             return inside(kind, value) or kind.node == (BLOCK if value.in_block else "model")
         return a.node == b.node or a.node.rpartition("/")[0] == b.node or b.node.rpartition("/")[0] == a.node
 
-    scope = set(random.Random(0).sample(all_factors(), 60))
+    every = all_factors()
+    scope = {*random.Random(0).sample(every, 60), *random.Random(1).sample([f for f in every if f.declaration], 30)}
     assert set(meeting(scope)) == {pair for pair in itertools.combinations(sorted(scope), 2) if meets(*pair)}
 
 

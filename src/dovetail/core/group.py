@@ -137,7 +137,8 @@ class Position(Part):
         return 1
 
     def widens(self, scope: Scope) -> bool:
-        """Whether rotated queries and keys have more channels than a head."""
+        """Whether rotated queries and keys have more channels than a head; `PositionModule.placeless` then gives learned keys
+        as many."""
         return False
 
     def rotates_on_read(self) -> bool:
@@ -166,6 +167,10 @@ class PositionModule(Module):
 
     def on_read(self, k: Tensor, layout: TokenLayout) -> Tensor:
         """Rotate keys that are read from the KV cache: (…, m, kv_heads, head)."""
+        return k
+
+    def placeless(self, k: Tensor) -> Tensor:
+        """Learned keys (p, kv_heads, head), which have no position, in the channels of rotated queries."""
         return k
 
     def tables(self) -> tuple[Tensor, ...]:

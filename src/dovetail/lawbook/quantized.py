@@ -22,7 +22,7 @@ from dovetail.lawbook.replaced import paths
 from dovetail.model import ModelModule
 from dovetail.quantization.format import CODES, Format, Grid
 from dovetail.quantization.formats import FP8, NF4, Int4, Int8
-from dovetail.quantization.recipe import candidates, leaf_at, put_leaf, quantized_leaves
+from dovetail.quantization.recipe import candidates, leaf_at, put_leaf, quantized_leaves, tied_to
 
 COARSEST = 0.8  # · 2^(−bits / 2): the largest error of a normal matrix, relative to it, in root mean squares
 LARGEST = 12  # inputs per group: a few groups in the small matrices of a law
@@ -82,7 +82,8 @@ def decoded_model(case: Case, quantized: ModelModule) -> ModelModule:
         dense = leaf_at(model, path)
         dense.weight.data.copy_(leaf.format.decode(leaf.stored(), leaf.in_features))
         if leaf.format.rounds_inputs:
-            dense.__class__ = Rounding
+            for same in (path, *tied_to(case.spec, path)):  # a dense layer that shares weights has leaves of its own
+                leaf_at(model, same).__class__ = Rounding
     return model
 
 

@@ -209,7 +209,8 @@ def _pattern_rows(case: Case, values: dict[str, Tensor], address: str) -> None:
     budget=2.0,
 )
 def every_field(case: Case) -> None:
-    """Change each field of each part to another of its samples, and compare everything that a field could change."""
+    """Change each field of each part to another of its samples, and compare everything that a field could change. Where this
+    changes nothing, the other values are tested, too: `kv_heads: null` is as many as `heads`."""
     tested, mine = 0, Fingerprint(case.spec, case.seed)
     idle = {join(path, name) for path, part, scope in walk(case.spec) for name in part.idle(scope)}
     for path, part in walk_spec(case.spec):
@@ -218,22 +219,35 @@ def every_field(case: Case) -> None:
         for name, values in part.samples().items():
             if join(path, name) in idle or not case.turn(join(path, name)):
                 continue
-            other = _another(case.spec, join(path, name), values)
-            if other is not None:
-                tested += 1
-                case.true(mine.differs(Fingerprint(other, case.seed)), f"{join(path, name)}: changing it changes nothing")
+            now, equal = getattr(part, name), False
+            for value, other in _others(case.spec, join(path, name), now, values):
+                if mine.differs(Fingerprint(other, case.seed)):
+                    break
+                equal = equal or not _may_be_equal(now, value)
+            else:
+                if not equal:
+                    continue  # no other value is legal
+                case.true(False, f"{join(path, name)}: changing it changes nothing")
+            tested += 1
+            case.true(True, f"{join(path, name)}: changing it changes something")
     if not tested:
         raise NotApplicable("no field has another legal value")
 
 
-def _another(spec: Model, path: str, values: list[Any]) -> Model | None:
-    for value in values:
+def _others(spec: Model, path: str, now: Any, values: list[Any]) -> Iterator[tuple[Any, Model]]:
+    """(value, the spec with it) for the other legal values of a field: its samples, then numbers beside them."""
+    numbers = [number for number in (now, *values) if type(number) is int and number > 0]
+    for value in (*values, *(2 * number for number in numbers), *(number + 1 for number in numbers), *[1] * bool(numbers)):
         with contextlib.suppress(DovetailError):
             other = spec.set(path, value)
             if other != spec:
                 check(other)
-                return other
-    return None
+                yield value, other
+
+
+def _may_be_equal(now: Any, value: Any) -> bool:
+    """Whether two values may mean the same: None is a number that follows from other fields (`head`: width / heads)."""
+    return (now is None and type(value) is int) or (value is None and type(now) is int)
 
 
 class Fingerprint:

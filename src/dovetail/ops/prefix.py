@@ -1,4 +1,5 @@
 """A prefix: learned keys and values that every query sees, before those of the tokens. No mask, bias or rotation applies to it.
+A position that widens queries widens its keys (`PositionModule.placeless`).
 
     s_p = cap(q k_pᵀ · scale)                              (…, heads, n, p)       k_p, v_p (p, kv_heads, head)
     z = (e^lse · z + Σ e^s_p v_p) / (e^lse + Σ e^s_p)      from z and lse, attention over the tokens and its log-sum-exp

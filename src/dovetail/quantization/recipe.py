@@ -89,11 +89,15 @@ def open_leaves(model: nn.Module, spec: Part, recipe: Recipe) -> None:
 
 def put_leaf(model: nn.Module, spec: Part, path: str, format: Format, tensors: dict[str, Tensor] | None) -> None:
     """Put a quantized leaf in place of the leaf at `path`, and of those of other layers that are tied to it."""
-    made = QuantizedLinear.of(leaf_at(model, path), format, tensors)
-    tied = [d.path for d in declared(spec) if d.weight.same_as == path + LEAF]
-    for place in (path, *(one.removesuffix(LEAF) for one in tied)):
-        owner, name = holder(model, place)
-        owner.add_module(name, made)
+    leaf = QuantizedLinear.of(leaf_at(model, path), format, tensors)
+    for same in (path, *tied_to(spec, path)):
+        owner, name = holder(model, same)
+        owner.add_module(name, leaf)
+
+
+def tied_to(spec: Part, path: str) -> list[str]:
+    """The paths of the leaves of other layers that use the W of the leaf at `path`."""
+    return [d.path.removesuffix(LEAF) for d in declared(spec) if d.weight.same_as == path + LEAF]
 
 
 def leaf_at(model: nn.Module, path: str) -> Linear:

@@ -35,6 +35,9 @@ def streaming() -> Iterator[Comparison]:
     yield Comparison("a query at 10", _rotated(module, "rotate", 10), query)
     yield Comparison("the first key", _rotated(module, "on_read", 0), [0.0, 0.0, 1.0, 0.0])
     yield Comparison("a key at 9", _rotated(module, "on_read", 9), [-0.9111302619, 0.4121184852, 0.0, 0.0])
+    learned = module.placeless(torch.tensor([[[1.0, 0.0]]], dtype=torch.float64))[0, 0]
+    yield Comparison("a learned key", learned, [0.0, 0.0, 1.0, 0.0])
+    yield Comparison("score of 10 and a learned key", _rotated(module, "rotate", 10) @ learned, COS_3)
     yield Comparison("keys are cached without rotation", _rotated(module, "on_write", 9), [1.0, 0.0])
     for t, j, expected in ((2, 0, COS_2), (3, 0, COS_3), (4, 0, COS_3), (10, 0, COS_3), (10, 9, COS_1), (4, 2, COS_2)):
         score = _rotated(module, "rotate", t) @ _rotated(module, "on_read", j)
@@ -55,6 +58,8 @@ def streaming() -> Iterator[Comparison]:
     ):  # 5 heads of 7 channels, 10 tokens: 2·35·100 more where queries are rotated twice
         scope = _module(part("rope"), keep, head=8).scope.add(heads=5, head=7)
         yield Comparison(f"additional FLOPs with keep {keep}", part("streaming").cost(scope, 10)[0], products, near=0)
+    scope = _module(part("rope"), 1, head=8).scope.add(heads=5, head=7, prefix=3)  # and 2·35·10·3 with 3 learned keys
+    yield Comparison("additional FLOPs with a prefix", part("streaming").cost(scope, 10), [9100, 4480], near=0)
     near = part("all_of", masks=(part("causal"), part("window", size=3, keep=1)))
     mixer = part("attention", heads=1, head=2, mask=near)
     inside = mixer.position_scope(mixer.axes(Scope(sizes={"embed": 2})))

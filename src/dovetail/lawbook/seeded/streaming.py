@@ -43,6 +43,14 @@ def first_by_place_in_the_row(self: StreamingModule, k: Tensor, layout: TokenLay
     return _on_read(self, k, TokenLayout.of(torch.where(layout.order < self.kept, place, layout.order), layout.seg, layout.row))
 
 
+def learned_keys_in_the_window(self: StreamingModule, k: Tensor) -> Tensor:
+    return torch.cat([k, torch.zeros_like(k)], -1)
+
+
+def learned_keys_not_widened(self: StreamingModule, k: Tensor) -> Tensor:
+    return k
+
+
 def angles_in_single_precision(self: StreamingModule, layout: TokenLayout) -> TokenLayout:
     return layout
 
@@ -59,6 +67,7 @@ def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     mask = ["causal", {"kind": "window", "size": 5, "keep": 2}]
     model, alibi = spec(mask=mask, position="streaming"), spec(mask=mask, position={"kind": "streaming", "of": "alibi"})
+    prefix = spec(mask=mask, position="streaming", prefix=3)
     in_cache = [
         ("distances to the first tokens grow without bound", OWN_NUMBER, distances_grow),
         ("positions in the cache are capped one too low", OWN_NUMBER, capped_too_low),
@@ -78,6 +87,18 @@ def mutants() -> list[Mutant]:
             "padded",
             instead(StreamingModule, "on_read", first_by_place_in_the_row),
             model,
+        ),
+        Mutant(
+            "learned keys are scored as those of the window",
+            OWN_NUMBER,
+            instead(StreamingModule, "placeless", learned_keys_in_the_window),
+            prefix,
+        ),
+        Mutant(
+            "learned keys are not as wide as rotated queries",
+            "tapped",
+            instead(StreamingModule, "placeless", learned_keys_not_widened),
+            prefix,
         ),
         Mutant(
             "angles are computed in float32",

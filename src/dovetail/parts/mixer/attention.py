@@ -315,8 +315,7 @@ class AttentionModule(SoftmaxModule):
     def learned_entries(self) -> tuple[Tensor, Tensor] | None:
         if not self.part.prefix:
             return None
-        k, v = self.split(self.prefix_k), self.split(self.prefix_v)
-        return k, v
+        return self.position.placeless(self.split(self.prefix_k)), self.split(self.prefix_v)
 
     def on_read(self, ctx: Ctx) -> OnRead | None:
         """The rotation of some positions, and a norm that comes after it."""

@@ -10,7 +10,8 @@ sequence and by its position in the cache, and each key has zeros in the half th
 
     q ← (R(t) q, R(min(t, k + w − 1)) q)          k_j ← (0, R(j) k_j) where j < k, else (R(j) k_j, 0)
 
-so that one product gives the right score for every query. By default keys are cached without rotation and rotated when read.
+so that one product gives the right score for every query. Learned keys (a `prefix` of the attention) stay in the cache as the
+first k tokens do, so theirs is the second half: (0, k_p). By default keys are cached without rotation and rotated when read.
 Angles are computed in float64: in float32 they are meaningless past ten million tokens. Where the caller gives coordinates,
 they take the place of t and j above, and t − min(t, k + w − 1) is subtracted from those of a query.
 
@@ -65,7 +66,8 @@ class Streaming(Position):
         if not self.twice(scope):
             return 0, 0
         each, full = 2 * scope.size("heads", "head"), min(n, scope.size("cache"))
-        return each * n * n, each * (full * (full + 1) // 2 + (n - full) * full)
+        learned = n * scope.sizes.get("prefix", 0)  # pairs of a query and a learned key
+        return each * (n * n + learned), each * (full * (full + 1) // 2 + (n - full) * full + learned)
 
     def check(self, scope: Scope) -> list[Problem]:
         if "cache" not in scope.sizes:
@@ -107,6 +109,10 @@ class StreamingModule(PositionModule):
             return k
         kept = (layout.order < self.kept)[..., None, None]
         return torch.cat([k.masked_fill(kept, 0.0), k.masked_fill(~kept, 0.0)], -1)
+
+    def placeless(self, k: Tensor) -> Tensor:
+        k = self.of.placeless(k)
+        return torch.cat([torch.zeros_like(k), k], -1) if self.twice else k
 
     def tables(self) -> tuple[Tensor, ...]:
         return self.of.tables()
