@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Goal, Row, agree, arguments, middle, progress, report, seconds
+from measure import Goal, Row, Spread, agree, arguments, middle, progress, report, seconds
 from memory import Alive
 from torch import Tensor
 
@@ -153,7 +153,7 @@ def window_row(sizes: Sequence[int], shape: Shape, rounds: int) -> Row:
             slopes.append(slope(sizes, [case.seconds() for case in cases]))
             tick()
     value, spread = middle(slopes[1:])
-    return Row(f"time, slope in n = {sizes[0]} … {sizes[-1]}: window 256", value, Goal(high=1.15), spread, noise=0.15)
+    return Row(f"time, slope in n = {sizes[0]} … {sizes[-1]}: window 256", value, Goal(high=1.15), spread)
 
 
 def mask_rows(n: int, shape: Shape, rounds: int) -> list[Row]:
@@ -177,7 +177,12 @@ def mask_rows(n: int, shape: Shape, rounds: int) -> list[Row]:
     times = np.array(taken[1:])
     spread = np.abs(ratios(times[::2]) - ratios(times[1::2])) if rounds > 1 else np.zeros(len(asked))
     return [
-        Row(f"time ÷ a·tiles + b·rows, n = {n}: {name} ({count:.0f} tiles)", value, Goal(low=0.8, high=1.2), apart, noise=0.2)
+        Row(
+            f"time ÷ a·tiles + b·rows, n = {n}: {name} ({count:.0f} tiles)",
+            value,
+            Goal(low=0.8, high=1.2),
+            Spread(apart, rounds),
+        )
         for (name, count), value, apart in zip(touched.items(), map(float, ratios(times)), map(float, spread), strict=True)
     ]
 
@@ -194,9 +199,7 @@ def choice_rows(cases: dict[str, Case], rounds: int) -> list[Row]:
             value, spread = middle(ratios[1:])
             rows.append(Row(f"time torch ÷ tiled, {name}", value, None, spread))
             lost = max(1.0, value) if case.chosen() == "torch" else max(1.0, 1 / value)
-            rows.append(
-                Row(f"time chosen ({case.chosen()}) ÷ cheapest, {name}", lost, Goal(high=1.1), spread / value, noise=0.3)
-            )
+            rows.append(Row(f"time chosen ({case.chosen()}) ÷ cheapest, {name}", lost, Goal(high=1.1), spread / value))
     return rows
 
 

@@ -27,7 +27,6 @@ from dovetail.decoding import OPTIONS, Decoder, frozen
 from dovetail.model import ModelModule
 
 GOAL, TRAIN_GOAL = Goal(low=0.97), Goal(low=0.99)
-NOISE = 0.06  # with a larger interquartile range, 3 % cannot be measured
 
 
 @dc.dataclass(frozen=True)
@@ -256,7 +255,7 @@ def decoding(
 def row_of(name: str, ratios: Sequence[float], goal: Goal = GOAL) -> Row:
     """Tokens/s of ours ÷ theirs: the ratio of times, since both process the same tokens."""
     value, spread = middle(ratios)
-    return Row(name, value, goal, spread, NOISE)
+    return Row(name, value, goal, spread)
 
 
 def main() -> None:

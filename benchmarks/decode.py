@@ -28,7 +28,6 @@ from dovetail.construction import build
 from dovetail.decoding import Decoder
 from dovetail.model import ModelModule
 
-NOISE = 0.15  # of the value: with a larger interquartile range a goal is not tested
 READ = 1 << 28  # float32 values that are read to measure the bandwidth: 1 GiB, more than a cache holds
 
 
@@ -78,7 +77,7 @@ def against_llama_cpp(side: Greedy, model: ModelModule, shape: Shape, flags: arg
         mine, theirs = (lambda: [side.step(i) for i in range(shape.new)]), (lambda: peer.decode(shape.new)[1])
         value, spread = middle(against_process(mine, theirs, flags.rounds, tick))
     peer.close()
-    return Row(name, value, Goal(low=goal), spread, NOISE * value)
+    return Row(name, value, Goal(low=goal), spread)
 
 
 def check_tokens(side: Greedy, model: ModelModule, shape: Shape, threads: int) -> None:
@@ -101,7 +100,7 @@ def against_hugging_face(side: Greedy, model: ModelModule, shape: Shape, rounds:
     name = f"tokens/s, {what}, batch 1: ours ÷ Hugging Face (static cache, compiled)"
     with progress(name, rounds + 1) as tick:
         value, spread = middle(taking_turns(mine, theirs, rounds, tick))
-    return [compiling, Row(name, value, Goal(low=goal), spread, NOISE * value)]
+    return [compiling, Row(name, value, Goal(low=goal), spread)]
 
 
 def share_of_bandwidth(side: Greedy, shape: Shape, fastest: float, what: str) -> Row:
@@ -127,7 +126,7 @@ def of_55m(shape: Shape, flags: argparse.Namespace, peer: bool) -> Iterator[Row]
     name = f"step time with {shape.held} tokens held: a pool of {shape.capacity} ÷ one of {shape.held}"
     with progress(name, flags.rounds + 1) as tick:
         value, spread = middle(taking_steps(small.step, large.step, shape.new, flags.rounds, tick))
-    yield Row(name, value, Goal(high=1.2), spread, NOISE)
+    yield Row(name, value, Goal(high=1.2), spread)
 
     narrow_model = build(shape.spec()).to(torch.bfloat16)
     narrow = ours(narrow_model, prompts[:1], capacity)

@@ -2,6 +2,7 @@
 
     python benchmarks/figures.py                    list: each figure, the commit it was taken at, fresh or stale
     python benchmarks/figures.py laws mutants       take these: run their commands and write docs/figures/NAME.json
+    python benchmarks/figures.py --judge            evaluate the goals of the stored figures by the rule of measure.py
 
 A result file is `{"taken": {"command", "commit", "sources", "seconds", …}, "result": what the command printed}`. `sources` is
 a hash of the files that the command can run, found by their imports (measured.py); a figure is stale where these files have
@@ -22,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from measure import Row
 from measured import Closure
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,9 +109,7 @@ def take(name: str, root: Path = ROOT) -> dict[str, Any]:
     taken = {"command": figure.command, "commit": commit(root), "sources": before, "exit": done.returncode}
     data = {"taken": {**taken, "seconds": round(seconds), "cores": os.cpu_count()}, "result": result}
     file = root / FIGURES / f"{name}.json"
-    fresh = file.with_suffix(".json.tmp")
-    fresh.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    os.replace(fresh, file)
+    _write(file, data)
     return data
 
 
@@ -149,11 +149,44 @@ def standings(root: Path = ROOT) -> list[Standing]:
     return found
 
 
+def judge(root: Path = ROOT) -> list[str]:
+    """Evaluate the goals of all stored rows with a spread again, by the rule of measure.py, and write what has changed. Returns
+    a line per changed row. Rows without a spread stay: their verdict is on the value before it was rounded."""
+    changed: list[str] = []
+    for file in sorted((root / FIGURES).glob("*.json")):
+        data, before = json.loads(file.read_text(encoding="utf-8")), len(changed)
+        for row in stored_rows(data):
+            if row.get("spread") is not None and row["holds"] is not (holds := Row.read(row).holds):
+                changed.append(f"{file.name}: {row['name']}: holds {row['holds']} -> {holds}")
+                row["holds"] = holds
+        if len(changed) > before:
+            _write(file, data)
+    return changed
+
+
+def stored_rows(data: Any) -> list[dict[str, Any]]:
+    """The rows with a verdict in a result file."""
+    result = data.get("result") if isinstance(data, dict) else None
+    rows = result.get("rows") if isinstance(result, dict) else None
+    return [row for row in rows or [] if isinstance(row, dict) and {"name", "value", "goal", "holds"} <= set(row)]
+
+
+def _write(file: Path, data: Any) -> None:
+    fresh = file.with_suffix(".json.tmp")
+    fresh.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    os.replace(fresh, file)
+
+
 def main() -> int:
     """List the figures, or take some."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"figures to take: {', '.join(TABLE)}")
-    names = parser.parse_args().names
+    parser.add_argument("--judge", action="store_true", help="evaluate the goals of the stored figures again")
+    flags = parser.parse_args()
+    names = flags.names
+    if flags.judge:
+        print(*judge(), sep="\n")
+        return 0
     if unknown := [name for name in names if name not in TABLE]:
         parser.error(f"no figure is called {unknown[0]!r}; figures: {', '.join(TABLE)}")
     for name in names:

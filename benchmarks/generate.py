@@ -36,7 +36,6 @@ from dovetail.decoding import Decoder
 from dovetail.generation import generate_batch
 from dovetail.model import ModelModule
 
-NOISE, BARE_NOISE = 0.15, 0.06  # of the value: with a larger interquartile range a goal is not tested
 DTYPES, BATCHES = {"f32": torch.float32, "bf16": torch.bfloat16}, (1, 8)
 DISTINCT = 3  # tokens, at least: models that repeat one token agree whatever they compute
 QUICK = dc.replace(bare.QUICK, prompt=8, new=6)
@@ -103,14 +102,12 @@ class Case:
         if len(self.tokens.unique()) < DISTINCT:
             raise SystemExit(f"{self.name}: fewer than {DISTINCT} tokens differ, so that equal ones show nothing")
 
-    def row(
-        self, side: str, goal: float | None, ratios: Callable[[Callable[[], None]], list[float]], noise: float = NOISE
-    ) -> Row:
+    def row(self, side: str, goal: float | None, ratios: Callable[[Callable[[], None]], list[float]]) -> Row:
         """Tokens/s of ours ÷ theirs: the ratio of times, since both generate the same number of tokens."""
         name = f"tokens/s, {self.name}: ours ÷ {side}"
         with progress(name, self.rounds + 1) as tick:
             value, spread = middle(ratios(tick))
-        return Row(name, value, None if goal is None else Goal(low=goal), spread, noise * value)
+        return Row(name, value, None if goal is None else Goal(low=goal), spread)
 
 
 def huggingface(case: Case) -> Iterator[Row]:
@@ -126,7 +123,7 @@ def by_hand(case: Case) -> Iterator[Row]:
     theirs = ByHand(with_weights_of(case.model, shape), shape, case.prompt, capacity, compiled=True)
     case.check("the loop by hand", torch.cat([theirs.step(i) for i in range(shape.new)], 1))
     work = case.ours.step, theirs.step, shape.new, case.rounds
-    yield case.row("bare loop (compiled)", 0.97, lambda tick: taking_steps(*work, tick), BARE_NOISE)
+    yield case.row("bare loop (compiled)", 0.97, lambda tick: taking_steps(*work, tick))
 
 
 def litgpt(case: Case) -> Iterator[Row]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from learn_pictures import PICTURES
-from measure import Goal, Row, arguments, progress, report
+from measure import Goal, Row, Spread, arguments, progress, report
 from trials import AT_HOME, BEYOND, MIXERS, POSITIONS, QUICK, REACHING, Size, Tick, lengths, reach, recall, wires
 
 from dovetail.core.errors import FileError
@@ -40,7 +40,7 @@ class Trial:
 
 def mean_row(name: str, values: list[float], goal: Goal | None = None) -> Row:
     """The mean over seeds, with half the width of its 95 % interval as the spread."""
-    return Row(name, statistics.fmean(values), goal, interval(values))
+    return Row(name, statistics.fmean(values), goal, Spread(interval(values), len(values)))
 
 
 def interval(values: list[float]) -> float:

@@ -2,7 +2,8 @@
 
 A benchmark is `python benchmarks/NAME.py [--json]`. One process runs both sides. Their outputs are compared before they are
 timed. A and B alternate, and the one that runs first changes from round to round. Only ratios are reported: on a shared machine
-a single time means little. `holds` is null where the spread is too large to decide.
+a single time means little. `holds` is true where the whole interval of a figure (its median ± one interquartile range) is
+within the goal, false where the whole interval is outside, and null otherwise, or where there are fewer than five rounds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from rich.table import Table
 
 import dovetail
 
+ROUNDS = 5  # the fewest that give an interval
+
 
 @dc.dataclass(frozen=True)
 class Goal:
@@ -35,9 +38,20 @@ class Goal:
     low: float | None = None
     high: float | None = None
 
-    def met(self, value: float) -> bool:
-        """Whether the value is within the goal."""
-        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+    def met(self, low: float, high: float) -> bool | None:
+        """Whether all values between low and high are within the goal; None where only some are."""
+        if (self.low is None or low >= self.low) and (self.high is None or high <= self.high):
+            return True
+        outside = (self.low is not None and high < self.low) or (self.high is not None and low > self.high)
+        return False if outside else None
+
+    @classmethod
+    def read(cls, text: str) -> Goal:
+        """The goal that is written so."""
+        first, *rest = text.split(" ")
+        if first in ("≥", "≤"):
+            return cls(low=float(rest[0])) if first == "≥" else cls(high=float(rest[0]))
+        return cls(float(first), float(rest[1]))
 
     def __str__(self) -> str:
         if self.low is not None and self.high is not None:
@@ -46,27 +60,56 @@ class Goal:
 
 
 @dc.dataclass(frozen=True)
+class Spread:
+    """Half the width of the interval of a figure, and the number of rounds behind it. `middle` takes one interquartile range:
+    for five rounds the median ± that contains the true median about 19 times in 20, for more rounds more often."""
+
+    width: float
+    rounds: int
+
+    def __truediv__(self, by: float) -> Spread:
+        return Spread(self.width / by, self.rounds)
+
+
+@dc.dataclass(frozen=True)
 class Row:
-    """One figure. `spread` is the interquartile range of the repeats; above `noise` the goal is not tested."""
+    """One figure. Without a spread it is exact: a count, a number of bytes, a single time with a generous limit."""
 
     name: str
     value: float
     goal: Goal | None = None
-    spread: float | None = None
-    noise: float | None = None
+    spread: Spread | None = None
 
     @property
     def holds(self) -> bool | None:
-        """Whether the goal is met; None where there is no goal, or where the spread is above `noise`."""
-        if self.goal is None or (self.noise is not None and self.spread is not None and self.spread > self.noise):
+        """Whether the goal is met; None where there is no goal, too few rounds, or an interval across the limit."""
+        if self.goal is None or (self.spread is not None and self.spread.rounds < ROUNDS):
             return None
-        return self.goal.met(self.value)
+        width = 0.0 if self.spread is None else self.spread.width
+        return self.goal.met(self.value - width, self.value + width)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Row:
+        """The row of plain data. Older rows with a spread have no number of rounds: it was at least five."""
+        goal = None if data["goal"] is None else Goal.read(data["goal"])
+        spread = data.get("spread")
+        return cls(data["name"], data["value"], goal, None if spread is None else Spread(spread, data.get("rounds") or ROUNDS))
 
     def data(self) -> dict[str, object]:
         """The row as plain data, for JSON."""
-        goal = None if self.goal is None else str(self.goal)
-        spread = None if self.spread is None else round(self.spread, 4)
-        return {"name": self.name, "value": float(f"{self.value:.5g}"), "goal": goal, "holds": self.holds, "spread": spread}
+        row = {"name": self.name, "value": float(f"{self.value:.5g}"), "goal": None if self.goal is None else str(self.goal)}
+        row |= {"holds": self.holds, "spread": None if self.spread is None else round(self.spread.width, 4)}
+        return row | {"rounds": None if self.spread is None else self.spread.rounds}
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """What a reader is shown of a row as plain data: yes, no, or why neither."""
+    if row["goal"] is None:
+        return "no goal"
+    if row["holds"] is not None:
+        return "yes" if row["holds"] else "NO"
+    rounds = row.get("rounds")
+    return "too noisy" if rounds is None or rounds >= ROUNDS else f"too few rounds ({rounds})"
 
 
 Work = Callable[..., list[Row]]  # (an empty folder, sizes by name) -> the figures of a fault
@@ -86,12 +129,12 @@ def run_row(name: str, work: Work, sizes: Mapping[str, Any], *, quick: bool) -> 
     return [*rows, Row(f"{name} seconds", took)]
 
 
-def middle(values: Sequence[float]) -> tuple[float, float]:
+def middle(values: Sequence[float]) -> tuple[float, Spread]:
     """The median, and the interquartile range (0 for a single value)."""
     if len(values) < 2:
-        return values[0], 0.0
+        return values[0], Spread(0.0, len(values))
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return statistics.median(values), high - low
+    return statistics.median(values), Spread(high - low, len(values))
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -171,9 +214,9 @@ def report(rows: Sequence[Row], as_json: bool, peers: Mapping[str, str] | None =
         return
     table = Table("figure", "value", "goal", "holds", "spread", caption=" · ".join(f"{k} {v}" for k, v in used.items()))
     for row in rows:
-        holds = {True: "yes", False: "NO", None: "–" if row.goal is None else "too noisy"}[row.holds]
-        spread = "–" if row.spread is None else f"{row.spread:.3f}"
-        table.add_row(row.name, f"{row.value:.3f}", "–" if row.goal is None else str(row.goal), holds, spread)
+        spread = "–" if row.spread is None else f"{row.spread.width:.3f}"
+        goal = "–" if row.goal is None else str(row.goal)
+        table.add_row(row.name, f"{row.value:.3f}", goal, verdict(row.data()), spread)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 

@@ -24,7 +24,7 @@ from functools import partial
 
 import torch
 from corpus import shakespeare
-from measure import Goal, Row, arguments, report
+from measure import Goal, Row, Spread, arguments, report
 
 from dovetail import Model, build, from_yaml
 from dovetail.datasets.corpus import Corpus
@@ -136,7 +136,7 @@ def muon_rows(corpus: Corpus, sizes: Sizes) -> list[Row]:
         target = histories["adamw"][-1].val_loss or math.nan
         ratios.append(crossing(histories["muon"], target) / histories["adamw"][-1].tokens)
         note(f"seed {seed}: AdamW {target:.4f}, Muon {histories['muon'][-1].val_loss:.4f}, ratio {ratios[-1]:.3f}")
-    spread = max(ratios) - min(ratios)
+    spread = Spread(max(ratios) - min(ratios), len(ratios))
     rows = [Row("Muon ÷ AdamW: tokens to AdamW's last held-out loss", statistics.mean(ratios), None, spread)]
     return rows + [Row(f"learning rate of {name}, best of a grid", rate) for name, rate in rates.items()]
 

@@ -23,7 +23,6 @@ from dovetail import Ctx, Pool
 from dovetail.construction import build
 from dovetail.model import ModelModule
 
-NOISE = 0.1
 CHURN, CHURN_QUICK = 1000, 50
 
 
@@ -133,7 +132,7 @@ def main() -> None:
     report(
         [
             Row("memory beyond the contiguous step, share of all", more / fixed, Goal(high=0.1)),
-            Row("time ÷ contiguous", time, Goal(high=1.25), spread, NOISE),
+            Row("time ÷ contiguous", time, Goal(high=1.25), spread),
             Row("slope of log time over log tokens held", slope(points), Goal(high=1.1)),
         ],
         given.json,

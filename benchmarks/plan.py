@@ -33,7 +33,6 @@ from dovetail.planning.trace import Setting, traced_rank
 from dovetail.planning.watch import gloo_staging
 
 EQUAL, MEMORY, TIME = Goal(high=0), Goal(0.95, 1.05), Goal(0.85, 1.15)
-NOISE = 0.1  # spread of a step time above which nothing is decided
 ENDS = "vocab: 2048\nhead: {kind: lm, tied: false}\n"
 SPECS = {
     "llama": f"width: 384\n{ENDS}layers: [{{repeat: 4, mixer: {{heads: 6, kv_heads: 2}}, ffn: {{hidden: 1024}}}}]\n",
@@ -117,8 +116,8 @@ def main() -> None:
     costs = np.array([features(trace, layout.ranks) for trace, (_, layout) in zip(traces, pairs, strict=True)])
     medians = np.array([middle(times)[0] for times in seconds])
     for i, shown in enumerate(names):
-        ratio, spread = medians[i] / max(predicted(costs, medians, i), 1e-12), middle(seconds[i])[1] / medians[i]
-        rows.append(Row(f"{shown}: step time", float(ratio), TIME, float(spread), NOISE))
+        (value, spread), forecast = middle(seconds[i]), max(predicted(costs, medians, i), 1e-12)
+        rows.append(Row(f"{shown}: step time", float(value / forecast), TIME, spread / float(forecast)))
     rows += rows_405b(flags.quick)
     report(rows, flags.json)
 

@@ -1,8 +1,8 @@
 """Quantization of a model trained here: perplexity, bytes and speed of each format and method.
 
 A small Llama is trained on text that ships with Python. Perplexities are ratios to that of the dense float32 model on the same
-held-out sequences, with `spread` the width of the 95 % interval of the ratio (paired differences per sequence). QAT trains the
-model further with rounded weights; the row `dense, trained on` has as many further steps without rounding.
+held-out sequences, with `spread` half the width of the 95 % interval of the ratio (paired differences per sequence). QAT
+trains the model further with rounded weights; the row `dense, trained on` has as many further steps without rounding.
 Bytes are those of the quantized matrices ÷ the theory of the format. Speed is that of decoding one sequence in bfloat16. The KV
 cache is filled 16 tokens at a time, and each piece attends to the entries as they are stored.
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from measure import Goal, Row, arguments, middle, progress, report, taking_turns
+from measure import Goal, Row, Spread, arguments, middle, progress, report, taking_turns
 from prose import python_text
 from torch import Tensor
 
@@ -83,10 +83,10 @@ def cached_losses(model: dt.Transformer, batches: Sequence[Batch], cache: CacheF
 
 
 def compared(name: str, loss: Tensor, base: Tensor, goal: Goal | None = None) -> Row:
-    """Perplexity ÷ that of the base, with the width of its 95 % interval."""
+    """Perplexity ÷ that of the base, with half the width of its 95 % interval."""
     gaps = (loss - base).tolist()
     mean, error = statistics.fmean(gaps), 1.96 * statistics.stdev(gaps) / math.sqrt(len(gaps))
-    return Row(name, math.exp(mean), goal, math.exp(mean + error) - math.exp(mean - error))
+    return Row(name, math.exp(mean), goal, Spread((math.exp(mean + error) - math.exp(mean - error)) / 2, len(gaps)))
 
 
 def byte_ratio(model: dt.Transformer) -> float:

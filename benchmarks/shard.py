@@ -124,7 +124,7 @@ def in_child(quick: bool) -> dict[str, int]:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=3, help="builds by four ranks, each by processes of their own")
+    parser.add_argument("--rounds", type=int, default=5, help="builds by four ranks, each by processes of their own")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     text, one, data, tensor = (QUICK, QUICK, 4, 2) if flags.quick else (FOUR, LLAMA_405B, 2048, 8)

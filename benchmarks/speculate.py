@@ -42,7 +42,6 @@ DEPTHS = {"attention": [ATTENTION] * 2, "Mamba-2 hybrid": [MAMBA, ATTENTION], "e
 HEADS = 3  # of Medusa
 DRAFT, DRAFTS = [ATTENTION], 4
 SURE = 0.001  # of a chi-square test: it fails by chance once in a thousand runs
-NOISE = 0.15
 
 
 @dc.dataclass(frozen=True)

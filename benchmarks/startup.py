@@ -22,7 +22,6 @@ COMMANDS = {
     "dovetail show --lenght 3": ("-m", "dovetail", "show", "llama-tiny", "--lenght", "3"),
 }
 GOALS = dict.fromkeys(COMMANDS, 0.5) | {"dovetail show llama-tiny": 1.5}
-NOISE = 0.2
 
 
 def cpu_seconds(args: tuple[str, ...]) -> float:
@@ -52,7 +51,7 @@ def main() -> None:
     rows = []
     for name, values in ratios.items():
         ratio, spread = middle(values)
-        rows.append(Row(f"CPU time of {name} ÷ import torch", ratio, Goal(high=GOALS[name]), spread, NOISE))
+        rows.append(Row(f"CPU time of {name} ÷ import torch", ratio, Goal(high=GOALS[name]), spread))
     report(rows, asked.json)
 
 

@@ -37,7 +37,7 @@ from dovetail.training.plan import Plan, Precision
 from dovetail.training.speed import faster_precision
 from dovetail.training.step import Trainer
 
-GOAL, NOISE, RATE = Goal(low=1.0), 0.06, 1e-3
+GOAL, RATE = Goal(low=1.0), 1e-3
 SIDES = ("bare", "trainer", "litgpt", "memory")
 
 
@@ -123,7 +123,7 @@ def compared(name: str, ours: Ours, turn: Callable[[], None], rounds: int, goal:
     """Tokens/s of ours ÷ theirs: the ratio of times, since both train on the same number of tokens."""
     with progress(name, rounds + 1) as tick:
         value, spread = middle(taking_turns(ours.turn, turn, rounds, tick))
-    return Row(name, value, goal, spread, NOISE)
+    return Row(name, value, goal, spread)
 
 
 def bare_row(work: Work, rounds: int) -> Row:

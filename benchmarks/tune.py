@@ -39,7 +39,7 @@ from dovetail.training.step import Trainer
 from dovetail.transformer import Transformer
 
 PEERS, ENVIRONMENTS = Path(__file__).parent / "peers", Path(__file__).parents[1] / ".peers"
-RATE, NOISE, RANK, MANY, STEPS = 1e-3, 0.06, 16, 8, 2
+RATE, RANK, MANY, STEPS = 1e-3, 16, 8, 2
 FEW = 32  # tokens
 SIDES = ("memory", "time", "many")
 QUICK_SHAPE = dc.replace(SMALLEST, width=192, hidden=320)  # whole groups of NF4
@@ -132,7 +132,7 @@ def many_adapters(shape: Shape, tokens: int, rounds: int) -> Row:
 
     with torch.no_grad(), progress("many adapters", rounds + 1) as tick:
         value, spread = middle(taking_turns(lambda: one(ids), batch, rounds, tick))
-    return Row(f"{MANY} adapters in a batch ÷ one adapter, time", value, Goal(high=1.25), spread, NOISE)
+    return Row(f"{MANY} adapters in a batch ÷ one adapter, time", value, Goal(high=1.25), spread)
 
 
 def main() -> None:
@@ -154,7 +154,7 @@ def main() -> None:
         with progress("peft", given.rounds + 1) as tick:
             value, spread = middle(taking_turns(peft.turn, ours.turn, given.rounds, tick))
         peft.close()
-        found.append(Row("LoRA step ÷ peft's, time", value, Goal(high=0.9), spread, NOISE))
+        found.append(Row("LoRA step ÷ peft's, time", value, Goal(high=0.9), spread))
     if "many" in given.only:
         found.append(many_adapters(shape, tokens, given.rounds))
     report(found, given.json)

@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from figures import TABLE as FIGURES, standings
+from measure import verdict
 
 import dovetail
 from dovetail.api.list_parts import list_parts
@@ -76,7 +77,9 @@ def _documented(title: str, names: dict[str, Any]) -> Iterator[str]:
 def results() -> Iterator[str]:
     """Every figure: its command, the commit it was taken at, whether its sources have changed since, and its rows."""
     yield "# Results\n"
-    yield "Each figure is taken by a command and carries a hash of the files it measured. *Stale*: these have changed since.\n"
+    yield "Each figure is measured by a command and carries a hash of the files it measured. *Stale*: these have changed since."
+    yield "A goal holds where the whole interval of the figure, the median ± one interquartile range of five rounds or more,"
+    yield "is within it. *Too noisy*: the interval crosses the limit. *Too few rounds*: there is no interval.\n"
     found = standings()
     rows = [(f"`{one.name}`", one.state, one.commit or "–", f"`{FIGURES[one.name].command}`") for one in found]
     yield from table(("figure", "state", "commit", "command"), rows)
@@ -85,8 +88,7 @@ def results() -> Iterator[str]:
             measured = [row for row in one.result["rows"] if {"name", "value", "goal", "holds"} <= set(row)]
             if measured:
                 yield f"\n## {one.name}\n"
-                verdict = {True: "yes", False: "no", None: "–"}
-                lines = [(row["name"], f"{row['value']:g}", row["goal"] or "–", verdict[row["holds"]]) for row in measured]
+                lines = [(row["name"], f"{row['value']:g}", row["goal"] or "–", verdict(row)) for row in measured]
                 yield from table(("figure", "value", "goal", "holds"), lines)
 
 

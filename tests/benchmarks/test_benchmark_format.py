@@ -37,7 +37,7 @@ def test_json_holds_every_row_with_its_verdict(name: str, rows: int) -> None:
     assert len(told["rows"]) == rows
     assert len({row["name"] for row in told["rows"]}) == rows
     for row in told["rows"]:
-        assert set(row) == {"name", "value", "goal", "holds", "spread"}
+        assert set(row) == {"name", "value", "goal", "holds", "spread", "rounds"}
         assert isinstance(row["value"], float)
         assert row["holds"] in (True, False, None)
         assert row["goal"] is None or isinstance(row["goal"], str)
@@ -82,31 +82,41 @@ def test_without_json_there_is_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "value", "spread", "holds"),
+    ("low", "high", "value", "spread", "shown"),
     [
-        (0.97, None, 0.97, 0.06, True),
-        (0.97, None, 0.96, 0.01, False),
-        (0.97, None, 1.50, 0.061, None),
-        (None, 1.15, 1.15, None, True),
-        (None, 1.15, 1.16, None, False),
-        (0.8, 1.2, 0.79, 0.0, False),
-        (0.8, 1.2, 1.21, 0.0, False),
-        (0.8, 1.2, 1.0, 0.0, True),
+        (0.97, None, 1.04, (0.06, 5), "yes"),
+        (0.97, None, 0.97, (0.06, 5), "too noisy"),
+        (0.97, None, 0.96, (0.009, 5), "NO"),
+        (0.97, None, 0.96, (0.02, 5), "too noisy"),
+        (0.97, None, 1.50, (0.061, 4), "too few rounds (4)"),
+        (1.3, None, 1.3099, (0.106, 5), "too noisy"),
+        (None, 1.15, 1.15, None, "yes"),
+        (None, 1.15, 1.16, None, "NO"),
+        (0.8, 1.2, 0.79, (0.0, 5), "NO"),
+        (0.8, 1.2, 1.21, (0.0, 5), "NO"),
+        (0.8, 1.2, 1.0, (0.1, 5), "yes"),
+        (0.8, 1.2, 1.0, (0.3, 9), "too noisy"),
     ],
 )
-def test_verdicts(measure: Any, low: float | None, high: float | None, value: float, spread: float | None, holds: Any) -> None:
-    row = measure.Row("figure", value, measure.Goal(low, high), spread, noise=0.06)
-    assert row.holds is holds
-    assert row.data()["holds"] is holds
+def test_a4_verdicts(
+    measure: Any, low: float | None, high: float | None, value: float, spread: tuple[float, int] | None, shown: str
+) -> None:
+    row = measure.Row("figure", value, measure.Goal(low, high), None if spread is None else measure.Spread(*spread))
+    data = row.data()
+    assert row.holds is data["holds"] is {"yes": True, "NO": False}.get(shown)
+    assert measure.verdict(data) == shown
+    assert measure.Row.read(data) == row, "a stored row is the row again"
 
 
 def test_a_fact_without_a_goal_claims_nothing(measure: Any) -> None:
-    assert measure.Row("figure", 3.0).data() == {"name": "figure", "value": 3.0, "goal": None, "holds": None, "spread": None}
+    data = measure.Row("figure", 3.0).data()
+    assert data == {"name": "figure", "value": 3.0, "goal": None, "holds": None, "spread": None, "rounds": None}
+    assert measure.verdict(data) == "no goal"
 
 
 def test_median_and_interquartile_range(measure: Any) -> None:
-    assert measure.middle([1.0, 2.0, 3.0, 4.0, 100.0]) == (3.0, 2.0)
-    assert measure.middle([2.0]) == (2.0, 0.0)
+    assert measure.middle([1.0, 2.0, 3.0, 4.0, 100.0]) == (3.0, measure.Spread(2.0, 5))
+    assert measure.middle([2.0]) == (2.0, measure.Spread(0.0, 1))
 
 
 def test_sides_alternate_and_the_first_round_is_left_out(measure: Any) -> None:
