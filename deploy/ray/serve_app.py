@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dovetail.api.engine import EngineOptions
 from dovetail.api.serve import open_app, server_options
 from dovetail.core.errors import UsageError
 from dovetail.serving.client import Busy
@@ -35,6 +36,7 @@ from dovetail.serving.replicas.answer import Call, answer
 from dovetail.serving.replicas.merge import merge
 from dovetail.serving.replicas.prefix import Placement
 from dovetail.serving.replicas.relay import Relay, ReplicaLost
+from dovetail.serving.worker import QUEUED
 
 OPTIONS = ("name", "api_key_file", "allow_host", "allow_origin", "adapter", "metrics_prefix", "tool_parser")  # of the server
 METRICS_SECONDS = 5.0
@@ -74,7 +76,9 @@ class Engine:
 
     async def __init__(self, model: str, server: dict[str, Any], engine: dict[str, Any]) -> None:
         self.stack = AsyncExitStack()
-        opened = open_app(model, server_options(model, **server), adapter=server.get("adapter"), **engine)
+        queued = engine.pop("queued", QUEUED)
+        options = EngineOptions(**engine, adapters=server.get("adapter") or {})
+        opened = open_app(model, server_options(model, **server), options, queued=queued)
         self.app = await self.stack.enter_async_context(opened)
         await self.stack.enter_async_context(self.app.router.lifespan_context(self.app))
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dovetail.core.keywords import checks_keywords
+
 __version__ = "0.1.0"
 
 _PUBLIC = {
@@ -110,7 +112,11 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
+        public = getattr(importlib.import_module(_PUBLIC[name]), name)
+        globals()[name] = (
+            public if isinstance(public, type) else checks_keywords(public)
+        )  # classes are decorated where they stand
+        return globals()[name]
     if name == "parts":  # the package of part classes: dt.parts.Attention
         return importlib.import_module("dovetail.parts")
     raise AttributeError(f"dovetail has no {name!r}")

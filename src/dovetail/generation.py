@@ -187,6 +187,8 @@ def prompt_ids(vocabulary: Vocabulary, prompt: str, *, chat: bool = False, syste
         remedy = "give token ids, or load a model directory with a tokenizer.json"
         raise InputError(f"prompt: is text, but the model has no tokenizer; {remedy}")
     if not chat:
+        if system is not None:
+            raise InputError("system: is a message of a chat; give chat=True, or leave it out")
         return vocabulary.tokenizer.prompt(prompt)
     if vocabulary.chat_template is None:
         raise InputError("chat: the model has no chat template; give the prompt without it")

@@ -43,6 +43,7 @@ from dovetail.core.group import (
     Steps,
     Wire,
 )
+from dovetail.core.keywords import checks_keywords
 from dovetail.core.layers import expand, fold
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
@@ -395,6 +396,7 @@ class Model(Part):
         return data
 
 
+@checks_keywords
 class ModelModule(Module):
     """inputs -> logits."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.fold import over_vocab
 from dovetail.core.inputs import default_ctx
+from dovetail.core.keywords import checks_keywords
 from dovetail.core.loss import IGNORED
 from dovetail.generation import Sampling, Vocabulary, generate_pieces, generate_tokens, prompt_ids
 from dovetail.model import Model, ModelModule
@@ -34,33 +35,24 @@ if TYPE_CHECKING:
 Ids = Tensor | Sequence[int]
 
 
-class BatchOptions(TypedDict, total=False):
+class Batch(NamedTuple):
     """What describes a batch beside its inputs. Either attention_mask or lengths; neither: whole sequences without padding."""
 
-    attention_mask: Tensor | None  # (batch, n), 0 at padding, which is on the left or on the right of a row
-    lengths: Tensor | Sequence[int] | None  # (batch,), tokens per row, padded on the right
-    types: Tensor | None  # (batch, n), token types, where the embedding has them
-    positions: Tensor | None  # (batch, n) or (batch, n, c): coordinates that differ from the order of the tokens (images)
-    patches: Tensor | None  # (p, channels, height, width): the images that ids beyond the vocabulary stand for
-    source: Tensor | None  # (batch, m), the ids that the encoder of an encoder–decoder reads
-    source_mask: Tensor | None  # (batch, m), 0 at padding of the source
+    attention_mask: Tensor | None = None  # (batch, n), 0 at padding, which is on the left or on the right of a row
+    lengths: Tensor | Sequence[int] | None = None  # (batch,), tokens per row, padded on the right
+    types: Tensor | None = None  # (batch, n), token types, where the embedding has them
+    positions: Tensor | None = (
+        None  # (batch, n) or (batch, n, c): coordinates that differ from the order of the tokens (images)
+    )
+    patches: Tensor | None = None  # (p, channels, height, width): the images that ids beyond the vocabulary stand for
+    source: Tensor | None = None  # (batch, m), the ids that the encoder of an encoder–decoder reads
+    source_mask: Tensor | None = None  # (batch, m), 0 at padding of the source
 
 
-class GenerateOptions(TypedDict, total=False):
-    """How tokens are sampled, where generation ends, and whether the prompt is a chat message."""
-
-    temperature: float  # 0, the default, takes the most probable token
-    top_k: int | None  # sample from this many of the most probable tokens
-    top_p: float  # sample from the fewest tokens whose probs sum to this
-    seed: int  # of the sampling
-    stop: Collection[int] | None  # end-of-sequence tokens; by default those of the model
-    positions: Tensor | None  # (n, c), coordinates of the prompt's ids that differ from their order; new tokens continue them
-    patches: Tensor | None  # (p, channels, height, width): the images that ids of the prompt beyond the vocabulary stand for
-    compiled: bool  # decode by compiled graphs: seconds to minutes to make, then faster (decoding.py)
-    chat: bool  # render the prompt with the model's chat template, as a user message
-    system: str | None  # with chat: a system message before it
+WHOLE = Batch()
 
 
+@checks_keywords
 class Transformer(ModelModule):
     """A model with its weights. `model.spec` is its spec; `model.vocabulary` its tokenizer and end-of-sequence tokens."""
 
@@ -81,15 +73,51 @@ class Transformer(ModelModule):
 
     if TYPE_CHECKING:  # nn.Module.__call__ returns Any
 
-        def __call__(self, inputs: Tensor, ctx: Ctx | None = None, **batch: Unpack[BatchOptions]) -> Tensor: ...
+        def __call__(
+            self,
+            inputs: Tensor,
+            ctx: Ctx | None = None,
+            *,
+            attention_mask: Tensor | None = None,
+            lengths: Tensor | Sequence[int] | None = None,
+            types: Tensor | None = None,
+            positions: Tensor | None = None,
+            patches: Tensor | None = None,
+            source: Tensor | None = None,
+            source_mask: Tensor | None = None,
+        ) -> Tensor: ...
 
-    def forward(self, inputs: Tensor, ctx: Ctx | None = None, **batch: Unpack[BatchOptions]) -> Tensor:
-        """Return logits (batch, n, vocab), or what the head computes, for token ids (batch, n) or images. BatchOptions describe
-        padding and the source of an encoder–decoder; a Ctx takes their place."""
-        return super().forward(inputs, self._ctx(inputs, ctx, **batch))
+    def forward(
+        self,
+        inputs: Tensor,
+        ctx: Ctx | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        types: Tensor | None = None,
+        positions: Tensor | None = None,
+        patches: Tensor | None = None,
+        source: Tensor | None = None,
+        source_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits (batch, n, vocab), or what the head computes, for token ids (batch, n) or images. The keywords describe
+        padding and the source of an encoder–decoder (`Batch`); a Ctx takes their place."""
+        batch = Batch(attention_mask, lengths, types, positions, patches, source, source_mask)
+        return super().forward(inputs, self._ctx(inputs, ctx, batch))
 
     def loss(
-        self, inputs: Tensor, targets: Tensor | None = None, ctx: Ctx | None = None, **batch: Unpack[BatchOptions]
+        self,
+        inputs: Tensor,
+        targets: Tensor | None = None,
+        ctx: Ctx | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        types: Tensor | None = None,
+        positions: Tensor | None = None,
+        patches: Tensor | None = None,
+        source: Tensor | None = None,
+        source_mask: Tensor | None = None,
     ) -> Tensor:
         """Return the mean loss, a scalar; the other arguments are those of a forward pass.
 
@@ -99,7 +127,8 @@ class Transformer(ModelModule):
         added.
         """
         given = ctx is not None
-        ctx = self._ctx(inputs, ctx, **batch)
+        batch = Batch(attention_mask, lengths, types, positions, patches, source, source_mask)
+        ctx = self._ctx(inputs, ctx, batch)
         if targets is None:
             targets = self._next_tokens(inputs, ctx)
         elif not given:
@@ -110,61 +139,131 @@ class Transformer(ModelModule):
 
     @overload
     def generate(
-        self, prompt: str, max_tokens: int = ..., *, stream: Literal[True], **how: Unpack[GenerateOptions]
+        self,
+        prompt: str,
+        max_tokens: int = ...,
+        *,
+        stream: Literal[True],
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float = ...,
+        seed: int = ...,
+        stop: Collection[int] | None = ...,
+        positions: Tensor | None = ...,
+        patches: Tensor | None = ...,
+        compiled: bool = ...,
+        chat: bool = ...,
+        system: str | None = ...,
     ) -> Iterator[str]: ...
 
     @overload
     def generate(
-        self, prompt: str, max_tokens: int = ..., *, stream: Literal[False] = ..., **how: Unpack[GenerateOptions]
+        self,
+        prompt: str,
+        max_tokens: int = ...,
+        *,
+        stream: Literal[False] = ...,
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float = ...,
+        seed: int = ...,
+        stop: Collection[int] | None = ...,
+        positions: Tensor | None = ...,
+        patches: Tensor | None = ...,
+        compiled: bool = ...,
+        chat: bool = ...,
+        system: str | None = ...,
     ) -> str: ...
 
     @overload
     def generate(
-        self, prompt: Ids, max_tokens: int = ..., *, stream: Literal[True], **how: Unpack[GenerateOptions]
+        self,
+        prompt: Ids,
+        max_tokens: int = ...,
+        *,
+        stream: Literal[True],
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float = ...,
+        seed: int = ...,
+        stop: Collection[int] | None = ...,
+        positions: Tensor | None = ...,
+        patches: Tensor | None = ...,
+        compiled: bool = ...,
+        chat: bool = ...,
+        system: str | None = ...,
     ) -> Iterator[int]: ...
 
     @overload
     def generate(
-        self, prompt: Ids, max_tokens: int = ..., *, stream: Literal[False] = ..., **how: Unpack[GenerateOptions]
+        self,
+        prompt: Ids,
+        max_tokens: int = ...,
+        *,
+        stream: Literal[False] = ...,
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float = ...,
+        seed: int = ...,
+        stop: Collection[int] | None = ...,
+        positions: Tensor | None = ...,
+        patches: Tensor | None = ...,
+        compiled: bool = ...,
+        chat: bool = ...,
+        system: str | None = ...,
     ) -> list[int]: ...
 
     def generate(
-        self, prompt: str | Ids, max_tokens: int = 128, *, stream: bool = False, **how: Unpack[GenerateOptions]
+        self,
+        prompt: str | Ids,
+        max_tokens: int = 128,
+        *,
+        stream: bool = False,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Collection[int] | None = None,
+        positions: Tensor | None = None,
+        patches: Tensor | None = None,
+        compiled: bool = False,
+        chat: bool = False,
+        system: str | None = None,
     ) -> str | list[int] | Iterator[str] | Iterator[int]:
         """Return what follows a prompt: text for text, token ids for ids (n,); with stream=True an iterator over pieces.
 
-        Generation ends at an end-of-sequence token or after max_tokens. An encoder–decoder reads the prompt as its source. By
-        default the most probable token is taken; GenerateOptions sample, set other end tokens, or render a chat message.
+        Generation ends at a token of `stop` (by default the end-of-sequence tokens of the model) or after max_tokens. An
+        encoder–decoder reads the prompt as its source. temperature 0 takes the most probable token; top_k samples from the K
+        most probable tokens, top_p from the fewest tokens whose probs sum to it. positions (n, c) are coordinates of the
+        prompt's ids that differ from their order; patches (p, channels, height, width) the images that ids beyond the
+        vocabulary stand for. compiled decodes by compiled graphs: seconds to minutes to make, then faster (decoding.py). chat
+        renders the prompt with the model's chat template, as a user message, after the message `system`.
         """
         vocabulary = self.vocabulary or Vocabulary()
-        stop, compiled = how.get("stop"), how.get("compiled", False)
         ends = vocabulary.stop if stop is None else frozenset(stop)
-        sampling = Sampling(
-            temperature=how.get("temperature", 0.0),
-            top_k=how.get("top_k"),
-            top_p=how.get("top_p", 1.0),
-            seed=how.get("seed", 0),
-        )
-        positions = how.get("positions")
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         if isinstance(prompt, str):
-            if positions is not None:
-                raise InputError("positions: belong to token ids; give the prompt as ids, too")
-            ids = prompt_ids(vocabulary, prompt, chat=how.get("chat", False), system=how.get("system"))
-            echo = not how.get("chat", False)
-            pieces = generate_pieces(self, vocabulary, ids, max_tokens, sampling, stop=ends, continues=echo, compiled=compiled)
+            for name, value in (("positions", positions), ("patches", patches)):
+                if value is not None:
+                    raise InputError(f"{name}: belong to token ids; give the prompt as ids, not as text")
+            ids = prompt_ids(vocabulary, prompt, chat=chat, system=system)
+            pieces = generate_pieces(
+                self, vocabulary, ids, max_tokens, sampling, stop=ends, continues=not chat, compiled=compiled
+            )
             text = (piece for _, piece in pieces if piece)
             return text if stream else "".join(text)
-        ids, start = _one_row(prompt), vocabulary.start
+        if chat or system is not None:
+            raise InputError(f"{'chat' if chat else 'system'}: renders messages of text; give the prompt as text, not as ids")
         tokens = generate_tokens(
             self,
-            ids,
+            _one_row(prompt),
             max_tokens,
             sampling,
             stop=ends,
-            start=start,
+            start=vocabulary.start,
             compiled=compiled,
             positions=positions,
-            patches=how.get("patches"),
+            patches=patches,
         )
         return tokens if stream else list(tokens)
 
@@ -175,32 +274,39 @@ class Transformer(ModelModule):
         grad: bool = False,
         patch: Mapping[str, Replacement] | None = None,
         ctx: Ctx | None = None,
-        **batch: Unpack[BatchOptions],
+        attention_mask: Tensor | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        types: Tensor | None = None,
+        positions: Tensor | None = None,
+        patches: Tensor | None = None,
+        source: Tensor | None = None,
+        source_mask: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Return the activations at the addresses that match a pattern, by address; other arguments as in a forward pass.
 
         grad=True keeps the graph, so that a backward pass from one activation gives the gradients of the others. patch replaces
         activations: {address: a tensor, a number, or a function of the activation}.
         """
-        return trace(self, inputs, *patterns, ctx=self._ctx(inputs, ctx, **batch), grad=grad, patch=patch)
+        batch = Batch(attention_mask, lengths, types, positions, patches, source, source_mask)
+        return trace(self, inputs, *patterns, ctx=self._ctx(inputs, ctx, batch), grad=grad, patch=patch)
 
     # -- arguments
 
-    def _ctx(self, inputs: Tensor, ctx: Ctx | None, **batch: Unpack[BatchOptions]) -> Ctx:
+    def _ctx(self, inputs: Tensor, ctx: Ctx | None = None, batch: Batch = WHOLE) -> Ctx:
         """Return the Ctx given, or one made from plain arguments."""
         if ctx is not None:
-            if batch:
-                raise InputError(f"{', '.join(batch)}: ctx holds the layout and the source already; give it alone")
+            if names := [name for name, value in zip(batch._fields, batch, strict=True) if value is not None]:
+                raise InputError(f"{', '.join(names)}: ctx holds the layout and the source already; give it alone")
             return ctx
-        source, source_mask = batch.get("source"), batch.get("source_mask")
+        source, source_mask = batch.source, batch.source_mask
         ctx = default_ctx(
             inputs,
             ranks=self.ranks,
-            attention_mask=batch.get("attention_mask"),
-            lengths=batch.get("lengths"),
-            types=batch.get("types"),
-            positions=batch.get("positions"),
-            patches=batch.get("patches"),
+            attention_mask=batch.attention_mask,
+            lengths=batch.lengths,
+            types=batch.types,
+            positions=batch.positions,
+            patches=batch.patches,
         )
         if self.part.encoder is None:
             if source is not None or source_mask is not None:

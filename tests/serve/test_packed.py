@@ -9,7 +9,7 @@ import torch
 
 import dovetail as dt
 from dovetail.adapters.attach import attach
-from dovetail.api.engine import load_engine
+from dovetail.api.engine import EngineOptions, load_engine
 from dovetail.core.errors import SpecError
 from dovetail.core.linear import Linear
 from dovetail.lawbook.case import perturbed
@@ -81,7 +81,7 @@ def test_other_dtypes_stay_as_they_are(dtype: torch.dtype) -> None:
 def test_an_engine_of_a_directory_is_packed_and_has_the_tokens_of_generate(tmp_path: Path) -> None:
     model = perturbed(dt.from_yaml(LLAMA), 3, torch.float32)
     dt.save(model, tmp_path / "model")
-    engine = load_engine(tmp_path / "model", rows=3, longest=64)
+    engine = load_engine(tmp_path / "model", EngineOptions(rows=3, longest=64))
     assert sum(isinstance(one, PackedLinear) for one in engine.model.modules()) == 15  # seven per layer, and the tied head
     prompts = [[5, 9, 20], [7], [3, 3, 8, 1, 60]]
     for i, prompt in enumerate(prompts):

@@ -16,7 +16,7 @@ import dovetail as dt
 from dovetail.adapters.attach import attach, detach
 from dovetail.adapters.lora import Lora
 from dovetail.adapters.tensors import adapter_tensors
-from dovetail.api.engine import load_engine
+from dovetail.api.engine import EngineOptions, load_engine
 from dovetail.lawbook.adapted import perturb
 from dovetail.sampling import GREEDY, Sampling
 from dovetail.serving.draft_ahead import DraftAhead, DraftLast, own_drafter
@@ -135,7 +135,7 @@ def test_rows_with_different_adapters_draft_each_with_its_own() -> None:
 def test_a_directory_with_heads_drafts_by_them(tmp_path: Path) -> None:
     model = trained("hybrid")
     dt.save(model, tmp_path / "small")
-    engine = load_engine(tmp_path / "small", rows=2, longest=64, speculate="mtp")
+    engine = load_engine(tmp_path / "small", EngineOptions(rows=2, longest=64, speculate="mtp"))
     assert isinstance(engine, Engine)
     assert isinstance(engine.drafter, DraftLast)
     request = Request(id="a", prompt=prompt(5, 30), max_tokens=20, sampling=GREEDY)

@@ -14,7 +14,7 @@ import dovetail as dt
 from dovetail.adapters.attach import attach, detach
 from dovetail.adapters.lora import Lora
 from dovetail.adapters.tensors import adapter_tensors
-from dovetail.api.engine import load_engine
+from dovetail.api.engine import EngineOptions, load_engine
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.layout import TokenLayout
@@ -124,7 +124,7 @@ def test_rows_with_different_adapters_draft_each_with_its_own() -> None:
 def test_a_directory_with_multi_token_prediction_drafts_by_it(tmp_path: Path) -> None:
     model = trained("hybrid")
     dt.save(model, tmp_path / "small")
-    engine = load_engine(tmp_path / "small", rows=2, longest=64, speculate="mtp")
+    engine = load_engine(tmp_path / "small", EngineOptions(rows=2, longest=64, speculate="mtp"))
     assert isinstance(engine, Engine)
     request = Request(id="a", prompt=prompt(5, 30), max_tokens=20, sampling=GREEDY)
     assert run(engine, request)["a", 0] == alone(model, request)
@@ -134,4 +134,4 @@ def test_a_directory_with_multi_token_prediction_drafts_by_it(tmp_path: Path) ->
 def test_a_model_without_multi_token_prediction_is_refused(tmp_path: Path) -> None:
     dt.save(dt.build(load_spec("llama-tiny")).eval(), tmp_path / "plain")
     with pytest.raises(SpecError, match="mtp: the model has no multi-token prediction"):
-        load_engine(tmp_path / "plain", rows=1, longest=32, speculate="mtp")
+        load_engine(tmp_path / "plain", EngineOptions(rows=1, longest=32, speculate="mtp"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.api.engine import start_engine
+from dovetail.api.engine import EngineOptions, start_engine
 from dovetail.core.errors import InputError
 from dovetail.generation import generate_tokens
 from dovetail.serving.client import Busy, EngineDead
@@ -33,7 +33,7 @@ async def outputs_of(client, request: Request) -> list[Output]:
 
 def test_requests_abort_refusals_a_full_queue_and_the_death_of_the_process(directory: Path) -> None:
     async def program() -> None:
-        client = await start_engine(directory, rows=2, queued=2, longest=2048, threads=1)
+        client = await start_engine(directory, EngineOptions(rows=2, longest=2048, threads=1), queued=2)
         model = dovetail.load(directory)
         requests = [Request(id=str(i), prompt=tuple(range(1, 9 + i)), max_tokens=12) for i in range(4)]
         found = await asyncio.gather(*(outputs_of(client, request) for request in requests))

@@ -17,6 +17,7 @@ from dovetail.api.generate import Generation, check_model, check_options
 from dovetail.api.models import load
 from dovetail.core.errors import InputError
 from dovetail.core.finite import check_weights
+from dovetail.core.keywords import checks_keywords
 from dovetail.generation import Vocabulary, chat_ids
 from dovetail.sampling import Sampling
 from dovetail.serving.engine import Engine
@@ -53,6 +54,7 @@ def chat(
     return Chat(model, system, max_tokens, sampling, longest)
 
 
+@checks_keywords
 class Chat:
     """A conversation. `messages` are its messages so far, the system's first."""
 

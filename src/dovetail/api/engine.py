@@ -1,10 +1,11 @@
 """engine: the native engine of a model directory, in this process or in one of its own.
 
-client = await start_engine("Qwen3-0.6B", rows=8)          python -m dovetail.api.engine FD '{"directory": …, "rows": 8}'
+client = await start_engine("Qwen3-0.6B", EngineOptions(rows=8))      python -m dovetail.api.engine FD '{"directory": …, …}'
 """
 
 from __future__ import annotations
 
+import dataclasses as dc
 import functools
 import gc
 import json
@@ -13,16 +14,16 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from dovetail.adapters.storage import Stored, check_base
 from dovetail.api.models import load
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.finite import check_weights
-from dovetail.embedding import Embedder
+from dovetail.core.keywords import checks_keywords
+from dovetail.embedding import Embedder, Pooling
 from dovetail.generation import Vocabulary, generates
 from dovetail.port.adapter import family_of, read_any
 from dovetail.serving.draft_ahead import own_drafter
@@ -33,44 +34,76 @@ from dovetail.serving.process import Loop
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.serving.wire import encode
 from dovetail.serving.worker import QUEUED, ProcessClient, start_process
+from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import Grammars
 from dovetail.transformer import Transformer
 
 E = TypeVar("E", Engine, PooledEngine)
 
 
-def load_engine(
-    directory: str | Path,
-    *,
-    rows: int = 8,
-    longest: int = 4096,
-    dtype: str | None = None,
-    threads: int | None = None,
-    speculate: str | None = None,
-    drafts: int = 4,
-    adapters: Mapping[str, str] = MappingProxyType({}),
-    compiled: bool = False,
-    **options: Any,
-) -> Engine | PooledEngine:
-    """Return the engine of a model directory; the other options are those of `Engine`. A model that does not generate has one
-    for embeddings and scores alone, without these options. Up to `drafts` tokens are guessed at once: `speculate` is `lookup`,
-    which guesses them from those before, `mtp`, the model's own multi-token prediction, one token per depth, or the directory
-    of a smaller model with the same vocabulary. `adapters` are directories by the names that requests give. `compiled` decodes
-    by a compiled graph, which is made first, and holds the weights a second time."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    model = load(directory, dtype=dtype).eval()
+@checks_keywords
+@dc.dataclass(frozen=True)
+class EngineOptions:
+    """How a model directory is served, as plain data: a server's process hands it to the process of its engine."""
+
+    rows: int = 8  # continuations that run at once
+    longest: int = 4096  # tokens of a prompt and its continuation together
+    budget: int = 512  # tokens per step of the model
+    pages: int | None = None  # of the KV cache; None: enough for all rows
+    cache: CacheFormat | None = None  # None: the dtype of the model
+    share: bool = True  # keep the KV cache of prompts for later requests that begin alike
+    speculate: str | None = None  # `lookup`, `mtp`, or the directory of a smaller model with the same vocabulary
+    drafts: int = 4  # tokens that are guessed at once; with mtp one per depth at most
+    compiled: bool = False  # decode by a compiled graph, which is made first, and holds the weights a second time
+    dtype: str | None = None  # None: that of the files
+    threads: int | None = None
+    pooling: Pooling | None = None  # of embeddings; None: that of the model's head
+    adapters: Mapping[str, str] = dc.field(default_factory=dict[str, str])  # directories by the names that requests give
+
+
+def load_engine(directory: str | Path, options: EngineOptions = EngineOptions()) -> Engine | PooledEngine:
+    """Return the engine of a model directory. A model that does not generate has one for embeddings and scores only, which
+    reads `longest`, `dtype`, `threads` and `adapters`."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    model = load(directory, dtype=options.dtype).eval()
     check_weights(model, model.spec)
     pack(model)
     if not generates(model.spec):
-        return _with_adapters(PooledEngine(model, longest), directory, adapters)
-    drafter = None if speculate is None else _drafter(speculate, model, rows, longest, drafts, dtype)
+        _check_pooled(options)
+        return _with_adapters(PooledEngine(model, options.longest), directory, options.adapters)
     vocabulary = model.vocabulary or Vocabulary()
-    tokenizer, vocab = vocabulary.tokenizer, model.spec.vocab
-    options["grammars"] = None if tokenizer is None else Grammars(tokenizer, vocab, vocabulary.stop)
-    options["compiled"] = load(directory, dtype=dtype).eval() if compiled else None
-    engine = Engine(model, rows=rows, longest=longest, start=vocabulary.start, drafter=drafter, drafts=drafts, **options)
-    return _with_adapters(engine, directory, adapters)
+    tokenizer = vocabulary.tokenizer
+    engine = Engine(
+        model,
+        rows=options.rows,
+        longest=options.longest,
+        budget=options.budget,
+        pages=options.pages,
+        cache=options.cache,
+        share=options.share,
+        start=vocabulary.start,
+        drafter=_drafter(model, options),
+        drafts=options.drafts,
+        grammars=None if tokenizer is None else Grammars(tokenizer, model.spec.vocab, vocabulary.stop),
+        compiled=load(directory, dtype=options.dtype).eval() if options.compiled else None,
+    )
+    return _with_adapters(engine, directory, options.adapters)
+
+
+def _check_pooled(options: EngineOptions) -> None:
+    default = EngineOptions()
+    for name in (
+        "budget",
+        "pages",
+        "cache",
+        "share",
+        "speculate",
+        "drafts",
+        "compiled",
+    ):  # of the decode state and of generation
+        if getattr(options, name) != getattr(default, name):
+            raise UsageError(f"{name}: the model does not generate, so it has no use for it; leave it out")
 
 
 def _with_adapters(engine: E, directory: str | Path, adapters: Mapping[str, str]) -> E:
@@ -87,22 +120,27 @@ def read_adapter(engine: Engine | PooledEngine, base: str | Path, directory: str
     return stored
 
 
-def _drafter(speculate: str, model: Transformer, rows: int, longest: int, drafts: int, dtype: str | None) -> Drafter:
-    if speculate == "lookup":
+def _drafter(model: Transformer, options: EngineOptions) -> Drafter | None:
+    if options.speculate is None:
+        return None
+    if options.speculate == "lookup":
         return PromptLookup()
-    if speculate == "mtp":
-        return own_drafter(model, rows=rows, longest=longest, drafts=drafts)
-    smaller = load(speculate, dtype=dtype).eval()
+    if options.speculate == "mtp":
+        return own_drafter(model, rows=options.rows, longest=options.longest, drafts=options.drafts)
+    smaller = load(options.speculate, dtype=options.dtype).eval()
     check_weights(smaller, smaller.spec)
     pack(smaller)
-    return DraftModel(smaller, rows=rows, longest=longest, target=model)
+    return DraftModel(smaller, rows=options.rows, longest=options.longest, target=model)
 
 
-async def start_engine(directory: str | Path, *, rows: int = 8, queued: int = QUEUED, **options: Any) -> ProcessClient:
-    """Start the engine of a model directory in a process of its own; return when its model is loaded. The options are those of
-    `load_engine`, and `pooling` of embeddings. Raises EngineDead with the reason where the model cannot be served."""
-    given = {"directory": str(directory), "rows": rows, **options}
-    return await start_process("dovetail.api.engine", given, running=rows, queued=queued)
+@checks_keywords
+async def start_engine(
+    directory: str | Path, options: EngineOptions = EngineOptions(), *, queued: int = QUEUED
+) -> ProcessClient:
+    """Start the engine of a model directory in a process of its own; return when its model is loaded. Up to `queued`
+    continuations wait. Raises EngineDead with the reason where the model cannot be served."""
+    given = {"directory": str(directory), **dc.asdict(options)}
+    return await start_process("dovetail.api.engine", given, running=options.rows, queued=queued)
 
 
 def main() -> int:
@@ -111,9 +149,9 @@ def main() -> int:
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
         given = json.loads(sys.argv[2])
-        pooling = given.pop("pooling", None)
-        engine = load_engine(**given)
-        embedder = Embedder(engine.model, pooling)
+        directory, options = given.pop("directory"), EngineOptions(**given)
+        engine = load_engine(directory, options)
+        embedder = Embedder(engine.model, options.pooling)
     except (DovetailError, OSError, RuntimeError) as error:
         message = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
         sock.sendall(encode({"fatal": message[:2000]}))
@@ -122,7 +160,7 @@ def main() -> int:
     gc.freeze()  # the model stays: no step waits until the collector has searched it
     ready = {"longest": engine.longest, "vocab": engine.model.part.vocab, "ranks": embedder.ranks}
     sock.sendall(encode({"ready": ready}))
-    Loop(engine, sock, functools.partial(read_adapter, engine, given["directory"]), embedder).run()
+    Loop(engine, sock, functools.partial(read_adapter, engine, directory), embedder).run()
     return 0
 
 

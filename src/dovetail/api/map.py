@@ -13,12 +13,14 @@ from torch import Tensor
 
 from dovetail.api.result import Result
 from dovetail.core.finite import check_weights
+from dovetail.core.keywords import checks_keywords
 from dovetail.look.console import unwrapped
 from dovetail.look.map import attention_of, draw_map
 from dovetail.port.load import Watch, load
 from dovetail.text.tokenizer import Tokenizer
 
 
+@checks_keywords
 @dc.dataclass(frozen=True, repr=False, eq=False)
 class AttentionMap(Result):
     """The attention probs of one layer: `probs[head, i, j]` from token i to token j."""

@@ -9,19 +9,22 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dovetail import __version__
 from dovetail.core.errors import FileError, UsageError
-from dovetail.embedding import check_embeds
+from dovetail.embedding import Pooling, check_embeds
 from dovetail.generation import generates
 from dovetail.io.untrusted import Directory, read_regular
 from dovetail.port.load import origin
 from dovetail.port.vocabulary import read_vocabulary
+from dovetail.serving.worker import QUEUED
+from dovetail.state.quantized import CacheFormat
 
 if TYPE_CHECKING:  # of the extra `serve`
     from fastapi import FastAPI
 
+    from dovetail.api.engine import EngineOptions
     from dovetail.serving.http.options import Options
 
 PACKAGES = ("fastapi", "uvicorn", "starlette", "prometheus_client")  # of the extra `serve`
@@ -44,8 +47,20 @@ def serve(
     metrics_prefix: str = "dovetail",
     tool_parser: str | None = None,
     drain_seconds: float = 30.0,
+    rows: int = 8,
+    queued: int = QUEUED,
+    longest: int = 4096,
+    budget: int = 512,
+    pages: int | None = None,
+    cache: CacheFormat | None = None,
+    share: bool = True,
+    speculate: str | None = None,
+    drafts: int = 4,
+    compiled: bool = False,
+    dtype: str | None = None,
+    threads: int | None = None,
+    pooling: Pooling | None = None,
     ready: Callable[[str], None] | None = None,
-    **engine: Any,
 ) -> None:
     """Serve the model of a directory until SIGTERM or SIGINT, then drain.
 
@@ -53,7 +68,8 @@ def serve(
     needs a key: `api_key`, or the lines of `api_key_file`. `adapter` are directories of adapters by the names that requests
     give as their model; those in `adapter_root` can be loaded by requests with a key of `admin_key_file`. `tool_parser` is the
     format of tool calls; that of the chat template by default. `ready` is called with the URL once requests are accepted.
-    `engine` are options of the engine (`api.engine.start_engine`).
+    Up to `queued` continuations wait; further requests get 429. The options from `rows` to `pooling` are those of the engine
+    (`api.engine.EngineOptions`).
     """
     options = server_options(
         model,
@@ -70,12 +86,28 @@ def serve(
         drain_seconds=drain_seconds,
     )
     check_exposed(host, options.keys)
+    from dovetail.api.engine import EngineOptions
     from dovetail.serving.http.server import bound_socket
 
+    engine = EngineOptions(
+        rows=rows,
+        longest=longest,
+        budget=budget,
+        pages=pages,
+        cache=cache,
+        share=share,
+        speculate=speculate,
+        drafts=drafts,
+        compiled=compiled,
+        dtype=dtype,
+        threads=threads,
+        pooling=pooling,
+        adapters={adapter_name: str(directory) for adapter_name, directory in (adapter or {}).items()},
+    )
     sock = bound_socket(host, port)  # before the weights are read: a port that is taken is an error at once
     try:
         url = url_of(host, sock.getsockname()[1])
-        asyncio.run(_serve(model, sock, options, lambda: _report(ready, url), {**engine, "adapter": adapter}))
+        asyncio.run(_serve(model, sock, options, lambda: _report(ready, url), engine, queued))
     finally:
         sock.close()
 
@@ -115,7 +147,7 @@ def server_options(
 
 @asynccontextmanager
 async def open_app(
-    model: str | Path, options: Options, *, adapter: Mapping[str, str | Path] | None = None, **engine: Any
+    model: str | Path, options: Options, engine: EngineOptions, *, queued: int = QUEUED
 ) -> AsyncGenerator[FastAPI, None]:
     """Start the engine of a model directory; yield its app, without a socket; end the engine."""
     from dovetail.api.engine import start_engine
@@ -125,17 +157,19 @@ async def open_app(
     spec = origin(where).spec
     if not generates(spec):
         check_embeds(spec)
-    client = await start_engine(where.place, **engine, adapters={one: str(place) for one, place in (adapter or {}).items()})
+    client = await start_engine(where.place, engine, queued=queued)
     try:
         yield make_app(client, read_vocabulary(where), options)
     finally:
         await client.close()
 
 
-async def _serve(model: str | Path, sock: socket, options: Options, ready: Callable[[], None], engine: dict[str, Any]) -> None:
+async def _serve(
+    model: str | Path, sock: socket, options: Options, ready: Callable[[], None], engine: EngineOptions, queued: int
+) -> None:
     from dovetail.serving.http.server import run_server
 
-    async with open_app(model, options, **engine) as app:
+    async with open_app(model, options, engine, queued=queued) as app:
         await run_server(app, sock, options.drain_seconds, ready)
 
 

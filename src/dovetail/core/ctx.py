@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.errors import InputError
+from dovetail.core.keywords import checks_keywords
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
 from dovetail.core.random import draw, normals, streams, words
@@ -107,6 +108,7 @@ class Placed(Protocol):
 Listen = Callable[[str, Tensor], Tensor | None]  # (address, value) -> None, or a value to use instead
 
 
+@checks_keywords
 class Listener:
     """Address patterns (`*.mixer.pattern`) and the function to call at each; pairs where one pattern has several."""
 
@@ -136,6 +138,7 @@ class Losses:
         self.by_path = by_path
 
 
+@checks_keywords
 @dc.dataclass(slots=True)
 class Ctx:
     """What a forward pass carries."""

@@ -33,6 +33,12 @@ class InputError(DovetailError, ValueError):
     exit_code = 4
 
 
+class KeywordError(DovetailError, TypeError):
+    """A call with a keyword that the function does not have."""
+
+    exit_code = 2
+
+
 class StateError(DovetailError):
     """A request that the decode state cannot serve: a full pool, a row out of range."""
 

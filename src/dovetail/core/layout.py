@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import InputError
+from dovetail.core.keywords import checks_keywords
 
 T = TypeVar("T")
 
@@ -33,6 +34,7 @@ class Known(NamedTuple):
     spans: tuple[tuple[int, int], ...] | None = None  # flat batches: the first order and the number of tokens of each row
 
 
+@checks_keywords
 class TokenLayout:
     """Position, order, document and row of each token; the head of the file lists the fields."""
 

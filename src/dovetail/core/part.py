@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from dovetail.core.errors import SpecError
 from dovetail.core.field import bounded, describe, finite, fits, options
+from dovetail.core.keywords import checks_keywords
 from dovetail.core.scope import Scope
 from dovetail.core.suggest import did_you_mean, names_or_nearest
 from dovetail.core.weight import Read, State, Weight
@@ -60,7 +61,7 @@ def register(kind: str) -> Callable[[P], P]:
     def decorate(cls: P) -> P:
         if "__repr__" not in cls.__dict__:  # not that of a base, which knows the fields of the base alone
             cls.__repr__ = Part.__repr__  # type: ignore[method-assign]
-        part = dc.dataclass(frozen=True, kw_only=True, repr=False)(cls)
+        part = checks_keywords(dc.dataclass(frozen=True, kw_only=True, repr=False)(cls))
         if kind in KINDS and KINDS[kind].__module__ != cls.__module__:
             raise SpecError("", f"the kind {kind!r} is registered twice: in {KINDS[kind].__module__} and {cls.__module__}")
         part.kind = kind

@@ -152,7 +152,7 @@ def observed(model: nn.Module, paths: Sequence[str], watched: Sequence[str] = ()
 def run(model: Transformer, batch: Tensor, until: str | None = None) -> Tensor | None:
     """The hidden states of a batch (rows, n), or with `until` what that layer returns, without the layers behind it."""
     if until is None:
-        return model.hidden(batch, model._ctx(batch, None))[0]
+        return model.hidden(batch, model._ctx(batch))[0]
     kept: list[Tensor] = []
 
     def stop(module: nn.Module, args: Any, output: Any) -> None:
@@ -161,7 +161,7 @@ def run(model: Transformer, batch: Tensor, until: str | None = None) -> Tensor |
 
     hook = model.get_submodule(until).register_forward_hook(stop)
     try:
-        model.hidden(batch, model._ctx(batch, None))
+        model.hidden(batch, model._ctx(batch))
     except _Reached:
         pass
     finally:

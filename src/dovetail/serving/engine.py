@@ -24,6 +24,7 @@ from torch import Tensor
 from dovetail.adapters.kind import AdapterKind
 from dovetail.core.errors import InputError
 from dovetail.core.fold import position_limit
+from dovetail.core.keywords import checks_keywords
 from dovetail.generation import check_generates
 from dovetail.model import ModelModule
 from dovetail.sampling import top_logprobs
@@ -38,6 +39,7 @@ from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import GrammarError, Grammars, Matcher
 
 
+@checks_keywords
 class Engine:
     """A model that continues many prompts at once."""
 

@@ -10,11 +10,13 @@ import dataclasses as dc
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from dovetail.core.keywords import checks_keywords
 from dovetail.sampling import GREEDY, Sampling
 
 Finish = Literal["stop", "length", "abort", "error", "refused"]  # refused: its grammar took too much work at a token
 
 
+@checks_keywords
 @dc.dataclass(frozen=True, kw_only=True)
 class Request:
     """One prompt, and how it is continued."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import StateError
+from dovetail.core.keywords import checks_keywords
 from dovetail.core.layout import Known, TokenLayout
 from dovetail.core.module import stored_dtype
 from dovetail.core.part import Part, walk
@@ -93,6 +94,7 @@ class Mark:
     entries: list[Tensor]
 
 
+@checks_keywords
 class Pool:
     """The decode state of `rows` sequences of up to `capacity` tokens."""
 
