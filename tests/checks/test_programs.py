@@ -1,0 +1,83 @@
+"""The tester of programs (checks/programs): a failing program is found, shrunk, printed and replayed; a short run of each kind."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from checks.programs import __main__ as command
+from checks.programs.frame import Kind, Session, Step, run, sample, script, shrink, wrong
+
+
+class Stack(Session):
+    """A list whose `pop` is wrong where an even number lies under another number above 5."""
+
+    def __init__(self) -> None:
+        self.items: list[int] = []
+
+    def do_push(self, value: int) -> None:
+        self.items.append(value)
+
+    def do_pop(self) -> None:
+        if len(self.items) > 1 and self.items[-2] % 2 == 0 and self.items[-1] > 5:
+            wrong(f"popped {self.items[-2]}")
+        if self.items:
+            self.items.pop()
+
+
+class StackKind(Kind):
+    name = "stack"
+
+    def sample(self, rng: random.Random) -> tuple[dict[str, Any], list[Step]]:
+        calls: list[Step] = [("push", {"value": rng.randrange(10)}) if rng.random() < 0.7 else ("pop", {}) for _ in range(30)]
+        return {}, calls
+
+    def start(self, setup: Mapping[str, Any]) -> Stack:
+        return Stack()
+
+    def smaller(self, step: Step) -> Iterator[Step]:
+        if step[0] == "push" and step[1]["value"]:
+            yield "push", {"value": step[1]["value"] - 1}
+
+
+def test_a_failing_program_is_shrunk_to_the_steps_that_matter() -> None:
+    kind = StackKind()
+    programs = [sample(kind, 0, number) for number in range(50)]
+    assert programs[3] == sample(kind, 0, 3)
+    assert programs[3] != sample(kind, 1, 3)
+    program, failure = next((one, why) for one in programs if (why := run(kind, one)) is not None)
+    assert failure.error == "Wrong"
+    small, why = shrink(kind, program, failure)
+    assert small.steps == (("push", {"value": 0}), ("push", {"value": 6}), ("pop", {}))
+    assert (why.step, why.message) == (2, "popped 0")
+    printed = script(small, why)
+    assert "('push', {'value': 6})" in printed
+    compile(printed, "script", "exec")
+
+
+def test_the_command_counts_failures_and_exits_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "kind_of", lambda name: StackKind())
+    assert command.main(["--kinds", "stack", "--programs", "40", "--failures", "2", "--json"]) == 1
+    out, err = capsys.readouterr()
+    rows = {row["name"]: row for row in json.loads(out)["rows"]}
+    assert rows["failed programs, stack"] == {
+        "name": "failed programs, stack",
+        "value": 2,
+        "goal": "≤ 0",
+        "holds": False,
+        "spread": None,
+    }
+    assert err.count("replay('stack'") == 2
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(SystemExit, match="'engin' is unknown"):
+        command.main(["--kinds", "engin"])
