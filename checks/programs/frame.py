@@ -5,8 +5,8 @@
     program = shrink(kind, program, failure)     fewer and smaller steps that fail alike
     print(script(program, failure))              a script that replays it
 
-To add a kind: derive from `Kind` in a file of its own, and name it in kinds.py. A step is `(call, arguments)`, and its arguments
-are plain data, so that a program can be printed. The session of a kind must skip a step that makes no sense (an abort of
+To add a kind: derive from `Kind` in a file of its own, and name it in kinds.py. A step is `(call, arguments)`, with arguments
+that are plain data, so that a program can be printed. The session of a kind must skip a step that makes no sense (an abort of
 a request that was never added), since the shrinker deletes steps.
 """
 

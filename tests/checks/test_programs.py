@@ -1,4 +1,4 @@
-"""The tester of programs (checks/programs): a failing program is found, shrunk, printed and replayed; a short run of each kind."""
+"""The tester of programs (checks/programs): a failing program is found, shrunk and printed; a short run of each kind."""
 
 from __future__ import annotations
 
