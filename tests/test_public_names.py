@@ -114,7 +114,7 @@ except dovetail.DovetailError as refused:
 try:
     dovetail.serve_vllm("nowhere")
 except dovetail.DovetailError as refused:
-    assert "dovetail[vllm]" in str(refused)
+    assert "dovetail-lm[vllm]" in str(refused)
 assert not dovetail.laws(spec, only=["round_trip"]).failed
 assert "llama" in [family.model_type for family in dovetail.list_families()]
 assert isinstance(model, dovetail.Transformer)

@@ -1,6 +1,6 @@
 """Replicas of the native engine on a Ray cluster, behind a prefix-aware router.
 
-    serve run --app-dir deploy/ray deploy/ray/serve.yaml              needs: pip install "dovetail[serve]" "ray[serve]"
+    serve run --app-dir deploy/ray deploy/ray/serve.yaml              needs: pip install "dovetail-lm[serve]" "ray[serve]"
 
     client -> Ray's HTTP proxy -> Front: Guard, Relay -> PrefixRouter -> Engine: the app of `dovetail serve`, and its engine
                                                                       -> Engine …

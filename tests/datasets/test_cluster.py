@@ -79,5 +79,5 @@ def test_a_cluster_builds_what_one_process_builds(tmp_path: Path, monkeypatch: p
 def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(FileError, match=r'--cluster: a cluster is reached through ray: pip install "dovetail\[cluster\]"'):
+    with pytest.raises(FileError, match=r'--cluster: a cluster is reached through ray: pip install "dovetail-lm\[cluster\]"'):
         build_data(tmp_path / "a.txt", tmp_path / "out", cluster="auto", quiet=True)

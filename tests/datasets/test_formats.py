@@ -128,7 +128,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
-    with pytest.raises(FileError, match=r'rows\.parquet: Parquet is read with pyarrow: pip install "dovetail\[data\]"'):
+    with pytest.raises(FileError, match=r'rows\.parquet: Parquet is read with pyarrow: pip install "dovetail-lm\[data\]"'):
         documents(tmp_path / "rows.parquet", 1, Options())
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import signal
 import subprocess
 import sys
+import tomllib
+import venv
 from pathlib import Path
 
 import pytest
 
 from dovetail.cli import VERBS
-from dovetail.core.errors import FileError
+from dovetail.core.errors import DISTRIBUTION, FileError, install_command
 from dovetail.core.extensions import load_parts
-from dovetail.verification.engines import engines, interpreter
+from dovetail.verification.engines import engines, interpreter, record_engine
 from dovetail.verification.user_code import factory_of
 from verbs import RUNS, STDIN, write_inputs
 
-SRC = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src"
 COMMAND = "import sys\nfrom dovetail.cli import main\nsys.exit(main())\n"  # as an installer writes it
 PROGRAMS = ("python", "python3", "sh", "git", "gcc", "g++", "cc", "clang", "ninja", "latex", "dvipng", "nvidia-smi", "torchrun")
 SETTINGS = {
@@ -156,3 +160,41 @@ def test_b1_a_name_that_is_installed_and_in_the_working_directory_is_refused(
         with pytest.raises(FileError, match="the working directory has"):
             factory_of(f"{name}:load", "")
     assert canaries.ran() == []
+
+
+# -- B3: the name on the index
+
+
+def test_b3_no_line_installs_another_project() -> None:
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    files = [ROOT / name for name in names if Path(name).suffix in (".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".txt", "")]
+    wrong = re.compile(r"(?<![\w-])dovetail\[[a-z{]|pip install (-\S+ )*[\"']?dovetail(?![-\w.])")
+    assert wrong.search('pip install "dovetail[look]"')
+    assert wrong.search("pip install -U dovetail")
+    found = [
+        path for path in files if path.is_file() and path != Path(__file__) and wrong.search(path.read_text(errors="replace"))
+    ]
+    assert found == []
+
+
+def test_b3_messages_name_extras_of_this_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == DISTRIBUTION
+    assert install_command("serve", "grammar") == 'pip install "dovetail-lm[serve,grammar]"'
+    texts = [path.read_text() for path in SRC.rglob("*.py")] + [path.read_text() for path in (ROOT / "docs").glob("*.md")]
+    called = {extra for text in texts for extra in re.findall(r"install_command\('(\w+)'\)", text)}
+    written = {
+        extra for text in texts for extras in re.findall(rf"{DISTRIBUTION}\[([\w,]+)\]", text) for extra in extras.split(",")
+    }
+    assert len(called) > 6
+    assert called | written <= set(project["optional-dependencies"])
+
+
+def test_b3_an_engine_without_its_package_is_one_line(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(FileError, match=r"has no module \w+; pip install .*dovetail-lm\[hf\].*--python PATH") as refused:
+        record_engine(
+            "transformers", tmp_path / "model", tmp_path / "out", [[1, 2]], steps=1, python=tmp_path / "bare" / "bin" / "python"
+        )
+    assert "\n" not in str(refused.value)

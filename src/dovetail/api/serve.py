@@ -12,7 +12,7 @@ from socket import socket
 from typing import TYPE_CHECKING
 
 from dovetail import __version__
-from dovetail.core.errors import FileError, UsageError
+from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.embedding import Pooling, check_embeds
 from dovetail.generation import generates
 from dovetail.io.untrusted import Directory, read_regular
@@ -190,7 +190,7 @@ def url_of(host: str, port: int) -> str:
 def _check_extra() -> None:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f'serve: needs the package {missing[0]}: pip install "dovetail[serve]"')
+        raise UsageError(f"serve: needs the package {missing[0]}: {install_command('serve')}")
 
 
 def check_exposed(host: str, keys: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dovetail.api.export import export
 from dovetail.api.serve import check_exposed, read_keys, url_of
-from dovetail.core.errors import DovetailError, SpecError, UsageError
+from dovetail.core.errors import DovetailError, SpecError, UsageError, install_command
 from dovetail.io.model_files import CONFIG_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.port.load import origin
@@ -59,7 +59,7 @@ def serve_vllm(
     names the part that the plugin cannot serve. DovetailError: vLLM ended by itself.
     """
     if importlib.util.find_spec("vllm") is None:
-        raise UsageError('--engine vllm: needs vLLM in this environment: pip install "dovetail[vllm]"; or --engine native')
+        raise UsageError(f"--engine vllm: needs vLLM in this environment: {install_command('vllm')}; or --engine native")
     keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
     check_exposed(host, keys)
     if len(keys) > 1:

@@ -22,7 +22,7 @@ from dovetail.api.run_file import accepts_run_file
 from dovetail.api.train_from import Start
 from dovetail.api.training_run import TrainingRun
 from dovetail.core.count import read_count
-from dovetail.core.errors import FileError, UsageError
+from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
 from dovetail.core.part import plain
@@ -375,6 +375,6 @@ def _refuse_weights(place: Path) -> None:
 
 def _plot(history: list[StepMetrics], path: Path, title: str, note: Callable[[str], None]) -> None:
     if find_module("matplotlib") is None:
-        note('the losses are not plotted without matplotlib: pip install "dovetail[look]"')
+        note(f"the losses are not plotted without matplotlib: {install_command('look')}")
     else:
         draw_losses(history, path, title)

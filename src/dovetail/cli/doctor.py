@@ -20,6 +20,7 @@ import tyro
 
 from dovetail.cli.output import print_json, print_line
 from dovetail.cli.shown import print_view
+from dovetail.core.errors import DISTRIBUTION, install_command
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
 
@@ -38,7 +39,8 @@ class Command:
     """Print one JSON object."""
 
     def run(self) -> int:
-        """Examine the machine and print the report; exit code 4 if a required package is missing, 1 if the node fails."""
+        """Examine the machine and print the report; exit code 4 if a required package, or this one, is not installed, 1 if the
+        node fails."""
         if self.node is not None:
             return self._check_node(self.node)
         report = examined()
@@ -46,7 +48,8 @@ class Command:
             print_json(report, indent=2)
         else:
             print_line(text(report))
-        return 0 if all(package["installed"] for package in report["packages"]) else 4
+        installed = [package["installed"] for package in report["packages"]]
+        return 0 if installed and all(installed) else 4
 
     def _check_node(self, directory: Path) -> int:
         from dovetail.api.check_node import check_node
@@ -87,12 +90,13 @@ def text(report: dict[str, Any]) -> str:
         f"threads    {threads}",
         f"memory     {'unknown' if memory is None else f'{memory / 2**30:.1f} GB available'}",
         f"devices    {', '.join(report['devices']) or 'none: torch cannot be imported'}",
+        *([] if report["packages"] else [f"installed  no: there is no package {DISTRIBUTION}, so requirements are unknown"]),
         "",
         *(_line(package) for package in report["packages"]),
     ]
     for extra, packages in report["extras"].items():
         missing = [package for package in packages if not package["installed"]]
-        remedy = f'   pip install "dovetail[{extra}]"' if missing else ""
+        remedy = f"   {install_command(extra)}" if missing else ""
         lines += [_line(package) + remedy for package in packages]
     return "\n".join(lines)
 
@@ -104,7 +108,7 @@ def _line(package: dict[str, Any]) -> str:
 def _packages(extra: str | None) -> list[dict[str, Any]]:
     """Return the packages that the installation declares: the required ones, or those of an extra."""
     rows = []
-    for line in metadata.requires("dovetail") or []:
+    for line in _requirements():
         requirement, _, marker = line.partition(";")
         if marker.strip().replace('"', "'") == ("" if extra is None else f"extra == '{extra}'"):
             name = requirement.strip()
@@ -112,6 +116,13 @@ def _packages(extra: str | None) -> list[dict[str, Any]]:
                 name = name.partition(sign)[0]
             rows.append({"name": name, "needed": requirement.strip(), "installed": _installed(name)})
     return rows
+
+
+def _requirements() -> list[str]:
+    try:
+        return metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:  # run from its sources
+        return []
 
 
 def _installed(name: str) -> str | None:

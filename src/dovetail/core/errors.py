@@ -3,6 +3,13 @@ which the command line ends."""
 
 from __future__ import annotations
 
+DISTRIBUTION = "dovetail-lm"  # the name on the index; `dovetail` there is another project
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that installs the packages of these extras."""
+    return f'pip install "{DISTRIBUTION}[{",".join(extras)}]"'
+
 
 class DovetailError(Exception):
     """The base of every error below; exit code 1 is left to a law that fails and to two functions that differ."""

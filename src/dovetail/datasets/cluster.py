@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dovetail.core.errors import DovetailError, FileError, ResourceError
+from dovetail.core.errors import DovetailError, FileError, ResourceError, install_command
 from dovetail.datasets.executors import Executor
 
 AUTO = "auto"  # the cluster that runs on this machine
@@ -74,4 +74,4 @@ def _ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise FileError('--cluster: a cluster is reached through ray: pip install "dovetail[cluster]"') from None
+        raise FileError(f"--cluster: a cluster is reached through ray: {install_command('cluster')}") from None

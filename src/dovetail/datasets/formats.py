@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple, NoReturn
 
-from dovetail.core.errors import FileError, UsageError
+from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.core.limits import TEXT_BYTES
 from dovetail.core.suggest import names_or_nearest
 from dovetail.io.untrusted import open_regular, problem
@@ -256,7 +256,7 @@ class _parquet:  # a context manager, used as a function
         try:
             parquet = importlib.import_module("pyarrow.parquet")
         except ImportError:
-            raise FileError(f'{self.path}: Parquet is read with pyarrow: pip install "dovetail[data]"') from None
+            raise FileError(f"{self.path}: Parquet is read with pyarrow: {install_command('data')}") from None
         self.opened = _opened(self.path)
         try:
             self.file = parquet.ParquetFile(self.opened)

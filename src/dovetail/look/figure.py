@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.core.errors import DovetailError, FileError
+from dovetail.core.errors import DovetailError, FileError, install_command
 from dovetail.io.atomic import writing
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def new_figure(width: float, height: float) -> Figure:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise DovetailError('plots need matplotlib: pip install "dovetail[look]"') from error
+        raise DovetailError(f"plots need matplotlib: {install_command('look')}") from error
     if first and Path(matplotlib.matplotlib_fname()).absolute().parent == Path.cwd():
         matplotlib.rcdefaults()  # settings of the working directory can have text set by LaTeX
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.core.errors import InputError, UsageError
+from dovetail.core.errors import InputError, UsageError, install_command
 from dovetail.core.limits import GRAMMAR_CHARACTERS, GRAMMAR_CHOICES, GRAMMAR_LIMITS, GRAMMARS_KEPT
 from dovetail.text.tokenizer import Tokenizer
 
@@ -97,7 +97,7 @@ def given_grammars(
 def check_extra() -> None:
     """Raise UsageError where llguidance is not installed."""
     if importlib.util.find_spec("llguidance") is None:
-        raise UsageError('constrained output needs the package llguidance: pip install "dovetail[grammar]"')
+        raise UsageError(f"constrained output needs the package llguidance: {install_command('grammar')}")
 
 
 @dc.dataclass(frozen=True)

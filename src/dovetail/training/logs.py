@@ -15,7 +15,7 @@ from importlib.util import find_spec as find_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, install_command
 from dovetail.training.metrics import StepMetrics
 
 LogKind = Literal["tensorboard", "wandb"]
@@ -87,5 +87,5 @@ def logs_of(kinds: tuple[LogKind, ...]) -> tuple[MetricsLog, ...]:
             raise UsageError(f"--log: {kind!r} is none of {', '.join(get_args(LogKind))}")
         found = find_module(kind)
         if found is None or found.origin is None:  # or a directory of that name, as a run has
-            raise UsageError(f'--log {kind}: needs the package {kind}: pip install "dovetail[{kind}]"')
+            raise UsageError(f"--log {kind}: needs the package {kind}: {install_command(kind)}")
     return tuple(LOGS[kind]() for kind in dict.fromkeys(kinds))

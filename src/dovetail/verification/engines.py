@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,12 +23,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dovetail.core.errors import FileError
+from dovetail.core.errors import FileError, install_command
 from dovetail.core.printable import printable
 from dovetail.core.suggest import did_you_mean
 from dovetail.verification.dump import DUMP_FILE, Dump
 
 FOLDER, PREFIX = Path(__file__).parent / "recorders", "record_"
+VARIABLE = "DOVETAIL_{}_PYTHON"
 HERE = "transformers"  # the engine that this interpreter may have
 SECONDS = 1800.0  # of one recording
 MESSAGE = 2000  # characters of a recorder's error that are shown
@@ -41,15 +43,17 @@ def engines() -> list[str]:
 
 def interpreter(engine: str, python: str | Path | None = None) -> Path:
     """The Python interpreter of an engine's environment, as an absolute path; a name without a slash is searched in PATH."""
-    variable = f"DOVETAIL_{engine.upper()}_PYTHON"
-    named = str(python or os.environ.get(variable) or (sys.executable if engine == HERE else ""))
-    remedy = f"name the interpreter of an environment with {engine}: --python PATH, or {variable}=PATH"
+    named = str(python or os.environ.get(VARIABLE.format(engine.upper())) or (sys.executable if engine == HERE else ""))
     if not named:
-        raise FileError(f"{engine}: runs in an environment of its own; {remedy}")
+        raise FileError(f"{engine}: runs in an environment of its own; {_remedy(engine)}")
     path = named if os.sep in named else shutil.which(named)
     if path is None or not Path(path).is_file():
-        raise FileError(f"{named}: no such interpreter; {remedy}")
+        raise FileError(f"{named}: no such interpreter; {_remedy(engine)}")
     return Path(path).absolute()  # not resolved: an environment is found by the link to its interpreter
+
+
+def _remedy(engine: str) -> str:
+    return f"name the interpreter of an environment with {engine}: --python PATH, or {VARIABLE.format(engine.upper())}=PATH"
 
 
 def record_engine(
@@ -95,6 +99,10 @@ def _run(engine: str, command: list[str], directory: Path) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FileError(f"{command[0]}: {error}") from error
+    missing = re.search(r"^ModuleNotFoundError: No module named '(.+)'\s*\Z", done.stderr, re.MULTILINE)
+    if missing:
+        remedy = f"{install_command('hf')}, or {_remedy(engine)}" if engine == HERE else _remedy(engine)
+        raise FileError(f"{command[0]}: has no module {printable(missing[1])}; {remedy}")
     if done.returncode:
         tail = printable(done.stderr.strip()[-MESSAGE:], None, keep="\n")
         raise FileError(f"{engine}: its recorder failed with exit code {done.returncode}:\n{tail}")

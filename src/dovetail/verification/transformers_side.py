@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.errors import FileError, SpecError
+from dovetail.core.errors import FileError, SpecError, install_command
 from dovetail.core.limits import CONFIG_BYTES
 from dovetail.io.untrusted import Directory, refuse_pickles
 from dovetail.model import Model, ModelModule
@@ -29,7 +29,7 @@ from dovetail.verification.prompt import Prompt
 from dovetail.verification.record import answer_of
 from dovetail.verification.sides import dtype_of, in_dtype
 
-EXTRA = 'running a directory with transformers needs it: pip install "dovetail[hf]"'
+EXTRA = f"running a directory with transformers needs it: {install_command('hf')}"
 WEIGHTS, INDEX = ".safetensors", "model.safetensors.index.json"
 OTHER_MODEL = "adapter_config.json"  # transformers follows it to the model that it names
 READ = ("generation_config.json",)  # other JSON files that transformers reads

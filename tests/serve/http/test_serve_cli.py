@@ -100,14 +100,14 @@ def test_what_cannot_be_served_is_an_error(directory: Path, tmp_path: Path, monk
     with pytest.raises(FileError, match="cannot be bound"):
         serve(directory, host="192.0.2.1", api_key=[KEY])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"dovetail\[serve\]"):
+    with pytest.raises(UsageError, match=r"dovetail-lm\[serve\]"):
         serve(directory)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--engine", "vllm"], r'needs vLLM in this environment: pip install "dovetail\[vllm\]"'),
+        (["--engine", "vllm"], r'needs vLLM in this environment: pip install "dovetail-lm\[vllm\]"'),
         (["--engine", "vllm", "--drafts", "3"], "--drafts: is a flag of --engine native"),
         (["--tensor", "2"], "--tensor: is a flag of --engine vllm"),
         (["--vllm-flag=--seed=1"], "--vllm-flag: is a flag of --engine vllm"),

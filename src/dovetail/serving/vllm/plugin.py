@@ -6,7 +6,7 @@ imported only where a model runs.
 
 from __future__ import annotations
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, install_command
 
 CLASSES = "dovetail.serving.vllm.model"  # has a class of the name of each architecture
 
@@ -16,7 +16,7 @@ def register() -> None:
     try:
         from vllm import ModelRegistry  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise UsageError('the plugin runs inside vLLM: pip install "dovetail[vllm]"') from error
+        raise UsageError(f"the plugin runs inside vLLM: {install_command('vllm')}") from error
     from transformers import AutoConfig
 
     from dovetail.port.own_config import ATTENTION, HYBRID
