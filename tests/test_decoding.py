@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from dovetail import build
+from dovetail import build, load_spec
+from dovetail.adapters.attach import attach, detach
 from dovetail.core.errors import InputError, StateError
 from dovetail.decoding import Decoder, Unchanged
 from dovetail.state.pool import Pool
@@ -47,7 +48,7 @@ def test_every_change_of_a_model_is_noticed():
     unchanged, block = Unchanged(model), model.layers[2]
     assert unchanged()
     for change, back in (
-        (lambda: model.train(), lambda: model.eval()),
+        (lambda: attach(model, "lora"), lambda: detach(model)),
         (lambda: setattr(block, "ffn", model.layers[1].ffn), lambda ffn=block.ffn: setattr(block, "ffn", ffn)),
         (
             lambda: setattr(block.mixer.q, "weight", torch.nn.Parameter(block.mixer.q.weight.detach())),
@@ -65,6 +66,13 @@ def test_every_change_of_a_model_is_noticed():
     with torch.no_grad():
         block.ffn.up.weight.mul_(2)
     assert not unchanged()
+
+
+def test_decoding_has_no_dropout_in_any_mode():
+    model, ids = build(load_spec("llama-tiny").set("dropout", 0.5)), torch.arange(6)[None]
+    expected = decoder_of(model).step(ids, [0])
+    assert torch.equal(decoder_of(model.train()).step(ids, [0]), expected)
+    assert model.training
 
 
 def test_models_of_one_shape_have_graphs_of_their_own(monkeypatch):

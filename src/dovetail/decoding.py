@@ -5,7 +5,8 @@
 
 Prefill is eager. Steps of one token per row are compiled, once for the lengths they begin with and once for all (law 11).
 On a CPU the weights are constants of the graph, in the layout that its matmuls read fastest; they are packed when the graph is
-compiled. A decoder whose weights have changed since refuses to go on.
+compiled. A decoder whose weights have changed since refuses to go on. Decoding is in evaluation mode, whatever mode the model
+is in between two steps.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError, StateError
 from dovetail.core.joined import join
+from dovetail.core.mode import evaluating
 from dovetail.model import ModelModule
 from dovetail.state.pool import Pool
 
@@ -64,10 +66,11 @@ class Decoder:
             raise StateError("the weights, modules or hooks have changed since they were compiled (make a new Decoder)")
         step = self.pool.step(rows, [tokens.shape[1]] * len(rows), positions=positions)
         ctx = Ctx(layout=step.layout, views=step.views, patches=patches, ranks=self.model.ranks)
-        if self._compiled is None or tokens.shape[1] > 1:
-            return self.model.next_logits(tokens, ctx)[:, -1]
-        # a slice has other strides, for which it would be compiled again
-        return self._compiled(tokens.clone(memory_format=torch.contiguous_format), ctx)[:, -1]
+        with evaluating(self.model):
+            if self._compiled is None or tokens.shape[1] > 1:
+                return self.model.next_logits(tokens, ctx)[:, -1]
+            # a slice has other strides, for which it would be compiled again
+            return self._compiled(tokens.clone(memory_format=torch.contiguous_format), ctx)[:, -1]
 
     def warm_up(self, rows: Sequence[int]) -> float:
         """Compile the graphs of steps with these rows, which hold some tokens and have room for WARM more; return the seconds
@@ -97,10 +100,11 @@ class Unchanged:
     def __init__(self, model: ModelModule) -> None:
         own = list(model.modules())
         held = [slots for m in own for slots in (m._modules, m._parameters, m._buffers)]
+        self.sizes = [(slots, len(slots)) for slots in held]  # an adapter is a new slot
         self.slots = [(slots, name, one) for slots in held for name, one in slots.items()]
         self.weights = list(model.parameters())
         self.hooks = [hooks for m in own for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self.model, self.training, self.bits = model, model.training, self._bits()
+        self.bits = self._bits()
 
     def _bits(self) -> list[tuple[int, int]]:
         """The address of each weight, and how often it was written to."""
@@ -110,8 +114,8 @@ class Unchanged:
         """Compare."""
         return (
             all(held.get(name) is one for held, name, one in self.slots)
+            and all(len(held) == size for held, size in self.sizes)
             and not any(self.hooks)
-            and self.model.training == self.training
             and self._bits() == self.bits
         )
 

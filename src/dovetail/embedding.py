@@ -20,6 +20,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.fold import over_vocab, position_limit
 from dovetail.core.layout import TokenLayout
+from dovetail.core.mode import evaluating
 from dovetail.model import Model, ModelModule
 from dovetail.ops.pooling import Pool, pool
 
@@ -75,10 +76,11 @@ class Embedder:
         tokens = torch.tensor([list(ids)], device=model.device)
         given = None if types is None else torch.tensor([list(types)], device=model.device)
         ctx = Ctx(layout=TokenLayout.whole(1, len(ids), model.device), types=given, ranks=model.ranks)
-        if model.part.encoder is None:
-            return model.hidden(tokens, ctx)
-        x, layout = model.encode(tokens, ctx)
-        return x, Ctx(layout=layout, ranks=model.ranks)
+        with evaluating(model):
+            if model.part.encoder is None:
+                return model.hidden(tokens, ctx)
+            x, layout = model.encode(tokens, ctx)
+            return x, Ctx(layout=layout, ranks=model.ranks)
 
 
 def shortened(vector: Tensor, dimensions: int | None) -> Tensor:

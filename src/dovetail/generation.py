@@ -1,6 +1,7 @@
 """Generation: tokens one by one, with a decode state (KV cache, recurrent state).
 
 A decoder continues the prompt. An encoder–decoder encodes the prompt once, as its source, and decodes from the tokens `start`.
+Each step runs in evaluation mode; between two tokens the model is in the caller's mode.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dovetail.core.errors import InputError, SpecError
 from dovetail.core.finite import check_result
 from dovetail.core.fold import over_vocab, position_limit
 from dovetail.core.layout import TokenLayout
+from dovetail.core.mode import evaluating
 from dovetail.decoding import WARM, Decoder
 from dovetail.model import Model, ModelModule
 from dovetail.sampling import GREEDY, Sampling, masked, sample_tokens
@@ -275,6 +277,7 @@ def _coordinates(positions: Tensor, prompt: int, spec: Model) -> int:
 def encode_source(model: ModelModule, pool: Pool, source: Tensor, row: int = 0) -> None:
     """Run the encoder on the source (m,) and store its keys and values for every cross-attention of a row."""
     ctx = Ctx(layout=TokenLayout.whole(1, len(source), source.device), ranks=model.ranks)
-    output, layout = model.encode(source[None], ctx)
-    views = pool.admit([row], [output.shape[1]])
-    model.fill(Ctx(layout=layout, encoder_output=output, encoder_layout=layout, ranks=model.ranks), views)
+    with evaluating(model):
+        output, layout = model.encode(source[None], ctx)
+        views = pool.admit([row], [output.shape[1]])
+        model.fill(Ctx(layout=layout, encoder_output=output, encoder_layout=layout, ranks=model.ranks), views)

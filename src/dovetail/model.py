@@ -402,6 +402,7 @@ class ModelModule(Module):
 
     part: Model
     ranks: Ranks | None = None  # set where the model is sharded by tensor: a default Ctx takes it
+    frozen_by_attach: frozenset[str] = frozenset()  # the weights that `detach` unfreezes (adapters/attach.py)
     embed: EmbedModule
     position: PositionModule
     embed_norm: Module

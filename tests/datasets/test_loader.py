@@ -243,3 +243,18 @@ def test_bits_per_byte_by_hand() -> None:
     assert bits_per_byte(math.log(256**3) * 50, 50, 1000, 3000) == pytest.approx(8)  # three bytes per token
     with pytest.raises(InputError, match="there are 0, 3 and 4"):
         bits_per_byte(1.0, 0, 3, 4)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a22_a_state_loaded_in_mid_iteration_takes_effect_at_the_next_batch(tokens: Tokens, workers: int) -> None:
+    """With workers the batches that had been read ahead were returned first, and then counted as others."""
+    loader = Loader(Stream(tokens, 8, seed=5), batch=4, workers=workers)
+    batches = iter(loader)
+    first = [next(batches).tokens for _ in range(3)]
+    loader.load_state({**loader.state(), "samples": 4})
+    again = [next(batches).tokens for _ in range(2)]
+    assert all(map(torch.equal, again, first[1:]))
+    assert loader.position == 12
+    other = iter(loader)  # two iterators share the position
+    taken = [int(next(one).tokens[0, 0]) for one in (batches, other, batches, other)]
+    assert taken == [int(loader.batch_at(12 + 4 * i).tokens[0, 0]) for i in range(4)]

@@ -11,7 +11,7 @@ none, since its matrix is the embedding's table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from dovetail.core.check import check
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import Declared, declared
 from dovetail.core.held import Absent, adapted_leaves
-from dovetail.core.linear import Linear
+from dovetail.core.linear import Adapter, Linear
 from dovetail.core.module import holder
 from dovetail.core.part import from_data
 from dovetail.core.suggest import nearest
@@ -62,12 +62,10 @@ def attach(
     """Attach an adapter to every targeted leaf of a model and freeze its own weights. On the meta device the adapters are
     there, too, and are given their values with the weights. `dtype` is that of the adapters, by default of the weights."""
     kind, spec = read_adapter(adapter), model.part
-    for path, _ in adapted_leaves(model):
-        raise SpecError(path, "has an adapter already", "merge it or detach it first")
+    check_bare(model)
     chosen = targeted(kind, spec)
     leaves = dict(_leaves(model, chosen))
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    _freeze(model)
     weights = {d.path: d for d in declared(spec)}
     by_weight: dict[str, AdapterModule] = {}
     for d in (one for one in chosen if leaf_path(one) in leaves):  # of a pipeline, another stage has the others
@@ -178,19 +176,38 @@ def match(model: nn.Module) -> None:
             leaf.adapter.match(leaf)
 
 
-def detach(model: nn.Module) -> None:
-    """Remove all adapters; the model's own weights can be trained again."""
-    for _, leaf in list(adapted_leaves(model)):
+def check_bare(model: nn.Module, own: Collection[Adapter] = ()) -> None:
+    """Raise SpecError where a leaf has an adapter that is none of `own`: it would be lost."""
+    for path, leaf in adapted_leaves(model):
+        if leaf.adapter is not None and leaf.adapter not in own:
+            raise SpecError(path, "has an adapter already", leaf.adapter.removed_by)
+
+
+def _freeze(model: ModelModule) -> None:
+    """Freeze the weights of a model, and remember which of them could be trained."""
+    weights = dict(model.named_parameters())
+    model.frozen_by_attach = frozenset(path for path, weight in weights.items() if weight.requires_grad)
+    for weight in weights.values():
+        weight.requires_grad_(False)
+
+
+def detach(model: ModelModule) -> None:
+    """Remove all adapters that `attach` made; the weights that it froze can be trained again."""
+    leaves = list(adapted_leaves(model))
+    check_bare(model, [leaf.adapter for _, leaf in leaves if isinstance(leaf.adapter, AdapterModule)])
+    for _, leaf in leaves:
         leaf.adapter = None
     lend_no_more(model)
-    for parameter in model.parameters():
-        parameter.requires_grad_(True)
+    for path, weight in model.named_parameters():
+        if path in model.frozen_by_attach:
+            weight.requires_grad_(True)
+    model.frozen_by_attach = frozenset()
 
 
 class Merged:
     """The weights that a merge replaced, and the adapters."""
 
-    def __init__(self, model: nn.Module, old: list[tuple[Linear, Tensor, Tensor | None]], adapters: list[Any]) -> None:
+    def __init__(self, model: ModelModule, old: list[tuple[Linear, Tensor, Tensor | None]], adapters: list[Any]) -> None:
         self.model, self.old, self.adapters = model, old, adapters
 
     @torch.no_grad()
@@ -198,8 +215,7 @@ class Merged:
         """Put the old weights back, which were kept and not recomputed: bit for bit; and the adapters."""
         for leaf, weight, bias in self.old:
             leaf.set_matrix(weight, bias)
-        for parameter in self.model.parameters():
-            parameter.requires_grad_(False)
+        _freeze(self.model)
         for leaf, adapter in self.adapters:
             leaf.adapter = adapter
         for path, leaf in adapted_leaves(self.model):
@@ -209,7 +225,7 @@ class Merged:
 
 
 @torch.no_grad()
-def merge(model: nn.Module) -> Merged:
+def merge(model: ModelModule) -> Merged:
     """Store the adapted matrix of every leaf as its weight, each once, and remove the adapters. The returned object keeps the
     old weights, and can undo it; drop it to free them."""
     old: list[tuple[Linear, Tensor, Tensor | None]] = []

@@ -11,6 +11,7 @@
 The rows share the product with W; each has its own two small ones. A lower rank is padded with zeros, and a row without an
 adapter has the last one, which is zero: adding it changes no bit. The index counts the first dimension of what a leaf is
 given: the rows of a batch, or the tokens of a flat batch. A leaf that is given something else refuses.
+A leaf has one adapter: while a bank of a model has adapters, another bank of it and `attach` refuse.
 Shapes: x (rows, n, inp) or (tokens, inp), index (rows,).                                     Chen et al. 2023 (Punica)
 """
 
@@ -24,14 +25,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dovetail.adapters.attach import targeted
+from dovetail.adapters.attach import check_bare, targeted
 from dovetail.adapters.kind import AdapterKind, leaf_path
 from dovetail.adapters.lora import Lora, LoraModule
 from dovetail.adapters.tensors import check_tensors
 from dovetail.core.errors import FileError, InputError, SpecError
 from dovetail.core.finite import nonfinite
 from dovetail.core.fold import declared
-from dovetail.core.held import adapted_leaves
 from dovetail.core.linear import Adapter, Linear, Offer, Rows
 from dovetail.core.suggest import names_or_nearest
 from dovetail.model import ModelModule
@@ -70,8 +70,8 @@ class Bank:
     def __init__(self, model: ModelModule) -> None:
         self.model, self.chosen = model, Chosen()
         self.loaded: dict[str, dict[str, Factors]] = {}  # by name, then by the path of a leaf
-        for path, _ in adapted_leaves(model):
-            raise SpecError(path, "has an adapter already", "merge it or detach it first")
+        self.placed: dict[str, ManyModule] = {}  # by the path of a leaf
+        check_bare(model)
 
     def load(self, name: str, kind: AdapterKind, tensors: Mapping[str, Tensor]) -> None:
         """Add an adapter, given by its kind and its tensors (path -> tensor). For inference: not trained, not saved."""
@@ -79,8 +79,8 @@ class Bank:
             raise InputError(f"adapter: {name!r} is loaded already; unload it first")
         if not isinstance(kind, Lora) or kind.adapter() is not LoraModule:
             raise SpecError("adapter", f"{kind.kind}: rows can have different adapters with lora alone")
+        check_bare(self.model, self.placed.values())
         self.loaded[name] = self._read(kind, tensors)
-        self._bare()
         self._place()
 
     def _read(self, kind: Lora, tensors: Mapping[str, Tensor]) -> dict[str, Factors]:
@@ -102,7 +102,6 @@ class Bank:
         """Remove an adapter."""
         self._known(name)
         del self.loaded[name]
-        self._bare()
         self._place()
 
     @contextmanager
@@ -122,21 +121,23 @@ class Bank:
         if name not in self.loaded:
             raise InputError(f"adapter: {name!r} is not loaded; {names_or_nearest(name, self.loaded, 'adapters')}")
 
-    def _bare(self) -> None:
-        for _, leaf in list(adapted_leaves(self.model)):
-            leaf.adapter = None
-
     def _place(self) -> None:
         """Give each leaf that some adapter targets the factors of all of them."""
+        for path in self.placed:
+            self._leaf(path).adapter = None
         made: dict[tuple[int, ...], ManyModule] = {}
+        self.placed = {}
         for path in dict.fromkeys(path for own in self.loaded.values() for path in own):
             of = [own.get(path) for own in self.loaded.values()]
             key = tuple(0 if one is None else id(one) for one in of)
             if key not in made:
                 made[key] = ManyModule(of, self.chosen, path)
-            leaf = self.model.get_submodule(path)
-            assert isinstance(leaf, Linear)
-            leaf.adapter = made[key]
+            self._leaf(path).adapter = self.placed[path] = made[key]
+
+    def _leaf(self, path: str) -> Linear:
+        leaf = self.model.get_submodule(path)
+        assert isinstance(leaf, Linear)
+        return leaf
 
 
 class ManyModule(Adapter):
@@ -144,6 +145,7 @@ class ManyModule(Adapter):
     zero."""
 
     exact: frozenset[Offer] = frozenset({"grouped"})
+    removed_by = "unload the adapters of the bank, or of the engine, that it belongs to first"
 
     def __init__(self, of: Sequence[Factors | None], chosen: Chosen, path: str) -> None:
         super().__init__()

@@ -20,6 +20,7 @@ from dovetail.api.result import Result
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.finite import check_weights
 from dovetail.core.held import stored
+from dovetail.core.mode import evaluating
 from dovetail.datasets.corpus import Corpus, read_corpus
 from dovetail.generation import check_generates, generate_tokens
 from dovetail.io.model_dir import must_be_free
@@ -202,7 +203,8 @@ def _measured(model: Transformer, corpus: Corpus | None, length: int, speed: boo
     nbytes = sum(tensor.nbytes for _, tensor in stored(model, model.spec))
     perplexity = None
     if corpus is not None and model.predicts_next:
-        losses = [float(model.loss(batch.tokens, batch.labels)) for batch in corpus.validation(BATCH, length)]
+        with evaluating(model):
+            losses = [float(model.loss(batch.tokens, batch.labels)) for batch in corpus.validation(BATCH, length)]
         perplexity = math.exp(min(sum(losses) / len(losses), 700.0))
     return Measured(nbytes, perplexity, _speed(model) if speed else None)
 

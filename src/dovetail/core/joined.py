@@ -4,7 +4,8 @@
 
 A part names such leaves in `together()`, and its module calls them by `core/linear.py:together`. `join(model)` makes the
 storages. Nothing is to be undone before saving or training: each leaf keeps its own weight, and an update in place writes to
-the storage.
+the storage. The storages are ordinary tensors, also where generation, in inference mode, makes them: weights that are
+inference tensors could never be trained again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dovetail.core.linear import Joint, Linear, addresses
 from dovetail.core.module import Module
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def join(model: nn.Module) -> int:
     """Join the leaves of every module of a model, in place; return how many leaves are joined."""

@@ -61,6 +61,7 @@ class Adapter(nn.Module, ABC):
     exact: frozenset[Offer] = frozenset()
     declared: tuple[Declared, ...] = ()  # its parameters, with their paths in the model (core/held.py)
     freezes: bool = True  # whether the base stays as it is while the adapter is trained
+    removed_by: str = "merge it or detach it first"  # the remedy of whoever finds it in the way
 
     @abstractmethod
     def forward(self, leaf: Linear, x: Tensor) -> Tensor:

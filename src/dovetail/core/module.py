@@ -83,7 +83,8 @@ class Module(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Constants and buffers stay in float32 when a model is cast to a narrower dtype: rotary frequencies in bfloat16 would
-        be off by a radian within 500 positions."""
+        be off by a radian within 500 positions. In a wider dtype constants are computed again: they follow from the spec, so a
+        model that was cast to float64 equals one that was built or loaded in it."""
         self.joint = None  # the weights are new tensors
         wide = {name: buffer for name, buffer in self._buffers.items() if buffer is not None and buffer.is_floating_point()}
         super()._apply(fn, recurse)
@@ -91,7 +92,13 @@ class Module(nn.Module):
             new = self._buffers[name]
             if new is not None and new.dtype.itemsize < 4:
                 self._buffers[name] = buffer.to(new.device, at_least_fp32(new.dtype))
+            elif new is not None and new.dtype.itemsize > buffer.dtype.itemsize and name in self._constants():
+                exact = self.part.constant(name, self.scope)
+                self._buffers[name] = exact.to(new) if exact.shape == new.shape else new  # a rank may hold a slice
         return self
+
+    def _constants(self) -> set[str]:
+        return {weight.name for weight in weights_of(self.part, self.scope) if weight.role == "const"}
 
     def modules_named(self, name: str) -> Any:
         """The child or list of children called `name`; None where the spec has none."""

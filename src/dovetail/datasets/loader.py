@@ -83,13 +83,17 @@ class Loader:
                 yield batch
         pool, ahead = ThreadPoolExecutor(self.workers), collections.deque[Future[Batch]]()
         try:
-            following = self.position
+            first = self.position  # of the batches that were read ahead
             while True:
+                if first != self.position:  # a state was loaded, or another iterator has taken some
+                    for future in ahead:
+                        future.cancel()
+                    ahead.clear()
+                    first = self.position
                 while len(ahead) < AHEAD * self.workers:
-                    ahead.append(pool.submit(self.batch_at, following))
-                    following += self.batch
+                    ahead.append(pool.submit(self.batch_at, first + len(ahead) * self.batch))
                 batch = ahead.popleft().result()
-                self.position += self.batch
+                self.position = first = first + self.batch
                 yield batch
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -23,6 +23,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import UsageError
 from dovetail.core.loss import LossSum
+from dovetail.core.mode import evaluating
 from dovetail.dist.collective import send_tensors, take_tensors
 from dovetail.dist.stage import Stage, added_loss
 from dovetail.model import ModelModule
@@ -94,11 +95,9 @@ class Pipeline:
     @torch.no_grad()
     def prepare(self, pieces: Sequence[Piece]) -> None:
         """Make the schedule for micro-batches of these shapes."""
-        training = self.model.training
-        self.model.eval()
         piece = pieces[0]
-        before, out = self._forward(piece._replace(ctx=dc.replace(piece.ctx, seed=None, losses=None)))
-        self.model.train(training)
+        with evaluating(self.model):
+            before, out = self._forward(piece._replace(ctx=dc.replace(piece.ctx, seed=None, losses=None)))
         learned = not self.stage.first
         given = tuple(torch.empty_like(x, device="meta", requires_grad=learned and x.is_floating_point()) for x in before)
         returned = tuple(torch.empty_like(x, device="meta", requires_grad=True) for x in out)

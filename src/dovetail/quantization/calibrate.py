@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dovetail.core.errors import SpecError
 from dovetail.core.host import read
 from dovetail.core.linear import Linear, Offer, Rows
+from dovetail.core.mode import evaluating
 from dovetail.core.module import holder
 from dovetail.core.part import Part
 from dovetail.model import Model
@@ -152,7 +153,8 @@ def observed(model: nn.Module, paths: Sequence[str], watched: Sequence[str] = ()
 def run(model: Transformer, batch: Tensor, until: str | None = None) -> Tensor | None:
     """The hidden states of a batch (rows, n), or with `until` what that layer returns, without the layers behind it."""
     if until is None:
-        return model.hidden(batch, model._ctx(batch))[0]
+        with evaluating(model):
+            return model.hidden(batch, model._ctx(batch))[0]
     kept: list[Tensor] = []
 
     def stop(module: nn.Module, args: Any, output: Any) -> None:
@@ -161,7 +163,8 @@ def run(model: Transformer, batch: Tensor, until: str | None = None) -> Tensor |
 
     hook = model.get_submodule(until).register_forward_hook(stop)
     try:
-        model.hidden(batch, model._ctx(batch))
+        with evaluating(model):
+            model.hidden(batch, model._ctx(batch))
     except _Reached:
         pass
     finally:

@@ -51,6 +51,7 @@ def _known(format: Format) -> bool:
     return isinstance(format, Int8) and format.group is None
 
 
+@torch.inference_mode(False)  # a leaf keeps them
 def prepared(format: Format, tensors: Mapping[str, Tensor], inp: int) -> tuple[Tensor, Tensor]:
     """The operands of the kernel, from the tensors of a leaf."""
     if isinstance(format, Int8):

@@ -26,6 +26,7 @@ class FakeQuantizer(Adapter):
 
     exact: frozenset[Offer] = frozenset({"grouped", "matrix"})
     freezes = False
+    removed_by = "end quantization-aware training first (finish)"
 
     def __init__(self, format: Format) -> None:
         super().__init__()

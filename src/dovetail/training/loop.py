@@ -23,6 +23,7 @@ from dovetail.core.held import frozen_base
 from dovetail.core.host import read_floats
 from dovetail.core.linear import Linear
 from dovetail.core.loss import LossSum
+from dovetail.core.mode import evaluating
 from dovetail.core.undeclared import check_declared
 from dovetail.datasets.corpus import Batch
 from dovetail.model import ModelModule
@@ -159,15 +160,13 @@ def measure(
     """Return the mean `loss` over all labels of the batches, without dropout, and the objective's other metrics by name. On
     several ranks `evaluate`, of a batch and a seed, is that of the trainer; every rank has the same batches."""
     sums_of = evaluate or (lambda batch, seed: objective.evaluate(model, batch.to(model.device), seed))
-    mode = model.training
-    model.eval()
     sums: dict[str, LossSum] = {}
-    for i, batch in enumerate(batches):
-        found = sums_of(batch, seed_of(seed, i))
-        sums = {name: sums[name].plus(one) if name in sums else one for name, one in found.items()}
-        for layout in (batch.layout, batch.source_layout):
-            if layout is not None:  # the masks and rotary tables of held-out batches would stay alive until the next eval
-                layout.memo.clear()
-    model.train(mode)
+    with evaluating(model):
+        for i, batch in enumerate(batches):
+            found = sums_of(batch, seed_of(seed, i))
+            sums = {name: sums[name].plus(one) if name in sums else one for name, one in found.items()}
+            for layout in (batch.layout, batch.source_layout):
+                if layout is not None:  # the masks and rotary tables of held-out batches would stay alive until the next eval
+                    layout.memo.clear()
     means = dict(zip(sums, read_floats(*(one.mean() for one in sums.values())), strict=True))
     return {"loss": means["loss"], **objective.metrics(means)}

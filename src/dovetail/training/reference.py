@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from dovetail.core.errors import FileError, NonFiniteError
+from dovetail.core.mode import evaluating
 from dovetail.datasets.corpus import Batch
 from dovetail.io.atomic import write_atomically
 from dovetail.io.model_files import REFERENCE_FILE
@@ -47,12 +48,11 @@ def add_reference(source: Source, setup: Setup, log_probs: Callable[[ModelModule
 @torch.no_grad()
 def _computed(table: Table, model: ModelModule, log_probs: Callable[[ModelModule, Batch], Tensor]) -> Tensor:
     """(rows, …) the log-probs of all rows, in evaluation mode."""
-    found, mode = list[Tensor](), model.training
-    model.eval()
-    for start in range(0, table.count, ROWS):
-        batch = table(np.arange(start, min(start + ROWS, table.count)))
-        found.append(log_probs(model, batch.to(model.device)).cpu())
-    model.train(mode)
+    found = list[Tensor]()
+    with evaluating(model):
+        for start in range(0, table.count, ROWS):
+            batch = table(np.arange(start, min(start + ROWS, table.count)))
+            found.append(log_probs(model, batch.to(model.device)).cpu())
     values = torch.cat(found)
     if not torch.isfinite(values).all():
         row = int((~torch.isfinite(values)).flatten(1).any(-1).nonzero()[0])

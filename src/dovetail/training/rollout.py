@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.host import read
+from dovetail.core.mode import evaluating
 from dovetail.core.random import draw, streams, words
 from dovetail.generation import check_generates
 from dovetail.model import ModelModule
@@ -43,28 +44,26 @@ def roll_out(
 ) -> list[Rollout]:
     """Sample `group` completions of every prompt; those of a prompt follow each other. Temperature 0 is greedy."""
     check_generates(model.part)
-    mode, device = model.training, model.device
-    model.eval()
-    count, lengths = len(prompts) * group, [len(one) for one in prompts]
+    device, count, lengths = model.device, len(prompts) * group, [len(one) for one in prompts]
     pool = Pool(model.part, count, max(lengths) + max_tokens, dtype=model.dtype, device=device)
     found = [Rollout([], []) for _ in range(count)]
     stream, alive = streams(torch.tensor(seed), [STREAM])[0].to(device), list(range(count))
-    logits = _prefill(model, pool, prompts, group)
-    for place in range(max_tokens):
-        rows = torch.tensor(alive, device=device)
-        uniform = words(draw(stream, rows, torch.full_like(rows, place)))[0].double() * 2.0**-32
-        tokens, log_probs = _choose(logits, temperature, uniform)
-        for row, token, log_prob in zip(alive, read(tokens), log_probs.tolist(), strict=True):
-            found[row].tokens.append(token)
-            found[row].log_probs.append(log_prob)
-        going = [i for i, row in enumerate(alive) if found[row].tokens[-1] not in stop]
-        alive = [alive[i] for i in going]
-        if not alive or place + 1 == max_tokens:
-            break
-        step = pool.step(alive, [1] * len(alive))
-        ctx = Ctx(layout=step.layout, views=step.views, ranks=model.ranks)
-        logits = model.next_logits(tokens[going][:, None], ctx)[:, -1]
-    model.train(mode)
+    with evaluating(model):
+        logits = _prefill(model, pool, prompts, group)
+        for place in range(max_tokens):
+            rows = torch.tensor(alive, device=device)
+            uniform = words(draw(stream, rows, torch.full_like(rows, place)))[0].double() * 2.0**-32
+            tokens, log_probs = _choose(logits, temperature, uniform)
+            for row, token, log_prob in zip(alive, read(tokens), log_probs.tolist(), strict=True):
+                found[row].tokens.append(token)
+                found[row].log_probs.append(log_prob)
+            going = [i for i, row in enumerate(alive) if found[row].tokens[-1] not in stop]
+            alive = [alive[i] for i in going]
+            if not alive or place + 1 == max_tokens:
+                break
+            step = pool.step(alive, [1] * len(alive))
+            ctx = Ctx(layout=step.layout, views=step.views, ranks=model.ranks)
+            logits = model.next_logits(tokens[going][:, None], ctx)[:, -1]
     return found
 
 
