@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -100,7 +100,7 @@ class Unchanged:
     def __init__(self, model: ModelModule) -> None:
         own = list(model.modules())
         held = [slots for m in own for slots in (m._modules, m._parameters, m._buffers)]
-        self.sizes = [(slots, len(slots)) for slots in held]  # an adapter is a new slot
+        self.sizes = [(slots, _filled(slots)) for slots in held]  # an adapter is a new slot
         self.slots = [(slots, name, one) for slots in held for name, one in slots.items()]
         self.weights = list(model.parameters())
         self.hooks = [hooks for m in own for hooks in (m._forward_hooks, m._forward_pre_hooks)]
@@ -114,10 +114,14 @@ class Unchanged:
         """Compare."""
         return (
             all(held.get(name) is one for held, name, one in self.slots)
-            and all(len(held) == size for held, size in self.sizes)
+            and all(_filled(held) == size for held, size in self.sizes)
             and not any(self.hooks)
             and self._bits() == self.bits
         )
+
+
+def _filled(slots: Mapping[str, Any]) -> int:
+    return sum(one is not None for one in slots.values())
 
 
 def compile_step(model: ModelModule) -> Callable[[Tensor, Ctx], Tensor]:
