@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dovetail import __version__
 from dovetail.core.errors import FileError, UsageError, install_command
+from dovetail.core.limits import ADDRESS_CONNECTIONS
 from dovetail.embedding import Pooling, check_embeds
 from dovetail.generation import generates
 from dovetail.io.untrusted import Directory, read_regular
@@ -47,6 +48,7 @@ def serve(
     metrics_prefix: str = "dovetail",
     tool_parser: str | None = None,
     drain_seconds: float = 30.0,
+    address_connections: int = ADDRESS_CONNECTIONS,
     rows: int = 8,
     queued: int = QUEUED,
     longest: int = 4096,
@@ -67,7 +69,8 @@ def serve(
     `name` is the model's name in requests; that of the directory by default. A server on an address that other machines reach
     needs a key: `api_key`, or the lines of `api_key_file`. `adapter` are directories of adapters by the names that requests
     give as their model; those in `adapter_root` can be loaded by requests with a key of `admin_key_file`. `tool_parser` is the
-    format of tool calls; that of the chat template by default. `ready` is called with the URL once requests are accepted.
+    format of tool calls; that of the chat template by default. `address_connections` is how many connections one address may
+    have open; clients behind a proxy share its address. `ready` is called with the URL once requests are accepted.
     Up to `queued` continuations wait; further requests get 429. The options from `rows` to `pooling` are those of the engine
     (`api.engine.EngineOptions`).
     """
@@ -84,6 +87,7 @@ def serve(
         metrics_prefix=metrics_prefix,
         tool_parser=tool_parser,
         drain_seconds=drain_seconds,
+        address_connections=address_connections,
     )
     check_exposed(host, options.keys)
     from dovetail.api.engine import EngineOptions
@@ -126,6 +130,7 @@ def server_options(
     metrics_prefix: str = "dovetail",
     tool_parser: str | None = None,
     drain_seconds: float = 30.0,
+    address_connections: int = ADDRESS_CONNECTIONS,
 ) -> Options:
     """Return the options of a server of a model directory: those of `serve`, with the keys read."""
     _check_extra()
@@ -142,6 +147,7 @@ def server_options(
         metrics_prefix=metrics_prefix,
         tool_parser=tool_parser,
         drain_seconds=drain_seconds,
+        address_connections=address_connections,
     )
 
 

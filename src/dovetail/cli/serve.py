@@ -24,7 +24,7 @@ from dovetail.cli.flags import InDir, InFile, LoadFlags, number, whole
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.shown import options
 from dovetail.core.errors import UsageError
-from dovetail.core.limits import MAX_LENGTH
+from dovetail.core.limits import ADDRESS_CONNECTIONS, MAX_LENGTH
 
 VLLM = frozenset({"tensor", "vllm_flag"})  # flags that the native engine does not have
 Texts = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
@@ -67,6 +67,8 @@ class Command(LoadFlags):
     """The format of tool calls: hermes or llama3; by default the one whose markers the chat template has."""
     drain_seconds: Annotated[float, number(0, 3600)] = 30.0
     """The seconds in which requests may finish after SIGTERM."""
+    address_connections: Annotated[int, whole(1, 65536)] = ADDRESS_CONNECTIONS
+    """Connections that one address may have open; raise it behind a proxy, whose clients share its address."""
     rows: Annotated[int, whole(1, 1024)] = 8
     """Continuations that run at once."""
     queued: Annotated[int, whole(0, 65536)] = 64

@@ -54,6 +54,8 @@ ANSWER_SECONDS = 120.0  # of one answer, from the connection to its last byte
 
 # -- requests to our server
 REQUEST_HEADER_BYTES = 64 * KB
+REQUEST_HEADER_SECONDS = 10.0  # in which they arrive, on a new connection or after an answer
+ADDRESS_CONNECTIONS = 2048  # that one address may have open: half of all
 REQUEST_BYTES = 8 * MB  # of a body
 REQUEST_DISCARDED = 256 * MB  # of a body that is too large: read and dropped, so that its sender reads the answer
 REQUEST_SECONDS = 30.0  # in which a body arrives

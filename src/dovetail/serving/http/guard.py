@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dovetail.core.limits import REQUEST_HEADER_BYTES
+from dovetail.serving.http.connections import headers_too_long
 from dovetail.serving.http.errors import ApiError
 from dovetail.serving.http.options import ANY, LOCAL, Options
 
@@ -97,10 +99,14 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request and pass it on, or answer with an error."""
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == OPEN):
+        if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":  # no route takes WebSockets
             return await send({"type": "websocket.close", "code": 1008})
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > REQUEST_HEADER_BYTES:  # complete in one packet
+            return await headers_too_long().response()(scope, receive, send)
+        if scope["path"] == OPEN:
+            return await self.app(scope, receive, send)
         self.gate.enter()
         body = Body(receive, send)
         try:

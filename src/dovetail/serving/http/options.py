@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dovetail.core.errors import UsageError
+from dovetail.core.limits import ADDRESS_CONNECTIONS
 from dovetail.core.printable import printable
 from dovetail.text.tool_calls.parser import parser_named
 
@@ -30,6 +31,7 @@ class Options:
     admin_keys: tuple[str, ...] = ()  # API keys of administrators
     tool_parser: str | None = None  # the format of tool calls; None: that of the chat template
     drain_seconds: float = 30.0  # in which requests may finish after SIGTERM
+    address_connections: int = ADDRESS_CONNECTIONS  # that one address may have open
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -48,3 +50,5 @@ class Options:
             parser_named(self.tool_parser)
         if not 0 <= self.drain_seconds <= 3600:
             raise UsageError(f"--drain-seconds: {self.drain_seconds:g} is not from 0 to 3,600")
+        if self.address_connections < 1:
+            raise UsageError(f"--address-connections: {self.address_connections} is not 1 or more")

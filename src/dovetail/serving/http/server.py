@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ from fastapi import FastAPI
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import REQUEST_HEADER_BYTES
+from dovetail.serving.http.connections import CONNECTIONS, bounded_protocol
 
 BACKLOG = 2048
-CONNECTIONS = 4096  # open at once; more are answered with 503
+FILES = 512  # descriptors beside those of connections
 ABORTED_SECONDS = 2.0  # in which aborted requests are answered
 
 
@@ -49,11 +51,11 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def make_server(app: FastAPI) -> Server:
-    """Return a server of an app; h11 bounds the headers while it reads them."""
+    """Return a server of an app; connections.py bounds what clients hold open."""
     return Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=bounded_protocol(app.state.service.options.address_connections),
             ws="none",
             lifespan="on",
             log_level="warning",
@@ -67,8 +69,18 @@ def make_server(app: FastAPI) -> Server:
     )
 
 
+def allow_connections() -> None:
+    """Raise the soft limit on file descriptors to what CONNECTIONS need, as far as the hard one allows: at 1,024, the usual soft
+    limit, a server stops accepting."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS + FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
 async def run_server(app: FastAPI, sock: socket.socket, drain_seconds: float, ready: Callable[[], None] | None = None) -> None:
     """Serve until a signal, then drain. `ready` is called once requests are accepted."""
+    allow_connections()
     server, loop = make_server(app), asyncio.get_running_loop()
     ending = asyncio.Event()
 
