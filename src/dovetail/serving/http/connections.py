@@ -1,6 +1,6 @@
 """Connections: bounds on what a client holds open without a request that is being answered. uvicorn has none of them.
 
-    REQUEST_HEADER_SECONDS    from the connection, or from the end of an answer, until the headers of a request are complete; then 408
+    REQUEST_HEADER_SECONDS    from the connection, or from the end of an answer, until headers are complete; then 408
     REQUEST_HEADER_BYTES      of these headers; more are answered with 431
     per address               connections open at once (--address-connections); more are answered with 429
     CONNECTIONS               of all addresses; more are answered with 503

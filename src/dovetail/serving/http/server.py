@@ -70,8 +70,8 @@ def make_server(app: FastAPI) -> Server:
 
 
 def allow_connections() -> None:
-    """Raise the soft limit on file descriptors to what CONNECTIONS need, as far as the hard one allows: at 1,024, the usual soft
-    limit, a server stops accepting."""
+    """Raise the soft limit on file descriptors to what CONNECTIONS need, as far as the hard one allows: at the usual soft limit
+    of 1,024 a server stops accepting."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS + FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
