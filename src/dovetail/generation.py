@@ -28,6 +28,7 @@ from dovetail.state.quantized import CacheFormat
 if TYPE_CHECKING:
     from dovetail.text.chat import ChatTemplate, Message
     from dovetail.text.grammar import Matcher
+    from dovetail.text.literal import ConversationEncoder
     from dovetail.text.tokenizer import Tokenizer
 
 
@@ -195,12 +196,16 @@ def prompt_ids(vocabulary: Vocabulary, prompt: str, *, chat: bool = False, syste
     if vocabulary.chat_template is None:
         raise InputError("chat: the model has no chat template; give the prompt without it")
     before = [] if system is None else [{"role": "system", "content": system}]
-    return chat_ids(vocabulary.tokenizer, vocabulary.chat_template, [*before, {"role": "user", "content": prompt}])
+    from dovetail.text.literal import ConversationEncoder
+
+    messages = [*before, {"role": "user", "content": prompt}]
+    return chat_ids(ConversationEncoder(vocabulary.tokenizer, vocabulary.chat_template, vocabulary.stop), messages)
 
 
-def chat_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
-    """Return the token ids of a conversation; its template writes the special tokens."""
-    return tokenizer.prompt(template.render(messages), add_special=False)
+def chat_ids(encoder: ConversationEncoder, messages: Sequence[Message]) -> list[int]:
+    """Return the token ids of a conversation; its template writes the special tokens, and those inside messages are text."""
+    marked = encoder.mark(messages)
+    return encoder.ids(encoder.template.render(marked.messages), marked.mark)
 
 
 def generate_pieces(

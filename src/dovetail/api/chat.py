@@ -22,6 +22,7 @@ from dovetail.generation import Vocabulary, chat_ids
 from dovetail.sampling import Sampling
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
+from dovetail.text.literal import ConversationEncoder
 from dovetail.text.stream import TextStream
 from dovetail.transformer import Transformer
 
@@ -63,7 +64,8 @@ class Chat:
         if vocabulary.tokenizer is None or vocabulary.chat_template is None:
             missing = "tokenizer" if vocabulary.tokenizer is None else "chat template"
             raise InputError(f"chat: the model has no {missing}; use generate, or a directory that has one")
-        self.tokenizer, self.template, self.stop = vocabulary.tokenizer, vocabulary.chat_template, vocabulary.stop
+        self.tokenizer, self.stop = vocabulary.tokenizer, vocabulary.stop
+        self.encoder = ConversationEncoder(self.tokenizer, vocabulary.chat_template, self.stop)
         self.engine = Engine(model.eval(), rows=1, longest=longest, start=vocabulary.start)
         self.max_tokens, self.sampling = max_tokens, sampling
         self.first = [] if system is None else [{"role": "system", "content": system}]
@@ -115,7 +117,7 @@ class Chat:
         turns, room = self.messages[len(self.first) :], max(1, self.engine.longest - self.max_tokens)
         ids: list[int] = []
         for left_out in range(self.left_out, len(turns) // TURN + 1):  # turns that did not fit before do not fit now
-            ids = chat_ids(self.tokenizer, self.template, [*self.first, *turns[TURN * left_out :]])
+            ids = chat_ids(self.encoder, [*self.first, *turns[TURN * left_out :]])
             if len(ids) <= room:
                 self.left_out = left_out
                 return ids

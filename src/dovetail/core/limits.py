@@ -76,12 +76,15 @@ RENDERS_WAITING = 64
 # -- grammars of constrained output
 GRAMMAR_CHARACTERS = 64 * KB  # of a schema, a pattern or a grammar
 GRAMMAR_CHOICES = 1000  # strings to choose from
-GRAMMAR_SECONDS = 2  # of CPU time for compilation
-GRAMMAR_WAIT = 30.0  # seconds until the process that compiles must have answered, however busy the machine is
-GRAMMAR_STARTED = 120.0  # the same for reading the tokenizer
-GRAMMAR_MEMORY = 4 * GB  # of address space of that process
-GRAMMARS_WAITING = 64  # to be compiled
+GRAMMAR_QUICK_SECONDS = 0.25  # of CPU time for compilation, at once
+GRAMMAR_SECONDS = 2.0  # the same for one that took longer: these wait for each other
+GRAMMAR_WAIT = 30  # seconds until a grammar must be compiled, however busy the machine is
+GRAMMAR_STARTED = 120.0  # until the process that compiles must have read the tokenizer
+GRAMMAR_MEMORY = 128 * MB  # of address space that compilation may add
+GRAMMARS_AT_ONCE = 3  # quick ones, of one API key two; of the others, one
+GRAMMARS_WAITING = 16  # to be compiled, per API key
 GRAMMARS_KEPT = 64  # compiled ones
+GRAMMARS_REFUSED = 1024  # that are remembered
 GRAMMAR_LIMITS = {  # llguidance's, about a tenth of its defaults: a mask takes tens of milliseconds at most
     "max_grammar_size": 20_000,  # symbols
     "initial_lexer_fuel": 500_000,

@@ -14,6 +14,7 @@ from typing import Any
 
 from dovetail.adapters.storage import Stored
 from dovetail.core.errors import DovetailError
+from dovetail.core.limits import GRAMMARS_AT_ONCE
 from dovetail.embedding import Embedder
 from dovetail.serving.client import Stats
 from dovetail.serving.engine import Engine
@@ -21,6 +22,7 @@ from dovetail.serving.pooled import Calls, PooledEngine
 from dovetail.serving.request import Output, Request
 from dovetail.serving.wire import Inbox, encode, received
 
+COMPILERS = GRAMMARS_AT_ONCE + 1  # threads: as many as the checks let pass at once
 POLL = 0.01  # seconds between two looks at the socket while a grammar is compiled
 
 
@@ -38,7 +40,7 @@ class Loop:
         self.engine, self.sock, self.inbox, self.read_adapter = engine, sock, Inbox(), read_adapter
         self.reported: Stats | None = None
         self.compiling: dict[str, tuple[Request, Future[object]]] = {}  # requests whose grammar is not ready yet
-        self.compiler = ThreadPoolExecutor(1, "grammar")
+        self.compiler = ThreadPoolExecutor(COMPILERS, "grammar")
         self.calls = Calls(embedder, engine.adapters)
 
     def run(self) -> None:

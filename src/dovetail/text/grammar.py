@@ -126,7 +126,7 @@ class Grammars:
         self.vocab, self._tokenizer, self._stop = vocab, tokenizer, frozenset(stop)
         self._opened: tuple[LLTokenizer, tuple[int, ...]] | None = None
         self._kept: dict[str, LLMatcher] = {}
-        self._lock = threading.Lock()
+        self._lock, self._opening = threading.Lock(), threading.Lock()
 
     def source(self, grammar: Grammar) -> str:
         """Return llguidance's form of a grammar, which `matcher` takes."""
@@ -156,9 +156,10 @@ class Grammars:
         check_extra()
         from dovetail.text.grammar_check import open_matcher, open_tokenizer
 
-        if self._opened is None:
-            given = GrammarVocabulary.of(self._tokenizer, self._stop)
-            self._opened = open_tokenizer(given.tokenizer, given.stop), given.barred
+        with self._opening:
+            if self._opened is None:
+                given = GrammarVocabulary.of(self._tokenizer, self._stop)
+                self._opened = open_tokenizer(given.tokenizer, given.stop), given.barred
         try:
             return open_matcher(self._opened[0], source, GRAMMAR_LIMITS)
         except ValueError as error:

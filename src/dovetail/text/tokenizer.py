@@ -121,12 +121,13 @@ class Tokenizer:
             ids += [np.array(encoding.ids, np.int64) for encoding in encodings]
         return np.concatenate(ids)
 
-    def prompt(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Return the ids of a prompt; `add_special` adds special tokens, which a chat template writes itself."""
+    def prompt(self, text: str, *, add_special: bool = True, recognized: bool = True) -> list[int]:
+        """Return the ids of a prompt; `add_special` adds special tokens, which a chat template writes itself. Special tokens in
+        the text are `recognized`, or are text. Those in messages are text in either case: literal.py."""
         _check_unicode(text)
         if len(text) > PROMPT_CHARACTERS:
             raise InputError(f"the prompt has {len(text):,} characters; the limit is {PROMPT_CHARACTERS:,}")
-        self.engine.encode_special_tokens = False
+        self.engine.encode_special_tokens = not recognized
         try:
             with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the prompt"), _without_panic_messages():
                 return self.engine.encode(text, add_special_tokens=add_special).ids

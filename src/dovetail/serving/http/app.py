@@ -127,8 +127,11 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeBody)
         service.model(body.model)
-        text = body.prompt if body.prompt is not None else await encoder.render(body)
-        ids = await encoder.encode(text, add_special=body.special)
+        ids = (
+            await encoder.chat(body, add_special=body.special)
+            if body.prompt is None
+            else await encoder.encode(body.prompt, add_special=body.special)
+        )
         names = [service.names.unique(token) for token in ids] if body.return_token_strs else None
         sizes = {"count": len(ids), "max_model_len": service.client.longest}
         return JSONResponse({**sizes, "tokens": ids, "token_strs": names})

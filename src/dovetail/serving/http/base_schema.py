@@ -12,6 +12,7 @@ from dovetail.core.limits import PROMPT_CHARACTERS, REQUEST_ITEMS
 MAX_ID = 2**31 - 1
 Text = Annotated[str, Field(max_length=PROMPT_CHARACTERS)]
 Short = Annotated[str, Field(max_length=256)]
+Name = Annotated[str, Field(max_length=256, pattern=r"^[^\s<>|\\/]*$")]  # a template writes it where a role stands
 Id = Annotated[int, Field(ge=0, le=MAX_ID)]
 Ids = Annotated[list[Id], Field(max_length=REQUEST_ITEMS, fail_fast=True)]
 

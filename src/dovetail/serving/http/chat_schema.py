@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from dovetail.core.limits import CHAT_MESSAGES, MAX_NEW_TOKENS, REQUEST_TOOLS
 from dovetail.core.suggest import names_or_nearest
-from dovetail.serving.http.base_schema import Body, Ids, Short, Text, first_is
+from dovetail.serving.http.base_schema import Body, Ids, Name, Short, Text, first_is
 from dovetail.serving.http.schema import GenerationBody, Logprobs
 from dovetail.serving.http.tool_schema import CHOICES, NO_TOOL, Called, Choice, NamedTool, Tool, ToolChoice, Tools
 
@@ -32,14 +32,14 @@ class Part(Body):
 class Message(Body):
     """A message of a conversation; the chat template sees its role, content and name, and its tool calls."""
 
-    role: Annotated[str, Field(min_length=1, max_length=64)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
         Annotated[Text, Tag("string")] | Annotated[list[Part], Field(max_length=CHAT_MESSAGES, fail_fast=True), Tag("parts")],
         Discriminator(first_is({}, "parts")),
     ] = ""
-    name: Short | None = None
+    name: Name | None = None
     tool_calls: Annotated[list[Called], Field(max_length=REQUEST_TOOLS, fail_fast=True)] = []
-    tool_call_id: Short | None = None
+    tool_call_id: Name | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:

@@ -1,51 +1,51 @@
 """Grammars of requests are compiled in a process of their own first: one that takes too long, too much memory, or that crashes
-ends that process alone, and its request gets 400.
+ends a fork of that process, and its request gets 400. The engine compiles those that passed again, within the time that is
+known by then.
 
-One process compiles one grammar at a time; it is started by the first request that has one, and again after it was killed.
-Grammars that passed are remembered. The engine compiles them again, within the time that is known by then.
+Every grammar is tried with GRAMMAR_QUICK_SECONDS of CPU time, several at once. One that takes longer is tried again with
+GRAMMAR_SECONDS, one at a time, so that others never wait for it. API keys take turns. Grammars that passed or were refused are
+remembered, and equal ones that arrive together are compiled once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections import OrderedDict
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dovetail.core.errors import UsageError
 from dovetail.core.limits import (
-    GRAMMAR_LIMITS,
-    GRAMMAR_MEMORY,
+    GRAMMAR_QUICK_SECONDS,
     GRAMMAR_SECONDS,
-    GRAMMAR_STARTED,
-    GRAMMAR_WAIT,
+    GRAMMARS_AT_ONCE,
     GRAMMARS_KEPT,
+    GRAMMARS_REFUSED,
     GRAMMARS_WAITING,
 )
-from dovetail.serving.client import Busy
-from dovetail.serving.http.errors import LOG, ApiError
+from dovetail.serving.http.errors import ApiError
+from dovetail.serving.http.fair import FairSlots
+from dovetail.serving.http.grammar_process import GrammarProcess
 from dovetail.serving.http.prompts import PromptEncoder
-from dovetail.text import grammar
-from dovetail.text.grammar import Grammar, GrammarVocabulary, check_extra
+from dovetail.text.grammar import Grammar, check_extra
 
-CHILD = Path(grammar.__file__).with_name("grammar_check.py")
-LINE = 1 << 24  # bytes of an answer
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class GrammarChecker:
-    """source(grammar) -> llguidance's form of it, which the engine takes."""
+    """source(grammar, tenant) -> llguidance's form of it, which the engine takes."""
 
     def __init__(self, encoder: PromptEncoder) -> None:
-        self.encoder = encoder
-        self.process: asyncio.subprocess.Process | None = None
+        self.process = GrammarProcess(encoder)
+        self.lanes = [
+            (GRAMMAR_QUICK_SECONDS, FairSlots(GRAMMARS_AT_ONCE, GRAMMARS_WAITING)),
+            (GRAMMAR_SECONDS, FairSlots(1, GRAMMARS_WAITING)),
+        ]
         self.passed: OrderedDict[Grammar, str] = OrderedDict()
-        self.waiting = 0
-        self.lock = asyncio.Lock()
+        self.refused: OrderedDict[int, str] = OrderedDict()  # by hash: their texts may be long
+        self.running: dict[Grammar, asyncio.Task[str]] = {}
 
-    async def source(self, grammar: Grammar) -> str:
+    async def source(self, grammar: Grammar, tenant: str) -> str:
         """Return llguidance's form of a grammar that compiles; ApiError 400 with the reason where it does not."""
         try:
             check_extra()
@@ -54,69 +54,44 @@ class GrammarChecker:
         if grammar in self.passed:
             self.passed.move_to_end(grammar)
             return self.passed[grammar]
-        if self.waiting >= GRAMMARS_WAITING:
-            raise Busy(self.waiting * GRAMMAR_SECONDS)
-        self.waiting += 1
-        try:
-            async with self.lock:
-                answer = await self._ask({"format": grammar.format, "text": grammar.text})
-        finally:
-            self.waiting -= 1
-        if "source" not in answer:
-            raise ApiError(400, f"{grammar.format}: {answer['error']}", param=grammar.format, code="grammar_refused")
-        self.passed[grammar] = answer["source"]
-        while len(self.passed) > GRAMMARS_KEPT:
-            self.passed.popitem(last=False)
-        return answer["source"]
+        if hash(grammar) in self.refused:
+            raise _refusal(grammar, self.refused[hash(grammar)])
+        if (task := self.running.get(grammar)) is None:
+            task = self.running[grammar] = asyncio.create_task(self._compiled(grammar, tenant))
+            task.add_done_callback(lambda done: (self.running.pop(grammar, None), done.cancelled() or done.exception()))
+        return await asyncio.shield(task)  # a client that goes away ends neither the others nor what is remembered
 
-    async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        try:
-            if self.process is None or self.process.returncode is not None:
-                await self._start()
-            return await self._exchange(message, GRAMMAR_WAIT)
-        except (EOFError, OSError, TimeoutError, ValueError):
-            await self.close()
-            return {"error": f"it takes more than {GRAMMAR_SECONDS} s or {GRAMMAR_MEMORY >> 20} MB to compile; simplify it"}
-        except BaseException:  # the client has gone in mid-exchange: the next answer would be its own
-            await self.close()
-            raise
-
-    async def _start(self) -> None:
-        vocabulary = self.encoder.vocabulary
-        tokenizer, stop = vocabulary.tokenizer, vocabulary.stop
-        if tokenizer is None:
-            raise ApiError(400, "the model has no tokenizer, so its output cannot be constrained")
-        given = await self.encoder.run(lambda: GrammarVocabulary.of(tokenizer, stop))
-        command = (sys.executable, "-I", str(CHILD), str(GRAMMAR_SECONDS), str(GRAMMAR_MEMORY))
-        pipe = asyncio.subprocess.PIPE
-        self.process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, limit=LINE, env={}
-        )
-        first = {"tokenizer": given.tokenizer, "stop": given.stop, "limits": GRAMMAR_LIMITS}
-        try:
-            await self._exchange(first, GRAMMAR_STARTED)
-        except (EOFError, OSError, TimeoutError) as error:
-            LOG.error("the process that compiles grammars cannot start: %s", type(error).__name__)
-            await self.close()
-            raise ApiError(400, "constrained output is not offered for this model: its tokenizer cannot be read") from None
-
-    async def _exchange(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
-        assert self.process is not None
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        async with asyncio.timeout(seconds):
-            stdin.write(json.dumps(message).encode() + b"\n")
-            await stdin.drain()
-            line = await stdout.readline()
-        if not line:
-            raise EOFError
-        return json.loads(line)
+    async def _compiled(self, grammar: Grammar, tenant: str) -> str:
+        problem = f"it takes more than {GRAMMAR_SECONDS:g} s to compile; simplify it"
+        for seconds, slots in self.lanes:
+            async with slots.turn(tenant, seconds):
+                try:
+                    answer = await self.process.compiled(grammar, seconds)
+                except EOFError:
+                    answer = dict[str, Any](late=True)
+            if "source" in answer:
+                _remember(self.passed, grammar, answer["source"], GRAMMARS_KEPT)
+                return answer["source"]
+            if "late" in answer:  # not the grammar's fault: nothing is remembered
+                raise ApiError(503, f"{grammar.format}: could not be compiled now; try again", code="aborted")
+            if "error" in answer:
+                problem = answer["error"]
+                break
+        _remember(self.refused, hash(grammar), problem, GRAMMARS_REFUSED)
+        raise _refusal(grammar, problem)
 
     async def close(self) -> None:
-        """End the process."""
-        process, self.process = self.process, None
-        if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        """End the process, and what it was to compile."""
+        for task in self.running.values():
+            task.cancel()
+        await self.process.close()
+
+
+def _remember(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
+    kept[key] = value
+    while len(kept) > most:
+        kept.popitem(last=False)
+
+
+def _refusal(grammar: Grammar, problem: str) -> ApiError:
+    return ApiError(400, f"{grammar.format}: {problem}", param=grammar.format, code="grammar_refused")

@@ -19,6 +19,8 @@ from dovetail.generation import Vocabulary
 from dovetail.serving.client import Busy
 from dovetail.serving.http.chat_schema import ChatFields
 from dovetail.serving.http.errors import ApiError
+from dovetail.text.chat import ChatTemplate
+from dovetail.text.literal import ConversationEncoder, Marked
 from dovetail.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -35,6 +37,7 @@ class PromptEncoder:
         self._encoding = ThreadPoolExecutor(1, "encode")
         self._rendering = ThreadPoolExecutor(RENDERS_AT_ONCE, "render")
         self._renders = 0
+        self._conversations: ConversationEncoder | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -44,12 +47,15 @@ class PromptEncoder:
         return self.vocabulary.tokenizer
 
     async def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Return the token ids of a string."""
+        """Return the token ids of a string; special tokens in it are recognized."""
         tokenizer = self.tokenizer
+        return await self._encode(text, lambda: tokenizer.prompt(text, add_special=add_special))
+
+    async def _encode(self, text: str, work: Callable[[], list[int]]) -> list[int]:
         if len(text) > self.most:
             raise too_long(f"the prompt has {len(text):,} characters, which {self.longest:,} tokens cannot have")
         try:
-            ids = await self.run(lambda: tokenizer.prompt(text, add_special=add_special))
+            ids = await self.run(work)
         except FileError:
             raise ApiError(400, "the prompt cannot be encoded", param="prompt") from None
         return self.checked(ids)
@@ -59,25 +65,32 @@ class PromptEncoder:
         if not ids:
             raise ApiError(400, "prompt: has no token; give at least one", param="prompt")
         if len(ids) >= self.longest:
-            raise too_long(f"the prompt has {len(ids):,} tokens")
+            raise too_long(
+                f"the prompt has {len(ids):,} tokens; the limit is {self.longest - 1:,}, one less than max_model_len"
+            )
         if max(ids) >= self.vocab:
             raise ApiError(400, f"prompt: token id {max(ids)} is not below {self.vocab:,}", param="prompt")
         return ids
 
-    async def chat(self, body: ChatFields) -> list[int]:
-        """Return the token ids of a conversation."""
-        return await self.encode(await self.render(body), add_special=body.add_special_tokens)
-
-    async def render(self, body: ChatFields) -> str:
-        """Return a conversation as text."""
-        template = self.vocabulary.chat_template
+    async def chat(self, body: ChatFields, *, add_special: bool) -> list[int]:
+        """Return the token ids of a conversation: special tokens inside messages and tools are text."""
+        template, tokenizer = self.vocabulary.chat_template, self.tokenizer
         if template is None:
             raise ApiError(400, "messages: the model has no chat template; ask /v1/completions", param="messages")
-        messages, mark = [one.plain() for one in body.messages], secrets.token_hex(16)
+        if self._conversations is None:
+            self._conversations = ConversationEncoder(tokenizer, template, self.vocabulary.stop)
+        encoder, messages = self._conversations, [one.plain() for one in body.messages]
         if sum(len(one["content"]) for one in messages) > self.most:
-            raise too_long("the messages have more characters than fit")
+            raise too_long(f"the messages have more than the {self.most:,} characters that {self.longest:,} tokens can have")
         tools = [one.plain() for one in body.offered]
-        if tools and "tools" not in template.text:
+        marked = await self.run(lambda: encoder.mark(messages, **body.chat_template_kwargs, tools=tools or None))
+        text = await self._render(template, body, marked)
+        return await self._encode(text, lambda: encoder.ids(text, marked.mark, add_special=add_special))
+
+    async def _render(self, template: ChatTemplate, body: ChatFields, marked: Marked) -> str:
+        """Return a conversation as text."""
+        messages, mark = list(marked.messages), secrets.token_hex(16)
+        if marked.given["tools"] and "tools" not in template.text:
             raise ApiError(400, "tools: the model's chat template does not render tools; leave them out", param="tools")
         if body.continue_final_message:  # what the template writes behind the mark is cut off
             messages[-1] = {**messages[-1], "content": messages[-1]["content"] + mark}
@@ -89,7 +102,7 @@ class PromptEncoder:
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(
                 self._rendering,
-                lambda: template.render_many([request], **body.chat_template_kwargs, tools=tools or None)[0],
+                lambda: template.render_many([request], **marked.given)[0],
             )
             text = await work
         except FileError as error:

@@ -77,7 +77,7 @@ class Service:
             else self.encoder.checked(one)
             for one in given
         ]
-        grammar = await self._grammar(body.grammar)
+        grammar = await self._grammar(request, body.grammar)
         jobs = self._jobs(request, id, model, body, prompts, body.max_tokens, body.logprobs, grammar)
         if body.echo:
             for job, one in zip(jobs, given, strict=True):
@@ -91,18 +91,19 @@ class Service:
         body = await read_body(request, ChatBody)
         model, id = self.model(body.model), f"chatcmpl-{uuid.uuid4().hex}"
         calls = ToolCalls(body, self.tool_parser)
-        prompt = await self.encoder.chat(body)
+        prompt = await self.encoder.chat(body, add_special=body.add_special_tokens)
         max_tokens = body.max_completion_tokens or body.max_tokens or self.client.longest - len(prompt)
-        grammar = await self._grammar(calls.grammar or body.grammar)
+        grammar = await self._grammar(request, calls.grammar or body.grammar)
         logprobs = body.top_logprobs if body.logprobs else None
         jobs = self._jobs(request, id, model, body, [prompt], max_tokens, logprobs, grammar)
         run = Run(self.client, jobs, self.metrics, self.running)
         shape = ChatShape(id, model, body, run, LogprobShapes(self.names, body.return_tokens_as_token_ids), calls)
         return await self._respond(request, run, shape, body.stream)
 
-    async def _grammar(self, grammar: Grammar | None) -> str:
+    async def _grammar(self, request: HttpRequest, grammar: Grammar | None) -> str:
         """Return the constraint of a request in the engine's form."""
-        return "" if grammar is None else await self.grammars.source(grammar)
+        address = "" if request.client is None else request.client.host
+        return "" if grammar is None else await self.grammars.source(grammar, request.scope[TENANT] or address)
 
     async def _respond(self, request: HttpRequest, run: Run, shape: Shape, stream: bool) -> Response:
         if not self.client.alive():

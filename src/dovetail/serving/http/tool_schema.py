@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from dovetail.core.limits import GRAMMAR_CHARACTERS, REQUEST_TOOLS
-from dovetail.serving.http.base_schema import Body, Short, Text
+from dovetail.serving.http.base_schema import Body, Name, Text
 from dovetail.text.grammar import Grammar, json_grammar
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
@@ -136,7 +136,7 @@ class CalledFunction(Body):
 class Called(Body):
     """A tool call of a message in the history."""
 
-    id: Short = ""
+    id: Name = ""
     type: Literal["function"] = "function"
     function: CalledFunction
 
