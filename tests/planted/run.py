@@ -1,0 +1,176 @@
+"""Plant bugs one at a time in a copy of the sources, and report which check sees each: the tests of its room, or the laws.
+
+    python tests/planted/run.py [--only N …] [--seconds 300] [--json] [--out FILE]
+
+For each bug, first `dovetail laws SPEC --quick` on a few specs, where its room is one that laws reach; then the quick tests of
+its room, those that name the changed file first. A test that fails without the bug, too, has not seen it. Results are written
+after every bug, so that a run can be ended at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import dataclasses as dc
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from bugs import BUGS, Bug
+
+ROOT = Path(__file__).resolve().parents[2]
+SPECS = ("llama-tiny", "mamba2-hybrid-tiny")
+# rooms whose code the laws run, by the fitting specs; the others have tests alone
+LAWS = {
+    **dict.fromkeys(("core", "ops", "parts", "state", "dist", "adapters", "quantization", "training", "serving"), SPECS),
+    "port": ("llama-tiny",),
+}
+MOVED = {"serving": "serve"}  # rooms whose tests have another name
+LAW = ("-m", "dovetail", "laws")
+MISTAKEN = 3  # tests that may fail without the bug before the run is believed
+OPTIONS = ("-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "--no-header", "--tb=line")
+
+
+@dc.dataclass
+class Outcome:
+    """What saw a bug: `laws`, `tests` or nothing; `check` names the law or the test."""
+
+    number: int
+    room: str
+    function: str
+    breaks: str
+    seen_by: str | None
+    check: str
+    seconds: float
+
+
+def place(bug: Bug, root: Path = ROOT) -> tuple[Path, str]:
+    """The file of a bug, and its text with the bug; LookupError where it does not apply."""
+    for path in sorted((root / "src").rglob(bug.file)):
+        text = path.read_text(encoding="utf-8")
+        found = _lines(ast.parse(text), bug.function.split("."))
+        if found is None:
+            continue
+        lines = text.splitlines(keepends=True)
+        begin, end = found
+        inside = "".join(lines[begin:end])
+        if inside.count(bug.old) == 1:
+            return path, "".join(lines[:begin]) + inside.replace(bug.old, bug.new) + "".join(lines[end:])
+    raise LookupError(f"{bug.file}: {bug.function} does not hold {bug.old!r} once; adapt the entry of bugs.py")
+
+
+def _lines(tree: ast.AST, names: list[str]) -> tuple[int, int] | None:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == names[0]:
+            if len(names) == 1:
+                return node.lineno - 1, node.end_lineno or node.lineno
+            return _lines(node, names[1:])
+    return None
+
+
+def test_files(bug: Bug, root: Path) -> list[str]:
+    """The test files of a room, those that name the changed file or function first."""
+    folder = root / "tests" / MOVED.get(bug.room, bug.room)
+    files = sorted(folder.rglob("test_*.py")) if folder.is_dir() else []
+    word = re.compile(rf"\b({Path(bug.file).stem}|{bug.function.split('.')[0]})\b")
+    naming = [path for path in sorted((root / "tests").rglob("test_*.py")) if word.search(path.read_text(encoding="utf-8"))]
+    near = [path for path in naming if path in files]
+    far = [path for path in naming if path not in files and "planted" not in path.parts]
+    return [str(path) for path in [*near, *[path for path in files if path not in near], *(far[:8] if len(files) < 8 else [])]]
+
+
+def run(bug: Bug, number: int, copy: Path, seconds: float) -> Outcome:
+    """Plant a bug in the copy, run the checks, and restore the file."""
+    path, text = place(bug, copy)
+    before, begin = path.read_text(encoding="utf-8"), time.monotonic()
+    path.write_text(text, encoding="utf-8")
+    seen, check = None, "survived"
+    try:
+        for spec in LAWS.get(bug.room, ()):
+            code, said = _command([*LAW, spec, "--quick"], copy, seconds)
+            if code not in (0, None):
+                seen, check = "laws", f"{spec}: {_named(said)}"
+                break
+        skipped: list[str] = []
+        while seen is None and (files := test_files(bug, copy)):
+            code, said = _command(["-m", "pytest", *OPTIONS, *skipped, *files], copy, seconds)
+            check = f"not seen within {seconds:.0f} s" if code is None else "survived"
+            if code in (0, None, 5):
+                break
+            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+            seen, check = "tests", _named(said)
+            if failed is not None and len(skipped) < MISTAKEN:
+                path.write_text(before, encoding="utf-8")
+                if _command(["-m", "pytest", *OPTIONS, str(copy / failed[1])], copy, seconds)[0] != 0:
+                    seen, skipped = None, [*skipped, f"--deselect={failed[1]}"]  # it fails without the bug, too
+                path.write_text(text, encoding="utf-8")
+    finally:
+        path.write_text(before, encoding="utf-8")
+    return Outcome(number, bug.room, bug.function, bug.breaks, seen, check, round(time.monotonic() - begin, 1))
+
+
+def _command(arguments: list[str], copy: Path, seconds: float) -> tuple[int | None, str]:
+    """The exit code (None: the time was up) and the output of a command in the copy."""
+    env = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    with tempfile.TemporaryFile("w+") as out:
+        child = subprocess.Popen(
+            [sys.executable, *arguments], cwd=copy, env=env, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            code = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        out.seek(0)
+        return code, out.read()
+
+
+def _named(text: str) -> str:
+    """The line that names the law or the test."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith(("FAILED", "ERROR")) or "fails" in line or "✗" in line]
+    return (named or lines or [""])[0][:200]
+
+
+def main() -> int:
+    """Run some or all bugs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of bugs, from 1")
+    parser.add_argument("--seconds", type=float, default=300.0, help="limit of one command")
+    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
+    parser.add_argument("--out", type=Path, help="write the outcomes here after every bug")
+    flags = parser.parse_args()
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        copy = Path(folder)
+        for name in ("src", "tests", "benchmarks", "docs", "action", "deploy"):
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
+        for path in ROOT.glob("*.*"):
+            if path.is_file():
+                shutil.copy(path, copy)
+        for number in flags.only or range(1, len(BUGS) + 1):
+            outcome = run(BUGS[number - 1], number, copy, flags.seconds)
+            outcomes.append(outcome)
+            print(f"{number:2} {outcome.room:12} {outcome.seen_by or '-':6} {outcome.check}", file=sys.stderr, flush=True)
+            if flags.out is not None:
+                flags.out.write_text(json.dumps([dc.asdict(one) for one in outcomes], ensure_ascii=False, indent=1) + "\n")
+    if flags.json:
+        print(json.dumps([dc.asdict(one) for one in outcomes], ensure_ascii=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

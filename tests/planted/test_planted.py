@@ -1,0 +1,26 @@
+"""Every planted bug applies to the sources as they are, changes its file, and leaves it parsable."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import run as planted
+from bugs import BUGS, Bug
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.room}-{bug.function}")
+def test_a_planted_bug_applies(bug: Bug) -> None:
+    path, text = planted.place(bug)
+    assert text != path.read_text(encoding="utf-8")
+    ast.parse(text)
+    assert planted.test_files(bug, planted.ROOT), "no test fits its room"
+
+
+def test_there_are_sixty_and_half_in_the_rooms_with_state() -> None:
+    assert len(BUGS) == len({(bug.function, bug.new, bug.old) for bug in BUGS}) == 60
+    assert sum(bug.room in ("serving", "text", "datasets", "state") for bug in BUGS) >= 30
