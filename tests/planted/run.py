@@ -1,6 +1,6 @@
 """Plant bugs one at a time in a copy of the sources, and report which check sees each: the tests of its room, or the laws.
 
-    python tests/planted/run.py [--only N …] [--seconds 300] [--json] [--out FILE]
+    python tests/planted/run.py [--only N …] [--checks tests] [--seconds 300] [--json] [--out FILE]
 
 For each bug, first `dovetail laws SPEC --quick` on a few specs, where its room is one that laws reach; then the quick tests of
 its room, those that name the changed file first. A test that fails without the bug, too, has not seen it. Results are written
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,6 +36,7 @@ LAWS = {
     "port": ("llama-tiny",),
 }
 MOVED = {"serving": "serve"}  # rooms whose tests have another name
+CHECKS = ("laws", "tests")
 LAW = ("-m", "dovetail", "laws")
 MISTAKEN = 3  # tests that may fail without the bug before the run is believed
 OPTIONS = ("-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "--no-header", "--tb=line")
@@ -88,20 +90,20 @@ def test_files(bug: Bug, root: Path) -> list[str]:
     return [str(path) for path in [*near, *[path for path in files if path not in near], *(far[:8] if len(files) < 8 else [])]]
 
 
-def run(bug: Bug, number: int, copy: Path, seconds: float) -> Outcome:
+def run(bug: Bug, number: int, copy: Path, seconds: float, checks: Sequence[str] = CHECKS) -> Outcome:
     """Plant a bug in the copy, run the checks, and restore the file."""
     path, text = place(bug, copy)
     before, begin = path.read_text(encoding="utf-8"), time.monotonic()
     path.write_text(text, encoding="utf-8")
     seen, check = None, "survived"
     try:
-        for spec in LAWS.get(bug.room, ()):
+        for spec in LAWS.get(bug.room, ()) if "laws" in checks else ():
             code, said = _command([*LAW, spec, "--quick"], copy, seconds)
             if code not in (0, None):
                 seen, check = "laws", f"{spec}: {_named(said)}"
                 break
         skipped: list[str] = []
-        while seen is None and (files := test_files(bug, copy)):
+        while seen is None and "tests" in checks and (files := test_files(bug, copy)):
             code, said = _command(["-m", "pytest", *OPTIONS, *skipped, *files], copy, seconds)
             check = f"not seen within {seconds:.0f} s" if code is None else "survived"
             if code in (0, None, 5):
@@ -149,6 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", type=int, nargs="*", help="numbers of bugs, from 1")
     parser.add_argument("--seconds", type=float, default=300.0, help="limit of one command")
+    parser.add_argument("--checks", nargs="+", choices=CHECKS, default=CHECKS, help="default: both, laws first")
     parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
     parser.add_argument("--out", type=Path, help="write the outcomes here after every bug")
     flags = parser.parse_args()
@@ -162,7 +165,7 @@ def main() -> int:
             if path.is_file():
                 shutil.copy(path, copy)
         for number in flags.only or range(1, len(BUGS) + 1):
-            outcome = run(BUGS[number - 1], number, copy, flags.seconds)
+            outcome = run(BUGS[number - 1], number, copy, flags.seconds, flags.checks)
             outcomes.append(outcome)
             print(f"{number:2} {outcome.room:12} {outcome.seen_by or '-':6} {outcome.check}", file=sys.stderr, flush=True)
             if flags.out is not None:
