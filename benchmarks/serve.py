@@ -5,8 +5,9 @@ answers of 8 to 96, all as long as asked for. Requests arrive as a Poisson proce
 most 16 are in flight. Of 1.1 B parameters the prompts and answers are half as long, and 4 are in flight. All sides get the same
 requests; servers run all the time and are asked in turns, so that a ratio is of one round. Static batching is our own model in
 batches in the order of arrival, as large: each waits for its longest prompt and answer. In greedy decoding the tokens of ours
-are those of static batching. Ours, at 55 M, and vLLM decode by compiled graphs, which are made
-before the first round.
+are those of static batching. Each peer runs as its documentation recommends: vLLM with its compiler, transformers with
+continuous batching; flags and environments are in the JSON (`peers`). Ours, at 55 M, and vLLM decode by compiled graphs, which
+are made before the first round.
 
     python benchmarks/serve.py [--shapes 55m 1b] [--rounds 5] [--json]      peers: benchmarks/peers/make serving, … make vllm
 
@@ -187,12 +188,14 @@ def started(names: Sequence[str], place: Path, load: Load) -> Iterator[dict[str,
         yield found
 
 
-def compared(load: Load, place: Path, tokenizer: Tokenizer) -> list[Row]:
-    """Requests per second of ours ÷ each other side's, round by round."""
+def compared(load: Load, place: Path, tokenizer: Tokenizer, peers: dict[str, Any]) -> list[Row]:
+    """Requests per second of ours ÷ each other side's, round by round; `peers` gets how each side was run."""
     model, rows = dt.load(place / "own"), list[Row]()
     times: dict[str, list[Served]] = {}
     named, count = load.named, load.requests
     with started([*SERVERS][:3], place, load) as servers, progress("rounds", load.rounds + 1) as tick:
+        how = {"rows": load.in_flight, "longest": LONGEST, "threads": torch.get_num_threads()}
+        peers |= {f"{named}{name}": server.described("float32", **how) for name, (server, _, _) in servers.items()}
         for turn in range(load.rounds + 1):  # the first warms up
             work = requests(load, count if turn else 4, tokenizer, seed=turn)
             sides = [*servers, "static batching"]
@@ -298,15 +301,15 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are ended too
-    rows = list[Row]()
+    rows, peers = list[Row](), dict[str, Any]()
     for name in ["quick"] if flags.quick else flags.shapes:
         load = LOADS[name] if flags.rounds is None else dc.replace(LOADS[name], rounds=flags.rounds)
         with tempfile.TemporaryDirectory() as place:
             tokenizer = write_model(Path(place), load.shape)
-            rows += compared(load, Path(place), tokenizer)
+            rows += compared(load, Path(place), tokenizer, peers)
             if name != "1b":
                 rows += own(Path(place), tokenizer, load.rounds, flags.quick)
-    report(rows, flags.json)
+    report(rows, flags.json, peers=peers)
 
 
 if __name__ == "__main__":

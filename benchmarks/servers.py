@@ -164,11 +164,12 @@ def main() -> None:
     jobs = [(SERVERS[name], dtype) for name in given.servers for dtype in SERVERS[name].dtypes]
     jobs = [(server, dtype) for server, dtype in jobs if not given.dtypes or dtype in given.dtypes]
     runs: list[Run] = []
-    versions: dict[str, str] = {}
+    versions, peers = dict[str, str](), dict[str, Any]()
     with progress("servers", len(jobs)) as tick:
         for server, dtype in jobs:
             try:
                 versions[server.package] = server.version()
+                peers[f"{server.name}, {dtype}"] = server.described(dtype)
                 with tempfile.TemporaryDirectory(prefix="dovetail-servers-") as folder:
                     runs += tested(server, dtype, seeds, Path(folder), given)
             except FileError as error:
@@ -176,7 +177,7 @@ def main() -> None:
             tick()
     if given.table is not None:
         given.table.write_text(json.dumps([dc.asdict(run) for run in runs], indent=1) + "\n")
-    report(rows_of(runs), given.json, versions)
+    report(rows_of(runs), given.json, versions, peers)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from bare import QUICK as QUICK_SHAPE, Bare, Shape, with_weights_of
 from measure import Goal, Row, agree, arguments, middle, progress, report, taking_turns
 from memory import Alive
-from peer import Process
+from peer import PEERS_RUN, Process
 from torch import Tensor
 
 from dovetail.construction import build
@@ -194,7 +194,7 @@ def main() -> None:
         else:
             rows += peer_rows(side, work, args.rounds)
         torch.compiler.reset()
-    report(rows, args.json)
+    report(rows, args.json, peers=PEERS_RUN)
 
 
 if __name__ == "__main__":

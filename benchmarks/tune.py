@@ -18,6 +18,7 @@ import dataclasses as dc
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 from bare import QUICK as SMALLEST, Shape
@@ -85,7 +86,7 @@ class Peft:
         sizes = {**dc.asdict(shape), "rows": rows, "tokens": tokens, "rank": RANK, "rate": RATE, "threads": threads}
         command = [str(python), str(PEERS / "tune_worker.py"), json.dumps(sizes)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
+        self.settings: dict[str, Any] = json.loads(self._answer())
 
     def turn(self) -> None:
         """Train a few steps."""
@@ -94,10 +95,12 @@ class Peft:
         self.process.stdin.flush()
         self._answer()
 
-    def _answer(self) -> None:
+    def _answer(self) -> str:
         assert self.process.stdout is not None
-        if not self.process.stdout.readline():
+        line = self.process.stdout.readline()
+        if not line:
             raise SystemExit(f"peft ended with exit code {self.process.wait()}")
+        return line
 
     def close(self) -> None:
         self.process.terminate()
@@ -143,7 +146,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     shape, (rows, tokens) = (QUICK_SHAPE, (2, 16)) if given.quick else (Shape(), (2, 256))
-    found: list[Row] = []
+    found, peers = list[Row](), dict[str, Any]()
     if "memory" in given.only:
         found += memory(shape, FEW, f"{FEW} tokens")
         found += memory(shape, rows * tokens, f"{rows * tokens} tokens")
@@ -154,10 +157,11 @@ def main() -> None:
         with progress("peft", given.rounds + 1) as tick:
             value, spread = middle(taking_turns(peft.turn, ours.turn, given.rounds, tick))
         peft.close()
+        peers["peft"] = peft.settings
         found.append(Row("LoRA step ÷ peft's, time", value, Goal(high=0.9), spread))
     if "many" in given.only:
         found.append(many_adapters(shape, tokens, given.rounds))
-    report(found, given.json)
+    report(found, given.json, peers=peers)
 
 
 if __name__ == "__main__":

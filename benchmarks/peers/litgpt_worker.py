@@ -89,7 +89,8 @@ def main() -> None:
     torch._inductor.config.coordinate_descent_tuning = True
     base.next_token = torch.compile(base.next_token, mode="reduce-overhead")
     base.batched_next_token = torch.compile(base.batched_next_token, mode="reduce-overhead")
-    answer(version=version("litgpt"))
+    compiled = {"compiled": "next_token, batched_next_token", "mode": "reduce-overhead", "coordinate_descent_tuning": True}
+    answer(version=version("litgpt"), settings={"dtype": flags.dtype, "threads": flags.threads, **compiled})
     for line in sys.stdin:
         asked = json.loads(line)
         prompt, begin = torch.tensor(asked["prompt"]), time.perf_counter()

@@ -89,7 +89,10 @@ def main() -> None:
     vocab = json.loads((flags.directory / "config.json").read_text())["vocab_size"]
     path = write_gguf(flags.directory, flags.directory / f"model-{flags.dtype}.gguf", flags.dtype)
     decoder = Decoder(path, flags.rows, flags.capacity, flags.threads, vocab, flags.dtype == "f32")
-    print(json.dumps({"version": llama_cpp.__version__}), flush=True)
+    built = llama_cpp.llama_print_system_info().decode(errors="replace")
+    cache = "f32" if flags.dtype == "f32" else "f16 (its default)"
+    settings = {"gguf": flags.dtype, "kv_cache": cache, "threads": flags.threads, "n_batch": 2048, "built": built}
+    print(json.dumps({"version": llama_cpp.__version__, "settings": settings}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         answer: dict[str, object] = {}

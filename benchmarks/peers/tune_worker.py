@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.metadata import version
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -25,7 +26,8 @@ trained = [parameter for parameter in model.parameters() if parameter.requires_g
 optimizer = torch.optim.AdamW(trained, lr=sizes["rate"], betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 ids = torch.randint(0, sizes["vocab"], (sizes["rows"], sizes["tokens"] + 1), generator=torch.Generator().manual_seed(0))
 inputs, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-print("ready", flush=True)
+settings = {"compiled": False, "attention": "sdpa", "optimizer": "fused AdamW", "targets": "all-linear", **sizes}
+print(json.dumps({"peft": version("peft"), "transformers": version("transformers"), **settings}), flush=True)
 for line in sys.stdin:
     for _ in range(int(line)):
         logits = model(input_ids=inputs, use_cache=False).logits

@@ -166,3 +166,55 @@ def test_a4_judging_writes_only_what_changes(figures: Any, tmp_path: Path) -> No
     assert len(figures.judge(tmp_path)) == 3
     assert [one["holds"] for one in json.loads(file.read_text())["result"]["rows"]] == [None, True, None, True, False]
     assert figures.judge(tmp_path) == []
+
+
+def test_a3_vllm_runs_with_its_compiler_and_transformers_with_continuous_batching(measured: Any) -> None:
+    import real_servers
+
+    for server in real_servers.SERVERS.values():
+        assert not {"VLLM_CPU_CI_ENV", "TORCHDYNAMO_DISABLE"} & set(server.environment), "without its compiler"
+        assert not any("eager" in flag for flag in (*server.command, *server.loaded)), "without its compiler"
+    assert "--continuous-batching" in real_servers.SERVERS["transformers"].loaded
+
+
+def test_a3_a_figure_holds_the_flags_and_the_environment_of_each_peer(
+    measured: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import measure
+    import real_servers
+
+    monkeypatch.setattr(real_servers.Server, "version", lambda self: "1.0")  # without the environments of the peers
+    sides = {name: server.described(server.dtypes[0], rows=16, longest=64, threads=2) for name, server in
+             real_servers.SERVERS.items()}  # fmt: skip
+    measure.report([measure.Row("a", 1.0)], True, peers=sides)
+    peers = json.loads(capsys.readouterr().out)["peers"]
+    assert "--max-num-seqs=16" in peers["vllm"]["flags"]
+    assert peers["vllm"]["environment"]["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert "--threads=2" in peers["dovetail"]["flags"]
+    assert all(set(peer) == {"version", "flags", "environment"} for peer in peers.values())
+
+
+def test_a3_serving_is_measured_in_at_least_five_rounds(measured: Any) -> None:
+    from measure import ROUNDS
+
+    import serve
+
+    assert all(load.rounds >= ROUNDS for name, load in serve.LOADS.items() if name != "quick")
+
+
+def test_a3_a_peer_in_a_process_of_its_own_notes_how_it_runs(
+    measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import peer
+
+    (tmp_path / "fake/bin").mkdir(parents=True)
+    (tmp_path / "fake/bin/python").symlink_to(sys.executable)
+    (tmp_path / "fake/ready").touch()
+    (tmp_path / "worker.py").write_text('print(\'{"version": "2.1", "settings": {"compiled": true}}\', flush=True); input()')
+    monkeypatch.setattr(peer, "ENVIRONMENTS", tmp_path)
+    monkeypatch.setattr(peer, "PEERS", tmp_path)
+    monkeypatch.setattr(peer, "PEERS_RUN", {})
+    for _ in range(2):
+        peer.Process("fake", "worker.py", "--threads=2").close()
+    (noted,) = peer.PEERS_RUN["fake"]
+    assert (noted["version"], noted["compiled"], noted["arguments"]) == ("2.1", True, ["--threads=2"])
