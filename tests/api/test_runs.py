@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,27 @@ def test_the_arms_of_a_swap_are_fair(home: Path, arm: str, field: str) -> None:
     assert "batches   equal, bit for bit" in shown
     assert f"initial weights that both have   equal, bit for bit: {found.shared_weights}" in shown
     assert "tokens    equal: 192" in shown
+    assert "fair      yes" in shown
+    assert found.equal_in == "parameters"
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"set": ["width=32"]}, r"budget \([\d,]+ and [\d,]+ parameters"),
+        ({"learning_rate": 1e-3}, r"tuning \(learning_rate\)"),
+        ({"optimizer": "muon"}, r"tuning \(optimizer\)"),
+    ],
+)
+def test_a2_another_budget_or_tuning_is_not_fair(home: Path, tmp_path: Path, change: dict[str, Any], what: str) -> None:
+    """130,240 against 162,072 parameters were called fair."""
+    dt.train(SPEC, home / "tale.txt", out=tmp_path / "other", **SMALL, **change)
+    result = dt.runs(home / "arms" / "base", tmp_path / "other")
+    (found,) = result.comparisons
+    assert found.fair is False
+    assert re.search(what, ", ".join(found.unfair))
+    assert re.search(f"fair      no: other .*{what}", str(result))
+    assert found.to_dict()["unfair"] == list(found.unfair)
 
 
 def test_another_seed_is_not_fair(home: Path) -> None:

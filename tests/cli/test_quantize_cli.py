@@ -81,3 +81,18 @@ def test_refusals(
     assert run("quantize", str(home / "model"), *args, "-o", str(tmp_path / "small")) == code
     assert message in capsys.readouterr().err
     assert not (tmp_path / "small").exists()
+
+
+def test_a6_contradictory_formats_are_refused(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--bits 8 --format nf4` ignored the bits; an adapter directory lost its adapter."""
+    for options in (["--bits=8", "--format=nf4"], ["--bits=4", "--format=int8"]):
+        assert run("quantize", str(home / "model"), *options, "-o", str(tmp_path / "x")) == 2
+        assert "the bits are those of --format; give one of the two" in capsys.readouterr().err
+    with pytest.raises(dt.DovetailError, match="--group 8: the format has groups of 16"):
+        dt.quantize(home / "model", format={"kind": "int4", "group": 16}, group=8)
+    model = dt.load(home / "model")
+    dt.attach(model, "lora")
+    dt.save_adapter(model, tmp_path / "adapter", base=home / "model")
+    assert run("quantize", str(tmp_path / "adapter"), "-o", str(tmp_path / "x")) == 4
+    assert "is an adapter directory, without a model of its own; merge it first" in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "x").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from dovetail.core.errors import FileError
 from dovetail.datasets import blocks
+from dovetail.datasets.blocks import BLOCK, CheckedFile, OpenFiles, block_crcs
 from dovetail.datasets.corpora import ShardedTokens, open_tokens, verify_shards
 from dovetail.datasets.manifest import Manifest
 from dovetail.io.checksum import data_sha256
@@ -181,3 +183,28 @@ def test_more_shards_than_open_files(corpus: Write, monkeypatch: pytest.MonkeyPa
     for _ in range(2):
         assert tokens.read(0, 30).tolist() == list(range(30))
     assert len(os.listdir("/proc/self/fd")) <= before + 4
+
+
+def test_damage_of_any_block_at_any_moment_of_random_reads_is_found(tmp_path: Path) -> None:
+    """A seeded bug compared no further block once one had been; blocks that had been read once were not compared again."""
+    rng, data = random.Random(0), bytes(random.Random(1).randbytes(5 * BLOCK + 100))
+    path, crcs = tmp_path / "x", np.array(block_crcs(data), np.uint32)
+    for _ in range(30):
+        path.write_bytes(data)
+        file = CheckedFile(OpenFiles(), path, len(data), crcs)
+        damaged = -1
+        for moment in range(rng.randint(0, 6) + 8):
+            if moment == 6 or (damaged < 0 and rng.random() < 0.2):
+                damaged = rng.randrange(len(data))
+                with path.open("r+b") as out:
+                    out.seek(damaged)
+                    out.write(bytes([data[damaged] ^ 1 << rng.randrange(8)]))
+            start = rng.randrange(len(data)) if moment < 7 else damaged // BLOCK * BLOCK
+            stop = min(start + rng.choice([1, 900, BLOCK, 2 * BLOCK]), len(data))
+            if damaged >= 0 and start // BLOCK <= damaged // BLOCK <= (stop - 1) // BLOCK:
+                with pytest.raises(FileError, match="does not match its checksum"):
+                    file.read(start, stop)
+                break
+            assert bytes(file.read(start, stop)) == data[start:stop]
+        else:
+            raise AssertionError("the damaged block was never read")

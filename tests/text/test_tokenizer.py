@@ -1,4 +1,9 @@
+import itertools
 import json
+import os
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +130,62 @@ def test_a_panic_of_the_engine_is_an_error_without_a_page_on_stderr(tmp_path: Pa
 def test_normalizers_that_lengthen_a_text_without_bound_are_refused(normalizer: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"lengthen a text .* the limit is 64"):
         Tokenizer.load(hostile(tmp_path, normalizer=normalizer))
+
+
+CALLS: dict[str, Callable[[Tokenizer], object]] = {
+    "encode": lambda one: one.encode(f"see {END} and {MASK} the cat").tolist(),
+    "encode_batch": lambda one: [ids.tolist() for ids in one.encode_batch([f"{END} cat", "the hat"])],
+    "prompt": lambda one: one.prompt(f"see {END} and {MASK} the cat"),
+    "prompt without special tokens added": lambda one: one.prompt(f"{END} the mat", add_special=False),
+    "prompt of plain text": lambda one: one.prompt(f"{END} the mat", recognized=False),
+    "pair": lambda one: one.pair(f"the {END}", "cat"),
+    "decode": lambda one: one.decode([0, 70, 1, 71]),
+    "decode with special tokens": lambda one: one.decode([0, 70, 1, 71], skip_special=False),
+    "label": lambda one: one.label(0),
+    "to_json": lambda one: one.to_json(),
+    "with_special": lambda one: one.with_special(["<|new|>"]).prompt(f"<|new|> {END}"),
+    "size and id_of": lambda one: (one.size, one.id_of(END)),
+    "refused prompt": lambda one: _refused(lambda: one.prompt("\ud800")),
+}
+
+
+def _refused(call: Callable[[], object]) -> str:
+    with pytest.raises(InputError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_no_call_of_a_public_method_changes_what_another_returns():
+    fresh = TRAINED.to_json()
+    expected = {name: call(_again(fresh)) for name, call in CALLS.items()}
+    for first, second in itertools.product(CALLS, CALLS):
+        one = _again(fresh)
+        assert [CALLS[first](one), CALLS[second](one)] == [expected[first], expected[second]], (first, second)
+
+
+def _again(text: str) -> Tokenizer:
+    return Tokenizer(TRAINED.engine.from_str(text))
+
+
+def test_a21_threads_share_a_tokenizer(capfd: pytest.CaptureFixture[str]):
+    """`prompt` toggled a flag that `encode` reads, and stderr, which is the process's, stayed at /dev/null."""
+    one, expected, wrong = _again(TRAINED.to_json()), {name: call(TRAINED) for name, call in CALLS.items()}, list[str]()
+
+    def run(names: list[str]) -> None:
+        for name in names * 150:
+            if CALLS[name](one) != expected[name]:
+                wrong.append(name)
+        sys.stderr.write("a thread has ended\n")
+        sys.stderr.flush()
+
+    some = [["prompt"], ["prompt without special tokens added", "pair"], ["encode"], ["encode_batch", "decode"]]
+    threads = [threading.Thread(target=run, args=(names,)) for names in some]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    os.write(2, b"after\n")
+    shown = capfd.readouterr().err
+    assert shown.count("a thread has ended") == len(some)
+    assert shown.endswith("after\n")

@@ -51,6 +51,32 @@ def test_every_answer_is_learned_with_its_end_of_turn_token_and_nothing_else(cha
     assert one.ids.tolist() == whole[: len(one.ids)]
 
 
+TOOLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
+    "<|call|>{{ call.function.name }}<|args|>{{ call.function.arguments | tojson }}<|end_call|>{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def call(name: str, **arguments: int) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize("content", ["", "Let me add.", "a <|end_call|> in between"])
+@pytest.mark.parametrize("calls", [1, 3])
+def test_an_answer_with_special_tokens_inside_is_learned_whole(tokenizer: Tokenizer, content: str, calls: int) -> None:
+    """A seeded bug learned tool calls up to the first special token in them."""
+    special = tokenizer.with_special(["<|im_start|>", "<|im_end|>", "<|call|>", "<|args|>", "<|end_call|>"])
+    encoder = TurnEncoder(special, frozenset({special.id_of("<|im_end|>")}), ChatTemplate(TOOLS, "here"))
+    answer = {"role": "assistant", "content": content, "tool_calls": [call("add", a=i, b=2) for i in range(calls)]}
+    messages = (*MESSAGES[:2], answer, {"role": "tool", "content": "5"}, {"role": "assistant", "content": "It is 5."})
+    (one,) = encoder.encode([("x:1", Chat(messages))])
+    written = "".join(f'<|call|>add<|args|>{{"a": {i}, "b": 2}}<|end_call|>' for i in range(calls))
+    assert learned(encoder, one) == [f"{content}{written}<|im_end|>", "It is 5.<|im_end|>"]
+    (other,) = encoder.encode([("x:1", Chat(messages[:3]))])
+    assert learned(encoder, other) == [f"{content}{written}<|im_end|>"]
+
+
 def test_what_is_before_an_answer_is_the_prompt_of_generation(chatml: TurnEncoder) -> None:
     (one,) = chatml.encode([("x:1", Chat(MESSAGES, first=4))])
     (prompt,) = chatml.prompts([Chat(MESSAGES[:4])])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses as dc
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,11 @@ from dovetail.core.errors import UsageError
 from dovetail.lawbook.invariant import ULPS
 from dovetail.training.grpo import Grpo, advantages
 from dovetail.training.objective import Setup, TuningData, context
+from dovetail.training.plan import Plan
 from dovetail.training.ranks import Ranks
 from dovetail.training.rollout import roll_out
 from dovetail.training.source import HeldOut, Shape
+from dovetail.training.step import Trainer, computing_in
 
 OPTIONS = {"reward": "digit_sum", "group": 4, "max_tokens": 6}
 RUN = {"method": "grpo", **OPTIONS, "batch": 8, "length": 32, "quiet": True, "learning_rate": 1e-3}
@@ -64,6 +68,27 @@ def test_the_ratio_of_the_sampler_is_one_within_the_bound_of_law_21(tmp_path):
     assert wanted.sum() > 8
     assert apart <= bound
     assert (batch.extra["old"][wanted] < 0).all()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a7_the_divergence_of_the_first_step_is_0_in_every_precision(tmp_path, precision, micro_batches):
+    """The reference was computed outside of the run's precision: in bfloat16 the divergence was not 0."""
+    model = dt.load(base(tmp_path / "base")).train()
+    data = TuningData(model.vocabulary, "base", OPTIONS)
+    source = Grpo.read(sums(tmp_path / "x.jsonl"), model.spec, Shape(8, 32, 0), lambda _: None, data)
+    setup = Setup(model, None, 0, Ranks(), lambda: computing_in(model, precision, Ranks()), dt.load)
+    losses = []
+    for kl in (0.0, 10.0):
+        objective, prepared_source = Grpo(kl=kl).prepare(source, setup)
+        plan = Plan(steps=1, precision=precision, micro_batches=micro_batches)
+        trainer = Trainer(copy.deepcopy(model), objective, plan)
+        losses.append(trainer.step(prepared_source.batch(0), 0, 0.0).loss)
+    assert losses[0] == losses[1]
+    with torch.no_grad(), setup.computing():
+        next(objective.first.parameters()).mul_(1.1)
+        piece = prepared_source.batch(0)
+        assert objective(model, piece, 0, True).sum != dc.replace(objective, kl=0.0)(model, piece, 0, True).sum
 
 
 def test_rollouts_are_a_function_of_seed_and_step_and_follow_the_probs(tmp_path):

@@ -27,6 +27,7 @@ from dovetail.io.model_dir import must_be_free
 from dovetail.io.untrusted import Directory
 from dovetail.look.amounts import size
 from dovetail.model import Model
+from dovetail.port.adapter import is_adapter
 from dovetail.port.load import Watch, origin
 from dovetail.port.write import write_own
 from dovetail.quantization.format import Format, format_from
@@ -92,7 +93,7 @@ class Quantized(Result):
 def quantize(
     model: str | Path | Transformer,
     *,
-    bits: int = 4,
+    bits: int | None = None,
     format: str | dict[str, Any] | Format | None = None,
     group: int | None = None,
     activations: Literal["int8"] | None = None,
@@ -110,12 +111,13 @@ def quantize(
 ) -> Quantized:
     """Store the matrices of a model in fewer bits; embedding, norms, routers and head stay as they are.
 
-    `model` is a built model, which is changed in place, or a model directory. The format is that of `bits` (int8, int4), or
-    `format`, a kind (int8, int4, nf4, fp8) or a mapping of its fields; `group` inputs share a scale, by default 64, or fewer
-    where 64 does not divide every matrix. With `activations` "int8" a leaf of int8 also rounds each token that it reads to 8
-    bits, and multiplies integers. `method` is rtn, gptq or awq: by default gptq with a `text`, else rtn. Of the text,
-    `samples` sequences of `length` tokens calibrate, and the perplexity is measured on its last twentieth. `skip` are patterns
-    of leaves to leave as they are. `out` is the model directory to write. `on_step` is called with (batches done, in all).
+    `model` is a built model, which is changed in place, or a model directory. The format is that of `bits` (4: int4, the
+    default; 8: int8), or `format`, a kind (int8, int4, nf4, fp8) or a mapping of its fields; `group` inputs share a scale, by
+    default 64, or fewer where 64 does not divide every matrix. With `activations` "int8" a leaf of int8 also rounds each token
+    that it reads to 8 bits, and multiplies integers. `method` is rtn, gptq or awq: by default gptq with a `text`, else rtn. Of
+    the text, `samples` sequences of `length` tokens calibrate, and the perplexity is measured on its last twentieth. `skip` are
+    patterns of leaves to leave as they are. `out` is the model directory to write. `on_step` is called with (batches done, in
+    all).
     """
     method = method or ("rtn" if text is None else "gptq")
     if method_needs_text(method) and text is None:
@@ -123,6 +125,9 @@ def quantize(
     place = None if out is None else Path(out)
     if place is not None:
         must_be_free(place, force)
+    if not isinstance(model, Transformer) and is_adapter(model):
+        remedy = f"merge it first (dovetail merge {model} -o DIR), or quantize its base and load the adapter on that"
+        raise FileError(f"{model}: is an adapter directory, without a model of its own; {remedy}")
     source = None if isinstance(model, Transformer) else Directory(model)
     spec = model.spec if isinstance(model, Transformer) else origin(Directory(model)).spec
     chosen = _format(spec, bits, format, group, skip)
@@ -148,18 +153,25 @@ def quantize(
 
 
 def _format(
-    spec: Model, bits: int, format: str | dict[str, Any] | Format | None, group: int | None, skip: Sequence[str]
+    spec: Model, bits: int | None, format: str | dict[str, Any] | Format | None, group: int | None, skip: Sequence[str]
 ) -> Format:
     """The format that the arguments name, with a group that divides every matrix."""
-    if isinstance(format, Format):
-        return format
-    if format is None and bits not in FORMATS:
+    if bits is not None and bits not in FORMATS:
         raise UsageError(f"--bits {bits}: is not a number of bits that is supported; use {' or '.join(map(str, FORMATS))}")
+    if bits is not None and format is not None:
+        raise UsageError(f"--bits {bits}: the bits are those of --format; give one of the two")
+    if isinstance(format, Format):
+        if group is not None:
+            raise UsageError(f"--group {group}: the group is a field of the format; give it there")
+        return format
+    bits = 4 if bits is None else bits
     data = {"kind": FORMATS[bits]} if format is None else {"kind": format} if isinstance(format, str) else dict(format)
     made = format_from(data)
     fields = {field.name: field for field in dc.fields(made)}
     if group is not None and "group" not in fields:
         raise UsageError(f"--group {group}: {made.kind} has no groups")
+    if group is not None and data.get("group", group) != group:
+        raise UsageError(f"--group {group}: the format has groups of {data['group']}; give one of the two")
     if group is not None:
         return dc.replace(made, group=group)
     if "group" in data or "group" not in fields or fields["group"].default is None:

@@ -31,8 +31,8 @@ class Command(LoadFlags):
 
     directory: tyro.conf.Positional[InDir]
     """A model directory, in Dovetail's or Hugging Face's layout."""
-    bits: Annotated[int, whole(4, 8)] = 4
-    """Bits per weight: int4 in groups with a scale each, or int8 with a scale per output channel."""
+    bits: Annotated[int, whole(4, 8)] | None = None
+    """Bits per weight: 4, the default, is int4 in groups with a scale each; 8 is int8 with a scale per output channel."""
     format: Literal["int4", "int8", "nf4", "fp8"] | None = None
     """Another format, in place of --bits."""
     group: Length | None = None

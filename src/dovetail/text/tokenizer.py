@@ -2,6 +2,9 @@
 
 Training text is plain text (`encode`): special tokens are neither recognized in it nor added. A prompt is encoded as by
 transformers (`prompt`): special tokens in it are recognized, and those of the tokenizer's template are added.
+
+The flag of the engine that tells the two apart belongs to all threads that use it. So there are two engines, and neither is
+changed once it is used.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import itertools
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +56,7 @@ class Tokenizer:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.engine.encode_special_tokens = True  # "<|end|>" in training text is plain text
+        self._prompts: Engine | None = None
 
     @staticmethod
     def load(directory: str | Path) -> Tokenizer:
@@ -127,12 +132,17 @@ class Tokenizer:
         _check_unicode(text)
         if len(text) > PROMPT_CHARACTERS:
             raise InputError(f"the prompt has {len(text):,} characters; the limit is {PROMPT_CHARACTERS:,}")
-        self.engine.encode_special_tokens = not recognized
-        try:
-            with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the prompt"), _without_panic_messages():
-                return self.engine.encode(text, add_special_tokens=add_special).ids
-        finally:
-            self.engine.encode_special_tokens = True
+        with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the prompt"), _without_panic_messages():
+            engine = self._of_prompts() if recognized else self.engine
+            return engine.encode(text, add_special_tokens=add_special).ids
+
+    def _of_prompts(self) -> Engine:
+        """The engine that recognizes special tokens in text."""
+        if (engine := self._prompts) is None:
+            engine = Engine.from_str(self.engine.to_str())
+            engine.encode_special_tokens = False
+            self._prompts = engine  # of two threads that make one, either is right
+        return engine
 
     def pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Return the ids of a pair of texts, joined as the tokenizer's template does, and the token type of each."""
@@ -172,7 +182,11 @@ def _engine_errors(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_panic_messages() -> Iterator[None]:
-    """Discard what is written to stderr: a panic in Rust prints a page there before it is raised."""
+    """Discard what is written to stderr: a panic in Rust prints a page there before it is raised. Only where no other thread
+    runs: stderr is the process's, and what others write to it must not be lost."""
+    if threading.active_count() > 1:
+        yield
+        return
     try:
         sys.stderr.flush()
         kept = os.dup(2)

@@ -7,7 +7,8 @@
 
 Sampler and trainer are one model, so π_old is the log-prob that the sampler had: it is not computed again. Decoding and a whole
 pass round differently, by no more than law 21's bound. The rollouts of a step are a function of (seed, step) and the weights,
-so that a killed run resumes to the same weights. With kl > 0 a copy of the initial weights stays in memory.
+so that a killed run resumes to the same weights. With kl > 0 a copy of the initial weights, in the precision of the run, stays
+in memory; it reads the same pieces of a batch as the model, so that the divergence of the first step is 0.
 
 Shapes: tokens, labels, old (batch, n); advantages (batch,). batch = prompts × group.
 """
@@ -102,6 +103,7 @@ class Grpo(Objective):
     clip_ratio: float = 0.2  # ε: how far the ratio of a token may move
     kl: float = 0.0  # weight of the divergence from the initial weights
     sampler: Sampler | None = dc.field(default=None, metadata=NOT_A_SETTING)
+    first: Any = dc.field(default=None, metadata=NOT_A_SETTING)  # the model with its initial weights, where kl > 0
 
     def token_losses(self, policy: Tensor, old: Tensor, advantages: Tensor, reference: Tensor | None) -> Tensor:
         """(batch, n) the loss of each token, from log-probs (batch, n) and advantages (batch, 1)."""
@@ -117,11 +119,16 @@ class Grpo(Objective):
         ctx = context(batch, seed, training)
         policy = model.log_probs(batch.tokens, batch.labels, ctx, self.sampler.temperature)
         wanted = batch.labels != IGNORED
-        reference = batch.extra.get("reference")
+        reference = None if self.first is None else self._log_probs(self.first, batch)
         old, scale = batch.extra["old"].to(policy.dtype), batch.extra["advantages"].to(policy.dtype)[:, None]
-        losses = self.token_losses(policy, old, scale, None if reference is None else reference.to(policy.dtype))
+        losses = self.token_losses(policy, old, scale, reference)
         count = wanted.sum()
         return LossSum(losses.masked_fill(~wanted, 0).sum() + ctx.with_added(losses.new_zeros(())) * count, count)
+
+    @torch.no_grad()
+    def _log_probs(self, model: ModelModule, batch: Batch) -> Tensor:
+        assert self.sampler is not None, "a run prepares the objective"
+        return model.log_probs(batch.tokens, batch.labels, context(batch, 0, False), self.sampler.temperature)
 
     def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
         """The mean reward of one answer per held-out prompt; the `loss` is its negative."""
@@ -137,20 +144,16 @@ class Grpo(Objective):
         assert source.table is not None, "a source of rows"
         assert isinstance(source.table.make, Prompts), "a source of prompts"
         sampler = source.table.make.sampler
-        first = copy.deepcopy(setup.model).requires_grad_(False) if self.kl else None
+        with setup.computing():  # the copies that it computes with, so that the reference has the precision of the model
+            first = copy.deepcopy(setup.model).requires_grad_(False).eval() if self.kl else None
         prompts = source.batch
 
         def batch(step: int) -> Batch:
             rows = prompts(step).extra["row"].numpy()
             with setup.computing():
-                made = sampler.batch(setup.model, rows, seed_of(setup.seed, step))
-            if first is None:
-                return made
-            with torch.no_grad():
-                values = first.log_probs(made.tokens, made.labels, context(made, 0, False), sampler.temperature)
-            return dc.replace(made, extra={**made.extra, "reference": values})
+                return sampler.batch(setup.model, rows, seed_of(setup.seed, step))
 
-        return dc.replace(self, sampler=sampler), source._replace(batch=batch)
+        return dc.replace(self, sampler=sampler, first=first), source._replace(batch=batch)
 
     @classmethod
     def check(cls, spec: Model) -> None:
