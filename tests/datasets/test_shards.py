@@ -194,7 +194,7 @@ def test_damage_of_any_block_at_any_moment_of_random_reads_is_found(tmp_path: Pa
         file = CheckedFile(OpenFiles(), path, len(data), crcs)
         damaged = -1
         for moment in range(rng.randint(0, 6) + 8):
-            if moment == 6 or (damaged < 0 and rng.random() < 0.2):
+            if damaged < 0 and (moment == 6 or rng.random() < 0.2):
                 damaged = rng.randrange(len(data))
                 with path.open("r+b") as out:
                     out.seek(damaged)
