@@ -102,38 +102,39 @@ def run(*args: str) -> int | str | None:
     return end.value.code
 
 
-def test_lines_of_stdin_are_messages(
+def test_b2_lines_of_stdin_are_messages_and_no_commands(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("why?\n\n/undo\nwhy?\n/nonsense\n/save said.jsonl\n/bye\nnever asked\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("why?\n\n/save precious.txt\n/bye\nwhy?\n"))
+    (tmp_path / "precious.txt").write_text("precious")
     assert run("chat", str(place), "--max-tokens=5", "--system=be brief") == 0
     shown = capsys.readouterr()
-    first, second = shown.out.splitlines()
-    assert first == second
-    assert "the last turn is forgotten" in shown.err
-    assert "/undo the last turn" in shown.err
-    saved = json.loads((tmp_path / "said.jsonl").read_text())
-    assert [one["role"] for one in saved["messages"]] == ["system", "user", "assistant"]
-    assert saved["messages"][2]["content"] == first
+    assert len(shown.out.splitlines()) == 4, "each line is a message, and none a command"
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+    assert (tmp_path / "precious.txt").read_text() == "precious"
     monkeypatch.setattr(sys, "stdin", io.StringIO("why?\n/undo\n"))
     assert run("chat", str(place), "--max-tokens=5", "--json") == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["prompt"] for one in answers] == ["why?", "/undo"]
 
 
-def test_a_terminal_shows_a_prompt_and_ends_with_ctrl_d(place: Path) -> None:
+def test_a_terminal_has_commands_shows_a_prompt_and_ends_with_ctrl_d(place: Path, tmp_path: Path) -> None:
+    said = tmp_path / "said.jsonl"
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "dovetail", "chat", str(place), "--max-tokens=5"]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True) as child:
         os.close(theirs)
         shown = b""
-        for line in (b"why?\n", b"\x04"):
+        saves = [f"/save {name}\n".encode() for name in (said, said)]
+        for line in (b"why?\n", *saves, b"/undo\n", b"/nonsense\n", b"\x04"):
             shown += _until(ours, "› ".encode())
             os.write(ours, line)
         assert child.wait(60) == 0
-    assert "5 tokens" in shown.decode()
     os.close(ours)
+    for text in ("5 tokens", "said.jsonl: written", "said.jsonl: exists already; choose another path", "turn is forgotten"):
+        assert text in shown.decode()
+    assert [one["role"] for one in json.loads(said.read_text())["messages"]] == ["user", "assistant"]
 
 
 def _until(fd: int, wanted: bytes) -> bytes:

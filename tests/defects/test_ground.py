@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses as dc
 import importlib.metadata
 import os
 import re
@@ -9,17 +10,23 @@ import signal
 import subprocess
 import sys
 import tomllib
+import typing
 import venv
 from pathlib import Path
 
 import pytest
 
-from dovetail.cli import VERBS
+import dovetail as dt
+from dovetail.cli import VERBS, main, module_of
+from dovetail.cli.checks import check_output
+from dovetail.cli.flags import Check, unwrapped
 from dovetail.core.errors import DISTRIBUTION, FileError, install_command
 from dovetail.core.extensions import load_parts
+from dovetail.generation import Vocabulary
+from dovetail.text.learn import learn
 from dovetail.verification.engines import engines, interpreter, record_engine
 from dovetail.verification.user_code import factory_of
-from verbs import RUNS, STDIN, write_inputs
+from verbs import CODES, RUNS, STDIN, write_inputs
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
@@ -32,6 +39,15 @@ SETTINGS = {
     ".env": "PYTHONSTARTUP=canary_startup.py\n",
     "pyvenv.cfg": "home = .\n",
 }
+
+
+SPEC = "{dovetail: 1, width: 28, vocab: 290, layers: [{repeat: 2, mixer: {heads: 2, head: 14}, ffn: {hidden: 44}}]}"
+
+
+def out_fields(command: type) -> list[str]:
+    """The flags of a verb that name a file or directory to write."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    return [field.name for field in dc.fields(command) if Check(check_output) in unwrapped(hints[field.name])[1]]
 
 
 class Canaries:
@@ -104,7 +120,7 @@ def test_b1_no_verb_runs_a_file_of_the_working_directory(canaries: Canaries) -> 
     write_inputs(canaries.folder)
     for verb, args in RUNS.items():
         code, out, err = canaries.run(*verb.split(), *args)
-        assert code == 0, f"{verb}: {err[-2000:]}{out[-500:]}"
+        assert code == CODES.get(verb, 0), f"{verb}: {err[-2000:]}{out[-500:]}"
         assert canaries.ran() == [], verb
     for more in (
         ["generate", "model", "It was", "--max-tokens=3", "--compiled"],
@@ -198,3 +214,71 @@ def test_b3_an_engine_without_its_package_is_one_line(tmp_path: Path) -> None:
             "transformers", tmp_path / "model", tmp_path / "out", [[1, 2]], steps=1, python=tmp_path / "bare" / "bin" / "python"
         )
     assert "\n" not in str(refused.value)
+
+
+# -- B2: nothing is overwritten unasked
+
+OUTPUTS = {(verb, field) for verb in VERBS for field in out_fields(module_of(verb).Command)}
+ARGS = {
+    "train": ["spec.yaml", "--text", "notes.txt", "--steps=1"],
+    "tune": ["model", "--data", "chats.jsonl", "--template", "plain", "--steps=1", "--length=128"],
+    "data build": ["notes.txt", "--workers=1"],
+    "graft": ["model", "--set=layers.*.mixer.position=alibi"],
+    "plan": ["spec.yaml", "--gpus=1"],
+    "verify": ["model", "model"],
+    "merge": ["model", "model"],
+    "import": ["exported"],
+    "record": ["transformers", "exported", "--prompt=3 14 15", "--steps=1"],
+    "diff": ["spec.yaml", "spec.yaml"],
+    "map": ["model", "It was"],
+    "runs": ["."],
+    "show": ["spec.yaml"],
+    "emit": ["spec.yaml"],
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("models")
+    write_inputs(home)
+    (home / "spec.yaml").write_text(SPEC)
+    model = dt.build(dt.from_yaml(SPEC))
+    model.vocabulary = Vocabulary(tokenizer=learn("it was the age of wisdom\n" * 20, 290))
+    dt.save(model, home / "model")
+    dt.export(home / "model", home / "exported")
+    return home
+
+
+@pytest.mark.parametrize(("verb", "field"), sorted(OUTPUTS))
+def test_b2_an_existing_file_stays_as_it_is(
+    verb: str, field: str, models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(models)
+    path = models / "precious.png"
+    path.write_bytes(b"precious")
+    with pytest.raises(SystemExit) as ended:
+        main([*verb.split(), *ARGS.get(verb, ["model"]), f"--{field.replace('_', '-')}", str(path)])
+    shown = capsys.readouterr()
+    assert ended.value.code == 4, shown.err
+    assert re.search(r"precious.png: (exists|is not a|cannot be written \(File exists)", shown.err), shown.err
+    assert path.read_bytes() == b"precious"
+
+
+def test_b2_force_replaces_a_file_and_the_default_of_map_is_no_exception(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(models)
+    assert ("map", "out") in OUTPUTS
+    (models / "map.png").write_bytes(b"precious")
+    (models / "page.html").write_bytes(b"precious")
+    for args, code in ((["map", "model", "It was"], 4), (["show", "spec.yaml", "--html", "page.html", "--force"], 0)):
+        with pytest.raises(SystemExit) as ended:
+            main(args)
+        assert ended.value.code == code
+    assert "map.png: exists already; choose another path, or replace it with --force" in capsys.readouterr().err
+    assert (models / "map.png").read_bytes() == b"precious"
+    assert (models / "page.html").read_bytes() != b"precious"
+    with pytest.raises(FileError, match="exists already"):
+        dt.map(models / "model", "It was", out=models / "map.png")
+    with pytest.raises(FileError, match="exists already"):
+        dt.runs(models, plot=models / "map.png")

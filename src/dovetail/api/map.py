@@ -14,6 +14,7 @@ from torch import Tensor
 from dovetail.api.result import Result
 from dovetail.core.finite import check_weights
 from dovetail.core.keywords import checks_keywords
+from dovetail.io.atomic import check_free
 from dovetail.look.console import unwrapped
 from dovetail.look.map import attention_of, draw_map
 from dovetail.port.load import Watch, load
@@ -41,8 +42,9 @@ class AttentionMap(Result):
         size = f"layer {self.layer} of {self.layers}, {len(self.probs)} heads, {len(self.labels)} tokens"
         return unwrapped(size if self.out is None else f"{size}: {self.out}")
 
-    def draw(self, path: str | Path, heads: Sequence[int] = ()) -> None:
-        """Draw one panel per head (all heads by default) to a .png, .svg or .pdf file."""
+    def draw(self, path: str | Path, heads: Sequence[int] = (), force: bool = False) -> None:
+        """Draw one panel per head (default: all) to a .png, .svg or .pdf file; an existing one is replaced if `force`."""
+        check_free(path, force)
         title = f"{self.name}, layer {self.layer}: attention from each token (row) to each other (column)"
         draw_map(self.probs, self.labels, heads or range(len(self.probs)), path, title)
 
@@ -54,13 +56,16 @@ def map(
     out: str | Path | None = None,
     layer: int | None = None,
     heads: Sequence[int] = (),
+    force: bool = False,
     watch: Watch | None = None,
 ) -> AttentionMap:
     """Return the attention probs of one layer for a text, and draw them to `out` if given.
 
     `model` is a model directory with a tokenizer. `layer` counts from 0, or from −1 backwards; the middle one by default.
-    `heads` selects the heads that are drawn.
+    `heads` selects the heads that are drawn. An existing file is replaced if `force`.
     """
+    if out is not None:
+        check_free(out, force)  # before the model is read
     module = load(model, watch=watch)
     spec = module.part
     check_weights(module, spec)
@@ -73,5 +78,5 @@ def map(
     path = None if out is None else Path(out)
     result = AttentionMap(Path(model).name, layer % depth, depth, labels, probs, path)
     if path is not None:
-        result.draw(path, heads)
+        result.draw(path, heads, force)
     return result

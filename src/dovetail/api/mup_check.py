@@ -13,6 +13,7 @@ from rich.table import Table
 from dovetail.api.arguments import SpecLike, check_positive, read_spec, silent
 from dovetail.api.result import Result
 from dovetail.core.errors import UsageError
+from dovetail.io.atomic import check_free
 from dovetail.io.spec import Changes
 from dovetail.look.console import unwrapped
 from dovetail.look.curve import draw_coordinates
@@ -71,8 +72,9 @@ class CoordinateCheck(Result):
         summary = f"the largest slope is {self.largest_slope:+.2f}: {verdict} (at most {FLAT:+.2f}){remedy}"
         return Group(unwrapped(title), table, unwrapped(summary))
 
-    def draw(self, path: str | Path) -> None:
-        """Plot the changes over widths to a file."""
+    def draw(self, path: str | Path, force: bool = False) -> None:
+        """Plot the changes over widths to a file; an existing one is replaced if `force`."""
+        check_free(path, force)
         draw_coordinates(self.widths, [(c.address, c.changes) for c in self.coordinates], path, self.name)
 
 

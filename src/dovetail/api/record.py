@@ -13,7 +13,8 @@ from rich.text import Text
 from dovetail.api.arguments import read_spec
 from dovetail.api.result import Result
 from dovetail.core.dtypes import dtype_name
-from dovetail.core.errors import FileError, SpecError
+from dovetail.core.errors import SpecError
+from dovetail.io.atomic import check_free
 from dovetail.verification.engines import record_engine
 from dovetail.verification.prompt import random_prompt
 
@@ -65,8 +66,7 @@ def record(
     decoded one by one.
     """
     place = Path(out)
-    if place.exists():
-        raise FileError(f"{place}: exists already; choose another path with -o")
+    check_free(place, False, "choose another path with -o")
     ids = _ids(model, (prompt,) if isinstance(prompt, str) else tuple(prompt), rows, length, seed)
     dump = record_engine(engine, model, place, ids, steps=steps, dtype=dtype_name(dtype), python=python)
     tokens = sum(len(one.ids) for one in dump.passes)

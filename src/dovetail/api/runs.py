@@ -12,6 +12,7 @@ from dovetail.api.compare_runs import Comparison, compare_runs
 from dovetail.api.result import Result
 from dovetail.core.errors import DovetailError, FileError
 from dovetail.core.fold import parameters
+from dovetail.io.atomic import check_free
 from dovetail.look.amounts import count
 from dovetail.look.console import plain_table, unwrapped
 from dovetail.look.curve import draw_runs, smoothed
@@ -57,11 +58,12 @@ class RunList(Result):
         return Group(*parts)
 
 
-def runs(*directories: str | Path, plot: str | Path | None = None) -> RunList:
+def runs(*directories: str | Path, plot: str | Path | None = None, force: bool = False) -> RunList:
     """Return the training runs in the directories (default: the working directory) and below them, up to four levels deep.
 
     Up to eight runs are compared with the first: what differs in spec and settings; whether their batches, tokens and the
-    initial weights that both have are equal. `plot` writes their losses over each other to a .png, .svg or .pdf file.
+    initial weights that both have are equal. `plot` writes their losses over each other to a .png, .svg or .pdf file;
+    an existing one is replaced if `force`.
     """
     records: list[RunRecord] = []
     problems: list[str] = []
@@ -71,6 +73,7 @@ def runs(*directories: str | Path, plot: str | Path | None = None) -> RunList:
         except DovetailError as error:
             problems.append(str(error))
     if plot is not None:
+        check_free(plot, force)
         draw_runs(_drawn(records), plot)
     compared = records[1:] if len(records) <= MOST else []
     return RunList(tuple(records), tuple(problems), tuple(compare_runs(records[0], other) for other in compared))

@@ -1,8 +1,8 @@
 """Talk with a model in the terminal: answers are streamed, and the conversation is remembered.
 
 Ctrl-C ends an answer, Ctrl-D the conversation. Lines that begin with a slash are commands: /undo forgets the last turn, /forget
-all of them, /save FILE writes the conversation as JSON Lines for `dovetail tune`, /help lists these. Where stdin is no
-terminal, each of its lines is a message.
+all of them, /save FILE writes the conversation as JSON Lines for `dovetail tune`, /help lists these. If stdin is no terminal,
+each of its lines is a message, and there are no commands.
 
     dovetail chat Qwen3-0.6B --system "Answer in one sentence."
 """
@@ -63,7 +63,7 @@ class Command(SamplingFlags):
             print_note(HELP)
         for line in _lines(terminal):
             try:
-                if line.startswith("/") and not self.json:
+                if line.startswith("/") and terminal:  # text from elsewhere must not name files to write
                     if not _command(talk, line):
                         break
                 else:
@@ -124,9 +124,10 @@ def _command(talk: Chat, line: str) -> bool:
     elif name == "undo":
         print_note("the last turn is forgotten" if talk.undo() else "there is no turn")
     elif name == "save" and rest.strip():
-        from dovetail.io.atomic import write_atomically
+        from dovetail.io.atomic import check_free, write_atomically
 
         path = Path(rest.strip())
+        check_free(path, False, "choose another path")
         write_atomically(path, to_json({"messages": talk.messages}) + "\n")
         print_note(f"{path}: written")
     else:

@@ -12,13 +12,13 @@ import dataclasses as dc
 
 import tyro
 
-from dovetail.cli.flags import LoadFlags, OutFile, Sets, Spec, Swaps
+from dovetail.cli.flags import FileFlags, OutFile, Sets, Spec, Swaps
 from dovetail.cli.output import print_json
 from dovetail.cli.shown import options, print_view, write_page
 
 
 @dc.dataclass
-class Command(LoadFlags):
+class Command(FileFlags):
     """The two models to compare."""
 
     a: tyro.conf.Positional[Spec]
@@ -38,8 +38,8 @@ class Command(LoadFlags):
         """Compare the specs and print the result."""
         from dovetail.api.diff import diff
 
-        result = diff(**options(self, "json", "html", "load"))
-        write_page(self.html, result)
+        result = diff(**options(self, "json", "html", "force", "load"))
+        write_page(self.html, result, self.force)
         if self.json:
             print_json(result.to_dict())
         else:

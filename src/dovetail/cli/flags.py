@@ -21,6 +21,7 @@ from dovetail.core.count import read_count
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import MAX_BATCH, MAX_LENGTH, MAX_NEW_TOKENS, MAX_RANKS, MAX_SEED, MAX_STEPS
+from dovetail.io.atomic import check_free
 
 ArgConfig: Any = type(tyro.conf.arg())
 POSITIONAL: Any = get_args(tyro.conf.Positional[int])[1]
@@ -78,6 +79,9 @@ class Check:
     check: Callable[[Any], None]
 
 
+NEW = object()  # the annotation of a path at which nothing may be, unless --force
+
+
 def whole(low: int, high: int) -> Any:
     """Return the annotation of a whole number from `low` to `high`."""
 
@@ -106,7 +110,7 @@ InDir = Annotated[Path, parsed_by("DIR", Path), Check(check_directory)]
 OutDir = Annotated[Path, parsed_by("DIR", Path), Check(check_output)]
 InFile = Annotated[Path, parsed_by("FILE", Path), Check(check_file)]
 InPath = Annotated[Path, parsed_by("PATH", Path), Check(check_path)]  # a directory or a regular file
-OutFile = Annotated[Path, parsed_by("FILE", Path), Check(check_output)]
+OutFile = Annotated[Path, parsed_by("FILE", Path), Check(check_output), NEW]  # of a verb with --force
 BatchSize = Annotated[int, whole(1, MAX_BATCH)]
 Length = Annotated[int, whole(1, MAX_LENGTH)]
 Ranks = Annotated[int, whole(1, MAX_RANKS)]
@@ -130,6 +134,14 @@ class LoadFlags:
 
     load: Loads = ()
     """Run a Python file, or import a module, that registers parts of your own; may be given many times."""
+
+
+@dc.dataclass(kw_only=True)
+class FileFlags(LoadFlags):
+    """The flag of every verb that writes a file."""
+
+    force: bool = False
+    """Replace an existing file."""
 
 
 @dc.dataclass(kw_only=True)
@@ -175,6 +187,8 @@ def check_values(command: Any) -> None:
         for extra in extras:
             if isinstance(extra, Check) and value is not None:
                 extra.check(value)
+            if extra is NEW and value is not None:
+                check_free(value, command.force)
 
 
 def takes_spec(command: type) -> bool:

@@ -11,13 +11,13 @@ from typing import Annotated
 
 import tyro
 
-from dovetail.cli.flags import InDir, LoadFlags, OutFile
+from dovetail.cli.flags import FileFlags, InDir, OutFile
 from dovetail.cli.output import print_json
 from dovetail.cli.shown import options, print_view
 
 
 @dc.dataclass
-class Command(LoadFlags):
+class Command(FileFlags):
     """The model, the text, and the picture."""
 
     model: tyro.conf.Positional[InDir]

@@ -20,8 +20,8 @@ import tyro
 from dovetail.cli.flags import (
     BatchSize,
     Count,
+    FileFlags,
     Length,
-    LoadFlags,
     NewTokens,
     OutFile,
     Ranks,
@@ -37,7 +37,7 @@ from dovetail.core.errors import UsageError
 
 
 @dc.dataclass
-class Command(LoadFlags):
+class Command(FileFlags):
     """The model, the GPUs, and the run."""
 
     spec: tyro.conf.Positional[Spec]
@@ -102,7 +102,9 @@ class Command(LoadFlags):
         from dovetail.api.plan import plan
         from dovetail.api.plan_serving import plan_serving
 
-        given = {name: value for name, value in options(self, "json", "out", "load", "serve").items() if value is not None}
+        given = {
+            name: value for name, value in options(self, "json", "out", "force", "load", "serve").items() if value is not None
+        }
         taken = inspect.signature(plan_serving if self.serve else plan).parameters
         if (other := next((name for name in given if name not in taken), None)) is not None:
             remedy = "leave it out, or --serve" if self.serve else "give --serve, too"
@@ -115,7 +117,7 @@ class Command(LoadFlags):
             if self.gpus is None:
                 raise UsageError("--gpus: give the number of GPUs to train on, or --serve")
             result = plan(**given, progress=print_note)
-            write_page(self.out, result)
+            write_page(self.out, result, self.force)
         if self.json:
             print_json(result.to_dict())
         else:

@@ -15,13 +15,13 @@ from typing import Annotated
 
 import tyro
 
-from dovetail.cli.flags import LoadFlags, OutFile
+from dovetail.cli.flags import FileFlags, OutFile
 from dovetail.cli.output import print_json
 from dovetail.cli.shown import print_view
 
 
 @dc.dataclass
-class Command(LoadFlags):
+class Command(FileFlags):
     """The directories."""
 
     directories: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DIR")] = ()
@@ -35,7 +35,7 @@ class Command(LoadFlags):
         """Print the runs."""
         from dovetail.api.runs import runs
 
-        result = runs(*self.directories, plot=self.plot)
+        result = runs(*self.directories, plot=self.plot, force=self.force)
         if self.json:
             print_json(result.to_dict())
         else:

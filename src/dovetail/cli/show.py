@@ -13,13 +13,13 @@ import dataclasses as dc
 
 import tyro
 
-from dovetail.cli.flags import Dtype, Length, LoadFlags, OutFile, Sets, Spec, Swaps
+from dovetail.cli.flags import Dtype, FileFlags, Length, OutFile, Sets, Spec, Swaps
 from dovetail.cli.output import print_json
 from dovetail.cli.shown import options, print_view, write_page
 
 
 @dc.dataclass
-class Command(LoadFlags):
+class Command(FileFlags):
     """The model, the length of a sequence, and the dtype."""
 
     spec: tyro.conf.Positional[Spec]
@@ -41,8 +41,8 @@ class Command(LoadFlags):
         """Print the summary."""
         from dovetail.api.show import show
 
-        result = show(**options(self, "json", "html", "load"))
-        write_page(self.html, result)
+        result = show(**options(self, "json", "html", "force", "load"))
+        write_page(self.html, result, self.force)
         if self.json:
             print_json(result.to_dict())
         else:

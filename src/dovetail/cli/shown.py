@@ -33,9 +33,9 @@ def options(command: Any, *without: str) -> dict[str, Any]:
     return {field.name: getattr(command, field.name) for field in dc.fields(command) if field.name not in without}
 
 
-def write_page(path: Path | None, result: PageResult) -> None:
-    """Write the page of a result, where a path is given."""
-    from dovetail.io.atomic import write_atomically
+def write_page(path: Path | None, result: PageResult, force: bool) -> None:
+    """Write the page of a result if a path is given; an existing file is replaced if `force`."""
+    from dovetail.api.output import write_new
 
     if path is not None:
-        write_atomically(path, result.to_html())
+        write_new(path, result.to_html(), force)

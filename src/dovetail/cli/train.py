@@ -206,7 +206,7 @@ class Command(LoadFlags, Overrides):
         }
         changes = {"seed": self.seed, "set": self.set, "swap": self.swap}
         result = mup_check(self.spec, self.text, widths=self.widths, **numbers, **changes)
-        result.draw(picture)
+        result.draw(picture, self.force)
         if self.json:
             print_json(result.to_dict())
         else:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from dovetail.cli.flags import InFile, Length, LoadFlags, OutFile, RunDtype, Seed, number
+from dovetail.cli.flags import FileFlags, InFile, Length, OutFile, RunDtype, Seed, number
 from dovetail.cli.output import SafeConsole, print_json
 from dovetail.cli.shown import options, print_view, write_page
 from dovetail.core.limits import ANSWER_SECONDS
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dc.dataclass
-class Command(LoadFlags):
+class Command(FileFlags):
     """The two sides and their input."""
 
     a: tyro.conf.Positional[str]
@@ -87,8 +87,8 @@ class Command(LoadFlags):
         from dovetail.api.verify import verify
 
         with shown_progress() as progress:
-            result = verify(**options(self, "json", "html", "load"), progress=progress)
-        write_page(self.html, result)
+            result = verify(**options(self, "json", "html", "force", "load"), progress=progress)
+        write_page(self.html, result, self.force)
         if self.json:
             print_json(result.to_dict())
         else:

@@ -54,6 +54,12 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
             os.unlink(fresh)
 
 
+def check_free(path: str | Path, force: bool, remedy: str = "choose another path, or replace it with --force") -> None:
+    """Raise FileError unless nothing is at this path, or with `force` a file, which is replaced."""
+    if os.path.lexists(path) and not (force and Path(path).is_file()):
+        raise FileError(f"{path}: exists already; {'choose another path' if force else remedy}")
+
+
 def check_writable(path: str | Path) -> None:
     """Raise FileError unless a file or directory can be created at this path; nothing is left there."""
     try:
