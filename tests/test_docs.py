@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,15 @@ from dovetail.core.group import GROUPS
 from dovetail.core.part import KINDS, Part, from_data
 from dovetail.io.spec import zoo
 from dovetail.lawbook.case import LAWS
+from dovetail.lawbook.foreign.laws import FOREIGN
 from dovetail.lawbook.suite import OWN_NUMBER, exceptions
 from dovetail.model import Model
+from dovetail.ops.attend import BACKENDS
+from dovetail.port.dialect import DIALECTS
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = ROOT / "tests/outside/offset_position"
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -93,6 +100,55 @@ def test_numbers_in_words_are_right() -> None:
     changes, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "README.md"))
     assert f"and {len(zoo())} presets" in readme
     assert all(f"`{verb}`" in changes or f"`dovetail {verb}`" in changes for verb in VERBS)
+
+
+def test_f_counts_of_the_readme_are_those_of_the_code() -> None:
+    readme, pages = (ROOT / "README.md").read_text(encoding="utf-8"), [page.read_text(encoding="utf-8") for page in PAGES[3:]]
+    parts = [kind for kind, part in KINDS.items() if issubclass(part, tuple(GROUPS))]
+    faults = Counter(
+        row[0] for row in table("docs/foreign.md", "| what it is | law | where it is shown | classes (model types) |")
+    )
+    wrong, unused = faults["wrong result"], faults["unused weights"]
+    for text in (
+        f"{len(parts)} parts combine freely",
+        f"[{len(DIALECTS)} families](docs/port.md)",
+        f"{len(FOREIGN)} of the {len(LAWS) + 1} laws run on any `nn.Module`",
+        f"showed {wrong + unused} distinct faults: {wrong} give wrong\nresults, {unused} are unused weights",
+        f"{NUMBERS[len(BACKENDS)]} attention kernels:",
+        f"of {max(script_lines())} lines at most",
+    ):
+        assert text in readme
+    assert all(
+        f"{min(script_lines())} to {max(script_lines())} lines" in page for page in pages if "foreign_failures/`" in page
+    )
+    assert f"**{wrong + unused} distinct faults**" in (ROOT / "docs/foreign.md").read_text(encoding="utf-8")
+
+
+def script_lines() -> list[int]:
+    """The lines of each script of a fault, without its docstring, comments and empty lines."""
+    found = []
+    for path in sorted((ROOT / "benchmarks/foreign_failures").glob("*.py")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        _, begin, *_ = ast.parse("\n".join(lines)).body
+        found.append(sum(1 for line in lines[begin.lineno - 1 :] if line.strip() and not line.strip().startswith("#")))
+    return found
+
+
+def test_f_no_ratio_against_another_server_in_the_readme() -> None:
+    sentences = re.split(r"[.;:]\s", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert not [one for one in sentences if re.search(r"vLLM|llama\.cpp", one) and re.search(r"\d ?times|÷|±", one)]
+
+
+def test_f_memory_rows_of_the_plan_are_all_told() -> None:
+    rows = json.loads((ROOT / "docs/figures/plan.json").read_text())["result"]["rows"]
+    memory, times = ([row for row in rows if row["name"].endswith(end)] for end in ("peak memory", "step time"))
+    page = " ".join((ROOT / "docs/plan.md").read_text(encoding="utf-8").split())
+    missed = sum(row["holds"] is False for row in memory)
+    assert f"In {len(memory)} layouts" in page
+    assert f"{len(memory) - missed} layouts are within 5 %, and {missed} are not" in page
+    values = [row["value"] for row in memory]
+    assert f"Peak memory is {min(values):.2f} to {max(values):.2f} of the plan" in page
+    assert sum(row["holds"] is None for row in times) == len(times) - 1
 
 
 @pytest.mark.parametrize("name", ["__init__.py", "oracle.py"])
