@@ -26,7 +26,7 @@ from checks.programs.engine_models import (
 )
 from checks.programs.frame import Kind, Session, Step, wrong
 from checks.programs.interrupt import interrupted
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, SpecError
 from dovetail.model import ModelModule
 from dovetail.sampling import Sampling, masked, sample_tokens
 from dovetail.serving.draft_ahead import own_drafter
@@ -76,7 +76,7 @@ class EngineKind(Kind):
         longest = rng.randint(24, 56)
         widest = -(-longest // page)
         pages = rng.choice([None, widest, widest + rng.randint(0, 2), rng.randint(widest, rows * widest)])
-        drafters = ["", "lookup", "noise", "itself", "other", *(["own"] * 3 if sort.own else [])] if sort.drafts else [""]
+        drafters = ["lookup", "noise", "itself", "other", *(["own"] * 3 if sort.own else [])]
         setup = {
             "model": model,
             "rows": rows,
@@ -153,8 +153,14 @@ class EngineKind(Kind):
             request["adapter"] = rng.choice(adapters)
         return request
 
-    def start(self, setup: Mapping[str, Any]) -> EngineSession:
-        return EngineSession(setup)
+    def start(self, setup: Mapping[str, Any]) -> Session:
+        try:
+            return EngineSession(setup)
+        except SpecError as error:  # a model that the engine takes, it must compute
+            refused = MODELS[setup["model"]].refused
+            if not refused or refused not in str(error):
+                raise
+            return Refused()
 
     def smaller(self, step: Step) -> Iterator[Step]:
         call, arguments = step
@@ -171,6 +177,13 @@ class EngineKind(Kind):
                 yield call, {**arguments, "max_tokens": tokens - 1}
         if call == "step" and arguments["times"] > 1:
             yield call, {"times": arguments["times"] // 2}
+
+
+class Refused(Session):
+    """Nothing: the engine refuses the model, as it should."""
+
+    def do(self, call: str, **arguments: Any) -> None:
+        """Skip a step."""
 
 
 @dc.dataclass
@@ -195,8 +208,14 @@ class EngineSession(Session):
         self.adapters: dict[str, tuple[str, int]] = {}
         sizes = {name: setup[name] for name in ("rows", "longest", "budget", "page", "pages", "cache", "share", "drafts")}
         drafter = drafter_of(setup["drafter"], self.model, setup)
-        self.engine = Engine(self.model, **sizes, start=START, drafter=drafter, grammars=grammars())
+        more: dict[str, Any] = {**sizes, "start": START, "grammars": grammars()}
         self.known: dict[str, Known] = {}
+        try:
+            self.engine = Engine(self.model, **more, drafter=drafter)
+        except InputError:  # what an engine takes, it must compute
+            if drafter is None or MODELS[self.name].drafts:
+                raise
+            self.engine = Engine(self.model, **more)
         schedule, plan = self.engine.schedule, self.engine.schedule.plan
 
         def planned(room: Any) -> Plan:

@@ -58,7 +58,8 @@ class Sort:
 
     spec: str
     stepwise: bool = False  # its logits are those of the prompt at once, then token by token; else of one full pass
-    drafts: bool = True  # takes drafts
+    drafts: bool = True  # takes drafts; else a drafter is refused
+    refused: str = ""  # words of the error with which an engine refuses it
     least: int = 1  # tokens of a prompt
     own: bool = False  # has multi-token prediction
     weight: float = 1.0  # how often it is sampled
@@ -66,16 +67,21 @@ class Sort:
 
 MODELS: Mapping[str, Sort] = {
     "attention": Sort(_of(_attention()), weight=3.0),
-    "two layers": Sort(_of(_attention(), _attention(", mask: {kind: window, size: 5}"))),
+    "two layers": Sort(_of(_attention(), _attention(", mask: [causal, {kind: window, size: 5}]"))),
     "hybrid": Sort(_of(_MAMBA, _attention()), weight=2.0),
     "recurrent": Sort(_of(_MAMBA)),
-    "window": Sort(_of(_attention(", mask: {kind: window, size: 4, keep: 1}"))),
+    "window": Sort(_of(_attention(", mask: [causal, {kind: window, size: 4, keep: 1}]"))),
     "prefix or causal": Sort(_of(_attention(_PREFIX)), least=10),
     "prefix with recurrence": Sort(_of(_MAMBA, _attention(_PREFIX)), least=10, weight=1.5),
-    "prefix": Sort(_of(_attention(), _attention(", mask: {kind: prefix, length: 6}")), least=6),
+    "prefix": Sort(
+        _of(_attention(), _attention(", mask: {kind: prefix, length: 6}")), least=6, refused="layers.1.mixer", weight=0.3
+    ),
     "encoder–decoder": Sort(_of(_CROSS, more=_ENCODER), stepwise=True),
     "dynamic NTK": Sort(
-        _of(_attention(", position: {kind: rope, scaling: {kind: dynamic_ntk, original: 8}}")), stepwise=True, drafts=False
+        _of(_attention(", position: {kind: rope, scaling: {kind: dynamic_ntk, original: 8}}")),
+        stepwise=True,
+        drafts=False,
+        weight=1.5,
     ),
     "longrope": Sort(
         _of(_attention(", position: {kind: rope, scaling: {kind: longrope, original: 8, long: [3.0]}}")),

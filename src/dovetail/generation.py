@@ -37,7 +37,14 @@ def check_generates(spec: Model) -> None:
     if "head" not in over_vocab(spec):
         raise SpecError("head", "the model has no logits over the vocabulary, so it cannot generate", "set head: lm")
     if spec.ahead() is None:
-        raise SpecError("layers", "the model is not causal, so it cannot generate token by token", "use a causal mask")
+        what = f"the model is not causal{_sees_later(spec)}, so it cannot generate token by token"
+        raise SpecError("layers", what, "use a causal mask; join a prefix with it: {any: [causal, {kind: prefix}]}")
+
+
+def _sees_later(spec: Model) -> str:
+    """The first mixer whose tokens see later ones, if it is a mixer."""
+    mixers = [(f"layers.{i}.{name}", mixer) for i, one in enumerate(spec.layers) for name, mixer in one.self_mixers().items()]
+    return next((f" ({path}: tokens see later ones)" for path, mixer in mixers if mixer.ahead() is None), "")
 
 
 def generates(spec: Model) -> bool:

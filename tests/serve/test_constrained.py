@@ -166,7 +166,7 @@ def test_choices_preemption_and_drafts_change_no_constrained_token(how: str) -> 
         "lookup": lambda: PromptLookup(shortest=1),
         "draft": lambda: DraftModel(model(1, 40), rows=4, longest=120, target=one),
     }[how]()
-    engine = Engine(one, rows=4, longest=120, page=4, pages=36, budget=32, drafter=drafter, grammars=grammars())
+    engine = Engine(one, rows=4, longest=120, page=4, pages=26, budget=32, drafter=drafter, grammars=grammars())
     requests = []
     for i in range(12):
         prompt = tokenizer().prompt(rng.choice(["the cat", "all is well", "the cat sat on"]))

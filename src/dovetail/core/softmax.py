@@ -49,6 +49,8 @@ class SoftmaxMixer(Mixer):
         return self.visibility().order()
 
     def ahead(self) -> int | None:
+        if self.order() == "both":  # nothing is cached, so that no token can follow, not even behind a prefix
+            return None
         return 0 if self.order() == "causal" else self.visibility().ahead()
 
     def tp_region(self) -> bool:

@@ -38,9 +38,10 @@ def causal(case: Case) -> None:
 
 
 def decodes(case: Case) -> None:
-    """Raise where a spec is not for decoding."""
+    """Raise where a spec is not for decoding: then `generate` refuses it, too."""
     if case.spec.order() == "both":
-        raise NotApplicable("not a decoder")
+        case.true(case.spec.ahead() is None, "the model is bidirectional, and yet declares that only its first tokens are")
+        raise NotApplicable("not a decoder: tokens see later ones, so that generation is refused")
 
 
 def behind(chunks: Sequence[Sequence[int]], ahead: int) -> list[tuple[int, ...]]:

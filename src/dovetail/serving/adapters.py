@@ -60,7 +60,8 @@ class Adapters:
         """Free the adapters that were unloaded and that no request uses."""
         for slot in self.leaving - set(used):
             assert self.bank is not None
-            self.bank.unload(slot)
+            if slot in self.bank.loaded:  # not so where an interrupt came behind it
+                self.bank.unload(slot)
             self.leaving.remove(slot)
 
     @property

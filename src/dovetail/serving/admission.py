@@ -16,7 +16,7 @@ MAX_N = 64  # continuations per request
 def check_request(engine: Engine, request: Request) -> None:
     """Raise InputError where a request can never run."""
     spec, prompt, longest, pool = engine.model.part, request.prompt, engine.longest, engine.runner.pool
-    if request.id in engine.requests:
+    if request.id in engine.requests or any(output.id == request.id for output in engine.late):
         raise InputError(f"id: {request.id!r} is running already")
     if not prompt:
         raise InputError("prompt: is empty; give at least one token")

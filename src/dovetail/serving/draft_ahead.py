@@ -134,6 +134,9 @@ class DraftLast(Depths):
         drafts = dict(zip(known, guesses, strict=True))
         return [drafts.get(one, [])[:count] for one, count in zip(ones, counts, strict=True)]
 
+    def reset(self) -> None:
+        self.rows.clear()
+
     def _last(self, one: Continuation) -> Tensor | None:
         """The hidden state (1, embed) at the last but one token, if it is there."""
         if one.row not in self.rows:
@@ -184,6 +187,10 @@ class DraftAhead(Depths):
             self._draft(known)
         drafts = {row.owner: row.drafts[1] for row in rows if row is not None and row.drafts[0] == len(row.owner.tokens)}
         return [drafts.get(one, [])[:count] for one, count in zip(ones, counts, strict=True)]
+
+    def reset(self) -> None:
+        self.pool.reset()
+        self.rows.clear()
 
     def _draft(self, rows: Sequence[Row]) -> None:
         for row in rows:

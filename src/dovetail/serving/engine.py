@@ -9,13 +9,17 @@
 A step: the schedule (schedule.py) chooses tokens; the runner (runner.py) computes them; each continuation whose tokens are all
 computed gets its next token. What a request's tokens are depends on the request alone, up to the rounding of batched matmuls
 (law invariant); with greedy sampling they are those of `generate`.
+
+A call that ends in the middle (KeyboardInterrupt, an error of the model) has not happened: the next call recovers from the
+requests and the tokens that were returned, and computes the rest again. The same happens where the weights have changed.
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -31,10 +35,12 @@ from dovetail.sampling import top_logprobs
 from dovetail.serving.admission import check_request
 from dovetail.serving.client import Stats
 from dovetail.serving.next_token import allowed_logits, sample_next
+from dovetail.serving.recovery import Call, leave, restart
 from dovetail.serving.request import Finish, Logprob, Output, Request
 from dovetail.serving.runner import PAGE, Runner, check_served
 from dovetail.serving.schedule import Continuation, Schedule
 from dovetail.serving.speculate import Drafter
+from dovetail.serving.weights import Weights
 from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import GrammarError, Grammars, Matcher
 
@@ -77,24 +83,33 @@ class Engine:
         self.schedule = Schedule(budget)
         self.drafter, self.drafts, self.grammars = drafter, drafts, grammars
         if drafter is not None:
+            if self.runner.whole:
+                what = f"with drafts its tokens would change, since {self.runner.whole}"
+                raise InputError(f"drafter: {what}; leave it out (--speculate)")
             drafter.attach(self.adapters)
         self.requests: dict[str, list[Continuation]] = {}
         self.scored: dict[str, list[Logprob]] = {}  # log-probs of prompts, until they are reported
         self.numbers = count()
+        self.weights = Weights(model)
+        self.call = Call(self)
+        self.outputs: list[tuple[Continuation, Output]] = []  # of the last step
+        self.late: list[Output] = []  # of interrupted steps, not returned yet
         self.prompt_tokens = self.generation_tokens = self.queries = self.hits = self.drafted = self.accepted = 0
         self.step_seconds = self.schedule_seconds = 0.0
 
     @property
     def busy(self) -> bool:
-        """Whether a request is waiting or running."""
-        return bool(self.requests)
+        """Whether a request is waiting or running, or an interrupted step has outputs that were not returned."""
+        return bool(self.requests or self.late) or self.call.open
 
     # -- requests
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InputError where it can never run."""
+        check_served(self.model)
+        self._notice()
         check_request(self, request)
-        matcher = self._matcher(request)
+        matcher = self.matcher(request)
         if request.adapter is not None:
             request = dc.replace(request, adapter=self.adapters.slot(request.adapter))
         number = next(self.numbers)
@@ -105,11 +120,19 @@ class Engine:
             )
             for i in range(request.n)
         ]
-        self.requests[request.id] = ones
-        for one in ones:
-            self.schedule.add(one)
+        with self.call:
+            for one in ones:
+                self.schedule.add(one)
+            self.requests[request.id] = ones
 
-    def _matcher(self, request: Request) -> Matcher | None:
+    def _notice(self) -> None:
+        """Recover from a call that was interrupted, and from changed weights."""
+        with self.call:
+            if self.weights.changed():
+                restart(self)
+
+    def matcher(self, request: Request) -> Matcher | None:
+        """The state of an empty text under the grammar of a request; None: it has none."""
         if not request.grammar:
             return None
         if self.grammars is None:
@@ -118,29 +141,43 @@ class Engine:
 
     def abort(self, id: str) -> list[Output]:
         """End a request, if it is there; returns its last outputs."""
-        outputs: list[Output] = []
-        for one in self.requests.get(id, []):
-            if one.row is not None or one in self.schedule.waiting:
+        with self.call:
+            outputs = [output for output in self.late if output.id == id]
+            for one in self.requests.get(id, []):
                 self.schedule.remove(one, self.runner)
                 outputs.append(Output(id=id, index=one.index, finish="abort", cached=one.cached))
-        self._forget(id)
-        return outputs
+            self.forget(id)
+            self.late = [output for output in self.late if output.id != id]
+            return outputs
 
-    def _forget(self, id: str) -> None:
+    def forget(self, id: str) -> None:
+        """Drop what is known of a request that has ended."""
         self.requests.pop(id, None)
         self.scored.pop(id, None)
         if self.adapters.leaving:
             self.adapters.drop(self._slots())
+            self.weights.read()
 
     # -- adapters
 
     def load_adapter(self, name: str, kind: AdapterKind, tensors: Mapping[str, Tensor]) -> None:
         """Let requests name an adapter, given by its kind and its tensors."""
-        self.adapters.load(name, kind, tensors)
+        with self._adapting():
+            self.adapters.load(name, kind, tensors)
 
     def unload_adapter(self, name: str) -> None:
         """Take no further requests for an adapter; those that run end with it."""
-        self.adapters.unload(name, self._slots())
+        with self._adapting():
+            self.adapters.unload(name, self._slots())
+
+    @contextmanager
+    def _adapting(self) -> Iterator[None]:
+        """Within this context adapters of the model change, which does not count as changed weights."""
+        self._notice()
+        try:
+            yield
+        finally:
+            self.weights.read()
 
     def _slots(self) -> set[str | None]:
         return {one.request.adapter for ones in self.requests.values() for one in ones}
@@ -149,6 +186,16 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Compute some tokens of some requests; returns what is new."""
+        check_served(self.model)
+        with self.call:
+            if self.weights.written():
+                restart(self)
+            self.outputs = self._step()  # from here on the step has happened: an interrupt delays its outputs
+            leave(self)
+            returned, self.late = [*self.late, *(output for _, output in self.outputs)], []
+            return returned
+
+    def _step(self) -> list[tuple[Continuation, Output]]:
         self._draft()
         begin = time.perf_counter()
         plan = self.schedule.plan(self.runner)
@@ -164,6 +211,12 @@ class Engine:
         self.step_seconds += time.perf_counter() - begin
         return outputs
 
+    def reset(self) -> None:
+        """Drop the KV cache and all cached prefixes. Requests that run continue: their tokens are computed again. The engine
+        does so itself where it sees that weights have changed; call it after a change that it cannot see (`weight.data`)."""
+        with self.call:
+            restart(self)
+
     def _draft(self) -> None:
         """Let the drafter guess the next tokens of each continuation that decodes."""
         if self.drafter is None:
@@ -174,7 +227,7 @@ class Engine:
         for one, guess in zip(asked, self.drafter.draft(asked, [room[one] for one in asked]), strict=True):
             one.drafts = guess[: room[one]]
 
-    def _next(self, ready: dict[Continuation, Tensor]) -> list[Output]:
+    def _next(self, ready: dict[Continuation, Tensor]) -> list[tuple[Continuation, Output]]:
         """The next token of each continuation that is ready, and of those that begin where one of these is."""
         for one, logits in list(ready.items()):
             if one.index == 0 and len(one.tokens) == one.prompt:
@@ -185,16 +238,16 @@ class Engine:
                         ready[other] = logits
                         if self.drafter is not None:
                             self.drafter.fork(one, other)
-        outputs: list[Output] = []
+        outputs: list[tuple[Continuation, Output]] = []
         going = dict(ready)
         for one, logits in ready.items():
             low, high = logits.aminmax()  # NaN where some value is; `isfinite` of all takes five times as long
             if not bool(low.isfinite() & high.isfinite()):
                 del going[one]
-                outputs.append(self._end(one, [], [], "error", "the logits are not finite"))
+                outputs.append((one, self._end(one, [], [], "error", "the logits are not finite")))
         for one in [one for one in going if self._ends(one)]:  # a prompt that is scored alone
             del going[one]
-            outputs.append(self._end(one, [], [], "length"))
+            outputs.append((one, self._end(one, [], [], "length")))
         new: dict[Continuation, list[int]] = {one: [] for one in going}
         refused: dict[Continuation, str] = {}
         for i in range(max((len(logits) for logits in going.values()), default=0)):
@@ -211,7 +264,7 @@ class Engine:
                 if one.matcher is not None:
                     one.matcher.push(token)
         for one, tokens in new.items():
-            outputs.append(self._report(one, tokens, going[one], refused.get(one, "")))
+            outputs.append((one, self._report(one, tokens, going[one], refused.get(one, ""))))
         return outputs
 
     def _ends(self, one: Continuation) -> Finish | None:
@@ -242,12 +295,7 @@ class Engine:
 
     def _end(self, one: Continuation, tokens: list[int], logprobs: list[Logprob], finish: Finish, message: str = "") -> Output:
         self.schedule.remove(one, self.runner)
-        output = self._output(one, tokens, logprobs, finish, message)
-        others = self.requests[one.request.id]
-        others.remove(one)
-        if not others:
-            self._forget(one.request.id)
-        return output
+        return self._output(one, tokens, logprobs, finish, message)
 
     def _output(
         self,

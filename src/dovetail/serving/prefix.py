@@ -84,9 +84,11 @@ class PrefixCache:
             self.stated[chain[-1].key] = self.stated.pop(chain[-1].key)
         return chain
 
-    def insert(self, keys: Sequence[bytes], pages: Sequence[int], states: Any | None) -> None:
-        """Add the blocks of a row that are not known yet; `states` is the snapshot at the end of the last."""
-        parent: Node | None = None
+    def insert(self, keys: Sequence[bytes], pages: Sequence[int], states: Any | None) -> list[int]:
+        """Add the blocks of a row that are not known yet; `states` is the snapshot at the end of the last. Returns the page of
+        each block, which the row must use from now on: a known block keeps its page, and a second copy would pin the first,
+        which has children in use and no user."""
+        parent, used = None, list[int]()
         for i, key in enumerate(keys):
             node = self.nodes.get(key)
             if node is None:
@@ -97,12 +99,15 @@ class PrefixCache:
                 if parent is not None:
                     parent.children += 1
                 self._leaf(node)
+            if node.page is not None:
+                used.append(node.page)
             parent = node
         if parent is not None and states is not None:
             parent.states = states
             self.stated[parent.key] = parent
             while len(self.stated) > self.snapshots:
                 self._forget(next(iter(self.stated.values())))
+        return used
 
     def _forget(self, node: Node) -> None:
         """Drop a snapshot, and the blocks that nothing but it needed."""

@@ -71,18 +71,26 @@ class Runner:
             sharded=None if model.ranks is None else model.ranks.cuts,
         )
         self.slots = paged_slots(self.pool)
-        self.free_rows = list(range(rows))[::-1]
         self.stateful = keeps_states(self.pool)
-        # where a token's state depends on how many tokens were computed with it (longrope), a prompt is computed at once
-        self.whole = any(CHUNKED in part.excepts(scope) for _, part, scope in walk(spec))
+        # why a token's state depends on how many tokens are computed with it (longrope), if it does: then a prompt is computed
+        # at once, and the tokens behind it one by one
+        reasons = (part.excepts(scope).get(CHUNKED) for _, part, scope in walk(spec))
+        self.whole: str | None = next((reason for reason in reasons if reason is not None), None)
         self.flat = cache is None and self.slots is not None and attends_alone(spec)
         self.compiled = None
         if compiled is not None:
             if self.slots is None or not self.flat:
                 raise InputError("compiled: only models whose decode state is a KV cache in the model's dtype; leave it out")
             self.compiled = CompiledStep(compiled, self.pool, page, room=min(longest, self.slots.total))
-        shares = share and not self.whole and spec.encoder is None
-        self.prefix = PrefixCache(self.stateful, self._hold, self._drop, SNAPSHOTS * rows) if shares else None
+        self.shares = share and self.whole is None and spec.encoder is None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all rows and cached prefixes, whatever state an interrupt left them in."""
+        self.pool.reset()
+        self.free_rows = list(range(self.rows))[::-1]
+        snapshots = SNAPSHOTS * self.rows
+        self.prefix = PrefixCache(self.stateful, self._hold, self._drop, snapshots) if self.shares else None
 
     # -- rows and blocks: `Room`
 
@@ -146,13 +154,13 @@ class Runner:
         return self.prefix.evict(lambda: len(slots.free) >= blocks, lambda page: slots.uses[page])
 
     def cut(self, one: Continuation, n: int) -> int:
-        if self.whole or one.computed + n < self.pool.ahead:
-            return one.left
-        if not self.stateful or self.prefix is None or one.left == 1:
-            return n
-        # a snapshot is taken at the edge of a block: chunks end there
-        edge = (one.computed + n) // self.page * self.page - one.computed
-        return edge if edge > 0 else n
+        if self.whole is not None:  # as without preemption
+            return max(one.prompt - one.computed, 1)
+        if self.stateful and self.prefix is not None and one.left > 1:
+            # a snapshot is taken at the edge of a block: chunks end there
+            edge = (one.computed + n) // self.page * self.page - one.computed
+            n = edge if edge > 0 else n
+        return max(n, self.pool.ahead - one.computed)  # the first tokens of a prefix mask see each other
 
     def counts(self) -> tuple[int, int, int]:
         """Blocks in all, those that are free, and those that cached prefixes alone use."""
@@ -264,7 +272,9 @@ class Runner:
             states = snapshot(self.pool, one.row)
         self._extend_keys(one)
         one.shared = whole
-        self.prefix.insert(one.keys[:whole], pages_of(self.pool, one.row)[:whole], states)
+        pages = self.prefix.insert(one.keys[:whole], pages_of(self.pool, one.row)[:whole], states)
+        if self.slots is not None:
+            self.slots.share(one.row, pages)
 
 
 def _batches(prefill: Sequence[tuple[Continuation, int]]) -> list[list[tuple[Continuation, int]]]:

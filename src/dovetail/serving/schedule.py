@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses as dc
 import time
 from bisect import insort
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +45,7 @@ class Continuation:
     arrived: float = dc.field(default_factory=time.perf_counter)
     begun: float = 0.0  # when it had a row for the first time
     matcher: Matcher | None = None  # the state of its text under a grammar: that of all its tokens, computed or not
+    returned: int = 0  # tokens, those of the prompt included, when the last step ended
 
     @cached_property
     def sampling(self) -> Sampling:
@@ -55,6 +57,11 @@ class Continuation:
     def left(self) -> int:
         """Tokens to compute before the next one can be sampled."""
         return len(self.tokens) - self.computed
+
+    def restart(self) -> None:
+        """Forget its row, and the tokens that no step has returned: all others are computed again."""
+        del self.tokens[max(self.returned, self.prompt) :]
+        self.row, self.computed, self.shared, self.keys, self.drafts = None, 0, 0, [], []
 
     @property
     def generated(self) -> list[int]:
@@ -111,6 +118,10 @@ class Schedule:
     def add(self, one: Continuation) -> None:
         """Queue it by its arrival."""
         insort(self.waiting, one, key=lambda other: other.arrival)
+
+    def restart(self, ones: Iterable[Continuation]) -> None:
+        """Let these wait, and no other."""
+        self.waiting, self.running = sorted(ones, key=lambda one: one.arrival), []
 
     def started(self, one: Continuation) -> None:
         """Count a continuation that has a row to the running ones."""

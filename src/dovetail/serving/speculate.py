@@ -45,6 +45,9 @@ class Drafter:
     def fork(self, one: Continuation, other: Continuation) -> None:
         """Called where `other` begins with the tokens and the decode state of `one`."""
 
+    def reset(self) -> None:
+        """Called where all rows begin anew: forget them, whatever state an interrupt left them in."""
+
 
 def sample_drafts(logits: Tensor, ones: Sequence[Continuation], drafts: Sequence[Sequence[int]]) -> list[int]:
     """The next draft of each continuation behind drafts[i], from logits (rows, vocab), as the target samples its tokens."""
@@ -102,6 +105,10 @@ class DraftModel(Drafter):
                 self._held(ones[j]).append([*ones[j].tokens, *guesses[j]][-1])
                 guesses[j].append(token)
         return guesses
+
+    def reset(self) -> None:
+        self.pool.reset()
+        self.rows.clear()
 
     def _held(self, one: Continuation) -> list[int]:
         assert one.row is not None

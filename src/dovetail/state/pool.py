@@ -343,6 +343,17 @@ class Pool:
         self.source_lengths[row] = 0
         self.marks[row] = []
 
+    def reset(self) -> None:
+        """End all sequences, whatever state an interrupt left the pool in; nobody holds a page afterwards."""
+        for per_row in (self.lengths, self.written, self.source_lengths):
+            per_row[:] = [0] * self.rows
+        self.marks[:] = [[] for _ in range(self.rows)]
+        for group in self.groups.values():
+            group.slots.reset()
+        if self.coordinates is not None:
+            for row in range(self.rows):
+                self.coordinates.rewind(row, 0)
+
     def _overwritten(self) -> list[Group]:
         return [group for group in self.groups.values() if group.slots.overwrites]
 

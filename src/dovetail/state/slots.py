@@ -61,6 +61,9 @@ class Slots:
         """Let row b hold the `length` tokens of row a; returns the entries to copy."""
         raise NotImplementedError
 
+    def reset(self) -> None:
+        """Forget all rows, whatever state an interrupt left them in."""
+
 
 class Contiguous(Slots):
     """A row is a slice of `capacity` slots."""
@@ -93,12 +96,15 @@ class Paged(Slots):
         widest = self._pages(capacity)
         self.pages = rows * widest if pages is None else pages
         self.total = self.pages * page
+        self.table = torch.zeros(rows, widest, dtype=torch.long, device=device)
+        self.scratch = Scratch()
+        self.reset()
+
+    def reset(self) -> None:
         self.free, self.uses = list(range(self.pages))[::-1], [0] * self.pages
         self.kept: set[int] = set()  # pages that a cache of prefixes uses
         self.idle = 0  # of these, those that no row uses
-        self.owned: list[list[int]] = [[] for _ in range(rows)]  # exactly the pages that the tokens of a row need
-        self.table = torch.zeros(rows, widest, dtype=torch.long, device=device)
-        self.scratch = Scratch()
+        self.owned: list[list[int]] = [[] for _ in self.table]  # exactly the pages that the tokens of a row need
 
     def _pages(self, length: int) -> int:
         return -(-length // self.page)
@@ -162,6 +168,16 @@ class Paged(Slots):
             self.hold(page)
         self.owned[row] = list(pages)
         self.table[row, : len(pages)] = torch.tensor(self.owned[row], dtype=torch.long, device=self.table.device)
+
+    def share(self, row: int, pages: Sequence[int]) -> None:
+        """Let a row use these as its first pages, which hold the same entries as its own."""
+        owned = self.owned[row]
+        for i, page in enumerate(pages):
+            if owned[i] != page:
+                self.hold(page)
+                self.drop(owned[i])
+                owned[i] = page
+                self.table[row, i] = page
 
     def needed(self, row: int, length: int, n: int) -> int:
         """How many pages n more tokens of a row of this length take from those that are free."""
