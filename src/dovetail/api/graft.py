@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses as dc
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dovetail.api.diff import SpecDiff, with_names
 from dovetail.api.diff_view import diff_view
 from dovetail.api.models import load, save
 from dovetail.api.result import Result
+from dovetail.core.ending import delaying
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.fold import parameters
 from dovetail.datasets.corpus import Batch, Corpus, read_corpus
@@ -146,7 +148,8 @@ def graft(
             history = trial.heal(grafted, heal, learning_rate, quiet, interrupted)
             losses["healed"] = history[-1].val_loss or math.nan
     if place is not None:
-        _write(grafted, source, place, family, history)
+        with delaying() if interrupted.received else nullcontext():  # what was trained so far
+            _write(grafted, source, place, family, history)
     result = with_names(rows, names)
     return GraftResult(grafted, result, losses, tuple(history), place, family, interrupted.received)
 

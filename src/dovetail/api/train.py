@@ -22,6 +22,7 @@ from dovetail.api.run_file import accepts_run_file
 from dovetail.api.train_from import Start
 from dovetail.api.training_run import TrainingRun
 from dovetail.core.count import read_count
+from dovetail.core.ending import delaying
 from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
@@ -308,12 +309,13 @@ def train(
         )
         stopped = ranks.any(interrupted.received)  # Ctrl-C may have reached one rank alone
         if run is not None and place is not None:
-            if kind_of_adapter is None or start is None:
-                run.write_model(changed)
-            else:
-                run.write_adapter(kind_of_adapter, Base(str(start.place), known))
-            title = f"{name} on {Path(text or labels or pairs or chats or places[0]).name}"
-            ranks.first_does(lambda: _plot(history, place / PLOT_FILE, title, say))
+            with delaying():
+                if kind_of_adapter is None or start is None:
+                    run.write_model(changed)
+                else:
+                    run.write_adapter(kind_of_adapter, Base(str(start.place), known))
+                title = f"{name} on {Path(text or labels or pairs or chats or places[0]).name}"
+                ranks.first_does(lambda: _plot(history, place / PLOT_FILE, title, say))
     result = TrainingRun(name, model, source.tokenizer, tuple(history), stopped, place, prompt=prompt)
     if not kind.generates or source.tokenizer is None:
         return result

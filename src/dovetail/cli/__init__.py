@@ -7,13 +7,17 @@ need no torch.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
+import os
 import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
 from dovetail import __version__
 from dovetail.cli.failure import close_stdout, guarded, report
+from dovetail.core.ending import Terminated, end_children, watched
 from dovetail.core.errors import UsageError
 from dovetail.core.suggest import did_you_mean, names_or_nearest
 
@@ -60,7 +64,7 @@ Change one part of a transformer. Everything else fits, and proves it.
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run one verb and exit. Whatever ends it early is one line on stderr and an exit code (failure.py)."""
-    with guarded():
+    with watched(), guarded():
         try:
             code = _run(sys.argv[1:] if argv is None else argv)
             if sys.stdout is not None:
@@ -74,7 +78,18 @@ def main(argv: list[str] | None = None) -> NoReturn:
             code = report(error)
             if isinstance(error, OSError):  # stdout may be the full disk, and Python flushes it once more at its end
                 close_stdout()
+            if argv is None and isinstance(error, KeyboardInterrupt | Terminated):  # this process is the verb's
+                _exit(code)
     sys.exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """Exit after a signal, still watched: without the children, and without joining threads that may wait for them."""
+    end_children()
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # nothing reads stdout, or there is none
+        sys.stdout.flush()
+    os._exit(code)
 
 
 def _run(args: list[str]) -> int:

@@ -21,6 +21,7 @@ import tyro
 from dovetail.cli.flags import InDir, NewTokens, SamplingFlags, whole
 from dovetail.cli.output import print_json, print_note, print_text, to_json
 from dovetail.cli.shown import options
+from dovetail.core.ending import surviving_interrupts
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.limits import MAX_LENGTH, PROMPT_CHARACTERS
 
@@ -61,6 +62,11 @@ class Command(SamplingFlags):
         terminal = sys.stdin.isatty() and not self.json
         if terminal:
             print_note(HELP)
+        with surviving_interrupts() if terminal else contextlib.nullcontext():
+            self._talk(talk, terminal)
+        return 0
+
+    def _talk(self, talk: Chat, terminal: bool) -> None:
         for line in _lines(terminal):
             try:
                 if line.startswith("/") and terminal:  # text from elsewhere must not name files to write
@@ -72,7 +78,6 @@ class Command(SamplingFlags):
                 if not terminal:
                     raise
                 print_note(str(error))
-        return 0
 
     def _answer(self, talk: Chat, line: str, terminal: bool) -> None:
         try:
@@ -103,6 +108,8 @@ def _lines(terminal: bool) -> Iterator[str]:
             print()
             return
         except KeyboardInterrupt:  # at the prompt: an empty line
+            if not terminal:
+                raise
             print()
             continue
         if not terminal and not line:

@@ -16,12 +16,12 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
+from dovetail.core.ending import Terminated
 from dovetail.core.errors import DovetailError
 from dovetail.core.printable import printable
 
@@ -30,10 +30,6 @@ DEBUG, SAFE_PATH = "DOVETAIL_DEBUG", "PYTHONSAFEPATH"
 LONGEST = 3000  # characters of the line
 ALLOCATION = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")  # torch raises RuntimeError
 ADVICE = "choose a smaller model, batch or length"
-
-
-class Terminated(BaseException):
-    """SIGTERM was received. It is raised in the main thread, so that `finally` deletes temporary files."""
 
 
 def report(error: BaseException) -> int:
@@ -98,41 +94,27 @@ def _print(line: str, keep: str = "") -> None:
         print(printable(line, None, keep), file=sys.stderr, flush=True)
 
 
-# -- signals, warnings and streams ------------------------------------------------------------------------------------
+# -- warnings and streams ---------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """SIGTERM raises Terminated; a warning is one line on stderr; a character that the terminal cannot show is an escape; no
-    Python process that is started from here, by whatever library, imports from the working directory."""
+    """A warning is one line on stderr; a character that the terminal cannot show is an escape; no Python process that is started
+    from here, by whatever library, imports from the working directory."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):  # another object in place of a stream, or a closed one
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    before, safe_path = _handle_sigterm(), os.environ.get(SAFE_PATH)
+    safe_path = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"  # spawned workers begin with `python -c`, which searches the working directory first
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             yield
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
         if safe_path is None:
             del os.environ[SAFE_PATH]
         else:
             os.environ[SAFE_PATH] = safe_path
-
-
-def _handle_sigterm() -> Any:
-    """Set the handler; return the one before, None where no handler can be set."""
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    return signal.signal(signal.SIGTERM, _terminate)
-
-
-def _terminate(number: int, frame: Any) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the deletion of temporary files
-    raise Terminated
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:

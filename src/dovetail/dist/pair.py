@@ -46,8 +46,11 @@ class Pair:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self.close()
+        else:  # a signal, perhaps: the ranks may be in a job
+            self._kill()
 
     def start(self) -> None:
         """Start the ranks and wait for the process group; do nothing if they run."""

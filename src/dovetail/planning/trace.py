@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.tensor import _redistribute
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._pytree import tree_leaves
 
 from dovetail.construction import on_meta, set_constants
@@ -76,11 +78,21 @@ def fake_ranks(count: int, rank: int = 0) -> Iterator[None]:
 
     if dist.is_initialized():
         raise UsageError("plan: this process has a process group already; plan in a process that is no rank")
+    _forget_meshes()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=count)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Clear DTensor's caches. They find a mesh by its shape: a second trace of the same shape would get the mesh of the first,
+    whose process groups no longer exist."""
+    _clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
 
 
 def trace_step(spec: Model, layout: Layout, setting: Setting, staging: Staging = no_staging) -> Trace:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
+from dovetail.core.ending import delaying
 from dovetail.core.errors import FileError
 from dovetail.core.limits import JSON_BYTES
 from dovetail.io.checksum import data_sha256, file_sha256
@@ -138,6 +139,7 @@ class Checkpoints:
         except BaseException as error:  # raised by `wait`, in the thread that can end the run
             self.failure = error
 
+    @delaying()
     def _commit(self, step: int, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         target = self._target(step)
         fresh = target.with_name(f"{target.name}.tmp")

@@ -9,16 +9,17 @@ and resumed from a checkpoint.
 from __future__ import annotations
 
 import dataclasses as dc
-import functools
 import itertools
 import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
 
+from dovetail.core.ending import delaying
 from dovetail.core.held import frozen_base
 from dovetail.core.host import read_floats
 from dovetail.core.linear import Linear
@@ -36,6 +37,9 @@ from dovetail.training.ranks import Ranks
 from dovetail.training.samples import Samples
 from dovetail.training.speed import Speed
 from dovetail.training.step import Trainer, seed_of
+
+LAST_EVAL = 3.0  # seconds of the held-out loss of a run that a signal ends
+MEASUREMENTS = 20  # times that the pace of a run limited by minutes is measured
 
 
 class Recorder(Protocol):
@@ -90,6 +94,7 @@ def train(
         samples.restore(first)
     tokens, before = (history[-1].tokens, history[-1].seconds) if history else (0, 0.0)
     start = after_first = time.monotonic()
+    pace = _Pace(plan, first, start, trainer.ranks)
     with Progress(plan.quiet) as show:
         for step in itertools.count(first):
             if step and plan.done(step) >= 1:  # a run that was complete
@@ -103,15 +108,13 @@ def train(
             tokens, now = tokens + found.tokens, time.monotonic()
             mfu = None if speed is None else speed.mfu(found.tokens, now - begin)
             after_first = now if step == first else after_first
-            if plan.is_measured(step + 1, first):
-                seconds = now - after_first
-                steps = trainer.ranks.first_does(functools.partial(plan.measured, step + 1, seconds))  # ranks differ in time
-                plan = dc.replace(plan, minutes=None, steps=steps)
+            plan = pace.plan(plan, step + 1, now - after_first)
             last = stopped or plan.done(step + 1) >= 1
             is_eval = int(plan.done(step + 1) * plan.evals) > int(plan.done(step) * plan.evals) or last
             if is_eval:
                 status.at("eval", step + 1)
-            held_out = _eval(trainer, validation, step) if is_eval else {}
+            with delaying() if stopped else nullcontext():  # the checkpoint of a run that a signal ends begins here
+                held_out = _eval(trainer, validation, step, now + LAST_EVAL if stopped else None) if is_eval else {}
             figures = {"grad_norm": found.grad_norm, "mfu": mfu, "imbalance": stragglers.imbalance}
             metrics = StepMetrics(
                 step + 1, found.loss, lr, tokens, before + now - start, **figures, train_metrics=batch.figures
@@ -133,11 +136,39 @@ def train(
     return history
 
 
-def _eval(trainer: Trainer, validation: Sequence[Batch], step: int) -> dict[str, float]:
-    """Return the held-out metrics; raise Diverged where the loss or a weight is not finite."""
+class _Pace:
+    """The number of steps of a run limited by minutes: set after its first steps, and lowered where later ones are slower."""
+
+    def __init__(self, plan: Plan, first: int, start: float, ranks: Ranks) -> None:
+        self.end = None if plan.minutes is None else start + 60 * plan.minutes
+        self.first, self.ranks = first, ranks
+        self.last, self.at = first, start  # the step and the time of the last measurement
+
+    def plan(self, plan: Plan, step: int, seconds: float) -> Plan:
+        """Return the plan after a step, `seconds` after the first one of this process. All ranks call it, with the times of the
+        first rank."""
+        if self.end is None:
+            return plan
+        if plan.is_measured(step, self.first):
+            plan = dc.replace(plan, minutes=None, steps=self.ranks.first_does(lambda: plan.measured(step, seconds)))
+        elif plan.minutes is not None or step - self.last < max(1, ((plan.steps or 0) - self.first) // MEASUREMENTS):
+            return plan
+        else:
+            now, end = time.monotonic(), self.end
+            per_step = (now - self.at) / (step - self.last)
+            steps = self.ranks.first_does(lambda: plan.shortened(step, end - now, per_step))
+            plan = plan if steps is None else dc.replace(plan, steps=steps)
+        self.last, self.at = step, time.monotonic()
+        return plan
+
+
+def _eval(trainer: Trainer, validation: Sequence[Batch], step: int, until: float | None = None) -> dict[str, float]:
+    """Return the held-out metrics; raise Diverged where the loss or a weight is not finite. There are no metrics where they are
+    not measured by the time `until`."""
     with trainer.averaged(), trainer.computing():
         seed = trainer.plan.seed
-        found = measure(trainer.model, validation, trainer.objective, seed, trainer.evaluate) if validation else {}
+        late = None if until is None else lambda: trainer.ranks.any(time.monotonic() > until)
+        found = measure(trainer.model, validation, trainer.objective, seed, trainer.evaluate, late) if validation else {}
     loss = found.get("loss")
     if trainer.ranks.any(trainer.nonfinite() is not None or not math.isfinite(loss or 0.0)):
         raise trainer.diverged(step, "the update overflowed" if loss is None else f"the held-out loss is {loss}")
@@ -156,9 +187,11 @@ def measure(
     objective: Objective,
     seed: int = 0,
     evaluate: Callable[[Batch, int], dict[str, LossSum]] | None = None,
+    late: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
-    """Return the mean `loss` over all labels of the batches, without dropout, and the objective's other metrics by name. On
-    several ranks `evaluate`, of a batch and a seed, is that of the trainer; every rank has the same batches."""
+    """Return the mean `loss` over all labels of the batches, without dropout, and the objective's other metrics by name. They
+    are empty if `late()` is true before the last batch. On several ranks `evaluate`, of a batch and a seed, is that of the
+    trainer; every rank has the same batches."""
     sums_of = evaluate or (lambda batch, seed: objective.evaluate(model, batch.to(model.device), seed))
     sums: dict[str, LossSum] = {}
     with evaluating(model):
@@ -168,5 +201,7 @@ def measure(
             for layout in (batch.layout, batch.source_layout):
                 if layout is not None:  # the masks and rotary tables of held-out batches would stay alive until the next eval
                     layout.memo.clear()
+            if late is not None and i + 1 < len(batches) and late():
+                return {}
     means = dict(zip(sums, read_floats(*(one.mean() for one in sums.values())), strict=True))
     return {"loss": means["loss"], **objective.metrics(means)}

@@ -89,6 +89,13 @@ class Plan:
         allowed = step + int(60 * (self.minutes or 0.0) * (MEASURED - 1) / max(seconds, 1e-9))
         return min(allowed, self.steps or allowed)
 
+    def shortened(self, step: int, seconds: float, per_step: float) -> int | None:
+        """The number of steps of a measured run, after `step` of which these seconds are left, at the pace of the last ones.
+        Only a slower machine changes it: the learning rate never rises again."""
+        assert self.steps is not None, "the run is measured"
+        allowed = step + max(0, int(seconds / max(per_step, 1e-9)))
+        return allowed if allowed < self.steps else None
+
     def done(self, steps: int) -> float:
         """The fraction of the run that is over after some steps; 1 ends it."""
         if self.minutes is not None:  # not measured yet
