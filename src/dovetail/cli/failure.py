@@ -99,8 +99,8 @@ def _print(line: str, keep: str = "") -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """A warning is one line on stderr; a character that the terminal cannot show is an escape; no Python process that is started
-    from here, by whatever library, imports from the working directory."""
+    """A warning is one line on stderr; a character that the terminal cannot show is an escape; no Python process that is
+    started from here, by whatever library, imports from the working directory."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):  # another object in place of a stream, or a closed one
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
