@@ -28,7 +28,7 @@ from dovetail.port.vocabulary import read_vocabulary
 from dovetail.port.write import files_beside
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
-from dovetail.training.export import checkpoint_pieces
+from dovetail.training.export import check_checkpoint, checkpoint_pieces
 
 
 @dc.dataclass(frozen=True)
@@ -46,7 +46,10 @@ class Start:
         where = Directory(Path(directory))
         newest = Checkpoints(where.place / CHECKPOINTS).latest() if where.has(RUN_FILE) and where.has(CHECKPOINTS) else None
         tokenizer = Tokenizer.load(where.place) if where.has(TOKENIZER_FILE) else None
-        return Start(where.place, origin(where).spec, newest, tokenizer)
+        spec = origin(where).spec
+        if newest is not None:
+            check_checkpoint(newest, spec)
+        return Start(where.place, spec, newest, tokenizer)
 
     @property
     def quantized(self) -> bool:

@@ -112,6 +112,8 @@ def _lines(terminal: bool) -> Iterator[str]:
                 raise
             print()
             continue
+        except UnicodeDecodeError as error:
+            raise InputError(f"stdin: is not UTF-8 ({error.reason} at byte {error.start})") from error
         if not terminal and not line:
             return
         if len(line) > PROMPT_CHARACTERS:

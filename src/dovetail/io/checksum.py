@@ -23,5 +23,5 @@ def file_sha256(path: Path) -> str:
 
 def data_sha256(data: Mapping[str, Any]) -> str:
     """Return the SHA-256 of plain data."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -28,6 +28,7 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.core.finite import nonfinite
 from dovetail.core.limits import CONFIG_BYTES
 from dovetail.io.model_files import PEFT_CONFIG, PEFT_WEIGHTS
+from dovetail.io.shape import NUMBER, check_shape
 from dovetail.io.tensors import TensorFile, write_tensors
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model
@@ -36,6 +37,17 @@ from dovetail.port.peft_experts import FACTORS, Bank, banks, names, our_factors,
 
 PREFIX = "base_model.model."
 # fields of a config that do not change what a saved adapter computes; any other must be empty
+NONE = type(None)
+SHAPE = {  # of the fields that are read
+    "peft_type": str,
+    "lora_alpha?": NUMBER,
+    "lora_dropout?": (NUMBER, NONE),
+    "use_rslora?": (bool, NONE),
+    "use_dora?": (bool, NONE),
+    "alpha_pattern?": ({str: NUMBER}, NONE),
+    "rank_pattern?": ({str: int}, NONE),
+    "target_parameters?": ([str], NONE),
+}
 HARMLESS = (
     *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
     *(
@@ -203,6 +215,7 @@ def read_peft(directory: str | Path, spec: Model, family: str | None = None) -> 
     where = Directory(directory)
     file = where.place / PEFT_CONFIG
     config = where.json(PEFT_CONFIG, CONFIG_BYTES)
+    check_shape(config, SHAPE, str(file))
     for name, value in config.items():
         if name not in HARMLESS and value not in EMPTY:
             raise FileError(f"{file}: {name} is {str(value)[:60]!r}, which is not supported; it may change the adapter")

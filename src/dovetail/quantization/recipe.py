@@ -132,7 +132,7 @@ def read_recipe(text: str, spec: Part, where: str) -> dict[str, Format]:
             raise FileError(f"{where}: formats.{i} holds no list called leaves")
         format = format_from({name: value for name, value in entry.items() if name != "leaves"}, f"{where}: formats.{i}")
         for path in paths:
-            if path not in known:
+            if not isinstance(path, str) or path not in known:
                 raise FileError(f"{where}: {str(path)[:200]} is not a leaf of this spec; was the spec edited?")
             if problem := format.check(known[path].weight.shape(known[path].scope)):
                 raise FileError(f"{where}: {path}: {problem}")

@@ -31,6 +31,7 @@ from dovetail.core.errors import FileError
 from dovetail.core.limits import JSON_BYTES
 from dovetail.io.checksum import data_sha256, file_sha256
 from dovetail.io.replace import sync
+from dovetail.io.shape import check_shape
 from dovetail.io.tensors import DTYPES
 from dovetail.io.untrusted import Directory
 from dovetail.training.storage import Tensors, file_of, read_chunks, write_chunks
@@ -40,6 +41,11 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
 FILE = re.compile(r"rank-\d{5,}\.safetensors")
+SHAPE = {  # of a manifest
+    "numbers": {str: object},
+    "tensors": {str: {"dtype": str, "shape": [int], "chunks": [{"file": str, "offset": [int], "shape": [int]}]}},
+    "files": {str: {"bytes": int, "sha256": str}},
+}
 
 
 class Manifest(NamedTuple):
@@ -228,9 +234,13 @@ def read_manifest(path: Path) -> Manifest:
     checksum = data.pop("sha256", None)
     if checksum != data_sha256(data) or data.get("format") != FORMAT:
         raise FileError(f"{path / MANIFEST}: is damaged: its sha256 is not the one that was written")
+    check_shape(data, SHAPE, str(path / MANIFEST))
     manifest = Manifest(data["numbers"], data["tensors"], data["files"])
     if not all(FILE.fullmatch(name) for name in manifest.files):
         raise FileError(f"{path / MANIFEST}: names a file that no rank writes")
+    for name, one in manifest.tensors.items():
+        if one["dtype"] not in DTYPES or not all(chunk["file"] in manifest.files for chunk in one["chunks"]):
+            raise FileError(f"{path / MANIFEST}: {name[:80]} has an unknown dtype, or chunks in a file that is not listed")
     return manifest
 
 

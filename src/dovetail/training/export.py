@@ -17,7 +17,7 @@ from torch import Tensor
 from dovetail.adapters.kind import AdapterKind
 from dovetail.adapters.storage import Base, Stored, write_adapter
 from dovetail.core.errors import FileError
-from dovetail.core.fold import declared
+from dovetail.core.fold import Declared, declared
 from dovetail.io.model_dir import Piece, spec_and, write_directory
 from dovetail.io.tensors import DTYPES
 from dovetail.model import Model
@@ -48,10 +48,24 @@ def checkpoint_of(run: Path, step: int) -> Path:
     return checkpoints[step]
 
 
+def check_checkpoint(checkpoint: Path, spec: Model) -> None:
+    """Raise FileError for the first weight of a spec that a checkpoint does not hold, or holds in another shape."""
+    for piece, d in zip(checkpoint_pieces(checkpoint, spec), stored(spec), strict=True):
+        shape, wanted = list(piece.layout[d.path].shape), list(d.weight.shape(d.scope))
+        if shape != wanted:
+            problem = f"{d.path} has the shape {shape}; the spec beside it says {wanted}; was the spec edited?"
+            raise FileError(f"{checkpoint}: {problem} Restore it, or carry the weights over with `dovetail graft`")
+
+
+def stored(spec: Model) -> list[Declared]:
+    """The weights of a spec that files hold."""
+    return [d for d in declared(spec) if d.weight.stored]
+
+
 def checkpoint_pieces(checkpoint: Path, spec: Model) -> list[Piece]:
     """Every stored weight of a spec, read from a checkpoint when it is written."""
     manifest = read_manifest(checkpoint)
-    return [_piece(checkpoint, manifest, d.path) for d in declared(spec) if d.weight.stored]
+    return [_piece(checkpoint, manifest, d.path) for d in stored(spec)]
 
 
 def _piece(checkpoint: Path, manifest: Manifest, path: str) -> Piece:

@@ -17,6 +17,7 @@ from dovetail.core.held import held
 from dovetail.core.module import tensor_at
 from dovetail.io.atomic import write_atomically
 from dovetail.io.model_files import INITIAL_FILE
+from dovetail.io.shape import check_shape
 from dovetail.io.untrusted import Directory
 from dovetail.transformer import Transformer
 
@@ -42,7 +43,11 @@ def write_initial(place: Path, model: Transformer) -> None:
 def read_initial(place: Path) -> Digests | None:
     """The digests of a run; None where there are none, as in a run on several ranks."""
     where = Directory(place)
-    return where.json(INITIAL_FILE) if where.has(INITIAL_FILE) else None
+    if not where.has(INITIAL_FILE):
+        return None
+    data = where.json(INITIAL_FILE)
+    check_shape(data, {str: {"shape": [int], "sha256": str}}, str(where.place / INITIAL_FILE))
+    return data
 
 
 def shared(a: Digests, b: Digests) -> tuple[int, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,15 +12,22 @@ from dovetail.core.errors import DovetailError, FileError
 from dovetail.datasets.bits import bits_per_byte
 from dovetail.io.model_files import LOSSES_FILE, RUN_FILE
 from dovetail.io.replace import try_lock
+from dovetail.io.shape import check_shape
 from dovetail.io.spec import from_mapping
 from dovetail.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
 from dovetail.training.initial import Digests, read_initial
-from dovetail.training.metrics import StepMetrics
+from dovetail.training.metrics import StepMetrics, read_metrics
 from dovetail.training.settings import RECORDED, read_run
 from dovetail.training.task import OBJECTIVES
 
 DEPTH = 4  # levels of directories in which runs are looked for
+SHAPE = {  # of what is read of a run file, beside the spec
+    "steps?": int,
+    "minutes?": float,
+    "objective?": str,
+    f"{RECORDED}?": {"data?": {"name?": str, "sha256?": str, "held_out_tokens?": int, "held_out_bytes?": int}},
+}
 State = Literal["running", "complete", "interrupted"]
 
 
@@ -57,6 +63,7 @@ def read_record(place: Path) -> RunRecord:
     history = tuple(_metrics(place / LOSSES_FILE))
     if not isinstance(settings.get("spec"), Mapping):
         raise FileError(f"{place / RUN_FILE}: holds no spec")
+    check_shape(settings, SHAPE, str(place / RUN_FILE))
     spec = from_mapping(settings["spec"])
     return RunRecord(place, settings, spec, history, _state(place, settings, history), read_initial(place))
 
@@ -81,10 +88,7 @@ def _metrics(path: Path) -> Iterator[StepMetrics]:
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.endswith("\n"):
-                try:
-                    yield StepMetrics(**json.loads(line))
-                except (TypeError, ValueError) as error:
-                    raise FileError(f"{path}: is not the metrics of a run: {line[:60]!r}") from error
+                yield read_metrics(line, str(path))
 
 
 def _state(place: Path, settings: dict[str, Any], history: tuple[StepMetrics, ...]) -> State:
@@ -103,6 +107,7 @@ def _measured_steps(place: Path) -> int | None:
     """The number of steps that a run limited by minutes has set itself, from its newest checkpoint."""
     newest = Checkpoints(place / CHECKPOINTS).complete()[-1:]
     try:
-        return read_manifest(newest[0]).numbers.get("steps") if newest else None
+        steps = read_manifest(newest[0]).numbers.get("steps") if newest else None
+        return steps if isinstance(steps, int) else None
     except DovetailError:  # damaged: the run is not known to be complete
         return None

@@ -74,7 +74,10 @@ def _from_images(path: Path, spec: Model, shape: Shape) -> Source:
     if spec.embed.token_ids:
         raise SpecError("embed", f"{spec.embed.kind} does not read images", "use a preset of images: vit-tiny")
     data = read_labeled_images(path)
-    wanted = tuple(spec.embed.example(Scope(), 1, 1, torch.Generator()).shape[1:])
+    example = spec.embed.example(spec.axes(Scope()), 1, 1, torch.Generator())
+    if not example.is_floating_point():  # ids, which name patches beside tokens
+        raise SpecError("embed", f"{spec.embed.kind} does not read whole images", "use a preset of images: vit-tiny")
+    wanted = tuple(example.shape[1:])
     if data.images.shape[1:] != wanted:
         raise SpecError("embed", f"reads images of {wanted}; those of {path} are {data.images.shape[1:]}", "change embed.*")
     _check_classes(spec, int(data.labels.max()) + 1, path)

@@ -17,7 +17,6 @@ and the same command again, the last weights are those of the unbroken run, bit 
 from __future__ import annotations
 
 import dataclasses as dc
-import json
 import os
 import shutil
 import time
@@ -41,12 +40,13 @@ from dovetail.io.model_files import (
     foreign,
 )
 from dovetail.io.replace import replacing, try_lock
+from dovetail.io.shape import check_shape
 from dovetail.io.yaml import dump_yaml
 from dovetail.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints
 from dovetail.training.export import write_model, write_trained_adapter
 from dovetail.training.logs import LOGS, MetricsLog
-from dovetail.training.metrics import StepMetrics, to_jsonl
+from dovetail.training.metrics import StepMetrics, read_metrics, to_jsonl
 from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan
 from dovetail.training.ranks import Ranks
 from dovetail.training.settings import FREE, differing, read_run
@@ -54,6 +54,7 @@ from dovetail.training.step import Trainer
 
 # stay when the weights are written
 BESIDE = (*CARRIED, KEPT_CONFIG, LOSSES_FILE, SAMPLES_FILE, RUN_FILE, INITIAL_FILE, REFERENCE_FILE)
+NUMBERS = {"step": int, "tokens": int, "steps": (int, type(None)), "minutes": (float, type(None))}  # of a checkpoint
 LOCK_TRIES = 10  # `dovetail runs` takes the lock for an instant, to see whether the run is alive
 OWN = (CHECKPOINTS, *LOGS)  # sub-directories of a run
 
@@ -109,6 +110,7 @@ class Run:
         history: list[StepMetrics] = []
         if path is not None:
             numbers = self.checkpoints.load(path, trainer.tensors())
+            check_shape(numbers, NUMBERS, f"{path}: numbers")
             self.plan = dc.replace(self.plan, steps=numbers["steps"], minutes=numbers["minutes"])
             history = self._metrics(numbers["step"])
         if self.ranks.first:
@@ -165,7 +167,7 @@ class Run:
     def _metrics(self, step: int) -> list[StepMetrics]:
         """The metrics of the first steps."""
         with (self.place / LOSSES_FILE).open(encoding="utf-8") as lines:
-            found = [StepMetrics(**json.loads(line)) for _, line in zip(range(step), lines, strict=False)]
+            found = [read_metrics(line, str(self.place / LOSSES_FILE)) for _, line in zip(range(step), lines, strict=False)]
         if [metrics.step for metrics in found] != list(range(1, step + 1)):
             raise FileError(f"{self.place / LOSSES_FILE}: does not hold the metrics of steps 1 to {step}")
         return found

@@ -19,6 +19,7 @@ import torch
 from dovetail.core.errors import DovetailError, FileError, UsageError
 from dovetail.generation import Sampling, generate_tokens
 from dovetail.io.atomic import write_atomically
+from dovetail.io.shape import check_shape
 from dovetail.model import ModelModule
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.metrics import StepMetrics
@@ -70,9 +71,13 @@ class Samples:
         write_atomically(self.path, "".join(line for line in lines if self._step(line) <= step))
 
     def _step(self, line: str) -> float:
+        if not line.endswith("\n"):  # it was not written to its end
+            return float("inf")
         try:
-            return json.loads(line)["step"] if line.endswith("\n") else float("inf")  # a line that was not written to its end
-        except (ValueError, KeyError, TypeError) as error:
+            data = json.loads(line)
+            check_shape(data, {"step": int}, str(self.path))
+            return data["step"]
+        except (ValueError, RecursionError, FileError) as error:
             raise FileError(f"{self.path}: holds a line that is no sample: {line[:60]!r}; delete it") from error
 
     def take(self, trainer: Trainer, history: Sequence[StepMetrics]) -> None:

@@ -33,7 +33,7 @@ from dovetail.datasets.corpus import Batch
 from dovetail.datasets.rows import held_out_rows
 from dovetail.generation import Vocabulary
 from dovetail.io.model_files import GENERATION_FILE, TEMPLATE_FILE, TOKENIZER_FILE
-from dovetail.io.untrusted import read_regular
+from dovetail.io.untrusted import parse_object, read_regular
 from dovetail.model import Model
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.turns import Encoded, TurnEncoder
@@ -103,7 +103,7 @@ class TuningRows:
         known = self.data.vocabulary.stop
         if ends <= known:
             return template
-        before = json.loads(self.data.vocabulary.files.get(GENERATION_FILE, b"{}"))
+        before = parse_object(self.data.vocabulary.files.get(GENERATION_FILE, b"{}"), GENERATION_FILE)
         return {**template, GENERATION_FILE: f"{json.dumps({**before, 'eos_token_id': sorted(known | ends)}, indent=2)}\n"}
 
 
