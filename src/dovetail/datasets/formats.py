@@ -17,7 +17,7 @@ import itertools
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple, NoReturn
 
@@ -28,6 +28,8 @@ from dovetail.io.untrusted import open_regular, problem
 
 BOM = b"\xef\xbb\xbf"
 COUNTED = 1 << 20  # bytes read at once to count lines
+GROUP_BYTES = 512 << 20  # of a column in a row group of Parquet, as it is stored before compression
+EXPANSION, SMALL = 100, 1 << 18  # characters per byte of a Parquet file, which counts as SMALL at the least
 
 
 @dc.dataclass(frozen=True)
@@ -219,6 +221,7 @@ class Parquet(Format):
     def spans(self, path: Path, size: int, target: int, options: Options) -> list[Span]:
         with _parquet(path) as file:
             self._check_column(path, file, options.field)
+            self._check_size(path, file, options.field)
             sizes = [max(1, file.metadata.row_group(i).total_byte_size) for i in range(file.metadata.num_row_groups)]
         spans, first, total = list[Span](), 0, 0
         for number, size_of_group in enumerate(sizes, 1):
@@ -229,15 +232,31 @@ class Parquet(Format):
         return spans
 
     def documents(self, path: Path, start: int, stop: int, options: Options) -> Iterator[str]:
-        with _parquet(path) as file:
+        with _parquet(path, [options.field]) as file:
             row = sum(file.metadata.row_group(i).num_rows for i in range(start))
-            groups = range(start, stop)
-            for batch in file.iter_batches(self.ROWS, row_groups=list(groups), columns=[options.field]):
-                for text in batch.column(0).to_pylist():
+            decoded, largest = 0, EXPANSION * max(path.stat().st_size, SMALL)
+            for batch in file.iter_batches(self.ROWS, row_groups=list(range(start, stop)), columns=[options.field]):
+                for value in batch.column(0):  # one by one: equal strings are stored once, and may be long
+                    text = value.as_py()
                     if not isinstance(text, str):
                         raise FileError(f"{path}: row {row + 1:,} of {options.field!r} is {type(text).__name__}, not a string")
+                    decoded += len(text)
+                    if len(text) > TEXT_BYTES:
+                        raise FileError(f"{path}: row {row + 1:,} has more than {TEXT_BYTES:,} characters, the limit for a row")
+                    if decoded > largest:
+                        raise FileError(f"{path}: holds more than {EXPANSION:,} times its size in text; it is not read further")
                     yield text
                     row += 1
+
+    def _check_size(self, path: Path, file: Any, field: str) -> None:
+        """Refuse a row group whose column is too large to decode: pyarrow allocates it as a whole."""
+        for i in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(i)
+            columns = [group.column(j) for j in range(group.num_columns)]
+            size = sum(one.total_uncompressed_size for one in columns if one.path_in_schema.split(".")[0] == field)
+            if size > GROUP_BYTES:
+                limit = f"the limit is {GROUP_BYTES:,}; write it with smaller row groups"
+                raise FileError(f"{path}: row group {i} holds {size:,} bytes of {field!r}; {limit}")
 
     def _check_column(self, path: Path, file: Any, field: str) -> None:
         names = file.schema_arrow.names
@@ -249,8 +268,8 @@ class Parquet(Format):
 class _parquet:  # a context manager, used as a function
     """`with _parquet(path) as file`; an error of pyarrow is a FileError with the path."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, dictionaries: Sequence[str] = ()) -> None:
+        self.path, self.dictionaries = path, list(dictionaries)  # columns of which equal values are decoded once
 
     def __enter__(self) -> Any:
         try:
@@ -259,7 +278,7 @@ class _parquet:  # a context manager, used as a function
             raise FileError(f"{self.path}: Parquet is read with pyarrow: {install_command('data')}") from None
         self.opened = _opened(self.path)
         try:
-            self.file = parquet.ParquetFile(self.opened)
+            self.file = parquet.ParquetFile(self.opened, read_dictionary=self.dictionaries)
         except Exception as error:  # pyarrow's errors, ValueError and OSError
             self.opened.close()
             raise FileError(f"{self.path}: cannot be read as Parquet ({str(error)[:200]})") from error

@@ -169,13 +169,16 @@ def format_from(data: Any, where: str = "format") -> Format:
     if not isinstance(fields, Mapping):
         raise SpecError(where, f"expected a format, got {data!r}", "give the name of a kind, or a mapping")
     kind = fields.get("kind")
-    if kind not in FORMATS:
+    if not isinstance(kind, str) or kind not in FORMATS:
         raise SpecError(where, f"no format is called {kind!r}", names_or_nearest(str(kind), FORMATS, "formats"))
     known = {field.name: field for field in dc.fields(FORMATS[kind])}
     for name in fields:
         if name != "kind" and name not in known:
             raise SpecError(f"{where}.{name}", f"{kind} has no such field", names_or_nearest(str(name), known, "fields"))
-    return FORMATS[kind](**{name: value for name, value in fields.items() if name != "kind"})
+    try:
+        return FORMATS[kind](**{name: value for name, value in fields.items() if name != "kind"})
+    except TypeError as error:  # a field of another type, in a file
+        raise SpecError(where, f"a field of {kind} has a value of the wrong type ({error})") from error
 
 
 def checked(name: str, value: Any, holds: bool, remedy: str) -> None:

@@ -14,7 +14,7 @@ if the text began there. A prefix space (ByteLevel, Metaspace) is not added to a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokenizers import Tokenizer as Engine
@@ -53,6 +53,13 @@ def pieces(text: str, length: int) -> Iterator[str]:
         stop = _cut(text, start, start + length) if start + length < len(text) else len(text)
         yield text[start:stop]
         start = stop
+
+
+def bounded(parts: Iterable[str], length: int) -> Iterator[str]:
+    """Yield the parts, those of more than `length` characters in slices: text without spaces, a word of megabytes."""
+    for part in parts:
+        for start in range(0, len(part), length):
+            yield part[start : start + length]
 
 
 def _cut(text: str, start: int, stop: int) -> int:

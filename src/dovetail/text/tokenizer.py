@@ -34,7 +34,7 @@ from dovetail.core.limits import (
 )
 from dovetail.io.model_files import TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
-from dovetail.text.cut import components, cuts_are_exact, pieces
+from dovetail.text.cut import bounded, components, cuts_are_exact, pieces
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,8 +101,10 @@ class Tokenizer:
     def encode(self, text: str) -> Tensor:
         """Return the ids (n,) of plain text: special tokens are neither added nor recognized in it.
 
-        The ids are those of the whole text, whatever its length. The engine needs 130 to 300 bytes of memory per character that
-        it encodes at once: PIECE · AT_ONCE characters, so at most 0.3 GB, where `cuts_are_exact`; the whole text where not.
+        The engine needs 130 to 300 bytes of memory per character that it encodes at once: PIECE · AT_ONCE characters, so at
+        most 0.3 GB. A longer text is cut into pieces. The ids are those of the whole text where `cuts_are_exact` and the text
+        has a cut in every PIECE characters; elsewhere (text without spaces, a tokenizer of unknown components) tokens may
+        differ at the cuts.
         """
         import torch  # here, so that the workers of a build, which call encode_batch, do without its memory and its seconds
 
@@ -117,10 +119,12 @@ class Tokenizer:
 
     def _encode(self, text: str) -> NDArray[np.int64]:
         _check_unicode(text)
-        cut = len(text) > PIECE and cuts_are_exact(self.engine)
-        parts = pieces(text, PIECE) if cut else iter([text])
+        if len(text) <= PIECE or cuts_are_exact(self.engine):
+            parts, together = bounded(pieces(text, PIECE), PIECE), AT_ONCE
+        else:
+            parts, together = bounded(pieces(text, PIECE * AT_ONCE), PIECE * AT_ONCE), 1
         ids = [np.zeros(0, np.int64)]
-        while some := list(itertools.islice(parts, AT_ONCE)):
+        while some := list(itertools.islice(parts, together)):
             with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the text"):
                 encodings = self.engine.encode_batch_fast(some, add_special_tokens=False)
             ids += [np.array(encoding.ids, np.int64) for encoding in encodings]
