@@ -28,6 +28,7 @@ from dovetail.core.fold import taps
 from dovetail.core.group import (
     GROUPS,
     AheadInput,
+    CrossMixer,
     Embed,
     EmbedModule,
     Ffn,
@@ -105,7 +106,7 @@ class Block(Part):
     wire: Wire = child("pre_norm")
     norm: Norm = child("rmsnorm")
     mixer: Mixer | None = child("attention")
-    cross: Mixer | None = None
+    cross: CrossMixer | None = None
     ffn: Ffn | None = child("glu")
     shares: int | None = bounded(None, at_least=0)  # an earlier layer whose weights it uses; its decode state is its own
 
@@ -171,8 +172,6 @@ class Block(Part):
         for name, mixer in self.mixers().items():
             if mixer.reads_encoder() and name != "cross":
                 found.append(Problem(name, f"{mixer.kind} reads an encoder output", "it belongs in `cross`"))
-            if name == "cross" and not mixer.reads_encoder():
-                found.append(Problem(name, f"{mixer.kind} does not read an encoder output", "use cross_attention"))
         return found
 
 
@@ -294,9 +293,10 @@ class Model(Part):
             if owner is not None:
                 what = f"layer {block.shares} has no weights of its own"
                 found.append(Problem(f"layers.{i}.shares", what, f"give the layer that it shares: {owner}"))
-        crosses = any(block.cross is not None for block in self.layers)
-        if self.encoder is not None and not crosses:
-            found.append(Problem("encoder", "no layer reads it", "give the layers a `cross: cross_attention`"))
+        mixers = [mixer for block in self.layers for mixer in block.mixers().values()]
+        if self.encoder is not None and not any(m.reads_encoder() or m.starts_from_encoder() for m in mixers):
+            remedy = "give the layers a `cross: cross_attention`, or a recurrent mixer `from_encoder: true`"
+            found.append(Problem("encoder", "no layer reads it", remedy))
         if self.mtp and (self.order() != "causal" or not self.embed.token_ids or not self._predicts_tokens(scope)):
             what = "multi-token prediction needs a causal model of token ids with logits over the vocabulary per token"
             found.append(Problem("mtp", what, "use causal mixers, embed: tokens and an lm head, or mtp: []"))
@@ -576,8 +576,8 @@ class ModelModule(Module):
         return x, ctx.layout
 
     def fill(self, ctx: Ctx, views: Any) -> None:
-        """At admission: store the keys and values of the encoder output for every cross attention."""
+        """At admission: store what mixers read of the encoder output: keys and values of cross attention, initial states."""
         for block, view in zip(self.layers, views, strict=True):
             for name, mixer in block.part.mixers().items():
-                if mixer.reads_encoder():
+                if mixer.reads_encoder() or mixer.starts_from_encoder():
                     block.modules_named(name).fill(ctx, view[name])

@@ -39,7 +39,7 @@ def model(**mixer: object) -> Model:
         (model().set("width", 0), "width", "0 is not above 0"),
         (model().set("position", "rope"), "position", "rope acts inside attention"),
         (model().replace("layers", ()), "layers", "there are none"),
-        (model().set("layers.1.cross", "attention"), "layers.1.cross", "attention does not read an encoder output"),
+        (model().set("layers.1.cross", "attention"), "layers.1.cross", "there is no encoder"),
         (model().set("layers.1.cross", "cross_attention"), "layers.1.cross", "there is no encoder"),
         (from_yaml(SEQ2SEQ).replace("layers.0.cross", None), "encoder", "no layer reads it"),
         (from_yaml(SEQ2SEQ).set("encoder.head", "lm"), "encoder.head", "an encoder that feeds a decoder has no head"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.errors import SpecError
 from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
@@ -50,10 +51,38 @@ class Mixer(Part):
         """Whether it attends to the encoder output."""
         return False
 
+    def starts_from_encoder(self) -> bool:
+        """Whether its recurrent state starts from the encoder output: its module then has a `fill`, as cross attention has."""
+        return False
+
     def attends(self) -> bool:
         """Whether it reads its entries by `KV.attend` alone, with the scoring of its module, so that an engine may keep them to
         itself (core/view.py)."""
         return False
+
+
+class CrossMixer(Mixer):
+    """Mixes the encoder output into the tokens, in the field `cross` of a block, which may name it by the mixer that does the
+    same with the tokens themselves: `cross: attention`. Module: a CrossModule (core/softmax.py)."""
+
+    own: ClassVar[str] = ""  # the kind of that mixer
+
+    def order(self) -> Order:
+        return "causal"
+
+    def reads_encoder(self) -> bool:
+        return True
+
+    @classmethod
+    def sugar(cls, data: Any) -> Any:
+        data = super().sugar(data)
+        kind = data.get("kind") if isinstance(data, Mapping) else None
+        if kind not in KINDS or not issubclass(KINDS[kind], Mixer) or issubclass(KINDS[kind], CrossMixer):
+            return data
+        crosses = {known.own: name for name, known in KINDS.items() if issubclass(known, CrossMixer)}
+        if kind not in crosses:
+            raise SpecError("", f"{kind} does not read an encoder output", f"kinds: {', '.join(sorted(crosses.values()))}")
+        return {**data, "kind": crosses[kind]}
 
 
 class Ffn(Part):

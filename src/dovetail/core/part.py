@@ -368,7 +368,7 @@ def walk_spec(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
 def from_data(data: Any, group: type[Part], path: str = "", default: str | None = None) -> Any:
     """Read a part of the group from plain data. An unknown key or kind and a value of the wrong type raise SpecError with the
     path; `default` is the kind where the data names none."""
-    data = group.sugar(data)
+    data = at_path(path, lambda: group.sugar(data))
     if not isinstance(data, Mapping):
         raise SpecError(path, f"expected a {group.group or 'part'}, got {data!r}", "give the name of a kind, or a mapping")
     fields = dict(data)
@@ -389,8 +389,8 @@ def from_data(data: Any, group: type[Part], path: str = "", default: str | None 
 
 
 def join(path: str, name: str) -> str:
-    """`a.b` from `a` and `b`; `b` at the root."""
-    return f"{path}.{name}" if path else name
+    """`a.b` from `a` and `b`; `b` at the root, `a` where there is no name."""
+    return f"{path}.{name}" if path and name else path or name
 
 
 @functools.cache

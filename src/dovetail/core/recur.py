@@ -4,15 +4,20 @@
 
 A module implements `recur` on rows of sequences. The view reads and writes the state: in a pool while decoding, from and to
 the neighboring ranks where a sequence is split. The part derives from `Recurrent` and declares State(per="sequence").
+
+With `starts`, the state before the first token comes from the encoder output (`last_of_source`) instead of being zeros; the
+carry holds it beside the state, so that a row of a pool can begin again from it.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.errors import StateError
 from dovetail.core.group import Mixer
 from dovetail.core.module import Module
 from dovetail.core.part import Problem
@@ -42,13 +47,37 @@ class Recurrent(Mixer):
         return [Problem("", what, "use attention, unless sequences will be longer")]
 
 
+def last_of_source(ctx: Ctx) -> Tensor:
+    """Return the encoder output at the last token of a source: (…, n, encoder), of the source of each token's document; where
+    every row has one source, (rows, 1, encoder)."""
+    encoded, source, layout = ctx.encoder_output, ctx.encoder_layout, ctx.layout
+    if encoded is None or source is None:
+        raise StateError("there is no encoder output to start from (call model.encode and put its output in the ctx)")
+    if source.start is not None:
+        return encoded[..., -1:, :]
+    if source.row is not None:
+        assert layout.row is not None, "a flat batch of sources, and targets that are not flat"
+        same = (layout.row[:, None] == source.row) & (layout.seg[:, None] == source.seg)
+    elif source.known.documents is not None and set(source.known.documents) == {1}:
+        same = source.real[:, None]
+    else:
+        same = layout.seg[..., :, None] == source.seg[..., None, :]
+    last = torch.where(same, torch.arange(source.n, device=same.device), -1).amax(-1)
+    there = (last >= 0)[..., None]  # a source may be empty
+    index = last.clamp_min(0)
+    picked = encoded[index] if source.row is not None else encoded.take_along_dim(index[..., None], -2)
+    return picked * there
+
+
 class RecurrentModule(Module):
     """x (…, n, embed) -> like x."""
+
+    starts = False  # whether a document starts from the encoder output, and the carry holds that state
 
     def forward(self, x: Tensor, ctx: Ctx, view: StateView = WHOLE_STATE) -> Tensor:
         seq = sequence_rows(ctx.layout)
         x, carry = view.read(seq.spread(x))
-        y, carry = self.recur(x, seq, ctx, None if seq.begins else carry)
+        y, carry = self.recur(x, seq, ctx, None if seq.begins and not self.starts else carry)
         return seq.gather(view.write(y, *carry))
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:

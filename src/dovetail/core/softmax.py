@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.group import Mask, Mixer, Order, Position, PositionModule
+from dovetail.core.group import CrossMixer, Mask, Mixer, Order, Position, PositionModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module
-from dovetail.core.part import Mistake, Problem
+from dovetail.core.part import KINDS, Mistake, Problem
 from dovetail.core.scope import Scope
-from dovetail.core.view import Edit, OnRead, Scoring
+from dovetail.core.view import KV, Edit, KVView, OnRead, Scoring
 from dovetail.core.weight import State, Weight
 
 SCORE_SCALE = Mistake("score scale", (1.0,))  # of the field that multiplies the scores
@@ -80,6 +80,25 @@ class SoftmaxMixer(Mixer):
     def check_mask(self, scope: Scope) -> list[Problem]:
         """The problems of the field `mask`, with their path."""
         return [Problem(f"mask.{p.field}", p.problem, p.remedy) for p in self.mask.check(scope)]
+
+
+class SoftmaxCross(CrossMixer, SoftmaxMixer):
+    """A softmax mixer over the encoder output: every query sees all of its source, which has one entry per token of it."""
+
+    def visibility(self) -> Mask:
+        mask: Any = KINDS["full"]
+        return mask()
+
+    def cached(self, scope: Scope, *states: State) -> list[State]:
+        return [dc.replace(state, per="source") for state in states]
+
+    def check_mask(self, scope: Scope) -> list[Problem]:
+        return no_encoder(scope)
+
+
+def no_encoder(scope: Scope) -> list[Problem]:
+    """The problem of a part that reads an encoder output where there is none."""
+    return [] if "encoder" in scope.sizes else [Problem("", "there is no encoder", "give the model an `encoder:`")]
 
 
 def head_size(heads: int, head: int | None, scope: Scope) -> int:
@@ -165,3 +184,29 @@ class SoftmaxModule(Module):
     def project_out(self, z: Tensor, ctx: Ctx) -> Tensor:
         """z (…, n, heads, head) back to the residual stream (…, n, embed)."""
         return ctx.tap(self, "out", self.o(ctx.tap(self, "z", z).flatten(-2)))
+
+
+class ValuedModule(SoftmaxModule):
+    """A module that says what it stores of tokens, and attends to all that is stored."""
+
+    def entries(self, tokens: Tensor, ctx: Ctx) -> tuple[Tensor, ...]:
+        """What is stored of tokens (…, m, channels): by default the tokens themselves."""
+        return (tokens,)
+
+    def kv(self, x: Tensor, ctx: Ctx, view: KVView) -> KV:
+        """The entries of all tokens, those of x appended."""
+        return view.append(ctx.layout, *self.entries(x, ctx))
+
+
+class CrossModule(ValuedModule):
+    """The module of a mixer that reads the encoder output (…, m, encoder), whose `entries` are stored once per source."""
+
+    def kv(self, x: Tensor, ctx: Ctx, view: KVView) -> KV:
+        """The entries of the encoder output: those stored at admission, or in a whole pass those of the ctx."""
+        return view.stored() if ctx.encoder_output is None else self.fill(ctx, view)
+
+    def fill(self, ctx: Ctx, view: KVView) -> KV:
+        """Append the entries of the encoder output: in a whole pass, and once at admission."""
+        assert ctx.encoder_output is not None
+        assert ctx.encoder_layout is not None
+        return view.append(ctx.encoder_layout, *self.entries(ctx.encoder_output, ctx))

@@ -214,7 +214,8 @@ def _entered(weight: DTensor, ranks: TensorRanks) -> Tensor:
 def _bound(module: nn.Module, tp_region: TPRegion, ranks: TensorRanks) -> None:
     """Hook the start and end of a region: x enters (and the encoder output, for a part that reads it, and every other
     floating-point input), the output leaves."""
-    looks = isinstance(tp_region.part, Mixer) and tp_region.part.reads_encoder()
+    part = tp_region.part
+    looks = isinstance(part, Mixer) and (part.reads_encoder() or part.starts_from_encoder())
 
     def begin(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x, ctx, *rest = args

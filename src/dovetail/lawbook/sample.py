@@ -17,7 +17,7 @@ from typing import Any
 from dovetail import parts as _registered  # noqa: F401  registers every kind before specs are sampled
 from dovetail.core.check import problems
 from dovetail.core.errors import SpecError
-from dovetail.core.group import Earlier, Embed, Head, Mask, Mixer, Mtp, Position
+from dovetail.core.group import CrossMixer, Earlier, Embed, Head, Mask, Mixer, Mtp, Position
 from dovetail.core.part import KINDS, Part, field_types, from_data
 from dovetail.model import Block, Model
 
@@ -28,6 +28,7 @@ PLAIN = 0.7  # of the layers are blocks with the usual branches; of the others, 
 SHARED = 0.1  # of the models have a last layer that uses the weights of the first; as many, one that reads its keys or values
 RESAMPLED = 6  # times a layer is sampled again
 DROPPED = 24  # times a refused field gets its default
+UNORDERED = {"mask": "full", "position": "none", "packed": False}  # fields of cross attention, which has no order of its tokens
 BLOCK = "model/layers=block"  # the place of a layer
 
 
@@ -96,15 +97,8 @@ def candidates(group: type[Part], owner: str, name: str, empty: bool) -> dict[st
         site = "stream" if owner == "model" else "mixer"
         kinds = {k: k for k in kinds if getattr(KINDS[k], "site", None) in (site, "any")}
     if issubclass(group, Mixer):
-        kinds = {k: k for k in kinds if _reads_encoder(k) == (name == "cross")}
+        kinds = {k: k for k in kinds if issubclass(KINDS[k], CrossMixer) == (name == "cross")}
     return {**kinds, "None": None} if empty and name != "cross" else kinds
-
-
-@cache
-def _reads_encoder(kind: str) -> bool:
-    mixer = KINDS[kind]()
-    assert isinstance(mixer, Mixer)
-    return mixer.reads_encoder()
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
@@ -185,7 +179,8 @@ def draw_block(draw: Draw, cross: bool) -> dict[str, Any]:
         elif name in sampled(kind):
             data[name] = draw.choose(f"{BLOCK}/{name}", sampled(kind)[name])
     if cross:
-        data["cross"].update({"mask": "full", "position": "none", "packed": False})
+        own = {name for name, _, _ in fields(data["cross"]["kind"])}
+        data["cross"] |= {name: value for name, value in UNORDERED.items() if name in own}
     return data
 
 

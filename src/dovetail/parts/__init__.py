@@ -50,7 +50,9 @@ from dovetail.parts.medusa import Medusa as Medusa
 from dovetail.parts.mhc import Mhc as Mhc
 from dovetail.parts.mixer.additive import (
     AdditiveAttention as AdditiveAttention,
+    AdditiveCrossAttention as AdditiveCrossAttention,
     MultiplicativeAttention as MultiplicativeAttention,
+    MultiplicativeCrossAttention as MultiplicativeCrossAttention,
 )
 from dovetail.parts.mixer.attention import Attention as Attention, CrossAttention as CrossAttention
 from dovetail.parts.mixer.cells import Gru as Gru, Lstm as Lstm, Rnn as Rnn
@@ -63,6 +65,7 @@ from dovetail.parts.mixer.mamba2 import Mamba2 as Mamba2
 from dovetail.parts.mixer.mla import MLA as MLA
 from dovetail.parts.mixer.ngram import Ngram as Ngram
 from dovetail.parts.mixer.nsa import NSA as NSA
+from dovetail.parts.mixer.reverse import Reverse as Reverse
 from dovetail.parts.mixer.rwkv6 import Rwkv6 as Rwkv6
 from dovetail.parts.mixer.s4 import S4 as S4
 from dovetail.parts.mtp import MtpDepth as MtpDepth

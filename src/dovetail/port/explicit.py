@@ -17,7 +17,7 @@ from dovetail.model import Model
 STANDS_FOR = {
     "kv_heads": (("kv_heads",),),
     "head": (("head",),),
-    "hidden": (("ffn",),),
+    "hidden": (("ffn",), ("hidden",)),
     "inner": (("inner",), ("heads", "head")),
     "rank": (("rank",),),
     "key_heads": (("key_heads",),),

@@ -270,6 +270,10 @@ class Pool:
                 views[layer][branch] = TokenView(stores, frame)
             for row, n in zip(rows, lengths, strict=True):
                 self.source_lengths[row] = n
+        for group in self.groups.values():
+            if group.per == "sequence":  # a recurrent state may start from the encoder output
+                for (layer, branch), stores in group.stores.items():
+                    views[layer][branch] = SequenceView(stores, self._index(rows))
         return views
 
     def _check_rows(self, rows: Sequence[int], counts: Sequence[int] | None = None) -> None:

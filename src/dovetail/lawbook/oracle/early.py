@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
 from dovetail.lawbook.oracle.registry import Comparison, oracle
-from dovetail.lawbook.oracle.stand import alone, ctx, eye, numbers, part
+from dovetail.lawbook.oracle.stand import alone, ctx, eye, numbers, part, row
 from dovetail.ops.attend import offering, using
 
 
@@ -50,6 +51,54 @@ def multiplicative_attention() -> Iterator[Comparison]:
     scope = module.part.axes(Scope(sizes={"embed": 2}))
     yield Comparison("cache of 5 tokens: the tokens", sum(s.values(scope, 5) for s in module.part.state(scope)), 10, near=0)
     yield Comparison("FLOPs of 3 tokens", module.part.cost(scope, 3), [72, 48], near=0)
+
+
+SOURCE = TokenLayout.padded([3], 4, left=True)  # a source of three tokens behind one of padding
+
+
+def of_source(*tokens: list[float]) -> Ctx:
+    """The ctx of two tokens whose source has these tokens."""
+    return Ctx(layout=row(2, start=5), encoder_output=numbers([[[9.0, 9.0], *tokens]]), encoder_layout=SOURCE)
+
+
+@oracle("additive_cross_attention")
+def additive_cross_attention() -> Iterator[Comparison]:
+    """Queries 1 and 0, and keys 0, 1, −1 that are the second channel of the encoder output; s = 2·tanh(q + k)."""
+    weights = {"q.weight": [[1.0]], "k.weight": [[0.0, 1.0]], "u": [[2.0]], "o.weight": [[1.0, 10.0]]}
+    module = alone(part("additive_cross_attention", hidden=1), weights, embed=1, encoder=2)
+    for name in ("reference", "torch"):
+        with using(name):
+            z = module(numbers([[[1.0], [0.0]]]), of_source([0.0, 0.0], [0.0, 1.0], [1.0, -1.0]))
+            # 2·tanh of 1, 2, 0: probs 0.36803694, 0.55172524, 0.08023782, so 0.08023782 + 10·0.47148741;
+            # 2·tanh of 0, 1, −1: probs 0.17226998, 0.79017246, 0.03755756
+            yield Comparison(f"a left-padded encoder output, by {name}", z.flatten(), [4.79511197, 7.56370659])
+    yield from _per_source(module.part, {"embed": 1, "encoder": 2}, 9)
+    yield Comparison("FLOPs of 3 tokens: all pairs", module.part.cost(module.scope, 3), [54, 54], near=0)
+
+
+@oracle("multiplicative_cross_attention")
+def multiplicative_cross_attention() -> Iterator[Comparison]:
+    """s = ½·x·(2·y₁ + y₂)."""
+    module = alone(
+        part("multiplicative_cross_attention", scale=0.5),
+        {"q.weight": [[2.0], [1.0]], "o.weight": [[1.0, 10.0]]},
+        embed=1,
+        encoder=2,
+    )
+    for backend in offering(frozenset()):
+        with using(backend.name):
+            z = module(numbers([[[1.0], [-1.0]]]), of_source([1.0, 0.0], [0.0, 1.0], [1.0, 2.0]))
+            # scores 1, ½, 2: probs 0.23122390, 0.14024438, 0.62853172, so 0.85975562 + 10·1.39730782; then −1, −½, −2
+            yield Comparison(f"a left-padded encoder output, by {backend.name}", z.flatten(), [14.83283383, 8.35797753])
+    yield from _per_source(module.part, {"embed": 1, "encoder": 2}, 6)
+    yield Comparison("FLOPs of 3 tokens: all pairs", module.part.cost(module.scope, 3), [72, 72], near=0)
+
+
+def _per_source(mixer: Any, sizes: dict[str, int], values: int) -> Iterator[Comparison]:
+    scope = mixer.axes(Scope(sizes=sizes))
+    states = mixer.state(scope)
+    yield Comparison("its cache is per source", {state.per for state in states} == {"source"}, True)
+    yield Comparison("cache of 3 source tokens", sum(state.values(scope, 3) for state in states), values, near=0)
 
 
 @oracle("linformer")

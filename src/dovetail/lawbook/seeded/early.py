@@ -1,22 +1,28 @@
-"""Seeded bugs of additive attention and Linformer: tanh in the wrong place, documents or padding projected together."""
+"""Seeded bugs of early attention and Linformer: tanh in the wrong place, padding seen, documents projected together."""
 
 from __future__ import annotations
 
+import dataclasses as dc
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
+from dovetail.core.part import from_data
+from dovetail.core.softmax import CrossModule
 from dovetail.lawbook.seeded.bug import Mutant, instead, spec
 from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.model import Model
+from dovetail.ops.attend import WHOLE
 from dovetail.parts.mixer import additive
-from dovetail.parts.mixer.additive import AdditiveAttentionModule
+from dovetail.parts.mixer.additive import AdditiveAttentionModule, MultiplicativeCrossModule
 from dovetail.parts.mixer.linformer import LinformerModule
 
 _scores, _dense, _mixed = AdditiveAttentionModule.scores, additive.dense, LinformerModule.mixed
+_fill = CrossModule.fill
 
 
 def tanh_of_each(self: AdditiveAttentionModule, q: Tensor, k: Tensor) -> Tensor:
@@ -57,6 +63,26 @@ def additive_model() -> Model:
     return spec().set("layers.*.mixer", {"kind": "additive_attention", "heads": 2, "hidden": 10})
 
 
+def source_padding_seen(mask: Any, layout: TokenLayout, key_layout: TokenLayout, heads: Tensor) -> Any:
+    visible, empty = _dense(mask, layout, key_layout, heads)
+    return torch.ones_like(visible), torch.zeros_like(empty)
+
+
+def stored_once_more(self: CrossModule, ctx: Ctx, view: Any) -> Any:
+    """At admission the entries of a source are stored of its first token only."""
+    assert ctx.encoder_output is not None
+    if view is WHOLE:
+        return _fill(self, ctx, view)
+    return _fill(self, dc.replace(ctx, encoder_output=ctx.encoder_output[..., :1, :].expand_as(ctx.encoder_output)), view)
+
+
+def cross_model(kind: str) -> Model:
+    """A recurrent encoder–decoder with attention (2014, 2015)."""
+    encoder = {"width": 28, "vocab": 62, "head": None, "layers": [{"mixer": {"kind": "gru", "inner": 20}}]}
+    layers = [{"mixer": {"kind": "gru", "inner": 20}, "cross": {"kind": kind, "heads": 2}}] * 2
+    return from_data({"width": 28, "vocab": 62, "encoder": encoder, "layers": layers}, Model)
+
+
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     model = linformer_model()
@@ -76,6 +102,18 @@ def mutants() -> list[Mutant]:
             "causal",
             instead(additive, "dense", mask_of_the_neighbor),
             additive_model(),
+        ),
+        Mutant(
+            "additive cross attention sees the padding of a source",
+            "padded",
+            instead(additive, "dense", source_padding_seen),
+            cross_model("additive_attention"),
+        ),
+        Mutant(
+            "of a source its first token is stored",
+            "chunked",
+            instead(MultiplicativeCrossModule, "fill", stored_once_more),
+            cross_model("multiplicative_attention"),
         ),
         projecting("documents of a row are projected together", one_document),
         projecting("padding is projected into keys", padding_projected),

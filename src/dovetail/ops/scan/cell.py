@@ -26,8 +26,11 @@ State = tuple[Tensor, ...]  # h, and c for an LSTM
 Step = Callable[[Tensor, Tensor, State], State]  # (x_t, U h, state before) -> state after
 
 
-def unroll(step: Step, x: Tensor, u: Tensor, bias: Tensor | None, seq: SequenceRows, carry: State) -> tuple[Tensor, State]:
-    """Every h (rows, n, heads, head), and the state afterwards; padding leaves it as it was, a new document starts from 0.
+def unroll(
+    step: Step, x: Tensor, u: Tensor, bias: Tensor | None, seq: SequenceRows, carry: State, start: State = ()
+) -> tuple[Tensor, State]:
+    """Every h (rows, n, heads, head), and the state afterwards; padding leaves it as it was, a new document starts from 0, or
+    from `start` (rows, 1 or n, heads, head), that of each token.
 
     `bias` (heads, gates·head) is added to U h."""
     dtype, wide = x.dtype, at_least_fp32(x.dtype)
@@ -35,10 +38,13 @@ def unroll(step: Step, x: Tensor, u: Tensor, bias: Tensor | None, seq: SequenceR
     matrix, added = u.to(wide).mT, None if bias is None else bias.to(wide)[:, None]
     state = tuple(m.to(wide).transpose(0, 1) for m in carry)
     keep, real = _by_token(goes_on(seq.document, wide)), _by_token(seq.real)
+    first = [m.to(wide).permute(1, 2, 0, 3).expand(len(tokens), -1, -1, -1).unbind(0) for m in start] if keep else []
     out: list[Tensor] = []
     for t, token in enumerate(tokens):
         if keep is not None:
             state = tuple([m * keep[t] for m in state])
+        if keep is not None and first:
+            state = tuple([m + (1 - keep[t]) * each[t] for m, each in zip(state, first, strict=True)])
         recurrent = state[0] @ matrix if added is None else torch.baddbmm(added, state[0], matrix)
         new = step(token, recurrent, state)
         state = new if real is None else tuple([torch.where(real[t], n, m) for n, m in zip(new, state, strict=True)])

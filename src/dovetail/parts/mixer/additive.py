@@ -1,17 +1,18 @@
 """Additive (Bahdanau) and multiplicative (Luong) attention: scores from an MLP or a bilinear form; the values are the tokens.
 
-    additive_attention         s_ij = uᵀ tanh(W_q x_i + W_k x_j)          Bahdanau et al. 2014
-    multiplicative_attention   s_ij = x_iᵀ W x_j · scale                   Luong et al. 2015 (general)
-    out = Σ_heads (Σ_j softmax(s_i)_j x_j) W_o
+    additive_attention         s_ij = uᵀ tanh(W_q x_i + W_k y_j)          Bahdanau et al. 2014
+    multiplicative_attention   s_ij = x_iᵀ W y_j · scale                   Luong et al. 2015 (general)
+    out = Σ_heads (Σ_j softmax(s_i)_j y_j) W_o
 
-The papers have one head, a decoder's state as x_i and an encoder's as x_j; here both are tokens of one residual stream.
+The papers have one head, a decoder's state as x_i and an encoder's as y_j: `additive_cross_attention` and
+`multiplicative_cross_attention`, whose y is the encoder output. In the other two y = x, the tokens of one residual stream.
 
-Shapes: x (…, n, embed)   q, k (…, n, heads, hidden)   s (…, heads, n, m)   z (…, n, heads, embed).
+Shapes: x (…, n, embed)   y (…, m, source)   q, k (…, n or m, heads, hidden)   s (…, heads, n, m)   z (…, n, heads, source).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from dovetail.core.linear import Linear
 from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
-from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule
+from dovetail.core.softmax import CrossModule, SoftmaxCross, SoftmaxMixer, ValuedModule
 from dovetail.core.view import KVView
 from dovetail.core.weight import State, Weight
 from dovetail.ops.attend import WHOLE, attend
@@ -36,6 +37,8 @@ class TokenValued(SoftmaxMixer):
 
     TAPS = ("q", "pattern", "z", "out")
 
+    source: ClassVar[str] = "embed"  # the axis of those tokens
+
     def axes(self, scope: Scope) -> Scope:
         return scope.add(heads=self.heads)
 
@@ -43,13 +46,13 @@ class TokenValued(SoftmaxMixer):
         return {}
 
     def weights(self, scope: Scope) -> list[Weight]:
-        return [Weight(name="o.weight", out=("embed",), inp=("heads", "embed")), self.head_number()]
+        return [Weight(name="o.weight", out=("embed",), inp=("heads", self.source)), self.head_number()]
 
     def acts_on(self, field: str) -> tuple[str, ...] | None:
         return ("q", "k", "u") if field in ("mask", "scale") else None
 
     def state(self, scope: Scope) -> list[State]:
-        return self.cached(scope, State(name="tokens", axes=("embed",)))
+        return self.cached(scope, State(name="tokens", axes=(self.source,)))
 
     def check(self, scope: Scope) -> list[Problem]:
         return self.check_mask(scope)
@@ -59,24 +62,19 @@ class TokenValued(SoftmaxMixer):
         return {"heads": [2, 4]}
 
 
-@register("additive_attention")
-class AdditiveAttention(TokenValued):
-    """Bahdanau attention: scores from an MLP with one hidden layer."""
+class Additive(TokenValued):
+    """Scores from an MLP with one hidden layer."""
 
     TAPS = ("q", "k", "pattern", "z", "out")
 
-    heads: int = bounded(1, above=0, widens=True)
-    mask: Mask = child("causal")
-    hidden: int | None = bounded(None, above=0, widens=True)  # None: the width
-
-    def module(self) -> type[Module]:
-        return AdditiveAttentionModule
+    hidden: int | None
 
     def axes(self, scope: Scope) -> Scope:
         return super().axes(scope).add(hidden=scope.size("embed") if self.hidden is None else self.hidden)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        projections = [Weight(name=f"{name}.weight", out=("heads", "hidden"), inp=("embed",)) for name in ("q", "k")]
+        read = {"q": "embed", "k": self.source}
+        projections = [Weight(name=f"{name}.weight", out=("heads", "hidden"), inp=(axis,)) for name, axis in read.items()]
         return [
             *projections,
             Weight(name="u", batch=("heads",), out=("hidden",), role="gate", init="normal"),
@@ -87,18 +85,44 @@ class AdditiveAttention(TokenValued):
         return [*self.cached(scope, State(name="keys", axes=("heads", "hidden"))), *super().state(scope)]
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
-        each = 2 * self.heads * (scope.size("hidden") + scope.size("embed"))
-        return each * n * n, each * pairs(self.mask, n)
+        each = 2 * self.heads * (scope.size("hidden") + scope.size(self.source))
+        return each * n * n, each * pairs(self.visibility(), n)
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
         return {**super().samples(), "hidden": [10, 7]}
 
 
-class AdditiveAttentionModule(SoftmaxModule):
+@register("additive_attention")
+class AdditiveAttention(Additive):
+    """Bahdanau attention: scores from an MLP with one hidden layer."""
+
+    heads: int = bounded(1, above=0, widens=True)
+    mask: Mask = child("causal")
+    hidden: int | None = bounded(None, above=0, widens=True)  # None: the width
+
+    def module(self) -> type[Module]:
+        return AdditiveAttentionModule
+
+
+@register("additive_cross_attention")
+class AdditiveCrossAttention(SoftmaxCross, Additive):
+    """Bahdanau attention of a decoder to its encoder's output: `cross: additive_attention`."""
+
+    heads: int = bounded(1, above=0, widens=True)
+    hidden: int | None = bounded(None, above=0, widens=True)  # None: the width of the decoder
+
+    source = "encoder"
+    own = "additive_attention"
+
+    def module(self) -> type[Module]:
+        return AdditiveCrossModule
+
+
+class AdditiveAttentionModule(ValuedModule):
     """x (…, n, embed) -> like x."""
 
-    part: AdditiveAttention
+    part: Additive
     q: Linear
     k: Linear
     u: Tensor
@@ -107,11 +131,14 @@ class AdditiveAttentionModule(SoftmaxModule):
         super().setup()
         self.size = self.scope.size("hidden")
 
+    def entries(self, tokens: Tensor, ctx: Ctx) -> tuple[Tensor, ...]:
+        """The keys of the tokens, and the tokens."""
+        return ctx.tap(self, "k", self.k(tokens).unflatten(-1, (-1, self.size))), tokens
+
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
         layout = ctx.layout
-        q, k = (project(x).unflatten(-1, (-1, self.size)) for project in (self.q, self.k))
-        q, k = ctx.tap(self, "q", q), ctx.tap(self, "k", k)
-        (k, x), key_layout = view.append(layout, k, x).entries()
+        q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, self.size)))
+        (k, tokens), key_layout = self.kv(x, ctx, view).entries()
         q, k = q.transpose(-3, -2).unsqueeze(-2), k.transpose(-3, -2).unsqueeze(-3)  # (…, heads, n, 1, hidden), (…, 1, m, …)
         visible, empty = dense(self.mask, layout, key_layout, self.head_number)
         edit = self.edit(ctx)
@@ -123,7 +150,8 @@ class AdditiveAttentionModule(SoftmaxModule):
             scores = self.scores(q[..., queries, :, :], k).masked_fill(~visible[..., queries, :], -torch.inf)
             blind = empty[..., queries, :]
             probs = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
-            z.append((probs if edit is None else edit(probs, layout, key_layout)).to(x.dtype) @ x.unsqueeze(-3))
+            probs = probs if edit is None else edit(probs, layout, key_layout)
+            z.append(probs.to(tokens.dtype) @ tokens.unsqueeze(-3))
         return self.project_out(torch.cat(z, -2).transpose(-3, -2), ctx)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
@@ -133,8 +161,29 @@ class AdditiveAttentionModule(SoftmaxModule):
         return (hidden.flatten(-3, -2) @ self.u.unsqueeze(-1).to(score_dtype)).view(hidden.shape[:-1])
 
 
+class AdditiveCrossModule(CrossModule, AdditiveAttentionModule):
+    """x (…, n, embed), encoder output (…, m, encoder) -> like x."""
+
+
+class Multiplicative(TokenValued):
+    """Scores from a bilinear form of the two tokens; the cache holds the tokens themselves."""
+
+    scale: float
+
+    def weights(self, scope: Scope) -> list[Weight]:
+        return [Weight(name="q.weight", out=("heads", self.source), inp=("embed",)), *super().weights(scope)]
+
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        each = 4 * self.heads * scope.size(self.source)
+        return each * n * n, each * pairs(self.visibility(), n)
+
+    @classmethod
+    def samples(cls) -> dict[str, list[Any]]:
+        return {**super().samples(), "scale": [0.3, 0.15]}
+
+
 @register("multiplicative_attention")
-class MultiplicativeAttention(TokenValued):
+class MultiplicativeAttention(Multiplicative):
     """Luong attention: scores from a bilinear form of the two tokens; the cache holds the tokens themselves."""
 
     heads: int = bounded(1, above=0, widens=True)
@@ -144,30 +193,37 @@ class MultiplicativeAttention(TokenValued):
     def module(self) -> type[Module]:
         return MultiplicativeAttentionModule
 
-    def weights(self, scope: Scope) -> list[Weight]:
-        return [Weight(name="q.weight", out=("heads", "embed"), inp=("embed",)), *super().weights(scope)]
 
-    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
-        each = 4 * self.heads * scope.size("embed")
-        return each * n * n, each * pairs(self.mask, n)
+@register("multiplicative_cross_attention")
+class MultiplicativeCrossAttention(SoftmaxCross, Multiplicative):
+    """Luong attention of a decoder to its encoder's output: `cross: multiplicative_attention`."""
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), "scale": [0.3, 0.15]}
+    heads: int = bounded(1, above=0, widens=True)
+    scale: float = bounded(1.0, above=0)
+
+    source = "encoder"
+    own = "multiplicative_attention"
+
+    def module(self) -> type[Module]:
+        return MultiplicativeCrossModule
 
 
-class MultiplicativeAttentionModule(SoftmaxModule):
+class MultiplicativeAttentionModule(ValuedModule):
     """x (…, n, embed) -> like x."""
 
-    part: MultiplicativeAttention
+    part: Multiplicative
     q: Linear
 
     def setup(self) -> None:
         super().setup()
-        self.scale = self.part.scale
+        self.scale, self.size = self.part.scale, self.scope.size(self.part.source)
 
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
-        q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, x.shape[-1])))  # x_iᵀ W of each head
-        (x,), key_layout = view.append(ctx.layout, x).entries()
-        tokens = x.unsqueeze(-2)  # one KV head, whose keys are its values
+        q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, self.size)))  # x_iᵀ W of each head
+        (tokens,), key_layout = self.kv(x, ctx, view).entries()
+        tokens = tokens.unsqueeze(-2)  # one KV head, whose keys are its values
         return self.project_out(attend(q, tokens, tokens, self.scoring(ctx), ctx.layout, key_layout, self.edit(ctx)), ctx)
+
+
+class MultiplicativeCrossModule(CrossModule, MultiplicativeAttentionModule):
+    """x (…, n, embed), encoder output (…, m, encoder) -> like x."""

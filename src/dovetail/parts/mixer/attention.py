@@ -21,12 +21,20 @@ from torch import Tensor
 from dovetail.core.across import UNREAD, Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
-from dovetail.core.group import Earlier, EarlierModule, Mask, Norm, Order, Position
+from dovetail.core.group import CrossMixer, Earlier, EarlierModule, Mask, Norm, Position
 from dovetail.core.linear import Linear, together
 from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Part, Problem, child, register
 from dovetail.core.scope import Scope
-from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, check_position, head_size
+from dovetail.core.softmax import (
+    CrossModule,
+    SoftmaxMixer,
+    SoftmaxModule,
+    check_heads,
+    check_position,
+    head_size,
+    no_encoder,
+)
 from dovetail.core.view import KV, KVView, OnRead
 from dovetail.core.weight import Read, State, Weight
 from dovetail.ops.attend import WHOLE
@@ -332,13 +340,14 @@ class AttentionModule(SoftmaxModule):
 
 
 @register("cross_attention")
-class CrossAttention(Attention):
+class CrossAttention(CrossMixer, Attention):
     """Queries from the residual stream, keys and values from the encoder output."""
 
     mask: Mask = child("full")
     position: Position = child("none")
 
     source = "encoder"
+    own = "attention"
 
     def module(self) -> type[Module]:
         return CrossAttentionModule
@@ -346,18 +355,12 @@ class CrossAttention(Attention):
     def state(self, scope: Scope) -> list[State]:
         return [State(name="kv", axes=("kv_heads", "head"), copies=2, per="source")]
 
-    def order(self) -> Order:
-        return "causal"
-
     def together(self) -> tuple[str, ...]:
         return self.projected()[1:]
 
-    def reads_encoder(self) -> bool:
-        return True
-
     def check(self, scope: Scope) -> list[Problem]:
-        if "encoder" not in scope.sizes:
-            return [Problem("", "there is no encoder", "give the model an `encoder:`")]
+        if missing := no_encoder(scope):
+            return missing
         problems: list[Problem] = []
         if self.earlier is not None:
             what = "keys and values come from the encoder output"
@@ -373,23 +376,16 @@ class CrossAttention(Attention):
         return [p for p in super().advise(scope, length) if p.field == "head"]
 
 
-class CrossAttentionModule(AttentionModule):
+class CrossAttentionModule(AttentionModule, CrossModule):
     """x (…, n, embed), encoder output (…, m, encoder) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = UNREAD) -> Tensor:
         q = ctx.tap(self, "q", self.normed(self.split(self.q(x)), "q_norm", ctx))
-        return self.read(x, q, view.stored() if ctx.encoder_output is None else self.fill(ctx, view), ctx)
+        return self.read(x, q, self.kv(x, ctx, view), ctx)
 
-    def keys(self, encoded: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+    def entries(self, tokens: Tensor, ctx: Ctx) -> tuple[Tensor, ...]:
         """k, v (…, m, kv_heads, head) of the encoder output."""
-        k, *own = map(self.split, together(encoded, self.joint, *map(self.modules_named, self.part.together())))
+        k, *own = map(self.split, together(tokens, self.joint, *map(self.modules_named, self.part.together())))
         v = own[0] if own else k
         v = self.v_norm(v, ctx) if self.part.v_norm is not None else v
-        return self.normed(k, "k_norm", ctx), v
-
-    def fill(self, ctx: Ctx, view: KVView) -> KV:
-        """Append the keys and values of the encoder output: in a whole pass, and once at admission."""
-        assert ctx.encoder_output is not None
-        assert ctx.encoder_layout is not None
-        k, v = self.keys(ctx.encoder_output, ctx)
-        return view.append(ctx.encoder_layout, ctx.tap(self, "k", k), ctx.tap(self, "v", v))
+        return ctx.tap(self, "k", self.normed(k, "k_norm", ctx)), ctx.tap(self, "v", v)

@@ -3,6 +3,8 @@
     x = u W + b          h_t = cell(x_t, U h_{t−1})          out = h W_o
 
 `heads` splits the recurrent state into independent parts: U is block-diagonal. One head, the default, is the cell of torch.nn.
+With `from_encoder`, each state starts from tanh(e W_s + b_s) instead of zeros, where e is the encoder output at the last token
+of the source: an encoder that hands over one vector, as before attention (Cho et al. 2014; Sutskever et al. 2014).
 Tensor parallel shards heads only: within a head, every channel of the state depends on every other at each token.
 
 Shapes: u (rows, n, embed)   x (rows, n, heads, gates·head)   h, c (rows, heads, head)   U (heads, gates·head, head).
@@ -12,6 +14,7 @@ Elman 1990; Hochreiter & Schmidhuber 1997; Cho et al. 2014.
 from __future__ import annotations
 
 import dataclasses as dc
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import torch
@@ -23,9 +26,10 @@ from dovetail.core.field import bounded
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule, last_of_source
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
+from dovetail.core.view import StateView
 from dovetail.core.weight import State, Weight
 from dovetail.ops.scan.cell import Step, gru_step, lstm_step, rnn_step, unroll
 
@@ -44,9 +48,17 @@ class Cell(Recurrent):
     heads: int = bounded(1, above=0, widens=True)
     bias: bool = True
     out_bias: bool = False
+    from_encoder: bool = False  # whether the state starts from the encoder output, rather than from zeros
 
     def module(self) -> type[Module]:
         return CellModule
+
+    def starts_from_encoder(self) -> bool:
+        return self.from_encoder
+
+    def start(self) -> tuple[str, ...]:
+        """Names of the projections of the encoder output, and of the states that hold what a sequence starts from."""
+        return tuple(f"{name}_start" for name in self.states) if self.from_encoder else ()
 
     def axes(self, scope: Scope) -> Scope:
         inner = self.inner or scope.size("embed")
@@ -59,6 +71,9 @@ class Cell(Recurrent):
             declared += [Weight(name="x.bias", out=gates, init="const", role="bias")]
         if self.out_bias:
             declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
+        once = [Weight(name=f"{name}.weight", out=inner, inp=("encoder",), used=Fraction(0)) for name in self.start()]
+        declared += once  # per sequence: `cost` counts them
+        declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in self.start() if self.bias]
         return [*declared, Weight(name="u", batch=("heads",), out=("gates", "head"), inp=("head",))]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
@@ -67,12 +82,19 @@ class Cell(Recurrent):
     def state(self, scope: Scope) -> list[State]:
         if not scope.decodes:
             return []
-        return [State(name=name, axes=("heads", "head"), per="sequence", at_least_fp32=True) for name in self.states]
+        names = (*self.states, *self.start())
+        return [State(name=name, axes=("heads", "head"), per="sequence", at_least_fp32=True) for name in names]
+
+    def cost(self, scope: Scope, n: int) -> tuple[int, int]:
+        flops = 2 * scope.size("encoder", "heads", "head") * len(self.start()) if self.from_encoder else 0
+        return flops, flops
 
     def check(self, scope: Scope) -> list[Problem]:
         inner = self.inner or scope.size("embed")
         if inner % self.heads:
             return [Problem("heads", f"{self.heads} does not divide the state of size {inner}", "or set `inner`")]
+        if self.from_encoder and ("encoder" not in scope.sizes or scope.drafts):
+            return [Problem("from_encoder", "there is no encoder to start from here", "give the model an `encoder:`")]
         return []
 
     def excepts(self, scope: Scope) -> dict[str, str]:
@@ -83,7 +105,8 @@ class Cell(Recurrent):
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:
-        return {"inner": [20, 12], "heads": [1, 2, 4], "bias": [True, False], "out_bias": [False, True]}
+        flags = {"bias": [True, False], "out_bias": [False, True], "from_encoder": [False, True]}
+        return {"inner": [20, 12], "heads": [1, 2, 4], **flags}
 
 
 class CellModule(RecurrentModule):
@@ -95,15 +118,36 @@ class CellModule(RecurrentModule):
     u: Tensor
 
     def setup(self) -> None:
-        self.head = self.scope.size("head")
+        self.head, self.starts = self.scope.size("head"), self.part.from_encoder
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         x = ctx.tap(self, "x", self.x(x).unflatten(-1, (-1, self.part.gates * self.head)))
-        if carry is None:
+        start = self.start(seq, ctx, carry) if self.starts else ()
+        if start and seq.begins:
+            carry = tuple(state[:, 0] for state in start)
+        elif carry is None:
             carry = (x.new_zeros(x.shape[0], x.shape[2], self.head),) * len(self.part.states)
-        h, carry = unroll(self.part.step, x, self.u, self.recurrent_bias(), seq, carry)
+        h, carry = unroll(self.part.step, x, self.u, self.recurrent_bias(), seq, carry[: len(self.part.states)], start)
         h = ctx.tap(self, "h", h)
-        return ctx.tap(self, "out", self.o(h.flatten(-2))), carry
+        return ctx.tap(self, "out", self.o(h.flatten(-2))), (*carry, *(state[:, -1] for state in start))
+
+    def start(self, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> Carry:
+        """The states (rows, 1 or n, heads, head) that documents start from: in a whole pass from the ctx, else as stored at
+        admission."""
+        if ctx.encoder_output is None and carry is not None:
+            return tuple(state[:, None] for state in carry[len(self.part.states) :])
+        return self.start_of(last_of_source(ctx), seq)
+
+    def start_of(self, last: Tensor, seq: SequenceRows | None = None) -> Carry:
+        """The states of encoder outputs (rows, 1 or n, encoder), or those of a flat batch (n, encoder)."""
+        states = [torch.tanh(self.modules_named(name)(last)).unflatten(-1, (-1, self.head)) for name in self.part.start()]
+        return tuple(states) if seq is None or last.dim() > 2 else tuple(seq.spread(state) for state in states)
+
+    def fill(self, ctx: Ctx, view: StateView) -> None:
+        """At admission: store the states that the sequences start from."""
+        start = [state[:, 0] for state in self.start_of(last_of_source(dc.replace(ctx, layout=ctx.encoder_layout)))]
+        assert ctx.encoder_output is not None
+        view.write(ctx.encoder_output, *map(torch.zeros_like, start), *start)
 
     def recurrent_bias(self) -> Tensor | None:
         """(heads, gates·head) added to U h; None: nothing."""

@@ -1,0 +1,77 @@
+"""reverse: a recurrent mixer that runs from the last token of a document to its first, for encoders.
+
+    y = reversed(f(reversed(x)))          each document by itself
+
+Beside the same mixer in the usual direction it makes a bidirectional layer (Schuster & Paliwal 1997):
+`{kind: hybrid_block, mixer: gru, ssm: {kind: reverse, mixer: gru}}`.
+
+Shapes: x (…, n, embed).
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.group import Mixer, Order
+from dovetail.core.layout import TokenLayout
+from dovetail.core.module import Module
+from dovetail.core.part import Problem, child, register
+from dovetail.core.scope import Scope
+from dovetail.core.view import KVView
+from dovetail.ops.attend import WHOLE
+
+
+@register("reverse")
+class Reverse(Mixer):
+    """A recurrent mixer, from the last token to the first."""
+
+    mixer: Mixer = child("gru")
+
+    def module(self) -> type[Module]:
+        return ReverseModule
+
+    def child_scope(self, scope: Scope, child: str) -> Scope:
+        return dc.replace(scope, decodes=False)
+
+    def order(self) -> Order:
+        return "both"
+
+    def check(self, scope: Scope) -> list[Problem]:
+        if self.mixer.recurrent and not self.mixer.starts_from_encoder():
+            return []
+        what = f"{self.mixer.kind} is not recurrent" if not self.mixer.recurrent else "it starts from an encoder output"
+        return [Problem("mixer", f"{what}, and runs in one direction only", "use a recurrent mixer: gru, lstm, mamba")]
+
+
+class ReverseModule(Module):
+    """x (…, n, embed) -> like x."""
+
+    mixer: Module
+
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
+        (tokens,), layout = view.append(ctx.layout, x).entries()  # of all ranks, where they split a sequence
+        index = layout.once("reversed", lambda: reversed_index(layout))
+        out = _take(self.mixer(_take(tokens, index), dc.replace(ctx, layout=layout, views=None)), index)
+        return out if layout is ctx.layout else _take(out, layout.once("own tokens", lambda: _own(ctx.layout, layout)))
+
+
+def reversed_index(layout: TokenLayout) -> Tensor:
+    """(…, n) for each token the index of the one that takes its place where every document is reversed; padding stays."""
+    document = layout.seg if layout.row is None else layout.row * (1 + layout.seg.amax()) + layout.seg
+    last = layout.order.amax()
+    forward, back = (document * (1 + last) + key for key in (layout.order, last - layout.order))
+    return torch.empty_like(layout.order).scatter(-1, forward.argsort(stable=True), back.argsort(stable=True))
+
+
+def _own(own: TokenLayout, every: TokenLayout) -> Tensor:
+    """(…, n) the index of each token of this rank among all."""
+    same = (own.seg[..., :, None] == every.seg[..., None, :]) & (own.order[..., :, None] == every.order[..., None, :])
+    return same.int().argmax(-1)
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    return x[index] if index.dim() == 1 else x.take_along_dim(index[..., None], -2)
