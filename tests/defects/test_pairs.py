@@ -6,7 +6,8 @@ import torch
 from dovetail.construction import build
 from dovetail.core.errors import SpecError
 from dovetail.io.spec import from_yaml, to_yaml
-from dovetail.lawbook.case import LAWS, Case, NotApplicable
+from dovetail.lawbook.case import Case, NotApplicable
+from dovetail.lawbook.suite import LAWS
 from dovetail.model import Model
 
 ENCODER = """
@@ -15,7 +16,7 @@ vocab: 62
 encoder:
   width: 24
   vocab: 62
-  layers: [{kind: hybrid_block, mixer: gru, ssm: {kind: reverse, mixer: gru}, ffn: null}]
+  layers: [{kind: hybrid_block, mixer: gru, ssm: {kind: reverse, mixer: gru}, ffn: null}, {mixer: gru, ffn: null}]
   head: null
 """
 WAYS = {
