@@ -378,7 +378,8 @@ def from_data(data: Any, group: type[Part], path: str = "", default: str | None 
         raise SpecError(path, problem, names_or_nearest(str(kind), _kinds_of(group), "kinds"))
     cls = KINDS[kind]
     if not issubclass(cls, group):
-        raise SpecError(path, f"{kind} is a {cls.group}, not a {group.group}", f"kinds: {', '.join(_kinds_of(group))}")
+        wanted = group.group if cls.group != group.group else f"{group.__name__.lower()} {group.group}"
+        raise SpecError(path, f"{kind} is a {cls.group}, not a {wanted}", f"kinds: {', '.join(_kinds_of(group))}")
     hints, known = field_types(cls), {f.name: f for f in dc.fields(cls)}
     for name in fields:
         if name not in known:

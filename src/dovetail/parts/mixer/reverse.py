@@ -20,6 +20,7 @@ from dovetail.core.group import Mixer, Order
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import Problem, child, register
+from dovetail.core.recur import Recurrent
 from dovetail.core.scope import Scope
 from dovetail.core.view import KVView
 from dovetail.ops.attend import WHOLE
@@ -29,7 +30,7 @@ from dovetail.ops.attend import WHOLE
 class Reverse(Mixer):
     """A recurrent mixer, from the last token to the first."""
 
-    mixer: Mixer = child("gru")
+    mixer: Recurrent = child("gru")
 
     def module(self) -> type[Module]:
         return ReverseModule
@@ -41,10 +42,9 @@ class Reverse(Mixer):
         return "both"
 
     def check(self, scope: Scope) -> list[Problem]:
-        if self.mixer.recurrent and not self.mixer.starts_from_encoder():
+        if not self.mixer.starts_from_encoder():
             return []
-        what = f"{self.mixer.kind} is not recurrent" if not self.mixer.recurrent else "it starts from an encoder output"
-        return [Problem("mixer", f"{what}, and runs in one direction only", "use a recurrent mixer: gru, lstm, mamba")]
+        return [Problem("mixer.from_encoder", "a state at the last token of a target follows no source", "set it to false")]
 
 
 class ReverseModule(Module):
