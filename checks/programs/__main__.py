@@ -16,6 +16,7 @@ import dovetail
 from checks.programs import __doc__ as about
 from checks.programs.frame import Kind, run, sample, script, shrink
 from checks.programs.kinds import KINDS, kind_of
+from checks.programs.mutants import MOST, MUTANTS, found
 
 EACH = 5.0  # seconds between two reports of progress
 
@@ -31,8 +32,11 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(given)
     torch.set_num_threads(1)  # programs are small: threads would wait for each other
-    kinds = [kind_of(name) for name in options.kinds.split(",")]
-    rows = run_kinds(kinds, options.programs, options.seed, options.failures)
+    if options.mutants:
+        rows = run_mutants(options.kinds.split(","), options.seed)
+    else:
+        kinds = [kind_of(name) for name in options.kinds.split(",")]
+        rows = run_kinds(kinds, options.programs, options.seed, options.failures)
     return report(rows, options.json)
 
 
@@ -64,6 +68,17 @@ def run_kind(kind: Kind, count: int, seed: int, failures: int) -> tuple[int, int
             reported = time.monotonic()
             say(f"{kind.name}: {ran} of {count} programs, {failed} failed, {reported - begin:.0f} s")
     return ran, failed, time.monotonic() - begin
+
+
+def run_mutants(kinds: Sequence[str], seed: int) -> list[dict[str, Any]]:
+    """Put the known bugs of some kinds back, one at a time; return a row for each: the programs that found it."""
+    rows: list[dict[str, Any]] = []
+    for mutant in MUTANTS:
+        if mutant.kind in kinds:
+            result = found(mutant, seed)
+            say(f"{mutant.name}: {'not found' if result is None else f'{result[0]} programs; {result[1]}'}")
+            rows.append(row(f"programs until found, {mutant.name}", MOST + 1 if result is None else result[0], goal=MOST))
+    return rows
 
 
 def row(name: str, value: float, goal: float | None = None) -> dict[str, Any]:

@@ -19,10 +19,13 @@ from checks.programs.engine_models import (
     START,
     VOCAB,
     adapter_of,
+    borrow,
     change_weights,
+    give_back,
     grammars,
     logits_of,
     model_of,
+    original,
 )
 from checks.programs.frame import Kind, Session, Step, wrong
 from checks.programs.interrupt import interrupted
@@ -58,7 +61,7 @@ def drafter_of(name: str, model: ModelModule, setup: Mapping[str, Any]) -> Draft
     if name == "own":
         return own_drafter(model, **sizes, drafts=3)
     if name in ("itself", "other"):
-        return DraftModel(model_of("attention" if name == "itself" else "hybrid"), **sizes, target=model)
+        return DraftModel(original("attention" if name == "itself" else "hybrid"), **sizes, target=model)
     return {"": None, "lookup": PromptLookup(shortest=1), "noise": Noise()}[name]
 
 
@@ -129,7 +132,7 @@ class EngineKind(Kind):
     ) -> dict[str, Any]:
         """The fields of a request that mostly fits."""
         sort, longest = MODELS[setup["model"]], setup["longest"]
-        generated = rng.choice([1, 2, rng.randint(1, 12), rng.randint(1, longest // 2)])
+        generated = rng.choice([1, 2, rng.randint(1, 6), rng.randint(1, 10), rng.randint(1, longest // 2)])
         most = longest - generated
         encoder = "encoder:" in sort.spec
         length = rng.choice([sort.least, rng.randint(sort.least, max(most, sort.least)), max(most, sort.least)])
@@ -203,7 +206,7 @@ class EngineSession(Session):
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self.name: str = setup["model"]
         self.cache = setup["cache"]
-        self.model = model_of(self.name)
+        self.model = borrow(self.name)
         self.weights: list[ModelModule | None] = [None]  # the weights so far, copied where a result needs them
         self.adapters: dict[str, tuple[str, int]] = {}
         sizes = {name: setup[name] for name in ("rows", "longest", "budget", "page", "pages", "cache", "share", "drafts")}
@@ -310,9 +313,11 @@ class EngineSession(Session):
         """A copy of the engine's model with the present weights, without adapters."""
         latest = self.weights[-1]
         if latest is None:
-            latest = model_of(self.name)
-            for old, new in zip(latest.parameters(), self.model.parameters(), strict=True):
-                old.copy_(new)
+            latest = original(self.name)
+            if len(self.weights) > 1:
+                latest = model_of(self.name)
+                for old, new in zip(latest.parameters(), self.model.parameters(), strict=True):
+                    old.copy_(new)
             self.weights[-1] = latest
         return latest
 
@@ -352,6 +357,7 @@ class EngineSession(Session):
         stats = self.engine.stats()
         if stats.free_blocks + stats.cached_blocks != stats.blocks:
             wrong(f"{stats.free_blocks} free and {stats.cached_blocks} cached blocks of {stats.blocks}")
+        give_back(self.name, self.model)
 
     def compare(self, known: Known, index: int) -> None:
         """Compare a continuation with a fresh object."""

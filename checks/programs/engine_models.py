@@ -19,6 +19,7 @@ from dovetail.adapters.attach import attach, detach
 from dovetail.adapters.lora import Lora
 from dovetail.adapters.many import Bank
 from dovetail.adapters.tensors import adapter_tensors
+from dovetail.core.held import adapted_leaves
 from dovetail.core.inputs import default_ctx
 from dovetail.decoding import Decoder
 from dovetail.generation import encode_source
@@ -107,13 +108,31 @@ def grammars() -> Grammars:
 
 
 @cache
-def _first(name: str) -> ModelModule:
+def original(name: str) -> ModelModule:
+    """A model, which is not changed."""
     return perturbed(dt.from_yaml(MODELS[name].spec), 0).eval().requires_grad_(False)
 
 
 def model_of(name: str) -> ModelModule:
     """A copy of a model, whose weights a program may change."""
-    return copy.deepcopy(_first(name))
+    return copy.deepcopy(original(name))
+
+
+_unused: dict[str, list[ModelModule]] = {}  # copies that a program gave back as they were
+
+
+def borrow(name: str) -> ModelModule:
+    """A copy of a model, maybe one that was used before: a copy takes as long as a dozen steps."""
+    free = _unused.setdefault(name, [])
+    return free.pop() if free else model_of(name)
+
+
+def give_back(name: str, model: ModelModule) -> None:
+    """Let another program use a copy, if its weights are those of the model; adapters are taken off."""
+    if all(torch.equal(a, b) for a, b in zip(model.parameters(), original(name).parameters(), strict=True)):
+        for _, leaf in list(adapted_leaves(model)):
+            leaf.adapter = None
+        _unused.setdefault(name, []).append(model.eval())
 
 
 @cache

@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from checks.programs import __main__ as command
 from checks.programs.frame import Kind, Session, Step, run, sample, script, shrink, wrong
+from checks.programs.kinds import KINDS, kind_of
+from checks.programs.mutants import MUTANTS, Mutant, found, planted
 
 
 class Stack(Session):
@@ -81,3 +83,25 @@ def test_the_command_counts_failures_and_exits_1(monkeypatch: pytest.MonkeyPatch
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(SystemExit, match="'engin' is unknown"):
         command.main(["--kinds", "engin"])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_short_run_of_each_kind_finds_nothing(name: str) -> None:
+    kind = kind_of(name)
+    for number in range(12):
+        program = sample(kind, 0, number)
+        failure = run(kind, program)
+        assert failure is None, script(program, failure)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_no_mutant_is_stale(mutant: Mutant) -> None:
+    with planted(mutant):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_known_bug_is_found_within_500_programs(mutant: Mutant) -> None:
+    assert found(mutant) is not None
