@@ -26,6 +26,7 @@ from dovetail.io.yaml import dump_yaml
 from dovetail.text.learn import learn
 
 CANARY = "CANARY"
+PRECIOUS = "precious.txt"  # a file that no verb may overwrite unasked
 EVIL = "x\x1b[2K\x1b]0;own\x07\r\x9b1Adovetail: all is well\u202e"
 SPEC = "{dovetail: 1, width: 28, vocab: 280, layers: [{repeat: 2, mixer: {heads: 2, head: 14}, ffn: {hidden: 44}}]}"
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 200
@@ -61,6 +62,7 @@ class Input:
     args: tuple[str, ...]
     prepare: Prepare = lambda folder: None
     must_fail: bool = False
+    stdin: bytes = b""
 
 
 def fixtures(folder: Path) -> None:
@@ -578,10 +580,11 @@ def server_inputs(port: int, names: list[str]) -> Iterator[Input]:
         yield Input(f"url {i}", ("verify", "model", url, "--rows", "1", "--length", "4", "--timeout", "2"), must_fail=True)
 
 
-def every_input(seed: int, port: int, servers: list[str], most: int = 1600) -> list[Input]:
-    """Return a seeded choice of `most` inputs: all from servers, tokenizers, code and YAML, and a sample of the others."""
+def every_input(seed: int, port: int, servers: list[str], files: list[Input], most: int = 2700) -> list[Input]:
+    """Return a seeded choice of `most` inputs: all from servers, tokenizers, code, YAML and `files`, and a sample of the
+    others."""
     rng = random.Random(seed)
-    always = [*yaml_inputs(), *tokenizer_inputs(), *code_inputs(), *server_inputs(port, servers)]
+    always = [*yaml_inputs(), *tokenizer_inputs(), *code_inputs(), *server_inputs(port, servers), *files]
     others = [*flag_inputs(), *path_inputs(), *directory_inputs(rng), *set_inputs(), *field_inputs()]
     chosen = [*always, *rng.sample(others, most - len(always))]
     rng.shuffle(chosen)
