@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
@@ -16,6 +17,15 @@ def test_a_batch_has_the_ids_of_each_text(monkeypatch) -> None:
     assert [ids.tolist() for ids in found.encode_batch(texts)] == [found.encode(text).tolist() for text in texts]
     assert found.decode(found.encode(texts[3])) == texts[3]
     assert found.decode(tuple(found.encode("one two").tolist())) == "one two"
+
+
+def test_texts_of_every_length_around_a_piece_keep_their_places(monkeypatch) -> None:
+    monkeypatch.setattr(tokenizer, "PIECE", 40)
+    found, draw = learn("one two three four five naïve " * 9, 300), random.Random(0)
+    texts = [("one two naïve " * 9)[:length] for length in range(85)]
+    for _ in range(5):
+        draw.shuffle(texts)
+        assert [ids.tolist() for ids in found.encode_batch(texts)] == [found.encode(text).tolist() for text in texts]
 
 
 def test_a_worker_of_a_build_imports_no_torch() -> None:
