@@ -8,6 +8,9 @@ from checks.programs.frame import Kind
 
 KINDS = {  # name -> module and class
     "engine": ("checks.programs.engine", "EngineKind"),
+    "model": ("checks.programs.model", "ModelKind"),
+    "tokenizer": ("checks.programs.tokenizer", "TokenizerKind"),
+    "loader": ("checks.programs.loader", "LoaderKind"),
 }
 
 

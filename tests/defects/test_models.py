@@ -145,6 +145,14 @@ def test_a18_detach_leaves_quantization_aware_training_alone() -> None:
         detach(one)
 
 
+def test_adapters_of_quantized_leaves_have_the_dtype_of_the_model() -> None:
+    """They had that of the leaf's scales: found by a program that quantized, loaded an adapter into a bank and compared."""
+    one = model().double()
+    dt.quantize(one, format="int8", speed=False)
+    attach(one, "lora")
+    assert {tensor.dtype for tensor in adapter_tensors(one).values()} == {torch.float64}
+
+
 # -- A19
 
 

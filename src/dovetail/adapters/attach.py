@@ -158,7 +158,7 @@ def _made(kind: AdapterKind, d: Declared, leaf: Linear, seed: int, dtype: torch.
     """The adapter of a leaf, on its device, with initial values unless that is meta."""
     stored = [*leaf.parameters(), *leaf.buffers()]
     device = stored[0].device
-    own = dtype or next((one.dtype for one in stored if one.is_floating_point()), torch.float32)
+    own = dtype or leaf.dense_dtype()  # of a quantized leaf, too: its scales may have fewer bits
     tensors = kind.declare(d)
     values = {
         one.weight.name: torch.empty(one.weight.shape(one.scope), dtype=own, device="meta")
