@@ -6,6 +6,7 @@ import dataclasses as dc
 import importlib.metadata
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from dovetail.cli.flags import Check, unwrapped
 from dovetail.core.errors import DISTRIBUTION, FileError, install_command
 from dovetail.core.extensions import load_parts
 from dovetail.generation import Vocabulary
+from dovetail.io.spec import to_yaml
 from dovetail.text.learn import learn
 from dovetail.verification.engines import engines, interpreter, record_engine
 from dovetail.verification.user_code import factory_of
@@ -282,3 +284,59 @@ def test_b2_force_replaces_a_file_and_the_default_of_map_is_no_exception(
         dt.map(models / "model", "It was", out=models / "map.png")
     with pytest.raises(FileError, match="exists already"):
         dt.runs(models, plot=models / "map.png")
+
+
+# -- E: errors and views say what to do
+
+
+def run(*args: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(args))
+    return int(ended.value.code or 0)
+
+
+def test_e5_an_adapter_and_an_unfinished_run_say_what_to_do(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, file, message in (
+        ("adapter", "adapter.yaml", "is an adapter, not a model; merge it first: dovetail merge adapter -o MERGED"),
+        ("peft", "adapter_config.json", "is an adapter, not a model; merge it first: dovetail merge peft -o MERGED"),
+        ("run", "run.yaml", "is an unfinished run; resume it with the command that started it, or use its newest checkpoint"),
+    ):
+        place = tmp_path / name
+        place.mkdir()
+        (place / "dovetail.yaml").write_text((models / "model" / "dovetail.yaml").read_text())
+        (place / file).write_text("{}")
+        assert run("verify", str(place), str(models / "model")) == 4
+        assert message in capsys.readouterr().err
+
+
+def test_e6_one_part_and_a_field_of_a_child(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("parts", "moe") == 0
+    shown = capsys.readouterr().out
+    assert "experts" in shown
+    assert "router" in shown
+    assert "rope" not in shown
+    assert run("parts", "moo") == 3
+    assert "did you mean" in capsys.readouterr().err
+    assert run("show", "llama-tiny", "--set", "layers.*.ffn={kind: moe, experts: 4, hidden: 8, top_k: 2}") == 3
+    assert "it is a field of router: write router: {top_k: …}" in capsys.readouterr().err
+
+
+def test_e8_what_is_missing_is_named(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", "llama-tiny", "--dtype", "int4") == 2
+    assert "dovetail quantize" in capsys.readouterr().err
+    assert run("quantize", str(models / "model"), "--bits", "8", "-o", str(tmp_path / "small")) == 0
+    assert "perplexity: not measured; give --text FILE" in capsys.readouterr().out
+
+
+def test_e9_the_cause_is_the_headline(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(models / "model", other)
+    text = (other / "dovetail.yaml").read_text()
+    (other / "dovetail.yaml").write_text(to_yaml(dt.from_yaml(text).set("layers.*.mixer.position.base", 7777.0)))
+    assert run("verify", str(models / "model"), str(other), "--longest", "0") == 1
+    lines = capsys.readouterr().out.splitlines()
+    (cause,) = [i for i, line in enumerate(lines) if line.startswith("cause: rope base")]
+    assert cause < next(i for i, line in enumerate(lines) if line.startswith("structural:"))
+    assert "1 candidates" not in lines[cause]

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dovetail import parts as _registered  # noqa: F401  # pyright: ignore[reportUnusedImport]  registers every kind
@@ -18,6 +18,7 @@ from dovetail.api.result import Result
 from dovetail.core.errors import SpecError
 from dovetail.core.group import GROUPS
 from dovetail.core.part import KINDS, Part, default_of, field_types, plain
+from dovetail.core.suggest import names_or_nearest
 from dovetail.look.console import plain_table
 
 
@@ -64,6 +65,8 @@ class PartList(Result, Sequence[PartInfo]):
         return {"parts": [part.to_dict() for part in self.parts]}
 
     def view(self, width: int) -> RenderableType:
+        if len(self.parts) == 1:
+            return _one(self.parts[0])
         table = plain_table("kind", "summary", "fields")
         table.columns[0].no_wrap, table.columns[0].style = True, "green"
         table.columns[1].ratio = table.columns[2].ratio = 1
@@ -81,12 +84,23 @@ class PartList(Result, Sequence[PartInfo]):
         return table
 
 
-def list_parts(group: str | None = None) -> PartList:
-    """Return every registered part, yours included, or those of one group (`mask`, `norm`, `position` …)."""
+def _one(part: PartInfo) -> RenderableType:
+    """The part by itself: a line per field with its type and default."""
+    table = plain_table("field", "type", "default")
+    for field in part.fields:
+        table.add_row(field.name, Text(field.type), Text(json.dumps(field.default).replace('"', "")))
+    head = Text.assemble((part.kind, "bold green"), (f"  {part.group}", "dim"), f"\n{part.summary}\n")
+    return Group(head, table) if part.fields else head
+
+
+def list_parts(group: str | None = None, kind: str | None = None) -> PartList:
+    """Return every registered part, yours included, those of one group (`mask`, `norm`, `position` …), or the one of a kind."""
     names = [one.group for one in GROUPS]
     if group is not None and group not in names:
         raise SpecError("--group", f"{group!r} is not a group of parts", f"groups: {', '.join(names)}")
-    kinds = sorted(KINDS.values(), key=lambda part: part.kind)
+    if kind is not None and (kind not in KINDS or KINDS[kind].group not in names):
+        raise SpecError("kind", f"no part is called {kind!r}", names_or_nearest(kind, sorted(KINDS), "kinds"))
+    kinds = sorted((part for name, part in KINDS.items() if kind in (None, name)), key=lambda part: part.kind)
     chosen = names if group is None else [group]
     return PartList(tuple(_described(part) for name in chosen for part in kinds if part.group == name))
 

@@ -85,6 +85,8 @@ class Quantized(Result):
         done = f"{self.applied.leaves} matrices as {self.format.kind} ({fields}) by {self.method}"
         folded = f"; {self.applied.folded} with a folded scale per input" if self.applied.folded else ""
         lines: list[RenderableType] = [Text(done + folded), Text(), table]
+        if self.before.perplexity is None:
+            lines.append(Text("\nperplexity: not measured; give --text FILE"))
         if self.directory is not None:
             lines.append(Text(f"\nwritten to {self.directory}", no_wrap=True, overflow="ignore"))
         return Group(*lines)

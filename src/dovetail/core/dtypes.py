@@ -22,6 +22,10 @@ def dtype_name(text: str) -> str:
     """Return torch's name of a dtype: bf16 is bfloat16."""
     name = text.removeprefix("torch.").lower()
     name = SHORT.get(name, name)
+    if name in ("int8", "int4", "nf4"):
+        formats = "it is a format of stored weights: dovetail quantize, or dovetail plan --serve --weights"
+        remedy = f"{formats}; dtypes: {', '.join(NAMES)}"
+        raise SpecError("dtype", f"{name} is not a floating-point dtype", remedy)
     if name not in NAMES:
         raise SpecError("dtype", f"{text[:40]!r} is not a dtype", f"use one of {', '.join(NAMES)}")
     return name

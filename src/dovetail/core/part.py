@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses as dc
 import functools
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
@@ -383,7 +383,7 @@ def from_data(data: Any, group: type[Part], path: str = "", default: str | None 
     hints, known = field_types(cls), {f.name: f for f in dc.fields(cls)}
     for name in fields:
         if name not in known:
-            remedy = names_or_nearest(str(name), known, "fields")
+            remedy = _of_a_child(str(name), known.values()) or names_or_nearest(str(name), known, "fields")
             raise SpecError(join(path, str(name)), f"{kind} has no such field", remedy)
     read = {name: _read(value, hints[name], join(path, name), _default_kind(known[name])) for name, value in fields.items()}
     return at_path(path, lambda: cls(**read))
@@ -423,6 +423,15 @@ def _read(value: Any, hint: Any, path: str, default_kind: str | None) -> Any:
 
 
 @functools.cache
+def _of_a_child(name: str, fields: Iterable[dc.Field[Any]]) -> str:
+    """Say which field holds a part with this field by default, if one does."""
+    for field in fields:
+        child = KINDS.get(_default_kind(field) or "")
+        if child is not None and name in {below.name for below in dc.fields(child)}:
+            return f"it is a field of {field.name}: write {field.name}: {{{name}: …}}"
+    return ""
+
+
 def _default_kind(field: dc.Field[Any]) -> str | None:
     default = default_of(field)
     return default.kind if isinstance(default, Part) else None

@@ -29,7 +29,16 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
 from dovetail.core.limits import CONFIG_BYTES, CONSTANT_VALUES, SPEC_BYTES
 from dovetail.core.module import holder
-from dovetail.io.model_files import CONFIG_FILE, INDEX_FILE, QUANTIZATION_FILE, SPEC_FILE, WEIGHTS_FILE
+from dovetail.io.model_files import (
+    ADAPTER_FILE,
+    CONFIG_FILE,
+    INDEX_FILE,
+    PEFT_CONFIG,
+    QUANTIZATION_FILE,
+    RUN_FILE,
+    SPEC_FILE,
+    WEIGHTS_FILE,
+)
 from dovetail.io.replace import set_aside
 from dovetail.io.spec import from_mapping, from_yaml, load_spec
 from dovetail.io.tensors import TensorFile
@@ -196,13 +205,23 @@ def _read_config(config: Mapping[str, Any], file: Path) -> Model:
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
+def _without_weights(where: Directory) -> str:
+    """What a directory without weights is, and what to do with it."""
+    if where.has(ADAPTER_FILE) or where.has(PEFT_CONFIG):
+        return f"is an adapter, not a model; merge it first: dovetail merge {where.place.name} -o MERGED"
+    if where.has(RUN_FILE):
+        export = f"dovetail export {where.place.name} --step N -o OUT"
+        return f"is an unfinished run; resume it with the command that started it, or use its newest checkpoint: {export}"
+    return f"holds no {WEIGHTS_FILE}"
+
+
 def open_weights(where: Directory, stack: contextlib.ExitStack) -> dict[str, TensorFile]:
     """The file of every tensor, in the order of the files."""
     if not where.has(WEIGHTS_FILE) and not where.has(INDEX_FILE):
         for name in where.names():
             if name.endswith(PICKLES):
                 raise FileError(pickle_refusal(where.place / name))
-        raise FileError(f"{where.place}: holds no {WEIGHTS_FILE}")
+        raise FileError(f"{where.place}: {_without_weights(where)}")
     index = {} if where.has(WEIGHTS_FILE) else _index(where)
     found: dict[str, TensorFile] = {}
     for name in dict.fromkeys(index.values()) or (WEIGHTS_FILE,):

@@ -125,8 +125,10 @@ def _row(table: Table, name: str, tap: Tap, first: bool, dim: bool) -> None:
 def sentences(verdict: Verdict) -> list[Text]:
     """The verdict in sentences."""
     status = verdict.status
-    lines = [Text.assemble((status, f"bold {COLORS[status]}"), f": {_sentence(verdict)}")]
-    lines += _cause(verdict) if status == "structural" and verdict.deciding.across else []
+    cause = _cause(verdict) if status == "structural" and verdict.deciding.across else []
+    found = verdict.cause is not None or bool(verdict.weights)
+    sentence = [Text.assemble((status, f"bold {COLORS[status]}"), f": {_sentence(verdict)}")]
+    lines = cause + sentence if found else sentence + cause  # a cause that was found is the headline
     tested, not_tested = verdict.coverage()
     lines += [Text(f"note: {note}", "yellow") for note in verdict.notes]
     return [*lines, Text(f"tested: {tested}", "dim"), Text(f"not tested: {not_tested}", "dim")]
@@ -181,7 +183,8 @@ def _cause(verdict: Verdict) -> list[Text]:
     cause = verdict.cause
     if cause is not None:
         same, changed = ("B", "A") if cause.side == "a" else ("A", "B")
-        tried = f"{number(cause.remaining)} of the gap remains, {cause.tried} candidates tried"
+        candidates = "1 candidate" if cause.tried == 1 else f"{cause.tried} candidates"
+        tried = f"{number(cause.remaining)} of the gap remains, {candidates} tried"
         text = f"{same} computes the output of {changed} with {cause.description} ({tried})"
         return [Text.assemble(("cause", "bold"), ": ", (cause.name, "bold"), f". {text}")]
     if verdict.weights:
