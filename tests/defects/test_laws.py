@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+import dovetail as dt
+from dovetail.core.errors import FileError, UsageError
 from dovetail.io.spec import from_yaml
 from dovetail.lawbook.case import Case
 from dovetail.lawbook.cover import Factor, PairCover, all_factors, holds, meeting
@@ -85,3 +90,94 @@ def test_a22_a_field_that_changes_nothing_is_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Attention, "groups", lambda self: self.heads)
     spec = "{width: 28, vocab: 62, layers: [{mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]}"
     assert outcomes(spec, "every_field") == {"every_field": "failed layers.0.mixer.kv_heads: changing it changes nothing"}
+
+
+# -- the verb
+
+
+def test_a10_only_works_without_a_spec(monkeypatch: pytest.MonkeyPatch):
+    from dovetail.lawbook import suite
+
+    monkeypatch.setattr(suite, "specs_of", lambda *_: iter([(from_yaml(SHARED), "pairs")]))
+    rows: list[object] = []
+    data = dt.laws(quick=True, only=["causal", "tapped"], shown=rows.append).to_dict()
+    assert (sorted(data["by_law"]), data["cells"], data["failed"]) == (["causal", "tapped"], 2, 0)
+    assert len(rows) == 1  # each spec is shown when it is known
+    with pytest.raises(FileError, match="'cuasal' is not a law"):
+        dt.laws(only=["cuasal"])
+
+
+def test_a10_only_chooses_seeded_bugs():
+    data = dt.laws(mutants=True, only=["loss"]).to_dict()
+    assert data["mutants"] == data["caught"] > 0
+    assert {row["law"] for row in data["rows"]} == {"loss"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": 2}, "--seeds: is not used on sampled specs"),
+        ({"as_is": True}, "--as-is: is not used on sampled specs"),
+        ({"spec": "llama-tiny", "quick": True}, "--quick: is not used on a spec"),
+        ({"spec": "llama-tiny", "as_is": True}, "--as-is: is not used on a spec"),
+        ({"spec": "llama-tiny", "mutants": True}, "--mutants: seeded bugs have specs of their own"),
+        ({"spec": "llama-tiny", "random": 3}, "--random: is a number of mutations; add --mutants"),
+        ({"spec": "llama-tiny", "seeds": -1}, "--seeds: is -1; the least is 1"),
+        ({"spec": "py:x.py:f", "quick": True}, "--quick: is not used on a model of another library"),
+        ({"spec": "http://127.0.0.1:9/v1", "as_is": True}, "--as-is: is not used on a server"),
+        ({"mutants": True, "seed": 3}, "--seed: is not used on seeded bugs"),
+        ({"mutants": True, "random": 2, "only": ["causal"]}, "--only: is not used on random mutations"),
+        ({"mutants": True, "random": 2, "quick": True}, "--quick: is not used on random mutations"),
+    ],
+)
+def test_a10_an_option_that_is_not_used_is_refused(options: dict[str, object], message: str):
+    with pytest.raises(UsageError, match=message.replace("(", "[(]")):
+        dt.laws(**options)
+
+
+def test_a11_a_spec_is_tested_with_several_seeds(monkeypatch: pytest.MonkeyPatch):
+    from dovetail.lawbook import sides
+    from dovetail.lawbook.outcome import Outcome
+
+    seen: list[tuple[str, int]] = []
+
+    def outcome(text: str, names: list[str], seed: int) -> list[Outcome]:
+        seen.append((names[0], seed))
+        return [Outcome(names[0], "failed" if seed == 1 else "passed", f"by {seed}", 1.0)]
+
+    monkeypatch.setattr(sides, "try_spec", outcome)
+    (row, slow) = dt.laws(SHARED, only=["causal", "compiled"]).to_dict()["laws"]
+    assert (row["state"], row["detail"], row["seconds"]) == ("failed", "seed 1: by 1", 2.0)
+    assert slow["state"] == "passed"
+    assert seen == [("causal", 0), ("causal", 1), ("compiled", 0)]
+    seen.clear()
+    dt.laws(SHARED, only=["causal"], seed=2, seeds=4)
+    assert [seed for _, seed in seen] == [2, 3, 4, 5]
+
+
+def test_a8_time_of_children_is_counted():
+    from dovetail.lawbook.cpu import cpu_seconds
+
+    work = "import time; begin = time.process_time()\nwhile time.process_time() < begin + 0.4: pass\nprint(flush=True); input()"
+    before = cpu_seconds()
+    with subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert cpu_seconds() - before >= 0.4  # of a child that runs
+        child.communicate(b"\n")
+    assert cpu_seconds() - before >= 0.4  # and of one that has ended
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_c8_results_come_as_they_are_known(flags: tuple[str, ...]):
+    command = [sys.executable, "-m", "dovetail", "laws", "llama-tiny", "--only", "round_trip", "compiled", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        lines = run.stderr if flags else run.stdout
+        try:
+            assert "llama-tiny" in lines.readline()
+            assert "round_trip" in lines.readline()  # while the slow law is tested
+            assert run.poll() is None
+        finally:
+            run.kill()

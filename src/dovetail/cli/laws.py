@@ -19,7 +19,7 @@ import tyro
 
 from dovetail.cli.flags import InDir, LoadFlags, RunDtype, Seed, Sets, Spec, Swaps
 from dovetail.cli.output import SafeConsole, print_json
-from dovetail.cli.shown import options, print_view
+from dovetail.cli.shown import options, shown
 
 if TYPE_CHECKING:
     from dovetail.api.laws import Progress
@@ -38,7 +38,7 @@ class Command(LoadFlags):
     swap: Swaps = ()
     """Change a part of SPEC wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
     only: tuple[str, ...] = ()
-    """On one model, these laws alone."""
+    """Only these laws; with --mutants, only the bugs that these laws catch."""
     as_is: bool = False
     """With hf: and py:, do not perturb initial weights, which hide bugs. The weights of a checkpoint are never perturbed."""
     quick: bool = False
@@ -49,6 +49,9 @@ class Command(LoadFlags):
     """With --mutants: this many random mutations of parts/ and ops/ instead."""
     seed: Seed = 0
     """The seed of sampled specs, weights and mutations."""
+    seeds: int | None = None
+    """On one spec, test each law with weights and inputs of this number of seeds, from --seed on; 3 by default. Slow laws take
+    the first."""
     record: Path | None = None
     """On sampled specs, append outcomes to this file; the same command continues a run that was killed."""
     model: str | None = None
@@ -70,12 +73,18 @@ class Command(LoadFlags):
         """Check, print, and return 1 where a law fails or a seeded bug is not caught."""
         from dovetail.api.laws import laws
 
+        # a result is printed when it is known: on stdout, or with --json, whose object comes last, on stderr
         with shown_progress("mutants" if self.mutants else "laws") as progress:
-            result = laws(**options(self, "json", "load"), announce=announced, progress=progress)
+            result = laws(
+                **options(self, "json", "load"),
+                announce=announced,
+                progress=progress,
+                shown=lambda row: shown(lambda _: row, sys.stderr if self.json else sys.stdout),
+            )
         if self.json:
             print_json(result.to_dict(), indent=1)
         else:
-            print_view(result)
+            shown(lambda _: result.summary())
         return 1 if result.failed else 0
 
 
@@ -91,6 +100,8 @@ def shown_progress(name: str) -> Iterator[Progress]:
 
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), *times, TextColumn("{task.fields[note]}", markup=False))
-    with Progress(*columns, console=SafeConsole(file=sys.stderr), transient=True) as bar:
+    console = SafeConsole(file=sys.stderr)
+    # rich would print results that are meant for a pipe on the terminal of the bar
+    with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
         task = bar.add_task(name, total=None, note="")
         yield lambda done, known, note: bar.update(task, completed=done, total=known, note=note)

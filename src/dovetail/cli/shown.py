@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
@@ -20,12 +20,13 @@ def print_view(result: Result) -> None:
     shown(result.view)
 
 
-def shown(view: Callable[[int], RenderableType]) -> None:
-    """Print a view in the width of the terminal."""
-    console = SafeConsole()
+def shown(view: Callable[[int], RenderableType], stream: IO[str] | None = None) -> None:
+    """Print a view in the width of the terminal, on stdout unless another stream is given, at once."""
+    console = SafeConsole(file=stream)
     if not console.is_terminal:
-        console = SafeConsole(width=WIDE)
+        console = SafeConsole(file=stream, width=WIDE)
     console.print(view(console.width), highlight=False, crop=False)
+    console.file.flush()
 
 
 def options(command: Any, *without: str) -> dict[str, Any]:

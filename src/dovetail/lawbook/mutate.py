@@ -223,9 +223,14 @@ def _try(site: Site | None, seed: int, refused: Refused | None = None) -> tuple[
 
 
 def run_random(
-    count: int, seed: int, progress: Callable[[int, int, str], None] | None = None, within: str = ""
+    count: int,
+    seed: int,
+    progress: Callable[[int, int, str], None] | None = None,
+    within: str = "",
+    tested: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Judge `count` mutations chosen by `seed`, in files whose path begins with `within`: {mutants, caught, survivors …}."""
+    """Judge `count` mutations chosen by `seed`, in files whose path begins with `within`: {mutants, caught, survivors …}.
+    `tested` is called with each row."""
     mp.get_context("forkserver").set_forkserver_preload(["torch"])
     possible = [site for site in sites() if site.file.startswith(within)]
     chosen = random.Random(seed).sample(possible, min(count, len(possible)))
@@ -238,6 +243,8 @@ def run_random(
     for site, message in _judged(chosen, seed, refused):
         assert site is not None
         rows.append({"name": site.name, "within": site.within, "caught": bool(message), "by": message})
+        if tested is not None:
+            tested(rows[-1])
         if progress is not None:
             progress(len(rows), len(chosen), f"{sum(not row['caught'] for row in rows)} live")
     rows.sort(key=lambda row: (row["caught"], row["name"]))

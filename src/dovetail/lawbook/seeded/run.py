@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dovetail.core.part import walk_spec
@@ -73,9 +73,16 @@ def compare_seeded(bug: str | None, text: str) -> dict[str, sharded.Compared]:
         return sharded.compare(text, 0, tuple(sharded.WAYS))
 
 
-def run_seeded(progress: Callable[[int, int, str], None] | None = None, quick: bool = False) -> dict[str, Any]:
-    """Seed every bug, or with `quick` those whose law needs no second process and no compiler: {mutants, caught, rows}."""
-    chosen = [bug for bug in seeded_bugs().values() if not (quick and bug.law in LAWS and LAWS[bug.law].slow)]
+def run_seeded(
+    progress: Callable[[int, int, str], None] | None = None,
+    quick: bool = False,
+    only: Sequence[str] = (),
+    tested: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Seed every bug, those of the laws in `only`, or with `quick` those whose law needs no second process and no compiler:
+    {mutants, caught, rows}. `tested` is called with each row."""
+    bugs = [bug for bug in seeded_bugs().values() if not only or bug.law in only]
+    chosen = [bug for bug in bugs if not (quick and bug.law in LAWS and LAWS[bug.law].slow)]
     rows: list[dict[str, Any]] = []
     without: dict[tuple[str, str], str] = {}
     for i, bug in enumerate(chosen):
@@ -93,4 +100,6 @@ def run_seeded(progress: Callable[[int, int, str], None] | None = None, quick: b
             message = f"the bug does not run: {message}"
         reason = f"{bug.law}: {message or 'holds'}"
         rows.append({"name": bug.name, "law": bug.law, "report": bug.report, "caught": caught, "by": reason})
+        if tested is not None:
+            tested(rows[-1])
     return {"mutants": len(rows), "caught": sum(row["caught"] for row in rows), "rows": rows}
