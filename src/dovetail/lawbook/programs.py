@@ -127,13 +127,18 @@ class Program(Decoder):
         self.step([row], [2])
 
     def fork(self) -> None:
-        """A marked row continues and forks, and both rows continue with different tokens; one rolls back to the mark."""
-        a = self.long_row(room=SLACK + 4)
+        """A marked row continues and forks, both rows continue with different tokens and are marked at different lengths; one
+        rolls back to where only the other has a mark, the other to the mark before the fork."""
+        a = self.long_row(room=SLACK + 5)
         b = self.rng.choice([row for row in range(ROWS) if row != a])
         point = self.mark(a)
         self.step([a], [SLACK + 2])
         self.copy_row(a, b)
         self.step([b, a], [2, 1])
+        self.mark(a)
+        there = self.mark(b)
+        self.step([a, b], [2, 1])
+        self.rollback(a, there)
         self.rollback(b, point + self.rng.randint(0, 1))
         self.step([a, b], [1, 2])
 

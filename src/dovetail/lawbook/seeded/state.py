@@ -82,6 +82,11 @@ def marks_lost(self: Pool, a: int, b: int) -> None:
     self.marks[b] = []
 
 
+def marks_aliased(self: Pool, a: int, b: int) -> None:
+    _fork(self, a, b)
+    self.marks[b] = self.marks[a]
+
+
 def written_not_copied(self: Pool, a: int, b: int) -> None:
     _fork(self, a, b)
     self.written[b] = self.lengths[b]
@@ -165,6 +170,7 @@ def mutants() -> list[Mutant]:
         ("a fork does not copy what was written", instead(Pool, "fork", written_not_copied), window),
         ("a mark forgets what was written", instead(Pool, "_to_mark", mark_forgets_what_was_written), window),
         ("a fork loses its marks", instead(Pool, "fork", marks_lost), window),
+        ("a fork shares its list of marks", instead(Pool, "fork", marks_aliased), recurrent["gru"]),
         ("marks survive the tokens they mark", instead(Pool, "rollback", marks_survive_a_rollback), recurrent["gru"]),
         ("the first mark is restored, not the last", instead(Pool, "_to_mark", first_mark_restored), recurrent["gru"]),
         ("a refused step keeps the pages of its first row", instead(Paged, "check", pages_kept_by_a_refused_step), None),
