@@ -17,7 +17,7 @@ import httpx2
 import torch
 from faults_clients import ALL, NONE, PROMPTS, texts_of
 from measure import Goal, Row
-from served import SECONDS, WINDOWS, body, served, write_model
+from served import SECONDS, WINDOWS, Server, body, served, write_model
 
 import dovetail as dt
 from dovetail.adapters.tensors import adapter_tensors
@@ -83,34 +83,56 @@ def s4(place: Path, flights: int = 10) -> list[Row]:
 
 
 def s5(place: Path, clients: int = 8) -> list[Row]:
-    """The engine's process is killed."""
-    with served(write_model(place / "model"), "--longest=4096") as server:
-        ends: list[float] = []
+    """The engine's process is killed: the server ends with an error, or starts it again."""
+    model = write_model(place / "model")
+    rows = list[Row]()
+    for restarts in (0, 1):
+        log = place / f"log{restarts}"
+        with served(model, "--longest=4096", f"--restart={restarts}", log=log) as server:
+            want = server.text("it was")
+            ends: list[float] = []
 
-        def ask(i: int) -> None:
-            try:
-                fields = body(f"it {i}", max_tokens=3000, stream=i % 2 == 0)
-                with httpx2.stream("POST", f"{server.url}/v1/completions", json=fields, timeout=SECONDS) as answer:
-                    failed = answer.status_code >= 500 or '"error"' in answer.read().decode()
-            except httpx2.HTTPError:
-                failed = True
-            ends.append(time.monotonic() if failed else float("inf"))
+            def ask(i: int, url: str = server.url, ends: list[float] = ends) -> None:
+                try:
+                    fields = body(f"it {i}", max_tokens=3000, stream=i % 2 == 0)
+                    with httpx2.stream("POST", f"{url}/v1/completions", json=fields, timeout=SECONDS) as answer:
+                        failed = answer.status_code >= 500 or '"error"' in answer.read().decode()
+                except httpx2.HTTPError:
+                    failed = True
+                ends.append(time.monotonic() if failed else float("inf"))
 
-        runs = [threading.Thread(target=ask, args=(i,)) for i in range(clients)]
-        for run in runs:
-            run.start()
-        server.wait(lambda now: now["num_requests_running"] == clients)
-        begin = time.monotonic()
-        os.kill(server.engine, signal.SIGKILL)
-        while httpx2.get(f"{server.url}/health", timeout=SECONDS).status_code != 503:
-            time.sleep(0.01)
-        health = time.monotonic() - begin
-        for run in runs:
-            run.join()
-    return [
-        Row("S5 the engine is killed: seconds until /health is 503", health, Goal(high=2)),
-        Row(f"S5 seconds until the last of {clients} clients has an error", max(ends) - begin, Goal(high=5)),
-    ]
+            runs = [threading.Thread(target=ask, args=(i,)) for i in range(clients)]
+            for run in runs:
+                run.start()
+            server.wait(lambda now: now["num_requests_running"] == clients)
+            begin = time.monotonic()
+            os.kill(server.engine, signal.SIGKILL)
+            for run in runs:
+                run.join()
+            how = f"S5 the engine is killed, --restart {restarts}"
+            rows.append(
+                Row(f"{how}: seconds until the last of {clients} clients has an error", max(ends) - begin, Goal(high=5))
+            )
+            if restarts:
+                differs = _text_again(server, want, begin)
+                rows += [Row(f"{how}: seconds until requests are answered", time.monotonic() - begin, Goal())]
+                rows += [Row(f"{how}: texts that differ afterwards", float(differs), NONE)]
+            else:
+                code = server.process.wait(SECONDS)
+                rows += [Row(f"{how}: seconds until the server has ended", time.monotonic() - begin, Goal(high=10))]
+                rows += [Row(f"{how}: exit code", code, Goal(low=1))]
+        rows.append(Row(f"{how}: lines of the log that name the signal", log.read_text().count("SIGKILL"), ALL))
+    return rows
+
+
+def _text_again(server: Server, want: str, begin: float) -> bool:
+    """Whether the text differs once the engine answers again."""
+    while time.monotonic() - begin < SECONDS:
+        try:
+            return server.text("it was") != want
+        except httpx2.HTTPError:
+            time.sleep(0.1)
+    return True
 
 
 def s11(place: Path, loads: int = 200) -> list[Row]:

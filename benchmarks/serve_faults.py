@@ -3,9 +3,9 @@
     python benchmarks/serve_faults.py [--json] [--quick] [--only S1 S5]
 
 The server is `dovetail serve` in its own process, with the native engine in another; sockets, signals and OpenAI's client are
-real. S rows: clients (faults_clients.py) and the engine; P rows: inputs that cost too much; N rows: equal answers
-(faults_engine.py). The model has 2 layers of width 32, and has learned a text with emoji. A soak (S10) runs on demand,
-`--only S10`, for ten minutes.
+real. S rows: clients (faults_clients.py) and the engine; P rows: inputs that cost too much or forge turns (faults_hostile.py);
+N rows: equal answers (faults_engine.py). The model has 2 layers of width 32, and has learned a text with emoji. A soak (S10)
+runs on demand, `--only S10`, for ten minutes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from faults_clients import s1, s2, s6, s7, s8, s9, s10
 from faults_engine import n3, n7, p5, p6, p7, s3, s4, s5, s11, s12
+from faults_hostile import p8, p9, s13
 from measure import Work, arguments, report, run_row
 
 ROWS: dict[str, tuple[Work, dict[str, Any]]] = {  # the sizes of --quick
@@ -31,9 +32,12 @@ ROWS: dict[str, tuple[Work, dict[str, Any]]] = {  # the sizes of --quick
     "S10": (s10, {"minutes": 0.2}),
     "S11": (s11, {"loads": 8}),
     "S12": (s12, {"prompts": 6}),
+    "S13": (s13, {"count": 100}),
     "P5": (p5, {}),
     "P6": (p6, {}),
     "P7": (p7, {}),
+    "P8": (p8, {"attacks": 8, "asked": 3}),
+    "P9": (p9, {}),
     "N3": (n3, {}),
     "N7": (n7, {"trials": 4}),
 }
@@ -45,7 +49,7 @@ def main() -> int:
     parser = arguments(__doc__ or "")
     chosen = [name for name in ROWS if name not in ON_DEMAND]
     parser.add_argument(
-        "--only", nargs="+", choices=list(ROWS), default=chosen, metavar="ROW", help="S1 … S12, P5 … P7, N3, N7"
+        "--only", nargs="+", choices=list(ROWS), default=chosen, metavar="ROW", help="S1 … S13, P5 … P9, N3, N7"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)  # servers and clients share the cores

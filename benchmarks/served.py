@@ -136,10 +136,12 @@ def body(prompt: str, **more: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def served(place: Path, *flags: str) -> Iterator[Server]:
-    """A server of a model directory, until the block ends."""
+def served(place: Path, *flags: str, log: Path | None = None) -> Iterator[Server]:
+    """A server of a model directory, until the block ends; its log goes to a file."""
     command = [sys.executable, "-m", "dovetail", "serve", str(place), "--port=0", "--threads=1", "--json", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context((Path(os.devnull) if log is None else log).open("w"))
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True))
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:

@@ -106,3 +106,24 @@ def test_manifests_name_no_registry() -> None:
     images = [line.split()[-1] for file in DEPLOY.glob("*.yaml") for line in file.read_text().splitlines() if "image:" in line]
     assert images
     assert not any("/" in image for image in images)
+
+
+def _pods(value: Any) -> Iterator[dict[str, Any]]:
+    """The specs of pods in a manifest."""
+    if isinstance(value, dict):
+        if "containers" in value:
+            yield value
+        for one in value.values():
+            yield from _pods(one)
+
+
+def test_b7_jobs_are_as_strict_as_the_server() -> None:
+    (server,) = [pod for one in yaml.safe_load_all((DEPLOY / "serve.yaml").read_text()) for pod in _pods(one)]
+    jobs = [pod for document in documents() if document["kind"] in ("Job", "PyTorchJob") for pod in _pods(document)]
+    assert len(jobs) == 2
+    for pod in jobs:
+        assert pod["securityContext"] == server["securityContext"]
+        assert pod["automountServiceAccountToken"] is False
+        for container in pod["containers"]:
+            assert container["securityContext"] == server["containers"][0]["securityContext"]
+            assert "/tmp" in [one["mountPath"] for one in container["volumeMounts"]]  # the root file system is read-only

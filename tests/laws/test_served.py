@@ -35,6 +35,7 @@ BUGS: dict[str, tuple[str, dict]] = {
     "21": ("streamed", {}),
     "22a": ("cached", {}),
     "22b": ("concurrent", {}),
+    "23": ("held_back", {}),
 }
 PROFILES = ("bfloat16", "heavy", "bfloat16", "float32")
 

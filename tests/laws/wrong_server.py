@@ -7,7 +7,7 @@ import json
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,6 +22,11 @@ KNOWN = {
     *("presence_penalty", "frequency_penalty"),
 }
 EXTRAS = {"cache_salt", "ignore_eos", "top_k", "min_p", "repetition_penalty", "return_token_ids", "return_tokens_as_token_ids"}
+
+
+def held_back(text: str, stops: Iterable[str]) -> int:
+    """The length of the longest end of a text that begins a stop string."""
+    return max((k for other in stops for k in range(1, len(other)) if text.endswith(other[:k])), default=0)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -78,6 +83,8 @@ class Handler(BaseHTTPRequestHandler):
                 text, finish = text[: text.index(stop)], "stop"
                 while taken and len("".join(NAMES[token] for token, _ in taken[:-1])) >= len(text):
                     taken = taken[:-1]
+        if "23" in self.server.engine.bugs and finish == "length":
+            text = text[: len(text) - held_back(text, body.get("stop") or ())]
         if s.echo:
             shift = 0 if "20" in self.server.engine.bugs else 1  # scores[i] is the row after token i
             before = [(token, s.scores[i - shift] if i >= shift else None) for i, token in enumerate(s.prompt)]
@@ -106,13 +113,13 @@ class Handler(BaseHTTPRequestHandler):
             text, first = text + NAMES[token], row if first is None else first
             stop = next((stop for stop in stops if stop in text), None)
             end = text.index(stop) if stop else len(text)
-            hold = max((k for other in stops for k in range(1, len(other)) if text.endswith(other[:k])), default=0)
+            hold = held_back(text, stops)
             ready = end if stop else end - (0 if "11" in bugs else hold)
             rows = None if "21" in bugs else logprobs(body, [(token, row)])
             if "18" in bugs and rows is not None:
                 rows["top_logprobs"] = logprobs(body, [(token, first)])["top_logprobs"]
             ended = bool(stop) or (len(s.tokens) - len(s.prompt) >= s.max_tokens and len(text) == 3 * s.max_tokens)
-            ready = end if ended else ready
+            ready = end if ended and not ("23" in bugs and not stop) else ready
             part = {"index": 0, "text": text[sent:ready], "finish_reason": ("stop" if stop else "length") if ended else None}
             if not stop:
                 part |= {"logprobs": rows, "token_ids": [token]}

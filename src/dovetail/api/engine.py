@@ -12,6 +12,7 @@ import json
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -39,6 +40,7 @@ from dovetail.text.grammar import Grammars
 from dovetail.transformer import Transformer
 
 E = TypeVar("E", Engine, PooledEngine)
+TRACEBACK = 4000  # characters
 
 
 @checks_keywords
@@ -160,7 +162,11 @@ def main() -> int:
     gc.freeze()  # the model stays: no step waits until the collector has searched it
     ready = {"longest": engine.longest, "vocab": engine.model.part.vocab, "ranks": embedder.ranks}
     sock.sendall(encode({"ready": ready}))
-    Loop(engine, sock, functools.partial(read_adapter, engine, directory), embedder).run()
+    try:
+        Loop(engine, sock, functools.partial(read_adapter, engine, directory), embedder).run()
+    except Exception:
+        sock.sendall(encode({"fatal": f"the engine's process has failed: {traceback.format_exc()[-TRACEBACK:]}"}))
+        return 1
     return 0
 
 

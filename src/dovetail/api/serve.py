@@ -26,7 +26,9 @@ if TYPE_CHECKING:  # of the extra `serve`
     from fastapi import FastAPI
 
     from dovetail.api.engine import EngineOptions
+    from dovetail.serving.http.log import LogFormat
     from dovetail.serving.http.options import Options
+    from dovetail.serving.worker import ProcessClient
 
 PACKAGES = ("fastapi", "uvicorn", "starlette", "prometheus_client")  # of the extra `serve`
 KEY_FILE_BYTES = 1 << 16
@@ -49,6 +51,9 @@ def serve(
     tool_parser: str | None = None,
     drain_seconds: float = 30.0,
     address_connections: int = ADDRESS_CONNECTIONS,
+    log_format: LogFormat = "text",
+    log_prompts: bool = False,
+    restart: int = 0,
     rows: int = 8,
     queued: int = QUEUED,
     longest: int = 4096,
@@ -71,6 +76,8 @@ def serve(
     give as their model; those in `adapter_root` can be loaded by requests with a key of `admin_key_file`. `tool_parser` is the
     format of tool calls; that of the chat template by default. `address_connections` is how many connections one address may
     have open; clients behind a proxy share its address. `ready` is called with the URL once requests are accepted.
+    The log on stderr has one line per request (`log_format`: text, or JSON lines), without the text of prompts unless
+    `log_prompts`. An engine that ends by itself is started again up to `restart` times; then the server raises EngineDead.
     Up to `queued` continuations wait; further requests get 429. The options from `rows` to `pooling` are those of the engine
     (`api.engine.EngineOptions`).
     """
@@ -88,9 +95,11 @@ def serve(
         tool_parser=tool_parser,
         drain_seconds=drain_seconds,
         address_connections=address_connections,
+        log_prompts=log_prompts,
     )
     check_exposed(host, options.keys)
     from dovetail.api.engine import EngineOptions
+    from dovetail.serving.http.log import logging_to_stderr
     from dovetail.serving.http.server import bound_socket
 
     engine = EngineOptions(
@@ -111,7 +120,8 @@ def serve(
     sock = bound_socket(host, port)  # before the weights are read: a port that is taken is an error at once
     try:
         url = url_of(host, sock.getsockname()[1])
-        asyncio.run(_serve(model, sock, options, lambda: _report(ready, url), engine, queued))
+        with logging_to_stderr(log_format):
+            asyncio.run(_serve(model, sock, options, lambda: _report(ready, url, log_format), engine, queued, restart))
     finally:
         sock.close()
 
@@ -131,6 +141,7 @@ def server_options(
     tool_parser: str | None = None,
     drain_seconds: float = 30.0,
     address_connections: int = ADDRESS_CONNECTIONS,
+    log_prompts: bool = False,
 ) -> Options:
     """Return the options of a server of a model directory: those of `serve`, with the keys read."""
     _check_extra()
@@ -148,22 +159,29 @@ def server_options(
         tool_parser=tool_parser,
         drain_seconds=drain_seconds,
         address_connections=address_connections,
+        log_prompts=log_prompts,
     )
 
 
 @asynccontextmanager
 async def open_app(
-    model: str | Path, options: Options, engine: EngineOptions, *, queued: int = QUEUED
+    model: str | Path, options: Options, engine: EngineOptions, *, queued: int = QUEUED, restart: int = 0
 ) -> AsyncGenerator[FastAPI, None]:
-    """Start the engine of a model directory; yield its app, without a socket; end the engine."""
+    """Start the engine of a model directory; yield its app, without a socket; end the engine. It is started again up to
+    `restart` times where it ends by itself."""
     from dovetail.api.engine import start_engine
     from dovetail.serving.http.app import make_app
+    from dovetail.serving.restart import RestartingClient
 
     where = Directory(model)
     spec = origin(where).spec
     if not generates(spec):
         check_embeds(spec)
-    client = await start_engine(where.place, engine, queued=queued)
+
+    async def start() -> ProcessClient:
+        return await start_engine(where.place, engine, queued=queued)
+
+    client = RestartingClient(await start(), start, restart)
     try:
         yield make_app(client, read_vocabulary(where), options)
     finally:
@@ -171,11 +189,17 @@ async def open_app(
 
 
 async def _serve(
-    model: str | Path, sock: socket, options: Options, ready: Callable[[], None], engine: EngineOptions, queued: int
+    model: str | Path,
+    sock: socket,
+    options: Options,
+    ready: Callable[[], None],
+    engine: EngineOptions,
+    queued: int,
+    restart: int,
 ) -> None:
     from dovetail.serving.http.server import run_server
 
-    async with open_app(model, options, engine, queued=queued) as app:
+    async with open_app(model, options, engine, queued=queued, restart=restart) as app:
         await run_server(app, sock, options.drain_seconds, ready)
 
 
@@ -209,6 +233,10 @@ def check_exposed(host: str, keys: Sequence[str]) -> None:
         raise UsageError(f"--host {host}: other machines reach this address; give --api-key or --api-key-file")
 
 
-def _report(ready: Callable[[str], None] | None, url: str) -> None:
+def _report(ready: Callable[[str], None] | None, url: str, log_format: LogFormat) -> None:
+    if log_format == "json":
+        from dovetail.serving.client import LOG
+
+        LOG.info("%s/v1: ready", url)
     if ready is not None:
         ready(url)

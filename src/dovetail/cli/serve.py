@@ -69,6 +69,12 @@ class Command(LoadFlags):
     """The seconds in which requests may finish after SIGTERM."""
     address_connections: Annotated[int, whole(1, 65536)] = ADDRESS_CONNECTIONS
     """Connections that one address may have open; raise it behind a proxy, whose clients share its address."""
+    log_format: Literal["text", "json"] = "text"
+    """The log on stderr: one line per request, as text or as a JSON object."""
+    log_prompts: bool = False
+    """Write the text of prompts to the log."""
+    restart: Annotated[int, whole(0, 1000)] = 0
+    """How often an engine that has ended by itself is started again; then the server ends with an error."""
     rows: Annotated[int, whole(1, 1024)] = 8
     """Continuations that run at once."""
     queued: Annotated[int, whole(0, 65536)] = 64
@@ -130,7 +136,7 @@ class Command(LoadFlags):
         if self.json:
             print_json({"url": f"{url}/v1"})
             sys.stdout.flush()
-        else:
+        elif self.log_format == "text":
             print_note(f"{url}/v1: ready")
 
 

@@ -62,6 +62,7 @@ REQUEST_SECONDS = 30.0  # in which a body arrives
 REQUEST_ITEMS = 300_000  # opening brackets and commas of a body: parsed in less than a tenth of a second of CPU time
 REQUEST_PROMPTS = 64  # of one request
 REQUEST_CHOICES = 128  # prompts times n
+REQUEST_N = 64  # choices per prompt
 SERVED_ADAPTERS = 64  # loaded at once
 REQUEST_STOPS = 16  # stop strings, and stop tokens times 16
 REQUEST_STOP_CHARACTERS = 256  # of one stop string

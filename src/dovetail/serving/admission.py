@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dovetail.core.errors import InputError
+from dovetail.core.limits import REQUEST_N
 from dovetail.serving.request import Request
 
 if TYPE_CHECKING:
     from dovetail.serving.engine import Engine
-
-MAX_N = 64  # continuations per request
 
 
 def check_request(engine: Engine, request: Request) -> None:
@@ -22,8 +21,8 @@ def check_request(engine: Engine, request: Request) -> None:
         raise InputError("prompt: is empty; give at least one token")
     if min(prompt) < 0 or max(prompt) >= spec.vocab:
         raise InputError(f"prompt: has a token id outside 0 to {spec.vocab - 1}")
-    if not 1 <= request.n <= MAX_N:
-        raise InputError(f"n: {request.n} is not from 1 to {MAX_N}")
+    if not 1 <= request.n <= REQUEST_N:
+        raise InputError(f"n: {request.n} is not from 1 to {REQUEST_N}")
     if request.max_tokens < (0 if request.prompt_logprobs is not None else 1):
         raise InputError(f"max_tokens: {request.max_tokens} is not 1 or more; 0 where the prompt is scored alone")
     encoder = spec.encoder is not None

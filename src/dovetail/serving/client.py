@@ -8,12 +8,15 @@ client.abort(request.id)                        its outputs end, and its cache b
 from __future__ import annotations
 
 import dataclasses as dc
+import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from dovetail.core.errors import DovetailError
 from dovetail.serving.request import Output, Request
+
+LOG = logging.getLogger("dovetail.serving")
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -48,12 +51,27 @@ class EngineDead(DovetailError):
     """The engine's process has ended, or could not begin; the message says why."""
 
 
+class EngineRestarting(EngineDead):
+    """The engine's process has ended, and is started again."""
+
+
 class Client(Protocol):
     """An engine, seen from an event loop."""
 
-    longest: int  # tokens of a prompt and its continuation together
-    vocab: int
-    ranks: bool  # whether the model's head scores pairs of texts
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt and its continuation together."""
+        ...
+
+    @property
+    def vocab(self) -> int:
+        """The number of token ids."""
+        ...
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the model's head scores pairs of texts."""
+        ...
 
     def submit(self, request: Request) -> AsyncIterator[Output]:
         """Yield the outputs of a request. Raises Busy at once where the queue is full, EngineDead when the engine ends."""
@@ -81,6 +99,10 @@ class Client(Protocol):
 
     def alive(self) -> bool:
         """Whether the engine answers."""
+        ...
+
+    async def ended(self) -> str:
+        """Wait until the engine has ended without being asked to; return the reason."""
         ...
 
     def stats(self) -> Stats:

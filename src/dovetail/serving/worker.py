@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 
 from dovetail.core.errors import InputError
 from dovetail.core.limits import INPUTS_WAITING
-from dovetail.serving.client import Busy, EngineDead, Stats
+from dovetail.serving.client import LOG, Busy, EngineDead, Stats
 from dovetail.serving.request import Output, Request
 from dovetail.serving.wire import Inbox, encode
 
@@ -36,6 +37,7 @@ class ProcessClient:
         self.longest = self.vocab = self.inputs = 0  # inputs: texts that are embedded or scored
         self.ranks = False
         self.newest, self.dead = Stats(), ""
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.queues: dict[str, asyncio.Queue[Output | Exception]] = {}
         self.open: dict[str, int] = {}  # continuations of a request that have not ended
         self.calls: dict[int, asyncio.Future[dict[str, Any]]] = {}  # that wait for their answer
@@ -127,6 +129,10 @@ class ProcessClient:
         """Whether the process runs and has loaded its model."""
         return not self.dead and self.ready.done()
 
+    async def ended(self) -> str:
+        """Wait until the process has ended without being asked to; return the reason."""
+        return await asyncio.shield(self.over)
+
     def stats(self) -> Stats:
         """Return the newest statistics."""
         return self.newest
@@ -165,6 +171,10 @@ class ProcessClient:
                     self._take(message)
         except (OSError, ValueError) as error:
             reason = f"{reason}: {error}"
+        if not self.dead:
+            with suppress(TimeoutError):
+                code = await asyncio.wait_for(self.process.wait(), CLOSING)
+                reason += f", by {signal.Signals(-code).name}" if code < 0 else f", with exit code {code}"
         self._die(self.dead or reason)
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -187,6 +197,9 @@ class ProcessClient:
                     queue.put_nowait(output)
 
     def _die(self, reason: str) -> None:
+        if not self.dead and self.ready.done():
+            LOG.error("%s; requests in flight: %d", reason, len(self.queues))
+            self.over.set_result(reason)
         self.dead = self.dead or reason
         if not self.ready.done():
             self.ready.set_exception(EngineDead(reason))

@@ -138,6 +138,10 @@ class SmallEngine:
     def alive(self) -> bool:
         return not self.dead.is_set()
 
+    async def ended(self) -> str:
+        await asyncio.get_running_loop().run_in_executor(None, self.dead.wait)
+        return "the engine of the tests has ended"
+
     def stats(self) -> Stats:
         return Stats(running=len(self.live), blocks=10, free_blocks=10, prompt_tokens=self.prompt_tokens)
 

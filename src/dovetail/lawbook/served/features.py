@@ -16,6 +16,8 @@ FLIPS = 0.1  # of seeded tokens, at most, may change by rounding: a draw falls b
 EVIDENCE = log(100.0)  # for independent draws against repeated ones, that fails the law
 LATER = 0.02  # seconds by which neighbors precede a request
 STOP = 3  # characters of a stop string
+NEVER = "\u2603\u2603\u2603"  # of a stop string that is never completed
+BROKEN = "\ufffd"  # bytes that form no character yet
 
 
 @law(8, "streamed", "a streamed answer is the whole one: its text, tokens and log-probs")
@@ -113,6 +115,36 @@ def stops(case: Served) -> str | None:
     if not case.compared:
         raise NotApplicable("no answer holds a piece of plain text that could be a stop string")
     return None
+
+
+@law(14, "held_back", "a stop string that never completes changes no text, streamed and whole, however the answer ends")
+def held_back(case: Served) -> None:
+    """Ask again with a stop string that the answer begins at its end and never completes: at the last token, and before another
+    stop string, which completes."""
+    case.quirks.need("stops")
+    for length in case.lengths(14, 30, 60):
+        prompt = case.prompts.new(length)
+        free = case.ask(prompt, 16)
+        if NEVER in free.text or BROKEN in free.text or len(free.text) < STOP:
+            continue
+        ends = {"at the end": ([free.text[-STOP:] + NEVER], free.text, free.finish)}
+        stop = _stop_of(free.text)
+        before = "" if stop is None else free.text[: free.text.index(stop)]
+        if stop is not None and before:
+            ends["before another"] = ([before[-STOP:] + NEVER, stop], before, "stop")
+        runs: dict[str, Callable[..., Answer]] = {"whole": case.ask}
+        if "streams" not in case.quirks.lacks:
+            runs["streamed"] = case.stream
+        for where, (stops, want, finish) in ends.items():
+            for how, run in runs.items():
+                got = run(prompt, 16, stop=stops)
+                parted = not (got.text.startswith(want) or want.startswith(got.text))  # at a near-tie
+                case.flips += parted
+                what = f"{how}, a stop string that is begun {where} and not completed"
+                case.true(parted or got.text == want, f"{what}: gives {got.text[-20:]!r} for {want[-20:]!r}")
+                case.true(parted or got.finish == finish, f"{what}: finish_reason is {got.finish!r}")
+    if not case.compared:
+        raise NotApplicable("no answer holds plain text that could begin a stop string")
 
 
 def _stop_of(text: str) -> str | None:

@@ -17,9 +17,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dovetail.core.errors import InputError
+from dovetail.serving.client import LOG
 from dovetail.serving.http.base_schema import Body
 from dovetail.serving.http.body import read_body
-from dovetail.serving.http.errors import ApiError
+from dovetail.serving.http.errors import ApiError, without_paths
 from dovetail.serving.http.guard import ADMIN
 from dovetail.serving.http.options import NAME
 from dovetail.serving.http.service import Service
@@ -56,8 +57,8 @@ class AdapterRoutes:
         try:
             await self.service.client.load_adapter(body.lora_name, place)
         except InputError as error:
-            message = str(error).replace(str(place), body.lora_path)  # an answer holds no path of the server
-            raise ApiError(400, message, param="lora_path") from None
+            LOG.warning("adapter %s: %s", body.lora_name, error)
+            raise ApiError(400, _reason(str(error), str(place), body.lora_path), param="lora_path") from None
         models[body.lora_name] = body.lora_name
         return JSONResponse({"status": "ok", "message": f"{body.lora_name}: loaded"})
 
@@ -79,6 +80,11 @@ class AdapterRoutes:
         if not request.scope[ADMIN]:
             raise ApiError(403, "needs a key of the administrator", code="admin_only", headers={"Connection": "close"})
         return self.root
+
+
+def _reason(message: str, directory: str, given: str) -> str:
+    """A message about an adapter's directory without a path of the server: what the client called it stands instead."""
+    return given.join(without_paths(part) for part in message.split(directory))
 
 
 def inside(root: Path, path: str) -> Path:

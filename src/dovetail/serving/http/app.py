@@ -29,6 +29,7 @@ from dovetail.serving.http.chat_schema import ChatBody, DetokenizeBody, Tokenize
 from dovetail.serving.http.embeddings import EmbeddingBody, EmbeddingRoutes, RerankBody, ScoreBody
 from dovetail.serving.http.errors import ApiError, answer_error
 from dovetail.serving.http.guard import OPEN, Gate, Guard
+from dovetail.serving.http.log import RequestLog
 from dovetail.serving.http.options import Options
 from dovetail.serving.http.run import now
 from dovetail.serving.http.schema import CompletionBody
@@ -55,6 +56,7 @@ def make_app(client: Client, vocabulary: Vocabulary, options: Options) -> FastAP
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(ClientGone, _nobody)
     app.add_middleware(Guard, options=options, gate=gate)
+    app.add_middleware(RequestLog)  # the outermost: it logs what the guard refuses, too
     _add_generation(app, service)
     _add_models(app, service)
     _add_tokens(app, service)

@@ -22,6 +22,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dovetail.core.limits import REQUEST_HEADER_BYTES, REQUEST_HEADER_SECONDS
+from dovetail.serving.client import LOG
 from dovetail.serving.http.errors import ApiError
 
 CONNECTIONS = 4096  # open at once
@@ -105,6 +106,7 @@ class BoundedProtocol(H11Protocol):
         """Answer and close; after an answer whose request has not been read to its end, only close."""
         if self.transport.is_closing():
             return
+        LOG.info("connection of %s refused: %d %s", self.address or "a client", error.status, error)
         body = json.dumps(error.data()).encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
         parts: list[Any] = [

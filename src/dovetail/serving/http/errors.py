@@ -5,8 +5,8 @@ Messages are printable, bounded, and hold no path of the server: they are made h
 
 from __future__ import annotations
 
-import logging
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.printable import printable
-from dovetail.serving.client import Busy, EngineDead
+from dovetail.serving.client import LOG, Busy, EngineDead, EngineRestarting
 
 TYPES = {
     400: "invalid_request_error",
@@ -28,8 +28,8 @@ TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-LOG = logging.getLogger("dovetail.serving")
 LONGEST = 500  # characters of a message
+PATH = re.compile(r"(?<![\w.])(?:/[^\s/:;,'\"()]+){2,}/?")  # absolute
 
 
 class ApiError(Exception):
@@ -76,22 +76,34 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, Busy):
         seconds = max(1, math.ceil(min(error.retry_after, 3600))) if math.isfinite(error.retry_after) else 1
         return ApiError(429, "the queue is full; try again later", code="queue_full", headers={"Retry-After": str(seconds)})
+    if isinstance(error, EngineRestarting):
+        problem = "the engine ended, and is started again; send the request again"
+        return ApiError(503, problem, code="engine_restarting", headers={"Retry-After": "5"})
     if isinstance(error, EngineDead):
-        return ApiError(503, "the engine has ended", code="engine_dead")
+        return ApiError(503, "the engine has ended, and the server ends, too", code="engine_dead")
     if isinstance(error, ValidationError):
         return Unreadable(error)
     if isinstance(error, SpecError):
-        return ApiError(400, str(error), param=error.path)
+        return ApiError(400, without_paths(str(error)), param=error.path)
     if isinstance(error, InputError):
-        return ApiError(400, str(error))
+        return ApiError(400, without_paths(str(error)))
     if isinstance(error, HTTPException):
-        return ApiError(error.status_code, "no such route" if error.status_code == 404 else str(error.detail))
+        return ApiError(error.status_code, str(error.detail))
     if isinstance(error, RequestValidationError):
         return ApiError(400, "the request does not fit the route")
     LOG.error("internal error", exc_info=error)
     return ApiError(500, "internal error")
 
 
-async def answer_error(_: Request, error: Exception) -> JSONResponse:
+def without_paths(message: str) -> str:
+    """Return a message of the engine or of a file's reader with each path of the server cut to its last name."""
+    return PATH.sub(lambda match: match[0].rstrip("/").rpartition("/")[2], message)
+
+
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
     """Answer an exception of a route."""
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        paths = sorted({path for route in request.app.routes if "{" not in (path := route.path)})
+        problem = f"{request.method} {printable(request.url.path, 80)}: no such route; there are {', '.join(paths)}"
+        return ApiError(404, problem, code="route_not_found").response()
     return as_api_error(error).response()

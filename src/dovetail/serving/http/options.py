@@ -32,6 +32,7 @@ class Options:
     tool_parser: str | None = None  # the format of tool calls; None: that of the chat template
     drain_seconds: float = 30.0  # in which requests may finish after SIGTERM
     address_connections: int = ADDRESS_CONNECTIONS  # that one address may have open
+    log_prompts: bool = False  # whether the log has the text of prompts
 
     def __post_init__(self) -> None:
         if not self.models:

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import RENDERS_AT_ONCE, RENDERS_WAITING
@@ -82,16 +82,21 @@ class PromptEncoder:
         encoder, messages = self._conversations, [one.plain() for one in body.messages]
         if sum(len(one["content"]) for one in messages) > self.most:
             raise too_long(f"the messages have more than the {self.most:,} characters that {self.longest:,} tokens can have")
-        tools = [one.plain() for one in body.offered]
+        tools = self.checked_tools(body)
         marked = await self.run(lambda: encoder.mark(messages, **body.chat_template_kwargs, tools=tools or None))
         text = await self._render(template, body, marked)
         return await self._encode(text, lambda: encoder.ids(text, marked.mark, add_special=add_special))
 
+    def checked_tools(self, body: ChatFields) -> list[dict[str, Any]]:
+        """Return the tools that the chat template renders; ApiError where it renders none, whatever the tool_choice."""
+        template = self.vocabulary.chat_template
+        if body.offered and template is not None and "tools" not in template.text:
+            raise ApiError(400, "tools: the model's chat template does not render tools; leave them out", param="tools")
+        return [one.plain() for one in body.offered]
+
     async def _render(self, template: ChatTemplate, body: ChatFields, marked: Marked) -> str:
         """Return a conversation as text."""
         messages, mark = list(marked.messages), secrets.token_hex(16)
-        if marked.given["tools"] and "tools" not in template.text:
-            raise ApiError(400, "tools: the model's chat template does not render tools; leave them out", param="tools")
         if body.continue_final_message:  # what the template writes behind the mark is cut off
             messages[-1] = {**messages[-1], "content": messages[-1]["content"] + mark}
         request = (messages, body.add_generation_prompt and not body.continue_final_message)

@@ -48,6 +48,7 @@ class Run:
 
     def __init__(self, client: Client, jobs: Sequence[Job], metrics: Metrics, running: set[Run]) -> None:
         self.client, self.jobs, self.metrics, self.running = client, jobs, metrics, running
+        self.first_seconds: float | None = None  # until the first token
         self.queue: asyncio.Queue[tuple[Job, Output | BaseException | None]] = asyncio.Queue()
 
     def abort(self) -> None:
@@ -82,6 +83,7 @@ class Run:
                 elif job in tasks:
                     clock.tick(len(item.tokens))
                     clock.begun(item)
+                    self.first_seconds = None if clock.first is None else clock.first - clock.begin
                     if (piece := _pushed(job, item)) is not None:
                         yield piece
                     if job.finished and item.finish is None:  # by stop strings: the engine would go on

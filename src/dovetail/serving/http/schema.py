@@ -14,8 +14,8 @@ from dovetail.core.limits import (
     MAX_NEW_TOKENS,
     MAX_SEED,
     REQUEST_BIASES,
-    REQUEST_CHOICES,
     REQUEST_LOGPROBS,
+    REQUEST_N,
     REQUEST_PROMPTS,
     REQUEST_STOP_CHARACTERS,
     REQUEST_STOPS,
@@ -57,7 +57,7 @@ class GenerationBody(Constrained):
     """What completions and chat completions share."""
 
     model: Short | None = None
-    n: Annotated[int, Field(ge=1, le=REQUEST_CHOICES)] = 1
+    n: Annotated[int, Field(ge=1, le=REQUEST_N)] = 1
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=MAX_ID)] = -1  # −1 and 0: all tokens
@@ -66,7 +66,7 @@ class GenerationBody(Constrained):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     logit_bias: Annotated[dict[Short, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=REQUEST_BIASES)] = {}
-    seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED - REQUEST_CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED - REQUEST_N)] | None = None
     stop: Stop | None = None
     stop_token_ids: Annotated[list[Id], Field(max_length=16 * REQUEST_STOPS, fail_fast=True)] = []
     ignore_eos: bool = False

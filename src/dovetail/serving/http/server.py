@@ -1,7 +1,8 @@
 """The server process: sockets, limits of the protocol, and a drain on SIGTERM.
 
 SIGTERM or SIGINT: new requests and /health are answered with 503, those in flight may finish within `drain_seconds`. The others
-are aborted, their clients get an error, and the server ends. A second signal ends it at once.
+are aborted, their clients get an error, and the server ends. A second signal ends it at once. Where the engine has ended for
+good, the server ends with EngineDead.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fastapi import FastAPI
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import REQUEST_HEADER_BYTES
+from dovetail.serving.client import EngineDead
 from dovetail.serving.http.connections import CONNECTIONS, bounded_protocol
 
 BACKLOG = 2048
@@ -82,7 +84,7 @@ async def run_server(app: FastAPI, sock: socket.socket, drain_seconds: float, re
     """Serve until a signal, then drain. `ready` is called once requests are accepted."""
     allow_connections()
     server, loop = make_server(app), asyncio.get_running_loop()
-    ending = asyncio.Event()
+    ending, dead = asyncio.Event(), list[str]()
 
     def on_signal() -> None:
         if ending.is_set():
@@ -96,6 +98,11 @@ async def run_server(app: FastAPI, sock: socket.socket, drain_seconds: float, re
             await app.state.gate.drained(ABORTED_SECONDS)
         server.should_exit = True
 
+    async def watch() -> None:
+        dead.append(await app.state.service.client.ended())
+        await app.state.gate.drained(ABORTED_SECONDS)  # those in flight have their error by now
+        server.should_exit = True
+
     async def announce() -> None:
         while not server.started:
             await asyncio.sleep(0.01)
@@ -107,7 +114,7 @@ async def run_server(app: FastAPI, sock: socket.socket, drain_seconds: float, re
     signals = (signal.SIGTERM, signal.SIGINT)
     for one in signals:
         loop.add_signal_handler(one, on_signal)
-    tasks = [asyncio.create_task(drain()), asyncio.create_task(announce())]
+    tasks = [asyncio.create_task(work) for work in (drain(), watch(), announce())]
     try:
         await server.serve([sock])
     finally:
@@ -116,3 +123,5 @@ async def run_server(app: FastAPI, sock: socket.socket, drain_seconds: float, re
             task.cancel()
         for one in signals:
             loop.remove_signal_handler(one)
+    if dead and not ending.is_set():
+        raise EngineDead(f"{dead[0]}; --restart N starts it again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import uuid
 from collections.abc import Sequence
@@ -12,13 +13,14 @@ from starlette.responses import Response
 from dovetail.core.limits import REQUEST_CHOICES
 from dovetail.generation import Vocabulary
 from dovetail.sampling import Sampling
-from dovetail.serving.client import Client, EngineDead
+from dovetail.serving.client import Client
 from dovetail.serving.http.body import read_body
 from dovetail.serving.http.chat_schema import ChatBody
 from dovetail.serving.http.choice import Choice
 from dovetail.serving.http.errors import ApiError
 from dovetail.serving.http.grammars import GrammarChecker
 from dovetail.serving.http.guard import TENANT
+from dovetail.serving.http.log import PROMPT, REQUEST_ID, RUN
 from dovetail.serving.http.logprobs import LogprobShapes
 from dovetail.serving.http.metrics import Metrics
 from dovetail.serving.http.names import TokenNames
@@ -69,6 +71,8 @@ class Service:
         body = await read_body(request, CompletionBody)
         model, id = self.model(body.model), f"cmpl-{uuid.uuid4().hex}"
         given = body.prompts
+        if self.options.log_prompts:
+            request.scope[PROMPT] = json.dumps(given, ensure_ascii=False)
         if len(given) * body.n > REQUEST_CHOICES:
             raise ApiError(400, f"n: {len(given)} prompts × {body.n} are more than {REQUEST_CHOICES} choices", param="n")
         prompts = [
@@ -90,6 +94,9 @@ class Service:
         """Answer `POST /v1/chat/completions`."""
         body = await read_body(request, ChatBody)
         model, id = self.model(body.model), f"chatcmpl-{uuid.uuid4().hex}"
+        if self.options.log_prompts:
+            request.scope[PROMPT] = json.dumps([one.plain() for one in body.messages], ensure_ascii=False)
+        self.encoder.checked_tools(body)
         calls = ToolCalls(body, self.tool_parser)
         prompt = await self.encoder.chat(body, add_special=body.add_special_tokens)
         max_tokens = body.max_completion_tokens or body.max_tokens or self.client.longest - len(prompt)
@@ -106,8 +113,7 @@ class Service:
         return "" if grammar is None else await self.grammars.source(grammar, request.scope[TENANT] or address)
 
     async def _respond(self, request: HttpRequest, run: Run, shape: Shape, stream: bool) -> Response:
-        if not self.client.alive():
-            raise EngineDead
+        request.scope[RUN], request.scope[REQUEST_ID] = run, shape.id
         return await respond(request, run, shape, stream)
 
     def _jobs(

@@ -46,7 +46,9 @@ class ToolCalls:
             raise ApiError(400, "tool_choice: constrains the output, and so does another field; give one", param="tool_choice")
         self.splits = parser if self.grammar is None else WholeCall(key)
         if self.names and self.splits is None:
-            message = "tools: the chat template has no known format of calls; require a tool, or start with --tool-parser"
+            remedy = "set tool_choice to required or to a tool, or start the server with --tool-parser"
+            problem = "the format in which this model writes calls is not known, so tool_choice auto cannot find them"
+            message = f"tools: {problem}; {remedy}"
             raise ApiError(400, message, param="tools")
 
     def stream(self) -> ToolStream | None:
