@@ -1,14 +1,21 @@
-"""Recurrent encoder–decoders, with and without attention, can be written, and follow the laws."""
+"""Recurrent encoder–decoders can be written and follow the laws; encoder–decoders are trained on pairs."""
+
+import json
+import math
+from pathlib import Path
 
 import pytest
 import torch
 
+import dovetail as dt
 from dovetail.construction import build
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import FileError, SpecError
+from dovetail.datasets.rows import read_pairs
 from dovetail.io.spec import from_yaml, to_yaml
 from dovetail.lawbook.case import Case, NotApplicable
 from dovetail.lawbook.suite import LAWS
 from dovetail.model import Model
+from dovetail.training.bleu import bleu, counts
 
 ENCODER = """
 width: 28
@@ -77,3 +84,44 @@ def test_e1_a_reversed_decoder_does_not_decode() -> None:
     backward = from_yaml("width: 28\nvocab: 62\nlayers: [{mixer: {kind: reverse, mixer: gru}}]")
     with pytest.raises(NotApplicable):
         LAWS["chunked"].check(Case(backward))
+
+
+def test_e2_bleu_by_hand() -> None:
+    # of 4 words 3 are in the reference, of 3 pairs 2, of 2 triples 1, of 1 quadruple 0
+    sums = counts(["the cat sat down"], ["the cat sat up"])
+    assert sums == {"lengths": (4, 4), "1": (3, 4), "2": (2, 3), "3": (1, 2), "4": (0, 1)}
+    assert bleu(sums) == 0
+    assert counts(["the the the"], ["the cat"])["1"] == (1, 3)  # clipped
+    sums = counts(["a b c d e", "f"], ["a b c d e g", "f"])  # 5 of 5 + 1 of 1 words, all n-grams; 6 words for 7
+    assert bleu(sums) == pytest.approx(math.exp(1 - 7 / 6))
+    sums = counts(["a b c d x"], ["a b c d e"])  # 4/5 · 3/4 · 2/3 · 1/2 = 1/5
+    assert bleu(sums) == pytest.approx(0.2**0.25)
+    assert bleu(counts([""], ["a"])) == 0
+    assert bleu(counts(["a b"], ["a b"])) == 1  # no order above 2
+
+
+def test_e2_pairs_train_an_encoder_decoder(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    words = [f"{a}{b}" for a in "abc" for b in "abc"] * 8
+    pairs.write_text("".join(json.dumps({"source": word, "target": word[::-1]}) + "\n" for word in words))
+    small = spec("both").set("vocab", 8).set("encoder.vocab", 8)
+    options = {"steps": 120, "batch": 16, "length": 8, "tokenizer": "characters", "evals": 1, "quiet": True}
+    run = dt.train(small, pairs=pairs, out=tmp_path / "run", learning_rate=0.01, **options)
+    found = run.to_dict()
+    assert found["held_out_exact_match"] == 1
+    assert found["held_out_bleu"] == 1
+    model = dt.load(tmp_path / "run")
+    assert model.generate("ab", max_tokens=8) == "ba"
+
+
+def test_e2_files_of_pairs(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.tsv"
+    table.write_text("one\tun\r\ntwo\tdeux\n")
+    assert read_pairs(table)[:2] == (["one", "two"], ["un", "deux"])
+    table.write_text("one\tun\nthree\n")
+    with pytest.raises(FileError, match=r"pairs.tsv:2: has 1 columns"):
+        read_pairs(table)
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text('{"source": "one"}\n')
+    with pytest.raises(FileError, match=r'pairs.jsonl:1: its "target" is missing'):
+        read_pairs(rows)

@@ -67,9 +67,11 @@ class Command(LoadFlags, Overrides):
     labels: InFile | None = None
     """Labeled rows to classify: JSON Lines of {"text": …, "label": …}, or an .npz of images and labels."""
     pairs: InFile | None = None
-    """Pairs of texts to match: JSON Lines of {"a": …, "b": …}."""
+    """Pairs of texts, to match or, by an encoder–decoder, to translate: JSON Lines of {"source": …, "target": …} (or "a" and
+    "b"), or a .tsv."""
     objective: str | None = None
-    """next_token, masked_tokens, span_corruption, denoising, classification or contrastive (default: by the spec and data)."""
+    """next_token, masked_tokens, span_corruption, denoising, classification, contrastive or translation (default: by the
+    spec and data)."""
     from_: Annotated[InDir | None, tyro.conf.arg(name="from")] = None
     """Start from the weights and the tokenizer of a model directory, or of the newest checkpoint of a run."""
     adapter: str | None = None

@@ -2,7 +2,8 @@
 
     labels.jsonl    {"text": "…", "label": "sports"}         one object per line; a label is a string or a whole number
     labels.npz      images (N, H, W) or (N, C, H, W), labels (N,) whole numbers; arrays of numpy.savez, never pickled objects
-    pairs.jsonl     {"a": "…", "b": "…"}
+    pairs.jsonl     {"a": "…", "b": "…"} or {"source": "…", "target": "…"}
+    pairs.tsv       source, tab, target
 
 Labels that are all whole numbers are the classes themselves; else the classes are the sorted labels. Pixels of unsigned
 integers are scaled to −1 … 1, as ViT's are; floats stay as they are.
@@ -75,10 +76,27 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
 
 
 def read_pairs(path: Path) -> TextPairs:
-    """Read JSON Lines of pairs of texts."""
+    """Read pairs of texts: JSON Lines, or a .tsv of two columns."""
     content = read_regular(path, TEXT_BYTES, "a file of rows")
-    rows = [(text_of(path, number, row, "a"), text_of(path, number, row, "b")) for number, row in objects_of(path, content)]
+    rows = list(_columns(path, content) if path.suffix.lower() == ".tsv" else _named_pairs(path, content))
     return TextPairs([a for a, _ in rows], [b for _, b in rows], _sha256(content))
+
+
+def _named_pairs(path: Path, content: str) -> Iterator[tuple[str, str]]:
+    for number, row in objects_of(path, content):
+        first, second = ("source", "target") if "source" in row or "target" in row else ("a", "b")
+        yield text_of(path, number, row, first), text_of(path, number, row, second)
+
+
+def _columns(path: Path, content: str) -> Iterator[tuple[str, str]]:
+    lines = [(number, line) for number, line in enumerate(content.replace("\r\n", "\n").split("\n"), 1) if line.strip()]
+    if not lines:
+        raise FileError(f"{path}: is empty")
+    for number, line in lines:
+        columns = line.split("\t")
+        if len(columns) != 2 or not all(columns):
+            raise FileError(f"{path}:{number}: has {len(columns)} columns; give a source, a tab and a target, neither empty")
+        yield columns[0], columns[1]
 
 
 def read_labeled_images(path: Path) -> LabeledImages:

@@ -10,6 +10,7 @@ The other rows of the batch are the negatives: the loss of a batch is not the su
 from __future__ import annotations
 
 import dataclasses as dc
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -22,7 +23,10 @@ from dovetail.core.loss import LossSum
 from dovetail.core.module import at_least_fp32
 from dovetail.datasets.corpus import Batch
 from dovetail.model import Model, ModelModule
+from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.objective import Objective, Reads, context
+from dovetail.training.rows import from_pairs
+from dovetail.training.source import Note, Shape, Source, TokenizerKind
 
 
 @dc.dataclass(frozen=True)
@@ -70,3 +74,7 @@ class Contrastive(Objective):
             raise SpecError("embed", "pairs are of text, each read by one model", "use a spec of tokens without an encoder")
         if spec.head is None or not spec.head.pools() or spec.head.criterion != "cosine":
             raise SpecError("head", "pairs are compared by one vector per row", "--set head=pooled_embedding")
+
+    @classmethod
+    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
+        return from_pairs(path, spec, kind, shape, note)

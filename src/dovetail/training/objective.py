@@ -38,7 +38,7 @@ from dovetail.text.tokenizer import MASK, Tokenizer
 if TYPE_CHECKING:
     from dovetail.generation import Vocabulary
     from dovetail.training.ranks import Ranks
-    from dovetail.training.source import Note, Shape, Source
+    from dovetail.training.source import Note, Shape, Source, TokenizerKind
     from dovetail.transformer import Transformer
 
 NOT_A_SETTING = {"setting": False}  # the metadata of a field that a run sets itself
@@ -111,6 +111,11 @@ class Objective(ABC):
     @classmethod
     def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
         """Read a file of tuning rows, for objectives that read `chats`."""
+        raise NotImplementedError
+
+    @classmethod
+    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
+        """Read a file of pairs of texts, for objectives that read `pairs`; the tokenizer is given, or of a kind to train."""
         raise NotImplementedError
 
     def configured(self, options: Mapping[str, Any]) -> Self:

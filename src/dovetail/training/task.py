@@ -2,7 +2,7 @@
 
 --text, --data     next_token (causal), masked_tokens (bidirectional), span_corruption or denoising (encoder–decoders)
 --labels           classification, of text or of images
---pairs            contrastive
+--pairs            contrastive (a pooled embedding), translation (encoder–decoders)
 chats              sft, and the other methods of `dovetail tune`; one is always named
 """
 
@@ -24,15 +24,16 @@ from dovetail.training.distill import Distill
 from dovetail.training.grpo import Grpo
 from dovetail.training.objective import Classify, MaskedTokens, NextToken, Objective, Reads, TuningData, check_reads_text
 from dovetail.training.preference import Dpo, Ipo, Kto, Orpo, RewardModel
-from dovetail.training.rows import from_labels, from_pairs
+from dovetail.training.rows import from_labels
 from dovetail.training.source import Note, Shape, Source, TokenizerKind, from_shards, from_text
+from dovetail.training.translation import Translation
 from dovetail.training.tuning import Sft
 
 # by flag
 READS: dict[str, Reads] = {"text": "text", "data": "text", "labels": "labels", "pairs": "pairs", "chats": "chats"}
 # of those that fit a spec and its data, the first is the default
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.name: kind for kind in (NextToken, MaskedTokens, SpanCorruption, Denoising, Classify, Contrastive)
+    kind.name: kind for kind in (NextToken, MaskedTokens, SpanCorruption, Denoising, Classify, Contrastive, Translation)
 }
 TUNING: dict[str, type[Objective]] = {kind.name: kind for kind in (Sft, Dpo, Ipo, Orpo, Kto, RewardModel, Grpo, Distill)}
 
@@ -106,7 +107,7 @@ def read_source(
     if labels := given["labels"]:
         return from_labels(Path(labels), spec, tokenizer, shape, note)
     if pairs := given["pairs"]:
-        return from_pairs(Path(pairs), spec, tokenizer, shape, note)
+        return kind.read_pairs(Path(pairs), spec, tokenizer, shape, note)
     return from_text(Path(given["text"]), spec, tokenizer, shape, note, kind.special(shape.length))
 
 
