@@ -65,3 +65,17 @@ def test_startup_has_a_row_per_command() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     rows = json.loads(done.stdout)["rows"]
     assert [row["goal"] for row in rows] == ["≤ 1.5", "≤ 0.5", "≤ 0.5", "≤ 0.5"]
+
+
+def test_c10_the_attack_reaches_every_verb() -> None:
+    text = f"""
+import json, sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import hostile, hostile_files, hostile_inputs
+from dovetail.cli import VERBS
+print(json.dumps([sorted(VERBS), sorted(hostile_inputs.BASE), sorted(hostile.SAVES)]))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    verbs, attacked, killed = json.loads(done.stdout)
+    assert verbs == attacked
+    assert len(killed) >= 8

@@ -14,6 +14,7 @@ from dovetail.datasets.rows import read_pairs
 from dovetail.io.spec import from_yaml, to_yaml
 from dovetail.lawbook.case import Case, NotApplicable
 from dovetail.lawbook.suite import LAWS
+from dovetail.look.map import attention_of
 from dovetail.model import Model
 from dovetail.training.bleu import bleu, counts
 
@@ -125,3 +126,34 @@ def test_e2_files_of_pairs(tmp_path: Path) -> None:
     rows.write_text('{"source": "one"}\n')
     with pytest.raises(FileError, match=r'pairs.jsonl:1: its "target" is missing'):
         read_pairs(rows)
+
+
+def test_e3_cross_attention_is_drawn(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps({"source": word, "target": word[::-1]}) + "\n" for word in ("abc", "cab", "bca") * 4))
+    small = spec("both").set("vocab", 8).set("encoder.vocab", 8)
+    options = {"steps": 2, "batch": 4, "length": 8, "tokenizer": "characters", "evals": 1, "quiet": True}
+    dt.train(small, pairs=pairs, out=tmp_path / "run", **options)
+    picture = tmp_path / "alignment.png"
+    found = dt.map(tmp_path / "run", "abcab", target="cb", layer=0, out=picture)
+    assert found.source is not None
+    assert found.source[:5] == ("a", "b", "c", "a", "b")
+    assert found.probs.shape == (1, len(found.labels), len(found.source))
+    assert torch.allclose(found.probs.sum(-1), torch.ones(found.probs.shape[:2]))
+    assert found.to_dict()["source"] == list(found.source)
+    assert picture.stat().st_size > 1000
+    generated = dt.map(tmp_path / "run", "abcab", layer=0)
+    model = dt.load(tmp_path / "run")
+    start = () if model.vocabulary is None else model.vocabulary.start
+    assert len(generated.labels) == len(start) + len(model.generate(model.tokenizer.prompt("abcab"), 48))  # type: ignore[union-attr]
+
+
+def test_e3_a_layer_without_attention_names_the_reason() -> None:
+    tokens = torch.tensor([5, 17, 3])
+    mixed = from_yaml("{dovetail: 1, width: 28, vocab: 62, layers: [{mixer: gru}, {mixer: {heads: 2}}]}")
+    with pytest.raises(SpecError, match=r"layers.0.mixer: gru computes no attention probs.*layers with a map: 1"):
+        attention_of(build(mixed), tokens, 0)
+    with pytest.raises(SpecError, match=r"layers.1.cross: the layer has no such branch.*no layer of this model has a map"):
+        attention_of(build(spec("last state")), tokens, 1, source=tokens)
+    with pytest.raises(SpecError, match=r"layers.0.mixer: gru computes no attention probs"):
+        attention_of(build(spec("both")), tokens, 0)

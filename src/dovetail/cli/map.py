@@ -23,7 +23,9 @@ class Command(FileFlags):
     model: tyro.conf.Positional[InDir]
     """A model directory with a tokenizer.json: ours, or in Hugging Face layout."""
     text: tyro.conf.Positional[str]
-    """The input of the model: a sentence or two."""
+    """The input of the model: a sentence or two; the source of an encoder–decoder, whose cross attention is drawn."""
+    target: str | None = None
+    """What the decoder of an encoder–decoder reads (default: what it generates)."""
     out: Annotated[OutFile, tyro.conf.arg(aliases=["-o"])] = Path("map.png")
     """The picture to write: .png, .svg or .pdf."""
     layer: int | None = None
