@@ -34,7 +34,7 @@ def run(*rows: str) -> dict[str, Any]:
 def test_fast_rows_hold_and_have_the_format_of_a_benchmark() -> None:
     found = run("C4", "C10", "C11", "D2")
     assert set(found) == {"rows", "versions"}
-    assert all(set(row) == {"name", "value", "goal", "holds", "spread"} for row in found["rows"])
+    assert all(set(row) == {"name", "value", "goal", "holds", "spread", "rounds"} for row in found["rows"])
     for name in ("C4", "C10", "C11", "D2"):
         assert any(row["holds"] for row in found["rows"] if row["name"].startswith(f"{name} ")), name
 

@@ -296,5 +296,5 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"dovetail\[grammar\]"):
+    with pytest.raises(UsageError, match=r"dovetail-lm\[grammar\]"):
         dt.generate(model(), "x", regex="a")

@@ -128,5 +128,5 @@ def test_the_flag_plots_and_tells_by_its_exit_code(text: Path, tmp_path: Path, m
     assert exit_code(command) == 0
     assert "flat" in capsys.readouterr().out
     assert (tmp_path / "check.png").read_bytes()[:4] == b"\x89PNG"
-    assert exit_code([*command, "--set", "init=normal"]) == 1
+    assert exit_code([*command, "--force", "--set", "init=normal"]) == 1
     assert "not flat" in capsys.readouterr().out

@@ -191,5 +191,5 @@ def test_two_emitted_files_hold_no_weights() -> None:
 def test_without_transformers_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, theirs = llama(tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
-    with pytest.raises(FileError, match=r"dovetail\[hf\]"):
+    with pytest.raises(FileError, match=r"dovetail-lm\[hf\]"):
         TransformersSide(theirs)

@@ -13,6 +13,7 @@ from rich.table import Table
 from dovetail.api.arguments import SpecLike, check_positive, read_spec, silent
 from dovetail.api.result import Result
 from dovetail.core.errors import UsageError
+from dovetail.core.keywords import checks_keywords
 from dovetail.io.atomic import check_free
 from dovetail.io.spec import Changes
 from dovetail.look.console import unwrapped
@@ -26,6 +27,7 @@ from dovetail.training.task import objective_kind
 SEEDS = 3
 
 
+@checks_keywords
 @dc.dataclass(frozen=True, repr=False)
 class CoordinateCheck(Result):
     """How much the first steps change each activation, over widths."""

@@ -19,6 +19,7 @@ from dovetail.generation import generates
 from dovetail.io.untrusted import Directory, read_regular
 from dovetail.port.load import origin
 from dovetail.port.vocabulary import read_vocabulary
+from dovetail.serving.client import LogFormat
 from dovetail.serving.worker import QUEUED
 from dovetail.state.quantized import CacheFormat
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:  # of the extra `serve`
     from fastapi import FastAPI
 
     from dovetail.api.engine import EngineOptions
-    from dovetail.serving.http.log import LogFormat
     from dovetail.serving.http.options import Options
     from dovetail.serving.worker import ProcessClient
 

@@ -43,6 +43,7 @@ KINDS = (
 )
 SPREAD = 0.4  # of what is added to an adapter: enough that no output stays the same
 FELT = 1e-7  # of the scale of an output: the least change that is one
+SATURATED = 1e-12  # of the largest gradient of a model in float64: rounding
 EVERY_WEIGHT = "every_weight"  # law 16
 CALLS = ("forward", "grouped", "matrix")  # what parts call of a leaf
 EVERY = 8  # one in so many leaves of each spec is perturbed alone
@@ -127,6 +128,31 @@ def _trained(case: Case, model: ModelModule) -> None:
     takes = {path for path, parameter in model.named_parameters() if parameter.requires_grad}
     case.true(takes == own, f"{sorted(takes ^ own)[:1]}: takes a gradient, or is an adapter's: one of both")
     case.true(set(Optimizer(model).weights) == own, "the optimizer trains other tensors than the adapters'")
+    _backward(case, model)
+    for path, leaf in adapted_leaves(model):
+        assert leaf.adapter is not None
+        if leaf.adapter.declared[0].scope.drafts or path in idle:
+            continue
+        moved = any(_largest(parameter.grad) > 0 for parameter in leaf.adapter.parameters())
+        what = f"{path}: no tensor of its fresh adapter has a gradient, so that it cannot learn"
+        case.true(moved or _saturated(case, path), what)
+
+
+def _saturated(case: Case, path: str) -> bool:
+    """Whether the weight of a leaf itself takes no gradient, so that its adapter cannot either: the queries and keys of random
+    features, if all keys are so large that their features are at the floor."""
+    model = perturbed(case.spec, case.seed).requires_grad_(True)
+    _backward(case, model)
+    own = max(_largest(parameter.grad) for parameter in model.get_submodule(path).parameters())
+    return own <= SATURATED * max(_largest(parameter.grad) for parameter in model.parameters())
+
+
+def _largest(gradient: Tensor | None) -> float:
+    return 0.0 if gradient is None else gradient.abs().max().item()
+
+
+def _backward(case: Case, model: ModelModule) -> None:
+    """Gradients of a random projection of the outputs."""
     with torch.enable_grad():
         run = case_of(case, model)
         outputs = [run.run()]
@@ -136,12 +162,6 @@ def _trained(case: Case, model: ModelModule) -> None:
         torch.stack(
             [(out * torch.randn(out.shape, generator=draws, dtype=out.dtype)).sum() for out in outputs]
         ).sum().backward()
-    for path, leaf in adapted_leaves(model):
-        assert leaf.adapter is not None
-        if leaf.adapter.declared[0].scope.drafts or path in idle:
-            continue
-        moved = any(p.grad is not None and bool(p.grad.abs().max() > 0) for p in leaf.adapter.parameters())
-        case.true(moved, f"{path}: no tensor of its fresh adapter has a gradient, so that it cannot learn")
     model.zero_grad()
 
 
@@ -167,7 +187,8 @@ def _each(case: Case, kind: AdapterKind, plain: dict[str, Tensor]) -> None:
             if pools and not inside and name == "cached":
                 continue  # the residual stream, before the head
             change = (output - before[name]).abs().max().item() / max(before[name].abs().max().item(), 1.0)
-            case.true(change > FELT, f"{name}: the {kind.kind} of {path} alone changes nothing ({change:.1g})")
+            what = f"{name}: the {kind.kind} of {path} alone changes nothing ({change:.1g})"
+            case.true(change > FELT or _saturated(case, path), what)
 
 
 def _idle(d: Declared) -> bool:

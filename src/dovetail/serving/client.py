@@ -11,12 +11,13 @@ import dataclasses as dc
 import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dovetail.core.errors import DovetailError
 from dovetail.serving.request import Output, Request
 
 LOG = logging.getLogger("dovetail.serving")
+LogFormat = Literal["text", "json"]
 
 
 @dc.dataclass(frozen=True, kw_only=True)

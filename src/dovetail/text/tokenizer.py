@@ -14,6 +14,7 @@ import itertools
 import os
 import re
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ class Tokenizer:
         where = Directory(directory)
         path, text = where.place / TOKENIZER_FILE, where.text(TOKENIZER_FILE, TOKENIZER_BYTES)
         _check_bounds(text, path)
-        with _engine_errors(f"{path}: cannot be read as a tokenizer"), _without_panic_messages():
+        with _engine_errors(f"{path}: cannot be read as a tokenizer"), _without_panic_messages:
             engine = Engine.from_str(text)
             engine.no_padding()  # padding and truncation of the file are for batches
             engine.no_truncation()
@@ -136,7 +137,7 @@ class Tokenizer:
         _check_unicode(text)
         if len(text) > PROMPT_CHARACTERS:
             raise InputError(f"the prompt has {len(text):,} characters; the limit is {PROMPT_CHARACTERS:,}")
-        with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the prompt"), _without_panic_messages():
+        with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the prompt"), _without_panic_messages:
             engine = self._of_prompts() if recognized else self.engine
             return engine.encode(text, add_special_tokens=add_special).ids
 
@@ -154,7 +155,7 @@ class Tokenizer:
             _check_unicode(text)
             if len(text) > PROMPT_CHARACTERS:
                 raise InputError(f"a text has {len(text):,} characters; the limit is {PROMPT_CHARACTERS:,}")
-        with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the pair"), _without_panic_messages():
+        with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the pair"), _without_panic_messages:
             encoding = self.engine.encode(first, second)
             return encoding.ids, encoding.type_ids
 
@@ -184,27 +185,53 @@ def _engine_errors(what: str) -> Iterator[None]:
         raise FileError(f"{what} ({str(error)[:300]})") from error
 
 
-@contextlib.contextmanager
-def _without_panic_messages() -> Iterator[None]:
-    """Discard what is written to stderr: a panic in Rust prints a page there before it is raised. Only where no other thread
-    runs: stderr is the process's, and what others write to it must not be lost."""
-    if threading.active_count() > 1:
-        yield
-        return
-    try:
-        sys.stderr.flush()
-        kept = os.dup(2)
-    except (OSError, AttributeError, ValueError):  # stderr is closed
-        yield
-        return
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
+class _Stderr:
+    """The process's stderr while threads may panic in Rust, which prints a page there before it is raised.
+
+    It is redirected to a file from the first thread that enters to the last that leaves. What other threads wrote meanwhile is
+    written then, unless one of them panicked.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.panicked = False
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.inside += 1
+            if self.inside == 1:
+                self.begin()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            self.panicked = self.panicked or (kind is not None and kind.__module__ == PANICS)
+            if self.inside == 0:
+                self.end()
+
+    def begin(self) -> None:
+        """Redirect stderr; where it is closed there is nothing to redirect."""
+        self.panicked, self.file = False, None
+        with contextlib.suppress(OSError, AttributeError, ValueError):
+            sys.stderr.flush()
+            self.before = os.dup(2)
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115
+            os.dup2(self.file.fileno(), 2)
+
+    def end(self) -> None:
+        """Restore stderr."""
+        if self.file is None:
+            return
+        os.dup2(self.before, 2)
+        os.close(self.before)
+        with self.file as file, contextlib.suppress(OSError):
+            file.seek(0)
+            if not self.panicked and (written := file.read()):
+                os.write(2, written)
+
+
+_without_panic_messages = _Stderr()
 
 
 def _check_growth(engine: Engine, path: Path) -> None:

@@ -39,6 +39,8 @@ class FairSlots:
         finally:
             if mine.done() and not mine.cancelled():
                 self.running[tenant] -= 1
+                if tenant in self.waiting:  # it has had its turn: others that came meanwhile are before it
+                    self.waiting.move_to_end(tenant)
             self._next()
 
     def _next(self) -> None:

@@ -15,15 +15,14 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.core.printable import printable
-from dovetail.serving.client import LOG
+from dovetail.serving.client import LOG, LogFormat
 from dovetail.serving.http.run import Run
 
-LogFormat = Literal["text", "json"]
 RUN, REQUEST_ID, PROMPT = "dovetail.run", "dovetail.request_id", "dovetail.prompt"  # keys of the scope, for the log
 LONGEST_PATH, LONGEST_PROMPT = 200, 2000  # characters
 LOGGERS = (LOG.name, "uvicorn.error")
