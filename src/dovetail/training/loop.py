@@ -151,7 +151,7 @@ class _Pace:
             return plan
         if plan.is_measured(step, self.first):
             plan = dc.replace(plan, minutes=None, steps=self.ranks.first_does(lambda: plan.measured(step, seconds)))
-        elif plan.minutes is not None or step - self.last < max(1, ((plan.steps or 0) - self.first) // MEASUREMENTS):
+        elif plan.minutes is not None or step - self.last < self._interval(plan):
             return plan
         else:
             now, end = time.monotonic(), self.end
@@ -160,6 +160,11 @@ class _Pace:
             plan = plan if steps is None else dc.replace(plan, steps=steps)
         self.last, self.at = step, time.monotonic()
         return plan
+
+    def _interval(self, plan: Plan) -> int:
+        """Steps until the next measurement: as many as there were before the last one, since the first steps may have been
+        much faster than those that follow; then a fraction of the run."""
+        return max(1, min(self.last - self.first, ((plan.steps or 0) - self.first) // MEASUREMENTS))
 
 
 def _eval(trainer: Trainer, validation: Sequence[Batch], step: int, until: float | None = None) -> dict[str, float]:

@@ -144,4 +144,4 @@ def test_the_process_that_compiles_is_started_again_after_it_was_killed(real: Re
     os.kill(compiler, signal.SIGKILL)
     statuses = [real.complete(prompt="the cat", guided_regex=f"then{i}").status_code for i in range(2)]
     assert statuses[-1] == 200
-    assert set(statuses) <= {200, 400}
+    assert set(statuses) <= {200, 503}  # 503: it was compiled when the process ended; try again
