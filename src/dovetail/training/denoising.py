@@ -22,15 +22,14 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.fold import over_vocab
+from dovetail.core.errors import InputError
 from dovetail.core.layout import Known, TokenLayout
 from dovetail.core.loss import LossSum
 from dovetail.core.random import draw, streams, words
 from dovetail.datasets.corpus import Batch
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import END, MASK, Tokenizer
-from dovetail.training.objective import Seq2Seq, check_reads_text
+from dovetail.training.objective import Seq2Seq, check_reads_pairs
 
 SENTINEL = "<extra_id_{}>"  # the names of T5
 SENTENCE_ENDS = (".", "!", "?", "\n")
@@ -74,13 +73,7 @@ class Denoiser(Seq2Seq):
 
     @classmethod
     def check(cls, spec: Model) -> None:
-        check_reads_text(spec)
-        if spec.encoder is None:
-            raise SpecError("encoder", "there is none to read the corrupted text", "use a preset with one: t5-tiny")
-        if "embed" not in over_vocab(spec.encoder):
-            raise SpecError("encoder.embed", f"{spec.encoder.embed.kind} does not read tokens", "--set encoder.embed=tokens")
-        if spec.order() != "causal":
-            raise SpecError("layers", "the next token of the target is visible to a bidirectional decoder", "use a causal mask")
+        check_reads_pairs(spec, "the corrupted text")
 
 
 @dc.dataclass(frozen=True)

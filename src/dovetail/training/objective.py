@@ -182,6 +182,17 @@ def _without_padding(labels: Tensor, batch: Batch) -> Tensor:
     return labels.masked_fill(~batch.layout.real, IGNORED)
 
 
+def check_reads_pairs(spec: Model, what: str) -> None:
+    """Raise SpecError for a spec that is not an encoder–decoder of text, whose encoder reads `what`."""
+    check_reads_text(spec)
+    if spec.encoder is None:
+        raise SpecError("encoder", f"there is none to read {what}", "use a preset with one: t5-tiny")
+    if "embed" not in over_vocab(spec.encoder):
+        raise SpecError("encoder.embed", f"{spec.encoder.embed.kind} does not read tokens", "--set encoder.embed=tokens")
+    if spec.order() != "causal":
+        raise SpecError("layers", "the next token of the target is visible to a bidirectional decoder", "use a causal mask")
+
+
 def check_reads_text(spec: Model) -> None:
     """Raise SpecError unless the spec reads tokens and predicts them."""
     tokens = over_vocab(spec)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from dovetail.beam import beam_search
 from dovetail.core.errors import FileError, SpecError
-from dovetail.core.fold import over_vocab
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.datasets.corpus import Batch
@@ -27,7 +26,7 @@ from dovetail.datasets.rows import held_out_rows, read_pairs
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import END, Tokenizer
 from dovetail.training.bleu import bleu, counts
-from dovetail.training.objective import NOT_A_SETTING, Reads, Seq2Seq, Setup, check_reads_text
+from dovetail.training.objective import NOT_A_SETTING, Reads, Seq2Seq, Setup, check_reads_pairs
 from dovetail.training.rows import FRACTION, row_source
 from dovetail.training.source import Note, Rows, Shape, Source, TokenizerKind, tokenizer_for
 
@@ -83,13 +82,7 @@ class Translation(Seq2Seq):
 
     @classmethod
     def check(cls, spec: Model) -> None:
-        check_reads_text(spec)
-        if spec.encoder is None:
-            raise SpecError("encoder", "there is none to read the source", "use a preset with one: t5-tiny")
-        if "embed" not in over_vocab(spec.encoder):
-            raise SpecError("encoder.embed", f"{spec.encoder.embed.kind} does not read tokens", "--set encoder.embed=tokens")
-        if spec.order() != "causal":
-            raise SpecError("layers", "the next token of the target is visible to a bidirectional decoder", "use a causal mask")
+        check_reads_pairs(spec, "the source")
 
     @classmethod
     def of(cls, spec: Model, tokenizer: Tokenizer | None, length: int) -> Self:
