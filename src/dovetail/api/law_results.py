@@ -134,10 +134,12 @@ class SeededLaws(LawsResult):
         return self.data
 
     def view(self, width: int) -> RenderableType:
-        return Group(*map(bug_row, self.data["rows"]), self.summary())
+        return Group(*(bug_row(row) for row in self.data["rows"] if row["caught"]), self.summary())
 
     def summary(self) -> RenderableType:
-        return Text(f"{self.data['caught']} of {self.data['mutants']} caught")
+        """The count, and below it once more what was not caught: it would be one line among hundreds."""
+        counts = Text(f"{self.data['caught']} of {self.data['mutants']} caught")
+        return Group(counts, *(bug_row(row) for row in self.data["rows"] if not row["caught"]))
 
 
 def spec_row(number: int, outcomes: Sequence[Outcome]) -> RenderableType:

@@ -136,6 +136,7 @@ def _trained(case: Case, model: ModelModule) -> None:
         moved = any(_largest(parameter.grad) > 0 for parameter in leaf.adapter.parameters())
         what = f"{path}: no tensor of its fresh adapter has a gradient, so that it cannot learn"
         case.true(moved or _saturated(case, path), what)
+    model.zero_grad()
 
 
 def _saturated(case: Case, path: str) -> bool:
@@ -144,7 +145,9 @@ def _saturated(case: Case, path: str) -> bool:
     model = perturbed(case.spec, case.seed).requires_grad_(True)
     _backward(case, model)
     own = max(_largest(parameter.grad) for parameter in model.get_submodule(path).parameters())
-    return own <= SATURATED * max(_largest(parameter.grad) for parameter in model.parameters())
+    largest = max(_largest(parameter.grad) for parameter in model.parameters())
+    case.true(largest > 0, "no weight of the model has a gradient")  # else every leaf would count as saturated
+    return own <= SATURATED * largest
 
 
 def _largest(gradient: Tensor | None) -> float:
@@ -162,7 +165,6 @@ def _backward(case: Case, model: ModelModule) -> None:
         torch.stack(
             [(out * torch.randn(out.shape, generator=draws, dtype=out.dtype)).sum() for out in outputs]
         ).sum().backward()
-    model.zero_grad()
 
 
 def _each(case: Case, kind: AdapterKind, plain: dict[str, Tensor]) -> None:
