@@ -32,7 +32,8 @@ from verbs import CODES, RUNS, STDIN, write_inputs
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
-COMMAND = "import sys\nfrom dovetail.cli import main\nsys.exit(main())\n"  # as an installer writes it
+# as an installer writes it: processes that are spawned import it under another name
+COMMAND = 'import sys\nfrom dovetail.cli import main\nif __name__ == "__main__":\n    sys.exit(main())\n'
 PROGRAMS = ("python", "python3", "sh", "git", "gcc", "g++", "cc", "clang", "ninja", "latex", "dvipng", "nvidia-smi", "torchrun")
 SETTINGS = {
     "matplotlibrc": "backend: module://canary_backend\ntext.usetex: True\n",
