@@ -64,7 +64,16 @@ def beam_search(
     inputs = torch.as_tensor(prompt, dtype=torch.long, device=device)
     max_tokens = token_limit(spec, len(inputs), max_tokens)
     capacity = len(inputs) + len(start) + max_tokens
-    pool = Pool(spec, beams, capacity, layout="paged", dtype=model.dtype, device=device, source=len(inputs))
+    pool = Pool(
+        spec,
+        beams,
+        capacity,
+        layout="paged",
+        dtype=model.dtype,
+        device=device,
+        source=len(inputs),
+        sharded=None if model.ranks is None else model.ranks.cuts,
+    )
     if spec.encoder is not None:
         encode_source(model, pool, inputs)
         inputs = torch.tensor(list(start), dtype=torch.long, device=device)

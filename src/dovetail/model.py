@@ -197,6 +197,12 @@ class BlockModule(Branching):
         values = [] if passed is None else passed.wanted()
         return (x, *values) if values else x
 
+    def fill(self, ctx: Ctx, views: Mapping[str, Any]) -> None:
+        """Store what its mixers read of the encoder output."""
+        for name, mixer in self.part.mixers().items():
+            if mixer.reads_encoder() or mixer.starts_from_encoder():
+                self.modules_named(name).fill(ctx, views[name])
+
 
 # -- model ----------------------------------------------------------------------------------------------------------
 
@@ -578,6 +584,4 @@ class ModelModule(Module):
     def fill(self, ctx: Ctx, views: Any) -> None:
         """At admission: store what mixers read of the encoder output: keys and values of cross attention, initial states."""
         for block, view in zip(self.layers, views, strict=True):
-            for name, mixer in block.part.mixers().items():
-                if mixer.reads_encoder() or mixer.starts_from_encoder():
-                    block.modules_named(name).fill(ctx, view[name])
+            block.fill(ctx, view)

@@ -9,9 +9,10 @@ import torch
 
 import dovetail as dt
 from dovetail.construction import build
-from dovetail.core.errors import FileError, SpecError
+from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.datasets.rows import read_pairs
 from dovetail.io.spec import from_yaml, to_yaml
+from dovetail.io.yaml import parse_yaml
 from dovetail.lawbook.case import Case, NotApplicable
 from dovetail.lawbook.suite import LAWS
 from dovetail.look.map import attention_of
@@ -113,6 +114,13 @@ def test_e2_pairs_train_an_encoder_decoder(tmp_path: Path) -> None:
     assert found["held_out_bleu"] == 1
     model = dt.load(tmp_path / "run")
     assert model.generate("ab", max_tokens=8) == "ba"
+    run = dt.train(small, pairs=pairs, beams=2, out=tmp_path / "greedy", learning_rate=0.01, **(options | {"steps": 1}))
+    assert parse_yaml((tmp_path / "greedy" / "run.yaml").read_text(), "run.yaml")["options"] == {"beams": 2}
+    with pytest.raises(UsageError, match="--beams: 65 is not from 1 to 64"):
+        dt.train(small, pairs=pairs, beams=65, **options)
+    (tmp_path / "text.txt").write_text("ab ba " * 200)
+    with pytest.raises(UsageError, match="--beams: next_token has no such setting"):
+        dt.train("llama-tiny", tmp_path / "text.txt", beams=2, **options)
 
 
 def test_e2_files_of_pairs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -13,8 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
-from train_jobs import flagged_step
+from train_jobs import flagged_step, translated
 
+from dovetail.dist.layout import Axes
 from dovetail.dist.pair import Pair
 
 SPEC = "width: 28\nvocab: 270\nlayers:\n- mixer: {heads: 2, head: 14}\n  ffn: {hidden: 44}\n"
@@ -67,6 +69,19 @@ def seconds_until_ended(processes: list[int], most: float = 90) -> float:
             pytest.fail(f"a rank was alive after {most} s")
         time.sleep(0.1)
     return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("axes", [{}, {"tensor": 2}], ids=["fsdp", "tensor"])
+def test_e2_ranks_decode_at_evals_as_one_does(tmp_path: Path, pair: Pair, axes: Axes) -> None:
+    pairs, words = tmp_path / "pairs.jsonl", [f"{a}{b}" for a in "abc" for b in "abc"] * 8
+    pairs.write_text("".join(json.dumps({"source": word, "target": word[::-1]}) + "\n" for word in words))
+    layer = "{mixer: {heads: 2, head: 12}, cross: {kind: cross_attention, heads: 2, head: 12}, ffn: {hidden: 44}}"
+    encoder = "{width: 24, vocab: 8, layers: [{mixer: {heads: 2, head: 12, mask: full}, ffn: {hidden: 40}}], head: null}"
+    spec = f"width: 28\nvocab: 8\nencoder: {encoder}\nlayers: [{layer}]"
+    alone = translated(spec, str(pairs), {}, 48)
+    assert 0 < alone["exact_match"] < 1
+    for found in pair.run(translated, spec, str(pairs), axes, 48):
+        assert found == pytest.approx(alone, abs=1e-9)
 
 
 @pytest.mark.slow

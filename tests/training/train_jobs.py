@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 
 from dovetail.core.layout import TokenLayout
 from dovetail.datasets.corpus import Batch
-from dovetail.dist.layout import Layout
+from dovetail.dist.layout import Axes, Layout
 from dovetail.io.spec import from_yaml
 from dovetail.training.checkpoint import Checkpoints
+from dovetail.training.loop import measure
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan
 from dovetail.training.ranks import Ranks
+from dovetail.training.source import Shape
 from dovetail.training.step import Trainer
+from dovetail.training.translation import Translation
 
 SPEC = """
 width: 28
@@ -44,6 +49,19 @@ def flagged_step() -> tuple[int, tuple[bool, ...], int, float]:
     finally:
         dist.all_reduce = reduce
     return found.tokens, found.flags, len(calls), found.loss
+
+
+def translated(spec: str, pairs: str, axes: Axes, steps: int) -> dict[str, float]:
+    """The held-out metrics of translation after some steps in float64, on the ranks of a process group in a layout, or alone."""
+    ranks = Ranks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes)) if dist.is_initialized() else Ranks()
+    model = from_yaml(spec)
+    shape = Shape(4, 8, 0, ranks.data_rank, ranks.data_count)
+    source = Translation.read_pairs(Path(pairs), model, "characters", shape, lambda _: None)
+    objective = Translation.of(model, source.tokenizer, 8).configured({"beams": 2})
+    trainer = Trainer(ranks.build(model, seed=3, dtype=torch.float64), objective, Plan(steps=2), ranks)
+    for step in range(steps):
+        trainer.step(source.batch(step), step, 0.01)
+    return measure(trainer.model, source.held_out, objective, evaluate=trainer.evaluate)
 
 
 def save_step(place: str, seed: int, step: int) -> None:

@@ -115,6 +115,7 @@ def train(
     tensor: int = 1,
     pipeline: int = 1,
     evals: int = Plan.evals,
+    beams: int | None = None,
     checkpoint_minutes: float = CHECKPOINT_MINUTES,
     keep: int = KEEP,
     log: LogKind | Sequence[LogKind] = (),
@@ -147,7 +148,8 @@ def train(
     The run ends after `tokens` (2e8 or "200M"), `steps`, `epochs` (of rows) or about as many `minutes` (5 by default); two runs
     of equal steps and seed are bit-equal. The learning rate rises over the fraction `warmup` of the run, then follows the
     schedule. `precision` "auto" is bf16 where this machine multiplies faster in it. `quiet` shows no progress; `note` is called
-    with lines about the text and the spec. At every `sample_every`-th eval a sample is generated.
+    with lines about the text and the spec. At every `sample_every`-th eval a sample is generated; `beams` is a setting of
+    translation, the beams of its search at evals.
 
     `out` is the directory to train in: spec, tokenizer, settings (a run file), metrics of each step, checkpoints every
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
@@ -167,6 +169,7 @@ def train(
     if length % sequence:
         raise UsageError(f"--sequence: {sequence} does not divide sequences of {length} tokens; change --length")
     _check_options({"temperature": temperature, "sample": sample, "sample-every": sample_every, "seed": seed}, prompt)
+    settings = {**(options or {}), **({} if beams is None else {"beams": beams})}
     say = note or silent
     start = None if from_ is None else Start.open(from_)
     kind_of_adapter = None if adapter is None else read_adapter(adapter)
@@ -237,7 +240,7 @@ def train(
         say = say if ranks.first else silent
         shape = Shape(batch, length, seed, ranks.data_rank, ranks.data_count)
         encoder = tokenizer if start is None or places or not changed.embed.token_ids else start.for_text()
-        tuning = None if start is None or chats is None else TuningData(start.vocabulary(), str(start.place), options or {})
+        tuning = None if start is None or chats is None else TuningData(start.vocabulary(), str(start.place), settings)
         source = read_source(kind, changed, encoder, shape, say, given, tuning)
         if epochs is not None and source.epoch is not None:
             last = max(1, round(epochs * source.epoch))
@@ -247,7 +250,7 @@ def train(
             start.check_tokenizer(source.tokenizer, source.name, kind.special(length))
             found["from"] = ranks.first_does(start.recorded)
         check_recorded(recorded or {}, found)
-        learned = kind.of(changed, source.tokenizer, length).configured(options or {})
+        learned = kind.of(changed, source.tokenizer, length).configured(settings)
         counts = f"{source.tokens + source.held_out_tokens:,} {source.unit}, {source.held_out_tokens:,} held out"
         say(f"{name}: {parameters(changed):,} parameters, {kind.task}; {counts}")
         applied: list[Applied] = []
@@ -278,7 +281,7 @@ def train(
             keys = {"spec": plain(changed), **source.settings, "from": None if start is None else str(start.place)}
             keys |= {} if kind_of_adapter is None else {"adapter": plain(kind_of_adapter)}
             keys |= {"only": list(chosen_weights)} if chosen_weights else {}
-            keys |= {"objective": kind.name, "batch": batch, "length": length, **plan.settings()}
+            keys |= {"objective": kind.name, "options": settings or None, "batch": batch, "length": length, **plan.settings()}
             keys |= {
                 **axes,
                 "checkpoint_minutes": checkpoint_minutes,

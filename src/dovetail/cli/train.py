@@ -146,6 +146,8 @@ class Command(LoadFlags, Overrides):
     are replicas of them (HSDP; with 1, DDP)."""
     evals: Steps = Plan.evals
     """Times per run that the held-out loss is measured."""
+    beams: BatchSize | None = None
+    """translation: beams of the search by which held-out pairs are decoded at evals (default: 4)."""
     checkpoint_minutes: float = CHECKPOINT_MINUTES
     """Minutes between checkpoints."""
     keep: BatchSize = KEEP

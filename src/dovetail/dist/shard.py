@@ -43,6 +43,7 @@ from dovetail.dist.collective import enter, join, largest, leave, total
 from dovetail.dist.mesh import RankError
 from dovetail.dist.place import Cut, TPRegion, placed, tp_regions
 from dovetail.dist.waiting import time_collectives
+from dovetail.model import BlockModule
 
 # the methods that run a model, beside forward
 ENTRIES = ("loss", "loss_sum", "loss_and_hits", "log_probs", "next_logits", "draft", "encode", "fill")
@@ -306,6 +307,8 @@ def fully_shard_model(
             fully_shard(head, mesh=mesh, mp_policy=policy)  # the own head of a depth is called behind the depth
             register_fsdp_forward_method(head, "loss")
         fully_shard(unit, mesh=mesh, mp_policy=policy)
+        for block in (layer for layer in unit if isinstance(layer, BlockModule)):
+            register_fsdp_forward_method(block, "fill")
     fully_shard(model, mesh=mesh, mp_policy=policy)
     time_collectives(model)
     for name in ENTRIES:

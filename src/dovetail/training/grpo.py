@@ -183,7 +183,7 @@ class Grpo(Objective):
         prompts, ids = [prompts[i] for i in kept], [ids[i] for i in kept]
         stop, reward = frozenset({encoder.end}) | encoder.stop, reward_named(options.get("reward"))
         sampler = Sampler(prompts, ids, encoder.tokenizer, stop, reward, group, max_tokens, temperature, shape.length)
-        settings = {"chats": str(path), "options": dict(options) or None}
+        settings = {"chats": str(path)}
         parts, fewer = held_out_rows(len(ids), FRACTION), shape._replace(batch=shape.batch // group)
         names = [one.where for one in prompts]
         return row_source(path, Prompts(sampler), *parts, fewer, encoder.tokenizer, settings, sha256, names)

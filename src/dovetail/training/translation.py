@@ -3,7 +3,7 @@
     source   s s s s             tokens   E t t t          labels   t t t E          E: the end token
 
 At evals some held-out sources are translated by beam search, and compared with their targets: exact match, and BLEU
-(training/bleu.py). Pairs of which a text is longer than `length` tokens are left out, and counted.
+(training/bleu.py). Ranks have the same held-out rows and decode them together. Pairs of which a text is longer than `length` tokens are left out, and counted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.beam import beam_search
-from dovetail.core.errors import FileError, SpecError
+from dovetail.beam import MOST, beam_search
+from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.datasets.corpus import Batch
@@ -46,14 +46,14 @@ class Translation(Seq2Seq):
     tokenizer: Tokenizer = dc.field(metadata=NOT_A_SETTING)
     length: int = dc.field(metadata=NOT_A_SETTING)
     beams: int = 4  # of the search at evals
-    whole: bool = dc.field(default=True, metadata=NOT_A_SETTING)  # whether this rank has the whole model, and can decode
 
     def prepare(self, source: Source, setup: Setup) -> tuple[Self, Source]:
-        return dc.replace(self, whole=setup.ranks.count == 1), source
+        if not 1 <= self.beams <= MOST:  # before the first step, not at the first eval
+            raise UsageError(f"--beams: {self.beams} is not from 1 to {MOST}")
+        return self, source
 
     def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
-        sums = super().evaluate(model, batch, seed)
-        return {**sums, **self._translated(model, batch)} if self.whole else sums
+        return {**super().evaluate(model, batch, seed), **self._translated(model, batch)}
 
     def _translated(self, model: ModelModule, batch: Batch) -> dict[str, LossSum]:
         """The sums of exact matches and of BLEU, over the rows of the batch that are decoded."""

@@ -91,8 +91,7 @@ class TuningRows:
     def source(self, make: Any, train: Rows, held_out: Rows, names: Sequence[str] | None = None) -> Source:
         """The source of batches that `make` makes."""
         names = [row.where for row in self.rows] if names is None else names
-        settings = {"chats": str(self.path), "options": dict(self.data.options) or None}
-        tokenizer = self.encoder.tokenizer
+        tokenizer, settings = self.encoder.tokenizer, {"chats": str(self.path)}
         found = row_source(self.path, make, train, held_out, self.shape, tokenizer, settings, self.sha256, names)
         return found._replace(files=self.files())
 
