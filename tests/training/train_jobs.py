@@ -52,7 +52,7 @@ def flagged_step() -> tuple[int, tuple[bool, ...], int, float]:
 
 
 def translated(spec: str, pairs: str, axes: Axes, steps: int) -> dict[str, float]:
-    """The held-out metrics of translation after some steps in float64, on the ranks of a process group in a layout, or alone."""
+    """The held-out metrics of translation after some steps in float64, on the ranks of a process group, or alone."""
     ranks = Ranks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes)) if dist.is_initialized() else Ranks()
     model = from_yaml(spec)
     shape = Shape(4, 8, 0, ranks.data_rank, ranks.data_count)

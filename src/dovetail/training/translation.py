@@ -3,7 +3,8 @@
     source   s s s s             tokens   E t t t          labels   t t t E          E: the end token
 
 At evals some held-out sources are translated by beam search, and compared with their targets: exact match, and BLEU
-(training/bleu.py). Ranks have the same held-out rows and decode them together. Pairs of which a text is longer than `length` tokens are left out, and counted.
+(training/bleu.py). All ranks have the same held-out rows, and decode them together. Pairs of which a text is longer than
+`length` tokens are left out, and counted.
 """
 
 from __future__ import annotations
