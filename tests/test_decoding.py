@@ -75,6 +75,7 @@ def test_decoding_has_no_dropout_in_any_mode():
     assert model.training
 
 
+@pytest.mark.slow
 def test_models_of_one_shape_have_graphs_of_their_own(monkeypatch):
     own = torch.compile
 

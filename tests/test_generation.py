@@ -112,6 +112,7 @@ def test_batches_that_cannot_be_generated_are_refused(model):
         next(generate_batch(Decoder(t5, Pool(t5.part, 1, 16, source=4)), [[1, 2]], 3))
 
 
+@pytest.mark.slow
 def test_tokens_are_drawn_as_often_as_they_are_likely():
     probs = torch.tensor([0.3, 0.5, 0.05, 0.15])
 

@@ -63,7 +63,7 @@ SLOW_RUNS = {
     "bare": ["benchmarks/bare.py", "--eager", "--quick", "--rounds", "1", "--threads", "1", "--json"],
     "load": ["benchmarks/load.py", "--quick", "--rounds", "1", "--threads", "1", "--json"],
     "shard": ["benchmarks/shard.py", "--quick", "--rounds", "1", "--threads", "1", "--json"],
-    "laws": ["-c", "from dovetail.cli import main; main(['laws', 'llama-tiny', '--quick', '--json'])"],
+    "laws": ["-c", "from dovetail.cli import main; main(['laws', 'llama-tiny', '--only', 'round_trip', '--json'])"],
     "startup": ["benchmarks/startup.py", "--quick", "--json"],
 }
 
@@ -76,6 +76,7 @@ def test_a9_what_a_run_imports_is_measured(name: str, measured: Any, figures: An
     assert not missing, f"{name} imports files that its hash leaves out: {sorted(map(str, missing))[:5]}"
 
 
+@pytest.mark.slow
 def test_a9_a_change_of_the_server_makes_the_figures_of_servers_stale(measured: Any, figures: Any, tmp_path: Path) -> None:
     for folder in ("src", "benchmarks"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -168,7 +168,7 @@ def test_a8_time_of_children_is_counted():
     assert cpu_seconds() - before >= 0.4  # and of one that has ended
 
 
-@pytest.mark.parametrize("flags", [(), ("--json",)])
+@pytest.mark.parametrize("flags", [(), pytest.param(("--json",), marks=pytest.mark.slow)])
 def test_c8_results_come_as_they_are_known(flags: tuple[str, ...]):
     command = [sys.executable, "-m", "dovetail", "laws", "llama-tiny", "--only", "round_trip", "compiled", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:

@@ -3,6 +3,8 @@
 import itertools
 import random
 
+import pytest
+
 from dovetail.core.check import check
 from dovetail.core.part import KINDS
 from dovetail.lawbook import cover
@@ -72,6 +74,7 @@ def test_counted_pairs_equal_those_of_the_dense_mask():
     assert set(meeting(scope)) == {pair for pair in itertools.combinations(sorted(scope), 2) if meets(*pair)}
 
 
+@pytest.mark.slow
 def test_each_value_occurs_or_is_reported_as_impossible(monkeypatch):
     monkeypatch.setattr(cover, "CANDIDATES", 1)
     made = PairCover(0)

@@ -48,9 +48,9 @@ def test_users_of_a_module():
 @pytest.mark.parametrize(
     ("file", "what"),
     [
-        ("ops/loss.py", "total + summed_chunk: Sub"),
-        ("ops/attend.py", "k.n - 1: Add"),
-        ("ops/mask.py", "partial <= MAX_COUNTED: Lt"),
+        pytest.param("ops/loss.py", "total + summed_chunk: Sub", marks=pytest.mark.slow),
+        pytest.param("ops/attend.py", "k.n - 1: Add", marks=pytest.mark.slow),
+        pytest.param("ops/mask.py", "partial <= MAX_COUNTED: Lt", marks=pytest.mark.slow),
         ("parts/mask/near.py", "self.keep == 0: NotEq"),
     ],
 )
@@ -97,6 +97,7 @@ def test_a_changed_slot_of_the_cache_is_caught():
 LLAMA = to_yaml(spec())
 
 
+@pytest.mark.slow
 def test_ranks_import_the_changed_file():
     _, message = mutate._try(site("dist/shard.py", "self.running > 0: GtE"), 0, {LLAMA: dict.fromkeys(WAYS, False)})
     assert message.startswith("sharded: tp, evaluation: "), message

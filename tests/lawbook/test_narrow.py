@@ -10,7 +10,13 @@ from dovetail.lawbook.seeded.bug import spec
 from dovetail.lawbook.seeded.narrow import mutants
 
 
-@pytest.mark.parametrize("name", ["llama-tiny", "t5-tiny", "vit-tiny", "mixtral-tiny", "mamba2-tiny", "nsa-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit-tiny",
+        *(pytest.param(f"{name}-tiny", marks=pytest.mark.slow) for name in ("llama", "t5", "mixtral", "mamba2", "nsa")),
+    ],
+)
 def test_it_holds_for_presets(name: str):
     case = Case(load_spec(name))
     narrow.narrow(case)

@@ -46,6 +46,7 @@ def test_other_options_and_other_sources_are_refused(tmp_path: Path, monkeypatch
         Record(path, seed=0)
 
 
+@pytest.mark.slow
 def test_the_suite_takes_recorded_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dovetail.io.spec import load_spec, to_yaml
     from dovetail.lawbook import suite

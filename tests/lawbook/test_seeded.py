@@ -58,6 +58,7 @@ def test_messages_and_samples_are_not_mutated():
     assert {line for line, _ in visitor.found} == {5}
 
 
+@pytest.mark.slow
 def test_a_mechanical_mutant_is_caught_in_a_process_of_its_own():
     site = next(s for s in sites.sites() if s.file == "parts/position/alibi.py" and "sign dropped" in s.what)
     _, message = mutate._try(site, 0)

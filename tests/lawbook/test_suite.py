@@ -20,6 +20,7 @@ def test_every_law_of_this_release_is_registered():
     assert {law.number for law in LAWS.values()} | {14} >= {*range(1, 9), *range(10, 18), 19}
 
 
+@pytest.mark.slow
 def test_fast_laws_hold_for_a_small_llama():
     states = {outcome.law: (outcome.state, outcome.detail) for outcome in try_spec(TINY, CHEAP)}
     assert states.pop("drafted")[0] == "not applicable"

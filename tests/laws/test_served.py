@@ -46,7 +46,7 @@ def tried(*bugs: str, laws: tuple[str, ...] = (), seed: int = 0, dtype: str | No
         return {name: try_law(case, name) for name in law_names(laws)}
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", [pytest.param(bug, marks=[pytest.mark.slow] if at % 4 else []) for at, bug in enumerate(BUGS)])
 def test_a_public_bug_is_caught_by_its_law(bug: str) -> None:
     law, how = BUGS[bug]
     found = tried(bug, laws=(law,), **how)[law]
@@ -62,6 +62,7 @@ def test_speculation_that_accepts_too_much_is_caught(dtype: str | None) -> None:
         assert found.state == state, found
 
 
+@pytest.mark.slow
 def test_a_promise_of_batch_invariance_is_held_bit_by_bit() -> None:
     for bugs, state in ((("10",), "failed"), ((), "passed")):
         with running(*bugs, noise="exact") as server:
@@ -87,7 +88,7 @@ def test_an_unlikely_sampled_token_does_not_lower_the_bar_of_its_row() -> None:
     assert row_gap(Step(0, -1.0, {0: float("nan")}), Step(0, -1.0, likely)) == inf
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
 def test_a_clean_noisy_server_is_silent(seed: int) -> None:
     _silent(seed)
 

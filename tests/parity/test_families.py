@@ -8,7 +8,7 @@ from draws_more import MORE
 from hf_pair import Pair, check_gradients, check_greedy, check_logits, check_there_and_back
 
 FAMILIES = {**FIRST, **MORE}
-QUICK, ALL = 2, 20  # random configs of each family
+QUICK, ALL = 1, 20  # random configs of each family
 CASES = [
     pytest.param(family, seed, marks=[pytest.mark.slow] if seed >= QUICK else [], id=f"{family}-{seed}")
     for family in FAMILIES

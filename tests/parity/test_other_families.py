@@ -222,7 +222,7 @@ FAMILIES: dict[str, tuple[Callable[[Draw], Fields], tuple[str, ...]]] = {
     "camembert": (roberta, ENCODER),
     "qwen2_vl_text": (qwen2_vl_text, ("AutoModel",)),
 }
-QUICK, ALL = 2, 20  # random configs of each family; the forms take turns, and every form is among the quick ones once
+QUICK, ALL = 1, 20  # random configs of each family; the forms take turns, and every form is among the quick ones once
 CASES = [
     pytest.param(family, forms[seed % len(forms)], seed, marks=[pytest.mark.slow] if seed >= max(QUICK, len(forms)) else [])
     for family, (_, forms) in FAMILIES.items()

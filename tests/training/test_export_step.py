@@ -90,6 +90,7 @@ def weights(spec: str) -> dict[str, torch.Tensor]:
     return {name: torch.full(shape, 0.5) for name, shape in shapes.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_model_is_never_in_memory(tmp_path: Path) -> None:
     for name, spec in (("small", SPEC), ("large", LARGE)):

@@ -80,6 +80,7 @@ def test_documents_by_the_cosine(real: Real, causal: Path) -> None:
     assert [one["score"] for one in scored] == pytest.approx([by_index[i] for i in range(4)], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_encoders_are_served_with_their_heads(trained, tmp_path: Path) -> None:
     place = encoder(trained, tmp_path / "pooled", "{kind: pooled_embedding, dense: true}")
     with real_server(place) as one, real_server(place, "--pooling=cls") as chosen:

@@ -46,6 +46,7 @@ def test_an_answer_is_not_held_back_by_the_socket(trained, tmp_path_factory: pyt
     assert statistics.median(seconds) < 0.03
 
 
+@pytest.mark.slow
 def test_queue_and_prefill_are_parts_of_the_time_to_the_first_token(trained, tmp_path_factory: pytest.TempPathFactory) -> None:
     place = write_directory(*trained, tmp_path_factory.mktemp("timed") / "small", TEMPLATE)
     with real_server(place, "--rows=1", "--metrics-prefix=vllm") as real:
