@@ -90,15 +90,19 @@ def _lines(tree: ast.AST, names: list[str]) -> tuple[int, int] | None:
     return None
 
 
-def test_files(bug: Bug, root: Path) -> list[str]:
-    """The test files of a room, those that name the changed file or function first."""
+def test_files(bug: Bug, root: Path = ROOT) -> list[str]:
+    """The test files that may see a bug: those that import its module first, then those of its room, then others that name it."""
     folder = root / "tests" / MOVED.get(bug.room, bug.room)
-    files = sorted(folder.rglob("test_*.py")) if folder.is_dir() else []
-    word = re.compile(rf"\b({Path(bug.file).stem}|{bug.function.split('.')[0]})\b")
-    naming = [path for path in sorted((root / "tests").rglob("test_*.py")) if word.search(path.read_text(encoding="utf-8"))]
-    near = [path for path in naming if path in files]
-    far = [path for path in naming if path not in files and "planted" not in path.parts]
-    return [str(path) for path in [*near, *[path for path in files if path not in near], *(far[:8] if len(files) < 8 else [])]]
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted((root / "tests").rglob("test_*.py"))}
+    imported = re.compile(rf"^\s*(?:from|import) dovetail[\w.]*\.{Path(bug.file).stem}\b", re.MULTILINE)
+    named = re.compile(rf"\b({Path(bug.file).stem}|{bug.function.split('.')[0]})\b")
+
+    def rank(path: Path) -> int:
+        signs = (imported.search(texts[path]), folder in path.parents and named.search(texts[path]), folder in path.parents)
+        return next((at for at, sign in enumerate(signs) if sign), len(signs))
+
+    fitting = [path for path in texts if folder in path.parents or named.search(texts[path])]
+    return [str(path) for path in sorted(fitting, key=rank) if "planted" not in path.parts]
 
 
 def run(bug: Bug, number: int, copy: Path, seconds: float, checks: Sequence[str] = CHECKS) -> Outcome:
