@@ -90,8 +90,8 @@ def _lines(tree: ast.AST, names: list[str]) -> tuple[int, int] | None:
     return None
 
 
-def test_files(bug: Bug, root: Path = ROOT) -> list[str]:
-    """The test files that may see a bug: those that import its module first, then those of its room, then others that name it."""
+def fitting_tests(bug: Bug, root: Path = ROOT) -> list[str]:
+    """The test files that may see a bug: first those that import its module, then those of its room, then those that name it."""
     folder = root / "tests" / MOVED.get(bug.room, bug.room)
     texts = {path: path.read_text(encoding="utf-8") for path in sorted((root / "tests").rglob("test_*.py"))}
     imported = re.compile(rf"^\s*(?:from|import) dovetail[\w.]*\.{Path(bug.file).stem}\b", re.MULTILINE)
@@ -120,7 +120,7 @@ def run(bug: Bug, number: int, copy: Path, seconds: float, checks: Sequence[str]
                 seen, check = "laws", _named(said)
                 break
         skipped: list[str] = []
-        while seen is None and "tests" in checks and (files := test_files(bug, copy)):
+        while seen is None and "tests" in checks and (files := fitting_tests(bug, copy)):
             code, said = _command(["-m", "pytest", *OPTIONS, *skipped, *files], copy, seconds)
             check = f"not seen within {seconds:.0f} s of CPU time" if code is None else "survived"
             if code in (0, None, 5):

@@ -18,7 +18,7 @@ def test_a_planted_bug_applies(bug: Bug) -> None:
     path, text = planted.place(bug)
     assert text != path.read_text(encoding="utf-8")
     ast.parse(text)
-    assert planted.test_files(bug, planted.ROOT), "no test fits its room"
+    assert planted.fitting_tests(bug, planted.ROOT), "no test fits its room"
 
 
 def test_there_are_sixty_and_half_in_the_rooms_with_state() -> None:
