@@ -91,7 +91,7 @@ def _lines(tree: ast.AST, names: list[str]) -> tuple[int, int] | None:
 
 
 def fitting_tests(bug: Bug, root: Path = ROOT) -> list[str]:
-    """The test files that may see a bug: first those that import its module, then those of its room, then those that name it."""
+    """The test files that may see a bug: first those that import its module, then its room, then others that name it."""
     folder = root / "tests" / MOVED.get(bug.room, bug.room)
     texts = {path: path.read_text(encoding="utf-8") for path in sorted((root / "tests").rglob("test_*.py"))}
     imported = re.compile(rf"^\s*(?:from|import) dovetail[\w.]*\.{Path(bug.file).stem}\b", re.MULTILINE)
