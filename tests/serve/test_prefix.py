@@ -101,3 +101,22 @@ def test_random_programs_evict_the_least_recently_used_idle_leaf() -> None:
                 assert gone in {node.key for node in idle if node.used == min(one.used for one in idle)}
         assert len(cache.leaves) <= 2 * len(cache) + 65
     assert dropped > 50
+
+
+def test_snapshots_are_those_of_known_blocks_whatever_the_order_of_calls() -> None:
+    rng, free = random.Random(3), set[int]()
+    cache, page, evicted = PrefixCache(True, lambda page: None, free.add, 3), 0, 0
+    for at in range(600):
+        blocks = keys(*(rng.randrange(3) for _ in range(2 * rng.randrange(1, 5))))
+        choice = rng.randrange(3)
+        if choice == 0:
+            cache.insert(blocks, list(range(page, page + len(blocks))), f"after {at}" if rng.random() < 0.7 else None)
+            page += len(blocks)
+        elif choice == 1 and (chain := cache.match(blocks)):
+            assert chain[-1].states is not None
+        elif choice == 2:
+            count = len(cache)
+            evicted += cache.evict(lambda: len(cache) < count, lambda page: 1)  # noqa: B023
+        assert cache.stated == {key: node for key, node in cache.nodes.items() if node.states is not None}
+        assert len(cache.stated) <= 3
+    assert evicted > 50
