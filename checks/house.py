@@ -1,0 +1,178 @@
+"""Measure the structure of the sources: `python -m checks.house` prints the numbers, `--write` stores them as today's limits.
+
+tests/test_house.py holds each number to the stored one, so that a change which raises one says so and why: it changes
+checks/house.json in the same commit.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import FrameType, MappingProxyType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE, STORED = ROOT / "src" / "dovetail", ROOT / "checks" / "house.json"
+
+
+@cache
+def trees() -> Mapping[Path, ast.Module]:
+    """The parsed sources of the package."""
+    return MappingProxyType({path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))})
+
+
+def measure() -> dict[str, int]:
+    """Every number, by its name."""
+    classes = Counter(node.name for tree in trees().values() for node in tree.body if isinstance(node, ast.ClassDef))
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in trees()}
+    return {
+        "files": len(trees()),
+        "lines": sum(lines.values()),
+        "statements": sum(isinstance(node, ast.stmt) for tree in trees().values() for node in ast.walk(tree)),
+        "files over 400 lines": sum(count > 400 for count in lines.values()),
+        "files over 300 lines": sum(count > 300 for count in lines.values()),
+        "floors": len(floors()),
+        "rooms in import circles": sum(len(circle) for circle in circles(room_imports())),
+        "class names defined twice": sum(count > 1 for count in classes.values()),
+        "options declared twice": len(options_declared_twice()),
+        **{f"methods of {name}": count for name, count in methods().items()},
+        **passes(),
+    }
+
+
+def floors() -> list[str]:
+    """The layers of the linter's contract, from the top."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    return next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+
+
+def room_imports() -> dict[str, set[str]]:
+    """Room -> the rooms that its files import at their top level; a room is a folder or a file of the package."""
+    edges: dict[str, set[str]] = {}
+    for path, tree in trees().items():
+        room = _room(path.relative_to(SOURCE).with_suffix("").parts)
+        targets = edges.setdefault(room, set())
+        for name in _imported(tree.body):
+            parts = tuple(name.split("."))
+            if parts[0] == "dovetail" and len(parts) > 1:
+                targets.add(_room(parts[1:]))
+        targets.discard(room)
+    return edges
+
+
+def _room(parts: tuple[str, ...]) -> str:
+    return parts[0]
+
+
+def _imported(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Try):
+            yield from _imported(node.body)
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[set[str]]:
+    """The groups of nodes that reach each other."""
+    reach = {node: _reachable(node, edges) for node in edges}
+    groups = {frozenset(other for other in reach[node] if node in reach.get(other, ())) for node in edges}
+    return [set(group) for group in groups if len(group) > 1]
+
+
+def _reachable(start: str, edges: Mapping[str, set[str]]) -> set[str]:
+    found, waiting = set[str](), [start]
+    while waiting:
+        fresh = edges.get(waiting.pop(), set()) - found
+        found |= fresh
+        waiting += fresh
+    return found
+
+
+def options_declared_twice() -> list[str]:
+    """verb.option for each field of a verb's Command that is also a parameter of the function of the same file in api/."""
+    twice = list[str]()
+    for path in sorted((SOURCE / "cli").glob("*.py")):
+        api = SOURCE / "api" / f"{path.stem}.py" if path.stem != "import" else SOURCE / "api" / "import_.py"
+        command = next((n for n in trees()[path].body if isinstance(n, ast.ClassDef) and n.name == "Command"), None)
+        if command is None or api not in trees():
+            continue
+        fields = {n.target.id for n in command.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+        public = (n for n in trees()[api].body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_"))
+        parameters = {arg.arg for n in public for arg in (*n.args.args, *n.args.kwonlyargs)}
+        twice += [f"{path.stem}.{name}" for name in sorted(fields & parameters)]
+    return twice
+
+
+def methods() -> dict[str, int]:
+    """The methods and properties of the two classes that every part meets, over all their bases."""
+    found = {"Part": ("dovetail.core.part", "Part"), "Ctx": ("dovetail.core.ctx", "Ctx")}
+    return {name: len(_own(getattr(importlib.import_module(module), kind))) for name, (module, kind) in found.items()}
+
+
+def _own(kind: type) -> set[str]:
+    return {
+        name
+        for base in kind.__mro__
+        if base.__module__.startswith("dovetail")
+        for name, value in vars(base).items()
+        if not name.startswith("_") and (inspect.isroutine(value) or isinstance(value, property | classmethod | staticmethod))
+    }
+
+
+def passes() -> dict[str, int]:
+    """Files, functions and calls of a forward pass and of a decode step of a small Llama, called for the second time."""
+    import torch
+
+    import dovetail as dt
+    from dovetail.decoding import Decoder
+
+    torch.manual_seed(0)
+    model = dt.build("llama-tiny").eval()
+    ids = torch.randint(0, 512, (1, 8))
+    decoder = Decoder(model, dt.Pool(model.spec, rows=1, capacity=32))
+    with torch.inference_mode():
+        decoder.step(ids, [0])
+        counts = {"forward pass": _counted(lambda: model(ids)), "decode step": _counted(lambda: decoder.step(ids[:, :1], [0]))}
+    return {f"{what} of a {name}": value for name, each in counts.items() for what, value in each.items()}
+
+
+def _counted(run: Callable[[], Any]) -> dict[str, int]:
+    run()
+    calls: Counter[tuple[str, str, int]] = Counter()
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(SOURCE)):
+            calls[code.co_filename, code.co_qualname, code.co_firstlineno] += 1
+
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return {"files": len({file for file, *_ in calls}), "functions": len(calls), "calls": sum(calls.values())}
+
+
+def main() -> int:
+    """Print the numbers beside the stored ones; with --write, store them."""
+    numbers = measure()
+    stored = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
+    for name, value in numbers.items():
+        print(f"{name:36} {value:>8,} {stored.get(name, 0):>8,}")
+    if "--write" in sys.argv[1:]:
+        STORED.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
