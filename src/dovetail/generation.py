@@ -58,12 +58,14 @@ def generates(spec: Model) -> bool:
 
 @dc.dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer with the token ids that begin and end generation, the chat template, and the files that hold them."""
+    """A tokenizer with the token ids that begin and end generation, the chat template, the names of classes, and the files that
+    hold them."""
 
     tokenizer: Tokenizer | None = None
     stop: frozenset[int] = frozenset()  # end-of-sequence tokens
     start: tuple[int, ...] = ()  # first decoder tokens of an encoder–decoder
     chat_template: ChatTemplate | None = None
+    classes: tuple[str, ...] = ()  # the names of the classes of the head, where the directory has names
     files: Mapping[str, bytes] = dc.field(default_factory=dict)  # written beside the weights when the model is saved
 
 

@@ -464,12 +464,20 @@ class ModelModule(Module):
         x, ctx = self.hidden(inputs, dc.replace(ctx, labels=targets))
         return self.head.loss(x, targets, ctx), self.hits(x, targets, ctx)
 
+    def loss_and_answers(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> tuple[LossSum, Tensor]:
+        """The head's loss alone, and the most probable answers, of the shape of the labels; for heads with logits."""
+        x, ctx = self.hidden(inputs, dc.replace(ctx, labels=targets))
+        return self.head.loss(x, targets, ctx), self.answers(x, ctx)
+
     def hits(self, x: Tensor, targets: Tensor, ctx: Ctx) -> Tensor:
         """How many labels () are the most probable answer, from what the head reads."""
+        return (self.answers(x, ctx) == targets).sum()
+
+    def answers(self, x: Tensor, ctx: Ctx) -> Tensor:
+        """The most probable answer per token or document, from what the head reads."""
         assert self.part.head is not None, "a model without a head has no answers"
-        whole = self.part.head.pools()
-        pieces = [(x, targets)] if whole else zip(x.split(CHUNK, -2), targets.split(CHUNK, -1), strict=True)
-        return torch.stack([(self.head(piece, ctx).argmax(-1) == labels).sum() for piece, labels in pieces]).sum()
+        pieces = [x] if self.part.head.pools() else x.split(CHUNK, -2)
+        return torch.cat([self.head(piece, ctx).argmax(-1) for piece in pieces], -1)
 
     def log_probs(self, inputs: Tensor, labels: Tensor, ctx: Ctx, temperature: float = 1.0) -> Tensor:
         """(batch, n) log p(label | inputs) at each token, of logits / temperature, and 0 where the label is −100. Logits are

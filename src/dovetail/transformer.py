@@ -4,6 +4,7 @@
     logits = model(ids, attention_mask=mask)                      padded on either side; or lengths=[5, 3]
     loss = model.loss(ids)                                        next token; in training mode with dropout and router losses
     text = model.generate("Once upon", max_tokens=64)             text in, text out; ids in, ids out
+    tags = model.tag(["Ada", "slept"])                            per word, of a model with a token classifier
     activations = model.trace(ids, "layers.*.mixer.pattern")      by address; grad=True, patch={address: value}
 
 The forward pass itself is in model.py and takes a Ctx. Here a Ctx is made from plain arguments; whoever needs another one (a
@@ -27,6 +28,7 @@ from dovetail.core.keywords import checks_keywords
 from dovetail.core.loss import IGNORED
 from dovetail.generation import Sampling, Vocabulary, generate_pieces, generate_tokens, prompt_ids
 from dovetail.model import Model, ModelModule
+from dovetail.tagging import class_count, classes_of_words
 from dovetail.tracing import Replacement, trace
 
 if TYPE_CHECKING:
@@ -134,6 +136,23 @@ class Transformer(ModelModule):
         elif not given:
             targets = self._checked(targets, inputs, ctx)
         return super().loss(inputs, targets, ctx)
+
+    # -- tags
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of the classes of the head, in their order; None where the directory of the model had none."""
+        names = () if self.vocabulary is None else self.vocabulary.classes
+        return names if names and len(names) == class_count(self.part) else None
+
+    def tag(self, words: Sequence[str]) -> list[str | int | None]:
+        """Return the most probable tag of each word of a text, of a model that was trained on tagged words: its name, or its
+        number where the model has no names; None where a word has no token of its own."""
+        if self.tokenizer is None:
+            raise InputError("words: the model has no tokenizer; load it from a directory that holds tokenizer.json")
+        names = self.class_names
+        classes = classes_of_words(self, self.tokenizer, words)
+        return [number if names is None or number is None else names[number] for number in classes]
 
     # -- generation and inspection
 

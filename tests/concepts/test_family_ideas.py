@@ -137,7 +137,7 @@ def test_a_vision_model_classifies_from_its_class_token() -> None:
     ("head", "shape"),
     [
         ("{kind: token_classifier, classes: 5}", (3, 6, 5)),
-        ("{kind: classifier, classes: 2}", (3, 2)),  # next-sentence
+        ("next_sentence", (3, 2)),
         ("reward", (3, 1)),
         ("{kind: pooled_embedding, unit: true}", (3, 120)),
         ("{kind: pooled_embedding, pooling: first, dense: true}", (3, 120)),

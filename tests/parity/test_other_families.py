@@ -207,7 +207,7 @@ def test_every_family_is_compared_with_the_reference() -> None:
 ENCODER = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
 SEQ2SEQ = ("AutoModelForSeq2SeqLM", "AutoModel")
 FAMILIES: dict[str, tuple[Callable[[Draw], Fields], tuple[str, ...]]] = {
-    "bert": (bert, ENCODER),
+    "bert": (bert, (*ENCODER, "AutoModelForNextSentencePrediction")),
     "t5": (t5, SEQ2SEQ),
     "roberta": (roberta, ENCODER),
     "distilbert": (distilbert, ENCODER),

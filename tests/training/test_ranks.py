@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from train_jobs import flagged_step, translated
+from train_jobs import flagged_step, tagged, translated
 
 from dovetail.dist.layout import Axes
 from dovetail.dist.pair import Pair
@@ -81,6 +81,19 @@ def test_e2_ranks_decode_at_evals_as_one_does(tmp_path: Path, pair: Pair, axes: 
     alone = translated(spec, str(pairs), {}, 48)
     assert 0 < alone["exact_match"] < 1
     for found in pair.run(translated, spec, str(pairs), axes, 48):
+        assert found == pytest.approx(alone, abs=1e-9)
+
+
+@pytest.mark.parametrize("axes", [{}, {"tensor": 2}], ids=["fsdp", "tensor"])
+def test_e4_ranks_score_entities_as_one_does(tmp_path: Path, pair: Pair, axes: Axes) -> None:
+    rows = [{"tokens": ["met", name, "in", place], "tags": ["O", "B-PER", "O", "B-LOC"]} for name in "abcd" for place in "efgh"]
+    tags = tmp_path / "tags.jsonl"
+    tags.write_text("".join(json.dumps(row) + "\n" for row in rows * 3))
+    layer = "{mixer: {heads: 2, head: 12, mask: full, position: none}, ffn: {hidden: 44}}"
+    spec = f"width: 28\nvocab: 16\nlayers: [{layer}]\nhead: {{kind: token_classifier, classes: 3}}"
+    alone = tagged(spec, str(tags), {}, 1)
+    assert 0 < alone["f1"] < 1
+    for found in pair.run(tagged, spec, str(tags), axes, 1):
         assert found == pytest.approx(alone, abs=1e-9)
 
 

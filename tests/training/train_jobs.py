@@ -18,6 +18,7 @@ from dovetail.training.plan import Plan
 from dovetail.training.ranks import Ranks
 from dovetail.training.source import Shape
 from dovetail.training.step import Trainer
+from dovetail.training.tagging import TokenClassification, from_tags
 from dovetail.training.translation import Translation
 
 SPEC = """
@@ -58,6 +59,18 @@ def translated(spec: str, pairs: str, axes: Axes, steps: int) -> dict[str, float
     shape = Shape(4, 8, 0, ranks.data_rank, ranks.data_count)
     source = Translation.read_pairs(Path(pairs), model, "characters", shape, lambda _: None)
     objective = Translation.of(model, source.tokenizer, 8).configured({"beams": 2})
+    trainer = Trainer(ranks.build(model, seed=3, dtype=torch.float64), objective, Plan(steps=2), ranks)
+    for step in range(steps):
+        trainer.step(source.batch(step), step, 0.01)
+    return measure(trainer.model, source.held_out, objective, evaluate=trainer.evaluate)
+
+
+def tagged(spec: str, tags: str, axes: Axes, steps: int) -> dict[str, float]:
+    """The same of token classification."""
+    ranks = Ranks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes)) if dist.is_initialized() else Ranks()
+    model = from_yaml(spec)
+    source = from_tags(Path(tags), model, "words", Shape(4, 12, 0, ranks.data_rank, ranks.data_count), lambda _: None)
+    objective = TokenClassification(tuple(source.classes))
     trainer = Trainer(ranks.build(model, seed=3, dtype=torch.float64), objective, Plan(steps=2), ranks)
     for step in range(steps):
         trainer.step(source.batch(step), step, 0.01)

@@ -1,4 +1,4 @@
-"""train: train a model on text, labeled rows or pairs, in a directory that a run can be resumed from."""
+"""train: train a model on text, labeled rows, tagged words or pairs, in a directory that a run can be resumed from."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def train(
     *,
     data: str | Sequence[str] = (),
     labels: str | Path | None = None,
+    tags: str | Path | None = None,
     pairs: str | Path | None = None,
     chats: str | Path | None = None,
     objective: str | None = None,
@@ -128,7 +129,7 @@ def train(
     quiet: bool = False,
     note: Callable[[str], None] | None = None,
 ) -> TrainingRun:
-    """Train a model on a text file, token shards, labeled rows or pairs; return it with its metrics.
+    """Train a model on a text file, token shards, labeled rows, tagged words or pairs; return it with its metrics.
 
     Weights are random, or with `from_` those of a model directory or of a run, whose spec (if none is given) and tokenizer are
     used, too. `spec` may be a run file: YAML with these parameters as keys, which arguments of the call override.
@@ -141,9 +142,10 @@ def train(
 
     A tokenizer of the spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are
     directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. `labels` is a file of
-    labeled texts (JSON Lines) or images (.npz), `pairs` one of pairs of texts, `chats` one of tuning rows (see `tune`); a tenth
-    of their rows is held out. `objective` names one of `dovetail.training.task.OBJECTIVES`, or of `TUNING` for chats, which has
-    settings by name in `options`; by default it follows from the spec and the data.
+    labeled texts (JSON Lines) or images (.npz), `tags` one of words with a tag each, `pairs` one of pairs of texts, `chats` one
+    of tuning rows (see `tune`); a tenth of their rows is held out. For tags a head that the initial weights do not have is
+    initialized anew. `objective` names one of `dovetail.training.task.OBJECTIVES`, or of `TUNING` for chats, which has settings
+    by name in `options`; by default it follows from the spec and the data.
 
     The run ends after `tokens` (2e8 or "200M"), `steps`, `epochs` (of rows) or about as many `minutes` (5 by default); two runs
     of equal steps and seed are bit-equal. The learning rate rises over the fraction `warmup` of the run, then follows the
@@ -184,9 +186,19 @@ def train(
     if directory is not None:
         _refuse_weights(directory)
     changed, fresh = spec_for(changed, objective)
+    places = [data] if isinstance(data, str) else list(data)
+    given = {"text": text, "data": places, "labels": labels, "tags": tags, "pairs": pairs, "chats": chats}
+    kind = objective_kind(changed, reads_of(given), objective)
     if start is not None:
+        if fresh is None and kind.fresh is not None and start.replaces(kind.fresh, changed):
+            fresh = kind.fresh
+            if kind_of_adapter is not None:
+                raise UsageError(f"--adapter: the {fresh} is new, and would stay random; train the model without it first")
+            say(f"{fresh}: other weights than those of {start.place}, initialized anew")
         start.check_fits(changed, fresh)
     trained = weights_named(changed, chosen_weights)
+    if fresh is not None and trained is not None and not any(d.path.startswith(f"{fresh}.") for d in trained):
+        raise UsageError(f"--only: the {fresh} is new, and would stay random; name its weights, too: '{fresh}.*'")
     place = None if out is None else Path(out)
     kinds: tuple[LogKind, ...] = (log,) if isinstance(log, str) else tuple(log)
     if kinds and place is None:
@@ -194,9 +206,6 @@ def train(
     logs = logs_of(kinds)
     if place is not None and not (place / RUN_FILE).is_file():
         must_be_free(place, force)
-    places = [data] if isinstance(data, str) else list(data)
-    given = {"text": text, "data": places, "labels": labels, "pairs": pairs, "chats": chats}
-    kind = objective_kind(changed, reads_of(given), objective)
     if tokens is not None and kind.reads != "text":
         raise UsageError(f"--tokens: the rows of --{kind.reads} differ in length; give --steps or --minutes")
     if (scaled := with_tied_scale(changed)) != changed:
@@ -241,7 +250,8 @@ def train(
         shape = Shape(batch, length, seed, ranks.data_rank, ranks.data_count)
         encoder = tokenizer if start is None or places or not changed.embed.token_ids else start.for_text()
         tuning = None if start is None or chats is None else TuningData(start.vocabulary(), str(start.place), settings)
-        source = read_source(kind, changed, encoder, shape, say, given, tuning)
+        classes = () if start is None or fresh is not None else start.class_names()
+        source = read_source(kind, changed, encoder, shape, say, given, tuning, classes)
         if epochs is not None and source.epoch is not None:
             last = max(1, round(epochs * source.epoch))
             plan = dc.replace(plan, steps=min(last, end or last), minutes=minutes)
@@ -317,7 +327,7 @@ def train(
                     run.write_model(changed)
                 else:
                     run.write_adapter(kind_of_adapter, Base(str(start.place), known))
-                title = f"{name} on {Path(text or labels or pairs or chats or places[0]).name}"
+                title = f"{name} on {Path(text or labels or tags or pairs or chats or places[0]).name}"
                 ranks.first_does(lambda: _plot(history, place / PLOT_FILE, title, say))
     result = TrainingRun(name, model, source.tokenizer, tuple(history), stopped, place, prompt=prompt)
     if not kind.generates or source.tokenizer is None:

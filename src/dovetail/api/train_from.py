@@ -24,7 +24,7 @@ from dovetail.io.model_files import QUANTIZATION_FILE, RUN_FILE, TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model
 from dovetail.port.load import opened, origin
-from dovetail.port.vocabulary import read_vocabulary
+from dovetail.port.vocabulary import class_names, read_vocabulary
 from dovetail.port.write import files_beside
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
@@ -87,6 +87,18 @@ class Start:
                 problem = problem or f"has {path} of shape {list(a or ())}; the spec says {list(b or ())}"
                 remedy = f"`dovetail graft {self.place}` carries weights over to another spec"
                 raise FileError(f"{self.place}: {problem}; {remedy}")
+
+    def replaces(self, part: str | None, spec: Model) -> bool:
+        """Whether a part of the spec has other weights than that of the directory, by their names and shapes."""
+        ours, theirs = (
+            {(d.path, tuple(d.weight.shape(d.scope))) for d in declared(one) if d.weight.stored and _within(d.path, part)}
+            for one in (spec, self.spec)
+        )
+        return ours != theirs
+
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes of the head, as far as the directory has them."""
+        return class_names(Directory(self.place))
 
     def for_text(self) -> Tokenizer:
         """The tokenizer that a text file is encoded by."""

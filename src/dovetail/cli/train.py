@@ -1,4 +1,4 @@
-"""Train a model on text, labeled rows or pairs, from random weights or those of a model, then generate a sample.
+"""Train a model on text, labeled rows, tagged words or pairs, from random weights or those of a model, then generate a sample.
 
 A tokenizer of the spec's vocabulary size is trained on the text. The last 5 % of the tokens are held out. The model directory
 holds the spec, the tokenizer, the settings (run.yaml), the metrics of each step (loss.jsonl), checkpoints, and at the end the
@@ -66,12 +66,14 @@ class Command(LoadFlags, Overrides):
     """Token shards of `dovetail data build` to train on, DIR or DIR=WEIGHT; may be given many times."""
     labels: InFile | None = None
     """Labeled rows to classify: JSON Lines of {"text": …, "label": …}, or an .npz of images and labels."""
+    tags: InFile | None = None
+    """Words with a tag each, as of entities: JSON Lines of {"tokens": ["…", "…"], "tags": ["B-PER", "O"]}."""
     pairs: InFile | None = None
     """Pairs of texts, to match or, by an encoder–decoder, to translate: JSON Lines of {"source": …, "target": …} (or "a" and
     "b"), or a .tsv."""
     objective: str | None = None
-    """next_token, masked_tokens, span_corruption, denoising, classification, contrastive or translation (default: by the
-    spec and data)."""
+    """next_token, masked_tokens, span_corruption, denoising, classification, token_classification, contrastive or translation
+    (default: by the spec and data)."""
     from_: Annotated[InDir | None, tyro.conf.arg(name="from")] = None
     """Start from the weights and the tokenizer of a model directory, or of the newest checkpoint of a run."""
     adapter: str | None = None

@@ -67,19 +67,19 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
     numbers = [label for label in labels if isinstance(label, int)]
     if len(numbers) == len(labels):
         classes = _check_classes(path, np.array(numbers, np.int64))
-        return LabeledTexts(texts, classes, [str(i) for i in range(int(classes.max()) + 1)], _sha256(content))
+        return LabeledTexts(texts, classes, [str(i) for i in range(int(classes.max()) + 1)], sha256_of(content))
     names = sorted({str(label) for label in labels})
     if len(names) > ROW_CLASSES:
         raise FileError(f"{path}: has {len(names):,} labels; the limit is {ROW_CLASSES:,}")
     index = {name: i for i, name in enumerate(names)}
-    return LabeledTexts(texts, np.array([index[str(label)] for label in labels], np.int64), names, _sha256(content))
+    return LabeledTexts(texts, np.array([index[str(label)] for label in labels], np.int64), names, sha256_of(content))
 
 
 def read_pairs(path: Path) -> TextPairs:
     """Read pairs of texts: JSON Lines, or a .tsv of two columns."""
     content = read_regular(path, TEXT_BYTES, "a file of rows")
     rows = list(_columns(path, content) if path.suffix.lower() == ".tsv" else _named_pairs(path, content))
-    return TextPairs([a for a, _ in rows], [b for _, b in rows], _sha256(content))
+    return TextPairs([a for a, _ in rows], [b for _, b in rows], sha256_of(content))
 
 
 def _named_pairs(path: Path, content: str) -> Iterator[tuple[str, str]]:
@@ -203,5 +203,6 @@ def _header(member: Any) -> tuple[Sequence[int], bool, np.dtype[Any]]:
     return read(member)
 
 
-def _sha256(content: str) -> str:
+def sha256_of(content: str) -> str:
+    """Return the SHA-256 of a text."""
     return hashlib.sha256(content.encode()).hexdigest()

@@ -46,7 +46,7 @@ from dovetail.dist.waiting import time_collectives
 from dovetail.model import BlockModule
 
 # the methods that run a model, beside forward
-ENTRIES = ("loss", "loss_sum", "loss_and_hits", "log_probs", "next_logits", "draft", "encode", "fill")
+ENTRIES = ("loss", "loss_sum", "loss_and_hits", "loss_and_answers", "log_probs", "next_logits", "draft", "encode", "fill")
 INNER = ("hidden",)  # called by those; may be called directly without FSDP
 Read = Callable[[DTensor], Tensor]
 

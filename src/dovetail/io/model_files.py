@@ -20,6 +20,7 @@ QUANTIZATION_FILE = "quantization.yaml"  # which weights are stored in fewer bit
 GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
+CLASSES_FILE = "class_names.json"  # the names of the classes of the head, in their order
 LOSSES_FILE = "loss.jsonl"
 RUN_FILE = "run.yaml"  # the settings of the training run
 INITIAL_FILE = "initial.json"  # digests of the weights that a training run started with
@@ -39,6 +40,7 @@ CARRIED = (
     "special_tokens_map.json",
     "added_tokens.json",
     TEMPLATE_FILE,
+    CLASSES_FILE,
     "vocab.json",
     "vocab.txt",
     "merges.txt",

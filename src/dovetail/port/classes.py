@@ -2,7 +2,7 @@
 
 id2label: {"0": "NEGATIVE", "1": "POSITIVE"}      <->      head.classes: 2
 
-A spec holds no names of classes: LABEL_0, LABEL_1 … are written.
+A spec holds no names of classes: LABEL_0, LABEL_1 … are written, or those of a directory (port/class_names.py).
 """
 
 from __future__ import annotations

@@ -140,7 +140,8 @@ def form_of(config: Config, dialect: Dialect) -> Form:
         return dialect.forms[0]
     names = [form.architecture for form in dialect.forms]
     if not isinstance(listed, (list, tuple)) or len(listed) != 1 or listed[0] not in names:
-        raise SpecError("config.architectures", f"{listed!r} is unsupported", f"supported: {', '.join(names)}")
+        reasons = [why for name, why in dialect.refused.items() if listed == [name]]
+        raise SpecError("config.architectures", f"{listed!r} is unsupported", *(reasons or [f"supported: {', '.join(names)}"]))
     return dialect.forms[names.index(listed[0])]
 
 

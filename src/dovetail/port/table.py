@@ -113,6 +113,14 @@ def rows(
 Limit = Callable[[Model], tuple[str, Any, str] | None]
 
 
+@dc.dataclass(frozen=True)
+class Skip:
+    """Tensors of a checkpoint that are not imported; a load reports them."""
+
+    pattern: str  # of their names
+    reason: str
+
+
 @dc.dataclass(frozen=True, kw_only=True, eq=False)  # compared by identity
 class Form:
     """One model class of a family: its head, and the tensors it has besides the family's."""
@@ -125,14 +133,7 @@ class Form:
     tensors: tuple[Row, ...] = ()
     required: tuple[str, ...] = ()
     fields: tuple[Field, ...] = ()
-
-
-@dc.dataclass(frozen=True)
-class Skip:
-    """Tensors of a checkpoint that are not imported; a load reports them."""
-
-    pattern: str  # of their names
-    reason: str
+    skips: tuple[Skip, ...] = ()  # tensors of other model classes of the family
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -189,6 +190,7 @@ class Dialect:
     aliases: Mapping[str, str] = dc.field(default_factory=dict)  # older names of config fields -> their present names
     fixed: Mapping[str, Any] = dc.field(default_factory=dict)  # config fields with one supported value
     ignored: frozenset[str] = HOUSEKEEPING  # config fields that do not change what the model computes
+    refused: Mapping[str, str] = dc.field(default_factory=dict)  # model class that is not supported -> why, and what to do
     skips: tuple[Skip, ...] = ()  # tensors of a checkpoint that are not imported
     copies: Mapping[str, str] = dc.field(default_factory=dict)  # name patterns of second copies -> the path of ours they equal
     ahead: Ahead | None = None  # multi-token prediction, where its files may have it
@@ -233,6 +235,7 @@ class Dialect:
             "fixed": {**{key: value for key, value in self.fixed.items() if key not in replaced}, **(fixed or {})},
             "ignored": self.ignored | set(ignored),
             "required": tuple(key for key in self.required if key not in without),
+            "refused": {},
             **other,
         }
         return dc.replace(self, **changes)

@@ -67,7 +67,7 @@ class ImportPlan:
         copies += [(move.hf_names[0], move.paths[0]) for move in copies_ahead(spec, dialect)]
         rest = [name for name in self.stored if name not in self.used]
         self.copies = {name: path for name in rest for pattern, path in copies if fnmatchcase(name, pattern)}
-        self.skips = dialect.skips
+        self.skips = (*dialect.skips, *form.skips)
         for name in rest:
             if name not in self.copies and not any(fnmatchcase(name, skip.pattern) for skip in self.skips):
                 raise FileError(f"{name}: has no place in this spec")

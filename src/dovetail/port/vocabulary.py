@@ -8,14 +8,15 @@ from dovetail.core.errors import FileError
 from dovetail.generation import Vocabulary
 from dovetail.io.model_files import CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG, TOKENIZER_FILE
 from dovetail.io.untrusted import Directory
-from dovetail.port.write import files_beside
+from dovetail.port.class_names import names_of_config, names_of_file
+from dovetail.port.write import files_beside, imported_config
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.tokenizer import Tokenizer
 
 
 def read_vocabulary(where: Directory) -> Vocabulary:
-    """Return the tokenizer, end-of-sequence tokens, first decoder tokens and chat template of a directory, as far as it has
-    them, and the files to write beside the weights when the model is saved."""
+    """Return the tokenizer, end-of-sequence tokens, first decoder tokens, chat template and names of classes of a directory, as
+    far as it has them, and the files to write beside the weights when the model is saved."""
     config: dict[str, Any] = {}
     for name in (KEPT_CONFIG, CONFIG_FILE, GENERATION_FILE):  # a later file overrides an earlier one
         values = where.json(name) if where.has(name) else {}
@@ -27,8 +28,14 @@ def read_vocabulary(where: Directory) -> Vocabulary:
         stop=frozenset(stop),
         start=(*(start or _ids(config.get("bos_token_id"))), *forced),
         chat_template=_chat_template(where),
+        classes=class_names(where),
         files=files_beside(where),
     )
+
+
+def class_names(where: Directory) -> tuple[str, ...]:
+    """The names of the classes of the head of a directory, as far as it has them."""
+    return names_of_file(where) or names_of_config(imported_config(where))
 
 
 def _chat_template(where: Directory) -> ChatTemplate | None:

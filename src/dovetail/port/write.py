@@ -29,6 +29,7 @@ from dovetail.io.model_dir import SHARD, Piece, check_replaceable, model_files, 
 from dovetail.io.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG
 from dovetail.io.untrusted import Directory
 from dovetail.model import Model, ModelModule
+from dovetail.port.class_names import names_of_file, with_names
 from dovetail.port.compressed import packed_pieces
 from dovetail.port.dialect import DIALECTS
 from dovetail.port.explicit import explicit, untrained
@@ -144,6 +145,7 @@ def write_theirs(
     if GENERATION_FILE in carried:
         generation = source.json(GENERATION_FILE)
         ported.config.update({name: generation[name] for name in TOKEN_IDS if name in generation})
+    ported = ported._replace(config=with_names(ported.config, names_of_file(source)))
     files = {**spec_and(spec, {}), **carried, **(beside or {}), CONFIG_FILE: _json(ported.config)}
     write_directory(out, pieces, files, shard=shard, keep_foreign=keep_foreign)
     return ported

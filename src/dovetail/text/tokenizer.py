@@ -159,6 +159,14 @@ class Tokenizer:
             encoding = self.engine.encode(first, second)
             return encoding.ids, encoding.type_ids
 
+    def spans(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return, for each of several texts, the ids of a prompt, and of each token the characters (start, stop) of the text
+        that it stands for; (0, 0) for the special tokens that are added. Special tokens in a text are text."""
+        for text in texts:
+            _check_unicode(text)
+        with _engine_errors(f"{TOKENIZER_FILE}: cannot encode the text"), _without_panic_messages:
+            return [(encoding.ids, encoding.offsets) for encoding in self.engine.encode_batch(list(texts))]
+
     def decode(self, ids: Tensor | Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of ids, by default without special tokens; bytes that form no character become �."""
         return self._decode(list(ids) if isinstance(ids, Sequence) else ids.tolist(), skip_special)

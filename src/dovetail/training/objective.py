@@ -5,8 +5,9 @@
     seq2seq        −log p(yᵢ₊₁ | y₁ … yᵢ, source)                            encoder–decoders
     classify       −log p(class | x)                                         heads with one output per row
 
-Those of text alone for encoder–decoders are in training/denoising.py, that of pairs in training/contrastive.py; a spec's
-choice among them is in training/task.py. With depths of multi-token prediction (`mtp`), their loss is added in training.
+Those of text alone for encoder–decoders are in training/denoising.py, those of pairs in training/contrastive.py and
+training/translation.py, that of tags in training/tagging.py; a spec's choice among them is in training/task.py. With depths of
+multi-token prediction (`mtp`), their loss is added in training.
 
 Shapes: tokens, labels (batch, n); source (batch, m); classes (batch,). Padding never counts in a loss.
 """
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 NOT_A_SETTING = {"setting": False}  # the metadata of a field that a run sets itself
 STREAMS = ("masked tokens", "random tokens")
 LARGEST = 700.0  # nats whose exponential is finite
-Reads = Literal["text", "labels", "pairs", "chats"]
+Reads = Literal["text", "labels", "tags", "pairs", "chats"]
 
 
 class TuningData(NamedTuple):
@@ -77,7 +78,8 @@ class Objective(ABC):
     )
     packs: ClassVar[bool] = True  # whether a row may hold several documents
     tuning_rate: ClassVar[float] = 2e-5  # the learning rate at which all weights of a pretrained model are tuned
-    fresh: ClassVar[str | None] = None  # the part that replaces one of the initial weights, and is initialized anew
+    # the part that may replace one of the initial weights, and is then initialized anew
+    fresh: ClassVar[str | None] = None
     settings: ClassVar[tuple[str, ...]] = ()  # of how its data is read; its fields are the settings of the loss
     by_row: ClassVar[bool] = True  # whether the loss of a batch is the sum over its rows: pieces of a batch, and ranks, add up
 

@@ -1,4 +1,5 @@
-"""Sources of rows: labeled texts, labeled images, pairs of texts (datasets/rows.py reads their files).
+"""Sources of rows: labeled texts, labeled images, pairs of texts (datasets/rows.py reads their files); training/tagging.py has
+tagged words.
 
     held out     a tenth of the rows, a random choice that depends on their number alone: every seed is measured on the same
     batch(step)  rows step·batch … of the epoch's permutation, which is keyed by (seed, epoch); the last rows that make no whole
@@ -41,7 +42,7 @@ def from_labels(path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape:
             "embed", f"{spec.embed.kind} does not read text", f"give images, a file *{IMAGES}, or --set embed=tokens"
         )
     data = read_labeled_texts(path)
-    _check_classes(spec, len(data.classes), path)
+    check_classes(spec, len(data.classes), path)
     train, held_out = held_out_rows(len(data.texts), FRACTION)
     tokenizer, settings = tokenizer_for(path, "\n".join(data.texts[i] for i in train), spec, kind, note)
     texts, labels = _Texts(data.texts, tokenizer, shape.length), torch.from_numpy(data.labels)
@@ -80,7 +81,7 @@ def _from_images(path: Path, spec: Model, shape: Shape) -> Source:
     wanted = tuple(example.shape[1:])
     if data.images.shape[1:] != wanted:
         raise SpecError("embed", f"reads images of {wanted}; those of {path} are {data.images.shape[1:]}", "change embed.*")
-    _check_classes(spec, int(data.labels.max()) + 1, path)
+    check_classes(spec, int(data.labels.max()) + 1, path)
     images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
     train, held_out = held_out_rows(len(images), FRACTION)
 
@@ -104,7 +105,8 @@ class _Texts:
         return TokenLayout.padded([self.lengths[i] for i in rows], self.tokens.shape[1])
 
 
-def _check_classes(spec: Model, count: int, path: Path) -> None:
+def check_classes(spec: Model, count: int, path: Path) -> None:
+    """Raise SpecError where the head has fewer classes than the rows."""
     assert spec.head is not None, "classification has a head"
     classes = spec.head.axes(Scope()).sizes.get("classes", count)
     if count > classes:

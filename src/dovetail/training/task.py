@@ -2,6 +2,7 @@
 
 --text, --data     next_token (causal), masked_tokens (bidirectional), span_corruption or denoising (encoder–decoders)
 --labels           classification, of text or of images
+--tags             token_classification, of words
 --pairs            contrastive (a pooled embedding), translation (encoder–decoders)
 chats              sft, and the other methods of `dovetail tune`; one is always named
 """
@@ -9,9 +10,9 @@ chats              sft, and the other methods of `dovetail tune`; one is always 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.suggest import names_or_nearest
@@ -26,14 +27,16 @@ from dovetail.training.objective import Classify, MaskedTokens, NextToken, Objec
 from dovetail.training.preference import Dpo, Ipo, Kto, Orpo, RewardModel
 from dovetail.training.rows import from_labels
 from dovetail.training.source import Note, Shape, Source, TokenizerKind, from_shards, from_text
+from dovetail.training.tagging import TokenClassification, from_tags
 from dovetail.training.translation import Translation
 from dovetail.training.tuning import Sft
 
 # by flag
-READS: dict[str, Reads] = {"text": "text", "data": "text", "labels": "labels", "pairs": "pairs", "chats": "chats"}
+READS: dict[str, Reads] = {"data": "text", **{name: name for name in get_args(Reads)}}
 # of those that fit a spec and its data, the first is the default
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.name: kind for kind in (NextToken, MaskedTokens, SpanCorruption, Denoising, Classify, Contrastive, Translation)
+    kind.name: kind
+    for kind in (NextToken, MaskedTokens, SpanCorruption, Denoising, Classify, TokenClassification, Contrastive, Translation)
 }
 TUNING: dict[str, type[Objective]] = {kind.name: kind for kind in (Sft, Dpo, Ipo, Orpo, Kto, RewardModel, Grpo, Distill)}
 
@@ -82,7 +85,8 @@ def reads_of(given: Mapping[str, object]) -> Reads:
     flags = [flag for flag, value in given.items() if value]
     if len(flags) != 1:
         what = "nothing" if not flags else " and ".join(f"--{flag}" for flag in flags)
-        choices = "a text file (--text), token shards (--data), labeled rows (--labels) or pairs (--pairs)"
+        rows = "labeled rows (--labels), tagged words (--tags) or pairs (--pairs)"
+        choices = f"a text file (--text), token shards (--data), {rows}"
         raise UsageError(f"give {choices}: one of them, not {what}")
     return READS[flags[0]]
 
@@ -95,9 +99,10 @@ def read_source(
     note: Note,
     given: Mapping[str, Any],
     tuning: TuningData | None = None,
+    classes: Sequence[str] = (),
 ) -> Source:
     """Read the data that was given, for an objective. The tokenizer is of a kind to train, or that of initial weights, with
-    which `tuning` has the chat template and settings of tuning rows."""
+    which `tuning` has the chat template and settings of tuning rows, and `classes` the names of the classes of their head."""
     if chats := given.get("chats"):
         if tuning is None:
             raise UsageError(f"--from: {kind.name} tunes a model; give its directory")
@@ -106,6 +111,8 @@ def read_source(
         return from_shards(places, spec, shape, masks=kind.packs, special=kind.special(shape.length))
     if labels := given["labels"]:
         return from_labels(Path(labels), spec, tokenizer, shape, note)
+    if tags := given["tags"]:
+        return from_tags(Path(tags), spec, tokenizer, shape, note, classes)
     if pairs := given["pairs"]:
         return kind.read_pairs(Path(pairs), spec, tokenizer, shape, note)
     return from_text(Path(given["text"]), spec, tokenizer, shape, note, kind.special(shape.length))

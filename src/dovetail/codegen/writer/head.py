@@ -150,6 +150,14 @@ def token_classifier(context: Context) -> HeadCode:
     return HeadCode(_by_class(context), "return self.head(x)", "(B, N, classes)")
 
 
+@writes("next_sentence")
+def next_sentence(context: Context) -> HeadCode:
+    """Whether the second text of a row follows the first."""
+    text = fill(BY_CLASS, {"dense": True, "norm": False, "dropout": False}, dense_bias=True, acted="torch.tanh(self.dense(x))")
+    call = Call.to(context.file.define("NextSentence", text), width=context.size("embed"), classes=2)
+    return HeadCode(call, f"x = {POOLS['first']}\nreturn self.head(x)", "(B, 2)")
+
+
 @writes("pooled_embedding")
 def pooled_embedding(context: Context) -> HeadCode:
     """One vector per row."""

@@ -160,6 +160,19 @@ def token_classifier() -> Iterator[Comparison]:
     yield Comparison("its loss", loss, 1.27387097)
 
 
+@oracle("next_sentence")
+def next_sentence() -> Iterator[Comparison]:
+    """The first real token is (1, 2): tanh(3, 1) = (0.99505475, 0.76159416), through (1, 0), (1, −1) plus (0.25, 0.5)."""
+    weights: dict[str, Any] = {**DENSE, **BIAS, "out.weight": [[1.0, 0.0], [1.0, -1.0]], "out.bias": [0.25, 0.5]}
+    module = alone(part("next_sentence"), weights, embed=2)
+    yield Comparison("padding on the left", module(numbers(ROW), _left()), [[1.24505475, 0.73346060]])
+    turned = numbers([[ROW[0][1], ROW[0][2], ROW[0][0]]])
+    yield Comparison("padding on the right", module(turned, _right()), [[1.24505475, 0.73346060]])
+    # ln(e^1.24505475 + e^0.73346060) − 1.24505475
+    yield Comparison("loss of class 0", module.loss(numbers(ROW), torch.tensor([0]), _left()).mean(), 0.46971550)
+    yield Comparison("no label", module.loss(numbers(ROW), torch.tensor([-100]), _left()).mean(), 0.0, near=0)
+
+
 @oracle("pooled_embedding")
 def pooled_embedding() -> Iterator[Comparison]:
     """(1, 2), (3, 6), (2, 4); to unit length (1, 2)/√5; through tanh(W·): tanh 4 = 0.99932930, tanh −1.5 = −0.90514825."""

@@ -19,6 +19,7 @@ from dovetail.ops.pooling import pool
 from dovetail.parts.embed import TokensModule
 from dovetail.parts.head import ByClassModule, LmModule, PooledEmbeddingModule
 from dovetail.parts.mixer.attention import AttentionModule
+from dovetail.parts.next_sentence import NextSentenceModule
 from dovetail.parts.position.learned import LearnedModule
 from dovetail.parts.position.t5_bias import T5BiasModule
 from dovetail.port import tensors
@@ -65,6 +66,10 @@ def types_ignored(self: TokensModule, inputs: Tensor, ctx: Ctx) -> tuple[Tensor,
 
 def pooled_without_tanh(self: PooledEmbeddingModule, x: Tensor, ctx: Ctx) -> Tensor:
     return self.out(pool(x, ctx.layout, self.part.pooling))
+
+
+def next_sentence_without_tanh(self: NextSentenceModule, x: Tensor, ctx: Ctx) -> Tensor:
+    return self.dense(pool(x, ctx.layout, "first"))
 
 
 def dense_layer_skipped(self: ByClassModule, x: Tensor, ctx: Ctx) -> Tensor:
@@ -120,6 +125,12 @@ def mutants() -> list[Mutant]:
             "a classifier skips its dense layer",
             instead(ByClassModule, "hidden", dense_layer_skipped),
             in_family("distilbert", "DistilBertForSequenceClassification"),
+            "",
+        ),
+        (
+            "the pooler of next-sentence prediction has no tanh",
+            instead(NextSentenceModule, "features", next_sentence_without_tanh),
+            in_family("bert", "BertForNextSentencePrediction"),
             "",
         ),
         ("a window reaches w to each side", window_to_each_side, in_family("modernbert", "ModernBertModel"), "vllm#3385"),

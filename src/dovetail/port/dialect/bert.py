@@ -25,6 +25,8 @@ def _types(spec: Model) -> tuple[str, Any, str] | None:
     return ("embed.types", 0, "there is at least 1") if value_at(spec, "embed.types") == 0 else None
 
 
+NEXT_SENTENCE = "BertForNextSentencePrediction"
+INSTEAD = "to import it instead, write {} under architectures in config.json"
 POSITION_IDS = Skip("*embeddings.position_ids", "the numbers 0, 1, 2 …")
 
 
@@ -52,6 +54,17 @@ BERT = Dialect(
             fields=(Copy("layer_norm_eps", "head.norm.eps"), Choice("hidden_act", "head.act", ACTIVATIONS), TIED),
         ),
         Form(
+            architecture=NEXT_SENTENCE,
+            auto="AutoModelForNextSentencePrediction",
+            head={"head": "next_sentence"},
+            prefix="bert.",
+            tensors=(
+                *rows("bert.pooler.dense", "head.dense", "weight", "bias"),
+                *rows("cls.seq_relationship", "head.out", "weight", "bias"),
+            ),
+            skips=(Skip("cls.predictions.*", f"the head for masked tokens; {INSTEAD.format('BertForMaskedLM')}"),),
+        ),
+        Form(
             architecture="BertForSequenceClassification",
             auto="AutoModelForSequenceClassification",
             head={"head": {"kind": "classifier", "act": "tanh"}},
@@ -71,6 +84,10 @@ BERT = Dialect(
             fields=CLASSIFIER,
         ),
     ),
+    refused={
+        "BertForPreTraining": "it has two heads, and a model one; write BertForMaskedLM or "
+        f"{NEXT_SENTENCE} there: the other head is then not imported, and reported"
+    },
     spec={
         "embed": {"kind": "tokens", "types": 2},
         "position": {"kind": "learned", "length": 512},
@@ -118,6 +135,6 @@ BERT = Dialect(
     skips=(
         POSITION_IDS,
         Skip("bert.pooler.*", "a pooler that this model class does not use"),
-        Skip("cls.seq_relationship.*", "the head for next-sentence prediction"),
+        Skip("cls.seq_relationship.*", f"the head for next-sentence prediction; {INSTEAD.format(NEXT_SENTENCE)}"),
     ),
 )

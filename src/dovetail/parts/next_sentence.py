@@ -1,0 +1,70 @@
+"""Next-sentence prediction: whether the second text of a document follows the first (BERT).
+
+    logits = W tanh(W₁ x + b₁) + b          x: the first token of the document; class 0: it follows, class 1: it does not
+
+The head of BertForNextSentencePrediction. It computes what a classifier of two classes does; it is a kind of its own, since a
+file of that class has its weights elsewhere than one of BertForSequenceClassification.              Devlin et al. 2018
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.group import Head, HeadModule
+from dovetail.core.linear import Linear
+from dovetail.core.loss import LossSum
+from dovetail.core.module import Module
+from dovetail.core.part import register
+from dovetail.core.scope import Scope
+from dovetail.core.weight import Weight
+from dovetail.ops.loss import chunked_cross_entropy
+from dovetail.ops.pooling import pool
+
+ANSWERS = 2  # it follows, it does not
+
+
+@register("next_sentence")
+class NextSentence(Head):
+    """Next-sentence prediction: two logits per document, whether its second text follows the first."""
+
+    TAPS = ("logits",)
+
+    def module(self) -> type[Module]:
+        return NextSentenceModule
+
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(classes=ANSWERS)
+
+    def weights(self, scope: Scope) -> list[Weight]:
+        return [
+            Weight(name="dense.weight", out=("embed",), inp=("embed",)),
+            Weight(name="dense.bias", out=("embed",), init="zeros", role="bias"),
+            Weight(name="out.weight", out=("classes",), inp=("embed",), readout=True),
+            Weight(name="out.bias", out=("classes",), init="zeros", role="bias"),
+        ]
+
+    def pools(self) -> bool:
+        return True
+
+    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randint(0, ANSWERS, shape, generator=generator)
+
+
+class NextSentenceModule(HeadModule):
+    """x (…, n, embed) -> logits (documents, 2)."""
+
+    part: NextSentence
+    dense: Linear
+    out: Linear
+
+    def features(self, x: Tensor, ctx: Ctx) -> Tensor:
+        """(…, n, embed) -> (documents, embed): BERT's pooler."""
+        return torch.tanh(self.dense(pool(x, ctx.layout, "first")))
+
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
+        return ctx.tap(self, "logits", self.out(self.features(x, ctx)))
+
+    def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
+        return chunked_cross_entropy(self.out, self.features(x, ctx), labels)
