@@ -34,7 +34,7 @@ def draw(data: dict[str, Any]) -> str:
     result = data["result"]
     values = {row["name"]: row["value"] for row in result["rows"]} | result["counts"]
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="540" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         'aria-label="A swap of one part, and what followed from it">',
         f"<style>{STYLE}</style>",
         f'<rect class="ground" x="1" y="1" width="{WIDTH - 2}" height="{HEIGHT - 2}" rx="10"/>',
