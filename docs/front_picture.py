@@ -106,7 +106,7 @@ def loss(curves: dict[str, list[float]], values: dict[str, float]) -> Iterator[s
     steps = len(curves["before"])
     yield from heading(344, "Training loss", f"{steps} steps, equal batches, rate not tuned")
     top, bottom = math.ceil(max(map(max, curves.values()))), math.floor(min(map(min, curves.values())))
-    begin, end, low, high = LEFT + 24, 350, 510, 364
+    begin, end, low, high = LEFT + 24, 338, 510, 364
     for level in range(bottom, top + 1):
         y = low - (low - high) * (level - bottom) / (top - bottom)
         yield f'<line class="rule" x1="{begin}" y1="{y:.1f}" x2="{end}" y2="{y:.1f}"/>'

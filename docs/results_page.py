@@ -33,6 +33,11 @@ class Measured:
         return [row for row in self.rows if verdict(row).startswith(words)]
 
     @property
+    def goals(self) -> int:
+        """The number of rows with a goal."""
+        return len(self.of("yes", "NO", "too"))
+
+    @property
     def commit(self) -> str:
         """The commit it was measured at."""
         return self.standing.commit or "not recorded"
@@ -58,8 +63,10 @@ def page(figures: Sequence[Measured]) -> Iterator[str]:
     yield f"{len(figures)} figures: {total} goals hold, {len(failed)} fail, {len(open_rows)} are undecided.\n"
     yield "## Holds\n"
     lines = [
-        (f"`{figure.standing.name}`", f"{len(rows)} of {len(figure.of('yes', 'NO', 'too'))}", figure.commit, command(figure))
-        for figure, rows in sorted(held, key=lambda one: -len(one[1]) / max(1, len(one[0].of("yes", "NO", "too"))))
+        (f"`{figure.standing.name}`", f"{len(rows)} of {figure.goals}", figure.commit, command(figure))
+        for figure, rows in sorted(
+            held, key=lambda one: (-len(one[1]) / max(1, len(one[0].of("yes", "NO", "too"))), -len(one[1]))
+        )
         if rows
     ]
     yield from table(("figure", "goals that hold", "measured at", "command"), lines)
