@@ -77,6 +77,7 @@ TABLE = {
     "tune": Figure("python benchmarks/tune.py --json", 2),
     "muon": Figure("python benchmarks/muon.py --only muon --json", 2),
     "mup": Figure("python benchmarks/muon.py --only mup --threads 1 --json", 1),
+    "front": Figure("python benchmarks/front.py --threads 1 --json", 1),
     "hostile": Figure("python benchmarks/hostile.py --json", 1),
     "startup": Figure("python benchmarks/startup.py --json", 1),
     "tiny": Figure("python benchmarks/tiny.py --json --workers 2", 1),

@@ -20,7 +20,7 @@ copyright = "the Dovetail authors, Apache-2.0"
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx_copybutton", "mathml"]
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "html_image"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "figures"]
 suppress_warnings = ["misc.highlighting_failure"]  # a tree drawn with lines is no program

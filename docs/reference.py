@@ -10,15 +10,16 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from figures import TABLE as FIGURES, standings
-from measure import verdict
+from figures import standings
+from markdown_table import table
+from results_page import results
 
 import dovetail
 from dovetail.api.list_parts import list_parts
@@ -72,24 +73,6 @@ def _documented(title: str, names: dict[str, Any]) -> Iterator[str]:
     for name, value in names.items():
         signature = "" if inspect.isclass(value) else str(inspect.signature(value)).replace("(self, ", "(")
         yield f"### {name}\n\n```text\n{name}{signature}\n```\n\n{inspect.cleandoc(value.__doc__ or '')}\n"
-
-
-def results() -> Iterator[str]:
-    """Every figure: its command, the commit it was taken at, whether its sources have changed since, and its rows."""
-    yield "# Results\n"
-    yield "Each figure is measured by a command and carries a hash of the files it measured. *Stale*: these have changed since."
-    yield "A goal holds where the whole interval of the figure, the median ± one interquartile range of five rounds or more,"
-    yield "is within it. *Too noisy*: the interval crosses the limit. *Too few rounds*: there is no interval.\n"
-    found = standings()
-    rows = [(f"`{one.name}`", one.state, one.commit or "–", f"`{FIGURES[one.name].command}`") for one in found]
-    yield from table(("figure", "state", "commit", "command"), rows)
-    for one in found:
-        if isinstance(one.result, dict) and isinstance(one.result.get("rows"), list) and one.result["rows"][:1]:
-            measured = [row for row in one.result["rows"] if {"name", "value", "goal", "holds"} <= set(row)]
-            if measured:
-                yield f"\n## {one.name}\n"
-                lines = [(row["name"], f"{row['value']:g}", row["goal"] or "–", verdict(row)) for row in measured]
-                yield from table(("figure", "value", "goal", "holds"), lines)
 
 
 def layouts() -> Iterator[str]:
@@ -180,7 +163,7 @@ def families() -> Iterator[str]:
 
 def presets() -> Iterator[str]:
     """The zoo, with what each model costs."""
-    yield "# Presets\n\n`dovetail show NAME` tells more of each.\n"
+    yield "# Presets\n\n`dovetail show NAME` prints the tree and the cost of each.\n"
     rows = []
     for name in zoo():
         first = (resources.files("dovetail.zoo") / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
@@ -197,13 +180,6 @@ def seeded() -> Iterator[str]:
     yield "the law must hold without the bug and fail with it. How the laws are tested: [](../laws.md).\n"
     cells = [(bug.name, f"`{bug.law}`", f"`lawbook/seeded/{area}.py`", bug.report) for bug, area in rows]
     yield from table(("bug", "law", "file", "report"), cells)
-
-
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """A table in markdown."""
-    for row in (head, ("---",) * len(head), *rows):
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-    yield ""
 
 
 def rooms(project: Path) -> str:

@@ -1,10 +1,7 @@
-"""The first ten minutes: what of a page is typed, and what a transcript shows of it."""
+"""The starts of the front page: what of the README is run, how it is timed, and what a transcript shows of it."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +9,36 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PAGE = """
+## Install
+
 ```bash
 pip install torch
+pip install -e ".[look,hf]"
 ```
-Words with `dovetail show`.
-```console
-$ dovetail show a
-a tree
-…
+
+## Five starts
+
+**Look.** Words with `dovetail show`.
+
+```bash
+dovetail show a
 ```
-```python
-x = 1
-y = 2
+More words.
+
+**Serve.** It waits.
+
+<!-- no run: a server -->
+```bash
+sleep 60 &
+echo ready
 ```
-<!-- no run: takes a day -->
+
+## Another
+
+**Not a start.**
+
 ```bash
 dovetail train a
-
-dovetail map a
-```
-```yaml
-width: 4
 ```
 """
 
@@ -45,37 +51,42 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Any:
     return start
 
 
-def test_commands_of_a_page_are_in_order(start: Any) -> None:
-    texts = [command.text for command in start.commands(PAGE)]
-    assert texts == ["pip install torch", "dovetail show a", "x = 1\ny = 2", "dovetail train a", "dovetail map a"]
+def test_the_starts_of_a_page_are_in_order(start: Any) -> None:
+    assert [*start.starts(PAGE)] == [
+        start.Start("Look", ["dovetail show a"]),
+        start.Start("Serve", ["sleep 60 &", "echo ready"]),
+    ]
 
 
-def test_this_clone_is_installed(start: Any) -> None:
-    command = start.Command('pip install -e ".[look,hf]"', python=False)
-    assert start.local_install(command) == f'pip install -e "{start.ROOT}[look,hf]"'
+def test_this_clone_and_this_torch_are_installed(start: Any) -> None:
+    torch_line, ours = start.installs(PAGE)
+    assert torch_line.startswith("pip install torch==2.")
+    assert "+" not in torch_line
+    assert ours == f'pip install -e "{start.ROOT}[look,hf]"'
+
+
+def test_a_start_is_timed_to_its_first_result(start: Any) -> None:
+    results = [start.Result("a > file", "", 2.0), start.Result("b", "text", 3.0), start.Result("c", "more", 50.0)]
+    assert start.first_result(results) == 5.0
+
+
+def test_a_server_ends_with_its_start(start: Any, tmp_path: Path) -> None:
+    results = start.run(start.Start("Serve", ["sleep 60 &", "echo ready"]), tmp_path, {"PATH": "/usr/bin:/bin"})
+    assert [result.out for result in results] == ["", "ready\n"]
+    assert sum(result.seconds for result in results) < 30
 
 
 def test_a_transcript_has_commands_and_outputs(start: Any) -> None:
     text = start.transcript(
-        [
-            start.Result(start.Command("pip install torch", python=False), "much\n", 3.21),
-            start.Result(start.Command("x = 1\ny = 2", python=True), "", 0.04),
-            start.Result(start.Command("dovetail show a", python=False), "\n".join(map(str, range(50))), 1.0),
-        ]
+        {
+            "Install": [start.Result("pip install torch", "much\n", 3.21)],
+            "Look": [start.Result("dovetail show a", "\n".join(map(str, range(50))), 1.0)],
+        }
     )
-    assert text.startswith("$ pip install torch\n[3.2 s]\n\n>>> x = 1\n... y = 2\n[0.0 s]\n\n$ dovetail show a\n0\n1\n")
+    assert text.startswith("# Install\n$ pip install torch\n[3.2 s]\n\n# Look\n$ dovetail show a\n0\n1\n")
     assert "\n19\n… 10 lines …\n30\n" in text
 
 
 def test_a_command_that_fails_ends_the_run(start: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="ended with 3"):
-        start.run(start.Command("exit 3", python=False), "exit 3", tmp_path, {"PATH": "/usr/bin:/bin"})
-
-
-@pytest.mark.slow
-def test_it_runs(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "start.py"), "--quick", "--json", "--transcript", str(tmp_path / "start.txt")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert [row["holds"] for row in json.loads(done.stdout)["rows"]] == [None, True, True, None]
-    assert "70,553,706,496 parameters" in (tmp_path / "start.txt").read_text(encoding="utf-8")
+        start.run(start.Start("Fail", ["exit 3"]), tmp_path, {"PATH": "/usr/bin:/bin"})
