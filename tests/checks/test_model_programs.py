@@ -3,16 +3,11 @@ found are found again when they are put back."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from checks.programs.frame import run, sample
 from checks.programs.kinds import kind_of
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from checks.programs import __main__ as command
 from checks.programs.frame import Kind, Session, Step, run, sample, script, shrink, wrong
 from checks.programs.kinds import KINDS, kind_of

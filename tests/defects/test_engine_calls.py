@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from checks.programs.engine_models import VOCAB, change_weights, logits_of, model_of
 from checks.programs.interrupt import interrupted
 
