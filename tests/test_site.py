@@ -1,4 +1,4 @@
-"""The site: it builds without a warning or a broken link, its search finds words of the field, and results are distinguished."""
+"""The site: it builds without a warning or a broken link, its search finds terms, and results are distinguished."""
 
 from __future__ import annotations
 
