@@ -82,6 +82,12 @@ def test_e1_what_cannot_be_read_is_refused() -> None:
         spec("additive").set("encoder.layers.0.ssm.mixer", "attention")
 
 
+def test_e1_a_reversed_mixer_reads_its_own_input_only() -> None:
+    spec = from_yaml("width: 28\nvocab: 62\nlayers: [{mixer: {kind: reverse, mixer: ngram}}]")
+    with pytest.raises(SpecError, match=r"layers.0.mixer.mixer: ngram reads values of the model .*usual direction"):
+        build(spec, device="meta")
+
+
 def test_e1_a_reversed_decoder_does_not_decode() -> None:
     backward = from_yaml("width: 28\nvocab: 62\nlayers: [{mixer: {kind: reverse, mixer: gru}}]")
     with pytest.raises(NotApplicable):

@@ -42,9 +42,14 @@ class Reverse(Mixer):
         return "both"
 
     def check(self, scope: Scope) -> list[Problem]:
-        if not self.mixer.starts_from_encoder():
-            return []
-        return [Problem("mixer.from_encoder", "a state at the last token of a target follows no source", "set it to false")]
+        found: list[Problem] = []
+        if self.mixer.starts_from_encoder():
+            what = "a state at the last token of a target follows no source"
+            found.append(Problem("mixer.from_encoder", what, "set it to false"))
+        if self.mixer.reads(scope):
+            what = f"{self.mixer.kind} reads values of the model or of other layers, which a reversed mixer is not given"
+            found.append(Problem("mixer", what, "use it in the usual direction"))
+        return found
 
 
 class ReverseModule(Module):
