@@ -1,4 +1,4 @@
-"""The site: it builds without a warning or a broken link, its search finds words of the field, and a page of results has its sections."""
+"""The site: it builds without a warning or a broken link, its search finds words of the field, and results are in sections."""
 
 from __future__ import annotations
 
