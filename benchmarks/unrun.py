@@ -37,7 +37,6 @@ from unrun_fixtures import make
 from unrun_pages import CHANGES, IN_CI, PAGES, PEERS, ROOT, Command, Page, commands, not_run, pages, peer_of, ready
 from unrun_process import Done, finished, free_port, running, serve
 
-OUTCOMES = ("ok", "failed", "not run", "ended at the limit")
 LAST = 200  # characters of the last line that a command printed
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SERVER = re.compile(r"^(dovetail serve|serve run|python -m vllm\S*api_server) ")
@@ -86,7 +85,7 @@ class Runner:
         for written, instead, why in CHANGES:
             text, count = re.subn(written, instead, text)
             reasons += [why] * bool(count)
-        text, count = ADDRESS.subn(lambda found: f"{found[1]}{self.port(found[2])}", text)
+        text, count = ADDRESS.subn(lambda match: f"{match[1]}{self.port(match[2])}", text)
         return text, "; ".join(reasons + ["a free port"] * bool(count))
 
     def port(self, written: str) -> int:
@@ -119,7 +118,7 @@ class Runner:
         begin, env = time.monotonic(), self.environment(command)
         with contextlib.ExitStack() as stack:
             if not SERVER.match(command.text):
-                for port in dict.fromkeys(found[2] for found in ADDRESS.finditer(command.text)):
+                for port in dict.fromkeys(match[2] for match in ADDRESS.finditer(command.text)):
                     serving = f"{self.page.servers[int(port)]} --port {self.port(port)}"
                     stack.enter_context(running(serving, self.folder, env, self.limit))
             if command.language == "python":
@@ -186,17 +185,17 @@ def rows_of(results: Sequence[Result]) -> list[Row]:
 
 def known(file: Path | None) -> dict[str, list[Result]]:
     """The results of a list by page."""
-    found: dict[str, dict[tuple[int, str], Result]] = {}
+    lists: dict[str, dict[tuple[int, str], Result]] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else ():
         result = Result(**json.loads(line))
-        found.setdefault(result.page, {})[result.line, result.command] = result
-    return {page: list(results.values()) for page, results in found.items()}
+        lists.setdefault(result.page, {})[result.line, result.command] = result
+    return {page: list(results.values()) for page, results in lists.items()}
 
 
 def complete(path: Path, results: Sequence[Result]) -> bool:
     """Whether results are those of all commands of a page as it is now."""
-    have = [(result.line, result.command) for result in results if not result.command.startswith("(make ")]
-    return have == [(command.line, command.text) for command in commands(path)]
+    listed = [(result.line, result.command) for result in results if not result.command.startswith("(make ")]
+    return listed == [(command.line, command.text) for command in commands(path)]
 
 
 def main() -> int:
@@ -206,33 +205,33 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="limit of one command")
     parser.add_argument("--list", type=Path, help="append a line of JSON per command; complete pages are taken from it")
     parser.add_argument("--table", type=Path, help="write all results as JSON")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    names = given.only or (["CONTRIBUTING", "port"] if given.quick else None)
+    flags = parser.parse_args()
+    torch.set_num_threads(flags.threads)
+    names = flags.only or (["CONTRIBUTING", "port"] if flags.quick else None)
     paths = [path for path in pages() if commands(path) and (names is None or path.stem in names)]
     if missing := set(names or ()) - {path.stem for path in paths}:
         parser.error(f"no page with marked blocks is called {', '.join(sorted(missing))}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are ended too
-    before, results = known(given.list), list[Result]()
+    before, results = known(flags.list), list[Result]()
     with tempfile.TemporaryDirectory(prefix="dovetail-unrun-") as work, progress("pages", len(paths)) as tick:
         for path in paths:
             page = str(path.relative_to(ROOT))
             if complete(path, before.get(page, [])):
                 results += before[page]
             else:
-                for result in run_page(path, Path(work).resolve(), given.seconds):
+                for result in run_page(path, Path(work).resolve(), flags.seconds):
                     results.append(result)
                     print(
                         f"{result.page}:{result.line} {result.outcome}, {result.seconds:.0f} s: {result.command}",
                         file=sys.stderr,
                     )
-                    if given.list is not None:
-                        with given.list.open("a", encoding="utf-8") as file:
+                    if flags.list is not None:
+                        with flags.list.open("a", encoding="utf-8") as file:
                             file.write(json.dumps(dc.asdict(result), ensure_ascii=False) + "\n")
             tick()
-    if given.table is not None:
-        given.table.write_text(json.dumps([dc.asdict(result) for result in results], indent=1, ensure_ascii=False) + "\n")
-    report(rows_of(results), given.json)
+    if flags.table is not None:
+        flags.table.write_text(json.dumps([dc.asdict(result) for result in results], indent=1, ensure_ascii=False) + "\n")
+    report(rows_of(results), flags.json)
     return 1 if any(result.outcome == "failed" for result in results) else 0
 
 

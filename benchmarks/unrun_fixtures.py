@@ -140,8 +140,8 @@ def adapter(path: Path) -> None:
 
 
 def prose() -> str:
-    """The help topics of Python, half a megabyte."""
-    return "\n\n".join(topics.values())
+    """The help topics of Python, the first 150,000 characters."""
+    return "\n\n".join(topics.values())[:150_000]
 
 
 def rows(path: Path, lines: list[Any]) -> None:
@@ -152,13 +152,13 @@ def rows(path: Path, lines: list[Any]) -> None:
 def chats(path: Path) -> None:
     """Write conversations of one answer."""
     colors = ("blue", "red", "green")
-    said = [(f"What is {i}?", f"It is {colors[i % 3]}.") for i in range(40)]
-    rows(path, [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in said])
+    turns = [(f"What is {i}?", f"It is {colors[i % 3]}.") for i in range(40)]
+    rows(path, [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in turns])
 
 
 def sampled(folder: Path) -> list[tuple[list[int], list[int], list[float]]]:
     """(prompt, completion, log-probs) that the model `my-model` of a folder samples."""
-    sampler, found = dt.load(folder / "my-model"), []
+    sampler, samples = dt.load(folder / "my-model"), []
     generator = torch.Generator().manual_seed(0)
     for _ in range(6):
         ids = torch.randint(5, 250, (6,), generator=generator).tolist()
@@ -168,8 +168,8 @@ def sampled(folder: Path) -> list[tuple[list[int], list[int], list[float]]]:
                 logs = sampler(torch.tensor([ids + out]))[0, -1].log_softmax(-1)
                 out.append(int(torch.multinomial(logs.exp(), 1, generator=generator)))
                 scores.append(float(logs[out[-1]]))
-        found.append((ids, out, scores))
-    return found
+        samples.append((ids, out, scores))
+    return samples
 
 
 def rollouts(path: Path) -> None:
@@ -209,11 +209,11 @@ def package(path: Path) -> None:
 
 def text(content: str | Callable[[], str]) -> Callable[[Path], None]:
     """A maker of a file with a content."""
-    return lambda path: void(path.write_text(content if isinstance(content, str) else content(), encoding="utf-8"))
+    return lambda path: discard(path.write_text(content if isinstance(content, str) else content(), encoding="utf-8"))
 
 
-def void(_: object) -> None:
-    """Nothing."""
+def discard(_: object) -> None:
+    """Return nothing, for makers that are expressions."""
 
 
 def example(path: Path) -> None:
@@ -256,7 +256,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "ema.yaml": example,
     "mine.py": text(MINE),
     "ring.py": text(RING),
-    "my_model.py": lambda path: void(dt.emit(path.parent / "my-model", out=path)),
+    "my_model.py": lambda path: discard(dt.emit(path.parent / "my-model", out=path)),
     "dump": dump,
     "installed": installed,
     "package": package,

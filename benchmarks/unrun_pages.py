@@ -118,7 +118,7 @@ PAGES = {
     ),
     "docs/serve.md": Page(
         ("plays.txt", "Qwen3-0.6B", "small", "mixed", "base", "adapters/legal", "keys.txt", "admin.txt"),
-        servers={8000: "dovetail serve Qwen3-0.6B"},
+        servers={8000: "dovetail serve Qwen3-0.6B --longest 256"},
         before=(DT,),
     ),
     "docs/servers.md": Page(

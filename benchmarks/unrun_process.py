@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+PROGRAM = "dovetail.__main__"  # what the processes run: measured.py counts its files as measured
 ENDING = 60.0  # seconds that a process has after SIGTERM
 
 
@@ -105,8 +106,8 @@ def serve(text: str, folder: Path, env: Mapping[str, str], limit: float) -> Done
     text = text.partition("#")[0].strip()
     text += "" if "--port" in text else f" --port {free_port()}"
     port = int(text.rpartition("--port ")[2].split()[0])
-    found = re.search(r"--api-key-file (\S+)", text)
-    key = (folder / found[1]).read_text().split()[0] if found else ""
+    match = re.search(r"--api-key-file (\S+)", text)
+    key = (folder / match[1]).read_text().split()[0] if match else ""
     try:
         with running(text, folder, env, limit) as (process, log):
             name = ask(port, "/v1/models", key)["data"][0]["id"]

@@ -94,8 +94,8 @@ def block(text: str, language: str = "bash") -> str:
 
 def test_commands_of_marked_blocks_are_in_order(unrun: Any, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(PAGE)
-    found = unrun.commands(tmp_path / "page.md", tmp_path)
-    assert [(one.line, one.language, re.sub(" +", " ", one.text)) for one in found] == [
+    parsed = unrun.commands(tmp_path / "page.md", tmp_path)
+    assert [(command.line, command.language, re.sub(" +", " ", command.text)) for command in parsed] == [
         (7, "bash", "dovetail train a --steps 3 # a comment"),
         (10, "bash", "dovetail map a"),
         (15, "console", "dovetail laws a"),
@@ -103,21 +103,23 @@ def test_commands_of_marked_blocks_are_in_order(unrun: Any, tmp_path: Path) -> N
         (19, "text", "[tool]\na = 1"),
         (26, "python", "x = 1\ny = 2"),
     ]
-    assert [one.reason for one in found][:3] == ["takes a day", "takes a day", "yours"]
+    assert [command.reason for command in parsed][:3] == ["takes a day", "takes a day", "yours"]
 
 
 def test_every_marked_block_of_every_page_has_a_command(unrun: Any) -> None:
     for path in FILES:
-        marked = [one for one in snippets(path.read_text(encoding="utf-8")) if one.skipped is not None]
-        found = unrun.commands(path)
-        for one in marked:
-            inside = [c for c in found if one.line <= c.line <= one.line + one.text.count("\n") + 1]
-            assert inside, f"{path.name}:{one.line}"
-            assert all((c.language, c.reason) == (one.language, one.skipped) for c in inside)
+        marked = [snippet for snippet in snippets(path.read_text(encoding="utf-8")) if snippet.skipped is not None]
+        parsed = unrun.commands(path)
+        for snippet in marked:
+            inside = [c for c in parsed if snippet.line <= c.line <= snippet.line + snippet.text.count("\n") + 1]
+            assert inside, f"{path.name}:{snippet.line}"
+            assert all((c.language, c.reason) == (snippet.language, snippet.skipped) for c in inside)
         words = sum(
-            len(re.findall(r"^(?:\$ )?dovetail ", one.text, re.MULTILINE)) for one in marked if one.language != "python"
+            len(re.findall(r"^(?:\$ )?dovetail ", snippet.text, re.MULTILINE))
+            for snippet in marked
+            if snippet.language != "python"
         )
-        assert sum(c.text.startswith("dovetail ") for c in found if c.language != "python") == words, path.name
+        assert sum(c.text.startswith("dovetail ") for c in parsed if c.language != "python") == words, path.name
 
 
 def test_every_fixture_of_every_page_has_a_maker_and_every_page_is_there(unrun: Any) -> None:
@@ -147,8 +149,8 @@ def test_outcomes_are_those_of_the_commands(unrun: Any, page: Any) -> None:
     text = block("echo fine\nexit 3\nsleep 60\npip install torch\ncat\nno-such-program") + block("assert 1 == 2", "python")
     results = page(text, limit=2.0)
     outcomes = ["ok", "failed", "ended at the limit", "not run", "ok", "failed", "failed"]
-    assert [one.outcome for one in results] == outcomes, results
-    assert [one.exit for one in results] == [0, 3, None, None, 0, 127, 1]
+    assert [result.outcome for result in results] == outcomes, results
+    assert [result.exit for result in results] == [0, 3, None, None, 0, 127, 1]
     assert results[0].last == "fine"
     assert results[-1].last == "AssertionError"
     rows = {row.name: row for row in unrun.rows_of(results)}
@@ -160,13 +162,13 @@ def test_outcomes_are_those_of_the_commands(unrun: Any, page: Any) -> None:
 
 def test_an_unknown_fixture_fails(unrun: Any, page: Any) -> None:
     results = page(block("echo fine"), fixtures=("no-such-file", "keys.txt"))
-    assert [(one.outcome, one.command) for one in results] == [("failed", "(make no-such-file)"), ("ok", "echo fine")]
+    assert [(result.outcome, result.command) for result in results] == [("failed", "(make no-such-file)"), ("ok", "echo fine")]
     assert unrun.rows_of(results)[0].value == 1
 
 
 def test_a_command_at_the_limit_ends_with_its_children(page: Any, tmp_path: Path) -> None:
-    (one,) = page(block("sleep 61 & echo $! > pid; wait"), limit=1.0)
-    assert one.outcome == "ended at the limit"
+    (result,) = page(block("sleep 61 & echo $! > pid; wait"), limit=1.0)
+    assert result.outcome == "ended at the limit"
     pid = int((tmp_path / "work/page/1/pid").read_text())
     for _ in range(50):
         stat = Path(f"/proc/{pid}/stat")
@@ -189,17 +191,17 @@ def test_a_server_is_asked_and_ended(
     program.write_text(f"#!{sys.executable}\n{source}")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program.parent / "python"))  # its folder is the first of the path
-    (one,) = page(block("dovetail serve a --port 8000"), limit=20.0)
-    assert one.outcome == outcome, one
-    assert last in one.last
-    assert one.ran != one.command
-    assert "8000" not in one.ran
+    (result,) = page(block("dovetail serve a --port 8000"), limit=20.0)
+    assert result.outcome == outcome, result
+    assert last in result.last
+    assert result.ran != result.command
+    assert "8000" not in result.ran
 
 
 def test_a_complete_page_is_taken_from_the_list(unrun: Any, tmp_path: Path) -> None:
     path, file = ROOT / "CONTRIBUTING.md", tmp_path / "list.jsonl"
     results = [unrun.Result(c.page, c.line, c.text, "ok") for c in unrun.commands(path)]
-    file.write_text("".join(json.dumps(vars(one)) + "\n" for one in results))
+    file.write_text("".join(json.dumps(vars(result)) + "\n" for result in results))
     assert unrun.complete(path, unrun.known(file)["CONTRIBUTING.md"])
     assert not unrun.complete(path, results[1:])
 
