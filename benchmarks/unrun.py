@@ -157,16 +157,21 @@ def run_page(path: Path, work: Path, limit: float) -> Iterator[Result]:
     name = items[0].page if items else ""
     runner = Runner(PAGES.get(name, Page()), work / path.stem, limit)
     begin: Sequence[str] | None = runner.page.fixtures
+    cut = 0  # the line of a command of this folder that was ended at the limit
     for command in items:
         fresh = [fixtures for text, fixtures in runner.page.fresh.items() if command.text.startswith(text)]
         begin = fresh[0] if fresh else begin
         for file, error in runner.begin(begin) if begin is not None else ():
             yield Result(name, command.line, f"(make {file})", "failed", last=error[:LAST])
-        begin = None
+        cut, begin = (0 if begin is not None else cut), None
         try:
-            yield runner.run(command)
+            result = runner.run(command)
         except (RuntimeError, KeyError) as error:  # a server beside the command
-            yield Result(name, command.line, command.text, "failed", last=runner.last(str(error)))
+            result = Result(name, command.line, command.text, "failed", last=runner.last(str(error)))
+        if result.outcome == "failed" and cut:  # what it reads may be missing
+            result = dc.replace(result, note=f"after the command of line {cut}, which was ended at the limit")
+        cut = command.line if result.outcome == "ended at the limit" else cut
+        yield result
 
 
 def rows_of(results: Sequence[Result]) -> list[Row]:
