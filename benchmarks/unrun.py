@@ -139,7 +139,7 @@ class Runner:
         """Run a Python block after the code that it needs."""
         before = next((code for part, code in self.page.before if part in text), "")
         (self.folder / "snippet.py").write_text(f"exec({before!r})\nexec({text!r})\n", encoding="utf-8")
-        ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if "init_process_group" in before else []
+        ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if "split_ctx" in text else []
         return finished([sys.executable, *ranks, "snippet.py"], self.folder, env, self.limit)
 
     def last(self, out: str) -> str:
