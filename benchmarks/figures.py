@@ -79,6 +79,7 @@ TABLE = {
     "mup": Figure("python benchmarks/muon.py --only mup --threads 1 --json", 1),
     "front": Figure("python benchmarks/front.py --threads 1 --json", 1),
     "hostile": Figure("python benchmarks/hostile.py --json", 1),
+    "unrun": Figure("python benchmarks/unrun.py --json --table docs/figures/unrun_commands.json", 1),
     "startup": Figure("python benchmarks/startup.py --json", 1),
     "tiny": Figure("python benchmarks/tiny.py --json --workers 2", 1),
 }
