@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".peers"
 MARK = re.compile(r"<!-- no run:(.*?)-->", re.DOTALL)
-PROGRAMS = ("dovetail ", "pytest ", "python ", "torchrun ")  # a line of a block of text that begins so is a command
+PROGRAM = re.compile(r"(dovetail|pytest|python|torchrun) (?!=)")  # a line of a block of text that begins so is a command
 
 
 class Command(NamedTuple):
@@ -70,7 +70,7 @@ def _split(begin: int, language: str, body: list[str]) -> Iterator[tuple[int, st
             if not line.startswith("$ "):
                 continue
             line = line[2:]
-        if not shell and not (language == "text" and line.startswith(PROGRAMS)):
+        if not shell and not (language == "text" and PROGRAM.match(line)):
             rest.append(line)
             continue
         first = first or number
@@ -167,7 +167,7 @@ def ready(peer: str) -> bool:
 
 def not_run(command: Command) -> str | None:
     """Why a command is not run here; None if it is run."""
-    if command.language not in ("bash", "console", "python") and not command.text.startswith(PROGRAMS):
+    if command.language not in ("bash", "console", "python") and not PROGRAM.match(command.text):
         return next((why for call, _, why in NOT_RUN if re.search(call, command.text)), command.reason)
     return next((why for call, peer, why in NOT_RUN if re.search(call, command.text) and not ready(peer)), None)
 
