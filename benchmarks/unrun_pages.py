@@ -93,14 +93,14 @@ class Page:
     before: tuple[tuple[str, str], ...] = ()  # (part of a Python block, code that runs before it)
 
 
-TRAIN = "dovetail train llama-tiny --text plays.txt --minutes 5"
 RANKS = "torchrun --nproc-per-node 4"
 DT = ("dt.", "import dovetail as dt")
 PAGES = {
-    "README.md": Page(("plays.txt", "notes.txt", "Qwen3-0.6B", "llama-tiny-trained"), fresh={TRAIN: ("plays.txt",)}),
+    "README.md": Page(),
     "docs/change.md": Page(("plays.txt", "llama-tiny-trained")),
     "docs/ci.md": Page(("package",)),
     "docs/dumps.md": Page(("my-model", "dump")),
+    "docs/features.md": Page(("plays.txt",)),
     "docs/foreign.md": Page(("path/to/model",)),
     "docs/parts.md": Page(
         ("notes.txt", "my-spec.yaml", "installed", "ema.py", "ema.yaml"),

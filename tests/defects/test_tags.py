@@ -246,7 +246,8 @@ def test_e4_an_imported_encoder_gets_a_new_head(encoder: Path, tagged: Path, tmp
         dt.train(tags=tagged, from_=encoder, set=[HEAD], steps=1, adapter="lora", **options)
     with pytest.raises(UsageError, match=r"--only: the head is new, and would stay random; name its weights, too: 'head\.\*'"):
         dt.train(tags=tagged, from_=encoder, set=[HEAD], steps=1, only="layers.*", **options)
-    with pytest.raises(FileError, match=r"has head\.out\.weight of shape \[24, 24\].*`dovetail graft"):  # of another objective: as before
+    # of another objective: as before
+    with pytest.raises(FileError, match=r"has head\.out\.weight of shape \[24, 24\].*`dovetail graft"):
         dt.train(labels=tagged, from_=encoder, set=["head={kind: classifier, classes: 2}"], steps=1, **options)
 
 
