@@ -102,7 +102,7 @@ SERVERS: dict[str, Server] = {
             "dovetail",
             ("-m", "dovetail", "serve", "{model}", "--port={port}", "--dtype={dtype}", "--threads={threads}",
              "--longest={longest}"),
-            package="dovetail",
+            package="dovetail-lm",
             loaded=("--rows={rows}", "--queued=256"),
             speculation=("--speculate=lookup",),
         ),
