@@ -2,8 +2,8 @@
 
     file_of(model) -> ModelingFile        sites(file) -> [Site, …]        classes(file, site) -> its classes with that change
 
-The sites are those of `dovetail laws --mutants --random` (lawbook/sites.py: an operator, a comparison, a number, a sign, an
-axis), booleans, `is` and `is not`, and these, which are commonly confused in ports:
+The sites are those of `python -m checks.mutants --random` (checks/mutants/sites.py: an operator, comparison, number, sign,
+or axis), booleans, `is` and `is not`, and these, which are commonly confused in ports:
 
     argument    one argument of a call is dropped, or two neighbors are swapped
     call        a call is replaced by what it was called on, or by its first argument
@@ -30,7 +30,7 @@ from typing import Any
 from seeded_bugs import layers
 from torch import nn
 
-from dovetail.lawbook.sites import Visitor
+from checks.mutants.sites import Visitor
 
 KINDS = {
     ast.BinOp: "operator",

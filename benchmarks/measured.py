@@ -1,6 +1,6 @@
 """The files that a command of the repository can run, found by reading their imports; nothing is executed.
 
-    measured("python benchmarks/serve.py --json")      measured("dovetail laws --json")
+    measured("python benchmarks/serve.py --json")   measured("dovetail laws --json")   measured("python -m checks.mutants")
 
 From the script, or from the module of the verb, every import is followed, those inside functions included and those under
 TYPE_CHECKING left out. Further edges:
@@ -60,9 +60,9 @@ class Closure:
         self.sources: dict[Path, Source] = {}
         self.edges: dict[Path, set[Path]] = {}
         self.lazy: dict[Path, dict[str, str]] = {}
-        for folder in ("src", SCRIPTS):
+        for folder, below in (("src", "src"), (SCRIPTS, SCRIPTS), ("checks", "")):
             for path in sorted((root / folder).rglob("*.py")):
-                names = path.relative_to(root / folder).with_suffix("").parts
+                names = path.relative_to(root / below).with_suffix("").parts
                 name = ".".join(names[:-1] if names[-1] == "__init__" else names)
                 self.modules[name] = path
         self.names = {path: name for name, path in self.modules.items()}
@@ -72,8 +72,12 @@ class Closure:
         program, *arguments = shlex.split(command)
         if program == "python" and arguments[0].endswith(".py"):
             begin = [self.root / arguments[0]]
+        elif program == "python" and arguments[0] == "-m":
+            begin = [*self._module(arguments[1], None), *self._module(f"{arguments[1]}.{STARTED}", None)]
         else:
             begin = [path for name in self._entry(program) for path in self._module(name, None)]
+        named = [word for word in arguments if "." in word and word in self.modules]  # --load checks.oracles
+        begin += [path for name in named for path in self._module(name, None)]
         if not begin or not all(path.is_file() for path in begin):
             raise SystemExit(f"{command}: neither a script nor a program of pyproject.toml")
         reached, words, prefixes = set[Path](), set(() if program == "python" else arguments), set[str]()

@@ -156,7 +156,7 @@ CHANGES = (
 )
 IN_CI = {
     "dovetail laws --json": ".ci/full runs it: python benchmarks/figures.py laws",
-    "dovetail laws --mutants": ".ci/full runs it: python benchmarks/figures.py mutants",
+    "python -m checks.mutants": ".ci/full runs it: python benchmarks/figures.py mutants",
 }
 
 

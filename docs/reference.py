@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from figures import standings
@@ -22,6 +23,7 @@ from markdown_table import table
 from results_page import results
 
 import dovetail
+from checks.mutants.run import areas
 from dovetail.api.list_parts import list_parts
 from dovetail.cli import VERBS, main
 from dovetail.core.errors import SpecError
@@ -29,7 +31,6 @@ from dovetail.core.fold import parameters
 from dovetail.core.group import GROUPS, Mask, Mixer, Position
 from dovetail.core.part import KINDS
 from dovetail.io.spec import from_mapping, load_spec, zoo
-from dovetail.lawbook.seeded.run import areas
 from dovetail.port.survey import REFERENCE_VERSION, survey
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -176,9 +177,9 @@ def seeded() -> Iterator[str]:
     rows = [(bug, area) for area, bugs in areas().items() for bug in bugs]
     reported = sum(bool(bug.report) for bug, _ in rows)
     yield "# Seeded bugs\n"
-    yield f"{len(rows)} bugs, {reported} of them after a public report. `dovetail laws --mutants` seeds them one at a time:"
+    yield f"{len(rows)} bugs, {reported} of them after a public report. `python -m checks.mutants` seeds them one at a time:"
     yield "the law must hold without the bug and fail with it. How the laws are tested: [](../laws.md).\n"
-    cells = [(bug.name, f"`{bug.law}`", f"`lawbook/seeded/{area}.py`", bug.report) for bug, area in rows]
+    cells = [(bug.name, f"`{bug.law}`", f"`checks/mutants/seeded/{area}.py`", bug.report) for bug, area in rows]
     yield from table(("bug", "law", "file", "report"), cells)
 
 

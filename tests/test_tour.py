@@ -41,16 +41,16 @@ def test_the_tour_names_what_is_there() -> None:
     assert f"`{PART}`, {len(text.splitlines())} lines" in tour()
     for diff in blocks("diff"):
         assert changed(text, diff.text) != text
-    assert '@oracle("alibi")' in (ROOT / "src/dovetail/lawbook/oracle/position.py").read_text(encoding="utf-8")
+    assert '@oracle("alibi")' in (ROOT / "checks/oracles/position.py").read_text(encoding="utf-8")
     (bug,) = re.findall(r'has "(.*?)"', tour(), re.DOTALL)
-    seeded = (ROOT / "src/dovetail/lawbook/seeded/position.py").read_text(encoding="utf-8")
+    seeded = (ROOT / "checks/mutants/seeded/position.py").read_text(encoding="utf-8")
     assert f'"{" ".join(bug.split())}",\n            "chunked"' in seeded
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy of what the commands read."""
-    for name in ("src", "tests", "pyproject.toml"):
+    for name in ("src", "tests", "checks", "pyproject.toml"):
         source = ROOT / name
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(source, tmp_path / name, ignore=ignore) if source.is_dir() else shutil.copy(source, tmp_path / name)

@@ -22,8 +22,7 @@ from dovetail.core.recur import Carry, Recurrent, RecurrentModule
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
-from dovetail.lawbook.oracle import Comparison, alone, oracle, part
-from dovetail.lawbook.oracle.stand import ctx
+from dovetail.lawbook.oracle import Comparison, alone, ctx, oracle, part
 
 
 @register("ema")

@@ -15,7 +15,7 @@ from dovetail.adapters.many import Bank
 from dovetail.adapters.tensors import adapter_tensors
 from dovetail.core.errors import FileError, InputError, SpecError
 from dovetail.lawbook.adapted import perturb
-from dovetail.lawbook.seeded.bug import spec
+from dovetail.lawbook.mutant import spec
 
 IDS = torch.arange(12).view(3, 4)
 EXPERTS = spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20})

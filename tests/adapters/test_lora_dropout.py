@@ -19,7 +19,7 @@ from dovetail.core.errors import InputError, SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import offers
 from dovetail.lawbook.adapted import perturb
-from dovetail.lawbook.seeded.bug import spec
+from dovetail.lawbook.mutant import spec
 from dovetail.training.recompute import recomputed
 
 P = 0.3

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+
 from checks.programs.frame import run, sample
 from checks.programs.kinds import kind_of
-
 from dovetail import decoding
 from dovetail.adapters import attach as attaching, many
 from dovetail.core.held import adapted_leaves

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+
 from checks.programs import __main__ as command
 from checks.programs.frame import Kind, Session, Step, run, sample, script, shrink, wrong
 from checks.programs.kinds import KINDS, kind_of

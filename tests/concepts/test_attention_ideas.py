@@ -17,7 +17,7 @@ from dovetail.core.part import KINDS, from_data
 from dovetail.core.scope import Scope
 from dovetail.core.view import Edit, Scoring
 from dovetail.io.spec import from_yaml
-from dovetail.lawbook.oracle.stand import alone, eye
+from dovetail.lawbook.oracle import alone, eye
 from dovetail.ops.attend import attend, offering, using
 
 WIDTH, HEADS, GROUPS, HEAD = 28, 6, 2, 12

@@ -16,7 +16,7 @@ from dovetail.core.group import GROUPS, Wire
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS
 from dovetail.io.spec import changed, from_yaml, load_spec
-from dovetail.lawbook.oracle.stand import alone
+from dovetail.lawbook.oracle import alone
 
 
 def part(kind: str, **fields: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dovetail.lawbook.oracle import ask_kinds
+from dovetail.lawbook.oracle import grouped_kinds
 
 ROOT = Path(__file__).parents[2]
 IDEAS: list[dict[str, Any]] = yaml.safe_load((ROOT / "tests" / "concepts.yaml").read_text())
@@ -29,8 +29,8 @@ def cases(file: str, function: ast.FunctionDef) -> set[str] | None:
     for mark in function.decorator_list:
         if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) and mark.func.attr == "parametrize":
             values = ast.unparse(mark.args[1])
-            if values == "ask_kinds()":
-                return set(ask_kinds())
+            if values == "grouped_kinds()":
+                return set(grouped_kinds())
             for node in ast.parse((ROOT / file).read_text()).body:
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == values and isinstance(node.value, ast.Dict):
                     return {ast.literal_eval(key) for key in node.value.keys if key is not None}

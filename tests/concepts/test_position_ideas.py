@@ -17,7 +17,7 @@ from dovetail.core.errors import StateError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS
 from dovetail.io.spec import from_yaml
-from dovetail.lawbook.oracle.stand import alone
+from dovetail.lawbook.oracle import alone
 
 
 def part(kind: str, **fields: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 import dovetail as dt
 from dovetail.core.joined import join
-from dovetail.lawbook.seeded.bug import spec
+from dovetail.lawbook.mutant import spec
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])
 

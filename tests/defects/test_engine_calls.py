@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checks.programs.engine_models import VOCAB, change_weights, logits_of, model_of
-from checks.programs.interrupt import interrupted
 
 import dovetail as dt
+from checks.programs.engine_models import VOCAB, change_weights, logits_of, model_of
+from checks.programs.interrupt import interrupted
 from dovetail.core.errors import InputError, SpecError, StateError
 from dovetail.generation import generate_tokens
 from dovetail.lawbook.case import perturbed

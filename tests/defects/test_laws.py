@@ -107,12 +107,6 @@ def test_a10_only_works_without_a_spec(monkeypatch: pytest.MonkeyPatch):
         dt.laws(only=["cuasal"])
 
 
-def test_a10_only_chooses_seeded_bugs():
-    data = dt.laws(mutants=True, only=["loss"]).to_dict()
-    assert data["mutants"] == data["caught"] > 0
-    assert {row["law"] for row in data["rows"]} == {"loss"}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -120,14 +114,9 @@ def test_a10_only_chooses_seeded_bugs():
         ({"as_is": True}, "--as-is: is not used on sampled specs"),
         ({"spec": "llama-tiny", "quick": True}, "--quick: is not used on a spec"),
         ({"spec": "llama-tiny", "as_is": True}, "--as-is: is not used on a spec"),
-        ({"spec": "llama-tiny", "mutants": True}, "--mutants: seeded bugs have specs of their own"),
-        ({"spec": "llama-tiny", "random": 3}, "--random: is a number of mutations; add --mutants"),
         ({"spec": "llama-tiny", "seeds": -1}, "--seeds: is -1; the least is 1"),
         ({"spec": "py:x.py:f", "quick": True}, "--quick: is not used on a model of another library"),
         ({"spec": "http://127.0.0.1:9/v1", "as_is": True}, "--as-is: is not used on a server"),
-        ({"mutants": True, "seed": 3}, "--seed: is not used on seeded bugs"),
-        ({"mutants": True, "random": 2, "only": ["causal"]}, "--only: is not used on random mutations"),
-        ({"mutants": True, "random": 2, "quick": True}, "--quick: is not used on random mutations"),
     ],
 )
 def test_a10_an_option_that_is_not_used_is_refused(options: dict[str, object], message: str):

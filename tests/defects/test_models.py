@@ -22,7 +22,7 @@ from dovetail.decoding import Decoder
 from dovetail.embedding import Embedder
 from dovetail.generation import Vocabulary
 from dovetail.lawbook.adapted import perturb
-from dovetail.lawbook.seeded.bug import spec
+from dovetail.lawbook.mutant import spec
 from dovetail.quantization.formats import Int8
 from dovetail.quantization.qat import fake_quantize
 from dovetail.quantization.recipe import select

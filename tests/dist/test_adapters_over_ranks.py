@@ -8,7 +8,7 @@ from rank_jobs import error_of
 
 from dovetail.dist.pair import Pair
 from dovetail.io.spec import to_yaml
-from dovetail.lawbook.seeded.bug import spec
+from dovetail.lawbook.mutant import spec
 
 RELATION = 1e-9
 LLAMA = spec()

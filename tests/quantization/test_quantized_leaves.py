@@ -13,9 +13,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.undeclared import check_declared
 from dovetail.io.model_files import QUANTIZATION_FILE
-from dovetail.lawbook.seeded.bug import BASE
-from dovetail.lawbook.seeded.quantized import mutants
-from dovetail.lawbook.seeded.run import verdict
+from dovetail.lawbook.mutant import BASE
 from dovetail.port.load import opened
 from dovetail.quantization.format import format_from
 from dovetail.quantization.formats import FP8, NF4, Int4, Int8
@@ -132,16 +130,3 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path):
     model.get_buffer("layers.0.mixer.q.weight_scale")[0] = float("nan")
     with pytest.raises(DovetailError, match=r"layers.0.mixer.q.weight_scale holds nan"):
         dt.save(model, tmp_path / "m")
-
-
-@pytest.mark.parametrize("bug", mutants(), ids=lambda bug: bug.name)
-def test_the_law_catches_every_seeded_bug(bug):
-    with bug.seed():
-        assert verdict(bug.law, bug.spec, bug.name)
-
-
-@pytest.mark.parametrize(
-    "spec", {bug.spec.key: bug.spec for bug in mutants()}.values(), ids=range(len({b.spec.key for b in mutants()}))
-)
-def test_the_law_holds_without_a_bug(spec):
-    assert verdict("quantized", spec) == ""

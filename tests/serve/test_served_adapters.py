@@ -18,7 +18,7 @@ from dovetail.generation import generate_tokens
 from dovetail.io.spec import load_spec
 from dovetail.lawbook.adapted import perturb
 from dovetail.lawbook.case import perturbed
-from dovetail.lawbook.seeded.bug import spec
+from dovetail.lawbook.mutant import spec
 from dovetail.model import Model, ModelModule
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request

@@ -1,4 +1,4 @@
-"""Results of laws: on one model, on sampled specs, and on seeded bugs; each has rows that are shown as they are known."""
+"""Results of laws: on one model and on sampled specs; each has rows that are shown as they are known."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LawsResult(Result):
     @property
     @abstractmethod
     def failed(self) -> bool:
-        """Whether a law fails, or no law fails on a seeded bug; the exit code is then 1."""
+        """Whether a law fails; the exit code is then 1."""
 
     @abstractmethod
     def summary(self) -> RenderableType:
@@ -119,29 +119,6 @@ class SuiteLaws(LawsResult):
         return Group(*lines)
 
 
-@dc.dataclass(frozen=True, repr=False)
-class SeededLaws(LawsResult):
-    """The seeded bugs, or random mutations of the code, and the law that catches each."""
-
-    data: dict[str, Any]
-    random: bool  # random mutations: some cannot be caught, so a survivor is not a failure
-
-    @property
-    def failed(self) -> bool:
-        return self.data["caught"] != self.data["mutants"] and not self.random
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.data
-
-    def view(self, width: int) -> RenderableType:
-        return Group(*(bug_row(row) for row in self.data["rows"] if row["caught"]), self.summary())
-
-    def summary(self) -> RenderableType:
-        """The count, and below it once more what was not caught: it would be one line among hundreds."""
-        counts = Text(f"{self.data['caught']} of {self.data['mutants']} caught")
-        return Group(counts, *(bug_row(row) for row in self.data["rows"] if not row["caught"]))
-
-
 def spec_row(number: int, outcomes: Sequence[Outcome]) -> RenderableType:
     """The results of all laws on one sampled spec: how many passed, and the laws that fail."""
     states = Counter(outcome.state for outcome in outcomes)
@@ -150,9 +127,3 @@ def spec_row(number: int, outcomes: Sequence[Outcome]) -> RenderableType:
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     seconds = sum(outcome.seconds for outcome in outcomes)
     return _row((f" {mark[0]}", mark[1]), 2, f"spec {number}", 8, Text(f"{counts}; {seconds:.1f} s{''.join(failures)}"))
-
-
-def bug_row(row: Mapping[str, Any]) -> RenderableType:
-    """Whether one seeded bug was caught."""
-    mark = (" caught", "green") if row["caught"] else (" not caught", "red")
-    return _row(mark, len(" not caught"), row["name"], 60, Text(row.get("by", ""), "dim"))

@@ -1,27 +1,23 @@
-"""laws: check the laws on all parts, on one spec, on a model of another library, on a running server, or test them with seeded
-bugs."""
+"""laws: check the laws on all parts, on one spec, on a model of another library, or on a running server."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from dovetail.api.arguments import SpecLike, read_spec, silent
-from dovetail.api.law_results import LawsResult, ModelLaws, SeededLaws, SuiteLaws, bug_row, law_row, spec_row
+from dovetail.api.law_results import LawsResult, ModelLaws, SuiteLaws, law_row, spec_row
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.extensions import load_parts
 from dovetail.core.printable import printable
 from dovetail.io.spec import Changes, to_yaml
-from dovetail.lawbook import mutate
 from dovetail.lawbook.foreign.laws import Found
 from dovetail.lawbook.outcome import Outcome
-from dovetail.lawbook.seeded.run import run_seeded
 from dovetail.lawbook.served import run as served
 from dovetail.lawbook.sides import SERVER, SPEC, Side, SideKind, kind_of, server_side, spec_side
 from dovetail.lawbook.suite import known_laws, run_suite
@@ -33,8 +29,6 @@ Shown = Callable[[RenderableType], None]
 SEEDS = 3  # of weights and inputs, on one spec: some bugs, and some wrong laws, show with few
 # the options that each way of running takes; any other is refused there
 TAKES = {
-    "seeded bugs (--mutants)": {"quick", "only"},
-    "random mutations (--mutants --random)": {"random", "seed"},
     "sampled specs": {"quick", "only", "seed", "record"},
     "a spec": {"set", "swap", "only", "seed", "seeds"},
     "a model of another library": {"only", "seed", "as_is"},
@@ -50,8 +44,6 @@ def laws(
     only: Sequence[str] = (),
     as_is: bool = False,
     quick: bool = False,
-    mutants: bool = False,
-    random: int | None = None,
     seed: int = 0,
     seeds: int | None = None,
     load: Sequence[str] = (),
@@ -71,8 +63,7 @@ def laws(
     With a spec (a preset, a path, YAML text or an object), the laws run on that model alone; `hf:DIR` and `py:FILE.py:FACTORY`
     name a model of another library, on which the laws run that need no declarations. Without one, they run on sampled specs
     that cover every pair of parts, or on a few (`quick`). `only` names the laws to run. On a spec each law runs with weights
-    and inputs of `seeds` seeds from `seed` on, 3 by default; a slow law with the first. `mutants` seeds each known bug instead
-    and checks that a law fails; with `random`, this number of random mutations of the code. `load` are files or modules that
+    and inputs of `seeds` seeds from `seed` on, 3 by default; a slow law with the first. `load` are files or modules that
     register parts of your own. On sampled specs, `record` is a file that outcomes are appended to: the same call continues a
     run that was killed.
 
@@ -87,30 +78,20 @@ def laws(
     given = {"--model": model, "--key": key, "--tokenizer": tokenizer, "--dtype": dtype, "--against": against, "--exact": exact}
     if kind is not SERVER and (flags := [flag for flag, value in given.items() if value]):
         raise UsageError(f"{flags[0]}: is for a server, and none is given; name one: dovetail laws http://HOST/v1")
-    if (set or swap) and (spec is None or kind is not SPEC or mutants):
+    if (set or swap) and (spec is None or kind is not SPEC):
         raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
-    if record is not None and (spec is not None or mutants):
-        raise UsageError("--record: outcomes are recorded for all sampled specs; leave out the spec and --mutants")
-    if mutants and spec is not None:
-        raise UsageError("--mutants: seeded bugs have specs of their own; leave out the spec")
-    if random is not None and not mutants:
-        raise UsageError("--random: is a number of mutations; add --mutants")
-    way = _way(spec, kind, mutants, random)
+    if record is not None and spec is not None:
+        raise UsageError("--record: outcomes are recorded for all sampled specs; leave out the spec")
+    way = _way(spec, kind)
     options = {"quick": quick, "only": only, "seed": seed, "seeds": seeds, "as_is": as_is}
     if unused := [
         name for name, value in options.items() if value not in (False, 0, None) and value != () and name not in TAKES[way]
     ]:
         flag = f"--{unused[0].replace('_', '-')}"
         raise UsageError(f"{flag}: is not used on {way}; leave it out")
-    for flag, number in (("--seeds", seeds), ("--random", random)):
-        if number is not None and number < 1:
-            raise UsageError(f"{flag}: is {number}; the least is 1")
+    if seeds is not None and seeds < 1:
+        raise UsageError(f"--seeds: is {seeds}; the least is 1")
     report, show = progress or silent, shown or _unseen
-    if mutants:
-        each: Callable[[Mapping[str, Any]], None] = lambda row: show(bug_row(row))  # noqa: E731
-        if random is not None:
-            return SeededLaws(mutate.run_random(random, seed, report, tested=each), True)
-        return SeededLaws(run_seeded(report, quick, known_laws(only), each), False)
     if spec is None:
         return _on_all(quick, seed, report, record, known_laws(only), show)
     names = kind.law_names(only)  # before anything is opened
@@ -134,10 +115,8 @@ def laws(
     return _on_side(spec_side(name, to_yaml(changed), seed, seeds or SEEDS), SPEC, names, report, show)
 
 
-def _way(spec: SpecLike | None, kind: SideKind, mutants: bool, random: int | None) -> str:
+def _way(spec: SpecLike | None, kind: SideKind) -> str:
     """The key of TAKES."""
-    if mutants:
-        return "seeded bugs (--mutants)" if random is None else "random mutations (--mutants --random)"
     if spec is None:
         return "sampled specs"
     return "a spec" if kind is SPEC else "a server" if kind is SERVER else "a model of another library"

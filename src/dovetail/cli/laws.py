@@ -1,9 +1,8 @@
-"""Check the laws on all parts, on one spec, on a model of another library, or on a running server; or seed known bugs and check
-that a law catches each.
+"""Check the laws on all parts, on one spec, on a model of another library, or on a running server.
 
-    dovetail laws llama-tiny --swap position=alibi
-    dovetail laws py:model.py:tiny --only causal padded
-    dovetail laws http://localhost:8000/v1
+dovetail laws llama-tiny --swap position=alibi
+dovetail laws py:model.py:tiny --only causal padded
+dovetail laws http://localhost:8000/v1
 """
 
 from __future__ import annotations
@@ -38,17 +37,13 @@ class Command(LoadFlags):
     swap: Swaps = ()
     """Change a part of SPEC wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
     only: tuple[str, ...] = ()
-    """Only these laws; with --mutants, only the bugs that these laws catch."""
+    """Only these laws."""
     as_is: bool = False
     """With hf: and py:, do not perturb initial weights, which hide bugs. The weights of a checkpoint are never perturbed."""
     quick: bool = False
     """A few sampled specs that hold every kind; under a minute."""
-    mutants: bool = False
-    """Seed each known bug and check that the law named with it fails."""
-    random: int | None = None
-    """With --mutants: this many random mutations of parts/ and ops/ instead."""
     seed: Seed = 0
-    """The seed of sampled specs, weights and mutations."""
+    """The seed of sampled specs, weights and inputs."""
     seeds: int | None = None
     """On one spec, test each law with weights and inputs of this number of seeds, from --seed on; 3 by default. Slow laws take
     the first."""
@@ -70,11 +65,11 @@ class Command(LoadFlags):
     """Print one JSON object."""
 
     def run(self) -> int:
-        """Check, print, and return 1 where a law fails or a seeded bug is not caught."""
+        """Check, print, and return 1 where a law fails."""
         from dovetail.api.laws import laws
 
         # a result is printed when it is known: on stdout, or with --json, whose object comes last, on stderr
-        with shown_progress("mutants" if self.mutants else "laws") as progress:
+        with shown_progress() as progress:
             result = laws(
                 **options(self, "json", "load"),
                 announce=announced,
@@ -94,14 +89,14 @@ def announced(line: str) -> None:
 
 
 @contextlib.contextmanager
-def shown_progress(name: str) -> Iterator[Progress]:
+def shown_progress() -> Iterator[Progress]:
     """Yield a function progress(done, in all, note): a bar on stderr with the time left."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), *times, TextColumn("{task.fields[note]}", markup=False))
+    columns = (TextColumn("laws"), BarColumn(), MofNCompleteColumn(), *times, TextColumn("{task.fields[note]}", markup=False))
     console = SafeConsole(file=sys.stderr)
     # rich would print results that are meant for a pipe on the terminal of the bar
     with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
-        task = bar.add_task(name, total=None, note="")
+        task = bar.add_task("laws", total=None, note="")
         yield lambda done, known, note: bar.update(task, completed=done, total=known, note=note)

@@ -47,7 +47,7 @@ from dovetail.lawbook import (
 from dovetail.lawbook.case import LAWS, Broken, Case, Covers, NotApplicable, chosen
 from dovetail.lawbook.cover import PairCover, quick_specs
 from dovetail.lawbook.cpu import cpu_seconds
-from dovetail.lawbook.oracle import ask_kinds, check_oracles
+from dovetail.lawbook.oracle import check_oracles, grouped_kinds, tested_kinds
 from dovetail.lawbook.outcome import Outcome
 from dovetail.lawbook.record import Record
 from dovetail.model import Model
@@ -249,8 +249,8 @@ def run_suite(
     `record`, outcomes are appended to this file, and those that it has are not found again."""
     recorded = None if record is None else Record(record, quick=quick, seed=seed, load=list(load), only=sorted(only))
     begin = time.perf_counter()
-    report, cover = Report(parts=len(ask_kinds())), PairCover(seed)
-    for kind in ask_kinds() if not only or OWN_NUMBER in only else ():
+    report, cover = Report(parts=len(grouped_kinds())), PairCover(seed)
+    for kind in tested_kinds() if not only or OWN_NUMBER in only else ():
         failed = check_oracles([kind])
         report.take(kind, Outcome(OWN_NUMBER, "failed" if failed else "passed", "; ".join(map(str, failed))))
     specs_with: Counter[str] = Counter()  # by kind

@@ -6,7 +6,8 @@
 
 The other laws compare implementations with each other, so they cannot catch a mistake that all of them share: rotary pairs
 interleaved everywhere, a window of w + 1 in the mask itself. A number from a paper or from a hand calculation can. A user's
-package registers oracles for its own kinds in the same way; a kind without an oracle fails the law.
+package registers oracles for its own kinds in the same way; its kind without an oracle fails the law. Those of Dovetail's own
+kinds are in its repository: `dovetail laws --load checks.oracles` runs them.
 """
 
 from __future__ import annotations
@@ -58,14 +59,20 @@ def oracle(*kinds: str) -> Callable[[Oracle], Oracle]:
     return decorate
 
 
-def ask_kinds() -> list[str]:
-    """Every registered kind that needs an oracle: all but `block` and `model`, which are in no group."""
+def grouped_kinds() -> list[str]:
+    """Every registered kind but `block` and `model`, which are in no group."""
     return sorted(kind for kind, cls in KINDS.items() if issubclass(cls, GROUPS))
+
+
+def tested_kinds() -> list[str]:
+    """The kinds that the law tests: those with an oracle, and every kind of another package, which must have one."""
+    ours = __name__.partition(".")[0]
+    return [kind for kind in grouped_kinds() if kind in ORACLES or KINDS[kind].__module__.partition(".")[0] != ours]
 
 
 def missing(kinds: Iterable[str] | None = None) -> list[str]:
     """The kinds without an oracle."""
-    return [kind for kind in (ask_kinds() if kinds is None else kinds) if kind not in ORACLES]
+    return [kind for kind in (grouped_kinds() if kinds is None else kinds) if kind not in ORACLES]
 
 
 def comparisons(kind: str) -> Iterator[Comparison]:
@@ -75,10 +82,10 @@ def comparisons(kind: str) -> Iterator[Comparison]:
 
 
 def check_oracles(kinds: Iterable[str] | None = None) -> list[Failure]:
-    """The failures of the oracles of these kinds (by default of all). A kind without an oracle, an oracle that compares nothing
-    and one that raises are failures too."""
+    """The failures of the oracles of these kinds, by default of all that the law tests. A kind without an oracle, an oracle
+    that compares nothing and one that raises are failures too."""
     failures: list[Failure] = []
-    for kind in ask_kinds() if kinds is None else kinds:
+    for kind in tested_kinds() if kinds is None else kinds:
         if kind not in ORACLES:
             failures.append(Failure(kind, "law 14", "has no oracle"))
         for function in ORACLES.get(kind, []):

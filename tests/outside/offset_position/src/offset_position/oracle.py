@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.lawbook.oracle import Comparison, alone, oracle, part
-from dovetail.lawbook.oracle.stand import row
+from dovetail.lawbook.oracle import Comparison, alone, oracle, part, row
 
 
 @oracle("offset")

@@ -1,0 +1,200 @@
+"""Seeded bugs of quantization: codes, scales and zero points of the wrong place, and paths that forget them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.core.linear import Linear, Rows
+from dovetail.core.module import holder
+from dovetail.core.part import Part
+from dovetail.io.spec import from_yaml
+from dovetail.lawbook import quantized as law
+from dovetail.lawbook.mutant import BASE, Mutant, instead, spec
+from dovetail.model import Model
+from dovetail.quantization import format as base, formats
+from dovetail.quantization.format import Format, Grid
+from dovetail.quantization.formats import FP8, NF4, Int4, Int8
+from dovetail.quantization.leaf import Product, QuantizedLinear
+
+_unpack, _decode, _dense = formats.unpack_nibbles, Format.decode, QuantizedLinear.dense
+
+
+def nibbles_swapped(packed: Tensor, n: int) -> Tensor:
+    """The high half of a byte first."""
+    return torch.stack([packed >> 4, packed & 15], -1).flatten(-2)[..., :n]
+
+
+def scale_of_the_next_group(grid: Grid) -> Grid:
+    """Each group takes the scale of the one beside it."""
+    return Grid(grid.scale.roll(1, -1)[..., None], None if grid.zero is None else grid.zero[..., None])
+
+
+def zero_point_forgotten(self: Int4, codes: Tensor, grid: Grid) -> Tensor:
+    """Codes are centered at 8 whatever the zero point."""
+    return (codes.float() - 8.0) * grid.scale.float()
+
+
+def groups_transposed(self: Format, w: Tensor) -> Tensor:
+    """A group takes every k-th input, as in a layout on its side."""
+    return w.unflatten(-1, (self.size(w.shape[-1]), -1)).transpose(-1, -2)
+
+
+def sign_lost(self: Int8, codes: Tensor, grid: Grid) -> Tensor:
+    """Codes are read as unsigned."""
+    return codes.float().abs() * grid.scale.float()
+
+
+def boundary_off_by_one(self: Format, tensors: dict[str, Tensor], inp: int) -> Tensor:
+    """The first input of each group has the scale of the group before."""
+    codes, grid = self.codes(tensors, inp), self.grid(tensors)
+    wide = grid.scale.float().repeat_interleave(self.size(inp), -1).roll(1, -1)
+    zero = None if grid.zero is None else grid.zero.repeat_interleave(self.size(inp), -1)
+    return self.value(codes, Grid(wide, zero))
+
+
+def one_scale_for_all_channels(self: QuantizedLinear) -> Tensor:
+    """The absorbed path multiplies by codes and the mean scale."""
+    grid = self.format.grid(self.stored())
+    even = Grid(
+        grid.scale.float().mean().expand(grid.scale.shape)[..., None], None if grid.zero is None else grid.zero[..., None]
+    )
+    codes = self.format.grouped(self.format.codes(self.stored(), self.in_features))
+    return self.format.value(codes, even).flatten(-2).to(self.dtype)
+
+
+def first_expert_for_all(self: QuantizedLinear, x: Tensor, rows: Rows) -> Tensor:
+    """Every expert multiplies by the matrix of expert 0."""
+    dense = self.dense().to(x.dtype)
+    return rows.multiply(x, dense[:1].expand_as(dense))
+
+
+def one_scale_for_all_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations have one scale per call, so that a token depends on its neighbors."""
+    scale = x.abs().amax() / 127
+    return (x / scale).round().clamp(-127, 127), scale
+
+
+def experts_read_exact_inputs(self: QuantizedLinear, x: Tensor, rows: Rows) -> Tensor:
+    """Activations of experts are not rounded."""
+    return rows.multiply(x, self.dense().to(x.dtype))
+
+
+def bias_dropped(self: QuantizedLinear, input: Tensor) -> Tensor:
+    """The quantized leaf has no bias."""
+    return self.product(input)
+
+
+def gradient_of_half(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+    """The gradient is scaled once more."""
+    return g @ ctx.leaf.dense().to(g.dtype) * 0.5, None
+
+
+def scale_rounded_down(scale: Tensor, up: bool = False) -> Tensor:
+    """A scale of 3 bits of fraction, towards zero: the largest values of a group are cut off."""
+    mantissa, exponent = torch.frexp(torch.where(scale > 0, scale, 1.0))
+    return torch.ldexp((mantissa * 8).floor() / 8, exponent).to(torch.bfloat16)
+
+
+def truncated(self: Int4, w: Tensor, grid: Grid) -> Tensor:
+    """Codes are cut off instead of rounded."""
+    zero = 8.0 if grid.zero is None else grid.zero.to(w.dtype)
+    return ((w / grid.scale.to(w.dtype)).floor() + zero).clamp(0, 15).to(torch.uint8)
+
+
+def uniform_levels(self: NF4, codes: Tensor, grid: Grid) -> Tensor:
+    """Levels at equal distances, as of integers."""
+    return (codes.float() / 7.5 - 1) * grid.scale.float()
+
+
+def scales_not_decoded(self: NF4, tensors: dict[str, Tensor]) -> Grid:
+    """The codes of double-quantized scales are taken for the scales."""
+    return Grid(tensors[base.SCALE])
+
+
+def no_minimum(self: NF4, tensors: dict[str, Tensor]) -> Grid:
+    """The minimum of a block of scales is forgotten."""
+    if not self.double:
+        return Grid(tensors[base.SCALE])
+    return Grid(tensors[base.SCALE].float() * tensors[self.STEP][0])
+
+
+def exponent_off_by_one(self: FP8, codes: Tensor, grid: Grid) -> Tensor:
+    """The exponents of e4m3 have the bias of e5m2's neighbor: every value is doubled."""
+    return 2 * codes.float() * grid.scale.float()
+
+
+def tied_leaves_left(model: nn.Module, spec: Part, path: str, format: Format, tensors: dict[str, Tensor] | None) -> None:
+    """A layer that uses the weights of another keeps the dense ones."""
+    leaf = model.get_submodule(path)
+    assert isinstance(leaf, Linear)
+    owner, name = holder(model, path)
+    owner.add_module(name, QuantizedLinear.of(leaf, format, tensors))
+
+
+def mixture() -> Model:
+    """A mixture of experts."""
+    return spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20})
+
+
+def latent() -> Model:
+    """MLA, which multiplies by the matrices of k_up and v_up in another order."""
+    mla = {"kind": "mla", "heads": 6, "kv_rank": 10, "nope": 9, "rope": 12, "value": 7}
+    return spec().set("layers.*.mixer", mla)
+
+
+def with_biases() -> Model:
+    """Linear leaves with biases."""
+    return spec(bias=True)
+
+
+def repeated() -> Model:
+    """Two layers with one set of weights."""
+    return from_yaml(BASE).set("layers.1.shares", 0)
+
+
+def mutants() -> list[Mutant]:
+    """The seeded bugs of this area."""
+    name = "quantized"
+    return [
+        Mutant("the two codes of a byte are swapped", name, instead(formats, "unpack_nibbles", nibbles_swapped)),
+        Mutant("a group has the scale of its neighbor", name, instead(base, "_column", scale_of_the_next_group)),
+        Mutant("zero points are forgotten", name, instead(Int4, "value", zero_point_forgotten)),
+        Mutant("groups are read on their side", name, instead(Format, "grouped", groups_transposed)),
+        Mutant("the sign of a code is lost", name, instead(Int8, "value", sign_lost)),
+        Mutant("groups begin one input late", name, instead(Format, "decode", boundary_off_by_one)),
+        Mutant(
+            "the absorbed path has one scale for all",
+            name,
+            instead(QuantizedLinear, "matrix", one_scale_for_all_channels),
+            latent(),
+        ),
+        Mutant(
+            "all experts have the matrix of the first",
+            name,
+            instead(QuantizedLinear, "multiply_grouped", first_expert_for_all),
+            mixture(),
+        ),
+        Mutant(
+            "activations have one scale for all tokens",
+            name,
+            instead(Int8, "input_codes", staticmethod(one_scale_for_all_tokens)),
+        ),
+        Mutant(
+            "activations of experts are not rounded",
+            name,
+            instead(QuantizedLinear, "multiply_grouped", experts_read_exact_inputs),
+            mixture().set("layers.*.mixer.packed", True),  # so that a bank of experts has this format
+        ),
+        Mutant("a quantized leaf has no bias", name, instead(QuantizedLinear, "multiply", bias_dropped), with_biases()),
+        Mutant("a quantized leaf halves gradients", name, instead(Product, "backward", staticmethod(gradient_of_half))),
+        Mutant("scales are rounded down", name, instead(formats, "stored_scale", scale_rounded_down)),
+        Mutant("codes are cut off instead of rounded", name, instead(Int4, "nearest", truncated)),
+        Mutant("NF4 has levels at equal distances", name, instead(NF4, "value", uniform_levels)),
+        Mutant("double-quantized scales are not decoded", name, instead(NF4, "grid", scales_not_decoded)),
+        Mutant("double-quantized scales have no minimum", name, instead(NF4, "grid", no_minimum)),
+        Mutant("FP8 has an exponent off by one", name, instead(FP8, "value", exponent_off_by_one)),
+        Mutant("a layer tied to a quantized one stays dense", name, instead(law, "put_leaf", tied_leaves_left), repeated()),
+    ]

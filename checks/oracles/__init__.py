@@ -1,0 +1,68 @@
+"""Law 14, own_number: oracles with literal numbers for every kind that comes with Dovetail, one file per group.
+
+    dovetail laws --only own_number --load checks.oracles       pytest tests/parts/test_oracles.py
+
+Importing this package registers them.
+"""
+
+from checks.oracles import (
+    act,
+    block,
+    cells,
+    earlier,
+    early,
+    embed,
+    ffn,
+    head,
+    init,
+    kernel,
+    linear_attention,
+    mask,
+    medusa,
+    mhc,
+    mixer,
+    mla,
+    moe,
+    mtp,
+    ngram,
+    norm,
+    nsa,
+    ple,
+    position,
+    scaling,
+    state_space,
+    stream,
+    tiling,
+    wire,
+)
+
+__all__ = [
+    "act",
+    "block",
+    "cells",
+    "earlier",
+    "early",
+    "embed",
+    "ffn",
+    "head",
+    "init",
+    "kernel",
+    "linear_attention",
+    "mask",
+    "medusa",
+    "mhc",
+    "mixer",
+    "mla",
+    "moe",
+    "mtp",
+    "ngram",
+    "norm",
+    "nsa",
+    "ple",
+    "position",
+    "scaling",
+    "state_space",
+    "stream",
+    "tiling",
+    "wire",
+]
