@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dovetail import Ctx, Model, Pool, TokenLayout, from_yaml
 from dovetail.construction import build
-from dovetail.decoding import OPTIONS, Decoder, frozen
+from dovetail.decoding.steps import OPTIONS, Decoder, frozen
 from dovetail.model import ModelModule
 
 GOAL, TRAIN_GOAL = Goal(low=0.97), Goal(low=0.99)

@@ -22,8 +22,8 @@ from ngram import NGram, xz_bits
 from torch import Tensor
 
 import dovetail
-from dovetail.datasets.corpus import Corpus
-from dovetail.io.atomic import write_atomically
+from dovetail.data.corpus import Corpus
+from dovetail.disk.atomic import write_atomically
 from dovetail.model import ModelModule
 
 TEXTS = Path(__file__).parents[1] / ".peers/shakespeare"

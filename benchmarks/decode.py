@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dovetail import Pool
 from dovetail.construction import build
-from dovetail.decoding import Decoder
+from dovetail.decoding.steps import Decoder
 from dovetail.model import ModelModule
 
 READ = 1 << 28  # float32 values that are read to measure the bandwidth: 1 GiB, more than a cache holds

@@ -23,10 +23,10 @@ from torch.distributed.fsdp import fully_shard
 
 from dovetail.construction import build
 from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch
-from dovetail.dist.layout import Axes, Layout
-from dovetail.dist.pair import Pair
-from dovetail.io.spec import from_yaml
+from dovetail.data.corpus import Batch
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.layout import Axes, Layout
+from dovetail.parallel.pair import Pair
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan
 from dovetail.training.ranks import Ranks

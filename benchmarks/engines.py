@@ -31,11 +31,11 @@ from seeded_bugs import COMMON
 from torch import Tensor
 
 from dovetail.core.errors import FileError
-from dovetail.verification.dump_check import verify_dump
-from dovetail.verification.engines import engines, interpreter, recorded
-from dovetail.verification.prompt import random_prompt
-from dovetail.verification.sides import NativeSide
-from dovetail.verification.transformers_side import transformers
+from dovetail.proof.compare.dump_check import verify_dump
+from dovetail.proof.compare.engines import engines, interpreter, recorded
+from dovetail.proof.compare.prompt import random_prompt
+from dovetail.proof.compare.sides import NativeSide
+from dovetail.proof.compare.transformers_side import transformers
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED, LENGTH, STEPS = 31_000, 14, 2

@@ -1,4 +1,5 @@
-"""The ratios of gaps to bounds on clean pairs: whether the constants in src/dovetail/verification/envelope.py are large enough.
+"""The ratios of gaps to bounds on clean pairs: whether the constants in src/dovetail/proof/compare/error_bounds.py are large
+enough.
 
     python benchmarks/envelope.py [--json]
 
@@ -18,8 +19,8 @@ from measure import Goal, Row, arguments, progress, report
 from seeded_bugs import FAMILIES
 from verify import DTYPES, CachedNative, Seeded, write_model
 
-from dovetail.verification.comparison import compare_sides
-from dovetail.verification.prompt import random_prompt
+from dovetail.proof.compare.comparison import compare_sides
+from dovetail.proof.compare.prompt import random_prompt
 
 SEEDS = 8  # from 0: benchmarks/verify.py uses others
 

@@ -22,11 +22,11 @@ from torch.distributed.tensor import DTensor
 
 from dovetail.core.errors import FileError
 from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch
-from dovetail.dist.construction import local
-from dovetail.dist.layout import Layout
-from dovetail.io import checksum, replace, tensors
-from dovetail.io.spec import from_yaml
+from dovetail.data.corpus import Batch
+from dovetail.disk import checksum, replace, tensors
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.construction import local
+from dovetail.parallel.layout import Layout
 from dovetail.training import checkpoint, storage
 from dovetail.training.checkpoint import MANIFEST, Checkpoints, step_of, verify
 from dovetail.training.objective import next_token

@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.errors import FileError
-from dovetail.datasets import blocks
-from dovetail.datasets.blocks import BLOCK
-from dovetail.datasets.corpora import ShardedTokens, open_tokens
-from dovetail.datasets.manifest import Manifest, Split, TokenizerInfo
-from dovetail.datasets.shards import ShardInfo, ShardWriter, dtype_for, index_bytes
-from dovetail.datasets.stream import Stream
-from dovetail.datasets.tokens import Tokens
+from dovetail.data import blocks
+from dovetail.data.blocks import BLOCK
+from dovetail.data.corpora import ShardedTokens, open_tokens
+from dovetail.data.manifest import Manifest, Split, TokenizerInfo
+from dovetail.data.shards import ShardInfo, ShardWriter, dtype_for, index_bytes
+from dovetail.data.stream import Stream
+from dovetail.data.tokens import Tokens
 
 WORLDS, WORKERS = (1, 2, 4), (0, 1, 3)
 VOCAB = 2**31 - 1
@@ -81,7 +81,7 @@ def _write_manifest(place: Path, infos: list[ShardInfo], vocab: int = VOCAB) -> 
 
 def global_batches(tokens: Tokens, batch: int, world: int, workers: int, samples: int) -> Iterator[list[int]]:
     """The sample numbers of each step, over all ranks, from a position."""
-    from dovetail.datasets.loader import Loader
+    from dovetail.data.loader import Loader
 
     loaders = [Loader(Stream(tokens, 1), batch=batch, rank=r, world=world, workers=workers, masks=False) for r in range(world)]
     for loader in loaders:
@@ -160,7 +160,7 @@ def d3(place: Path, samples: int = 2003, batch: int = 16) -> Result:
 
 def d4(place: Path, samples: int = 2003, batch: int = 16, workers: int = 4) -> Result:
     """A state taken one step after a resume, while workers read ahead: the next resume is equal."""
-    from dovetail.datasets.loader import Loader
+    from dovetail.data.loader import Loader
 
     stream = Stream(open_tokens(numbered(place / "corpus", samples)), 1)
     whole = _steps(stream.sources[0], batch, 1, 0, 0, 12)
@@ -178,7 +178,7 @@ def d4(place: Path, samples: int = 2003, batch: int = 16, workers: int = 4) -> R
 
 def d5(place: Path, samples: int = 100_003, flips: int = 200) -> Result:
     """A shard's size or one byte changed, or the corpus built again: refused, and read only on request."""
-    from dovetail.datasets.loader import Loader
+    from dovetail.data.loader import Loader
 
     corpus, rng = numbered(place / "corpus", samples), random.Random(1)
     state = Loader(Stream(open_tokens(corpus), 1), batch=4).state()

@@ -20,12 +20,12 @@ from measure import Goal, Row
 from served import SECONDS, WINDOWS, Server, body, served, write_model
 
 import dovetail as dt
-from dovetail.adapters.tensors import adapter_tensors
 from dovetail.core.errors import FileError
 from dovetail.core.limits import TEMPLATE_SECONDS
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
 from dovetail.text.chat import ChatTemplate
+from dovetail.weights.adapters.tensors import adapter_tensors
 
 KEY = {"Authorization": "Bearer admin"}
 

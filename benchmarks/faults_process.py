@@ -38,7 +38,7 @@ import torch.distributed.fsdp
 
 from dovetail.cli import main as dovetail
 from dovetail.core.module import tensor_at
-from dovetail.dist.construction import local
+from dovetail.parallel.construction import local
 from dovetail.training.checkpoint import Checkpoints
 from dovetail.training.step import Trainer
 

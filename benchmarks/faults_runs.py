@@ -18,8 +18,8 @@ from dovetail.construction import build
 from dovetail.core.errors import Diverged
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
-from dovetail.datasets.corpus import Batch
-from dovetail.io.spec import from_yaml
+from dovetail.data.corpus import Batch
+from dovetail.files.spec import from_yaml
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan
 from dovetail.training.step import Trainer

@@ -32,9 +32,9 @@ from foreign_known import BUG, LIMIT, OPEN, OURS, UNUSED, known
 from foreign_roles import ROLES
 from measure import Row, arguments, progress, report
 
-from dovetail.lawbook.foreign.laws import FOREIGN, law_names, laws_on
-from dovetail.lawbook.foreign.model import Foreign
-from dovetail.verification.transformers_side import transformers
+from dovetail.proof.compare.transformers_side import transformers
+from dovetail.proof.foreign.laws import FOREIGN, law_names, laws_on
+from dovetail.proof.foreign.model import Foreign
 
 SECONDS, BYTES = 90, 6 * 2**30  # processor time and memory of one class, at most
 WAIT = 20 * SECONDS  # by the clock: a machine may have other work

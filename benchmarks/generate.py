@@ -32,8 +32,8 @@ from torch import Tensor
 
 from dovetail import Pool
 from dovetail.construction import build
-from dovetail.decoding import Decoder
-from dovetail.generation import generate_batch
+from dovetail.decoding.generation import generate_batch
+from dovetail.decoding.steps import Decoder
 from dovetail.model import ModelModule
 
 DTYPES, BATCHES = {"f32": torch.float32, "bf16": torch.bfloat16}, (1, 8)

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
-from dovetail.port.load import load
+from dovetail.hf.load import load
 
 MAX_DIFFERENCE = 1e-5  # of logits, between Dovetail and transformers
 SPEC_REFUSED = 3  # exit code

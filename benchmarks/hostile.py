@@ -189,8 +189,8 @@ def kills(count: int, rng: random.Random, source: Path, place: Path, tick: Calla
 
 def _unreadable(verb: str, target: Path) -> str:
     """Return why a directory cannot be loaded; an empty string where it can."""
-    from dovetail.datasets.manifest import Manifest
-    from dovetail.port.load import load
+    from dovetail.data.manifest import Manifest
+    from dovetail.hf.load import load
 
     try:
         Manifest.load(target) if verb == "data build" else load(target)

@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 from hostile_inputs import BASE, EVIL, PRECIOUS, Input, Prepare
 
-from dovetail.io.checksum import data_sha256
+from dovetail.disk.checksum import data_sha256
 
 ODD: list[Any] = [None, "x", EVIL, -1, 1.5, True, 10**12, [], {}, [[1]], [{"a": []}], {"a": [1]}, math.inf, "9" * 5000]
 ROW = {"messages": [{"role": "user", "content": "It was"}, {"role": "assistant", "content": "the best of times"}]}
@@ -46,13 +46,13 @@ BASE |= {
 
 def more_fixtures(folder: Path) -> None:
     """Write the directories and files of this attack beside those of `fixtures`."""
-    from dovetail.adapters.attach import attach, read_adapter
-    from dovetail.adapters.storage import Stored, write_adapter
-    from dovetail.adapters.tensors import adapter_tensors
     from dovetail.api.models import load
     from dovetail.api.quantize import quantize
     from dovetail.api.train import train
-    from dovetail.port.peft import write_peft
+    from dovetail.hf.peft import write_peft
+    from dovetail.weights.adapters.attach import attach, read_adapter
+    from dovetail.weights.adapters.storage import Stored, write_adapter
+    from dovetail.weights.adapters.tensors import adapter_tensors
 
     train(folder / "spec.yaml", folder / "text.txt", steps=2, batch=2, length=8, out=folder / "run", quiet=True, sample=0)
     quantize(folder / "model", format="int8", out=folder / "small")

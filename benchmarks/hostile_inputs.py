@@ -20,9 +20,9 @@ from dovetail.cli import VERBS, module_of
 from dovetail.cli.flags import POSITIONAL, unwrapped
 from dovetail.construction import build
 from dovetail.core.part import KINDS
-from dovetail.io.model_dir import save
-from dovetail.io.spec import from_yaml, to_yaml
-from dovetail.io.yaml import dump_yaml
+from dovetail.disk.yaml import dump_yaml
+from dovetail.files.model_dir import save
+from dovetail.files.spec import from_yaml, to_yaml
 from dovetail.text.learn import learn
 
 CANARY = "CANARY"
@@ -68,7 +68,7 @@ class Input:
 def fixtures(folder: Path) -> None:
     """Write the files that every input may use."""
     from dovetail.api.build_data import build_data
-    from dovetail.port.write import export_directory
+    from dovetail.hf.write import export_directory
 
     spec = from_yaml(SPEC)
     folder.mkdir(parents=True)

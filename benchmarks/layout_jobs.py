@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch
-from dovetail.datasets.loader import rows_of_rank
-from dovetail.dist.construction import full
-from dovetail.dist.layout import Axes, Layout
-from dovetail.io.spec import from_yaml
+from dovetail.data.corpus import Batch
+from dovetail.data.loader import rows_of_rank
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.construction import full
+from dovetail.parallel.layout import Axes, Layout
 from dovetail.training.checkpoint import Checkpoints
 from dovetail.training.loop import measure
 from dovetail.training.objective import next_token

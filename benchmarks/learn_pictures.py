@@ -10,8 +10,8 @@ from typing import Any
 
 from trials import LONG, SHORT
 
-from dovetail.look.curve import smoothed
-from dovetail.look.figure import BLUE, GREY, INK, ORANGE, new_figure, quiet, write_figure
+from dovetail.views.curve import smoothed
+from dovetail.views.figure import BLUE, GREY, INK, ORANGE, new_figure, quiet, write_figure
 
 GREEN, RED, PURPLE = "#3c8d5a", "#c0463f", "#7a5ba8"
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE)

@@ -29,11 +29,11 @@ import torch
 from measure import Goal, Row, agree, arguments, middle, progress, report
 
 from dovetail.construction import build
-from dovetail.io.model_dir import spec_and, write_directory
-from dovetail.io.spec import from_yaml
+from dovetail.files.model_dir import spec_and, write_directory
+from dovetail.files.spec import from_yaml
+from dovetail.hf.load import load
+from dovetail.hf.write import CONFIG_FILE, exported, model_pieces
 from dovetail.model import Model
-from dovetail.port.load import load
-from dovetail.port.write import CONFIG_FILE, exported, model_pieces
 
 MEMORY = Goal(high=1.15)
 TIME = Goal(high=1.5)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dovetail import Ctx, TokenLayout, from_yaml
 from dovetail.construction import build
 from dovetail.ops.expert import grouped, looped
-from dovetail.ops.form import using
+from dovetail.ops.implementation import using
 
 WIDTH, HEADS, HEAD = 128, 4, 32
 LINEAR = Goal(high=1.15)

@@ -27,13 +27,13 @@ from corpus import shakespeare
 from measure import Goal, Row, Spread, arguments, report
 
 from dovetail import Model, build, from_yaml
-from dovetail.datasets.corpus import Corpus
-from dovetail.surgery.widen import widened
+from dovetail.data.corpus import Corpus
 from dovetail.text.learn import learn
 from dovetail.training.loop import train
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan
+from dovetail.weights.surgery.widen import widened
 
 STEPS_APART = math.log(2)  # of the grid of learning rates
 

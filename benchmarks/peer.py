@@ -17,8 +17,8 @@ from measure import seconds
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dovetail.hf.hf import export_tensors, to_hf
 from dovetail.model import ModelModule
-from dovetail.port.hf import export_tensors, to_hf
 
 PEERS, ENVIRONMENTS = Path(__file__).parent / "peers", Path(__file__).parents[1] / ".peers"
 

@@ -24,9 +24,9 @@ import plan_jobs
 from measure import Goal, Row, arguments, middle, progress, report
 from scipy.optimize import nnls
 
-from dovetail.dist.layout import Layout
-from dovetail.dist.pair import Pair
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.layout import Layout
+from dovetail.parallel.pair import Pair
 from dovetail.planning.cost import Trace
 from dovetail.planning.stages import trace_stages
 from dovetail.planning.trace import Setting, traced_rank

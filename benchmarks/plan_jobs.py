@@ -11,8 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dovetail.dist.layout import Layout
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.layout import Layout
 from dovetail.planning.trace import Setting, fake_batch, watch_step
 from dovetail.training.objective import next_token
 from dovetail.training.ranks import Ranks

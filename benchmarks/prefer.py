@@ -26,7 +26,7 @@ import torch
 from measure import Goal, Row, arguments, progress, report
 
 import dovetail as dt
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 from dovetail.text.learn import learn
 
 SPEC = """

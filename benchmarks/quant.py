@@ -27,17 +27,17 @@ from torch import Tensor
 
 import dovetail as dt
 from dovetail.core.loss import IGNORED
-from dovetail.datasets.corpus import Batch, Corpus, read_corpus
-from dovetail.generation import generate_tokens
-from dovetail.quantization.format import Format
-from dovetail.quantization.formats import FP8, NF4, Int4, Int8
-from dovetail.quantization.method import apply
-from dovetail.quantization.qat import fake_quantize, finish
-from dovetail.quantization.recipe import quantized_leaves, select
+from dovetail.data.corpus import Batch, Corpus, read_corpus
+from dovetail.decoding.generation import generate_tokens
+from dovetail.ops.formats.format import Format
+from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
 from dovetail.state.quantized import CacheFormat
 from dovetail.training.loop import train
 from dovetail.training.plan import Plan
 from dovetail.training.task import text_objective
+from dovetail.weights.quantization.method import apply
+from dovetail.weights.quantization.qat import fake_quantize, finish
+from dovetail.weights.quantization.recipe import quantized_leaves, select
 
 LENGTH, BATCH, PIECE = 128, 8, 16
 CACHES: tuple[CacheFormat, ...] = ("int8", "fp8", "int4")

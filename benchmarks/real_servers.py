@@ -23,9 +23,9 @@ import torch
 from tokenizers import Tokenizer as Engine, decoders, models, pre_tokenizers
 
 from dovetail.core.errors import FileError
+from dovetail.proof.compare.transformers_side import transformers
+from dovetail.proof.http import get_json
 from dovetail.text.learn import END, learn
-from dovetail.verification.http import get_json
-from dovetail.verification.transformers_side import transformers
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS, STOP_SECONDS = 1200.0, 40.0  # vLLM compiles when it starts: minutes on two busy cores

@@ -21,12 +21,12 @@ from dovetail.construction import build, generator
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear
-from dovetail.decoding import Decoder
-from dovetail.io.spec import from_yaml
+from dovetail.decoding.sampling import Sampling, sample_tokens
+from dovetail.decoding.steps import Decoder
+from dovetail.files.spec import from_yaml
 from dovetail.model import ModelModule
-from dovetail.sampling import Sampling, sample_tokens
+from dovetail.proof.compare.sides import in_dtype
 from dovetail.state.pool import Pool
-from dovetail.verification.sides import in_dtype
 
 FAMILIES = {
     "llama": """

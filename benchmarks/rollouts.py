@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from rollout_gaps import Gap, Maker, all_gaps
 
-from dovetail.verification.rollouts.check import explain_rollouts
-from dovetail.verification.rollouts.file import read_rollouts
-from dovetail.verification.sides import ModelSide
+from dovetail.proof.compare.sides import ModelSide
+from dovetail.proof.rollouts.check import explain_rollouts
+from dovetail.proof.rollouts.file import read_rollouts
 
 FAILS = ("shift", "rope base")
 SETTINGS = ("temperature", "top_p", "top_k", "min_p")

@@ -41,7 +41,7 @@ from real_servers import SERVERS, Server, running
 
 import dovetail as dt
 from dovetail.core.errors import FileError
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request as EngineRequest
 from dovetail.state.pool import Pool

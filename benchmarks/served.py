@@ -21,7 +21,7 @@ import httpx2
 import torch
 
 import dovetail as dt
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END
 

@@ -36,7 +36,7 @@ from measure import Goal, Row, arguments, progress, report
 from real_servers import SERVERS, VOCABULARIES, Server, as_gguf, running, write_model
 
 from dovetail.core.errors import FileError
-from dovetail.lawbook.served.run import calibrated, law_names, opened, try_law
+from dovetail.proof.served.run import calibrated, law_names, opened, try_law
 from dovetail.text.tokenizer import Tokenizer
 
 LOG = 3000  # characters of a server's log that an error shows

@@ -30,14 +30,14 @@ from torch.distributed.tensor import DTensor
 from dovetail.construction import build, initial
 from dovetail.core.fold import declared, parameters
 from dovetail.core.module import tensor_at
-from dovetail.dist.construction import build_sharded, local
-from dovetail.dist.mesh import make_mesh
-from dovetail.dist.pair import Pair
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
+from dovetail.hf.load import load
+from dovetail.hf.load_sharded import load_sharded
+from dovetail.hf.write import write_fresh
 from dovetail.model import Model
-from dovetail.port.load import load
-from dovetail.port.load_sharded import load_sharded
-from dovetail.port.write import write_fresh
+from dovetail.parallel.construction import build_sharded, local
+from dovetail.parallel.mesh import make_mesh
+from dovetail.parallel.pair import Pair
 
 MEMORY = Goal(high=1.2)
 EQUAL = Goal(high=0)

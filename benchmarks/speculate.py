@@ -24,14 +24,14 @@ from measure import Goal, Row, arguments, middle, progress, report, seconds
 from served import TEXT
 
 import dovetail as dt
-from dovetail.sampling import GREEDY, Sampling
+from dovetail.decoding.sampling import GREEDY, Sampling
 from dovetail.serving.draft_ahead import own_drafter
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.training.only import train_only, weights_named
+from dovetail.training.trainable import train_only, weights_named
 from dovetail.transformer import Transformer
 
 ATTENTION = "{mixer: {heads: 2, head: 16}, ffn: {hidden: 64}}"

@@ -26,17 +26,17 @@ from torch import Tensor
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch, read_corpus
-from dovetail.io.spec import from_yaml
-from dovetail.look.figure import BLUE, GREY, INK, ORANGE, new_figure, quiet, write_figure
+from dovetail.data.corpus import Batch, read_corpus
+from dovetail.decoding.tracing import trace
+from dovetail.files.spec import from_yaml
 from dovetail.model import Model, ModelModule
 from dovetail.state.pool import Pool
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END
-from dovetail.tracing import trace
 from dovetail.training.loop import train
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan
+from dovetail.views.figure import BLUE, GREY, INK, ORANGE, new_figure, quiet, write_figure
 
 SPEC = """
 width: 64

@@ -17,7 +17,7 @@ import torch
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
-from dovetail.datasets.corpus import Batch
+from dovetail.data.corpus import Batch
 
 Task = Callable[[int, int], Batch]  # (seed, rows) -> a batch
 NOISE, ASK, MARK = 0, 1, 0

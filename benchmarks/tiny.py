@@ -18,9 +18,9 @@ from measure import Goal, Row, arguments, progress, report
 from dovetail.api.tiny import typical
 from dovetail.construction import build
 from dovetail.core.errors import DovetailError
+from dovetail.hf.peaked import Inputs, in_bfloat16, opinionated, randomize
+from dovetail.hf.shrink import shrink
 from dovetail.model import Model, ModelModule
-from dovetail.port.opinion import Inputs, in_bfloat16, opinionated, randomize
-from dovetail.port.shrink import shrink
 
 FAMILIES = (
     *("llama", "gpt2", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "starcoder2"),

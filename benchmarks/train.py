@@ -29,7 +29,7 @@ from torch import Tensor
 
 from dovetail.construction import build
 from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch
+from dovetail.data.corpus import Batch
 from dovetail.model import ModelModule
 from dovetail.ops.loss import chunked_cross_entropy
 from dovetail.training.objective import next_token

@@ -25,8 +25,8 @@ from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.errors import Diverged
 from dovetail.core.loss import LossSum
 from dovetail.core.part import KINDS
-from dovetail.datasets.corpus import Batch, Corpus
-from dovetail.io.spec import from_yaml
+from dovetail.data.corpus import Batch, Corpus
+from dovetail.files.spec import from_yaml
 from dovetail.model import Model, ModelModule
 from dovetail.text.learn import learn
 from dovetail.training.loop import train

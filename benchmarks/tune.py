@@ -5,7 +5,7 @@ memory   live bytes at the peak of a training step: weights, gradients, AdamW's 
          of it, and with many, where activations are; at 1 B with blocks computed again in the backward pass, as it is used
 time     seconds of a step with LoRA on all linear layers ÷ those of peft on the same Llama, in a process of its own
          (benchmarks/peers/make tuning): loss, backward, clipping, fused AdamW, eager on both sides
-many     a forward pass of 8 rows with 8 adapters ÷ with one (adapters/many.py)
+many     a forward pass of 8 rows with 8 adapters ÷ with one (weights/adapters/multi_lora.py)
 
 Both sides have a rank of 16, rows full of tokens and float32.
 
@@ -26,18 +26,18 @@ from decode import LARGE
 from measure import Goal, Row, arguments, middle, progress, report, taking_turns
 from memory import Alive
 
-from dovetail.adapters.attach import attach
-from dovetail.adapters.lora import Lora
-from dovetail.adapters.many import Bank
-from dovetail.adapters.tensors import adapter_tensors
 from dovetail.api.quantize import quantize
 from dovetail.construction import build
 from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch
+from dovetail.data.corpus import Batch
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan, Recompute
 from dovetail.training.step import Trainer
 from dovetail.transformer import Transformer
+from dovetail.weights.adapters.attach import attach
+from dovetail.weights.adapters.lora import Lora
+from dovetail.weights.adapters.multi_lora import Bank
+from dovetail.weights.adapters.tensors import adapter_tensors
 
 PEERS, ENVIRONMENTS = Path(__file__).parent / "peers", Path(__file__).parents[1] / ".peers"
 RATE, RANK, MANY, STEPS = 1e-3, 16, 8, 2

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 import dovetail as dt
-from dovetail.generation import Vocabulary
-from dovetail.port.write import export_directory
+from dovetail.decoding.generation import Vocabulary
+from dovetail.hf.write import export_directory
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END, Tokenizer
 
@@ -73,7 +73,7 @@ RING = """
 import dovetail as dt
 import torch
 import torch.distributed as dist
-from dovetail.dist.context import piece, split_ctx
+from dovetail.parallel.context import piece, split_ctx
 
 dist.init_process_group("gloo")
 group = dist.group.WORLD

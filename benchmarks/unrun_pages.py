@@ -106,9 +106,7 @@ PAGES = {
         ("notes.txt", "my-spec.yaml", "installed", "ema.py", "ema.yaml"),
         before=(('@oracle("offset")', "import sys; sys.path.insert(0, 'installed')\nimport offset_position"),),
     ),
-    "docs/port.md": Page(
-        ("Qwen3-0.6B",), before=(("LLAMA.variant", "from dovetail.port.dialect.mistral import LLAMA, Window"),)
-    ),
+    "docs/port.md": Page(("Qwen3-0.6B",), before=(("LLAMA.variant", "from dovetail.hf.dialect.mistral import LLAMA, Window"),)),
     "docs/python.md": Page(("Qwen3-0.6B", "ring.py"), before=(("split_ctx", "from ring import *"), DT)),
     "docs/quantization.md": Page(("plays.txt", "llama-tiny-trained")),
     "docs/rollouts.md": Page(("my-model", "rollouts.jsonl", "train_data_step12.jsonl", "step-100", "step-110")),

@@ -134,7 +134,7 @@ def passes() -> dict[str, int]:
     import torch
 
     import dovetail as dt
-    from dovetail.decoding import Decoder
+    from dovetail.decoding.steps import Decoder
 
     torch.manual_seed(0)
     model = dt.build("llama-tiny").eval()

@@ -30,8 +30,8 @@ from dovetail.core.errors import SpecError
 from dovetail.core.fold import parameters
 from dovetail.core.group import GROUPS, Mask, Mixer, Position
 from dovetail.core.part import KINDS
-from dovetail.io.spec import from_mapping, load_spec, zoo
-from dovetail.port.survey import REFERENCE_VERSION, survey
+from dovetail.files.spec import from_mapping, load_spec, zoo
+from dovetail.hf.survey import REFERENCE_VERSION, survey
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WIDTH = "92"  # columns of a command's help

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dovetail.dist.pair import Pair
+from dovetail.parallel.pair import Pair
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from dovetail.core.fold import parameters
 from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
-from dovetail.io.spec import changed, from_yaml, load_spec, zoo
+from dovetail.files.spec import changed, from_yaml, load_spec, zoo
 from dovetail.ops.mask import pairs
 
 MASKS: dict[str, Any] = {

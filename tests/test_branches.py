@@ -10,7 +10,7 @@ import torch
 
 import dovetail as dt
 from dovetail.core.errors import SpecError
-from dovetail.port.hf import to_hf
+from dovetail.hf.hf import to_hf
 from dovetail.state.pool import Pool
 
 SPEC = """

@@ -12,7 +12,7 @@ from dovetail.construction import build, generator, initial, initial_slice, on_m
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
 from dovetail.core.part import KINDS
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
 from dovetail.model import Model, ModelModule
 
 SPEC = from_yaml("width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]\n")

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from dovetail import build, load_spec
-from dovetail.adapters.attach import attach, detach
 from dovetail.core.errors import InputError, StateError
-from dovetail.decoding import Decoder, Unchanged
+from dovetail.decoding.steps import Decoder, Unchanged
 from dovetail.state.pool import Pool
+from dovetail.weights.adapters.attach import attach, detach
 
 
 def decoder_of(model, compiled=False, rows=2):

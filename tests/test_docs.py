@@ -13,12 +13,12 @@ import pytest
 from dovetail.cli import VERBS
 from dovetail.core.group import GROUPS
 from dovetail.core.part import KINDS, Part, from_data
-from dovetail.io.spec import zoo
-from dovetail.lawbook.case import LAWS
-from dovetail.lawbook.suite import OWN_NUMBER, exceptions
+from dovetail.files.spec import zoo
+from dovetail.hf.dialect import DIALECTS
 from dovetail.model import Model
 from dovetail.ops.attend import BACKENDS
-from dovetail.port.dialect import DIALECTS
+from dovetail.proof.laws.case import LAWS
+from dovetail.proof.laws.suite import OWN_NUMBER, exceptions
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = ROOT / "tests/outside/offset_position"

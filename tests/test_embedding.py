@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 import dovetail as dt
 from dovetail.core.errors import InputError, SpecError
-from dovetail.embedding import Embedder
-from dovetail.generation import Vocabulary
-from dovetail.lawbook.case import perturbed
+from dovetail.decoding.embedding import Embedder
+from dovetail.decoding.generation import Vocabulary
+from dovetail.proof.laws.case import perturbed
 from dovetail.text.learn import learn
 
 TEXTS = [[5, 7, 11], [3], list(range(2, 40)), [9, 9]]

@@ -11,7 +11,7 @@ from torch import Tensor
 import dovetail as dt
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.part import KINDS
-from dovetail.lawbook.case import perturbed
+from dovetail.proof.laws.case import perturbed
 from dovetail.text.learn import learn
 
 TINY = """
@@ -229,7 +229,7 @@ def test_text_in_text_out_after_saving_and_loading(tmp_path: Path) -> None:
     model = dt.build(spec)
     with pytest.raises(InputError, match="no tokenizer"):
         model.generate("It was", 4)
-    from dovetail.generation import Vocabulary
+    from dovetail.decoding.generation import Vocabulary
 
     model.vocabulary = Vocabulary(tokenizer=learn(TEXT, 290, "byte_pair"))
     dt.save(model, tmp_path / "model")

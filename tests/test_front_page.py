@@ -13,10 +13,10 @@ import pytest
 
 from dovetail.core.group import GROUPS
 from dovetail.core.part import KINDS
-from dovetail.lawbook.case import LAWS
-from dovetail.lawbook.foreign.laws import FOREIGN
-from dovetail.lawbook.suite import OWN_NUMBER
-from dovetail.port.dialect import DIALECTS
+from dovetail.hf.dialect import DIALECTS
+from dovetail.proof.foreign.laws import FOREIGN
+from dovetail.proof.laws.case import LAWS
+from dovetail.proof.laws.suite import OWN_NUMBER
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -5,10 +5,10 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import NonFiniteError, SpecError
 from dovetail.core.layout import TokenLayout
-from dovetail.decoding import Decoder
-from dovetail.generation import generate_batch, generate_tokens
-from dovetail.io.spec import from_yaml, load_spec
-from dovetail.sampling import Sampling, adjusted, most_probable, sample_tokens, sampled_probs
+from dovetail.decoding.generation import generate_batch, generate_tokens
+from dovetail.decoding.sampling import Sampling, adjusted, most_probable, sample_tokens, sampled_probs
+from dovetail.decoding.steps import Decoder
+from dovetail.files.spec import from_yaml, load_spec
 from dovetail.state.pool import Pool
 
 PROMPT = torch.tensor([5, 17, 3, 60])

@@ -138,7 +138,7 @@ def test_each_promise_names_tests_that_exist() -> None:
 
 
 def test_a_missing_test_is_noticed() -> None:
-    assert named_tests("`tests/io/test_yaml.py::test_a` and `tests/io`") == [("tests/io/test_yaml.py", "test_a")]
+    assert named_tests("`tests/files/test_yaml.py::test_a` and `tests/io`") == [("tests/files/test_yaml.py", "test_a")]
 
 
 @pytest.mark.parametrize("name", ["SECURITY.md", "CODE_OF_CONDUCT.md", ".github/PULL_REQUEST_TEMPLATE.md"])

@@ -13,7 +13,7 @@ from dovetail.core.errors import InputError, SpecError
 from dovetail.core.layers import expand
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, walk_spec
-from dovetail.io.spec import changed, from_yaml, load_spec, to_yaml
+from dovetail.files.spec import changed, from_yaml, load_spec, to_yaml
 from dovetail.model import Model
 
 SMALL = "width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]\n"

@@ -152,5 +152,5 @@ def test_no_room_bears_the_name_of_a_public_function() -> None:
 
 @pytest.mark.parametrize("name", dir(dovetail))
 def test_a_public_name_is_not_a_module(name: str) -> None:
-    importlib.import_module("dovetail.lawbook.suite")
+    importlib.import_module("dovetail.proof.laws.suite")
     assert not isinstance(getattr(dovetail, name), ModuleType)

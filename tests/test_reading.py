@@ -19,7 +19,7 @@ import dovetail
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import load_spec
+from dovetail.files.spec import load_spec
 from dovetail.state.pool import Pool
 
 ROOT = Path(dovetail.__file__).parent

@@ -22,8 +22,8 @@ import pytest
 
 from dovetail.cli import main
 from dovetail.core.check import check
-from dovetail.io.spec import from_yaml
-from dovetail.port.dialect import DIALECTS
+from dovetail.files.spec import from_yaml
+from dovetail.hf.dialect import DIALECTS
 
 ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

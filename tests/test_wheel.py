@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 TORCH = ["torch==2.13.0", *(["--index-url", os.environ["TORCH_INDEX"]] if os.environ.get("TORCH_INDEX") else [])]
 INSTALL_SECONDS = 20  # of CPU time, for the wheel and what it needs besides torch
 # exit codes of verbs that need what the wheel does not bring: transformers, the extras `serve` and `look`; each says so
-MISSING = {"record": (4, "dovetail-lm[hf]"), "serve": (2, "dovetail-lm[serve]"), "map": (4, "dovetail-lm[look]")}
+MISSING = {"record": (4, "dovetail-lm[hf]"), "serve": (2, "dovetail-lm[serve]"), "map": (4, "dovetail-lm[plots]")}
 OTHER_PYTHONS = ("3.12", "3.13")
 
 

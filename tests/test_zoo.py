@@ -18,7 +18,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe_parts
 from dovetail.construction import build
 from dovetail.core.check import check
 from dovetail.core.fold import active_parameters, declared, parameters
-from dovetail.io.spec import from_yaml, load_spec, to_yaml, zoo
+from dovetail.files.spec import from_yaml, load_spec, to_yaml, zoo
 from dovetail.model import Block, Model
 
 COUNTS = {

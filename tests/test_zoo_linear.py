@@ -3,7 +3,7 @@
 import pytest
 
 from dovetail.core.fold import parameters, state_values
-from dovetail.io.spec import load_spec
+from dovetail.files.spec import load_spec
 
 WIDTH, VOCAB, HIDDEN, LAYERS = 112, 512, 304, 4
 REST = VOCAB * WIDTH + WIDTH + LAYERS * (2 * WIDTH + 3 * WIDTH * HIDDEN)  # table, last norm; norms and ffn of each layer

@@ -16,13 +16,13 @@ from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
 from dovetail.core.view import Scoring
-from dovetail.io.spec import load_spec
-from dovetail.lawbook.case import perturbed
+from dovetail.files.spec import load_spec
 from dovetail.ops import attend_tiled
 from dovetail.ops.attend import attend, using
 from dovetail.ops.mask import allowed, plan
 from dovetail.ops.tiles import Tiling
-from dovetail.parts.mask.near import Causal
+from dovetail.parts.mask.distance import Causal
+from dovetail.proof.laws.case import perturbed
 
 N, TILE = 512, 16
 PRESETS = ("longformer-tiny", "bigbird-tiny", "sparse-transformer-tiny", "block-sparse-tiny")

@@ -7,7 +7,7 @@ run: oracles of kinds in the changed file, of kinds whose file uses it, of all o
 bugs, which have the windows, caches and routers that a sampled spec may lack; then every law on a few sampled specs that hold
 these kinds, the slowest law last; then the sharded law, in two ranks that import the changed file too, on the specs of its
 seeded bugs and on sampled ones. What the unchanged code can split must still be split, and what it refuses must be refused. A
-mutant of dist/ changes nothing on one rank, so that the sharded law alone judges it.
+mutant of parallel/ changes nothing on one rank, so that the sharded law alone judges it.
 
 The process is forked from one that has imported torch and nothing of ours, so that no earlier import hides the change; for the
 same reason this file imports only our errors and sites.py at the top. Memory and CPU time of the process are limited: a mutant
@@ -43,7 +43,7 @@ SPECS = 6  # … and those of them for a mutant that the oracles let pass
 LAST = ("device", "every_field")  # run every program, and build a model for each field: slower than all other laws together …
 SHARE = 3  # … so that one in so many of their repetitions runs
 COMPILED = 2  # so many of the specs are compiled at the end
-SHARDED = 12  # sampled specs for a mutant of dist/
+SHARDED = 12  # sampled specs for a mutant of parallel/
 WAIT = 30.0  # seconds for the ranks to compare one spec: ranks that wait for each other are caught
 PARALLEL = 2
 RUNNING: set[Any] = set()  # the processes that judge a mutant at present
@@ -88,7 +88,7 @@ def judge(site: Site | None, seed: int, specs: Sequence[str], refused: Refused, 
 def serve_mutated(site: Site, *arguments: Any) -> None:
     """The job of one rank: import with the change, then serve."""
     _install(site)
-    from dovetail.dist.pair import serve
+    from dovetail.parallel.pair import serve
 
     serve(*arguments)
 
@@ -97,7 +97,7 @@ def _first_failure(site: Site | None, seed: int, specs: Sequence[str], refused: 
     """The first failure of an oracle or a law; empty where all hold. The unchanged code is tested on all specs."""
     if site is None:
         return _on_one_rank(site, seed, specs)
-    return ("" if site.in_dist else _on_one_rank(site, seed, specs)) or _over_ranks(site, seed, refused)
+    return ("" if site.in_parallel else _on_one_rank(site, seed, specs)) or _over_ranks(site, seed, refused)
 
 
 def _on_one_rank(site: Site | None, seed: int, sampled: Sequence[str]) -> str:
@@ -107,10 +107,10 @@ def _on_one_rank(site: Site | None, seed: int, sampled: Sequence[str]) -> str:
     torch.set_num_threads(1)
     from checks.mutants.run import seeded_bugs
     from dovetail.core.part import KINDS, Part, walk_spec
-    from dovetail.io.spec import from_yaml
-    from dovetail.lawbook.case import LAWS, Case
-    from dovetail.lawbook.oracle import check_oracles, tested_kinds
-    from dovetail.lawbook.suite import exceptions, try_law
+    from dovetail.files.spec import from_yaml
+    from dovetail.proof.laws.case import LAWS, Case
+    from dovetail.proof.laws.oracle import check_oracles, tested_kinds
+    from dovetail.proof.laws.suite import exceptions, try_law
 
     module, within = (site.module, site.within.partition(".")[0]) if site is not None else ("", "")
     using = users(module)
@@ -147,9 +147,9 @@ def _over_ranks(site: Site, seed: int, refused: Refused) -> str:
     """The first failure of the sharded law, in ranks that import the changed file."""
     if not refused:
         return ""
-    from dovetail.dist.pair import Pair
-    from dovetail.lawbook.case import RELATION
-    from dovetail.lawbook.sharded import compare_sharded
+    from dovetail.parallel.pair import Pair
+    from dovetail.proof.laws.case import RELATION
+    from dovetail.proof.laws.sharded import compare_sharded
 
     with Pair(timeout=WAIT, main=functools.partial(serve_mutated, site)) as pair:
         for text, hows in refused.items():
@@ -165,11 +165,11 @@ def _over_ranks(site: Site, seed: int, refused: Refused) -> str:
 def refusals(seed: int) -> Refused:
     """What the unchanged code refuses to split, for the specs that a mutant is tested on; it must pass the sharded law."""
     from checks.mutants.run import seeded_bugs
-    from dovetail.io.spec import to_yaml
-    from dovetail.lawbook.case import RELATION
-    from dovetail.lawbook.cover import quick_specs
-    from dovetail.lawbook.mutant import spec
-    from dovetail.lawbook.sharded import compare_sharded, the_pair
+    from dovetail.files.spec import to_yaml
+    from dovetail.proof.laws.case import RELATION
+    from dovetail.proof.laws.cover import quick_specs
+    from dovetail.proof.laws.mutant import spec
+    from dovetail.proof.laws.sharded import compare_sharded, the_pair
 
     fixed = [bug.spec for bug in seeded_bugs().values() if bug.law == "sharded"]
     plain, biased = spec(), spec(position={"kind": "t5_bias", "buckets": 8, "max_distance": 16})
@@ -188,8 +188,8 @@ def refusals(seed: int) -> Refused:
 @functools.cache
 def _sampled(seed: int) -> tuple[str, ...]:
     """The sampled specs as YAML: chosen once, by the unchanged code."""
-    from dovetail.io.spec import to_yaml
-    from dovetail.lawbook.cover import quick_specs
+    from dovetail.files.spec import to_yaml
+    from dovetail.proof.laws.cover import quick_specs
 
     return tuple(to_yaml(spec) for spec in quick_specs(seed, SAMPLED))
 
@@ -233,7 +233,7 @@ def run_random(
     mp.get_context("forkserver").set_forkserver_preload(["torch"])
     possible = [site for site in sites() if site.file.startswith(within)]
     chosen = random.Random(seed).sample(possible, min(count, len(possible)))
-    if not all(site.in_dist for site in chosen) and (failure := _try(None, seed)[1]):
+    if not all(site.in_parallel for site in chosen) and (failure := _try(None, seed)[1]):
         raise DovetailError(f"the unchanged code does not pass: {failure}")
     refused = refusals(seed)
     rows: list[dict[str, Any]] = []

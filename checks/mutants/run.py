@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from checks.mutants import seeded
-from dovetail.lawbook.case import LAWS, NotApplicable
-from dovetail.lawbook.mutant import Mutant, verdict
-from dovetail.lawbook.suite import known_laws
+from dovetail.proof.laws.case import LAWS, NotApplicable
+from dovetail.proof.laws.mutant import Mutant, verdict
+from dovetail.proof.laws.suite import known_laws
 
 __all__ = ["areas", "run_seeded", "seeded_bugs", "verdict_of"]
 

@@ -13,7 +13,7 @@ and in constants of a module. Left out:
   tests compare (SETTINGS)
 - by file: messages (core/errors.py, core/printable.py), limits of files (core/limits.py), and what tests compare but no law
   runs: the refusal of non-finite weights (core/finite.py), the machine's memory (core/memory.py), short forms of YAML
-  (core/layers.py), names of dtypes (core/dtypes.py), the values that a field takes (core/field.py); dist/pair.py, which
+  (core/layers.py), names of dtypes (core/dtypes.py), the values that a field takes (core/field.py); parallel/pair.py, which
   starts and stops the processes that laws run in
 - by call: `Mistake` lists what `verify` tries
 - defaults of fields: every law names the fields it tests, so a default shows only where an oracle or a preset leaves it out
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2] / "src" / "dovetail"
-ROOMS = ("parts", "ops", "state", "core", "dist")
+ROOMS = ("parts", "ops", "state", "core", "parallel")
 FILES = ("model.py", "construction.py")
 # inputs of laws, messages and advice: they change no result
 NO_RESULT = frozenset(
@@ -51,7 +51,7 @@ NO_RESULT = frozenset(
 )
 LEFT_ALONE = {"ops": frozenset({"cost"})}
 NOT_RUN = ("core/finite.py", "core/memory.py", "core/layers.py", "core/dtypes.py", "core/field.py")  # by any law
-LEFT_OUT = ("core/errors.py", "core/printable.py", "core/limits.py", "dist/pair.py", *NOT_RUN)
+LEFT_OUT = ("core/errors.py", "core/printable.py", "core/limits.py", "parallel/pair.py", *NOT_RUN)
 # module constants that choose how something is computed, never what
 SETTINGS = frozenset(
     {"TILE", "PIECE", "CHUNK", "LEAST", "FEW", "MAX_COUNTED", "LONGEST", "MOST", "SHORT", "CACHED_MASKS", "LANE"}
@@ -93,9 +93,9 @@ class Site(NamedTuple):
         return _module(self.file)
 
     @property
-    def in_dist(self) -> bool:
+    def in_parallel(self) -> bool:
         """Whether it changes how a model is sharded, which one rank alone does not show."""
-        return self.file.startswith("dist/")
+        return self.file.startswith("parallel/")
 
     @property
     def name(self) -> str:

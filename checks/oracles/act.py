@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.lawbook.oracle import Comparison, numbers, oracle, part
+from dovetail.proof.laws.oracle import Comparison, numbers, oracle, part
 
 POINTS = [-2.0, -0.5, 0.0, 0.5, 2.0]
 VALUES = {

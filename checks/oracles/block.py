@@ -9,7 +9,7 @@ import dataclasses as dc
 from collections.abc import Iterator
 
 from checks.oracles.wire import another_block, attention, mlp, through
-from dovetail.lawbook.oracle import Comparison, eye, oracle, part
+from dovetail.proof.laws.oracle import Comparison, eye, oracle, part
 
 SECOND = {"ssm.q.weight": eye(2), "ssm.k.weight": eye(2), "ssm.v.weight": eye(2), "ssm.o.weight": [[0.0, 1.0], [1.0, 0.0]]}
 DENSE = {"experts.up.weight": eye(2), "experts.down.weight": eye(2)}

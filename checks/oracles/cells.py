@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
-from dovetail.lawbook.oracle import Comparison, alone, ctx, eye, numbers, oracle, part
+from dovetail.proof.laws.oracle import Comparison, alone, ctx, eye, numbers, oracle, part
 
 FOUR = [[[1.0], [-2.0], [0.5], [0.0]]]  # four tokens of one channel
 THREE = [[[1.0], [-1.0], [2.0]]]

@@ -8,8 +8,8 @@ from typing import Any
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
-from dovetail.lawbook.oracle import Comparison, alone, ctx, eye, numbers, oracle, part, row
 from dovetail.ops.attend import offering, using
+from dovetail.proof.laws.oracle import Comparison, alone, ctx, eye, numbers, oracle, part, row
 
 
 @oracle("additive_attention")

@@ -15,7 +15,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
-from dovetail.lawbook.oracle import Comparison, alone, ctx, eye, numbers, oracle, part, row
+from dovetail.proof.laws.oracle import Comparison, alone, ctx, eye, numbers, oracle, part, row
 
 TABLE = [[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0], [5.0, 6.0, 7.0, 8.0]]
 

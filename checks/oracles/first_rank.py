@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.lawbook.oracle import row
+from dovetail.proof.laws.oracle import row
 
 Numbers = float | Sequence[Any]  # of any depth
 

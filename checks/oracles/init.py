@@ -11,7 +11,7 @@ from dovetail.construction import build
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
 from dovetail.core.random import GAMMA, mix, words as split_words
-from dovetail.lawbook.oracle import Comparison, oracle, part
+from dovetail.proof.laws.oracle import Comparison, oracle, part
 
 ASKED = ("embed.table", "layers.0.mixer.q.weight", "layers.0.mixer.o.weight", "layers.2.ffn.down.weight", "head.out.weight")
 

@@ -13,8 +13,8 @@ import torch
 
 from dovetail.core.group import Fill
 from dovetail.core.layout import TokenLayout
-from dovetail.lawbook.oracle import Comparison, oracle, part, row
 from dovetail.ops.mask import allowed, pairs, plan, spans
+from dovetail.proof.laws.oracle import Comparison, oracle, part, row
 
 HEADS = 4
 SIGNS = {Fill.FULL: "#", Fill.PART: "+", Fill.EMPTY: "·"}

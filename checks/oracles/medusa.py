@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
-from dovetail.lawbook.oracle import REAL, Comparison, alone, numbers, oracle, part, row
+from dovetail.proof.laws.oracle import REAL, Comparison, alone, numbers, oracle, part, row
 
 TOKENS = torch.tensor([[0, 1, 2, 1]])
 # every row has a root mean square of 1, so that norms change nothing; a row times the head's gives logits

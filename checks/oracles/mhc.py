@@ -13,7 +13,7 @@ from typing import Any
 
 from checks.oracles.wire import block_with
 from dovetail.core.ctx import Ctx
-from dovetail.lawbook.oracle import Comparison, numbers, oracle, part, row
+from dovetail.proof.laws.oracle import Comparison, numbers, oracle, part, row
 
 HALF, MORE = 0.0, log(3)  # σ is ½ and ¾
 # logits of what is read, of what is written (twice σ: 1 and ½), and of the mixture of streams

@@ -18,8 +18,8 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
-from dovetail.lawbook.oracle import Comparison, alone, numbers, oracle, part, row
 from dovetail.ops.attend import offering, using
+from dovetail.proof.laws.oracle import Comparison, alone, numbers, oracle, part, row
 
 TOKENS = [
     [0.0, 0.0, 1.0, 0.0, 10.0, 1.0],

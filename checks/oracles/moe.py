@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
-from dovetail.lawbook.oracle import Comparison, alone, ctx, eye, numbers, oracle, part
 from dovetail.ops.expert import dispatch
+from dovetail.proof.laws.oracle import Comparison, alone, ctx, eye, numbers, oracle, part
 
 LN2, LN3, LN4, LN5, LN9 = 0.6931471805599453, 1.0986122886681098, 1.3862943611198906, 1.6094379124341003, 2.1972245773362196
 # token (1, 0): 4, 2, 1, 3 tenths for the experts; token (0, 1): 1, 1, 5, 3 tenths

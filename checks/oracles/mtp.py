@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
-from dovetail.lawbook.oracle import REAL, Comparison, alone, eye, numbers, oracle, part, row
+from dovetail.proof.laws.oracle import REAL, Comparison, alone, eye, numbers, oracle, part, row
 
 ZEROS = [[0.0, 0.0], [0.0, 0.0]]
 TOKENS, LABELS = torch.tensor([[0, 1, 2, 1]]), torch.tensor([[1, 2, 1, 0]])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch.nn import Parameter
 
 from checks.oracles.first_rank import halved
-from dovetail.lawbook.oracle import Comparison, alone, ctx, numbers, oracle, part
+from dovetail.proof.laws.oracle import Comparison, alone, ctx, numbers, oracle, part
 
 X = [[1.0, 2.0, 3.0, 4.0]]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from checks.oracles.wire import another_block, mlp, through
-from dovetail.core.across import Values
+from dovetail.core.cross_layer import Values
 from dovetail.core.ctx import Ctx
-from dovetail.lawbook.oracle import Comparison, alone, eye, numbers, oracle, part, row
+from dovetail.proof.laws.oracle import Comparison, alone, eye, numbers, oracle, part, row
 
 TABLE = [[9.0, 9.0], [3.0, 1.0]]
 WEIGHTS = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from dovetail.core.errors import StateError
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
-from dovetail.lawbook.oracle import Comparison, alone, numbers, oracle, part, row
+from dovetail.proof.laws.oracle import Comparison, alone, numbers, oracle, part, row
 
 
 @oracle("none")

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from dovetail.core.scope import Scope
-from dovetail.lawbook.oracle import Comparison, alone, numbers, oracle, part, row
+from dovetail.proof.laws.oracle import Comparison, alone, numbers, oracle, part, row
 
 LOOSE = 1e-6  # transformers computes these in float32
 

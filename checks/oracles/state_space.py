@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import torch
 
 from dovetail.core.rows import sequence_rows
-from dovetail.lawbook.oracle import Comparison, alone, ctx, numbers, oracle, part, row
-from dovetail.ops.form import using
-from dovetail.ops.scan import decay, selective, space
+from dovetail.ops.implementation import using
+from dovetail.ops.scan import decay, selective, state_space
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.parts.mixer.mamba2 import PROJECTIONS
 from dovetail.parts.mixer.s4 import hippo_legs, initial_frequencies
+from dovetail.proof.laws.oracle import Comparison, alone, ctx, numbers, oracle, part, row
 
 IMPULSE = [0.5, 0.45, 0.405, 0.3645, 0.32805, 0.295245]
 ONE = 1.2784645427610738  # silu of this is 1
@@ -207,15 +207,15 @@ def one_real_number() -> Iterator[Comparison]:
     log_a, b, c = (torch.complex(numbers([[v]]), numbers([[0.0]])) for v in (-0.10536051565782628, 0.5, 1.0))
     u, seq = numbers([1.0] + [0.0] * 5).view(1, 6, 1), sequence_rows(row(6))
     with using("reference"):
-        yield Comparison("a recurrence", space.space_scan(u, log_a, b, c, seq, None)[0].flatten(), IMPULSE)
+        yield Comparison("a recurrence", state_space.space_scan(u, log_a, b, c, seq, None)[0].flatten(), IMPULSE)
     empty = torch.zeros(1, 1, 1, dtype=torch.complex128)
-    y, state = space.chunked(u, log_a, b, c, None, None, empty)
+    y, state = state_space.chunked(u, log_a, b, c, None, None, empty)
     yield Comparison("in chunks", y.flatten(), IMPULSE)
     yield Comparison("in chunks: state", state.real.flatten(), [0.295245])
-    y, state = space.convolved(u, log_a, b, c, empty)
+    y, state = state_space.convolved(u, log_a, b, c, empty)
     yield Comparison("a convolution", y.flatten(), IMPULSE)
     yield Comparison("a convolution: state", state.real.flatten(), [0.295245])
-    y, state = space.convolved(u * 0, log_a, b, c, empty + 1)
+    y, state = state_space.convolved(u * 0, log_a, b, c, empty + 1)
     yield Comparison("a convolution: outputs from an initial state", y.flatten(), [0.9, 0.81, 0.729, 0.6561, 0.59049, 0.531441])
     yield Comparison("a convolution: that state afterwards", state.real.flatten(), [0.531441])
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
-from dovetail.lawbook.oracle import Comparison, oracle, part, row
 from dovetail.ops import mask as counted
 from dovetail.ops.mask import Run, dense, pairs, plan, same_document, spans
 from dovetail.ops.tiles import Tiling, Tokens, Where, add, put, take
+from dovetail.proof.laws.oracle import Comparison, oracle, part, row
 
 
 def _plan(mask: Any, q: TokenLayout, k: TokenLayout | None = None, heads: int = 1, size: int = 2) -> list[str]:

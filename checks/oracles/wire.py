@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.lawbook.oracle import Comparison, alone, eye, numbers, oracle, part, row
+from dovetail.proof.laws.oracle import Comparison, alone, eye, numbers, oracle, part, row
 
 SCALES = {
     "norm.scale": [1.0, 1.0],

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.adapters.attach import attach, detach
-from dovetail.adapters.lora import Lora
-from dovetail.adapters.many import Bank
-from dovetail.adapters.tensors import adapter_tensors
-from dovetail.core.held import adapted_leaves
+from dovetail.core.declared_tensors import adapted_leaves
 from dovetail.core.inputs import default_ctx
-from dovetail.decoding import Decoder
-from dovetail.generation import encode_source
-from dovetail.lawbook.case import perturbed
+from dovetail.decoding.generation import encode_source
+from dovetail.decoding.steps import Decoder
 from dovetail.model import ModelModule
+from dovetail.proof.laws.case import perturbed
 from dovetail.state.pool import Pool
 from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import Grammars
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
+from dovetail.weights.adapters.attach import attach, detach
+from dovetail.weights.adapters.lora import Lora
+from dovetail.weights.adapters.multi_lora import Bank
+from dovetail.weights.adapters.tensors import adapter_tensors
 
 START = (1,)  # the first decoder token of an encoder–decoder
 TEXT = "the cat sat on the mat; 12 mice ate 3 cheeses. " * 4

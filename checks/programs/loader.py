@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from checks.programs.frame import Kind, Session, Step, wrong
-from dovetail.datasets.corpus import Batch
-from dovetail.datasets.loader import Loader
-from dovetail.datasets.stream import Stream
-from dovetail.datasets.tokens import Tokens
+from dovetail.data.corpus import Batch
+from dovetail.data.loader import Loader
+from dovetail.data.stream import Stream
+from dovetail.data.tokens import Tokens
 
 TOKENS, DOCUMENT = 401, 7
 

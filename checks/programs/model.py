@@ -17,14 +17,14 @@ from torch import Tensor
 
 import dovetail as dt
 from checks.programs.frame import Kind, Session, Step, wrong
-from dovetail.adapters.attach import Merged, attach, detach, merge
-from dovetail.adapters.lora import Lora
-from dovetail.adapters.many import Bank
-from dovetail.adapters.tensors import adapter_tensors, set_adapter
 from dovetail.core.errors import DovetailError
-from dovetail.decoding import Decoder
-from dovetail.lawbook.case import perturbed
+from dovetail.decoding.steps import Decoder
+from dovetail.proof.laws.case import perturbed
 from dovetail.state.pool import Pool
+from dovetail.weights.adapters.attach import Merged, attach, detach, merge
+from dovetail.weights.adapters.lora import Lora
+from dovetail.weights.adapters.multi_lora import Bank
+from dovetail.weights.adapters.tensors import adapter_tensors, set_adapter
 
 VOCAB = 40
 _MIXER = "mixer: {heads: 2, kv_heads: 1, head: 6, dropout: 0.3}"

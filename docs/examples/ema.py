@@ -22,7 +22,7 @@ from dovetail.core.recur import Carry, Recurrent, RecurrentModule
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
-from dovetail.lawbook.oracle import Comparison, alone, ctx, oracle, part
+from dovetail.proof.laws.oracle import Comparison, alone, ctx, oracle, part
 
 
 @register("ema")

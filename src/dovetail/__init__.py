@@ -33,7 +33,7 @@ _PUBLIC = {
     "embed": "dovetail.api.embed",
     "emit": "dovetail.api.emit",
     "export": "dovetail.api.export",
-    "from_yaml": "dovetail.io.spec",
+    "from_yaml": "dovetail.files.spec",
     "generate": "dovetail.api.generate",
     "graft": "dovetail.api.graft",
     "import_": "dovetail.api.import_",
@@ -41,7 +41,7 @@ _PUBLIC = {
     "list_families": "dovetail.api.list_families",
     "list_parts": "dovetail.api.list_parts",
     "load": "dovetail.api.models",
-    "load_spec": "dovetail.io.spec",
+    "load_spec": "dovetail.files.spec",
     "map": "dovetail.api.map",
     "match": "dovetail.api.match",
     "merge": "dovetail.api.merge",
@@ -59,7 +59,7 @@ _PUBLIC = {
     "show": "dovetail.api.show",
     "show_data": "dovetail.api.show_data",
     "tiny": "dovetail.api.tiny",
-    "to_yaml": "dovetail.io.spec",
+    "to_yaml": "dovetail.files.spec",
     "train": "dovetail.api.train",
     "tune": "dovetail.api.tune",
     "verify": "dovetail.api.verify",
@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from dovetail.core.ctx import Ctx as Ctx, Listener as Listener
     from dovetail.core.errors import DovetailError as DovetailError, SpecError as SpecError
     from dovetail.core.layout import TokenLayout as TokenLayout
-    from dovetail.io.spec import from_yaml as from_yaml, load_spec as load_spec, to_yaml as to_yaml
+    from dovetail.files.spec import from_yaml as from_yaml, load_spec as load_spec, to_yaml as to_yaml
     from dovetail.model import Block as Block, Model as Model
     from dovetail.state.pool import Pool as Pool
     from dovetail.transformer import Transformer as Transformer

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from dovetail.core.ahead import reads_tokens
 from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
 from dovetail.core.dtypes import SHORT, dtype_of, short_dtype_name
@@ -36,6 +35,7 @@ from dovetail.core.fold import (
 )
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import make
+from dovetail.core.multi_token import reads_tokens
 from dovetail.core.part import Part, default_of, plain, walk, weights_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State

@@ -3,7 +3,8 @@
     weight[i₀, …, j] = std · z(seed, path, (i₀, …), j)          z standard normal or uniform, by counter (core/random.py)
 
 Each initial value is a function of (seed, path, index). Swapping one part leaves all other initial weights bit-equal, and
-`fill_slice` computes a slice of a tensor without the rest, so that each rank initializes its own shard (dist/construction.py).
+`fill_slice` computes a slice of a tensor without the rest, so that each rank initializes its own shard
+(parallel/construction.py).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.check import check
+from dovetail.core.declared_tensors import held
 from dovetail.core.fold import Declared, declared
-from dovetail.core.held import held
 from dovetail.core.module import at_least_fp32, holder
 from dovetail.core.part import Part
 from dovetail.core.random import Block, normal_block, normal_blocks, streams, uniform_block

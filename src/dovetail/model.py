@@ -19,8 +19,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from dovetail.core.across import Passed, Passing, passings
-from dovetail.core.ahead import look_ahead, reads_tokens
+from dovetail.core.cross_layer import Passed, Passing, passings
 from dovetail.core.ctx import Ctx, Losses, Ranks
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.field import bounded, options
@@ -49,11 +48,12 @@ from dovetail.core.layers import expand, fold
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.module import Module
+from dovetail.core.multi_token import look_ahead, reads_tokens
 from dovetail.core.part import KINDS, Mistake, Part, Place, Problem, child, register, walk_spec
 from dovetail.core.scope import Scope
 from dovetail.core.swap import Lost, fit, no_group, replaced, swap_group, with_position
 from dovetail.core.wire import Branching, Scaled, WireModule
-from dovetail.io.yaml import dump_yaml
+from dovetail.disk.yaml import dump_yaml
 from dovetail.ops.loss import label_log_probs
 
 # -- wire -----------------------------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ class ModelModule(Module):
 
     part: Model
     ranks: Ranks | None = None  # set where the model is sharded by tensor: a default Ctx takes it
-    frozen_by_attach: frozenset[str] = frozenset()  # the weights that `detach` unfreezes (adapters/attach.py)
+    frozen_by_attach: frozenset[str] = frozenset()  # the weights that `detach` unfreezes (weights/adapters/attach.py)
     embed: EmbedModule
     position: PositionModule
     embed_norm: Module

@@ -26,10 +26,10 @@ from dovetail.core.fold import over_vocab
 from dovetail.core.inputs import default_ctx
 from dovetail.core.keywords import checks_keywords
 from dovetail.core.loss import IGNORED
-from dovetail.generation import Sampling, Vocabulary, generate_pieces, generate_tokens, prompt_ids
+from dovetail.decoding.generation import Sampling, Vocabulary, generate_pieces, generate_tokens, prompt_ids
+from dovetail.decoding.tagging import class_count, classes_of_words
+from dovetail.decoding.tracing import Replacement, trace
 from dovetail.model import Model, ModelModule
-from dovetail.tagging import class_count, classes_of_words
-from dovetail.tracing import Replacement, trace
 
 if TYPE_CHECKING:
     from dovetail.text.tokenizer import Tokenizer

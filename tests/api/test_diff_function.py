@@ -9,7 +9,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.core.errors import FileError, SpecError
-from dovetail.io.spec import load_spec
+from dovetail.files.spec import load_spec
 
 
 def test_diff_takes_every_form_of_a_spec() -> None:

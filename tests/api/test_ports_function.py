@@ -10,8 +10,8 @@ import torch
 
 import dovetail as dt
 from dovetail.core.errors import FileError, SpecError
-from dovetail.io.model_dir import save
-from dovetail.io.spec import from_yaml
+from dovetail.files.model_dir import save
+from dovetail.files.spec import from_yaml
 from dovetail.text.learn import learn
 
 SPEC = from_yaml("{width: 24, vocab: 290, layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]}")

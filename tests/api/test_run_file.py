@@ -16,7 +16,7 @@ from dovetail.cli import main
 from dovetail.cli.train import Command
 from dovetail.core.count import read_count
 from dovetail.core.errors import FileError, UsageError
-from dovetail.io.yaml import parse_yaml
+from dovetail.disk.yaml import parse_yaml
 from dovetail.training import speed
 from dovetail.training.interrupt import Interrupt
 

@@ -10,9 +10,9 @@ import torch
 
 import dovetail as dt
 from dovetail.core.errors import SpecError
-from dovetail.io.model_dir import save
-from dovetail.io.spec import from_yaml, load_spec
-from dovetail.port.write import export_directory
+from dovetail.files.model_dir import save
+from dovetail.files.spec import from_yaml, load_spec
+from dovetail.hf.write import export_directory
 
 TEXT = "{width: 256, vocab: 62, layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]}"
 SPEC = from_yaml(TEXT)

@@ -12,7 +12,7 @@ import torch
 import dovetail as dt
 from dovetail.cli import main
 from dovetail.core.errors import FileError, UsageError
-from dovetail.io.yaml import parse_yaml
+from dovetail.disk.yaml import parse_yaml
 from dovetail.training.ranks import Ranks
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1}, ffn: {hidden: 44}}]}"

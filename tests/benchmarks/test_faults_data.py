@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.datasets import blocks, loader
-from dovetail.datasets.order import Permutation
+from dovetail.data import blocks, loader
+from dovetail.data.order import Permutation
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -44,7 +44,7 @@ def test_a_row_sees_a_bug(
 ) -> None:
     monkeypatch.setattr(where, name, bug)
     if row == "D5":
-        monkeypatch.setattr("dovetail.datasets.shards.block_crcs", bug)
+        monkeypatch.setattr("dovetail.data.shards.block_crcs", bug)
     try:
         result = ROWS[row](tmp_path, **QUICK[row])
     except OSError:

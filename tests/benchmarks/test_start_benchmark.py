@@ -13,7 +13,7 @@ PAGE = """
 
 ```bash
 pip install torch
-pip install -e ".[look,hf]"
+pip install -e ".[plots,hf]"
 ```
 
 ## Five starts
@@ -62,7 +62,7 @@ def test_this_clone_and_this_torch_are_installed(start: Any) -> None:
     torch_line, ours = start.installs(PAGE)
     assert torch_line.startswith("pip install torch==2.")
     assert "+" not in torch_line
-    assert ours == f'pip install -e "{start.ROOT}[look,hf]"'
+    assert ours == f'pip install -e "{start.ROOT}[plots,hf]"'
 
 
 def test_a_start_is_timed_to_its_first_result(start: Any) -> None:

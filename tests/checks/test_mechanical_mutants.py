@@ -8,9 +8,9 @@ import time
 import pytest
 
 from checks.mutants import mechanical, sites
-from dovetail.io.spec import to_yaml
-from dovetail.lawbook.mutant import spec
-from dovetail.lawbook.sharded import WAYS
+from dovetail.files.spec import to_yaml
+from dovetail.proof.laws.mutant import spec
+from dovetail.proof.laws.sharded import WAYS
 
 
 def site(file: str, what: str, within: str = "") -> sites.Site:
@@ -32,9 +32,9 @@ def test_a_cost_is_left_alone_where_it_only_chooses_a_kernel():
 
 
 def test_a_site_has_its_function_and_module():
-    relative = site("parts/mask/near.py", "self.keep == 0: NotEq")
-    assert (relative.within, relative.module) == ("Window.relative", "dovetail.parts.mask.near")
-    assert relative.name == f"parts/mask/near.py:{relative.line} self.keep == 0: NotEq"
+    relative = site("parts/mask/distance.py", "self.keep == 0: NotEq")
+    assert (relative.within, relative.module) == ("Window.relative", "dovetail.parts.mask.distance")
+    assert relative.name == f"parts/mask/distance.py:{relative.line} self.keep == 0: NotEq"
 
 
 def test_users_of_a_module():
@@ -51,7 +51,7 @@ def test_users_of_a_module():
         pytest.param("ops/loss.py", "total + summed_chunk: Sub", marks=pytest.mark.slow),
         pytest.param("ops/attend.py", "k.n - 1: Add", marks=pytest.mark.slow),
         pytest.param("ops/mask.py", "partial <= MAX_COUNTED: Lt", marks=pytest.mark.slow),
-        ("parts/mask/near.py", "self.keep == 0: NotEq"),
+        ("parts/mask/distance.py", "self.keep == 0: NotEq"),
     ],
 )
 def test_an_oracle_catches_it(file: str, what: str):
@@ -79,7 +79,7 @@ def test_a_mutant_that_changes_nothing_survives():
 def test_sites_reach_state_core_dist_model_floats_and_constants():
     possible = sites.sites()
     rooms = {site.file.partition("/")[0] for site in possible}
-    assert rooms == {"parts", "ops", "state", "core", "model.py", "construction.py", "dist"}
+    assert rooms == {"parts", "ops", "state", "core", "model.py", "construction.py", "parallel"}
     constants = [site.name for site in possible if site.within == ""]
     assert any("parts/ffn/router.py" in name and "0.001: 0.0015" in name for name in constants)
     assert not any(name.startswith("core/errors.py") for name in (site.name for site in possible))
@@ -99,14 +99,14 @@ LLAMA = to_yaml(spec())
 
 @pytest.mark.slow
 def test_ranks_import_the_changed_file():
-    _, message = mechanical._try(site("dist/shard.py", "self.running > 0: GtE"), 0, {LLAMA: dict.fromkeys(WAYS, False)})
+    _, message = mechanical._try(site("parallel/shard.py", "self.running > 0: GtE"), 0, {LLAMA: dict.fromkeys(WAYS, False)})
     assert message.startswith("sharded: tp, evaluation: "), message
 
 
 @pytest.mark.slow
 def test_a_spec_that_is_no_longer_refused_is_a_failure():
     unchanged = dict.fromkeys(WAYS, False)
-    harmless = site("dist/mesh.py", "min(sizes) < 1 or data * sequence * tensor != world: And")
+    harmless = site("parallel/mesh.py", "min(sizes) < 1 or data * sequence * tensor != world: And")
     assert mechanical._try(harmless, 0, {LLAMA: {**unchanged, "tp": True}})[1].startswith("sharded: tp is not refused")
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from checks.programs.frame import run, sample
 from checks.programs.kinds import kind_of
-from dovetail import decoding
-from dovetail.adapters import attach as attaching, many
-from dovetail.core.held import adapted_leaves
-from dovetail.core.joined import join
-from dovetail.datasets.loader import Loader
+from dovetail.core.declared_tensors import adapted_leaves
+from dovetail.core.fused import join
+from dovetail.data.loader import Loader
+from dovetail.decoding import steps
 from dovetail.text.tokenizer import Tokenizer
+from dovetail.weights.adapters import attach as attaching, multi_lora
 
 MOST = 500  # programs until a bug must be found
 Patch = pytest.MonkeyPatch
@@ -31,25 +31,25 @@ def test_a_few_programs_pass(kind: str, programs: int) -> None:
 
 def joined_in_inference_mode(patch: Patch) -> None:
     """A15."""
-    patch.setattr(decoding, "join", join.__wrapped__)  # type: ignore[attr-defined]
+    patch.setattr(steps, "join", join.__wrapped__)  # type: ignore[attr-defined]
 
 
 def banks_take_all_adapters(patch: Patch) -> None:
     """A18."""
-    place = many.Bank._place
+    place = multi_lora.Bank._place
 
-    def bare(self: many.Bank) -> None:
+    def bare(self: multi_lora.Bank) -> None:
         for _, leaf in list(adapted_leaves(self.model)):
             leaf.adapter = None
         place(self)
 
-    patch.setattr(many.Bank, "_place", bare)
-    patch.setattr(many, "check_bare", lambda *_: None)
+    patch.setattr(multi_lora.Bank, "_place", bare)
+    patch.setattr(multi_lora, "check_bare", lambda *_: None)
 
 
 def decoding_with_dropout(patch: Patch) -> None:
     """A19."""
-    patch.setattr(decoding, "evaluating", lambda model: nullcontext())
+    patch.setattr(steps, "evaluating", lambda model: nullcontext())
 
 
 def detach_unfreezes_all(patch: Patch) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from checks.mutants import mechanical, run, seeded, sites
 from checks.mutants.run import areas, run_seeded, seeded_bugs, verdict_of, without
-from dovetail.lawbook.case import LAWS
-from dovetail.lawbook.suite import OWN_NUMBER
+from dovetail.proof.laws.case import LAWS
+from dovetail.proof.laws.suite import OWN_NUMBER
 
 
 def test_every_law_has_a_seeded_bug():

@@ -16,7 +16,7 @@ import pytest
 import dovetail as dt
 from dovetail.cli import main
 from dovetail.core.errors import InputError
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END

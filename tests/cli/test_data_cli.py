@@ -11,7 +11,7 @@ import dovetail as dt
 from dovetail.api.show_data import show_data
 from dovetail.cli import main
 from dovetail.core.errors import UsageError
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 from dovetail.text.learn import learn
 
 

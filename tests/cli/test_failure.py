@@ -20,7 +20,7 @@ import sys, time
 from pathlib import Path
 from dovetail import cli
 from dovetail.cli import show
-from dovetail.io.replace import replacing
+from dovetail.disk.replace import replacing
 
 def run(self):
     with replacing("out", lambda path: None) as fresh:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli import main
-from dovetail.io.model_dir import save
-from dovetail.io.spec import SPEC_FILE
-from dovetail.port.load import load
+from dovetail.files.model_dir import save
+from dovetail.files.spec import SPEC_FILE
+from dovetail.hf.load import load
 from dovetail.text.learn import learn
 
 SMALL = [

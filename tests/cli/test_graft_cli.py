@@ -13,8 +13,8 @@ from dovetail.api.graft import bar, sparkline
 from dovetail.cli import main
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
-from dovetail.port.load import load
-from dovetail.port.write import KEPT_CONFIG, export_directory, import_directory
+from dovetail.hf.load import load
+from dovetail.hf.write import KEPT_CONFIG, export_directory, import_directory
 
 SIZES = ["--batch=4", "--length=16"]
 SMALL = [

@@ -9,9 +9,9 @@ import pytest
 
 from dovetail.cli import main
 from dovetail.construction import build
-from dovetail.io.model_dir import save
-from dovetail.io.spec import from_yaml
-from dovetail.port.dialect import DIALECTS
+from dovetail.files.model_dir import save
+from dovetail.files.spec import from_yaml
+from dovetail.hf.dialect import DIALECTS
 
 SPEC = from_yaml("""
 width: 24

@@ -16,8 +16,8 @@ from dovetail.cli import main
 from dovetail.cli.output import SafeConsole, print_error, print_line, print_text
 from dovetail.construction import build
 from dovetail.core.printable import printable
-from dovetail.io.model_dir import WEIGHTS_FILE, save
-from dovetail.io.spec import SPEC_FILE, from_yaml, to_yaml
+from dovetail.files.model_dir import WEIGHTS_FILE, save
+from dovetail.files.spec import SPEC_FILE, from_yaml, to_yaml
 from dovetail.text.learn import learn
 
 EVIL = "x\x1b[2K\x1b]0;own\x07\r\x9b1Adovetail: all is well\u202e\u2066"

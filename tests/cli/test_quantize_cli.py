@@ -10,8 +10,8 @@ import pytest
 
 import dovetail as dt
 from dovetail.cli import main
-from dovetail.quantization.formats import Int4
-from dovetail.quantization.recipe import recipe_of
+from dovetail.ops.formats.kinds import Int4
+from dovetail.weights.quantization.recipe import recipe_of
 
 SMALL = [
     "--set=width=32", "--set=vocab=290", "--set=layers.*.mixer.heads=2", "--set=layers.*.mixer.kv_heads=2",

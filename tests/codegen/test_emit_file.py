@@ -24,12 +24,12 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.part import KINDS, walk_spec
 from dovetail.core.scope import Scope
-from dovetail.io.model_dir import save
-from dovetail.io.spec import from_yaml, load_spec, zoo
-from dovetail.io.tensors import write_tensors
-from dovetail.lawbook.case import Case, perturbed
-from dovetail.lawbook.sample import attempt
+from dovetail.disk.tensors import write_tensors
+from dovetail.files.model_dir import save
+from dovetail.files.spec import from_yaml, load_spec, zoo
 from dovetail.model import Model, ModelModule
+from dovetail.proof.laws.case import Case, perturbed
+from dovetail.proof.laws.sample import attempt
 
 ALONE = ("gpt2-tiny", "bert-tiny", "t5-tiny", "vit-tiny", "mixtral-tiny", "mamba2-tiny")
 LINES = {"llama-tiny": 200, "gpt2-tiny": 200, "bert-tiny": 200, "vit-tiny": 200, "mamba2-tiny": 215, "mixtral-tiny": 260}

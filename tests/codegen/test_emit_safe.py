@@ -18,11 +18,11 @@ from dovetail.codegen.file import emit
 from dovetail.codegen.observe import observed
 from dovetail.core.errors import SpecError
 from dovetail.core.part import KINDS, Part
-from dovetail.io.model_dir import save
-from dovetail.io.spec import from_yaml, load_spec
-from dovetail.io.untrusted import pickle_refusal
-from dovetail.lawbook.case import perturbed
+from dovetail.disk.untrusted import pickle_refusal
+from dovetail.files.model_dir import save
+from dovetail.files.spec import from_yaml, load_spec
 from dovetail.model import Model
+from dovetail.proof.laws.case import perturbed
 
 SMALL = """
 width: 28

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail.core.fold import attention_flops, matmul_flops, parameters
-from dovetail.io.spec import from_yaml, load_spec
+from dovetail.files.spec import from_yaml, load_spec
 from dovetail.model import Model
 
 

@@ -16,9 +16,9 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, from_data
 from dovetail.core.scope import Scope
 from dovetail.core.view import Edit, Scoring
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.oracle import alone, eye
+from dovetail.files.spec import from_yaml
 from dovetail.ops.attend import attend, offering, using
+from dovetail.proof.laws.oracle import alone, eye
 
 WIDTH, HEADS, GROUPS, HEAD = 28, 6, 2, 12
 SIZES = {"q": HEADS, "k": GROUPS, "v": GROUPS}

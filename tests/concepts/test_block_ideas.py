@@ -15,8 +15,8 @@ from dovetail.core.fold import parameters
 from dovetail.core.group import GROUPS, Wire
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS
-from dovetail.io.spec import changed, from_yaml, load_spec
-from dovetail.lawbook.oracle import alone
+from dovetail.files.spec import changed, from_yaml, load_spec
+from dovetail.proof.laws.oracle import alone
 
 
 def part(kind: str, **fields: Any) -> Any:

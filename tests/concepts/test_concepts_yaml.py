@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dovetail.lawbook.oracle import grouped_kinds
+from dovetail.proof.laws.oracle import grouped_kinds
 
 ROOT = Path(__file__).parents[2]
 IDEAS: list[dict[str, Any]] = yaml.safe_load((ROOT / "tests" / "concepts.yaml").read_text())

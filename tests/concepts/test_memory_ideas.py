@@ -18,7 +18,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, from_data
 from dovetail.core.scope import Scope
 from dovetail.core.view import Scoring
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
 from dovetail.ops.attend import attend, using
 from dovetail.state.pool import Pool
 from dovetail.state.slots import Paged

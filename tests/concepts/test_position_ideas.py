@@ -16,8 +16,8 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import StateError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.oracle import alone
+from dovetail.files.spec import from_yaml
+from dovetail.proof.laws.oracle import alone
 
 
 def part(kind: str, **fields: Any) -> Any:

@@ -12,7 +12,7 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.fold import state_values
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import from_yaml, load_spec
+from dovetail.files.spec import from_yaml, load_spec
 
 RECURRENT = ("rnn", "lstm", "gru", "mamba", "mamba2", "s4")
 

@@ -8,7 +8,7 @@ from dovetail.construction import build
 from dovetail.core.check import advice, check, problems
 from dovetail.core.errors import SpecError
 from dovetail.core.part import KINDS
-from dovetail.io.spec import from_yaml, load_spec
+from dovetail.files.spec import from_yaml, load_spec
 from dovetail.model import Model
 
 SEQ2SEQ = """

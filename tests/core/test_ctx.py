@@ -13,7 +13,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import KINDS
 from dovetail.core.scope import Scope
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
 
 SPEC = from_yaml("""
 width: 28

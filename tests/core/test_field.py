@@ -10,7 +10,7 @@ from dovetail.core.check import check
 from dovetail.core.errors import SpecError
 from dovetail.core.field import Bounds, describe, fits
 from dovetail.core.group import Mask
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
 
 
 @pytest.mark.parametrize(

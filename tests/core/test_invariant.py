@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from dovetail.construction import build
 from dovetail.core.invariant import TILE, InvariantLinear, make_invariant
 from dovetail.core.linear import Linear
-from dovetail.io.spec import from_yaml, load_spec
+from dovetail.files.spec import from_yaml, load_spec
 
 SIZES = [(28, 44), (512, 1408), (1408, 512)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

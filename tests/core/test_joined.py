@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.joined import join
-from dovetail.lawbook.mutant import spec
+from dovetail.core.fused import join
+from dovetail.proof.laws.mutant import spec
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])
 

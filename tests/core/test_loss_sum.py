@@ -7,7 +7,7 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
 from dovetail.model import ModelModule
 
 SPEC = from_yaml("{width: 28, vocab: 62, layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]}")

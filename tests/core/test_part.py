@@ -10,7 +10,7 @@ import pytest
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Mask, Norm, Position
 from dovetail.core.part import KINDS, from_data, plain, register, walk, walk_spec
-from dovetail.io.spec import from_yaml, to_yaml
+from dovetail.files.spec import from_yaml, to_yaml
 
 SMALL = """
 width: 28

@@ -23,11 +23,11 @@ from dovetail.cli.checks import check_output
 from dovetail.cli.flags import Check, unwrapped
 from dovetail.core.errors import DISTRIBUTION, FileError, install_command
 from dovetail.core.extensions import load_parts
-from dovetail.generation import Vocabulary
-from dovetail.io.spec import to_yaml
+from dovetail.decoding.generation import Vocabulary
+from dovetail.files.spec import to_yaml
+from dovetail.proof.compare.engines import engines, interpreter, record_engine
+from dovetail.proof.compare.user_code import factory_of
 from dovetail.text.learn import learn
-from dovetail.verification.engines import engines, interpreter, record_engine
-from dovetail.verification.user_code import factory_of
 from verbs import CODES, RUNS, STDIN, write_inputs
 
 ROOT = Path(__file__).parents[2]

@@ -9,13 +9,13 @@ import pytest
 
 import dovetail as dt
 from dovetail.core.errors import FileError, UsageError
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.case import Case
-from dovetail.lawbook.cover import Factor, PairCover, all_factors, holds, meeting
-from dovetail.lawbook.quantized import Int8, decoded_model, quantized_model
-from dovetail.lawbook.sample import BLOCK
-from dovetail.lawbook.suite import try_spec
-from dovetail.quantization.recipe import tied_to
+from dovetail.files.spec import from_yaml
+from dovetail.proof.laws.case import Case
+from dovetail.proof.laws.cover import Factor, PairCover, all_factors, holds, meeting
+from dovetail.proof.laws.quantized import Int8, decoded_model, quantized_model
+from dovetail.proof.laws.sample import BLOCK
+from dovetail.proof.laws.suite import try_spec
+from dovetail.weights.quantization.recipe import tied_to
 
 SHARED = """
 width: 28
@@ -96,7 +96,7 @@ def test_a22_a_field_that_changes_nothing_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_a10_only_works_without_a_spec(monkeypatch: pytest.MonkeyPatch):
-    from dovetail.lawbook import suite
+    from dovetail.proof.laws import suite
 
     monkeypatch.setattr(suite, "specs_of", lambda *_: iter([(from_yaml(SHARED), "pairs")]))
     rows: list[object] = []
@@ -125,8 +125,8 @@ def test_a10_an_option_that_is_not_used_is_refused(options: dict[str, object], m
 
 
 def test_a11_a_spec_is_tested_with_several_seeds(monkeypatch: pytest.MonkeyPatch):
-    from dovetail.lawbook import sides
-    from dovetail.lawbook.outcome import Outcome
+    from dovetail.proof import subjects
+    from dovetail.proof.laws.outcome import Outcome
 
     seen: list[tuple[str, int]] = []
 
@@ -134,7 +134,7 @@ def test_a11_a_spec_is_tested_with_several_seeds(monkeypatch: pytest.MonkeyPatch
         seen.append((names[0], seed))
         return [Outcome(names[0], "failed" if seed == 1 else "passed", f"by {seed}", 1.0)]
 
-    monkeypatch.setattr(sides, "try_spec", outcome)
+    monkeypatch.setattr(subjects, "try_spec", outcome)
     (row, slow) = dt.laws(SHARED, only=["causal", "compiled"]).to_dict()["laws"]
     assert (row["state"], row["detail"], row["seconds"]) == ("failed", "seed 1: by 1", 2.0)
     assert slow["state"] == "passed"
@@ -145,7 +145,7 @@ def test_a11_a_spec_is_tested_with_several_seeds(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a8_time_of_children_is_counted():
-    from dovetail.lawbook.cpu import cpu_seconds
+    from dovetail.proof.laws.cpu import cpu_seconds
 
     work = "import time; begin = time.process_time()\nwhile time.process_time() < begin + 0.4: pass\nprint(flush=True); input()"
     before = cpu_seconds()

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor, nn
 
 import dovetail as dt
-from dovetail.adapters.attach import attach, detach, merge
-from dovetail.adapters.lora import Lora
-from dovetail.adapters.many import Bank
-from dovetail.adapters.tensors import adapter_tensors
-from dovetail.beam import beam_search
 from dovetail.core.errors import SpecError
-from dovetail.decoding import Decoder
-from dovetail.embedding import Embedder
-from dovetail.generation import Vocabulary
-from dovetail.lawbook.adapted import perturb
-from dovetail.lawbook.mutant import spec
-from dovetail.quantization.formats import Int8
-from dovetail.quantization.qat import fake_quantize
-from dovetail.quantization.recipe import select
+from dovetail.decoding.beam import beam_search
+from dovetail.decoding.embedding import Embedder
+from dovetail.decoding.generation import Vocabulary
+from dovetail.decoding.steps import Decoder
+from dovetail.ops.formats.kinds import Int8
+from dovetail.proof.laws.adapted import perturb
+from dovetail.proof.laws.mutant import spec
 from dovetail.serving.engine import Engine
 from dovetail.state.pool import Pool
 from dovetail.training.rollout import roll_out
+from dovetail.weights.adapters.attach import attach, detach, merge
+from dovetail.weights.adapters.lora import Lora
+from dovetail.weights.adapters.multi_lora import Bank
+from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.quantization.qat import fake_quantize
+from dovetail.weights.quantization.recipe import select
 
 IDS = torch.arange(12).view(3, 4)
 PROMPT = [3, 5, 7, 9]

@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 
 import dovetail as dt
 from dovetail.core.errors import FileError, SpecError
-from dovetail.io.model_files import CONFIG_FILE, WEIGHTS_FILE
-from dovetail.port.hf import from_hf, to_hf
-from dovetail.port.tensors import DroppedTensors
-from dovetail.port.write import export_directory, import_directory
+from dovetail.disk.model_files import CONFIG_FILE, WEIGHTS_FILE
+from dovetail.hf.hf import from_hf, to_hf
+from dovetail.hf.tensors import DroppedTensors
+from dovetail.hf.write import export_directory, import_directory
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"vocab_size": 62, "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 44}

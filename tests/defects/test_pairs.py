@@ -10,14 +10,14 @@ import torch
 import dovetail as dt
 from dovetail.construction import build
 from dovetail.core.errors import FileError, SpecError, UsageError
-from dovetail.datasets.rows import read_pairs
-from dovetail.io.spec import from_yaml, to_yaml
-from dovetail.io.yaml import parse_yaml
-from dovetail.lawbook.case import Case, NotApplicable
-from dovetail.lawbook.suite import LAWS
-from dovetail.look.map import attention_of
+from dovetail.data.rows import read_pairs
+from dovetail.disk.yaml import parse_yaml
+from dovetail.files.spec import from_yaml, to_yaml
 from dovetail.model import Model
+from dovetail.proof.laws.case import Case, NotApplicable
+from dovetail.proof.laws.suite import LAWS
 from dovetail.training.bleu import bleu, counts
+from dovetail.views.map import attention_of
 
 ENCODER = """
 width: 28

@@ -17,11 +17,11 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import FileError, InputError, SpecError, UsageError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
-from dovetail.datasets.tags import read_tagged_words
-from dovetail.io.model_dir import save
-from dovetail.io.model_files import CLASSES_FILE, CONFIG_FILE
-from dovetail.io.spec import from_yaml
-from dovetail.port.write import export_directory, import_directory
+from dovetail.data.tags import read_tagged_words
+from dovetail.disk.model_files import CLASSES_FILE, CONFIG_FILE
+from dovetail.files.model_dir import save
+from dovetail.files.spec import from_yaml
+from dovetail.hf.write import export_directory, import_directory
 from dovetail.text.learn import KINDS, learn
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.text.words import encode_words

@@ -20,11 +20,11 @@ import torch
 from dovetail.account import account
 from dovetail.construction import generator
 from dovetail.core.errors import SpecError
-from dovetail.generation import check_generates, generate_tokens
-from dovetail.io.spec import from_yaml, load_spec, zoo
-from dovetail.io.yaml import dump_yaml
-from dovetail.lawbook.case import DTYPE, Case
+from dovetail.decoding.generation import check_generates, generate_tokens
+from dovetail.disk.yaml import dump_yaml
+from dovetail.files.spec import from_yaml, load_spec, zoo
 from dovetail.model import Model
+from dovetail.proof.laws.case import DTYPE, Case
 from dovetail.state.pool import Pool
 
 HERE = Path(__file__).parent
@@ -86,7 +86,7 @@ def stored() -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     if "--sample" in arguments:
-        from dovetail.lawbook.cover import quick_specs
+        from dovetail.proof.laws.cover import quick_specs
 
         SPECS.write_text("---\n".join(dump_yaml(spec.to_data()) for spec in quick_specs(seed=11, count=SAMPLED)))
     results = {name: compute(spec) for name, spec in specs().items()}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
-from dovetail.ops import form
+from dovetail.ops import implementation
 from dovetail.ops.blocks import LONGEST, attend_picked, ended, find
 
 SIZE, HEADS, GROUPS, HEAD = 3, 6, 2, 5
@@ -86,14 +86,14 @@ def picks(layout: TokenLayout, count: int) -> Tensor:
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_gathered_is_dense(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(form, "CHUNK", chunk)
+    monkeypatch.setattr(implementation, "CHUNK", chunk)
     layout = LAYOUTS[name]
     torch.manual_seed(0)
     q = torch.randn(*layout.order.shape, HEADS, HEAD, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(*layout.order.shape, GROUPS, HEAD, dtype=torch.float64, requires_grad=True) for _ in range(2))
     picked, answers = picks(layout, 2), []
     for how in ("reference", "torch"):
-        with form.using(how):
+        with implementation.using(how):
             z = attend_picked(q, k, v, picked, SIZE, 0.7, layout, layout)
         answers.append([z, *torch.autograd.grad(z.sin().sum(), (q, k, v))])
     for got, want in zip(*answers, strict=True):
@@ -109,6 +109,6 @@ def test_gathering_never_reads_other_blocks() -> None:
     seen = (layout.order // SIZE == 0) | (layout.order // SIZE == 99)
     poisoned = torch.where(seen[..., None, None], k, torch.nan)
     got = attend_picked(q[:, -1:], poisoned, poisoned, picked, SIZE, 0.7, last, layout)
-    with form.using("reference"):
+    with implementation.using("reference"):
         want = attend_picked(q[:, -1:], k, k, picked, SIZE, 0.7, last, layout)
     assert (got - want).abs().max() < 1e-5

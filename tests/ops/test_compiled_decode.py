@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
-from dovetail.io.spec import load_spec
+from dovetail.files.spec import load_spec
 from dovetail.state.pool import Pool
 
 GRAPHS = 2  # the prefill; every decode step, with the number of cached tokens as a symbol

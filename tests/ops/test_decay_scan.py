@@ -5,7 +5,7 @@ import torch
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.rows import sequence_rows
-from dovetail.ops import form
+from dovetail.ops import implementation
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.decay import decay_scan
 
@@ -25,9 +25,9 @@ def some(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
 )
 def test_chunks_of_any_size_are_the_recurrence(size: int, layout: TokenLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     seq, carry = sequence_rows(layout), torch.randn(ROWS, HEADS, KEY, VALUE, dtype=torch.float64)
-    monkeypatch.setattr(form, "CHUNK", size)
+    monkeypatch.setattr(implementation, "CHUNK", size)
     got, left = decay_scan(*some(), seq, carry)
-    with form.using("reference"):
+    with implementation.using("reference"):
         want, kept = decay_scan(*some(), seq, carry)
     assert (got - want).abs().max() < 1e-12
     assert (left - kept).abs().max() < 1e-12

@@ -6,7 +6,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.rows import sequence_rows
-from dovetail.ops import form
+from dovetail.ops import implementation
 from dovetail.ops.scan.delta import delta_scan
 
 ROWS, N, HEADS, KEY, VALUE = 2, 13, 3, 4, 5
@@ -26,9 +26,9 @@ def some(dtype: torch.dtype = torch.float64, n: int = N) -> tuple[torch.Tensor, 
 )
 def test_chunks_of_any_size_are_the_recurrence(size: int, layout: TokenLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     seq, carry = sequence_rows(layout), torch.randn(ROWS, HEADS, KEY, VALUE, dtype=torch.float64)
-    monkeypatch.setattr(form, "CHUNK", size)
+    monkeypatch.setattr(implementation, "CHUNK", size)
     got, left = delta_scan(*some(), seq, carry)
-    with form.using("reference"):
+    with implementation.using("reference"):
         want, kept = delta_scan(*some(), seq, carry)
     assert (got - want).abs().max() < 1e-12
     assert (left - kept).abs().max() < 1e-12
@@ -84,7 +84,7 @@ def test_outputs_after_a_sudden_decay_are_exact() -> None:
     g = 0.005 * g
     g[:, 10] = -8000.0
     got, _ = delta_scan(q, k, v, g, beta, sequence_rows(TokenLayout.whole(ROWS, 64)), None)
-    with form.using("reference"):
+    with implementation.using("reference"):
         want, _ = delta_scan(*(x.double() for x in (q, k, v, g, beta)), sequence_rows(TokenLayout.whole(ROWS, 64)), None)
     assert (got - want).abs().max() < 2e-6 * want.abs().max()
 

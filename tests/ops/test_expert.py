@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dovetail.ops import expert
 from dovetail.ops.expert import Rows, able, combine, dispatch, gather, grouped, looped, product
-from dovetail.ops.form import using
+from dovetail.ops.implementation import using
 
 ENDS = {"even": [10, 20, 30, 40], "ragged": [7, 7, 29, 40], "first empty": [0, 13, 13, 40], "one has all": [0, 0, 40, 40]}
 TOKENS, K, EXPERTS, INP, OUT = 14, 3, 5, 24, 56

@@ -6,7 +6,7 @@ import torch
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.rows import sequence_rows
-from dovetail.ops import form
+from dovetail.ops import implementation
 from dovetail.ops.scan.gated import gated_scan
 
 ROWS, N, HEADS, KEY, VALUE = 2, 13, 3, 4, 5
@@ -31,10 +31,10 @@ def test_chunks_of_any_size_are_the_recurrence(
     size: int, layout: TokenLayout, asked: bool, trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seq, carry = sequence_rows(layout), torch.randn(ROWS, HEADS, KEY, VALUE, dtype=torch.float64)
-    monkeypatch.setattr(form, "CHUNK", size)
+    monkeypatch.setattr(implementation, "CHUNK", size)
     with torch.set_grad_enabled(trained):
         got, left = gated_scan(*some(), seq, carry, some_bonus(asked))
-    with form.using("reference"):
+    with implementation.using("reference"):
         want, kept = gated_scan(*some(), seq, carry, some_bonus(asked))
     assert (got - want).abs().max() < 1e-12
     assert (left - kept).abs().max() < 1e-12
@@ -101,7 +101,7 @@ def test_outputs_after_a_sudden_decay_are_exact() -> None:
     g = -0.01 * torch.rand(1, 64, 1, 8)
     g[:, 10] = -8000.0
     got, _ = gated_scan(q, k, v, g, sequence_rows(TokenLayout.whole(1, 64)), None)
-    with form.using("reference"):
+    with implementation.using("reference"):
         want, _ = gated_scan(q.double(), k.double(), v.double(), g.double(), sequence_rows(TokenLayout.whole(1, 64)), None)
     assert (got - want).abs().max() < 2e-6 * want.abs().max()
 
@@ -118,6 +118,6 @@ def test_no_gradient_is_lost_in_chunks() -> None:
     *qkvg, bonus = inputs
     seq = sequence_rows(PLACES[1])
     got = torch.autograd.grad(gated_scan(*qkvg, seq, None, bonus)[0].sin().sum(), inputs)
-    with form.using("reference"):
+    with implementation.using("reference"):
         want = torch.autograd.grad(gated_scan(*qkvg, seq, None, bonus)[0].sin().sum(), inputs)
     assert max(float((a - b).abs().max()) for a, b in zip(got, want, strict=True)) < 1e-11

@@ -5,7 +5,7 @@ import torch
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.rows import sequence_rows
-from dovetail.ops import form
+from dovetail.ops import implementation
 from dovetail.ops.scan import selective
 from dovetail.ops.scan.selective import selective_scan
 
@@ -32,17 +32,17 @@ def test_runs_of_any_length_are_the_recurrence(
     slab: int, size: int, layout: TokenLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seq, carry = sequence_rows(layout), torch.randn(ROWS, CHANNELS, STATE, dtype=torch.float64)
-    monkeypatch.setattr(form, "CHUNK", size)
+    monkeypatch.setattr(implementation, "CHUNK", size)
     monkeypatch.setattr(selective, "SLAB", slab)
     got, left = selective_scan(*some(), seq, carry)
-    with form.using("reference"):
+    with implementation.using("reference"):
         want, kept = selective_scan(*some(), seq, carry)
     assert (got - want).abs().max() < 1e-12
     assert (left - kept).abs().max() < 1e-12
 
 
 def test_gradients_of_runs_are_those_of_the_recurrence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(form, "CHUNK", 3)  # pieces of 9: each computed again in backward
+    monkeypatch.setattr(implementation, "CHUNK", 3)  # pieces of 9: each computed again in backward
     seq = sequence_rows(PLACES[1])
 
     def gradients() -> list[torch.Tensor]:
@@ -52,7 +52,7 @@ def test_gradients_of_runs_are_those_of_the_recurrence(monkeypatch: pytest.Monke
         return list(torch.autograd.grad(y.sin().sum() + left.sin().sum(), [*given, carry]))
 
     got = gradients()
-    with form.using("reference"):
+    with implementation.using("reference"):
         want = gradients()
     for one, other in zip(got, want, strict=True):
         assert (one - other).abs().max() < 1e-12

@@ -7,9 +7,9 @@ from scipy.signal import dlsim, lfilter
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.rows import sequence_rows
-from dovetail.ops import form
-from dovetail.ops.scan import space
-from dovetail.ops.scan.space import space_scan
+from dovetail.ops import implementation
+from dovetail.ops.scan import state_space
+from dovetail.ops.scan.state_space import space_scan
 
 ROWS, N, CHANNELS, STATE = 2, 41, 3, 4
 PLACES = [
@@ -33,9 +33,9 @@ def some(n: int = N) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("layout", PLACES)
 def test_every_form_is_the_recurrence(size: int, layout: TokenLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     seq, carry = sequence_rows(layout), torch.randn(ROWS, CHANNELS, STATE, dtype=torch.complex128)
-    monkeypatch.setattr(form, "CHUNK", size)
+    monkeypatch.setattr(implementation, "CHUNK", size)
     got, left = space_scan(*some(), seq, carry)
-    with form.using("reference"):
+    with implementation.using("reference"):
         want, kept = space_scan(*some(), seq, carry)
     assert ((got - want) * layout.real[..., None]).abs().max() < 1e-12
     assert (left - kept).abs().max() < 1e-12
@@ -44,8 +44,8 @@ def test_every_form_is_the_recurrence(size: int, layout: TokenLayout, monkeypatc
 def test_a_convolution_is_the_kernel_of_the_recurrence() -> None:
     u, log_a, b, c = some()
     empty = torch.zeros(ROWS, CHANNELS, STATE, dtype=torch.complex128)
-    by_fft, left = space.convolved(u, log_a, b, c, empty)
-    in_chunks, kept = space.chunked(u, log_a, b, c, None, None, empty)
+    by_fft, left = state_space.convolved(u, log_a, b, c, empty)
+    in_chunks, kept = state_space.chunked(u, log_a, b, c, None, None, empty)
     assert (by_fft - in_chunks).abs().max() < 1e-12
     assert (left - kept).abs().max() < 1e-12
 

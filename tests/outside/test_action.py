@@ -68,7 +68,7 @@ def test_without_a_side_it_says_what_to_do(tmp_path: Path) -> None:
 def test_the_script_tests_each_side_and_fails_where_a_law_does(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
-    shutil.copy(ROOT / "tests/lawbook/foreign_model.py", tmp_path / "package" / "models.py")
+    shutil.copy(ROOT / "tests/proof/foreign_model.py", tmp_path / "package" / "models.py")
     sides = "py:package.models:Tiny\n  py:package.models:leak  \n"
     code, log, summary, output = run(tmp_path, DOVETAIL_SIDES=sides, DOVETAIL_LAWS="causal")
     assert code == 1, log

@@ -19,8 +19,8 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
-from dovetail.port.explicit import explicit
-from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
+from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
+from dovetail.hf.resolved import explicit
 from dovetail.state.pool import Pool
 
 WORST: dict[str, float] = {}  # the greatest gaps seen, for the figures

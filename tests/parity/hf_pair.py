@@ -16,11 +16,11 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
+from dovetail.hf.dialect import DIALECTS
+from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
+from dovetail.hf.resolved import explicit
+from dovetail.hf.tensors import count_ahead
 from dovetail.model import Model, ModelModule
-from dovetail.port.dialect import DIALECTS
-from dovetail.port.explicit import explicit
-from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
-from dovetail.port.tensors import count_ahead
 from dovetail.state.pool import Pool
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.port.dialect import DIALECTS
+from dovetail.hf.dialect import DIALECTS
 
 FAMILIES = [name if i % 3 == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(sorted(DIALECTS))]
 DEEPER = {"gpt_neo": 24}  # layers of a default config: its default layer types are those of 24 layers

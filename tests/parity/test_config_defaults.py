@@ -14,11 +14,11 @@ from quick import DEEPER, FAMILIES
 from transformers import AutoConfig
 
 from dovetail.core.errors import DovetailError
+from dovetail.hf.dialect import DIALECTS
+from dovetail.hf.hf import from_hf
+from dovetail.hf.resolved import differences, explicit
+from dovetail.hf.table import Dialect, Form
 from dovetail.model import Model
-from dovetail.port.dialect import DIALECTS
-from dovetail.port.explicit import differences, explicit
-from dovetail.port.hf import from_hf
-from dovetail.port.table import Dialect, Form
 
 Fields = dict[str, Any]
 DEPTH = 8  # Jamba's first attention is its fifth layer, the first full attention of Gemma 3 is its sixth

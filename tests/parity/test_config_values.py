@@ -12,9 +12,9 @@ from transformers import AutoConfig
 
 from dovetail.core.errors import DovetailError, SpecError
 from dovetail.core.limits import MAX_TENSORS
-from dovetail.lawbook.ported import in_family
-from dovetail.port.dialect import DIALECTS
-from dovetail.port.hf import from_hf, to_hf
+from dovetail.hf.dialect import DIALECTS
+from dovetail.hf.hf import from_hf, to_hf
+from dovetail.proof.laws.ported import in_family
 
 VALUES: tuple[Any, ...] = (0, None, float("nan"), float("inf"), 1e308, 10**9, "x", [], {"factor": float("nan")})
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import load_spec
+from dovetail.files.spec import load_spec
 from dovetail.model import ModelModule
 from dovetail.state.pool import Pool
 

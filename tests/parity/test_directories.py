@@ -22,14 +22,14 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
-from dovetail.io.model_dir import INDEX_FILE, WEIGHTS_FILE, save
-from dovetail.io.spec import load_spec
-from dovetail.port.dialect import DIALECTS
-from dovetail.port.explicit import explicit
-from dovetail.port.hf import from_hf
-from dovetail.port.survey import REFERENCE_VERSION, survey
-from dovetail.port.tensors import count_ahead
-from dovetail.port.write import KEPT_CONFIG, export_directory, import_directory
+from dovetail.files.model_dir import INDEX_FILE, WEIGHTS_FILE, save
+from dovetail.files.spec import load_spec
+from dovetail.hf.dialect import DIALECTS
+from dovetail.hf.hf import from_hf
+from dovetail.hf.resolved import explicit
+from dovetail.hf.survey import REFERENCE_VERSION, survey
+from dovetail.hf.tensors import count_ahead
+from dovetail.hf.write import KEPT_CONFIG, export_directory, import_directory
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_there_and_back_by_directories(family: str, tmp_path: Path) -> None:
 FORMS = [(family, auto) for family, (_, autos) in OTHERS.items() for auto in autos]
 
 
-@pytest.mark.filterwarnings("ignore:embeddings.mask_token:dovetail.port.tensors.DroppedTensors")  # of pretraining alone
+@pytest.mark.filterwarnings("ignore:embeddings.mask_token:dovetail.hf.tensors.DroppedTensors")  # of pretraining alone
 @pytest.mark.parametrize(("family", "auto"), FORMS)
 def test_other_families_there_and_back_by_directories(family: str, auto: str, tmp_path: Path) -> None:
     pair = FormPair(family, auto, OTHERS[family][0](random.Random(f"{family} {auto}")), 0)

@@ -11,11 +11,11 @@ from hf_pair import Pair, check_gradients, check_greedy, check_logits, check_the
 from dovetail.construction import build
 from dovetail.core.errors import SpecError
 from dovetail.core.module import tensor_at
-from dovetail.port.dialect import DIALECTS
-from dovetail.port.explicit import explicit
-from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
-from dovetail.port.shrink import shrink
-from dovetail.port.tensors import DroppedTensors
+from dovetail.hf.dialect import DIALECTS
+from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
+from dovetail.hf.resolved import explicit
+from dovetail.hf.shrink import shrink
+from dovetail.hf.tensors import DroppedTensors
 
 S, F = "sliding_attention", "full_attention"
 ALL: dict[str, Any] = {

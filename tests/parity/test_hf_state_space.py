@@ -15,7 +15,7 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
 from dovetail.model import Model
 from dovetail.state.pool import Pool
 

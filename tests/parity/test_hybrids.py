@@ -11,8 +11,8 @@ from draws_more import falcon_h1, nemotron_h
 from hf_pair import Pair, check_gradients, check_logits, check_there_and_back
 
 from dovetail.core.errors import SpecError
-from dovetail.port.field import value_at
-from dovetail.port.hf import expressible, from_hf, to_hf
+from dovetail.hf.field import value_at
+from dovetail.hf.hf import expressible, from_hf, to_hf
 
 TYPES = ["linear_attention", "full_attention", "mlp", "moe"]
 SMALL: dict[str, Any] = {"model_type": "nemotron_h", "vocab_size": 62, "hidden_size": 28}

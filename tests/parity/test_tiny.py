@@ -14,9 +14,9 @@ from hf_pair import apart
 
 import dovetail as dt
 from dovetail.core.errors import FileError, SpecError
-from dovetail.port.dialect import DIALECTS
-from dovetail.port.hf import form_of
-from dovetail.port.opinion import Inputs
+from dovetail.hf.dialect import DIALECTS
+from dovetail.hf.hf import form_of
+from dovetail.hf.peaked import Inputs
 
 QUICK = ("qwen3", "bert", "t5", "mamba")
 # the others take longer: experts and state spaces amplify rounding

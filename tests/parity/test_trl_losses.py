@@ -17,9 +17,9 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
-from dovetail.datasets.corpus import Batch
+from dovetail.data.corpus import Batch
 from dovetail.model import ModelModule
-from dovetail.text.turns import Encoded
+from dovetail.text.conversation import Encoded
 from dovetail.training.grpo import Grpo, Sampler
 from dovetail.training.preference import Dpo, Ipo, Kto, Orpo, Scores, two_sided
 

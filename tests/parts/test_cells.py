@@ -14,10 +14,10 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
-from dovetail.dist.place import cut_of, tp_regions
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.oracle import alone
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.placement import cut_of, tp_regions
 from dovetail.parts.mixer.cells import Gru, Lstm, Rnn
+from dovetail.proof.laws.oracle import alone
 
 WIDTH, INNER, ROWS, N = 7, 5, 3, 12
 KINDS: dict[str, tuple[Any, Any]] = {"rnn": (Rnn, nn.RNN), "lstm": (Lstm, nn.LSTM), "gru": (Gru, nn.GRU)}

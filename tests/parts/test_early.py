@@ -13,9 +13,9 @@ from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.errors import SpecError, StateError
 from dovetail.core.fold import attention_flops, state_values
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.case import perturbed
-from dovetail.ops import form
+from dovetail.files.spec import from_yaml
+from dovetail.ops import implementation
+from dovetail.proof.laws.case import perturbed
 
 MIXERS: dict[str, dict[str, Any]] = {
     "additive_attention": {"heads": 2, "hidden": 10},
@@ -51,7 +51,7 @@ def test_additive_is_its_formula() -> None:
     want = found.flatten(-2) @ module.o.weight.T
     for size in (1, 2, 5, 64):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(form, "CHUNK", size)
+            patch.setattr(implementation, "CHUNK", size)
             assert (module(x, Ctx(layout=TokenLayout.whole(2, N))) - want).abs().max() < 1e-12
 
 

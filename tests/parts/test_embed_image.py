@@ -8,9 +8,9 @@ import torch
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.case import LAWS, Case, perturbed
-from dovetail.lawbook.suite import exceptions
+from dovetail.files.spec import from_yaml
+from dovetail.proof.laws.case import LAWS, Case, perturbed
+from dovetail.proof.laws.suite import exceptions
 
 SPEC = from_yaml("""
 width: 28

@@ -6,8 +6,8 @@ import torch
 from dovetail.core.check import advice, check
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.oracle import alone, part
+from dovetail.files.spec import from_yaml
+from dovetail.proof.laws.oracle import alone, part
 
 KINDS = [part("elu_features"), part("relu_features"), part("random_features", features=11)]
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.adapters.kind import AdapterKind
 from dovetail.construction import build
 from dovetail.core.check import check
 from dovetail.core.errors import SpecError, StateError
@@ -24,11 +23,12 @@ from dovetail.core.field import DEFAULT, Bounds, number_type
 from dovetail.core.fold import declared
 from dovetail.core.group import Earlier
 from dovetail.core.part import KINDS, field_types, walk_spec
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.case import Case
-from dovetail.lawbook.cover import all_factors, pins
-from dovetail.lawbook.sample import attempt
+from dovetail.files.spec import from_yaml
 from dovetail.model import Block, Model
+from dovetail.proof.laws.case import Case
+from dovetail.proof.laws.cover import all_factors, pins
+from dovetail.proof.laws.sample import attempt
+from dovetail.weights.adapters.kind import AdapterKind
 
 PROBES: tuple[float, ...] = (math.nan, math.inf, -math.inf, -1, 0, 1, 1e12, 10**12, 1e308, 2**31 - 1, 1e-300, 1e-30)
 MAX_PARAMETERS = 10**6  # of a model that a probe builds
@@ -39,7 +39,7 @@ DEPTH = 1  # layers
 FIELDS = [
     (kind, name)
     for kind, cls in sorted(KINDS.items())
-    if cls.__module__.startswith("dovetail.") and not issubclass(cls, AdapterKind)  # tests/adapters/test_attach.py
+    if cls.__module__.startswith("dovetail.") and not issubclass(cls, AdapterKind)  # tests/weights/test_attach.py
     for name, hint in field_types(cls).items()
     if number_type(hint) is not None
 ]

@@ -15,7 +15,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.fold import parameters, state_values
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
-from dovetail.io.spec import from_yaml, load_spec
+from dovetail.files.spec import from_yaml, load_spec
 from dovetail.state.pool import Pool
 
 N = 21

@@ -9,8 +9,8 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import state_values
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.case import perturbed
+from dovetail.files.spec import from_yaml
+from dovetail.proof.laws.case import perturbed
 
 HEADS, KEY, VALUE, N = 2, 5, 6, 19
 

@@ -10,7 +10,7 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
 from dovetail.model import ModelModule
 
 LENGTHS = [3, 1, 5]

@@ -13,11 +13,11 @@ from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.core.module import holder
 from dovetail.core.undeclared import check_declared
-from dovetail.io.model_dir import save
-from dovetail.io.spec import load_spec, zoo
-from dovetail.lawbook.case import Case
+from dovetail.files.model_dir import save
+from dovetail.files.spec import load_spec, zoo
 from dovetail.model import Model, ModelModule
 from dovetail.ops.attend import using
+from dovetail.proof.laws.case import Case
 from dovetail.state.pool import Pool
 from dovetail.training.loop import train
 from dovetail.training.plan import Plan

@@ -9,9 +9,9 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import attention_flops, state_values
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.case import perturbed
-from dovetail.ops.form import using
+from dovetail.files.spec import from_yaml
+from dovetail.ops.implementation import using
+from dovetail.proof.laws.case import perturbed
 
 FEATURES = ["elu_features", "{kind: relu_features, floor: 0.1}", "{kind: random_features, features: 11}"]
 

@@ -17,15 +17,15 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.fold import parameters, state_values, taps, targets
 from dovetail.core.layout import TokenLayout
-from dovetail.dist.context import check_split
-from dovetail.io.spec import from_yaml, to_yaml
-from dovetail.lawbook.case import Case
-from dovetail.lawbook.cover import quick_specs
-from dovetail.lawbook.drafted import drafted
-from dovetail.lawbook.sample import attempt
+from dovetail.files.spec import from_yaml, to_yaml
+from dovetail.hf.hf import to_hf
 from dovetail.model import Model
-from dovetail.port.hf import to_hf
-from dovetail.training.only import train_only, weights_named
+from dovetail.parallel.context import check_split
+from dovetail.proof.laws.case import Case
+from dovetail.proof.laws.cover import quick_specs
+from dovetail.proof.laws.drafted import drafted
+from dovetail.proof.laws.sample import attempt
+from dovetail.training.trainable import train_only, weights_named
 
 ATTENTION = "mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}"
 LAYERS = {

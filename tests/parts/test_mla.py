@@ -18,12 +18,12 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import make
 from dovetail.core.part import walk
 from dovetail.core.scope import Scope
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.case import perturbed
+from dovetail.files.spec import from_yaml
 from dovetail.ops.attend import using
 from dovetail.parts.mixer.mla import MLA, MLAModule
 from dovetail.parts.position.rope import Rope
 from dovetail.parts.position.scaling import Yarn
+from dovetail.proof.laws.case import perturbed
 from dovetail.state.pool import Pool
 
 SIZES = {"heads": 6, "kv_rank": 10, "q_rank": 14, "nope": 9, "rope": 8, "value": 7}

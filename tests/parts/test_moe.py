@@ -24,10 +24,10 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import holder, make
 from dovetail.core.part import KINDS, walk
 from dovetail.core.scope import Scope
-from dovetail.io.model_dir import save
-from dovetail.io.spec import from_yaml
+from dovetail.files.model_dir import save
+from dovetail.files.spec import from_yaml
+from dovetail.hf.load import load
 from dovetail.model import Model, ModelModule
-from dovetail.port.load import load
 
 WIDTH, HIDDEN, EXPERTS = 28, 36, 6
 

@@ -13,10 +13,10 @@ from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.errors import SpecError, StateError
 from dovetail.core.fold import state_values
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.case import perturbed
+from dovetail.files.spec import from_yaml
 from dovetail.ops.attend import using
 from dovetail.parts.mixer import nsa
+from dovetail.proof.laws.case import perturbed
 from dovetail.state.pool import Pool
 
 SIZES = {"heads": 6, "kv_heads": 2, "head": 12, "block": 4, "top": 2, "window": 5}

@@ -10,9 +10,14 @@ import pytest
 import torch
 
 import checks.oracles  # noqa: F401  registers the literal numbers
-import dovetail.io.spec  # noqa: F401  registers every kind
+import dovetail.files.spec  # noqa: F401  registers every kind
 from dovetail.core.part import KINDS, register
-from dovetail.lawbook.oracle import (
+from dovetail.parts.act import Act
+from dovetail.parts.mask.distance import Window
+from dovetail.parts.norm import LayerNormModule
+from dovetail.parts.position.alibi import AlibiModule
+from dovetail.parts.position.rope import RopeModule
+from dovetail.proof.laws.oracle import (
     ORACLES,
     Comparison,
     check_oracles,
@@ -23,11 +28,6 @@ from dovetail.lawbook.oracle import (
     oracle,
     tested_kinds,
 )
-from dovetail.parts.act import Act
-from dovetail.parts.mask.near import Window
-from dovetail.parts.norm import LayerNormModule
-from dovetail.parts.position.alibi import AlibiModule
-from dovetail.parts.position.rope import RopeModule
 
 
 @pytest.mark.parametrize("kind", grouped_kinds())
@@ -91,7 +91,7 @@ def doubled() -> Iterator[str]:
 
 def test_a_kind_of_another_package_is_tested_and_ours_only_with_oracles(doubled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As from a wheel, which holds no literal numbers of ours."""
-    monkeypatch.setattr("dovetail.lawbook.oracle.registry.ORACLES", {"rope": ORACLES["rope"]})
+    monkeypatch.setattr("dovetail.proof.laws.oracle.registry.ORACLES", {"rope": ORACLES["rope"]})
     assert set(tested_kinds()) == {"rope", doubled}
     assert [failure.kind for failure in check_oracles()] == [doubled]
 

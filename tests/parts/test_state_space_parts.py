@@ -13,10 +13,10 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
-from dovetail.dist.place import cut_of, tp_regions
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.oracle import alone, part
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.placement import cut_of, tp_regions
 from dovetail.parts.mixer.s4 import hippo_legs, initial_frequencies
+from dovetail.proof.laws.oracle import alone, part
 
 MAMBA = "{width: 28, vocab: 62, layers: [{mixer: {kind: mamba, inner: 36, state_size: 5, rank: 3, norm: rmsnorm}, ffn: null}]}"
 

@@ -13,9 +13,9 @@ from dovetail.core.check import check
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.case import perturbed
+from dovetail.files.spec import from_yaml
 from dovetail.model import Model, ModelModule
+from dovetail.proof.laws.case import perturbed
 from dovetail.state.pool import Pool
 
 SIZE, KEEP = 5, 2

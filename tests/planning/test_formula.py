@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dovetail.core.errors import SpecError
-from dovetail.dist.layout import Layout
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.layout import Layout
 from dovetail.planning.cost import Collective, Group
 from dovetail.planning.formula import Formula, fsdp_bytes
 from dovetail.planning.trace import Setting, trace_step

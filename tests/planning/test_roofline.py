@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from dovetail.core.errors import UsageError
-from dovetail.dist.layout import Layout
+from dovetail.parallel.layout import Layout
 from dovetail.planning.cost import Collective, Cost, Group, Product, Traffic
 from dovetail.planning.device import Device, Efficiency, Latency, device_named, devices
 from dovetail.planning.roofline import compute_seconds, link_bytes, links, step_seconds

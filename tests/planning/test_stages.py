@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.dist.layout import Layout
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.layout import Layout
 from dovetail.planning.stages import bubble, trace_stages
 from dovetail.planning.trace import Setting, trace_step
 

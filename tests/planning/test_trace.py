@@ -10,9 +10,9 @@ from trace_jobs import step
 
 from dovetail.core.errors import UsageError
 from dovetail.core.fold import parameters
-from dovetail.dist.layout import Layout
-from dovetail.dist.pair import Pair
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.layout import Layout
+from dovetail.parallel.pair import Pair
 from dovetail.planning.cost import Collective, Group
 from dovetail.planning.depth import period_of, trace
 from dovetail.planning.trace import Setting, fake_ranks, trace_step, traced_rank

@@ -2,8 +2,8 @@
 
 import torch.distributed as dist
 
-from dovetail.dist.layout import Layout
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.layout import Layout
 from dovetail.planning.cost import Trace
 from dovetail.planning.trace import Setting, watch_step
 from dovetail.training.ranks import Ranks

@@ -47,7 +47,7 @@ BUGS = [
         "no id stays as context, so a word piece or a leading space is decoded alone",
     ),
     Bug(
-        "sampling",
+        "decoding",
         "sampling.py",
         "adjusted",
         "sorted({*prompt, *generated})",
@@ -55,7 +55,7 @@ BUGS = [
         "the repetition penalty forgets the prompt",
     ),
     Bug(
-        "datasets",
+        "data",
         "shards.py",
         "Shard.ends",
         "[0] > start else (middle + 1, high)",
@@ -63,7 +63,7 @@ BUGS = [
         "the bisection may skip the last document of a block",
     ),
     Bug(
-        "adapters",
+        "weights",
         "combine.py",
         "_largest",
         "change.numel() - count + 1",
@@ -104,14 +104,14 @@ BUGS = [
     ),
     Bug(
         "text",
-        "cut.py",
+        "split.py",
         "_is_cut",
         "_is_letter(text[space - 1]) and _is_letter(text[space + 1])",
         "_is_letter(text[space - 1])",
         "a long text is cut before a space that digits or another space follow",
     ),
     Bug(
-        "dist",
+        "parallel",
         "batch.py",
         "TokenRanks.counts",
         "(rows.cumsum(0) - rows)",
@@ -119,7 +119,7 @@ BUGS = [
         "the tokens of a row count as tokens before it",
     ),
     Bug(
-        "datasets",
+        "data",
         "blocks.py",
         "CheckedFile.read",
         "enumerate(block_crcs(data), first)",
@@ -127,7 +127,7 @@ BUGS = [
         "a read over two blocks checks only the first",
     ),
     Bug(
-        "quantization",
+        "weights",
         "formats.py",
         "Int8.input_codes",
         "wide.abs().amax(-1, keepdim=True)",
@@ -159,7 +159,7 @@ BUGS = [
         "a prompt that is cached to its last token has no token left to compute",
     ),
     Bug(
-        "embedding",
+        "decoding",
         "embedding.py",
         "Embedder.__init__",
         '"last" if causal else "mean"',
@@ -168,14 +168,14 @@ BUGS = [
     ),
     Bug(
         "text",
-        "turns.py",
+        "conversation.py",
         "TurnEncoder._completion",
         "[(len(prompt), len(whole) + 1)]",
         "[(len(prompt), len(whole))]",
         "the end token of a completion is not learned",
     ),
     Bug(
-        "io",
+        "disk",
         "atomic.py",
         "writing",
         "            os.fsync(file.fileno())\n            os.replace(fresh, target)\n",
@@ -183,7 +183,7 @@ BUGS = [
         "a crash after the rename can leave an empty file under the final name",
     ),
     Bug(
-        "datasets",
+        "data",
         "blocks.py",
         "OpenFiles.read",
         "                self.drop(path)\n",
@@ -191,7 +191,7 @@ BUGS = [
         "a failed read is tried again on the same descriptor",
     ),
     Bug(
-        "port",
+        "hf",
         "hf.py",
         "from_hf",
         "if config.get(field) is None and (callable(other) or other in config):",
@@ -207,7 +207,7 @@ BUGS = [
         "a row rewound to the end of an image loses the offset of the image",
     ),
     Bug(
-        "sampling",
+        "decoding",
         "sampling.py",
         "_fewest",
         "kept = values.cumsum(-1) - values < top_p",
@@ -247,7 +247,7 @@ BUGS = [
         "both answers are compared with the reference of the chosen one",
     ),
     Bug(
-        "datasets",
+        "data",
         "packing.py",
         "to_batch",
         "first = first_row * (whole // row)",
@@ -271,7 +271,7 @@ BUGS = [
         "a freed row of an encoder–decoder keeps the length of its old source",
     ),
     Bug(
-        "beam",
+        "decoding",
         "beam.py",
         "_place",
         "pool.fork(beam.row, row)",
@@ -311,7 +311,7 @@ BUGS = [
         "the labels of later micro-batches are not counted",
     ),
     Bug(
-        "datasets",
+        "data",
         "packing.py",
         "to_batch",
         "labels[i, window.ends - 1] = IGNORED",
@@ -319,7 +319,7 @@ BUGS = [
         "the last document of a window predicts the first token of the next",
     ),
     Bug(
-        "surgery",
+        "weights",
         "widen.py",
         "_grown",
         "        if size is None:\n            continue\n",
@@ -351,7 +351,7 @@ BUGS = [
         "the first stop string listed wins over the one that comes first",
     ),
     Bug(
-        "verification",
+        "proof",
         "lengths.py",
         "_in_config",
         " and not isinstance(value, bool)",
@@ -367,7 +367,7 @@ BUGS = [
         "a stop string that is complete but for its last character is shown",
     ),
     Bug(
-        "io",
+        "disk",
         "checksum.py",
         "data_sha256",
         "sort_keys=True, ",
@@ -376,7 +376,7 @@ BUGS = [
     ),
     Bug(
         "text",
-        "turns.py",
+        "conversation.py",
         "TurnEncoder._chat",
         "if not (through.startswith(prompt) and renders[-1].startswith(through)):",
         "if not through.startswith(prompt):",
@@ -415,7 +415,7 @@ BUGS = [
         "the prompt counts as generated for min_tokens",
     ),
     Bug(
-        "dist",
+        "parallel",
         "batch.py",
         "TokenRanks.given_to",
         "dist.get_rank(self.data) * rows",
@@ -423,7 +423,7 @@ BUGS = [
         "ranks number overlapping rows and draw the same dropout",
     ),
     Bug(
-        "datasets",
+        "data",
         "stream.py",
         "Stream._permutation",
         'f"{self.seed} {epoch} {self.sources[which].fingerprint}"',
@@ -447,7 +447,7 @@ BUGS = [
         "a prompt that was preempted while it was scored has log-probs twice",
     ),
     Bug(
-        "look",
+        "views",
         "curve.py",
         "smoothed",
         "/ (2 * r + 1)",
@@ -463,7 +463,7 @@ BUGS = [
         "all API keys share one prefix cache",
     ),
     Bug(
-        "datasets",
+        "data",
         "loader.py",
         "Loader.batch_at",
         "self.warmup(position * length, length)",
@@ -479,7 +479,7 @@ BUGS = [
         "text after an empty piece counts as the start of the answer",
     ),
     Bug(
-        "sampling",
+        "decoding",
         "sampling.py",
         "sampled_probs",
         "probs < sampling.min_p * probs.max()",

@@ -28,8 +28,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from bugs import BUGS, Bug
 
-from dovetail.lawbook import suite  # noqa: F401  (registers the laws)
-from dovetail.lawbook.case import LAWS as ALL_LAWS
+from dovetail.proof.laws import suite  # noqa: F401  (registers the laws)
+from dovetail.proof.laws.case import LAWS as ALL_LAWS
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = sorted(Path(__file__).parent.glob("*.yaml"))
@@ -41,12 +41,12 @@ SMALL, SHARDED = (
 PROGRAMS = (("-m", "checks.programs", "--programs", "200"),)
 # rooms whose code the laws and the random programs run; the others have only tests
 LAWS = {
-    **dict.fromkeys(("core", "ops", "parts", "adapters", "quantization", "training", "port"), SMALL),
-    **dict.fromkeys(("serving", "text", "datasets", "sampling"), PROGRAMS),
+    **dict.fromkeys(("core", "ops", "parts", "weights", "training", "hf"), SMALL),
+    **dict.fromkeys(("serving", "text", "data", "decoding"), PROGRAMS),
     "state": (*SMALL, *PROGRAMS),
-    "dist": SHARDED,
+    "parallel": SHARDED,
 }
-MOVED = {"serving": "serve"}  # rooms whose tests have another name
+MOVED = {"serving": "serve", "disk": "files"}  # rooms whose tests have another name
 WALL = 20  # seconds of waiting per CPU second of the limit
 CHECKS = ("laws", "tests")
 MISTAKEN = 3  # tests that may fail without the bug before the run is believed

@@ -12,8 +12,8 @@ import torch
 import dovetail as dt
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
-from dovetail.generation import generate_tokens
-from dovetail.sampling import Sampling
+from dovetail.decoding.generation import generate_tokens
+from dovetail.decoding.sampling import Sampling
 from dovetail.serving.draft_ahead import Depths
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request

@@ -16,9 +16,9 @@ from dovetail.core.group import Mask, Mixer
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS, from_data
 from dovetail.core.view import Entries
-from dovetail.io.spec import from_mapping
+from dovetail.files.spec import from_mapping
+from dovetail.hf.hf import to_hf
 from dovetail.ops.attend import WHOLE, Stored
-from dovetail.port.hf import to_hf
 from dovetail.serving.can_serve import Reason, can_serve, require
 
 MASKS = [

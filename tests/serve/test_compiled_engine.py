@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
-from dovetail.io.spec import load_spec
-from dovetail.lawbook.case import perturbed
+from dovetail.files.spec import load_spec
 from dovetail.model import ModelModule
+from dovetail.proof.laws.case import perturbed
 from dovetail.serving import compiled
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request

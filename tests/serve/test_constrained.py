@@ -18,8 +18,8 @@ import torch
 import dovetail as dt
 from dovetail.cli import main
 from dovetail.core.errors import SpecError, UsageError
-from dovetail.generation import Vocabulary, generate_tokens
-from dovetail.sampling import Sampling
+from dovetail.decoding.generation import Vocabulary, generate_tokens
+from dovetail.decoding.sampling import Sampling
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request
 from dovetail.serving.speculate import DraftModel, PromptLookup

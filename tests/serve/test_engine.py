@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dovetail.core.errors import InputError
-from dovetail.generation import generate_tokens
-from dovetail.io.spec import load_spec
-from dovetail.lawbook.case import perturbed
+from dovetail.decoding.generation import generate_tokens
+from dovetail.decoding.sampling import Sampling
+from dovetail.files.spec import load_spec
 from dovetail.model import ModelModule
-from dovetail.sampling import Sampling
+from dovetail.proof.laws.case import perturbed
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup

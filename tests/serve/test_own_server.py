@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.adapters.attach import attach
 from dovetail.api.engine import EngineOptions, load_engine
 from dovetail.core.errors import SpecError
 from dovetail.core.linear import Linear
-from dovetail.lawbook.case import perturbed
+from dovetail.proof.laws.case import perturbed
 from dovetail.serving.packed import PackedLinear, pack
 from dovetail.serving.request import Request
+from dovetail.weights.adapters.attach import attach
 
 LLAMA = "{width: 48, vocab: 90, layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12, bias: true}, ffn: {hidden: 80}}]}"
 MIXED = """

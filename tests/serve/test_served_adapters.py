@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.adapters.attach import attach, detach
-from dovetail.adapters.lora import Lora
-from dovetail.adapters.tensors import adapter_tensors
 from dovetail.core.errors import InputError
 from dovetail.core.limits import SERVED_ADAPTERS
-from dovetail.generation import generate_tokens
-from dovetail.io.spec import load_spec
-from dovetail.lawbook.adapted import perturb
-from dovetail.lawbook.case import perturbed
-from dovetail.lawbook.mutant import spec
+from dovetail.decoding.generation import generate_tokens
+from dovetail.files.spec import load_spec
 from dovetail.model import Model, ModelModule
+from dovetail.proof.laws.adapted import perturb
+from dovetail.proof.laws.case import perturbed
+from dovetail.proof.laws.mutant import spec
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request
+from dovetail.weights.adapters.attach import attach, detach
+from dovetail.weights.adapters.lora import Lora
+from dovetail.weights.adapters.tensors import adapter_tensors
 
 START = (1,)
 SMALL = "small"

@@ -13,16 +13,16 @@ from speculated import ATTENTION, EXPERTS, MAMBA, Compared, alone, learned, prom
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.adapters.attach import attach, detach
-from dovetail.adapters.lora import Lora
-from dovetail.adapters.tensors import adapter_tensors
 from dovetail.api.engine import EngineOptions, load_engine
-from dovetail.lawbook.adapted import perturb
-from dovetail.sampling import GREEDY, Sampling
+from dovetail.decoding.sampling import GREEDY, Sampling
+from dovetail.proof.laws.adapted import perturb
 from dovetail.serving.draft_ahead import DraftAhead, DraftLast, own_drafter
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
 from dovetail.transformer import Transformer
+from dovetail.weights.adapters.attach import attach, detach
+from dovetail.weights.adapters.lora import Lora
+from dovetail.weights.adapters.tensors import adapter_tensors
 
 HEAD, OWN = "medusa", "{kind: medusa, blocks: 2, head: {kind: lm, tied: false}}"
 SPECS = {

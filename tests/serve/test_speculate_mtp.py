@@ -11,21 +11,21 @@ import torch
 from speculated import ATTENTION, EXPERTS, MAMBA, Compared, alone, learned, prompt, run, run_busy
 
 import dovetail as dt
-from dovetail.adapters.attach import attach, detach
-from dovetail.adapters.lora import Lora
-from dovetail.adapters.tensors import adapter_tensors
 from dovetail.api.engine import EngineOptions, load_engine
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import load_spec
-from dovetail.lawbook.adapted import perturb
-from dovetail.sampling import GREEDY
+from dovetail.decoding.sampling import GREEDY
+from dovetail.files.spec import load_spec
+from dovetail.proof.laws.adapted import perturb
 from dovetail.serving.draft_ahead import DraftAhead
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
 from dovetail.serving.schedule import Continuation
 from dovetail.transformer import Transformer
+from dovetail.weights.adapters.attach import attach, detach
+from dovetail.weights.adapters.lora import Lora
+from dovetail.weights.adapters.tensors import adapter_tensors
 
 # layers, and the block of each depth: recurrent states of the target and of the depths return to a mark, KV caches anywhere
 SPECS = {

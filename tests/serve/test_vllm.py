@@ -16,8 +16,8 @@ from vllm_models import TOKENS, Decided, decided, otherwise, python
 from vllm_specs import CASES, sharded
 
 import dovetail as dt
-from dovetail.port.own_config import write_own_config
-from dovetail.port.write import model_pieces
+from dovetail.hf.own_config import write_own_config
+from dovetail.hf.write import model_pieces
 
 RUN = Path(__file__).parent / "run_vllm.py"
 FEWER = 64  # tokens, on two ranks

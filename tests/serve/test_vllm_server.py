@@ -20,10 +20,10 @@ from vllm_specs import attention, case
 
 import dovetail as dt
 from dovetail.core.errors import DovetailError
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
+from dovetail.proof.http import get_json
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END
-from dovetail.verification.http import get_json
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness.\n"
 START_SECONDS = 600.0

@@ -8,7 +8,7 @@ from test_can_serve import with_mixer
 
 from dovetail.core.group import Mixer
 from dovetail.core.part import KINDS
-from dovetail.io.spec import from_mapping
+from dovetail.files.spec import from_mapping
 from dovetail.model import Model
 from dovetail.serving.can_serve import recurring
 from dovetail.serving.vllm.recurrent import StateBlocks, placed_states

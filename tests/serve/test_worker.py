@@ -14,7 +14,7 @@ import torch
 import dovetail
 from dovetail.api.engine import EngineOptions, start_engine
 from dovetail.core.errors import InputError
-from dovetail.generation import generate_tokens
+from dovetail.decoding.generation import generate_tokens
 from dovetail.serving.client import Busy, EngineDead
 from dovetail.serving.request import Output, Request
 from dovetail.serving.wire import Inbox, encode

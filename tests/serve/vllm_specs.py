@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
-from dovetail.io.spec import from_mapping
+from dovetail.files.spec import from_mapping
 from dovetail.model import Model
 
 PRODUCTS, SEED = 12, 7

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dovetail.construction import build
 from dovetail.core.errors import InputError, SpecError, StateError
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.programs import snapshot
+from dovetail.files.spec import from_yaml
+from dovetail.proof.laws.programs import snapshot
 from dovetail.state.pool import Layout, Pool
 
 SPEC = from_yaml("""

@@ -10,8 +10,8 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import StateError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.view import Edit, Entries, Scoring
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.case import perturbed
+from dovetail.files.spec import from_yaml
+from dovetail.proof.laws.case import perturbed
 
 SPEC = """
 width: 28

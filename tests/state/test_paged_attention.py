@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.core.ctx import Ctx
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.case import perturbed
+from dovetail.files.spec import from_yaml
+from dovetail.proof.laws.case import perturbed
 from dovetail.state import pages
 from dovetail.state.pool import Pool
 

@@ -15,7 +15,7 @@ from dovetail.core.fold import state_values
 from dovetail.core.group import Mixer
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
 from dovetail.model import ModelModule
 from dovetail.state.pool import Layout, Pool
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer as Engine, models, normalizers, pre_tokenizers, trainers
 
 from dovetail.text import tokenizer as room
-from dovetail.text.cut import SPLIT_PATTERNS, cuts_are_exact, pieces
 from dovetail.text.learn import KINDS, learn
+from dovetail.text.split import SPLIT_PATTERNS, cuts_are_exact, pieces
 from dovetail.text.tokenizer import PIECE, Tokenizer
 
 TEXT = (

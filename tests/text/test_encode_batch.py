@@ -29,5 +29,5 @@ def test_texts_of_every_length_around_a_piece_keep_their_places(monkeypatch) -> 
 
 
 def test_a_worker_of_a_build_imports_no_torch() -> None:
-    code = "import sys, dovetail.datasets.build, dovetail.datasets.executors; sys.exit('torch' in sys.modules)"
+    code = "import sys, dovetail.data.build, dovetail.data.executors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,9 +8,9 @@ from tokenizers import AddedToken
 
 from dovetail.core.errors import FileError
 from dovetail.text.chat import ChatTemplate
+from dovetail.text.conversation import Chat, Completion, Encoded, TurnEncoder
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END, Tokenizer
-from dovetail.text.turns import Chat, Completion, Encoded, TurnEncoder
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"

@@ -6,9 +6,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dovetail.construction import build
-from dovetail.dist.construction import build_sharded, local
-from dovetail.dist.mesh import make_mesh
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.construction import build_sharded, local
+from dovetail.parallel.mesh import make_mesh
 from dovetail.training.checkpoint import Checkpoints
 from dovetail.training.optim import Optimizer
 

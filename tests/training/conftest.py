@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
 
 TINY = """
 dovetail: 1

@@ -16,8 +16,8 @@ from tuning_base import chats, write_rows
 
 import dovetail as dt
 from dovetail.cli import main
-from dovetail.quantization.formats import Int4
-from dovetail.quantization.recipe import recipe_of
+from dovetail.ops.formats.kinds import Int4
+from dovetail.weights.quantization.recipe import recipe_of
 
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / ".peers" / "tuning"

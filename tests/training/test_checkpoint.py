@@ -13,7 +13,7 @@ import torch
 from checkpoint_jobs import load, save
 
 from dovetail.core.errors import FileError
-from dovetail.dist.pair import Pair
+from dovetail.parallel.pair import Pair
 from dovetail.training.checkpoint import MANIFEST, Checkpoints, read_manifest, verify
 
 FILE = "rank-00000.safetensors"

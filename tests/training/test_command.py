@@ -9,11 +9,11 @@ from tokenizers import Tokenizer as Engine, decoders, models, pre_tokenizers, pr
 
 from dovetail.cli import main
 from dovetail.construction import build
-from dovetail.io.model_dir import save
-from dovetail.io.spec import load_spec
-from dovetail.look.map import attention_of
-from dovetail.port.load import load
+from dovetail.files.model_dir import save
+from dovetail.files.spec import load_spec
+from dovetail.hf.load import load
 from dovetail.text.tokenizer import Tokenizer
+from dovetail.views.map import attention_of
 
 SMALL = [
     "--set=width=28", "--set=vocab=270", "--set=layers.*.mixer.heads=2",

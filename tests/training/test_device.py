@@ -12,9 +12,9 @@ from dovetail import from_yaml
 from dovetail.construction import build
 from dovetail.core import host
 from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch, Corpus
-from dovetail.lawbook.device import META, Watch
+from dovetail.data.corpus import Batch, Corpus
 from dovetail.model import Model
+from dovetail.proof.laws.device import META, Watch
 from dovetail.training import loop, step
 from dovetail.training.objective import MaskedTokens, Objective, next_token, seq2seq
 from dovetail.training.plan import Plan

@@ -15,8 +15,8 @@ import dovetail as dt
 from dovetail.cli import main
 from dovetail.core.errors import FileError
 from dovetail.core.fold import declared
-from dovetail.dist.pair import Pair
-from dovetail.io.spec import from_yaml, to_yaml
+from dovetail.files.spec import from_yaml, to_yaml
+from dovetail.parallel.pair import Pair
 from dovetail.training.checkpoint import Checkpoints
 
 LARGE = """

@@ -13,7 +13,7 @@ from tuning_base import base, write_rows
 
 import dovetail as dt
 from dovetail.core.errors import UsageError
-from dovetail.lawbook.invariant import ULPS
+from dovetail.proof.laws.invariant import ULPS
 from dovetail.training.grpo import Grpo, advantages
 from dovetail.training.objective import Setup, TuningData, context
 from dovetail.training.plan import Plan

@@ -15,8 +15,8 @@ import torch
 import dovetail as dt
 from dovetail.construction import build
 from dovetail.core.errors import FileError, SpecError, UsageError
-from dovetail.datasets.rows import held_out_rows, read_labeled_images, read_labeled_texts, read_pairs
-from dovetail.io.spec import from_yaml
+from dovetail.data.rows import held_out_rows, read_labeled_images, read_labeled_texts, read_pairs
+from dovetail.files.spec import from_yaml
 from dovetail.training.contrastive import Contrastive
 from dovetail.training.loop import measure
 from dovetail.training.plan import Plan

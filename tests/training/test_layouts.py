@@ -14,11 +14,11 @@ from layout_jobs import SPECS, Trained, train_steps
 
 from dovetail.construction import on_meta
 from dovetail.core.errors import SpecError, UsageError
-from dovetail.dist.layout import Axes, Layout
-from dovetail.dist.mesh import RankError
-from dovetail.dist.pair import Pair
-from dovetail.dist.stage import crossing, cut_layers
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.layout import Axes, Layout
+from dovetail.parallel.mesh import RankError
+from dovetail.parallel.pair import Pair
+from dovetail.parallel.stage import crossing, cut_layers
 from dovetail.training.ranks import ranks_of_run
 
 STEPS = 3

@@ -9,8 +9,8 @@ from dovetail.core.errors import Diverged
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
-from dovetail.datasets.corpus import Batch, Corpus
-from dovetail.generation import generate_tokens
+from dovetail.data.corpus import Batch, Corpus
+from dovetail.decoding.generation import generate_tokens
 from dovetail.text.learn import learn
 from dovetail.training.loop import evaluate, train
 from dovetail.training.objective import NextToken, next_token

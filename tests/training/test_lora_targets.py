@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.adapters.attach import attach
+from dovetail.weights.adapters.attach import attach
 
 VOCAB, STEPS, BATCH, LENGTH = 48, 120, 16, 16
 # per layer and rank: attention 4 · (24 + 24) = 192, all 192 + 3 · (24 + 104) = 576

@@ -11,9 +11,9 @@ import dovetail as dt
 from dovetail.cli import main
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
-from dovetail.surgery.widen import widened
 from dovetail.training.coordinates import FLAT, slope
 from dovetail.training.optim import Optimizer
+from dovetail.weights.surgery.widen import widened
 
 SPEC = """
 dovetail: 1

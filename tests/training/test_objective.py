@@ -5,8 +5,8 @@ import torch
 
 from dovetail.construction import build
 from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch
-from dovetail.io.spec import from_yaml
+from dovetail.data.corpus import Batch
+from dovetail.files.spec import from_yaml
 from dovetail.training.loop import evaluate, train
 from dovetail.training.objective import MaskedTokens, classify, next_token, seq2seq
 from dovetail.training.plan import Plan

@@ -8,7 +8,7 @@ import torch
 from dovetail.construction import build
 from dovetail.core.fold import declared
 from dovetail.core.packed import matrices
-from dovetail.io.spec import from_yaml
+from dovetail.files.spec import from_yaml
 from dovetail.training.muon import A, B, C, Muon, orthogonal
 from dovetail.training.optim import Optimizer, by_muon
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from train_jobs import flagged_step, tagged, translated
 
-from dovetail.dist.layout import Axes
-from dovetail.dist.pair import Pair
+from dovetail.parallel.layout import Axes
+from dovetail.parallel.pair import Pair
 
 SPEC = "width: 28\nvocab: 270\nlayers:\n- mixer: {heads: 2, head: 14}\n  ffn: {hidden: 44}\n"
 

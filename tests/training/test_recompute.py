@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail import build, from_yaml
 from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch
+from dovetail.data.corpus import Batch
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan, Recompute
 from dovetail.training.step import Trainer

@@ -9,8 +9,8 @@ import torch
 
 from dovetail.construction import build
 from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch
-from dovetail.io.spec import load_spec
+from dovetail.data.corpus import Batch
+from dovetail.files.spec import load_spec
 from dovetail.model import Model
 from dovetail.training import loop
 from dovetail.training.objective import next_token

@@ -7,8 +7,8 @@ from torch._dynamo.utils import counters
 from dovetail.construction import build
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
-from dovetail.datasets.corpus import Batch
-from dovetail.io.spec import from_yaml
+from dovetail.data.corpus import Batch
+from dovetail.files.spec import from_yaml
 from dovetail.training.loop import evaluate, train
 from dovetail.training.objective import MaskedTokens, next_token
 from dovetail.training.plan import Plan

@@ -16,13 +16,13 @@ import torch
 import dovetail as dt
 from dovetail.core.errors import Diverged, FileError, SpecError, UsageError
 from dovetail.core.loss import LossSum
-from dovetail.datasets.bits import bits_per_byte
-from dovetail.datasets.corpora import open_tokens
-from dovetail.datasets.corpus import Corpus
-from dovetail.datasets.loader import evaluation
-from dovetail.datasets.stream import Stream
-from dovetail.io.spec import from_yaml
-from dovetail.port.load import load
+from dovetail.data.bits import bits_per_byte
+from dovetail.data.corpora import open_tokens
+from dovetail.data.corpus import Corpus
+from dovetail.data.loader import evaluation
+from dovetail.data.stream import Stream
+from dovetail.files.spec import from_yaml
+from dovetail.hf.load import load
 from dovetail.text.learn import learn
 from dovetail.training.loop import evaluate
 from dovetail.training.objective import NextToken, next_token

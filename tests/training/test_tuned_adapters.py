@@ -9,11 +9,11 @@ import torch
 from tuning_base import base, chats
 
 import dovetail as dt
-from dovetail.adapters.tensors import adapter_tensors
 from dovetail.core.errors import SpecError
-from dovetail.quantization.leaf import QuantizedLinear
-from dovetail.quantization.recipe import quantized_leaves
 from dovetail.training.source import HeldOut
+from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.quantization.leaf import QuantizedLinear
+from dovetail.weights.quantization.recipe import quantized_leaves
 
 IDS = torch.arange(9)[None]
 

@@ -14,7 +14,7 @@ from tuning_base import base, chats, write_rows
 import dovetail as dt
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.loss import IGNORED, LossSum
-from dovetail.text.turns import Encoded
+from dovetail.text.conversation import Encoded
 from dovetail.training.objective import TuningData
 from dovetail.training.source import HeldOut, Shape
 from dovetail.training.tuning import Sft, labels_of, pack, packed_batch

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from dovetail.core.layout import TokenLayout
-from dovetail.datasets.corpus import Batch
-from dovetail.dist.layout import Axes, Layout
-from dovetail.io.spec import from_yaml
+from dovetail.data.corpus import Batch
+from dovetail.files.spec import from_yaml
+from dovetail.parallel.layout import Axes, Layout
 from dovetail.training.checkpoint import Checkpoints
 from dovetail.training.loop import measure
 from dovetail.training.objective import next_token

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import dovetail as dt
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 from dovetail.text.learn import learn
 
 SPEC = """

@@ -7,18 +7,18 @@ import dataclasses as dc
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.across import UNREAD, Values
+from dovetail.core.cross_layer import UNREAD, Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.view import KV
 from dovetail.core.weight import State
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.mutant import Mutant, instead
-from dovetail.lawbook.suite import OWN_NUMBER
+from dovetail.files.spec import from_yaml
 from dovetail.parts.earlier import SharedKVModule, ValueResidualModule
 from dovetail.parts.mixer.ngram import Ngram, NgramModule
 from dovetail.parts.ple import PleModule
+from dovetail.proof.laws.mutant import Mutant, instead
+from dovetail.proof.laws.suite import OWN_NUMBER
 from dovetail.state.frame import SharedView
 
 SHARED = """

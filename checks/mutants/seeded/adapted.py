@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dovetail.adapters import attach as attaching, many
-from dovetail.adapters.attach import merge
-from dovetail.adapters.ia3 import Ia3Module
-from dovetail.adapters.lora import DoraModule, Lora, LoraModule
-from dovetail.adapters.many import Chosen, Factors
-from dovetail.core import held as holding, linear
+from dovetail.core import declared_tensors as holding, linear
 from dovetail.core.fold import Declared
 from dovetail.core.linear import Linear, Rows
 from dovetail.core.weight import Weight
-from dovetail.lawbook import adapted as law
-from dovetail.lawbook.mutant import Mutant, instead, spec
 from dovetail.parts.mixer.mla import MLAModule
+from dovetail.proof.laws import adapted as law
+from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.weights.adapters import attach as attaching, multi_lora
+from dovetail.weights.adapters.attach import merge
+from dovetail.weights.adapters.ia3 import Ia3Module
+from dovetail.weights.adapters.lora import DoraModule, Lora, LoraModule
+from dovetail.weights.adapters.multi_lora import Chosen, Factors
 
 _leaves, _tensors, _adapted = attaching._leaves, Lora.tensors, holding.adapted_leaves
 _rows_of = Chosen.of
@@ -141,5 +141,5 @@ def mutants() -> list[Mutant]:
         bug("a merge of DoRA forgets the lengths", DoraModule, "matrix", LoraModule.matrix),
         bug("the dropout of an adapter stays on in evaluation", LoraModule, "dropped", dropped_always),
         bug("a row has the adapter of the row before it", Chosen, "of", next_rows_adapter),
-        bug("the factors of a lower rank are padded at two ends", many, "_padded", padded_at_two_ends),
+        bug("the factors of a lower rank are padded at two ends", multi_lora, "_padded", padded_at_two_ends),
     ]

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from dovetail.core.group import Fill
 from dovetail.core.layout import TokenLayout
-from dovetail.lawbook.mutant import Mutant, instead, kernel, spec
-from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.ops import attend_ref, attend_tiled, mask, prefix
-from dovetail.parts.mask.near import Causal, Window
+from dovetail.parts.mask.distance import Causal, Window
 from dovetail.parts.mixer.attention import AttentionModule
+from dovetail.proof.laws.mutant import Mutant, instead, kernel, spec
+from dovetail.proof.laws.suite import OWN_NUMBER
 
 _ref, _tiled, _setup = attend_ref.run, attend_tiled.run, AttentionModule.setup
 _project = AttentionModule.project

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.wire import Branching, WireModule
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.mutant import Mutant, instead
-from dovetail.lawbook.suite import OWN_NUMBER
+from dovetail.files.spec import from_yaml
 from dovetail.parts.block import HybridBlock
 from dovetail.parts.ffn.dense_and_experts import DenseAndExpertsModule
+from dovetail.proof.laws.mutant import Mutant, instead
+from dovetail.proof.laws.suite import OWN_NUMBER
 
 HYBRID = """
 width: 28

@@ -12,8 +12,8 @@ from torch import Tensor
 from dovetail.account import BYTES, Account
 from dovetail.core.layout import TokenLayout
 from dovetail.core.weight import State
-from dovetail.lawbook.mutant import Mutant, instead, spec
 from dovetail.parts.mixer.attention import Attention
+from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.state import frame, pages, slots
 from dovetail.state.pool import Pool
 

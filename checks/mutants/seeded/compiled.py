@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dovetail.core.invariant import InvariantLinear
 from dovetail.core.linear import Linear
-from dovetail.lawbook.mutant import Mutant, instead, spec
+from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.state.frame import TokenView
 
 _read, _multiply = TokenView._read, InvariantLinear.multiply

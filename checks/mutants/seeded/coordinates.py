@@ -11,12 +11,12 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
-from dovetail.lawbook.mutant import Mutant, instead, spec
-from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.model import Model
 from dovetail.parts.embed_image import TokensAndPatchesModule
-from dovetail.parts.mask.near import Prefix
+from dovetail.parts.mask.distance import Prefix
 from dovetail.parts.position.rope import Rope
+from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.proof.laws.suite import OWN_NUMBER
 from dovetail.state import pool
 from dovetail.state.coordinates import Coordinates, Given
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dovetail.core import rows
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.mutant import Mutant, instead, spec
+from dovetail.files.spec import from_yaml
 from dovetail.ops import attend, pooling
+from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.state import frame
 from dovetail.state.slots import Paged
 

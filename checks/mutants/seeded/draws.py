@@ -18,8 +18,8 @@ from dovetail.core.module import Module
 from dovetail.core.random import draw, streams
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
-from dovetail.lawbook.mutant import Mutant, instead, spec
 from dovetail.parts import init
+from dovetail.proof.laws.mutant import Mutant, instead, spec
 
 _std, _ranges, _writes_stream, _drop = construction._std, construction._ranges, init.writes_stream, context._drop
 _noise = Ctx.noise

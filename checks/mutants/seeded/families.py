@@ -12,14 +12,14 @@ from torch import Tensor
 from checks.mutants.seeded.moe import groups_ignored, never_normalized
 from checks.mutants.seeded.port import exchanged
 from dovetail.core.fold import declared
-from dovetail.lawbook.mutant import Mutant, instead
-from dovetail.lawbook.ported import in_family
+from dovetail.hf import tensors
+from dovetail.hf.convert import Concat, Interleave, Shape, Unsqueeze, Unstack
+from dovetail.hf.field import Config, Settings, Switch
 from dovetail.model import Model
 from dovetail.parts.ffn.router import TopKModule
 from dovetail.parts.mixer.mla import MLAModule
-from dovetail.port import tensors
-from dovetail.port.convert import Concat, Interleave, Shape, Unsqueeze, Unstack
-from dovetail.port.field import Config, Settings, Switch
+from dovetail.proof.laws.mutant import Mutant, instead
+from dovetail.proof.laws.ported import in_family
 
 _spread, _gathered, _channels, _taken = Unstack.to_hf, Unstack.from_hf, Unsqueeze.to_hf, Switch.from_hf
 _given, _home, _forward, _setup = Switch.to_hf, Unsqueeze.from_hf, TopKModule.forward, MLAModule.setup

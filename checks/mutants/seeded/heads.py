@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
-from dovetail.lawbook.mutant import Mutant, instead, spec
 from dovetail.model import Model
 from dovetail.ops import pooling as ops
 from dovetail.parts import head
+from dovetail.proof.laws.mutant import Mutant, instead, spec
 
 _pool, _documents_of = ops.pool, ops.documents_of
 

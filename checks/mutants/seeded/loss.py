@@ -10,10 +10,10 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.loss import LossSum
-from dovetail.lawbook.mutant import Mutant, instead, spec
 from dovetail.model import Model, ModelModule
 from dovetail.parts import head
 from dovetail.parts.head import LmModule, PooledEmbeddingModule
+from dovetail.proof.laws.mutant import Mutant, instead, spec
 
 _chunked, _loss, _model_loss = head.chunked_cross_entropy, LmModule.loss, ModelModule.loss
 

@@ -12,10 +12,10 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State
-from dovetail.lawbook.mutant import Mutant, instead, spec
-from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.model import Model
 from dovetail.parts.mixer.mla import MLA, MLAModule
+from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.proof.laws.suite import OWN_NUMBER
 
 _absorbed, _expanded, _queries, _setup = (
     MLAModule.absorbed,

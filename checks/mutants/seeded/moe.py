@@ -12,14 +12,14 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
-from dovetail.dist import shard
-from dovetail.lawbook.mutant import Mutant, instead, spec
-from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.model import Model
 from dovetail.ops import expert
+from dovetail.parallel import shard
 from dovetail.parts.ffn import moe
 from dovetail.parts.ffn.moe import Bank, BankModule, MoEModule
 from dovetail.parts.ffn.router import SigmoidRouter, SoftmaxRouterModule, TopKModule
+from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.proof.laws.suite import OWN_NUMBER
 
 _add_loss, _choose, _weights, _looped = Ctx.add_loss, TopKModule.choose, Bank.weights, expert.looped
 _dispatch, _combine, _forward, _count = moe.dispatch, moe.combine, TopKModule.forward, TopKModule.count

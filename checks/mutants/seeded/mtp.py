@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from dovetail import model as model_file
-from dovetail.core import ahead
+from dovetail.core import multi_token
 from dovetail.core.ctx import Ctx
 from dovetail.core.group import HeadModule, MtpModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.mutant import BASE, Mutant, instead
+from dovetail.files.spec import from_yaml
 from dovetail.parts.mtp import MtpDepthModule
+from dovetail.proof.laws.mutant import BASE, Mutant, instead
 
-_look, _forward = ahead.look_ahead, MtpDepthModule.forward
+_look, _forward = multi_token.look_ahead, MtpDepthModule.forward
 
 DEPTHS = "mtp: [{block: {mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}}]"
 TWO = DEPTHS.replace("}}}]", "}}}, {weight: 0.1, block: {mixer: {heads: 6, head: 12}, ffn: null}}]")

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State
-from dovetail.lawbook.mutant import Mutant, instead, spec
 from dovetail.model import Model
 from dovetail.ops import attend_ref, attend_tiled
 from dovetail.parts.ffn import router
 from dovetail.parts.mixer import mamba, mamba2
 from dovetail.parts.position import rope
+from dovetail.proof.laws.mutant import Mutant, instead, spec
 
 _state, _scores = mamba2.Mamba2.state, attend_tiled.Work.scores
 

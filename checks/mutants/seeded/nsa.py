@@ -10,12 +10,12 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import KINDS
-from dovetail.lawbook.mutant import Mutant, instead, spec
-from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.model import Model
 from dovetail.ops import blocks
 from dovetail.parts.mixer import nsa
 from dovetail.parts.mixer.nsa import NSA, NSAModule
+from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.proof.laws.suite import OWN_NUMBER
 from dovetail.state import frame, pool
 
 _ended, _gathered, _summary, _pick = blocks.ended, blocks.gathered, NSAModule.summary, NSAModule.pick

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
-from dovetail.lawbook.mutant import Mutant, instead
-from dovetail.lawbook.ported import in_family
+from dovetail.hf import tensors
+from dovetail.hf.convert import PatchKernel
+from dovetail.hf.field import Config, Settings
+from dovetail.hf.layer import LOCAL, LocalAttention
 from dovetail.model import Model
 from dovetail.ops.pooling import pool
 from dovetail.parts.embed import TokensModule
@@ -22,10 +24,8 @@ from dovetail.parts.mixer.attention import AttentionModule
 from dovetail.parts.next_sentence import NextSentenceModule
 from dovetail.parts.position.learned import LearnedModule
 from dovetail.parts.position.t5_bias import T5BiasModule
-from dovetail.port import tensors
-from dovetail.port.convert import PatchKernel
-from dovetail.port.field import Config, Settings
-from dovetail.port.layer import LOCAL, LocalAttention
+from dovetail.proof.laws.mutant import Mutant, instead
+from dovetail.proof.laws.ported import in_family
 
 _moves, _setup, _bucket, _logits = tensors.moves, AttentionModule.setup, T5BiasModule.bucket, LmModule.logits
 _there, _back, _given, _taken = PatchKernel.to_hf, PatchKernel.from_hf, LocalAttention.to_hf, LocalAttention.from_hf

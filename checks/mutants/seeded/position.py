@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
-from dovetail.lawbook.mutant import Mutant, instead, spec
-from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.parts.position.alibi import AlibiModule
 from dovetail.parts.position.learned import LearnedModule
 from dovetail.parts.position.rope import RopeModule
 from dovetail.parts.position.scaling import DynamicNtk, Proportional, Yarn
 from dovetail.parts.position.sinusoidal import SinusoidalModule
+from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.proof.laws.suite import OWN_NUMBER
 
 _turn, _angles, _score = RopeModule.turn, RopeModule.angles, AlibiModule.score
 _yarn, _dynamic = Yarn.frequencies, DynamicNtk.at_length

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from dovetail.core.linear import Linear, Rows
 from dovetail.core.module import holder
 from dovetail.core.part import Part
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook import quantized as law
-from dovetail.lawbook.mutant import BASE, Mutant, instead, spec
+from dovetail.files.spec import from_yaml
 from dovetail.model import Model
-from dovetail.quantization import format as base, formats
-from dovetail.quantization.format import Format, Grid
-from dovetail.quantization.formats import FP8, NF4, Int4, Int8
-from dovetail.quantization.leaf import Product, QuantizedLinear
+from dovetail.ops.formats import format as base, kinds
+from dovetail.ops.formats.format import Format, Grid
+from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
+from dovetail.proof.laws import quantized as law
+from dovetail.proof.laws.mutant import BASE, Mutant, instead, spec
+from dovetail.weights.quantization.leaf import Product, QuantizedLinear
 
-_unpack, _decode, _dense = formats.unpack_nibbles, Format.decode, QuantizedLinear.dense
+_unpack, _decode, _dense = kinds.unpack_nibbles, Format.decode, QuantizedLinear.dense
 
 
 def nibbles_swapped(packed: Tensor, n: int) -> Tensor:
@@ -159,7 +159,7 @@ def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     name = "quantized"
     return [
-        Mutant("the two codes of a byte are swapped", name, instead(formats, "unpack_nibbles", nibbles_swapped)),
+        Mutant("the two codes of a byte are swapped", name, instead(kinds, "unpack_nibbles", nibbles_swapped)),
         Mutant("a group has the scale of its neighbor", name, instead(base, "_column", scale_of_the_next_group)),
         Mutant("zero points are forgotten", name, instead(Int4, "value", zero_point_forgotten)),
         Mutant("groups are read on their side", name, instead(Format, "grouped", groups_transposed)),
@@ -190,7 +190,7 @@ def mutants() -> list[Mutant]:
         ),
         Mutant("a quantized leaf has no bias", name, instead(QuantizedLinear, "multiply", bias_dropped), with_biases()),
         Mutant("a quantized leaf halves gradients", name, instead(Product, "backward", staticmethod(gradient_of_half))),
-        Mutant("scales are rounded down", name, instead(formats, "stored_scale", scale_rounded_down)),
+        Mutant("scales are rounded down", name, instead(kinds, "stored_scale", scale_rounded_down)),
         Mutant("codes are cut off instead of rounded", name, instead(Int4, "nearest", truncated)),
         Mutant("NF4 has levels at equal distances", name, instead(NF4, "value", uniform_levels)),
         Mutant("double-quantized scales are not decoded", name, instead(NF4, "grid", scales_not_decoded)),

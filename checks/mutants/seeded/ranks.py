@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from checks.mutants.seeded.moe import experts
-from dovetail.adapters import lora
-from dovetail.adapters.draws import Lent
-from dovetail.adapters.kind import Tp
 from dovetail.core.ctx import Ctx, _pairs
 from dovetail.core.fold import Declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
 from dovetail.core.module import Module
 from dovetail.core.random import draw
-from dovetail.dist import batch, collective, construction, context, ring, shard, stage
-from dovetail.dist.batch import TokenRanks
-from dovetail.dist.ring import RingView
-from dovetail.dist.shard import TensorRanks
-from dovetail.lawbook.mutant import Mutant, instead, spec
 from dovetail.model import ModelModule
 from dovetail.ops import vocab
 from dovetail.ops.attend_tiled import Work
 from dovetail.ops.tiles import Piece, Tile
+from dovetail.parallel import batch, collective, construction, context, ring, shard, stage
+from dovetail.parallel.batch import TokenRanks
+from dovetail.parallel.ring import RingView
+from dovetail.parallel.shard import TensorRanks
 from dovetail.parts import head
+from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.weights.adapters import lora
+from dovetail.weights.adapters.dropout import Lent
+from dovetail.weights.adapters.kind import Tp
 
 _local_slices, _first = construction.local_slices, Ctx.first
 _reader, _gather, _split_rows = shard._reader, collective.gather, TokenLayout.split_rows

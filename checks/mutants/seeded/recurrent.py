@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.rows import SequenceRows
-from dovetail.dist import context
-from dovetail.lawbook.mutant import Mutant, instead, spec
-from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.model import Model
-from dovetail.ops.scan import decay, selective, space
+from dovetail.ops.scan import decay, selective, state_space
+from dovetail.parallel import context
 from dovetail.parts import norm
 from dovetail.parts.mixer import mamba, mamba2, s4
+from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.proof.laws.suite import OWN_NUMBER
 from dovetail.state import frame, slots
 
 _conv, _chunked = mamba2.causal_conv, decay.chunked
-_in_runs, _spaced, _convolved, _discrete = selective.in_runs, space.chunked, space.convolved, s4.S4Module.discrete
+_in_runs, _spaced, _convolved, _discrete = selective.in_runs, state_space.chunked, state_space.convolved, s4.S4Module.discrete
 _gated, _summed = mamba2.Mamba2Module.gated, norm.RMSNormModule.summed
 _read, _carry_read = frame.SequenceView.read, context.CarryView.read
 
@@ -227,8 +227,8 @@ def mutants() -> list[Mutant]:
             instead(mamba, "selective_scan", step_divided_out),
             selects,
         ),
-        Mutant("padding decays the state of S4", "chunked", instead(space, "chunked", padding_counted), linear),
-        Mutant("a convolution wraps around", "fast", instead(space, "convolved", wraps_around), linear),
+        Mutant("padding decays the state of S4", "chunked", instead(state_space, "chunked", padding_counted), linear),
+        Mutant("a convolution wraps around", "fast", instead(state_space, "convolved", wraps_around), linear),
         Mutant(
             "S4 counts one of each conjugate pair",
             OWN_NUMBER,

@@ -8,13 +8,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from dovetail.core import linear
-from dovetail.lawbook.mutant import Mutant, instead, spec
 from dovetail.parts.ffn import glu
 from dovetail.parts.ffn.moe import BankModule
 from dovetail.parts.ffn.router import TopKModule
 from dovetail.parts.head import LmModule
 from dovetail.parts.mixer import mla
 from dovetail.parts.mixer.attention import AttentionModule
+from dovetail.proof.laws.mutant import Mutant, instead, spec
 
 _together = linear.together
 

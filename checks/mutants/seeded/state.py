@@ -11,8 +11,8 @@ from typing import Any
 from dovetail.core import rows
 from dovetail.core.errors import StateError
 from dovetail.core.layout import TokenLayout
-from dovetail.io.spec import from_yaml
-from dovetail.lawbook.mutant import Mutant, instead, spec
+from dovetail.files.spec import from_yaml
+from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.state import pool as pool_module
 from dovetail.state.pool import Pool, Step
 from dovetail.state.slots import NO_COPIES, Contiguous, Copies, Paged, Ring

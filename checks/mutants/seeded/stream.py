@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dovetail.lawbook.mutant import Mutant, instead, spec
-from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.parts.mhc import MhcModule
+from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.proof.laws.suite import OWN_NUMBER
 
 _sinkhorn, _open = MhcModule.sinkhorn, MhcModule.open
 

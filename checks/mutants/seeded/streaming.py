@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
-from dovetail.lawbook.mutant import Mutant, instead, spec
-from dovetail.lawbook.suite import OWN_NUMBER
 from dovetail.parts.position.streaming import StreamingModule
+from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.proof.laws.suite import OWN_NUMBER
 from dovetail.state.slots import Ring
 
 _in_sequence, _on_read = StreamingModule.in_sequence, StreamingModule.on_read

@@ -12,13 +12,13 @@ from torch import Tensor
 from dovetail.core.part import Part
 from dovetail.core.weight import Weight
 from dovetail.core.wire import WireModule
-from dovetail.lawbook import ported
-from dovetail.lawbook.mutant import Mutant, instead, spec
+from dovetail.hf import hf
 from dovetail.model import Model
 from dovetail.parts.ffn.glu import GluModule
 from dovetail.parts.mixer.attention import Attention, AttentionModule
 from dovetail.parts.norm import RMSNormModule
-from dovetail.port import hf
+from dovetail.proof.laws import ported
+from dovetail.proof.laws.mutant import Mutant, instead, spec
 
 _added, _cost, _changed, _export = WireModule.added, Attention.cost, Part.changed, hf.export_tensors
 

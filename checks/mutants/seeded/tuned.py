@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dovetail.core.loss import IGNORED, LossSum
-from dovetail.lawbook.mutant import Mutant, instead
 from dovetail.model import ModelModule
-from dovetail.text.turns import Encoded
+from dovetail.proof.laws.mutant import Mutant, instead
+from dovetail.text.conversation import Encoded
 from dovetail.training import preference, tuning
 from dovetail.training.preference import PairLosses
 

@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from dovetail.adapters import attach as attaching
-from dovetail.adapters.attach import Applied
-from dovetail.adapters.fingerprint import fingerprint
-from dovetail.adapters.kind import AdapterKind
-from dovetail.adapters.storage import Base, Stored, write_adapter
-from dovetail.adapters.tensors import adapter_tensors
+from dovetail.core.declared_tensors import adapted_leaves
 from dovetail.core.errors import SpecError
-from dovetail.core.held import adapted_leaves
-from dovetail.port.adapter import family_of
-from dovetail.port.peft import write_peft
+from dovetail.hf.adapter import family_of
+from dovetail.hf.peft import write_peft
 from dovetail.transformer import Transformer
+from dovetail.weights.adapters import attach as attaching
+from dovetail.weights.adapters.attach import Applied
+from dovetail.weights.adapters.fingerprint import fingerprint
+from dovetail.weights.adapters.kind import AdapterKind
+from dovetail.weights.adapters.storage import Base, Stored, write_adapter
+from dovetail.weights.adapters.tensors import adapter_tensors
 
 
 def attach(model: Transformer, adapter: AdapterKind | str | Mapping[str, Any], *, seed: int = 0) -> Applied:

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from dovetail.account import format_value
 from dovetail.core.errors import UsageError
 from dovetail.core.part import plain
-from dovetail.io.spec import Changes, changed
+from dovetail.files.spec import Changes, changed
+from dovetail.hf import load as loading
 from dovetail.model import Model, ModelModule
-from dovetail.port import load as loading
 
 SpecLike = loading.SpecLike | ModelModule
 

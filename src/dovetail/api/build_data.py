@@ -11,18 +11,18 @@ from dovetail.api.arguments import silent
 from dovetail.api.show_data import DataSummary
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.limits import JSON_BYTES, TOKENIZER_BYTES
-from dovetail.datasets.build import build, delete_corpus
-from dovetail.datasets.cluster import RayCluster
-from dovetail.datasets.executors import Executor, ProcessPool, available_workers
-from dovetail.datasets.formats import Options
-from dovetail.datasets.manifest import HELD_OUT
-from dovetail.datasets.plan import Settings, expand, make_plan
-from dovetail.io.model_files import TOKENIZER_FILE
-from dovetail.io.untrusted import Directory, exists, is_directory
-from dovetail.look.progress import WorkProgress
+from dovetail.data.build import build, delete_corpus
+from dovetail.data.cluster import RayCluster
+from dovetail.data.executors import Executor, ProcessPool, available_workers
+from dovetail.data.formats import Options
+from dovetail.data.manifest import HELD_OUT
+from dovetail.data.plan import Settings, expand, make_plan
+from dovetail.disk.model_files import TOKENIZER_FILE
+from dovetail.disk.untrusted import Directory, exists, is_directory
 from dovetail.text.chat import CONFIG_FILE, special_token
 from dovetail.text.learn import LEAST, learn
 from dovetail.text.tokenizer import END, Tokenizer
+from dovetail.views.progress import WorkProgress
 
 BYTES = "bytes"  # the name of the tokenizer with one token per byte
 

@@ -18,8 +18,8 @@ from dovetail.api.models import load
 from dovetail.core.errors import InputError
 from dovetail.core.finite import check_weights
 from dovetail.core.keywords import checks_keywords
-from dovetail.generation import Vocabulary, chat_ids
-from dovetail.sampling import Sampling
+from dovetail.decoding.generation import Vocabulary, chat_ids
+from dovetail.decoding.sampling import Sampling
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
 from dovetail.text.literal import ConversationEncoder

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import RenderableType
 
 from dovetail.api.result import Result
-from dovetail.dist.node import NodeTest, node_tests
-from dovetail.look.console import unwrapped
+from dovetail.parallel.node import NodeTest, node_tests
+from dovetail.views.console import unwrapped
 
 
 @dc.dataclass(frozen=True, repr=False)

@@ -16,11 +16,11 @@ from typing import Any
 from dovetail.account import account, format_value
 from dovetail.api.diff_view import field_groups
 from dovetail.core.fold import parameters
-from dovetail.surgery import diff
 from dovetail.training.initial import shared
 from dovetail.training.plan import Plan
 from dovetail.training.record import RunRecord
 from dovetail.training.settings import FREE, RECORDED, differing
+from dovetail.weights.surgery import diff
 
 ORDER = ("seed", "batch", "length")
 DATA = ("sha256", "tokenizer")  # of what was recorded; images have no tokenizer

@@ -11,8 +11,8 @@ from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.api.diff_page import RULES, diff_body
 from dovetail.api.diff_view import diff_view
 from dovetail.api.result import PageResult
-from dovetail.io.spec import Changes
-from dovetail.surgery import Diff, diff as diff_specs
+from dovetail.files.spec import Changes
+from dovetail.weights.surgery import Diff, diff as diff_specs
 
 
 @dc.dataclass(frozen=True, repr=False)

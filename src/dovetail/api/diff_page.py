@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from dovetail.account import Account, Node, account, usual_length
 from dovetail.api.diff_view import STYLES, TensorGroup, field_groups, shape_text, tensor_groups
-from dovetail.look.amounts import count, flops, size
-from dovetail.look.page import Fact, badge, facts, text
-from dovetail.look.summary import description
-from dovetail.surgery import Diff, Status
+from dovetail.core.units import count, flops, size
+from dovetail.views.page import Fact, badge, facts, text
+from dovetail.views.summary import description
+from dovetail.weights.surgery import Diff, Status
 
 OPEN = ("impossible", "dropped", "new", "transformed")  # statuses whose tables are unfolded at first
 RULES = """

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.account import format_value
-from dovetail.look.console import plain_table
-from dovetail.surgery import Diff, Row, Status
+from dovetail.views.console import plain_table
+from dovetail.weights.surgery import Diff, Row, Status
 
 # in the order of the view: lost tensors first, kept ones last
 STYLES: dict[Status, str] = {

@@ -16,7 +16,7 @@ from torch import Tensor
 from dovetail.api.models import load
 from dovetail.core.errors import InputError
 from dovetail.core.finite import check_weights
-from dovetail.embedding import Embedder, Pooling, shortened
+from dovetail.decoding.embedding import Embedder, Pooling, shortened
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.transformer import Transformer
 

@@ -13,7 +13,7 @@ from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.api.output import write_new
 from dovetail.api.result import Result
 from dovetail.codegen.file import emit as emit_text
-from dovetail.io.spec import Changes
+from dovetail.files.spec import Changes
 
 
 @dc.dataclass(frozen=True, repr=False)

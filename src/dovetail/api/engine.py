@@ -19,18 +19,17 @@ from typing import TypeVar
 
 import torch
 
-from dovetail.adapters.storage import Stored, check_base
 from dovetail.api.models import load
 from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.finite import check_weights
 from dovetail.core.keywords import checks_keywords
-from dovetail.embedding import Embedder, Pooling
-from dovetail.generation import Vocabulary, generates
-from dovetail.port.adapter import family_of, read_any
+from dovetail.decoding.embedding import Embedder, Pooling
+from dovetail.decoding.generation import Vocabulary, generates
+from dovetail.hf.adapter import family_of, read_any
 from dovetail.serving.draft_ahead import own_drafter
+from dovetail.serving.embedding_engine import PooledEngine
 from dovetail.serving.engine import Engine
 from dovetail.serving.packed import pack
-from dovetail.serving.pooled import PooledEngine
 from dovetail.serving.process import Loop
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.serving.wire import encode
@@ -38,6 +37,7 @@ from dovetail.serving.worker import QUEUED, ProcessClient, start_process
 from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import Grammars
 from dovetail.transformer import Transformer
+from dovetail.weights.adapters.storage import Stored, check_base
 
 E = TypeVar("E", Engine, PooledEngine)
 TRACEBACK = 4000  # characters

@@ -9,16 +9,16 @@ from typing import Any
 from rich.console import RenderableType
 
 from dovetail.api.result import Result
-from dovetail.io.model_dir import Piece, must_be_free
-from dovetail.io.untrusted import Directory
-from dovetail.look.console import unwrapped
+from dovetail.disk.untrusted import Directory
+from dovetail.files.model_dir import Piece, must_be_free
+from dovetail.hf.hf import Ported
+from dovetail.hf.layouts import DEFAULT
+from dovetail.hf.load import Watch, load, origin
+from dovetail.hf.own_config import MODEL_TYPE, architecture, write_own_config
+from dovetail.hf.write import export_directory, files_beside, imported_config, model_pieces, write_theirs
 from dovetail.model import Model
-from dovetail.port.hf import Ported
-from dovetail.port.layouts import DEFAULT
-from dovetail.port.load import Watch, load, origin
-from dovetail.port.own_config import MODEL_TYPE, architecture, write_own_config
-from dovetail.port.write import export_directory, files_beside, imported_config, model_pieces, write_theirs
 from dovetail.serving.can_serve import require
+from dovetail.views.console import unwrapped
 
 
 @dc.dataclass(frozen=True, repr=False)

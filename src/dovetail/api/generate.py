@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dovetail.api.models import load
-from dovetail.beam import beam_search, check_beams
 from dovetail.core.errors import SpecError
 from dovetail.core.finite import check_weights
 from dovetail.core.limits import MAX_NEW_TOKENS
-from dovetail.generation import Vocabulary, check_generates, generate_pieces, prompt_ids
-from dovetail.io.model_files import TOKENIZER_FILE
-from dovetail.io.untrusted import Directory
-from dovetail.port.adapter import base_place, is_adapter
-from dovetail.port.load import origin
-from dovetail.sampling import Sampling
+from dovetail.decoding.beam import beam_search, check_beams
+from dovetail.decoding.generation import Vocabulary, check_generates, generate_pieces, prompt_ids
+from dovetail.decoding.sampling import Sampling
+from dovetail.disk.model_files import TOKENIZER_FILE
+from dovetail.disk.untrusted import Directory
+from dovetail.hf.adapter import base_place, is_adapter
+from dovetail.hf.load import origin
 from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import Grammar, Grammars, Matcher, given_grammars
 from dovetail.text.stream import TextStream

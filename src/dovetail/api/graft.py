@@ -19,20 +19,17 @@ from dovetail.api.diff import SpecDiff, with_names
 from dovetail.api.diff_view import diff_view
 from dovetail.api.models import load, save
 from dovetail.api.result import Result
-from dovetail.core.ending import delaying
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.fold import parameters
-from dovetail.datasets.corpus import Batch, Corpus, read_corpus
-from dovetail.io.model_dir import must_be_free
-from dovetail.io.model_files import LOSSES_FILE
-from dovetail.io.spec import Changes, changed
-from dovetail.io.untrusted import Directory
-from dovetail.look.bar import bar as blocks
+from dovetail.core.termination import delaying
+from dovetail.data.corpus import Batch, Corpus, read_corpus
+from dovetail.disk.model_files import LOSSES_FILE
+from dovetail.disk.untrusted import Directory
+from dovetail.files.model_dir import must_be_free
+from dovetail.files.spec import Changes, changed
+from dovetail.hf.load import Watch, origin
+from dovetail.hf.write import family_for, model_pieces, write_own, write_theirs
 from dovetail.model import Model
-from dovetail.port.load import Watch, origin
-from dovetail.port.write import family_for, model_pieces, write_own, write_theirs
-from dovetail.surgery import parse_picks, picked
-from dovetail.surgery.graft import graft as graft_model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import evaluate, train
@@ -40,6 +37,9 @@ from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import Plan
 from dovetail.training.task import objective_kind, text_objective
 from dovetail.transformer import Transformer
+from dovetail.views.bar import bar as blocks
+from dovetail.weights.surgery import parse_picks, picked
+from dovetail.weights.surgery.graft import graft as graft_model
 
 BAR = 32  # characters of the longest bar
 LEVELS = "▁▂▃▄▅▆▇█"

@@ -10,11 +10,11 @@ from rich.console import RenderableType
 
 from dovetail.api.result import Result
 from dovetail.core.fold import parameters
-from dovetail.io.model_dir import must_be_free
-from dovetail.look.console import unwrapped
-from dovetail.port.load import Watch
-from dovetail.port.tensors import Dropped
-from dovetail.port.write import import_directory
+from dovetail.files.model_dir import must_be_free
+from dovetail.hf.load import Watch
+from dovetail.hf.tensors import Dropped
+from dovetail.hf.write import import_directory
+from dovetail.views.console import unwrapped
 
 
 @dc.dataclass(frozen=True, repr=False)

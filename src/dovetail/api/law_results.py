@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.api.result import Result
-from dovetail.lawbook.foreign.laws import Found
-from dovetail.lawbook.outcome import Outcome
-from dovetail.look.console import plain_table
+from dovetail.proof.foreign.laws import Found
+from dovetail.proof.laws.outcome import Outcome
+from dovetail.views.console import plain_table
 
 MOST_FAILURES = 10  # that a terminal shows
 MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not applicable": ("–", "dim")}

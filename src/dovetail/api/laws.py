@@ -15,12 +15,12 @@ from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.extensions import load_parts
 from dovetail.core.printable import printable
-from dovetail.io.spec import Changes, to_yaml
-from dovetail.lawbook.foreign.laws import Found
-from dovetail.lawbook.outcome import Outcome
-from dovetail.lawbook.served import run as served
-from dovetail.lawbook.sides import SERVER, SPEC, Side, SideKind, kind_of, server_side, spec_side
-from dovetail.lawbook.suite import known_laws, run_suite
+from dovetail.files.spec import Changes, to_yaml
+from dovetail.proof.foreign.laws import Found
+from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.laws.suite import known_laws, run_suite
+from dovetail.proof.served import run as served
+from dovetail.proof.subjects import SERVER, SPEC, Side, SideKind, kind_of, server_side, spec_side
 from dovetail.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)

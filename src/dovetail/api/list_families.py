@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dovetail.api.result import Result
-from dovetail.look.console import plain_table
-from dovetail.port.survey import REFERENCE_VERSION, Family, survey
+from dovetail.hf.survey import REFERENCE_VERSION, Family, survey
+from dovetail.views.console import plain_table
 
 
 @dc.dataclass(frozen=True, repr=False)

@@ -19,7 +19,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.group import GROUPS
 from dovetail.core.part import KINDS, Part, default_of, field_types, plain
 from dovetail.core.suggest import names_or_nearest
-from dovetail.look.console import plain_table
+from dovetail.views.console import plain_table
 
 
 @dc.dataclass(frozen=True)

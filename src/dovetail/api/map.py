@@ -16,10 +16,10 @@ from dovetail.api.result import Result
 from dovetail.core.errors import FileError, InputError
 from dovetail.core.finite import check_weights
 from dovetail.core.keywords import checks_keywords
-from dovetail.io.atomic import check_free
-from dovetail.look.console import unwrapped
-from dovetail.look.map import attention_of, draw_map
-from dovetail.port.load import Watch
+from dovetail.disk.atomic import check_free
+from dovetail.hf.load import Watch
+from dovetail.views.console import unwrapped
+from dovetail.views.map import attention_of, draw_map
 
 GENERATED = 48  # tokens of a decoder that is given no target
 

@@ -13,10 +13,10 @@ from dovetail.api.arguments import SpecLike, check_positive, read_spec
 from dovetail.api.result import Result
 from dovetail.core.check import check
 from dovetail.core.errors import SpecError
-from dovetail.io.spec import Changes
-from dovetail.look.console import unwrapped
+from dovetail.files.spec import Changes
 from dovetail.model import Model
-from dovetail.surgery.budget import BUDGETS, TOLERANCE, Budget, Found, match_budget
+from dovetail.views.console import unwrapped
+from dovetail.weights.surgery.budget import BUDGETS, TOLERANCE, Budget, Found, match_budget
 
 SHOWN = 5  # fields in the table
 UNITS: dict[Budget, str] = {"params": "parameters", "flops": "FLOPs per token", "kv": "bytes of decode state"}

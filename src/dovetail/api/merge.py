@@ -12,20 +12,20 @@ import torch
 from rich.console import RenderableType
 from torch import Tensor
 
-from dovetail.adapters.attach import detach
-from dovetail.adapters.combine import Method, combine
 from dovetail.api.result import Result
+from dovetail.core.declared_tensors import adapted_leaves
 from dovetail.core.errors import UsageError
-from dovetail.core.held import adapted_leaves
 from dovetail.core.linear import Linear
-from dovetail.io.model_dir import must_be_free
-from dovetail.io.untrusted import Directory
-from dovetail.look.console import unwrapped
-from dovetail.port import load as loading
-from dovetail.port.adapter import base_place, family_of, is_adapter, load_adapter
-from dovetail.port.load import Watch
-from dovetail.port.write import model_pieces, write_own, write_theirs
+from dovetail.disk.untrusted import Directory
+from dovetail.files.model_dir import must_be_free
+from dovetail.hf import load as loading
+from dovetail.hf.adapter import base_place, family_of, is_adapter, load_adapter
+from dovetail.hf.load import Watch
+from dovetail.hf.write import model_pieces, write_own, write_theirs
 from dovetail.transformer import Transformer
+from dovetail.views.console import unwrapped
+from dovetail.weights.adapters.attach import detach
+from dovetail.weights.adapters.combine import Method, combine
 
 Changes = dict[str, list[tuple[float, Tensor]]]  # by path: (factor, change) of each adapter
 
@@ -65,8 +65,9 @@ def merge(
     """Merge adapters into the weights of a model, and write it to `out`, in Hugging Face layout with `hf`.
 
     Without adapters `directory` is an adapter directory, which is merged into the base that it names. Several adapters are
-    combined by `method`: linear adds their changes, ties and dare keep a fraction `density` of each (adapters/combine.py).
-    `weights` has one factor for each adapter, 1 by default. An adapter of another base is refused, unless with `any_base`.
+    combined by `method`: linear adds their changes, ties and dare keep a fraction `density` of each
+    (weights/adapters/combine.py). `weights` has one factor for each adapter, 1 by default. An adapter of another base is
+    refused, unless with `any_base`.
     """
     if not adapters and is_adapter(directory):
         directory, adapters = base_place(directory), (directory,)

@@ -13,13 +13,13 @@ import torch
 
 from dovetail import construction
 from dovetail.core.dtypes import dtype_of
-from dovetail.io import model_dir
-from dovetail.io.model_files import TOKENIZER_FILE
-from dovetail.io.untrusted import Directory
-from dovetail.port import load as loading
-from dovetail.port.adapter import base_place, family_of, is_adapter, load_adapter
-from dovetail.port.load import SpecLike, Watch, find_spec
-from dovetail.port.vocabulary import read_vocabulary
+from dovetail.disk.model_files import TOKENIZER_FILE
+from dovetail.disk.untrusted import Directory
+from dovetail.files import model_dir
+from dovetail.hf import load as loading
+from dovetail.hf.adapter import base_place, family_of, is_adapter, load_adapter
+from dovetail.hf.load import SpecLike, Watch, find_spec
+from dovetail.hf.vocabulary import read_vocabulary
 from dovetail.transformer import Transformer
 
 

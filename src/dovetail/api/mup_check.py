@@ -14,15 +14,15 @@ from dovetail.api.arguments import SpecLike, check_positive, read_spec, silent
 from dovetail.api.result import Result
 from dovetail.core.errors import UsageError
 from dovetail.core.keywords import checks_keywords
-from dovetail.io.atomic import check_free
-from dovetail.io.spec import Changes
-from dovetail.look.console import unwrapped
-from dovetail.look.curve import draw_coordinates
-from dovetail.surgery.widen import widened
+from dovetail.disk.atomic import check_free
+from dovetail.files.spec import Changes
 from dovetail.training.coordinates import FACTORS, FLAT, Coordinate, coordinate_check
 from dovetail.training.plan import OptimizerKind, Plan
 from dovetail.training.source import Shape, from_text
 from dovetail.training.task import objective_kind
+from dovetail.views.console import unwrapped
+from dovetail.views.curve import draw_coordinates
+from dovetail.weights.surgery.widen import widened
 
 SEEDS = 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dovetail.io.atomic import check_free, write_atomically
+from dovetail.disk.atomic import check_free, write_atomically
 
 
 def write_new(path: Path, text: str, force: bool) -> None:

@@ -16,7 +16,7 @@ from dovetail.core.count import read_count
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.fold import parameters
 from dovetail.core.limits import MAX_LENGTH, MAX_RANKS
-from dovetail.io.spec import Changes
+from dovetail.files.spec import Changes
 from dovetail.planning.device import device_named
 from dovetail.planning.page import RULES, plan_page
 from dovetail.planning.report import Findings, layout_data, outlook

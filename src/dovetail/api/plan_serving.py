@@ -16,13 +16,13 @@ from dovetail.core.count import read_count
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.fold import parameters
 from dovetail.core.suggest import names_or_nearest
-from dovetail.generation import check_generates
-from dovetail.io.spec import Changes
-from dovetail.look.amounts import count, size
-from dovetail.look.console import plain_table
+from dovetail.core.units import count, size
+from dovetail.decoding.generation import check_generates
+from dovetail.files.spec import Changes
 from dovetail.model import Model
 from dovetail.planning.device import Device, device_named
 from dovetail.planning.serving import BYTES, Capacity, Load, Refused, Replica, Stored, assumptions, capacity, replicas
+from dovetail.views.console import plain_table
 
 GAP = 0.05  # seconds between two tokens: 20 per second, faster than people read
 ACTIVE, REQUESTS = 0.1, 6.0  # of all users in the busiest hour, and requests of each in it

@@ -17,23 +17,23 @@ from rich.text import Text
 from dovetail.account import longest_length
 from dovetail.api.models import load, save
 from dovetail.api.result import Result
+from dovetail.core.declared_tensors import stored
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.finite import check_weights
-from dovetail.core.held import stored
 from dovetail.core.mode import evaluating
-from dovetail.datasets.corpus import Corpus, read_corpus
-from dovetail.generation import check_generates, generate_tokens
-from dovetail.io.model_dir import must_be_free
-from dovetail.io.untrusted import Directory
-from dovetail.look.amounts import size
+from dovetail.core.units import size
+from dovetail.data.corpus import Corpus, read_corpus
+from dovetail.decoding.generation import check_generates, generate_tokens
+from dovetail.disk.untrusted import Directory
+from dovetail.files.model_dir import must_be_free
+from dovetail.hf.adapter import is_adapter
+from dovetail.hf.load import Watch, origin
+from dovetail.hf.write import write_own
 from dovetail.model import Model
-from dovetail.port.adapter import is_adapter
-from dovetail.port.load import Watch, origin
-from dovetail.port.write import write_own
-from dovetail.quantization.format import Format, format_from
-from dovetail.quantization.method import Applied, apply, method_needs_text
-from dovetail.quantization.recipe import candidates, recipe_of, select
+from dovetail.ops.formats.format import Format, format_from
 from dovetail.transformer import Transformer
+from dovetail.weights.quantization.method import Applied, apply, method_needs_text
+from dovetail.weights.quantization.recipe import candidates, recipe_of, select
 
 GROUPS = (64, 32, 16, 8)  # inputs that share a scale, the first that divides every matrix
 BATCH = 8  # sequences per calibration batch

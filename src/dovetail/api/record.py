@@ -14,9 +14,9 @@ from dovetail.api.arguments import read_spec
 from dovetail.api.result import Result
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
-from dovetail.io.atomic import check_free
-from dovetail.verification.engines import record_engine
-from dovetail.verification.prompt import random_prompt
+from dovetail.disk.atomic import check_free
+from dovetail.proof.compare.engines import record_engine
+from dovetail.proof.compare.prompt import random_prompt
 
 STEPS = 4  # tokens of a row that are decoded one by one
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from rich.console import RenderableType
 
-from dovetail.look.console import render_text, terminal_width
-from dovetail.look.page import fragment, page
+from dovetail.views.console import render_text, terminal_width
+from dovetail.views.page import fragment, page
 
 
 class Result(ABC):

@@ -23,9 +23,9 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_o
 from dovetail.api.arguments import read_spec
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.suggest import names_or_nearest
-from dovetail.io.model_files import SPEC_FILE
-from dovetail.io.spec import Changes, assignments
-from dovetail.io.yaml import parse_yaml, read_text
+from dovetail.disk.model_files import SPEC_FILE
+from dovetail.disk.yaml import parse_yaml, read_text
+from dovetail.files.spec import Changes, assignments
 from dovetail.training.settings import mapping_of
 
 P = ParamSpec("P")

@@ -12,12 +12,12 @@ from dovetail.api.compare_runs import Comparison, compare_runs
 from dovetail.api.result import Result
 from dovetail.core.errors import DovetailError, FileError
 from dovetail.core.fold import parameters
-from dovetail.io.atomic import check_free
-from dovetail.look.amounts import count
-from dovetail.look.console import plain_table, unwrapped
-from dovetail.look.curve import draw_runs, smoothed
-from dovetail.look.plot import draw_terminal
+from dovetail.core.units import count
+from dovetail.disk.atomic import check_free
 from dovetail.training.record import RunRecord, find_runs, read_record
+from dovetail.views.console import plain_table, unwrapped
+from dovetail.views.curve import draw_runs, smoothed
+from dovetail.views.plot import draw_terminal
 
 MOST = 8  # runs that are compared with the first, and drawn
 NUMBERS = ("parameters", "tokens", "loss", "held-out", "bits/byte")

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from dovetail import __version__
 from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.core.limits import ADDRESS_CONNECTIONS
-from dovetail.embedding import Pooling, check_embeds
-from dovetail.generation import generates
-from dovetail.io.untrusted import Directory, read_regular
-from dovetail.port.load import origin
-from dovetail.port.vocabulary import read_vocabulary
+from dovetail.decoding.embedding import Pooling, check_embeds
+from dovetail.decoding.generation import generates
+from dovetail.disk.untrusted import Directory, read_regular
+from dovetail.hf.load import origin
+from dovetail.hf.vocabulary import read_vocabulary
 from dovetail.serving.client import LogFormat
 from dovetail.serving.worker import QUEUED
 from dovetail.state.quantized import CacheFormat

@@ -24,10 +24,10 @@ from pathlib import Path
 from dovetail.api.export import export
 from dovetail.api.serve import check_exposed, read_keys, url_of
 from dovetail.core.errors import DovetailError, SpecError, UsageError, install_command
-from dovetail.io.model_files import CONFIG_FILE
-from dovetail.io.untrusted import Directory
-from dovetail.port.load import origin
-from dovetail.port.own_config import MODEL_TYPE, is_own
+from dovetail.disk.model_files import CONFIG_FILE
+from dovetail.disk.untrusted import Directory
+from dovetail.hf.load import origin
+from dovetail.hf.own_config import MODEL_TYPE, is_own
 from dovetail.serving.can_serve import require
 
 SERVER = "vllm.entrypoints.openai.api_server"

@@ -13,11 +13,11 @@ from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.api.result import PageResult
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import MAX_LENGTH
-from dovetail.io.spec import Changes, swap_losses
-from dovetail.look.diagram import RULES, diagram
-from dovetail.look.summary import Limit, summary_view
+from dovetail.files.spec import Changes, swap_losses
+from dovetail.hf.files import context_length, stored_dtype
 from dovetail.model import Model
-from dovetail.port.files import context_length, stored_dtype
+from dovetail.views.diagram import RULES, diagram
+from dovetail.views.summary import Limit, summary_view
 
 
 @dc.dataclass(frozen=True, repr=False)

@@ -12,11 +12,11 @@ from rich.console import Group, RenderableType
 from dovetail.api.result import Result
 from dovetail.api.show_rows import TuningRows, show_rows
 from dovetail.core.errors import UsageError
-from dovetail.datasets.corpora import verify_shards
-from dovetail.datasets.manifest import Manifest
-from dovetail.datasets.shards import files_of
-from dovetail.look.console import plain_table, unwrapped
-from dovetail.look.progress import WorkProgress
+from dovetail.data.corpora import verify_shards
+from dovetail.data.manifest import Manifest
+from dovetail.data.shards import files_of
+from dovetail.views.console import plain_table, unwrapped
+from dovetail.views.progress import WorkProgress
 
 COUNTS = ("documents", "tokens", "bytes", "bytes per token", "shards", "size")
 LISTED = 20  # problems that are printed

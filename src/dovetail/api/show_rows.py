@@ -11,13 +11,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dovetail.api.result import Result
-from dovetail.datasets.chats import read_rows
-from dovetail.io.untrusted import Directory
-from dovetail.look.console import unwrapped
-from dovetail.port.vocabulary import read_vocabulary
+from dovetail.data.chats import read_rows
+from dovetail.disk.untrusted import Directory
+from dovetail.hf.vocabulary import read_vocabulary
+from dovetail.text.conversation import Encoded
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.text.turns import Encoded
 from dovetail.training.tuning import turn_encoder
+from dovetail.views.console import unwrapped
 
 NAMES = {1: ("",), 2: ("chosen", "rejected")}  # of the examples of a row
 LEARNED, MASKED = "bold green", "dim"

@@ -14,18 +14,18 @@ from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.api.result import Result
 from dovetail.core.fold import declared
 from dovetail.core.limits import CONFIG_BYTES
-from dovetail.io.model_dir import must_be_free
-from dovetail.io.untrusted import Directory, exists
+from dovetail.disk.untrusted import Directory, exists
+from dovetail.files.model_dir import must_be_free
+from dovetail.hf.config import base_spec
+from dovetail.hf.dialect import DIALECTS
+from dovetail.hf.family import family_spec
+from dovetail.hf.hf import from_hf
+from dovetail.hf.load import origin
+from dovetail.hf.peaked import Opinion, opinionated, predicts_tokens
+from dovetail.hf.quantized import split_quantization
+from dovetail.hf.shrink import shrink
+from dovetail.hf.write import write_fresh
 from dovetail.model import Model
-from dovetail.port.config import base_spec
-from dovetail.port.dialect import DIALECTS
-from dovetail.port.family import family_spec
-from dovetail.port.hf import from_hf
-from dovetail.port.load import origin
-from dovetail.port.opinion import Opinion, opinionated, predicts_tokens
-from dovetail.port.quantized import split_quantization
-from dovetail.port.shrink import shrink
-from dovetail.port.write import write_fresh
 
 
 @dc.dataclass(frozen=True, repr=False)

@@ -12,36 +12,29 @@ from typing import Any
 
 import torch
 
-from dovetail.adapters.attach import Applied, attach, match, read_adapter
-from dovetail.adapters.fingerprint import Fingerprint, fingerprint
-from dovetail.adapters.kind import AdapterKind
-from dovetail.adapters.storage import Base
 from dovetail.api.arguments import NamedSpec, SpecLike, check_positive, read_spec, silent
 from dovetail.api.models import load
 from dovetail.api.run_file import accepts_run_file
 from dovetail.api.train_from import Start
 from dovetail.api.training_run import TrainingRun
 from dovetail.core.count import read_count
-from dovetail.core.ending import delaying
 from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
 from dovetail.core.part import plain
-from dovetail.dist.layout import Axes
-from dovetail.generation import Sampling
-from dovetail.io.model_dir import must_be_free
-from dovetail.io.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE, TOKENIZER_FILE
-from dovetail.io.spec import SPEC_FILE, Changes, to_yaml
-from dovetail.io.untrusted import PICKLES, Directory
-from dovetail.look.curve import draw_losses
-from dovetail.surgery.widen import with_tied_scale
+from dovetail.core.termination import delaying
+from dovetail.decoding.generation import Sampling
+from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE, TOKENIZER_FILE
+from dovetail.disk.untrusted import PICKLES, Directory
+from dovetail.files.model_dir import must_be_free
+from dovetail.files.spec import SPEC_FILE, Changes, to_yaml
+from dovetail.parallel.layout import Axes
 from dovetail.training.initial import write_initial
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.logs import LogKind, logs_of
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import Setup, TuningData
-from dovetail.training.only import train_only, weights_named
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,
     KEEP,
@@ -61,7 +54,14 @@ from dovetail.training.source import Shape, TokenizerKind
 from dovetail.training.speed import faster_precision, speed_of
 from dovetail.training.step import DTYPES, computing_in
 from dovetail.training.task import generation_files, objective_kind, read_source, reads_of, spec_for
+from dovetail.training.trainable import train_only, weights_named
 from dovetail.transformer import Transformer
+from dovetail.views.curve import draw_losses
+from dovetail.weights.adapters.attach import Applied, attach, match, read_adapter
+from dovetail.weights.adapters.fingerprint import Fingerprint, fingerprint
+from dovetail.weights.adapters.kind import AdapterKind
+from dovetail.weights.adapters.storage import Base
+from dovetail.weights.surgery.widen import with_tied_scale
 
 MINUTES = 5.0  # of a run without an end
 ADAPTER_RATE = 10  # times the learning rate of full fine-tuning (Schulman et al. 2025)
@@ -390,6 +390,6 @@ def _refuse_weights(place: Path) -> None:
 
 def _plot(history: list[StepMetrics], path: Path, title: str, note: Callable[[str], None]) -> None:
     if find_module("matplotlib") is None:
-        note(f"the losses are not plotted without matplotlib: {install_command('look')}")
+        note(f"the losses are not plotted without matplotlib: {install_command('plots')}")
     else:
         draw_losses(history, path, title)

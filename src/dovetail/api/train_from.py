@@ -18,14 +18,14 @@ from torch import Tensor
 
 from dovetail.core.errors import FileError
 from dovetail.core.fold import declared
-from dovetail.generation import Vocabulary
-from dovetail.io.checksum import data_sha256, file_sha256
-from dovetail.io.model_files import QUANTIZATION_FILE, RUN_FILE, TOKENIZER_FILE
-from dovetail.io.untrusted import Directory
+from dovetail.decoding.generation import Vocabulary
+from dovetail.disk.checksum import data_sha256, file_sha256
+from dovetail.disk.model_files import QUANTIZATION_FILE, RUN_FILE, TOKENIZER_FILE
+from dovetail.disk.untrusted import Directory
+from dovetail.hf.load import opened, origin
+from dovetail.hf.vocabulary import class_names, read_vocabulary
+from dovetail.hf.write import files_beside
 from dovetail.model import Model
-from dovetail.port.load import opened, origin
-from dovetail.port.vocabulary import class_names, read_vocabulary
-from dovetail.port.write import files_beside
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
 from dovetail.training.export import check_checkpoint, checkpoint_pieces

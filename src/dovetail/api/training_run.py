@@ -10,10 +10,10 @@ from rich.console import RenderableType
 
 from dovetail.api.result import Result
 from dovetail.core.fold import parameters
-from dovetail.look.console import unwrapped
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.metrics import StepMetrics
 from dovetail.transformer import Transformer
+from dovetail.views.console import unwrapped
 
 LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is noisy
 

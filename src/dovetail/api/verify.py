@@ -16,23 +16,23 @@ from dovetail.api.result import PageResult
 from dovetail.core.dtypes import dtype_of
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
+from dovetail.proof.compare import report, server
+from dovetail.proof.compare.check import padding_token, verify as verify_sides
+from dovetail.proof.compare.comparison import Status
+from dovetail.proof.compare.dump import Dump
+from dovetail.proof.compare.dump_check import verify_dump
+from dovetail.proof.compare.engines import engines, recorded
+from dovetail.proof.compare.lengths import LONGEST
+from dovetail.proof.compare.opening import DUMP, EMITTED, SideLike, local, pair
+from dovetail.proof.compare.prompt import ROWS, Prompt, prompt_of_ids, random_prompt
+from dovetail.proof.compare.server import ServerVerdict, compare_server
+from dovetail.proof.compare.sides import Side
+from dovetail.proof.compare.verdict import Verdict
+from dovetail.proof.rollouts import report as rollout_report
+from dovetail.proof.rollouts.check import explain_rollouts
+from dovetail.proof.rollouts.file import read_rollouts
+from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
 from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
-from dovetail.verification import report, server
-from dovetail.verification.check import padding_token, verify as verify_sides
-from dovetail.verification.comparison import Status
-from dovetail.verification.dump import Dump
-from dovetail.verification.dump_check import verify_dump
-from dovetail.verification.engines import engines, recorded
-from dovetail.verification.lengths import LONGEST
-from dovetail.verification.opening import DUMP, EMITTED, SideLike, local, pair
-from dovetail.verification.prompt import ROWS, Prompt, prompt_of_ids, random_prompt
-from dovetail.verification.rollouts import report as rollout_report
-from dovetail.verification.rollouts.check import explain_rollouts
-from dovetail.verification.rollouts.file import read_rollouts
-from dovetail.verification.rollouts.verdict import RolloutStatus, RolloutVerdict
-from dovetail.verification.server import ServerVerdict, compare_server
-from dovetail.verification.sides import Side
-from dovetail.verification.verdict import Verdict
 
 MOST_ROWS, MOST_TOKENS = 256, 65_536  # of a random prompt
 SERVER = ("http://", "https://")

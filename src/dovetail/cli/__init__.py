@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from dovetail import __version__
 from dovetail.cli.failure import close_stdout, guarded, report
-from dovetail.core.ending import Terminated, end_children, watched
 from dovetail.core.errors import UsageError
 from dovetail.core.suggest import did_you_mean, names_or_nearest
+from dovetail.core.termination import Terminated, end_children, watched
 
 VERBS = {
     "show": "print the parts, shapes and costs of a model",

@@ -20,10 +20,10 @@ import tyro
 
 from dovetail.cli.flags import InDir, NewTokens, SamplingFlags, whole
 from dovetail.cli.output import print_json, print_note, print_text, to_json
-from dovetail.cli.shown import options
-from dovetail.core.ending import surviving_interrupts
+from dovetail.cli.printing import options
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.limits import MAX_LENGTH, PROMPT_CHARACTERS
+from dovetail.core.termination import surviving_interrupts
 
 if TYPE_CHECKING:
     from dovetail.api.chat import Chat
@@ -133,7 +133,7 @@ def _command(talk: Chat, line: str) -> bool:
     elif name == "undo":
         print_note("the last turn is forgotten" if talk.undo() else "there is no turn")
     elif name == "save" and rest.strip():
-        from dovetail.io.atomic import check_free, write_atomically
+        from dovetail.disk.atomic import check_free, write_atomically
 
         path = Path(rest.strip())
         check_free(path, False, "choose another path")

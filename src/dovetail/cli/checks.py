@@ -6,11 +6,11 @@ import stat
 from pathlib import Path
 
 from dovetail.core.errors import FileError
-from dovetail.io.atomic import check_writable
-from dovetail.io.presets import find_preset
-from dovetail.io.replace import set_aside
-from dovetail.io.untrusted import PICKLES, Directory, exists
-from dovetail.io.yaml import parse_yaml, read_text
+from dovetail.disk.atomic import check_writable
+from dovetail.disk.presets import find_preset
+from dovetail.disk.replace import set_aside
+from dovetail.disk.untrusted import PICKLES, Directory, exists
+from dovetail.disk.yaml import parse_yaml, read_text
 
 FOREIGN = ("hf:", "py:", "emit:", "http://", "https://")  # models of other libraries, opened by the verb
 

@@ -61,7 +61,7 @@ def _words() -> Iterator[tuple[str, list[str], list[str]]]:
     """(verb, its flags, the presets where it takes a spec)."""
     from dovetail.cli import VERBS, module_of
     from dovetail.cli.flags import flag_names, takes_spec
-    from dovetail.io.presets import preset_names
+    from dovetail.disk.presets import preset_names
 
     for verb in VERBS:
         command = module_of(verb).Command

@@ -17,7 +17,7 @@ import tyro
 
 from dovetail.cli.flags import OutDir, number, whole
 from dovetail.cli.output import print_json, print_note
-from dovetail.cli.shown import options, print_view
+from dovetail.cli.printing import options, print_view
 
 
 @dc.dataclass

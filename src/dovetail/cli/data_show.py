@@ -15,7 +15,7 @@ import tyro
 
 from dovetail.cli.flags import InDir, InPath, Steps
 from dovetail.cli.output import print_json
-from dovetail.cli.shown import print_view
+from dovetail.cli.printing import print_view
 
 
 @dc.dataclass

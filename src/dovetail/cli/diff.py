@@ -14,7 +14,7 @@ import tyro
 
 from dovetail.cli.flags import FileFlags, OutFile, Sets, Spec, Swaps
 from dovetail.cli.output import print_json
-from dovetail.cli.shown import options, print_view, write_page
+from dovetail.cli.printing import options, print_view, write_page
 
 
 @dc.dataclass

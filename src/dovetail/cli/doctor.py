@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import tyro
 
 from dovetail.cli.output import print_json, print_line
-from dovetail.cli.shown import print_view
+from dovetail.cli.printing import print_view
 from dovetail.core.errors import DISTRIBUTION, install_command
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
@@ -76,7 +76,7 @@ def examined() -> dict[str, Any]:
         "memory": {"available_bytes": available_memory()},
         "devices": _devices(),
         "packages": _packages(None),
-        "extras": {name: _packages(name) for name in ("look", "data", "cluster", "serve", "grammar", "hf")},
+        "extras": {name: _packages(name) for name in ("plots", "data", "cluster", "serve", "grammar", "hf")},
     }
 
 

@@ -17,7 +17,7 @@ import tyro
 
 from dovetail.cli.flags import LoadFlags, OutFile, Sets, Spec, Swaps
 from dovetail.cli.output import print_json, print_line
-from dovetail.cli.shown import options
+from dovetail.cli.printing import options
 
 
 @dc.dataclass

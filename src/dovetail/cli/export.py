@@ -18,7 +18,7 @@ import tyro
 
 from dovetail.cli.flags import InDir, LoadFlags, OutDir, Steps
 from dovetail.cli.output import print_json
-from dovetail.cli.shown import options, print_view
+from dovetail.cli.printing import options, print_view
 
 
 @dc.dataclass

@@ -21,9 +21,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.core.ending import Terminated
 from dovetail.core.errors import DovetailError
 from dovetail.core.printable import printable
+from dovetail.core.termination import Terminated
 
 DATA, INTERNAL = 4, 70  # exit codes
 DEBUG, SAFE_PATH = "DOVETAIL_DEBUG", "PYTHONSAFEPATH"

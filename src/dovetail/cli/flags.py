@@ -21,7 +21,7 @@ from dovetail.core.count import read_count
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import MAX_BATCH, MAX_LENGTH, MAX_NEW_TOKENS, MAX_RANKS, MAX_SEED, MAX_STEPS
-from dovetail.io.atomic import check_free
+from dovetail.disk.atomic import check_free
 
 ArgConfig: Any = type(tyro.conf.arg())
 POSITIONAL: Any = get_args(tyro.conf.Positional[int])[1]

@@ -18,7 +18,7 @@ import tyro
 
 from dovetail.cli.flags import InDir, InFile, NewTokens, SamplingFlags
 from dovetail.cli.output import print_json, print_note, print_text
-from dovetail.cli.shown import options
+from dovetail.cli.printing import options
 
 
 @dc.dataclass
@@ -54,7 +54,7 @@ class Command(SamplingFlags):
         from dovetail.api.models import load
         from dovetail.cli.loading import shown_loading
         from dovetail.core.limits import GRAMMAR_CHARACTERS
-        from dovetail.io.untrusted import read_regular
+        from dovetail.disk.untrusted import read_regular
 
         chosen = options(
             self, "directory", "prompt", "chat", "system", "compiled", "cache", "json", "load", "json_schema", "regex"

@@ -21,7 +21,7 @@ import tyro
 
 from dovetail.cli.flags import BatchSize, InDir, InFile, Length, LoadFlags, OutDir, Seed, Sets, Swaps
 from dovetail.cli.output import print_json, print_note
-from dovetail.cli.shown import options, print_view
+from dovetail.cli.printing import options, print_view
 
 INTERRUPTED = 130
 

@@ -18,7 +18,7 @@ import tyro
 
 from dovetail.cli.flags import InDir, LoadFlags, RunDtype, Seed, Sets, Spec, Swaps
 from dovetail.cli.output import SafeConsole, print_json
-from dovetail.cli.shown import options, shown
+from dovetail.cli.printing import options, shown
 
 if TYPE_CHECKING:
     from dovetail.api.laws import Progress

@@ -13,13 +13,13 @@ from dovetail.cli.bar import delayed_bar
 from dovetail.cli.output import print_error
 
 if TYPE_CHECKING:
-    from dovetail.port.load import Watch
+    from dovetail.hf.load import Watch
 
 
 @contextmanager
 def shown_loading(name: str) -> Iterator[Watch]:
     """Yield a function watch(bytes read, bytes in total) that moves a progress bar; print the warnings of the load."""
-    from dovetail.port.tensors import DroppedTensors
+    from dovetail.hf.tensors import DroppedTensors
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default", DroppedTensors)

@@ -14,7 +14,7 @@ import tyro
 
 from dovetail.cli.flags import Length, LoadFlags, Sets, Spec, Swaps
 from dovetail.cli.output import print_json
-from dovetail.cli.shown import options, print_view
+from dovetail.cli.printing import options, print_view
 
 
 @dc.dataclass
@@ -46,7 +46,7 @@ class Command(LoadFlags):
         """Search, and print the field and its value; 1 where no value makes them equal within 1 %."""
         from dovetail.api.match import match
         from dovetail.core.errors import UsageError
-        from dovetail.surgery.budget import BUDGETS, Budget
+        from dovetail.weights.surgery.budget import BUDGETS, Budget
 
         chosen: list[Budget] = [by for by in BUDGETS if getattr(self, by)] or ["params"]
         if len(chosen) > 1:

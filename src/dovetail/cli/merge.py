@@ -19,7 +19,7 @@ import tyro
 
 from dovetail.cli.flags import InDir, LoadFlags, OutDir, Seed
 from dovetail.cli.output import print_json
-from dovetail.cli.shown import options, print_view
+from dovetail.cli.printing import options, print_view
 
 
 @dc.dataclass

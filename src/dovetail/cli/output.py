@@ -2,7 +2,7 @@
 
 Names and messages come from files, servers and models. A control sequence in one could move the cursor or print a line in the
 name of Dovetail, so each is shown as an escape (`\\x1b`): in lines (`print_line`, `print_error`), in what rich renders
-(`SafeConsole`, in look/console.py), and in generated text (`print_text`). JSON escapes them itself.
+(`SafeConsole`, in views/console.py), and in generated text (`print_text`). JSON escapes them itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from dovetail.core.printable import LINES, PROSE, printable
-from dovetail.look.console import SafeConsole as SafeConsole
+from dovetail.views.console import SafeConsole as SafeConsole
 
 LONGEST_ERROR = 4000  # characters
 

@@ -13,7 +13,7 @@ import tyro
 
 from dovetail.cli.flags import LoadFlags
 from dovetail.cli.output import print_json
-from dovetail.cli.shown import print_view
+from dovetail.cli.printing import print_view
 
 
 @dc.dataclass

@@ -32,7 +32,7 @@ from dovetail.cli.flags import (
     whole,
 )
 from dovetail.cli.output import print_json, print_note
-from dovetail.cli.shown import options, print_view, write_page
+from dovetail.cli.printing import options, print_view, write_page
 from dovetail.core.errors import UsageError
 
 

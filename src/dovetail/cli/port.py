@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses as dc
 
 from dovetail.cli.output import print_json
-from dovetail.cli.shown import print_view
+from dovetail.cli.printing import print_view
 
 
 @dc.dataclass

@@ -20,7 +20,7 @@ import tyro
 
 from dovetail.cli.flags import BatchSize, InDir, InFile, Length, LoadFlags, OutDir, Seed, whole
 from dovetail.cli.output import print_json
-from dovetail.cli.shown import options, print_view
+from dovetail.cli.printing import options, print_view
 
 Skips = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PATTERN")]
 

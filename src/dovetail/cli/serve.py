@@ -22,7 +22,7 @@ import tyro
 
 from dovetail.cli.flags import InDir, InFile, LoadFlags, number, whole
 from dovetail.cli.output import print_json, print_note
-from dovetail.cli.shown import options
+from dovetail.cli.printing import options
 from dovetail.core.errors import UsageError
 from dovetail.core.limits import ADDRESS_CONNECTIONS, MAX_LENGTH
 

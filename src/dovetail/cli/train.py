@@ -36,7 +36,7 @@ from dovetail.cli.flags import (
     Swaps,
 )
 from dovetail.cli.output import print_json, print_note
-from dovetail.cli.shown import options, print_view
+from dovetail.cli.printing import options, print_view
 from dovetail.training.logs import LogKind
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,

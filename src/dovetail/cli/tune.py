@@ -18,7 +18,7 @@ import tyro
 
 from dovetail.cli.flags import BatchSize, InDir, InFile, Length, LoadFlags, NewTokens, OutDir, Seed, Steps
 from dovetail.cli.output import print_json, print_note
-from dovetail.cli.shown import options, print_view
+from dovetail.cli.printing import options, print_view
 from dovetail.core.errors import UsageError
 from dovetail.training.plan import Plan, PrecisionChoice, ScheduleKind
 

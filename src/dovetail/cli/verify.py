@@ -30,11 +30,11 @@ import tyro
 
 from dovetail.cli.flags import FileFlags, InFile, Length, OutFile, RunDtype, Seed, number
 from dovetail.cli.output import SafeConsole, print_json
-from dovetail.cli.shown import options, print_view, write_page
+from dovetail.cli.printing import options, print_view, write_page
 from dovetail.core.limits import ANSWER_SECONDS
 
 if TYPE_CHECKING:
-    from dovetail.verification.comparison import Progress
+    from dovetail.proof.compare.comparison import Progress
 
 
 @dc.dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.core.across import misread
+from dovetail.core.cross_layer import misread
 from dovetail.core.errors import SpecError
 from dovetail.core.field import faults
 from dovetail.core.fold import declared

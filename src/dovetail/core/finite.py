@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from dovetail.core.declared_tensors import stored
 from dovetail.core.errors import NonFiniteError
-from dovetail.core.held import stored
 from dovetail.core.host import read_floats
 from dovetail.core.part import Part
 

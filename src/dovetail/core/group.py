@@ -25,7 +25,7 @@ from dovetail.core.weight import Weight
 if TYPE_CHECKING:
     import torch
 
-    from dovetail.core.across import Values
+    from dovetail.core.cross_layer import Values
 
 
 # causal: no query sees a later key; ahead: a decoder in which early queries see some later keys (a prefix mask);

@@ -32,7 +32,7 @@ ELSEWHERE = {
     "max_new_tokens": "give max_tokens=",
     "max_length": "give max_tokens=, which counts the new tokens only",
     "do_sample": "temperature=0 takes the most probable token, any other temperature samples",
-    "num_beams": "beam search is dovetail.beam.beam_search",
+    "num_beams": "beam search is dovetail.decoding.beam.beam_search",
     "eos_token_id": "give stop=[token ids]",
     "output_attentions": "call model.trace(ids, 'layers.*.mixer.pattern')",
     "output_hidden_states": "call model.trace(ids, 'layers.*.in', 'normed')",

@@ -59,7 +59,7 @@ class Adapter(nn.Module, ABC):
     """A change of what a leaf computes, with parameters of its own; the leaf keeps its W and bias, and their names."""
 
     exact: frozenset[Offer] = frozenset()
-    declared: tuple[Declared, ...] = ()  # its parameters, with their paths in the model (core/held.py)
+    declared: tuple[Declared, ...] = ()  # its parameters, with their paths in the model (core/declared_tensors.py)
     freezes: bool = True  # whether the base stays as it is while the adapter is trained
     removed_by: str = "merge it or detach it first"  # the remedy of whoever finds it in the way
 
@@ -146,7 +146,7 @@ class Linear(nn.Linear):
 
 
 class Joint(NamedTuple):
-    """The weights of a few leaves in one storage (`core/joined.py`)."""
+    """The weights of a few leaves in one storage (`core/fused.py`)."""
 
     weight: Tensor  # (Σ out, inp)
     bias: Tensor | None  # (Σ out,)

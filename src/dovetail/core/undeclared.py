@@ -1,16 +1,16 @@
 """Undeclared parameters: a model that computes with more than its spec declares is refused before it is trained or saved.
 
-Training, saving and tensor parallel read the declared weights alone, and those that adapters declare (core/held.py). A module
-of another library in place of a linear leaf would neither be trained, written nor split, so they raise instead. A model
-directory holds the weights of the spec alone, so that `check_plain` refuses adapters, too.
+Training, saving and tensor parallel read the declared weights alone, and those that adapters declare
+(core/declared_tensors.py). A module of another library in place of a linear leaf would neither be trained, written nor split,
+so they raise instead. A model directory holds the weights of the spec alone, so that `check_plain` refuses adapters, too.
 """
 
 from __future__ import annotations
 
 from torch import nn
 
+from dovetail.core.declared_tensors import adapted_leaves, held
 from dovetail.core.errors import SpecError
-from dovetail.core.held import adapted_leaves, held
 from dovetail.core.linear import Linear
 from dovetail.core.module import holder
 from dovetail.core.part import Part

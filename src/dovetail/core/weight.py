@@ -124,7 +124,7 @@ class State:
 
 
 class Read(NamedTuple):
-    """A value of another part that a branch of a block reads; see core/across.py."""
+    """A value of another part that a branch of a block reads; see core/cross_layer.py."""
 
     source: str  # path of the part that publishes it: an earlier mixer, or the model
     name: str

@@ -24,7 +24,7 @@ from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
 if TYPE_CHECKING:
-    from dovetail.core.across import Values
+    from dovetail.core.cross_layer import Values
 
 
 class Branching(Module):

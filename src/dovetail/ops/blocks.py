@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
-from dovetail.ops.form import chunk, reference
+from dovetail.ops.implementation import chunk, reference
 from dovetail.ops.mask import same_document
 
 LONGEST = 2**32  # most tokens per document

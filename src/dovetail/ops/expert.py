@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.host import read
-from dovetail.ops.form import reference
+from dovetail.ops.implementation import reference
 
 LANE = 16  # bytes that torch's kernel reads at once: a row must be a multiple
 

@@ -37,14 +37,14 @@ from dovetail.parts.head import (
     TokenClassifier as TokenClassifier,
 )
 from dovetail.parts.init import FanIn as FanIn, Mup as Mup, Normal as Normal
-from dovetail.parts.mask.join import AllOf as AllOf, AnyOf as AnyOf, ByHead as ByHead, Full as Full
-from dovetail.parts.mask.near import (
+from dovetail.parts.mask.distance import (
     BlockLocal as BlockLocal,
     Causal as Causal,
     GlobalTokens as GlobalTokens,
     Prefix as Prefix,
     Window as Window,
 )
+from dovetail.parts.mask.join import AllOf as AllOf, AnyOf as AnyOf, ByHead as ByHead, Full as Full
 from dovetail.parts.mask.sparse import Dilated as Dilated, RandomBlocks as RandomBlocks, Strided as Strided
 from dovetail.parts.medusa import Medusa as Medusa
 from dovetail.parts.mhc import Mhc as Mhc

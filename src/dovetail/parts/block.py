@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from dovetail.core.across import Values
+from dovetail.core.cross_layer import Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Ffn, Mixer, Steps

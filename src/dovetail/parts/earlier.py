@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dovetail.core.across import Values
+from dovetail.core.cross_layer import Values
 from dovetail.core.field import bounded
 from dovetail.core.group import Earlier, EarlierModule
 from dovetail.core.module import Module

@@ -4,8 +4,8 @@
 
 hᵏ goes through the model's head, or one of its own, whose logits predict tᵢ₊ₖ₊₁. W and b are zero at first: hᵏ = h⁰, so that a
 fresh head without one of its own predicts what the model predicts. It reads no token and has no decode state: the last hidden
-state alone gives the drafts of all heads. A model has one `medusa` per further token in its field `mtp`, which `core/ahead.py`
-trains.
+state alone gives the drafts of all heads. A model has one `medusa` per further token in its field `mtp`, which
+`core/multi_token.py` trains.
 
 Cai et al. 2024 (Medusa), section 2.1: Medusa-1 trains the heads on a frozen model, Medusa-2 both together.
 """

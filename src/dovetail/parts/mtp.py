@@ -3,7 +3,8 @@
     hᵏᵢ = norm(block(M [norm E(tᵢ₊ₖ); norm hᵏ⁻¹ᵢ]))        M (embed, 2·embed);  h, E(t) (…, n, embed)
 
 hᵏ goes through the model's own head, whose logits predict tᵢ₊ₖ₊₁, and to the next depth. The embedding E is the model's own.
-The three norms have weights of their own; the block has its own decode state. `core/ahead.py` chains the depths in training,
+The three norms have weights of their own; the block has its own decode state. `core/multi_token.py` chains the depths in
+training,
 `model.draft` one by one.        DeepSeek-AI 2024 (DeepSeek-V3), section 2.2
 """
 

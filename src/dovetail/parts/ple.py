@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.across import UNREAD, Values
+from dovetail.core.cross_layer import UNREAD, Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn, Norm, Steps

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses as dc
 
-from dovetail.dist.layout import Layout
 from dovetail.model import Block, Model
+from dovetail.parallel.layout import Layout
 from dovetail.planning.cost import Memory, Trace
 from dovetail.planning.trace import BACKWARD, FORWARD, Setting, trace_step
 from dovetail.planning.watch import Staging, no_staging

@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.core.errors import UsageError
 from dovetail.core.suggest import names_or_nearest
-from dovetail.io.yaml import parse_yaml
+from dovetail.disk.yaml import parse_yaml
 
 
 @dc.dataclass(frozen=True)

@@ -15,9 +15,9 @@ from math import prod
 
 from dovetail.account import account
 from dovetail.core.fold import Declared, declared
-from dovetail.dist.layout import Layout
-from dovetail.dist.place import Cut, local_slices, placed, tp_regions
 from dovetail.model import Model
+from dovetail.parallel.layout import Layout
+from dovetail.parallel.placement import Cut, local_slices, placed, tp_regions
 from dovetail.planning.device import Device
 from dovetail.planning.trace import Setting
 

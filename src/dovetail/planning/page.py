@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from dovetail.dist.layout import Layout
-from dovetail.look.amounts import size
-from dovetail.look.page import Fact, facts, text
+from dovetail.core.units import size
+from dovetail.parallel.layout import Layout
 from dovetail.planning.report import Findings
 from dovetail.planning.search import Planned
 from dovetail.planning.view import plan_facts
+from dovetail.views.page import Fact, facts, text
 
 WIDTH, SQUARE, GAP, ROW = 340, 16, 3, 62
 SQUARES = 17  # that a row has room for

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses as dc
 from typing import NamedTuple
 
-from dovetail.dist.layout import Layout
+from dovetail.parallel.layout import Layout
 from dovetail.planning.cost import Collective, Cost, Group, Traffic
 from dovetail.planning.device import Device
 

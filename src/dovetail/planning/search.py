@@ -17,10 +17,10 @@ from typing import NamedTuple
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Mixer
 from dovetail.core.part import walk_spec
-from dovetail.dist.context import check_split
-from dovetail.dist.layout import Layout
-from dovetail.dist.stage import cut_layers
 from dovetail.model import Model
+from dovetail.parallel.context import check_split
+from dovetail.parallel.layout import Layout
+from dovetail.parallel.stage import cut_layers
 from dovetail.planning.cost import Memory, Trace
 from dovetail.planning.device import Device
 from dovetail.planning.formula import Formula

@@ -23,8 +23,8 @@ from dovetail.account import value_bytes
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import attention_flops, declared, matmul_flops, states
 from dovetail.core.weight import State, Weight
-from dovetail.dist.layout import Layout
 from dovetail.model import Model
+from dovetail.parallel.layout import Layout
 from dovetail.planning.device import Device
 from dovetail.planning.formula import Formula
 

@@ -1,4 +1,5 @@
-"""A step over pipeline stages: each rank has some of the layers, and micro-batches go from stage to stage (dist/pipeline.py).
+"""A step over pipeline stages: each rank has some of the layers, and micro-batches go from stage to stage
+(parallel/pipeline.py).
 
     step = stage · (M + P − 1)/M                         M micro-batches over P stages, 1F1B: all wait for P − 1 of them
 
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses as dc
 
-from dovetail.dist.layout import Layout
 from dovetail.model import Model
+from dovetail.parallel.layout import Layout
 from dovetail.planning.cost import Trace
 from dovetail.planning.depth import trace
 from dovetail.planning.trace import Setting, trace_step

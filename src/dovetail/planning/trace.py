@@ -31,12 +31,12 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import UsageError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
-from dovetail.datasets.corpus import Batch
-from dovetail.dist.construction import allocate, local, shard_on_meta
-from dovetail.dist.context import whole_layout
-from dovetail.dist.layout import Layout
-from dovetail.dist.shard import reshard
+from dovetail.data.corpus import Batch
 from dovetail.model import BlockModule, Model, ModelModule
+from dovetail.parallel.construction import allocate, local, shard_on_meta
+from dovetail.parallel.context import whole_layout
+from dovetail.parallel.layout import Layout
+from dovetail.parallel.shard import reshard
 from dovetail.planning.cost import Memory, Trace
 from dovetail.planning.watch import Staging, Watch, no_staging
 from dovetail.training.objective import NextToken

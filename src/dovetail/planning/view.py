@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.core.fold import parameters
-from dovetail.look.amounts import count, flops, size
-from dovetail.look.console import plain_table
+from dovetail.core.units import count, flops, size
 from dovetail.planning.reliability import HOUR
 from dovetail.planning.report import Findings, Outlook, bubble_of
+from dovetail.views.console import plain_table
 
 SHOWN = 6  # reasons of refusal
 

@@ -13,13 +13,13 @@ from itertools import count
 
 from torch import Tensor
 
-from dovetail.adapters.kind import AdapterKind
-from dovetail.adapters.many import Bank
+from dovetail.core.declared_tensors import adapted_leaves
 from dovetail.core.errors import InputError
-from dovetail.core.held import adapted_leaves
 from dovetail.core.limits import SERVED_ADAPTERS
 from dovetail.core.suggest import names_or_nearest
 from dovetail.model import ModelModule
+from dovetail.weights.adapters.kind import AdapterKind
+from dovetail.weights.adapters.multi_lora import Bank
 
 
 class Adapters:

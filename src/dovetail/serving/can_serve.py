@@ -22,9 +22,9 @@ from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer
 from dovetail.core.suggest import names_or_nearest
 from dovetail.core.weight import State
-from dovetail.dist.place import placed, tp_regions
-from dovetail.generation import check_generates
+from dovetail.decoding.generation import check_generates
 from dovetail.model import Model
+from dovetail.parallel.placement import placed, tp_regions
 
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # of vLLM's attention on CPU
 CARRIED = frozenset({"softcap", "sink", "bias"})  # needs of a score rule that vLLM's attention layer has

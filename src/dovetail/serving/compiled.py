@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
-from dovetail.core.joined import join
-from dovetail.decoding import WARM, compile_step
+from dovetail.core.fused import join
+from dovetail.decoding.steps import WARM, compile_step
 from dovetail.model import ModelModule
 from dovetail.state.pages import TOKENS
 from dovetail.state.pool import Pool

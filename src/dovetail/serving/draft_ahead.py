@@ -1,6 +1,6 @@
 """Drafts by the model's own depths of multi-token prediction (Model.mtp), which read the hidden states of the target.
 
-    hᵏᵢ = depthₖ(hᵏ⁻¹ᵢ, E(tᵢ₊ₖ)) or depthₖ(h⁰ᵢ)       h⁰ of the target; a head predicts tᵢ₊ₖ₊₁ from hᵏᵢ         (core/ahead.py)
+    hᵏᵢ = depthₖ(hᵏ⁻¹ᵢ, E(tᵢ₊ₖ)) or depthₖ(h⁰ᵢ)       h⁰ of the target; a head predicts tᵢ₊ₖ₊₁ from hᵏᵢ   (core/multi_token.py)
     tokens t₀ … tₘ₋₁ known, h⁰ known up to m − 2:     hᵏₘ₋₂ gives draft k, and may read drafts 1 … k − 1;  K depths, K drafts
 
 Depths without a decode state (Medusa heads) need the hidden state at m − 2 alone: `DraftLast`.

@@ -25,13 +25,12 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.adapters.kind import AdapterKind
 from dovetail.core.errors import InputError
 from dovetail.core.fold import position_limit
 from dovetail.core.keywords import checks_keywords
-from dovetail.generation import check_generates
+from dovetail.decoding.generation import check_generates
+from dovetail.decoding.sampling import top_logprobs
 from dovetail.model import ModelModule
-from dovetail.sampling import top_logprobs
 from dovetail.serving.admission import check_request
 from dovetail.serving.client import Stats
 from dovetail.serving.next_token import allowed_logits, sample_next
@@ -43,6 +42,7 @@ from dovetail.serving.speculate import Drafter
 from dovetail.serving.weights import Weights
 from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import GrammarError, Grammars, Matcher
+from dovetail.weights.adapters.kind import AdapterKind
 
 
 @checks_keywords

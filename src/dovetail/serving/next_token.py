@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dovetail.sampling import masked, sample_tokens
+from dovetail.decoding.sampling import masked, sample_tokens
 from dovetail.serving.schedule import Continuation
 
 

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from dovetail.adapters.storage import Stored
 from dovetail.core.errors import DovetailError
 from dovetail.core.limits import GRAMMARS_AT_ONCE
-from dovetail.embedding import Embedder
+from dovetail.decoding.embedding import Embedder
 from dovetail.serving.client import Stats
+from dovetail.serving.embedding_engine import Calls, PooledEngine
 from dovetail.serving.engine import Engine
-from dovetail.serving.pooled import Calls, PooledEngine
 from dovetail.serving.request import Output, Request
 from dovetail.serving.wire import Inbox, encode, received
+from dovetail.weights.adapters.storage import Stored
 
 COMPILERS = GRAMMARS_AT_ONCE + 1  # threads: as many as the checks let pass at once
 POLL = 0.01  # seconds between two looks at the socket while a grammar is compiled

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from dovetail.core.keywords import checks_keywords
-from dovetail.sampling import GREEDY, Sampling
+from dovetail.decoding.sampling import GREEDY, Sampling
 
 Finish = Literal["stop", "length", "abort", "error", "refused"]  # refused: its grammar took too much work at a token
 

@@ -18,7 +18,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.part import Part, walk
 from dovetail.core.softmax import SoftmaxMixer
-from dovetail.generation import encode_source
+from dovetail.decoding.generation import encode_source
 from dovetail.model import ModelModule
 from dovetail.serving.adapters import Adapters
 from dovetail.serving.compiled import CompiledStep

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from dovetail.sampling import Sampling
+from dovetail.decoding.sampling import Sampling
 from dovetail.serving.request import Request
 
 if TYPE_CHECKING:

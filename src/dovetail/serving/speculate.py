@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import InputError
-from dovetail.decoding import Decoder
+from dovetail.decoding.sampling import sample_tokens
+from dovetail.decoding.steps import Decoder
 from dovetail.model import ModelModule
-from dovetail.sampling import sample_tokens
 from dovetail.serving.adapters import Adapters
 from dovetail.serving.schedule import Continuation
 from dovetail.state.pool import Pool

@@ -18,8 +18,8 @@ from torch import Tensor
 from dovetail.core.layout import TokenLayout
 from dovetail.core.view import KV
 from dovetail.ops.attend import Stored
-from dovetail.quantization.format import Format
-from dovetail.quantization.formats import FP8, Int4, Int8
+from dovetail.ops.formats.format import Format
+from dovetail.ops.formats.kinds import FP8, Int4, Int8
 from dovetail.state.frame import Frame, TokenView
 
 CacheFormat = Literal["int8", "int4", "fp8"]

@@ -13,8 +13,8 @@ from typing import Any
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import JSON_BYTES, TEMPLATE_BYTES, TEMPLATE_CHARACTERS, TEMPLATE_SECONDS
-from dovetail.io.model_files import TEMPLATE_FILE
-from dovetail.io.untrusted import Directory
+from dovetail.disk.model_files import TEMPLATE_FILE
+from dovetail.disk.untrusted import Directory
 from dovetail.text.renderer import ask
 
 CONFIG_FILE = "tokenizer_config.json"

@@ -33,9 +33,9 @@ from dovetail.core.limits import (
     TOKENIZER_GROWTH,
     TOKENIZER_ITEMS,
 )
-from dovetail.io.model_files import TOKENIZER_FILE
-from dovetail.io.untrusted import Directory
-from dovetail.text.cut import bounded, components, cuts_are_exact, pieces
+from dovetail.disk.model_files import TOKENIZER_FILE
+from dovetail.disk.untrusted import Directory
+from dovetail.text.split import bounded, components, cuts_are_exact, pieces
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from dovetail.core.ending import delaying
 from dovetail.core.errors import FileError
 from dovetail.core.limits import JSON_BYTES
-from dovetail.io.checksum import data_sha256, file_sha256
-from dovetail.io.replace import sync
-from dovetail.io.shape import check_shape
-from dovetail.io.tensors import DTYPES
-from dovetail.io.untrusted import Directory
+from dovetail.core.termination import delaying
+from dovetail.disk.checksum import data_sha256, file_sha256
+from dovetail.disk.replace import sync
+from dovetail.disk.shape import check_shape
+from dovetail.disk.tensors import DTYPES
+from dovetail.disk.untrusted import Directory
 from dovetail.training.storage import Tensors, file_of, read_chunks, write_chunks
 
 CHECKPOINTS = "checkpoints"  # the directory in that of a run

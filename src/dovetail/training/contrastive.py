@@ -21,7 +21,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.fold import over_vocab
 from dovetail.core.loss import LossSum
 from dovetail.core.module import at_least_fp32
-from dovetail.datasets.corpus import Batch
+from dovetail.data.corpus import Batch
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.objective import Objective, Reads, context

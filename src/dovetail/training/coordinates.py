@@ -16,9 +16,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from dovetail.construction import build
-from dovetail.datasets.corpus import Batch
+from dovetail.data.corpus import Batch
+from dovetail.decoding.tracing import trace
 from dovetail.model import Model
-from dovetail.tracing import trace
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
 from dovetail.training.step import Trainer

@@ -26,7 +26,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.layout import Known, TokenLayout
 from dovetail.core.loss import LossSum
 from dovetail.core.random import draw, streams, words
-from dovetail.datasets.corpus import Batch
+from dovetail.data.corpus import Batch
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import END, MASK, Tokenizer
 from dovetail.training.objective import Seq2Seq, check_reads_pairs

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.loss import IGNORED, LossSum
-from dovetail.datasets.corpus import Batch
+from dovetail.data.corpus import Batch
 from dovetail.model import Model, ModelModule
 from dovetail.training.objective import NOT_A_SETTING, NextToken, Objective, Reads, Setup, TuningData, context
 from dovetail.training.source import Note, Shape, Source

@@ -14,15 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dovetail.adapters.kind import AdapterKind
-from dovetail.adapters.storage import Base, Stored, write_adapter
 from dovetail.core.errors import FileError
 from dovetail.core.fold import Declared, declared
-from dovetail.io.model_dir import Piece, spec_and, write_directory
-from dovetail.io.tensors import DTYPES
+from dovetail.disk.tensors import DTYPES
+from dovetail.files.model_dir import Piece, spec_and, write_directory
 from dovetail.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, Manifest, read_manifest, step_of, verify
 from dovetail.training.storage import read_chunks
+from dovetail.weights.adapters.kind import AdapterKind
+from dovetail.weights.adapters.storage import Base, Stored, write_adapter
 
 
 def write_model(checkpoint: Path, spec: Model, out: Path, beside: Mapping[str, str | bytes]) -> None:

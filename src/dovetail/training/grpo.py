@@ -26,11 +26,11 @@ from torch import Tensor
 
 from dovetail.core.errors import UsageError
 from dovetail.core.loss import IGNORED, LossSum
-from dovetail.datasets.chats import Prompt, read_prompts
-from dovetail.datasets.corpus import Batch
-from dovetail.datasets.rows import held_out_rows
+from dovetail.data.chats import Prompt, read_prompts
+from dovetail.data.corpus import Batch
+from dovetail.data.rows import held_out_rows
 from dovetail.model import Model, ModelModule
-from dovetail.text.turns import Chat, Encoded
+from dovetail.text.conversation import Chat, Encoded
 from dovetail.training.objective import NOT_A_SETTING, NextToken, Objective, Reads, Setup, TuningData, context
 from dovetail.training.rewards import checked, reward_named
 from dovetail.training.rollout import Rollout, roll_out

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from dovetail.core.held import held
+from dovetail.core.declared_tensors import held
 from dovetail.core.module import tensor_at
-from dovetail.io.atomic import write_atomically
-from dovetail.io.model_files import INITIAL_FILE
-from dovetail.io.shape import check_shape
-from dovetail.io.untrusted import Directory
+from dovetail.disk.atomic import write_atomically
+from dovetail.disk.model_files import INITIAL_FILE
+from dovetail.disk.shape import check_shape
+from dovetail.disk.untrusted import Directory
 from dovetail.transformer import Transformer
 
 Digests = Mapping[str, Mapping[str, Any]]

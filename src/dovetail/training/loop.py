@@ -19,16 +19,15 @@ from typing import Protocol
 
 import torch
 
-from dovetail.core.ending import delaying
-from dovetail.core.held import frozen_base
+from dovetail.core.declared_tensors import frozen_base
 from dovetail.core.host import read_floats
 from dovetail.core.linear import Linear
 from dovetail.core.loss import LossSum
 from dovetail.core.mode import evaluating
+from dovetail.core.termination import delaying
 from dovetail.core.undeclared import check_declared
-from dovetail.datasets.corpus import Batch
+from dovetail.data.corpus import Batch
 from dovetail.model import ModelModule
-from dovetail.quantization.leaf import SAVED
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
@@ -37,6 +36,7 @@ from dovetail.training.ranks import Ranks
 from dovetail.training.samples import Samples
 from dovetail.training.speed import Speed
 from dovetail.training.step import Trainer, seed_of
+from dovetail.weights.quantization.leaf import SAVED
 
 LAST_EVAL = 3.0  # seconds of the held-out loss of a run that a signal ends
 MEASUREMENTS = 20  # times that the pace of a run limited by minutes is measured

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from dovetail.core.errors import FileError
-from dovetail.io.shape import check_shape
+from dovetail.disk.shape import check_shape
 
 
 @dc.dataclass(frozen=True)

@@ -32,12 +32,12 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.random import draw, streams, words
 from dovetail.core.suggest import names_or_nearest
-from dovetail.datasets.corpus import Batch
+from dovetail.data.corpus import Batch
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import MASK, Tokenizer
 
 if TYPE_CHECKING:
-    from dovetail.generation import Vocabulary
+    from dovetail.decoding.generation import Vocabulary
     from dovetail.training.ranks import Ranks
     from dovetail.training.source import Note, Shape, Source, TokenizerKind
     from dovetail.transformer import Transformer

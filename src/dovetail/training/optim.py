@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.core.declared_tensors import held
 from dovetail.core.fold import Declared
-from dovetail.core.held import held
 from dovetail.core.module import tensor_at
 from dovetail.model import ModelModule
 from dovetail.training.muon import Muon

@@ -31,10 +31,10 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.module import at_least_fp32
-from dovetail.datasets.chats import read_judged, read_preferences
-from dovetail.datasets.corpus import Batch
+from dovetail.data.chats import read_judged, read_preferences
+from dovetail.data.corpus import Batch
 from dovetail.model import Model, ModelModule
-from dovetail.text.turns import Encoded
+from dovetail.text.conversation import Encoded
 from dovetail.training.objective import NextToken, Objective, Reads, Setup, TuningData, context
 from dovetail.training.reference import add_reference
 from dovetail.training.source import Note, Rows, Shape, Source

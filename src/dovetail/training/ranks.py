@@ -1,4 +1,4 @@
-"""The ranks of a run in their layout (dist/layout.py), or one process alone.
+"""The ranks of a run in their layout (parallel/layout.py), or one process alone.
 
     torchrun --nproc-per-node 4 -m dovetail train llama-tiny --data stories --steps 1000 --tensor 2
 
@@ -22,14 +22,14 @@ from dovetail.core.errors import DovetailError
 from dovetail.core.host import read_floats
 from dovetail.core.loss import LossSum
 from dovetail.core.module import tensor_at
-from dovetail.datasets.corpus import Batch
-from dovetail.dist.collective import summed
-from dovetail.dist.construction import build_sharded, local, shard_on_meta
-from dovetail.dist.heartbeat import Status
-from dovetail.dist.layout import Axes, Layout
-from dovetail.dist.lost import ends_with_others
-from dovetail.dist.mesh import joined_ranks, mesh_of, set_timeouts
+from dovetail.data.corpus import Batch
 from dovetail.model import Model
+from dovetail.parallel.collective import summed
+from dovetail.parallel.construction import build_sharded, local, shard_on_meta
+from dovetail.parallel.heartbeat import Status
+from dovetail.parallel.layout import Axes, Layout
+from dovetail.parallel.mesh import joined_ranks, mesh_of, set_timeouts
+from dovetail.parallel.watchdog import ends_with_others
 from dovetail.training.plan import TIMEOUT
 from dovetail.training.stragglers import Stragglers
 from dovetail.transformer import Transformer

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dovetail.core.errors import DovetailError, FileError
-from dovetail.datasets.bits import bits_per_byte
-from dovetail.io.model_files import LOSSES_FILE, RUN_FILE
-from dovetail.io.replace import try_lock
-from dovetail.io.shape import check_shape
-from dovetail.io.spec import from_mapping
+from dovetail.data.bits import bits_per_byte
+from dovetail.disk.model_files import LOSSES_FILE, RUN_FILE
+from dovetail.disk.replace import try_lock
+from dovetail.disk.shape import check_shape
+from dovetail.files.spec import from_mapping
 from dovetail.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
 from dovetail.training.initial import Digests, read_initial

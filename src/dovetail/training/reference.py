@@ -19,9 +19,9 @@ from torch import Tensor
 
 from dovetail.core.errors import FileError, NonFiniteError
 from dovetail.core.mode import evaluating
-from dovetail.datasets.corpus import Batch
-from dovetail.io.atomic import write_atomically
-from dovetail.io.model_files import REFERENCE_FILE
+from dovetail.data.corpus import Batch
+from dovetail.disk.atomic import write_atomically
+from dovetail.disk.model_files import REFERENCE_FILE
 from dovetail.model import ModelModule
 from dovetail.training.objective import Setup
 from dovetail.training.source import Source, Table

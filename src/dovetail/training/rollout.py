@@ -18,7 +18,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.host import read
 from dovetail.core.mode import evaluating
 from dovetail.core.random import draw, streams, words
-from dovetail.generation import check_generates
+from dovetail.decoding.generation import check_generates
 from dovetail.model import ModelModule
 from dovetail.state.pool import Pool
 

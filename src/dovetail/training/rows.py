@@ -1,4 +1,4 @@
-"""Sources of rows: labeled texts, labeled images, pairs of texts (datasets/rows.py reads their files); training/tagging.py has
+"""Sources of rows: labeled texts, labeled images, pairs of texts (data/rows.py reads their files); training/tagging.py has
 tagged words.
 
     held out     a tenth of the rows, a random choice that depends on their number alone: every seed is measured on the same
@@ -20,9 +20,9 @@ from torch import Tensor
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
-from dovetail.datasets.corpus import Batch
-from dovetail.datasets.order import Permutation
-from dovetail.datasets.rows import held_out_rows, read_labeled_images, read_labeled_texts, read_pairs
+from dovetail.data.corpus import Batch
+from dovetail.data.order import Permutation
+from dovetail.data.rows import held_out_rows, read_labeled_images, read_labeled_texts, read_pairs
 from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.source import ROWS_NAMED, HeldOut, Note, Rows, Shape, Source, Table, TokenizerKind, tokenizer_for

@@ -24,12 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from dovetail.adapters.kind import AdapterKind
-from dovetail.adapters.storage import Base
 from dovetail.core.errors import FileError
-from dovetail.io.atomic import write_atomically
-from dovetail.io.model_dir import must_be_free
-from dovetail.io.model_files import (
+from dovetail.disk.atomic import write_atomically
+from dovetail.disk.model_files import (
     CARRIED,
     INITIAL_FILE,
     KEPT_CONFIG,
@@ -39,9 +36,10 @@ from dovetail.io.model_files import (
     SAMPLES_FILE,
     foreign,
 )
-from dovetail.io.replace import replacing, try_lock
-from dovetail.io.shape import check_shape
-from dovetail.io.yaml import dump_yaml
+from dovetail.disk.replace import replacing, try_lock
+from dovetail.disk.shape import check_shape
+from dovetail.disk.yaml import dump_yaml
+from dovetail.files.model_dir import must_be_free
 from dovetail.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints
 from dovetail.training.export import write_model, write_trained_adapter
@@ -51,6 +49,8 @@ from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan
 from dovetail.training.ranks import Ranks
 from dovetail.training.settings import FREE, differing, read_run
 from dovetail.training.step import Trainer
+from dovetail.weights.adapters.kind import AdapterKind
+from dovetail.weights.adapters.storage import Base
 
 # stay when the weights are written
 BESIDE = (*CARRIED, KEPT_CONFIG, LOSSES_FILE, SAMPLES_FILE, RUN_FILE, INITIAL_FILE, REFERENCE_FILE)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import FileError
-from dovetail.io.model_files import RUN_FILE
-from dovetail.io.yaml import parse_yaml, read_text
+from dovetail.disk.model_files import RUN_FILE
+from dovetail.disk.yaml import parse_yaml, read_text
 
 FORMAT = 1
 RECORDED = "recorded"

@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dovetail.core.declared_tensors import held
 from dovetail.core.errors import Diverged, UsageError
 from dovetail.core.finite import nonfinite_weight
 from dovetail.core.group import RouterModule
-from dovetail.core.held import held
 from dovetail.core.host import read_floats
 from dovetail.core.loss import LossSum
 from dovetail.core.module import tensor_at
-from dovetail.datasets.corpus import Batch
-from dovetail.dist.construction import full, local
-from dovetail.dist.pipeline import Piece, Pipeline
-from dovetail.dist.shard import reshard
+from dovetail.data.corpus import Batch
 from dovetail.model import BlockModule, ModelModule
+from dovetail.parallel.construction import full, local
+from dovetail.parallel.pipeline import Piece, Pipeline
+from dovetail.parallel.shard import reshard
 from dovetail.training.objective import ByToken, Objective
 from dovetail.training.optim import Optimizer
 from dovetail.training.plan import Plan, Precision

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan
 
 from dovetail.core.errors import FileError
-from dovetail.io.tensors import DTYPE_NAMES, DTYPES, TensorFile, write_tensors
+from dovetail.disk.tensors import DTYPE_NAMES, DTYPES, TensorFile, write_tensors
 
 Tensors = dict[str, dict[str, Any]]  # name -> {"dtype", "shape", "chunks": [{"file", "offset", "shape"}]}
 Gather = Callable[[Any], list[Any]]  # a value -> that of every rank

@@ -26,10 +26,10 @@ from dovetail.core.fold import over_vocab
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.scope import Scope
-from dovetail.datasets.corpus import Batch
-from dovetail.datasets.rows import held_out_rows
-from dovetail.datasets.tags import TaggedWords, read_tagged_words
-from dovetail.io.model_files import CLASSES_FILE
+from dovetail.data.corpus import Batch
+from dovetail.data.rows import held_out_rows
+from dovetail.data.tags import TaggedWords, read_tagged_words
+from dovetail.disk.model_files import CLASSES_FILE
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.text.words import EncodedWords, encode_words

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.suggest import names_or_nearest
-from dovetail.io.model_files import GENERATION_FILE, TOKENIZER_FILE
+from dovetail.disk.model_files import GENERATION_FILE, TOKENIZER_FILE
 from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.contrastive import Contrastive

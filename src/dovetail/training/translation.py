@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.beam import MOST, beam_search
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
-from dovetail.datasets.corpus import Batch
-from dovetail.datasets.rows import held_out_rows, read_pairs
+from dovetail.data.corpus import Batch
+from dovetail.data.rows import held_out_rows, read_pairs
+from dovetail.decoding.beam import MOST, beam_search
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import END, Tokenizer
 from dovetail.training.bleu import bleu, counts

@@ -1,4 +1,4 @@
-"""Tuning on the rows of a file (datasets/chats.py), encoded by the model's own tokenizer and chat template (text/turns.py).
+"""Tuning on the rows of a file (data/chats.py), encoded by the model's own tokenizer and chat template (text/conversation.py).
 
     sft      −log p(yᵢ | x, y₁ … yᵢ₋₁)  over the tokens of answers alone, end-of-turn tokens included;  x: what is before them
 
@@ -28,15 +28,15 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.limits import TEMPLATE_BYTES
 from dovetail.core.loss import IGNORED
 from dovetail.core.suggest import did_you_mean
-from dovetail.datasets.chats import Row, read_answers
-from dovetail.datasets.corpus import Batch
-from dovetail.datasets.rows import held_out_rows
-from dovetail.generation import Vocabulary
-from dovetail.io.model_files import GENERATION_FILE, TEMPLATE_FILE, TOKENIZER_FILE
-from dovetail.io.untrusted import parse_object, read_regular
+from dovetail.data.chats import Row, read_answers
+from dovetail.data.corpus import Batch
+from dovetail.data.rows import held_out_rows
+from dovetail.decoding.generation import Vocabulary
+from dovetail.disk.model_files import GENERATION_FILE, TEMPLATE_FILE, TOKENIZER_FILE
+from dovetail.disk.untrusted import parse_object, read_regular
 from dovetail.model import Model
 from dovetail.text.chat import ChatTemplate
-from dovetail.text.turns import Encoded, TurnEncoder
+from dovetail.text.conversation import Encoded, TurnEncoder
 from dovetail.training.objective import NextToken, Reads, TuningData
 from dovetail.training.rows import FRACTION, row_source
 from dovetail.training.source import Note, Rows, Shape, Source, check_vocab

@@ -14,7 +14,7 @@ import torch
 from small_engine import SmallEngine
 
 import dovetail as dt
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 from dovetail.serving.http.app import make_app
 from dovetail.serving.http.options import Options
 from dovetail.serving.http.server import bound_socket, make_server

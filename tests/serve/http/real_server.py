@@ -15,7 +15,7 @@ import httpx2
 import openai
 
 import dovetail as dt
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 
 
 class Real:

@@ -14,9 +14,9 @@ import torch
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
-from dovetail.decoding import Decoder
-from dovetail.embedding import Embedder
-from dovetail.sampling import sample_tokens, top_logprobs
+from dovetail.decoding.embedding import Embedder
+from dovetail.decoding.sampling import sample_tokens, top_logprobs
+from dovetail.decoding.steps import Decoder
 from dovetail.serving.client import Busy, EngineDead, Stats
 from dovetail.serving.request import Logprob, Output, Request
 from dovetail.state.pool import Pool

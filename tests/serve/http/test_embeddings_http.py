@@ -14,7 +14,7 @@ from http_server import TEMPLATE
 from real_server import Real, real_server, write_directory
 
 import dovetail as dt
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 
 TEXTS = ["the cat 🙂", "sat", "on the mat, über allen Gipfeln", "all is well"]
 ENCODER = "{width: 32, vocab: 300, layers: [{mixer: {heads: 2, head: 16, mask: full}, ffn: {hidden: 64}}], head: HEAD}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from http_server import Served, serving
 
-from dovetail.lawbook.served.run import calibrated, law_names, opened, try_law
+from dovetail.proof.served.run import calibrated, law_names, opened, try_law
 
 WITHOUT = {"cached": "not applicable", "speculated": "not applicable"}  # no prefix cache, no second server
 

@@ -22,7 +22,7 @@ from dovetail.api.serve import read_keys, serve
 from dovetail.api.serve_vllm import readable, running, wait_until_ready
 from dovetail.cli import main
 from dovetail.core.errors import DovetailError, FileError, UsageError
-from dovetail.io.untrusted import Directory
+from dovetail.disk.untrusted import Directory
 
 KEY = "a-key"
 

@@ -6,7 +6,7 @@ from dovetail.codegen.code import Call, fill
 from dovetail.codegen.registry import Context, MixerCode, writes
 from dovetail.codegen.writer.mamba2 import define_conv
 from dovetail.codegen.writer.precision import define_at_least_fp32
-from dovetail.ops.form import CHUNK
+from dovetail.ops.implementation import CHUNK
 from dovetail.ops.scan.underflow import LEAST
 from dovetail.parts.mixer.gated_deltanet import EPS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail.codegen.code import Call, File, fill
 from dovetail.codegen.registry import Context, MixerCode, writes
 from dovetail.codegen.writer.precision import define_at_least_fp32
-from dovetail.ops.form import CHUNK
+from dovetail.ops.implementation import CHUNK
 from dovetail.ops.scan.decay import LEAST
 
 CONV = '''

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dovetail.core.module import at_least_fp32
 from dovetail.core.rows import SequenceRows
-from dovetail.ops.form import chunk, reference
+from dovetail.ops.implementation import chunk, reference
 from dovetail.ops.scan.pieces import cut, edges
 from dovetail.ops.scan.underflow import exp_or_zero
 

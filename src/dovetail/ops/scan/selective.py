@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dovetail.core.module import at_least_fp32
 from dovetail.core.rows import SequenceRows
-from dovetail.ops.form import chunk, reference
+from dovetail.ops.implementation import chunk, reference
 
 SLAB = 65536  # values of state that are advanced at once: enough to amortize a call, few enough to stay in cache
 FEW = 4  # with fewer runs side by side, the second pass costs more than it saves

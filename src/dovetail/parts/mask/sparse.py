@@ -22,7 +22,7 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Fill, Mask, Span
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import register
-from dovetail.parts.mask.near import _within, distance
+from dovetail.parts.mask.distance import _within, distance
 
 MAX_PICKS = 256  # random blocks of one block: each is compared with every block of keys
 

@@ -28,7 +28,7 @@ from dovetail.core.softmax import CrossModule, SoftmaxCross, SoftmaxMixer, Value
 from dovetail.core.view import KVView
 from dovetail.core.weight import State, Weight
 from dovetail.ops.attend import WHOLE, attend
-from dovetail.ops.form import chunk, reference
+from dovetail.ops.implementation import chunk, reference
 from dovetail.ops.mask import dense, pairs
 
 

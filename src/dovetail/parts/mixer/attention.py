@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.across import UNREAD, Values
+from dovetail.core.cross_layer import UNREAD, Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import CrossMixer, Earlier, EarlierModule, Mask, Norm, Position

@@ -34,7 +34,7 @@ from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_position
 from dovetail.core.view import KVView
 from dovetail.core.weight import State, Weight
 from dovetail.ops.attend import WHOLE, attend
-from dovetail.ops.form import reference
+from dovetail.ops.implementation import reference
 from dovetail.ops.mask import pairs
 
 

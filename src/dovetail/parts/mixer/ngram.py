@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.across import UNREAD, Values
+from dovetail.core.cross_layer import UNREAD, Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.linear import Linear

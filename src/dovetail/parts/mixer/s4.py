@@ -35,7 +35,7 @@ from dovetail.core.recur import Carry, Recurrent, RecurrentModule
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State, Weight
-from dovetail.ops.scan.space import space_flops, space_scan
+from dovetail.ops.scan.state_space import space_flops, space_scan
 
 LARGEST_STEP, SMALLEST_STEP = 0.1, 0.001  # Δ is initialized between these, evenly in its logarithm
 MAX_STATE = 512  # `legs` computes the eigenvalues of a matrix of twice this size

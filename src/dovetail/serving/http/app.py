@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dovetail.core.errors import InputError, SpecError
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 from dovetail.serving.client import Busy, Client, EngineDead
 from dovetail.serving.http.adapters import AdapterRoutes, LoadBody, UnloadBody
 from dovetail.serving.http.body import ClientGone, read_body

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import REQUEST_INPUTS
-from dovetail.embedding import shortened
+from dovetail.decoding.embedding import shortened
 from dovetail.serving.http.base_schema import MAX_ID, Body, Ids, Short, Text, first_is
 from dovetail.serving.http.body import read_body
 from dovetail.serving.http.errors import ApiError

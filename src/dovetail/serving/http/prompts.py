@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import RENDERS_AT_ONCE, RENDERS_WAITING
-from dovetail.generation import Vocabulary
+from dovetail.decoding.generation import Vocabulary
 from dovetail.serving.client import Busy
 from dovetail.serving.http.chat_schema import ChatFields
 from dovetail.serving.http.errors import ApiError

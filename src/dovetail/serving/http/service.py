@@ -11,8 +11,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from dovetail.core.limits import REQUEST_CHOICES
-from dovetail.generation import Vocabulary
-from dovetail.sampling import Sampling
+from dovetail.decoding.generation import Vocabulary
+from dovetail.decoding.sampling import Sampling
 from dovetail.serving.client import Client
 from dovetail.serving.http.body import read_body
 from dovetail.serving.http.chat_schema import ChatBody

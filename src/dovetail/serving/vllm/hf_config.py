@@ -1,4 +1,4 @@
-"""The config class of our model_type for transformers, by which vLLM reads config.json. Its fields: port/own_config.py."""
+"""The config class of our model_type for transformers, by which vLLM reads config.json. Its fields: hf/own_config.py."""
 
 from __future__ import annotations
 

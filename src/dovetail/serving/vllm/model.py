@@ -22,8 +22,8 @@ from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.part import join
-from dovetail.dist.construction import local
-from dovetail.port.own_config import architecture, spec_of
+from dovetail.hf.own_config import architecture, spec_of
+from dovetail.parallel.construction import local
 from dovetail.serving.can_serve import attending, cut_axes, recurring, require
 from dovetail.serving.vllm.attention import EngineView, attention_layer, scoring_of
 from dovetail.serving.vllm.ranks import build_shard

@@ -19,7 +19,7 @@ def register() -> None:
         raise UsageError(f"the plugin runs inside vLLM: {install_command('vllm')}") from error
     from transformers import AutoConfig
 
-    from dovetail.port.own_config import ATTENTION, HYBRID
+    from dovetail.hf.own_config import ATTENTION, HYBRID
     from dovetail.serving.vllm.hf_config import DovetailConfig
 
     AutoConfig.register(DovetailConfig.model_type, DovetailConfig, exist_ok=True)

@@ -1,6 +1,6 @@
 """The modules of a spec on one of vLLM's tensor-parallel ranks: built on the meta device, sharded there, then allocated.
 
-    k.weight (kv_heads·head, embed)  ->  rows of this rank's KV heads          how each tensor is sharded: dist/place.py
+    k.weight (kv_heads·head, embed)  ->  rows of this rank's KV heads          how each tensor is sharded: parallel/placement.py
 
 A rank allocates its own shard alone, and copies its slice of each stored tensor. Heads, KV heads, slopes, sinks and recurrent
 states are then those of the rank. Sums over ranks are taken in vLLM's process group.
@@ -15,11 +15,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from dovetail.construction import on_meta, set_constants
-from dovetail.core.held import held
-from dovetail.dist.construction import allocate
-from dovetail.dist.place import local_slices
-from dovetail.dist.shard import TensorRanks, tensor_parallel
+from dovetail.core.declared_tensors import held
 from dovetail.model import Model
+from dovetail.parallel.construction import allocate
+from dovetail.parallel.placement import local_slices
+from dovetail.parallel.shard import TensorRanks, tensor_parallel
 from dovetail.serving.can_serve import whole_axes
 from dovetail.transformer import Transformer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.lawbook.oracle import Comparison, alone, oracle, part, row
+from dovetail.proof.laws.oracle import Comparison, alone, oracle, part, row
 
 
 @oracle("offset")

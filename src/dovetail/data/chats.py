@@ -1,0 +1,147 @@
+"""Files of tuning rows in JSON Lines. All of them are untrusted, and read into memory; errors name the line.
+
+    answers       {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}, …]}
+                  {"prompt": "…", "completion": "…"}                            plain text, or messages
+    preferences   {"prompt": "…", "chosen": "…", "rejected": "…"}               plain text, or messages; without a prompt,
+                                                                                messages that begin alike
+    judged        {"prompt": "…", "completion": "…", "label": true}
+    prompts       {"prompt": "…", …}                                            other fields are for the reward
+
+Strings are plain text, which the model continues; messages are rendered by the model's chat template (text/conversation.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from dovetail.core.errors import FileError
+from dovetail.core.limits import CHAT_MESSAGES, TEXT_BYTES
+from dovetail.data.rows import objects_of, text_of
+from dovetail.disk.untrusted import read_regular
+from dovetail.text.chat import Message
+from dovetail.text.conversation import ANSWERS, Chat, Completion, Example
+
+T = TypeVar("T")
+Fields = dict[str, Any]
+
+
+class Row(NamedTuple):
+    """A row of a file: its place (`chats.jsonl:3`), what the model is to say, and the fields of the file."""
+
+    where: str
+    examples: tuple[Example, ...]  # one; of a preference, the chosen and the rejected one
+    fields: Fields
+
+
+class Prompt(NamedTuple):
+    """A prompt to answer, its place and the fields of the file."""
+
+    where: str
+    prompt: str | Chat
+    fields: Fields
+
+
+def read_answers(path: Path) -> tuple[list[Row], str]:
+    """Read conversations, and prompts with completions; return the rows and the SHA-256 of the file."""
+    return _read(path, lambda where, fields: Row(where, (_answer(where, fields),), fields))
+
+
+def read_preferences(path: Path) -> tuple[list[Row], str]:
+    """Read pairs of a chosen and a rejected answer."""
+    return _read(path, lambda where, fields: Row(where, _pair(where, fields), fields))
+
+
+def read_judged(path: Path) -> tuple[list[Row], str]:
+    """Read answers that are labeled as desirable or not."""
+
+    def judged(where: str, fields: Fields) -> Row:
+        if not isinstance(fields.get("label"), bool):
+            raise FileError(f'{where}: its "label" is {_kind(fields.get("label"))}; give true or false')
+        return Row(where, (_answer(where, fields),), fields)
+
+    return _read(path, judged)
+
+
+def read_prompts(path: Path) -> tuple[list[Prompt], str]:
+    """Read prompts."""
+
+    def prompt(where: str, fields: Fields) -> Prompt:
+        value = fields.get("prompt")
+        return Prompt(
+            where, Chat(_messages(where, fields, "prompt")) if isinstance(value, list) else _text(where, fields), fields
+        )
+
+    return _read(path, prompt)
+
+
+def _read(path: Path, row: Callable[[str, Fields], T]) -> tuple[list[T], str]:
+    content = read_regular(path, TEXT_BYTES, "a file of rows")
+    rows = [row(f"{path}:{number}", fields) for number, fields in objects_of(path, content)]
+    return rows, hashlib.sha256(content.encode()).hexdigest()
+
+
+def _answer(where: str, fields: Fields) -> Example:
+    """The example of a row with `messages`, or with `prompt` and `completion`."""
+    if "messages" in fields:
+        return Chat(_messages(where, fields, "messages"))
+    if "prompt" not in fields:
+        names = ", ".join(map(repr, list(fields)[:12]))[:300]
+        raise FileError(f'{where}: has neither "messages" nor "prompt" and "completion"; its fields are {names}')
+    return _behind(where, fields, "completion")
+
+
+def _pair(where: str, fields: Fields) -> tuple[Example, ...]:
+    if "prompt" in fields:
+        return tuple(_behind(where, fields, name) for name in ("chosen", "rejected"))
+    chosen, rejected = (_messages(where, fields, name) for name in ("chosen", "rejected"))
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
+    if not common:
+        raise FileError(f'{where}: has no "prompt", and "chosen" and "rejected" begin differently; give the prompt')
+    return tuple(Chat(messages, common) for messages in (chosen, rejected))
+
+
+def _behind(where: str, fields: Fields, name: str) -> Example:
+    """A prompt, and the answer of a field behind it: both plain text or both messages."""
+    if not isinstance(fields.get("prompt"), list):
+        return Completion(_text(where, fields), _text(where, fields, name))
+    prompt = _messages(where, fields, "prompt")
+    if isinstance(fields.get(name), str):
+        return Chat((*prompt, {"role": ANSWERS, "content": _text(where, fields, name)}), len(prompt))
+    return Chat((*prompt, *_messages(where, fields, name)), len(prompt))
+
+
+def _messages(where: str, fields: Fields, name: str) -> tuple[Message, ...]:
+    """The messages of a field, each with a role and a content."""
+    found: Sequence[Any] = fields[name] if isinstance(fields.get(name), list) else ()
+    if not found:
+        raise FileError(f'{where}: its "{name}" is {_kind(fields.get(name))}; give a list of messages')
+    if len(found) > CHAT_MESSAGES:
+        raise FileError(f'{where}: its "{name}" has {len(found):,} messages; the limit is {CHAT_MESSAGES:,}')
+    for number, one in enumerate(found, 1):
+        for key in ("role", "content"):
+            if not isinstance(one, dict) or not isinstance(one.get(key), str):
+                what = _kind(one if not isinstance(one, dict) else one.get(key))
+                raise FileError(f'{where}: message {number} of "{name}": its "{key}" is {what}; give a string')
+    return tuple(found)
+
+
+def _text(where: str, fields: Fields, name: str = "prompt") -> str:
+    path, _, number = where.rpartition(":")
+    return text_of(Path(path), int(number), fields, name)
+
+
+def _kind(value: Any) -> str:
+    return "missing" if value is None else "empty" if value in ("", []) else type(value).__name__
+
+
+def read_rows(path: Path) -> tuple[list[Row], str]:
+    """Read a file of answers, of preferences or of judged answers, whichever its first row is."""
+    content = read_regular(path, TEXT_BYTES, "a file of rows")
+    _, first = next(iter(objects_of(path, content)))
+    if "chosen" in first:
+        return read_preferences(path)
+    return read_judged(path) if "label" in first else read_answers(path)

@@ -1,0 +1,2 @@
+"""Decoding: steps of a model with its decode state, eager or compiled; sampled tokens, beams, text, embeddings, tags and
+traces."""

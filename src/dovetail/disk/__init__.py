@@ -1,0 +1,1 @@
+"""Files: read as untrusted input, with bounds; written whole or not at all. No model and no spec."""

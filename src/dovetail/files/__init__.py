@@ -1,0 +1,1 @@
+"""Specs and model directories: read as untrusted input, written whole or not at all."""

@@ -1,0 +1,130 @@
+"""Write a quantized model in Hugging Face layout as compressed-tensors, which transformers and vLLM load.
+
+    int4, int8    pack-quantized     weight_packed, weight_scale, weight_shape, with zero points weight_zero_point
+    int8, dynamic int-quantized      weight, weight_scale; activations in int8, a scale per token
+    fp8           float-quantized    weight, weight_scale
+
+Codes and scales are those of the model, bit for bit; scales get the dtype of the model, in which a reader decodes. Our nibbles
+and theirs have one order. A matrix that the family holds in another form (transposed, fused with others) cannot be written so,
+and neither can NF4: SpecError names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.core.errors import SpecError
+from dovetail.core.fold import declared
+from dovetail.files.model_dir import Piece
+from dovetail.hf.convert import IDENTITY
+from dovetail.hf.packed import pack_words
+from dovetail.hf.tensors import Move
+from dovetail.model import Model
+from dovetail.ops.formats.format import CODES, SCALE, Format
+from dovetail.ops.formats.kinds import FP8, Int4, Int8
+from dovetail.weights.quantization.leaf import QuantizedLinear
+
+DYNAMIC_INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+Write = Callable[[str, QuantizedLinear], dict[str, Tensor]]
+Leaves = Mapping[str, QuantizedLinear]
+
+
+def quantization_config(spec: Model, moves: Sequence[Move], leaves: Leaves) -> dict[str, Any]:
+    """The field of config.json; SpecError for formats that one config cannot express."""
+    format, path = one_format(leaves)
+    layout, weights = _settings(format, path)
+    ignored = [name.removesuffix(".weight") for _, name in left_out(spec, moves, leaves)]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"dynamic": False, **weights},
+                "input_activations": DYNAMIC_INT8 if format.rounds_inputs else None,
+                "output_activations": None,
+                "format": layout,
+            }
+        },
+        "ignore": list(dict.fromkeys([*ignored, "lm_head"])),
+    }
+
+
+def one_format(leaves: Leaves) -> tuple[Format, str]:
+    """The format of all leaves, and the path of the first; SpecError where there are several."""
+    formats = {leaf.format: path for path, leaf in leaves.items()}
+    if len(formats) > 1:
+        raise SpecError(list(formats.values())[1], "has another format than other leaves", "quantize with one format to export")
+    return next(iter(formats)), next(iter(leaves))
+
+
+def left_out(spec: Model, moves: Sequence[Move], leaves: Leaves, readouts: bool = True) -> Iterator[tuple[str, str]]:
+    """(path, name of theirs) of every matrix that is not quantized; without readouts, of those that might be."""
+    by_path = {move.paths[0]: move.hf_names[0] for move in moves if len(move.paths) == 1}
+    for d in declared(spec):
+        path = d.path.removesuffix(".weight")
+        if d.weight.matmul and path not in leaves and d.path in by_path and (readouts or not d.weight.readout):
+            yield path, by_path[d.path]
+
+
+def _settings(format: Format, path: str) -> tuple[str, dict[str, Any]]:
+    """Their name of the layout, and their settings of the weights."""
+    if isinstance(format, Int4):
+        group = {"strategy": "group", "group_size": format.group}
+        return "pack-quantized", {"num_bits": 4, "type": "int", "symmetric": not format.zero_point, **group}
+    if isinstance(format, Int8):
+        group = {"strategy": "channel"} if format.group is None else {"strategy": "group", "group_size": format.group}
+        layout = "int-quantized" if format.dynamic else "pack-quantized"
+        return layout, {"num_bits": 8, "type": "int", "symmetric": True, **group}
+    if isinstance(format, FP8):
+        return "float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": format.per}
+    raise SpecError(
+        path, f"{format.kind} has no layout in compressed-tensors", "use int4, int8 or fp8, or export dense weights"
+    )
+
+
+def packed_pieces(moves: Sequence[Move], pieces: Sequence[Piece], leaves: Leaves, write: Write) -> list[Piece]:
+    """The pieces of an export, with the tensors that `write` makes in place of the dense W of each quantized leaf."""
+    made = []
+    for move, piece in zip(moves, pieces, strict=True):
+        own = [
+            path.removesuffix(".weight")
+            for path in move.paths
+            if path.removesuffix(".weight") in leaves and path.endswith(".weight")
+        ]
+        if not own:
+            made.append(piece)
+            continue
+        if len(move.paths) != 1 or len(move.hf_names) != 1 or move.convert != IDENTITY or len(leaves[own[0]].shape) != 2:
+            what = f"is held by {move.hf_names[0]} in another form, which has no packed layout here"
+            raise SpecError(own[0], what, "export dense weights, or leave it out of the quantization (--skip)")
+        made.append(_piece(move.hf_names[0].removesuffix("weight"), own[0], leaves[own[0]], write))
+    return made
+
+
+def _piece(stem: str, path: str, leaf: QuantizedLinear, write: Write) -> Piece:
+    def make() -> dict[str, Tensor]:
+        return {stem + name: tensor for name, tensor in write(path, leaf).items()}
+
+    return Piece({name: tensor.to("meta") for name, tensor in make().items()}, make)
+
+
+def compressed_tensors(path: str, leaf: QuantizedLinear) -> dict[str, Tensor]:
+    """The tensors of one leaf, by their names."""
+    tensors, format, inp = leaf.stored(), leaf.format, leaf.in_features
+    scale = tensors[SCALE].to(leaf.dtype)
+    if isinstance(format, FP8):
+        return {"weight": tensors[CODES], "weight_scale": scale if format.per == "channel" else scale.reshape(1)}
+    if format.rounds_inputs:
+        return {"weight": tensors[CODES], "weight_scale": scale}
+    codes, grid = format.codes(tensors, inp), format.grid(tensors)
+    unsigned = codes.to(torch.int16) + (0 if format.bits == 4 else 128)
+    made = {"weight_packed": pack_words(unsigned, format.bits), "weight_scale": scale, "weight_shape": torch.tensor(leaf.shape)}
+    if grid.zero is not None:
+        made["weight_zero_point"] = pack_words(grid.zero.T, 4).T.contiguous()
+    return made

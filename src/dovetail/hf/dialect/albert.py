@@ -1,0 +1,113 @@
+"""ALBERT: BERT whose layers all use the weights of the first, behind embeddings of a width of their own (Lan et al. 2019).
+
+Their ffn has no dropout of its own; ours has that of the mixer. Released models have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.core.limits import CONFIG_LAYERS
+from dovetail.hf.classes import Classes
+from dovetail.hf.dialect.bert import BERT, NORM, POSITION_IDS, TIED
+from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Settings
+from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
+from dovetail.model import Model
+
+LAYERS, DROPOUT, THEIRS = "num_hidden_layers", "classifier_dropout_prob", "encoder.albert_layer_groups.0.albert_layers.0"
+OLD_FIELDS = {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"}  # of the original code
+CLASSIFIER = (Classes(), Copy(DROPOUT, "head.dropout"))
+
+
+class OneGroup:
+    """All layers are one group, which has one layer."""
+
+    names = (LAYERS,)
+
+    def to_hf(self, spec: Model) -> dict[str, Any]:
+        return {}  # a spec whose layers have weights of their own differs from what is read back
+
+    def from_hf(self, config: Config) -> Settings:
+        count = config.get(LAYERS)
+        return {f"layers.{i}.shares": 0 for i in range(1, min(count, CONFIG_LAYERS))} if isinstance(count, int) else {}
+
+
+ALBERT = Dialect(
+    name="albert",
+    forms=(
+        Form(
+            architecture="AlbertModel",
+            auto="AutoModel",
+            answer="pooler_output",
+            head={"head": {"kind": "pooled_embedding", "pooling": "first", "dense": True}},
+            tensors=rows("pooler", "head.out", "weight", "bias"),
+        ),
+        Form(
+            architecture="AlbertForMaskedLM",
+            auto="AutoModelForMaskedLM",
+            head={"head": {"kind": "masked_lm", "norm": NORM}},
+            prefix="albert.",
+            tensors=(
+                *rows("predictions.dense", "head.dense", "weight", "bias"),
+                *rows("predictions.LayerNorm", "head.norm", *LAYERNORM),
+                Row("predictions.bias", "head.bias"),
+                Row("predictions.decoder.weight", "head.out.weight"),
+            ),
+            fields=(Copy("layer_norm_eps", "head.norm.eps"), Choice("hidden_act", "head.act", ACTIVATIONS), TIED),
+        ),
+        Form(
+            architecture="AlbertForSequenceClassification",
+            auto="AutoModelForSequenceClassification",
+            head={"head": {"kind": "classifier", "act": "tanh"}},
+            prefix="albert.",
+            tensors=(
+                *rows("albert.pooler", "head.dense", "weight", "bias"),
+                *rows("classifier", "head.out", "weight", "bias"),
+            ),
+            fields=CLASSIFIER,
+        ),
+        Form(
+            architecture="AlbertForTokenClassification",
+            auto="AutoModelForTokenClassification",
+            head={"head": "token_classifier"},
+            prefix="albert.",
+            tensors=rows("classifier", "head.out", "weight", "bias"),
+            fields=CLASSIFIER,
+        ),
+    ),
+    spec={**BERT.spec, "embed": {"kind": "tokens", "types": 2, "width": 128}},
+    layers=LAYERS,
+    required=(*BERT.required, "embedding_size"),
+    fields=(*BERT.fields, Copy("embedding_size", "embed.width"), OneGroup()),
+    defaults={
+        "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        DROPOUT: 0.1,
+    },
+    fixed={"num_hidden_groups": 1, "inner_group_num": 1, "position_embedding_type": "absolute"},
+    ignored=HOUSEKEEPING
+    | {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks", "tie_word_embeddings", DROPOUT},
+    tensors=(
+        Row("embeddings.word_embeddings.weight", "embed.table"),
+        Row("embeddings.token_type_embeddings.weight", "embed.type_table"),
+        Row("embeddings.position_embeddings.weight", "position.table"),
+        *rows("embeddings.LayerNorm", "embed_norm", *LAYERNORM),
+        *rows("encoder.embedding_hidden_mapping_in", "embed.project", "weight", "bias"),
+        *rows(f"{THEIRS}.attention.query", "layers.0.mixer.q", "weight", "bias"),
+        *rows(f"{THEIRS}.attention.key", "layers.0.mixer.k", "weight", "bias"),
+        *rows(f"{THEIRS}.attention.value", "layers.0.mixer.v", "weight", "bias"),
+        *rows(f"{THEIRS}.attention.dense", "layers.0.mixer.o", "weight", "bias"),
+        *rows(f"{THEIRS}.attention.LayerNorm", "layers.0.mixer_norm", *LAYERNORM),
+        *rows(f"{THEIRS}.ffn", "layers.0.ffn.up", "weight", "bias"),
+        *rows(f"{THEIRS}.ffn_output", "layers.0.ffn.down", "weight", "bias"),
+        *rows(f"{THEIRS}.full_layer_layer_norm", "layers.0.ffn_norm", *LAYERNORM),
+    ),
+    limits=BERT.limits,
+    copies={"predictions.decoder.bias": "head.bias"},
+    skips=(
+        POSITION_IDS,
+        Skip("albert.pooler.*", "a pooler that this model class does not use"),
+        Skip("sop_classifier.*", "the head for sentence-order prediction"),
+    ),
+)

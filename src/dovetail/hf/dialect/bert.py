@@ -1,0 +1,140 @@
+"""BERT: a post-LayerNorm encoder with learned positions and token types (Devlin et al. 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.hf.classes import Classes, Fallback
+from dovetail.hf.field import ACTIVATIONS, Choice, Copy, Implied, value_at
+from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
+from dovetail.model import Model
+
+NORM = {"kind": "layernorm", "eps": 1e-12}
+MIXER = {"kind": "attention", "mask": "full", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
+LAYER = {"wire": {"kind": "post_norm", "dropout": 0.1}, "norm": NORM, "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu"}}
+POOLER = rows("pooler.dense", "head.out", "weight", "bias")
+# unused descriptions of a pooler
+POOLER_FIELDS = {f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")}
+CLASSIFIER = (Classes(), Fallback("classifier_dropout", "hidden_dropout_prob", "head.dropout"))
+# the output table is always the embedding's
+TIED = Implied("tie_word_embeddings", "head.tied", by=lambda config: True)
+
+
+def _types(spec: Model) -> tuple[str, Any, str] | None:
+    """Their model needs at least one token type."""
+    return ("embed.types", 0, "there is at least 1") if value_at(spec, "embed.types") == 0 else None
+
+
+NEXT_SENTENCE = "BertForNextSentencePrediction"
+INSTEAD = "to import it instead, write {} under architectures in config.json"
+POSITION_IDS = Skip("*embeddings.position_ids", "the numbers 0, 1, 2 …")
+
+
+BERT = Dialect(
+    name="bert",
+    forms=(
+        Form(
+            architecture="BertModel",
+            auto="AutoModel",
+            answer="pooler_output",
+            head={"head": {"kind": "pooled_embedding", "pooling": "first", "dense": True}},
+            tensors=POOLER,
+        ),
+        Form(
+            architecture="BertForMaskedLM",
+            auto="AutoModelForMaskedLM",
+            head={"head": {"kind": "masked_lm", "norm": NORM}},
+            prefix="bert.",
+            tensors=(
+                *rows("cls.predictions.transform.dense", "head.dense", "weight", "bias"),
+                *rows("cls.predictions.transform.LayerNorm", "head.norm", *LAYERNORM),
+                Row("cls.predictions.bias", "head.bias"),
+                Row("cls.predictions.decoder.weight", "head.out.weight"),
+            ),
+            fields=(Copy("layer_norm_eps", "head.norm.eps"), Choice("hidden_act", "head.act", ACTIVATIONS), TIED),
+        ),
+        Form(
+            architecture=NEXT_SENTENCE,
+            auto="AutoModelForNextSentencePrediction",
+            head={"head": "next_sentence"},
+            prefix="bert.",
+            tensors=(
+                *rows("bert.pooler.dense", "head.dense", "weight", "bias"),
+                *rows("cls.seq_relationship", "head.out", "weight", "bias"),
+            ),
+            skips=(Skip("cls.predictions.*", f"the head for masked tokens; {INSTEAD.format('BertForMaskedLM')}"),),
+        ),
+        Form(
+            architecture="BertForSequenceClassification",
+            auto="AutoModelForSequenceClassification",
+            head={"head": {"kind": "classifier", "act": "tanh"}},
+            prefix="bert.",
+            tensors=(
+                *rows("bert.pooler.dense", "head.dense", "weight", "bias"),
+                *rows("classifier", "head.out", "weight", "bias"),
+            ),
+            fields=CLASSIFIER,
+        ),
+        Form(
+            architecture="BertForTokenClassification",
+            auto="AutoModelForTokenClassification",
+            head={"head": "token_classifier"},
+            prefix="bert.",
+            tensors=rows("classifier", "head.out", "weight", "bias"),
+            fields=CLASSIFIER,
+        ),
+    ),
+    refused={
+        "BertForPreTraining": "it has two heads, and a model one; write BertForMaskedLM or "
+        f"{NEXT_SENTENCE} there: the other head is then not imported, and reported"
+    },
+    spec={
+        "embed": {"kind": "tokens", "types": 2},
+        "position": {"kind": "learned", "length": 512},
+        "embed_norm": NORM,
+        "dropout": 0.1,
+        "layers": [LAYER],
+        "norm": None,
+        "init": {"kind": "normal", "residual": False},
+    },
+    layers="num_hidden_layers",
+    required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    fields=(
+        Copy("vocab_size", "vocab"),
+        Copy("hidden_size", "width"),
+        Copy("type_vocab_size", "embed.types"),
+        Copy("max_position_embeddings", "position.length"),
+        Copy("intermediate_size", "layers.*.ffn.hidden"),
+        Copy("num_attention_heads", "layers.*.mixer.heads"),
+        Copy("layer_norm_eps", "embed_norm.eps", "layers.*.norm.eps"),
+        Copy("hidden_dropout_prob", "dropout", "layers.*.wire.dropout"),
+        Copy("attention_probs_dropout_prob", "layers.*.mixer.dropout"),
+        Copy("initializer_range", "init.spread"),
+        Choice("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
+    ),
+    defaults={"hidden_dropout_prob": 0.1},
+    fixed={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
+    ignored=HOUSEKEEPING | {"classifier_dropout", "directionality", "tie_word_embeddings", *POOLER_FIELDS},
+    tensors=(
+        Row("embeddings.word_embeddings.weight", "embed.table"),
+        Row("embeddings.token_type_embeddings.weight", "embed.type_table"),
+        Row("embeddings.position_embeddings.weight", "position.table"),
+        *rows("embeddings.LayerNorm", "embed_norm", *LAYERNORM),
+        *rows("encoder.layer.{}.attention.self.query", "layers.{}.mixer.q", "weight", "bias"),
+        *rows("encoder.layer.{}.attention.self.key", "layers.{}.mixer.k", "weight", "bias"),
+        *rows("encoder.layer.{}.attention.self.value", "layers.{}.mixer.v", "weight", "bias"),
+        *rows("encoder.layer.{}.attention.output.dense", "layers.{}.mixer.o", "weight", "bias"),
+        *rows("encoder.layer.{}.attention.output.LayerNorm", "layers.{}.mixer_norm", *LAYERNORM),
+        *rows("encoder.layer.{}.intermediate.dense", "layers.{}.ffn.up", "weight", "bias"),
+        *rows("encoder.layer.{}.output.dense", "layers.{}.ffn.down", "weight", "bias"),
+        *rows("encoder.layer.{}.output.LayerNorm", "layers.{}.ffn_norm", *LAYERNORM),
+    ),
+    limits=(_types,),
+    legacy_suffixes={".gamma": ".weight", ".beta": ".bias"},
+    copies={"cls.predictions.decoder.bias": "head.bias"},
+    skips=(
+        POSITION_IDS,
+        Skip("bert.pooler.*", "a pooler that this model class does not use"),
+        Skip("cls.seq_relationship.*", f"the head for next-sentence prediction; {INSTEAD.format(NEXT_SENTENCE)}"),
+    ),
+)

@@ -1,0 +1,83 @@
+"""DistilBERT: BERT without token types, with its own tensor names (Sanh et al. 2019)."""
+
+from __future__ import annotations
+
+from dovetail.hf.classes import Classes
+from dovetail.hf.dialect.bert import LAYER, NORM
+from dovetail.hf.field import ACTIVATIONS, Choice, Copy
+from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, rows
+
+DISTILBERT = Dialect(
+    name="distilbert",
+    forms=(
+        Form(architecture="DistilBertModel", auto="AutoModel", answer="last_hidden_state", head={"head": None}),
+        Form(
+            architecture="DistilBertForMaskedLM",
+            auto="AutoModelForMaskedLM",
+            head={"head": {"kind": "masked_lm", "norm": NORM}},
+            prefix="distilbert.",
+            tensors=(
+                *rows("vocab_transform", "head.dense", "weight", "bias"),
+                *rows("vocab_layer_norm", "head.norm", *LAYERNORM),
+                Row("vocab_projector.weight", "head.out.weight"),
+                Row("vocab_projector.bias", "head.bias"),
+            ),
+            fields=(Choice("activation", "head.act", ACTIVATIONS), Copy("tie_word_embeddings", "head.tied")),
+        ),
+        Form(
+            architecture="DistilBertForSequenceClassification",
+            auto="AutoModelForSequenceClassification",
+            head={"head": {"kind": "classifier", "act": "relu", "dropout": 0.2}},
+            prefix="distilbert.",
+            tensors=(
+                *rows("pre_classifier", "head.dense", "weight", "bias"),
+                *rows("classifier", "head.out", "weight", "bias"),
+            ),
+            fields=(Classes(), Copy("seq_classif_dropout", "head.dropout")),
+        ),
+        Form(
+            architecture="DistilBertForTokenClassification",
+            auto="AutoModelForTokenClassification",
+            head={"head": {"kind": "token_classifier", "dropout": 0.1}},
+            prefix="distilbert.",
+            tensors=rows("classifier", "head.out", "weight", "bias"),
+            fields=(Classes(), Copy("dropout", "head.dropout")),
+        ),
+    ),
+    spec={
+        "position": {"kind": "learned", "length": 512},
+        "embed_norm": NORM,
+        "dropout": 0.1,
+        "layers": [LAYER],
+        "norm": None,
+        "init": {"kind": "normal", "residual": False},
+    },
+    layers="n_layers",
+    required=("vocab_size", "dim", "hidden_dim", "n_layers", "n_heads"),
+    fields=(
+        Copy("vocab_size", "vocab"),
+        Copy("dim", "width"),
+        Copy("max_position_embeddings", "position.length"),
+        Copy("hidden_dim", "layers.*.ffn.hidden"),
+        Copy("n_heads", "layers.*.mixer.heads"),
+        Copy("dropout", "dropout", "layers.*.wire.dropout"),
+        Copy("attention_dropout", "layers.*.mixer.dropout"),
+        Copy("initializer_range", "init.spread"),
+        Choice("activation", "layers.*.ffn.act", ACTIVATIONS),
+    ),
+    fixed={"sinusoidal_pos_embds": False},
+    ignored=HOUSEKEEPING | {"qa_dropout", "seq_classif_dropout", "tie_weights_", "tie_word_embeddings"},
+    tensors=(
+        Row("embeddings.word_embeddings.weight", "embed.table"),
+        Row("embeddings.position_embeddings.weight", "position.table"),
+        *rows("embeddings.LayerNorm", "embed_norm", *LAYERNORM),
+        *rows("transformer.layer.{}.attention.q_lin", "layers.{}.mixer.q", "weight", "bias"),
+        *rows("transformer.layer.{}.attention.k_lin", "layers.{}.mixer.k", "weight", "bias"),
+        *rows("transformer.layer.{}.attention.v_lin", "layers.{}.mixer.v", "weight", "bias"),
+        *rows("transformer.layer.{}.attention.out_lin", "layers.{}.mixer.o", "weight", "bias"),
+        *rows("transformer.layer.{}.sa_layer_norm", "layers.{}.mixer_norm", *LAYERNORM),
+        *rows("transformer.layer.{}.ffn.lin1", "layers.{}.ffn.up", "weight", "bias"),
+        *rows("transformer.layer.{}.ffn.lin2", "layers.{}.ffn.down", "weight", "bias"),
+        *rows("transformer.layer.{}.output_layer_norm", "layers.{}.ffn_norm", *LAYERNORM),
+    ),
+)

@@ -1,0 +1,373 @@
+"""Load the model of a directory: ours (`dovetail.yaml`) or in Hugging Face layout (`config.json`).
+
+    dovetail.yaml  config.json    the spec                       the names of the tensors
+         yes           –          dovetail.yaml                  our paths
+          –           yes         described by config.json       those of config.json's family
+         yes          yes         both, which must agree         those of config.json's family
+          any    of our own type  in config.json                 our paths
+
+The spec is read first, as plain data; then the headers of the weight files; then the two are compared; only then is memory
+allocated. Weight files are memory-mapped: a tensor with the same layout as ours takes no memory of its own until it is written
+to. A tensor that a family lays out differently is copied, one at a time. Do not change such a file in place while the model is
+in use; replacing it, as `save` does, is safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.construction import on_meta, set_constants, tie
+from dovetail.core.errors import FileError, SpecError
+from dovetail.core.fold import declared
+from dovetail.core.limits import CONFIG_BYTES, CONSTANT_VALUES, SPEC_BYTES
+from dovetail.core.module import holder
+from dovetail.disk.model_files import (
+    ADAPTER_FILE,
+    CONFIG_FILE,
+    INDEX_FILE,
+    PEFT_CONFIG,
+    QUANTIZATION_FILE,
+    RUN_FILE,
+    SPEC_FILE,
+    WEIGHTS_FILE,
+)
+from dovetail.disk.replace import set_aside
+from dovetail.disk.tensors import TensorFile
+from dovetail.disk.untrusted import PICKLES, Directory, pickle_refusal
+from dovetail.files.spec import from_mapping, from_yaml, load_spec
+from dovetail.hf.dialect import DIALECTS
+from dovetail.hf.hf import form_of, from_hf
+from dovetail.hf.own_config import is_own, spec_of
+from dovetail.hf.quantized import split_quantization
+from dovetail.hf.resolved import differences, explicit, untrained
+from dovetail.hf.tensors import Dropped, ImportPlan, count_ahead, warn_dropped
+from dovetail.model import Model
+from dovetail.transformer import Transformer
+from dovetail.weights.quantization.leaf import QuantizedLinear
+from dovetail.weights.quantization.recipe import Recipe, candidates, open_leaves, quantized_leaves, read_recipe, stored_layout
+
+NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a weight may be in
+
+Watch = Callable[[int, int], None]  # (bytes read, bytes in all)
+
+
+SpecLike = Model | str | Path | Mapping[str, Any]  # what `find_spec` takes
+
+
+class Origin(NamedTuple):
+    """The spec of a directory, and its config if its tensors have the names of a Hugging Face family."""
+
+    spec: Model
+    config: Mapping[str, Any] | None
+
+
+class Loaded(NamedTuple):
+    """The model of a directory, and the tensors of the directory that it does not hold."""
+
+    model: Transformer
+    dropped: list[Dropped]
+
+
+class Opened(NamedTuple):
+    """An open model directory. `tensors` gives (our path, tensor) in the order of the files."""
+
+    spec: Model
+    tensors: Iterator[tuple[str, Tensor]]
+    dropped: list[Dropped]
+    dtype: torch.dtype  # of most bytes; quantized weights are read as bfloat16
+    recipe: Recipe  # of the leaves whose tensors are given in fewer bits
+
+
+def load(directory: str | Path, *, watch: Watch | None = None) -> Transformer:
+    """The model of a directory, every weight bit for bit and in the dtype it was saved in; `model.part` is its spec. No code in
+    the directory is executed. `watch` is called with the bytes read so far. Tensors that are not imported, such as rotary
+    frequencies, are reported by a DroppedTensors warning per name pattern."""
+    loaded = load_reporting(directory, watch=watch)
+    warn_dropped(loaded.dropped)
+    return loaded.model
+
+
+def load_reporting(directory: str | Path, *, watch: Watch | None = None) -> Loaded:
+    """As `load`, with the dropped tensors in the result instead of a warning."""
+    with opened(directory, watch, dense=False) as files:
+        model = on_meta(files.spec)
+        open_leaves(model, files.spec, files.recipe)
+        dtype = _put(model, files.spec, files.tensors)
+        for _, leaf in quantized_leaves(model):
+            leaf.dtype = dtype
+    set_constants(model, files.spec, dtype, "cpu")
+    tie(model, files.spec)
+    return Loaded(model, files.dropped)
+
+
+@contextlib.contextmanager
+def opened(directory: str | Path, watch: Watch | None = None, *, dense: bool = True) -> Iterator[Opened]:
+    """Open a model directory: its spec is read, its headers are compared with the spec, and each tensor is read when its turn
+    comes. With `dense` every weight is given dense, whatever form the files hold it in."""
+    where = _directory(directory)
+    spec, config = origin(where)
+    recipe = _recipe(where, spec)
+    with contextlib.ExitStack() as stack:
+        files = open_weights(where, stack)
+        _check_size(where, spec, files)
+        reading = _Reading(files, watch or (lambda done, total: None))
+        with _naming(where):
+            tensors, dropped = (_own(spec, reading, recipe), []) if config is None else _theirs(spec, config, reading)
+            packed = stored_layout(spec, recipe)
+            dtype = _main_dtype({name: file for name, file in files.items() if name not in packed})
+            if dense and recipe:
+                tensors, recipe, packed = _dense(tensors, spec, recipe, dtype), {}, {}
+            yield Opened(spec, _floating(tensors, packed), dropped, dtype, recipe)
+
+
+def origin(where: Directory) -> Origin:
+    """Read the spec of a directory, and the config if it has one."""
+    own = from_yaml(where.text(SPEC_FILE, SPEC_BYTES), str(where.place / SPEC_FILE)) if where.has(SPEC_FILE) else None
+    if not where.has(CONFIG_FILE):
+        if own is None:
+            raise FileError(f"{where.place}: holds neither {CONFIG_FILE} nor {SPEC_FILE}")
+        return Origin(own, None)
+    config = where.json(CONFIG_FILE, CONFIG_BYTES)
+    own_type = is_own(config)
+    config = config if own_type else _as_stored(config, where)
+    described = (spec_of if own_type else _read_config)(config, where.place / CONFIG_FILE)
+    if own is None:
+        return Origin(described, None if own_type else config)
+    for path, ours, theirs in differences(explicit(untrained(own, described)), explicit(described)):
+        raise FileError(f"{where.place}: {path} is {ours} in {SPEC_FILE} and {theirs} in {CONFIG_FILE}; remove one of them")
+    return Origin(own, None if own_type else config)
+
+
+def _as_stored(config: Mapping[str, Any], where: Directory) -> Mapping[str, Any]:
+    """The config with the number of depths of multi-token prediction that the files have, where there are files."""
+    dialect = DIALECTS.get(str(config.get("model_type")))
+    if dialect is None or dialect.ahead is None or not (where.has(WEIGHTS_FILE) or where.has(INDEX_FILE)):
+        return config
+    if where.has(WEIGHTS_FILE):
+        with TensorFile(where.path(WEIGHTS_FILE), where.place / WEIGHTS_FILE) as file:
+            return count_ahead(config, dialect, file.entries)
+    return count_ahead(config, dialect, _index(where))
+
+
+def find_spec(name: SpecLike) -> Model:
+    """A spec from whatever names or holds one: a preset's name, a .yaml file or a model directory of either layout (a path
+    takes precedence over a name), YAML text, a mapping of plain data, or a spec."""
+    if isinstance(name, Model):
+        return name
+    if isinstance(name, Mapping):
+        return from_mapping(name)
+    if isinstance(name, str) and is_yaml(name):
+        return from_yaml(name)
+    path = Path(name)
+    if path.is_dir() or (path.is_file() and path.suffix in PICKLES):  # a pickle is refused with the reason
+        return origin(Directory(path)).spec
+    return load_spec(name)
+
+
+def is_yaml(name: str | Path) -> bool:
+    """Whether a string is YAML text rather than a name or a path."""
+    return isinstance(name, str) and ("\n" in name or ": " in name) and not _exists(Path(name))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # longer than a name may be, as YAML text is; or with a NUL
+        return False
+
+
+def _directory(directory: str | Path) -> Directory:
+    place = Path(directory)
+    if aside := set_aside(place):
+        raise FileError(f"{place.absolute()}: no such directory; a replacement was interrupted; rename {aside} to restore it")
+    return Directory(place)
+
+
+def _read_config(config: Mapping[str, Any], file: Path) -> Model:
+    if config.get("auto_map"):
+        remedy = f"take auto_map out to read it as a plain {str(config.get('model_type'))[:60]}"
+        raise FileError(f"{file}: auto_map names code to be run; nothing in a model directory is run here; {remedy}")
+    try:
+        return from_hf(split_quantization(config)[0])
+    except SpecError as error:
+        path = error.path.removeprefix("config").removeprefix(".")
+        raise SpecError(f"{file}: {path[:200]}" if path else str(file), error.problem[:500], error.remedy[:500]) from error
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def _without_weights(where: Directory) -> str:
+    """What a directory without weights is, and what to do with it."""
+    if where.has(ADAPTER_FILE) or where.has(PEFT_CONFIG):
+        return f"is an adapter, not a model; merge it first: dovetail merge {where.place.name} -o MERGED"
+    if where.has(RUN_FILE):
+        export = f"dovetail export {where.place.name} --step N -o OUT"
+        return f"is an unfinished run; resume it with the command that started it, or use its newest checkpoint: {export}"
+    return f"holds no {WEIGHTS_FILE}"
+
+
+def open_weights(where: Directory, stack: contextlib.ExitStack) -> dict[str, TensorFile]:
+    """The file of every tensor, in the order of the files."""
+    if not where.has(WEIGHTS_FILE) and not where.has(INDEX_FILE):
+        for name in where.names():
+            if name.endswith(PICKLES):
+                raise FileError(pickle_refusal(where.place / name))
+        raise FileError(f"{where.place}: {_without_weights(where)}")
+    index = {} if where.has(WEIGHTS_FILE) else _index(where)
+    found: dict[str, TensorFile] = {}
+    for name in dict.fromkeys(index.values()) or (WEIGHTS_FILE,):
+        file = stack.enter_context(TensorFile(where.path(name), where.place / name))
+        for tensor in sorted(file.entries, key=lambda tensor: file.entries[tensor].start):
+            if tensor in found:
+                raise FileError(f"{file.shown}: {tensor} is in {found[tensor].shown.name} as well")
+            found[tensor] = file
+    for tensor, name in index.items():
+        if tensor not in found or found[tensor].shown.name != name:
+            raise FileError(f"{where.place / INDEX_FILE}: {tensor} is not in {name}")
+    return found
+
+
+def _index(where: Directory) -> dict[str, str]:
+    """The name of the file of each tensor."""
+    weight_map = where.json(INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FileError(f"{where.place / INDEX_FILE}: weight_map is not a mapping of tensors to files")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not name.endswith(".safetensors"):
+            raise FileError(f"{where.place / INDEX_FILE}: weight_map.{tensor[:200]} names no file of safetensors")
+    return weight_map
+
+
+def _check_size(where: Directory, spec: Model, files: Mapping[str, TensorFile]) -> None:
+    """Refuse a spec with more than two numbers per byte of the files, before memory is allocated for it."""
+    held = sum(file.entries[tensor].size for tensor, file in files.items())
+    asked, constant = 0, 0
+    for d in declared(spec):
+        asked += d.size if d.weight.stored else 0
+        constant += d.size if d.weight.role == "const" else 0
+    if asked > 2 * held or constant > max(CONSTANT_VALUES, 4 * held):
+        what = f"the spec asks for {asked:,} weights and {constant:,} constants; the files hold {held:,} bytes"
+        raise FileError(f"{where.place}: {what}")
+
+
+class _Reading:
+    """Reads tensors by name from several files, and reports the bytes read."""
+
+    def __init__(self, files: Mapping[str, TensorFile], watch: Watch) -> None:
+        self.files, self.watch = files, watch
+        self.done, self.total = 0, sum(file.entries[tensor].size for tensor, file in files.items())
+
+    def __call__(self, name: str) -> Tensor:
+        tensor = self.files[name].read(name)
+        self.done += tensor.nbytes
+        self.watch(self.done, self.total)
+        return tensor
+
+
+# -- tensors --------------------------------------------------------------------------------------------------------
+
+
+def _theirs(spec: Model, config: Mapping[str, Any], reading: _Reading) -> tuple[Iterator[tuple[str, Tensor]], list[Dropped]]:
+    """The tensors of a directory in Hugging Face layout under our paths, and those that are not imported."""
+    dialect, (plain, form) = DIALECTS[config["model_type"]], split_quantization(config)
+    names, read = (reading.files, reading) if form is None else form.tensors(reading.files, reading)
+    plan = ImportPlan(spec, dialect, form_of(plain, dialect), names)
+    return plan.read(read), plan.dropped({name: file.entries[name].size for name, file in reading.files.items()})
+
+
+def _recipe(where: Directory, spec: Model) -> Recipe:
+    """How the files of a directory of ours hold the weights that are in fewer bits."""
+    if not where.has(QUANTIZATION_FILE):
+        return {}
+    return read_recipe(where.text(QUANTIZATION_FILE, SPEC_BYTES), spec, str(where.place / QUANTIZATION_FILE))
+
+
+def _dense(
+    tensors: Iterator[tuple[str, Tensor]], spec: Model, recipe: Recipe, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, with the dense W of each quantized leaf in place of those that stand for it."""
+    sizes = {path: d.weight.shape(d.scope)[-1] for path, d in candidates(spec).items()}
+    waiting: dict[str, dict[str, Tensor]] = {path: {} for path in recipe}
+    for name, tensor in tensors:
+        path, _, own = name.rpartition(".")
+        if path not in recipe or own == "bias":
+            yield name, tensor
+            continue
+        waiting[path][own] = tensor
+        if len(waiting[path]) == len(recipe[path].tensors((1, sizes[path]))):
+            yield f"{path}.weight", recipe[path].decode(waiting.pop(path), sizes[path]).to(dtype)
+
+
+def _own(spec: Model, reading: _Reading, recipe: Recipe) -> Iterator[tuple[str, Tensor]]:
+    shapes = {d.path: d.weight.shape(d.scope) for d in declared(spec) if d.weight.stored}
+    shapes = {path: shape for path, shape in shapes.items() if path.removesuffix(".weight") not in recipe}
+    shapes |= {name: tuple(tensor.shape) for name, tensor in stored_layout(spec, recipe).items()}
+    if unknown := sorted(set(reading.files) - set(shapes)):
+        raise FileError(f"{unknown[0]} is not a weight of this spec{_more(unknown)}; was the spec edited?")
+    if missing := sorted(set(shapes) - set(reading.files)):
+        raise FileError(f"{missing[0]} is missing{_more(missing)}; was the spec edited?")
+    for path, file in reading.files.items():
+        given = file.entries[path].shape
+        if given != shapes[path]:
+            raise FileError(f"{path} is {list(given)}; the spec says {list(shapes[path])}")
+    for path in reading.files:
+        yield path, reading(path)
+
+
+def _floating(tensors: Iterator[tuple[str, Tensor]], packed: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, each of which must hold floating-point numbers, or have the dtype that its format declares."""
+    for path, tensor in tensors:
+        if path in packed:
+            if tensor.dtype != packed[path].dtype:
+                raise FileError(f"{path} holds {tensor.dtype}; its format has {packed[path].dtype}")
+        elif tensor.dtype not in NUMBERS:
+            raise FileError(f"{path} holds {tensor.dtype}, not floating-point numbers of 16 bits or more")
+        yield path, tensor
+
+
+def _main_dtype(files: Mapping[str, TensorFile]) -> torch.dtype:
+    """The dtype that most bytes of the files are read in."""
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor, file in files.items():
+        entry = file.entries[tensor]
+        sizes[entry.dtype if entry.dtype in NUMBERS else torch.bfloat16] += entry.size
+    return sizes.most_common(1)[0][0] if sizes else torch.float32
+
+
+def _put(model: nn.Module, spec: Model, tensors: Iterator[tuple[str, Tensor]]) -> torch.dtype:
+    """Assign the tensors to the model as they are read; return the dtype that all of them promote to."""
+    buffers = {d.path for d in declared(spec) if d.weight.buffer}
+    found: set[torch.dtype] = set()
+    for path, tensor in tensors:
+        module, leaf = holder(model, path)
+        if isinstance(module, QuantizedLinear) and leaf != "bias":
+            module.put(leaf, tensor)
+        elif path in buffers:
+            module.register_buffer(leaf, tensor)
+        else:
+            module.register_parameter(leaf, nn.Parameter(tensor))
+            found.add(tensor.dtype)
+    return functools.reduce(torch.promote_types, found)
+
+
+@contextlib.contextmanager
+def _naming(where: Directory) -> Iterator[None]:
+    """Add the directory to errors about its tensors."""
+    try:
+        yield
+    except FileError as error:
+        text = str(error)
+        raise FileError(text if text.startswith(str(where.place)) else f"{where.place}: {text}") from error
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

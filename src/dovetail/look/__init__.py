@@ -1,1 +1,0 @@
-"""Interpretability: activations by address, attention maps and plots."""

@@ -1,0 +1,1 @@
+"""One model across many ranks, folded from what its parts declare; no part knows of it."""

@@ -1,0 +1,143 @@
+"""Find why two implementations diverge, by trial: change the known model in one way after the other (candidates.py) at the
+first place where the two differ, on the input on which both still agree. The change with which it gives the other side's
+output is the cause.
+
+    x (both agree) ── layer, changed ── y        |y − theirs| vanishes        =>        theirs is ours with this change
+
+Only one layer runs, so the cost of a trial does not depend on the depth. First the unchanged layer must give its output in the
+whole model; where it does not, no cause is claimed.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from dovetail.core.errors import DovetailError
+from dovetail.proof.compare.candidates import Candidate
+from dovetail.proof.compare.comparison import EXACT, relative_gap, row_scale
+from dovetail.proof.compare.match import layer_of
+from dovetail.proof.compare.piece import EmbeddingPiece, HeadPiece, LayerPiece, Piece, Search
+
+REMAINING = 1e-7  # the largest gap that may remain with the right change,
+FRACTION = 1e-3  # and the largest fraction of the gap before it
+FLOOR = 1e-11
+# where the other side is recorded in a narrower dtype than float64:
+ROUNDED = 300.0  # the largest gap that may remain in a layer, in units of the dtype's epsilon,
+ROUNDED_FRACTION = 0.3  # and the largest fraction of the gap before it
+ALIKE = 1.5  # candidates that leave at most this times the least gap cannot be told apart
+
+
+@dc.dataclass(frozen=True)
+class Cause:
+    """An explanation of a gap."""
+
+    name: str
+    description: str
+    remaining: float  # of the gap, with the change
+    tried: int
+    side: str = "a"  # the side whose model was changed
+
+
+def find_cause(search: Search, address: str, tables: Callable[[], Mapping[str, Tensor]] = dict) -> Cause | None:
+    """The change that explains why the other side differs at an address; None where no candidate does. `tables` gives the
+    tensors of the other side."""
+    where = layer_of(address)
+    if where == "embed" or address == "layers.0.in":
+        return _try_candidates(EmbeddingPiece(search), address)
+    if where == "head":
+        return _try_candidates(HeadPiece(search, tables()), address)
+    if where.startswith("encoder."):
+        return None
+    return _try_candidates(LayerPiece(search, where), address.removeprefix(where).lstrip("."))
+
+
+def _try_candidates(piece: Piece, tap: str) -> Cause | None:
+    target = piece.target()
+    if target is None or piece.source() is None:
+        return None
+    if piece.search.noise:
+        return _closest(piece, tap, target)
+    unchanged = Candidate("", "", "", piece.part)
+    before = _gap_with(piece, unchanged, piece.own())
+    if before is None or before > REMAINING:
+        return None  # the piece alone does not give its output in the whole model
+    gap = _gap_with(piece, unchanged, target)
+    allowed = REMAINING if gap is None else max(FLOOR, min(REMAINING, FRACTION * gap))
+    tried = 0
+    for candidate in sorted(piece.candidates(), key=lambda one: _distance(one, tap)):
+        remaining = _gap_with(piece, candidate, target)
+        tried += remaining is not None
+        if remaining is not None and remaining <= allowed:
+            return Cause(candidate.cause, candidate.description, remaining, tried)
+    return _fit_factor(piece, allowed, tried)
+
+
+def _closest(piece: Piece, tap: str, target: Tensor) -> Cause | None:
+    """The candidate that leaves the least of the gap to a rounded recording; of several that leave about as little, the one
+    that acts nearest to the tap. None where even the least is more than rounding, or a large part of the gap."""
+    gap = _gap_with(piece, Candidate("", "", "", piece.part), target)
+    if gap is None:
+        return None
+    allowed, found = min(ROUNDED * piece.search.noise, ROUNDED_FRACTION * gap), list[tuple[float, Candidate]]()
+    tried = 0
+    for candidate in sorted(piece.candidates(), key=lambda one: _distance(one, tap)):
+        remaining = _gap_with(piece, candidate, target)
+        tried += remaining is not None
+        if remaining is not None and remaining <= allowed:
+            found.append((remaining, candidate))
+    if not found:
+        return _fit_factor(piece, allowed, tried)
+    least = min(remaining for remaining, _ in found)
+    remaining, best = next(one for one in found if one[0] <= ALIKE * least)
+    return Cause(best.cause, best.description, remaining, tried)
+
+
+def _distance(candidate: Candidate, tap: str) -> int:
+    """0 for a candidate that acts on the module at the tap, 1 for one in the same branch, 2 for others."""
+    branch, module = tap.partition(".")[0], tap.removesuffix(".in")
+    if candidate.place.startswith(module) and module:
+        return 0
+    nearby = {branch, "norm"} if branch.endswith("norm") else {branch}
+    return 1 if candidate.place.partition(".")[0] in nearby else 2
+
+
+@torch.no_grad()
+def _gap_with(piece: Piece, candidate: Candidate, target: Tensor | None) -> float | None:
+    """The gap between a changed piece and the target; None where the piece cannot be built or run."""
+    if target is None:
+        return None
+    try:
+        model = piece.build(candidate)
+        if model is None:
+            return None
+        y = piece.run(model)
+    except (DovetailError, RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError, AssertionError, KeyError):
+        return None  # a change that cannot be built or run is not the cause
+    if target.numel() != y.numel():
+        return None
+    target = target.to(EXACT).reshape(y.shape)
+    return relative_gap(y, target, row_scale(target))
+
+
+def _fit_factor(piece: Piece, allowed: float, tried: int) -> Cause | None:
+    """A cause that no candidate covers: the output times a constant."""
+    source, target = piece.own(), piece.target()
+    if source is None or target is None or source.numel() != target.numel():
+        return None
+    x, y = source.to(EXACT).flatten(), target.to(EXACT).flatten()
+    factor = (x @ y / (x @ x)).item()
+    remaining = ((y - factor * x).norm() / y.norm()).item()
+    if not remaining <= max(allowed, FLOOR):
+        return None
+    return Cause(piece.factor_name, f"times {factor:.6g}{_as_root(factor, piece.search.spec.width)}", remaining, tried)
+
+
+def _as_root(factor: float, width: int) -> str:
+    for text, value in (("√width", width**0.5), ("1/√width", width**-0.5), ("width", float(width))):
+        if abs(factor / value - 1) < 1e-6:
+            return f" ({text})"
+    return ""

@@ -1,0 +1,178 @@
+"""Verify: two sides, the same prompts, one verdict.
+
+    forward     a short prompt, every tap, in float64 and in the dtype of the sides decode      the same prompt with a cache:
+    prefill, then token by token; against the whole pass of the same side, and across sides long        one row past every
+    window and every length that the spec or a config names, layer by layer
+
+equal        inside the bounds of clean pairs at every tap                                        exit code 0
+rounding     further apart than clean pairs, but the same function in float64                     exit code 0
+structural   two different functions: the first tap at which they diverge, and the cause          exit code 1
+non-finite   a weight or an activation is NaN or infinite, so nothing can be compared from there  exit code 1
+
+The first pass that fails decides the verdict, and later ones are not run.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+
+import torch
+
+from dovetail.proof.compare.cause import Cause, Search, find_cause
+from dovetail.proof.compare.comparison import (
+    EXACT,
+    Comparison,
+    Progress,
+    Tap,
+    compare_recordings,
+    compare_sides,
+    places_of,
+    relative_gap,
+    row_scale,
+)
+from dovetail.proof.compare.decoding import STEPS, run_decoding
+from dovetail.proof.compare.float64 import float32_islands_widened
+from dovetail.proof.compare.lengths import LONGEST, limits_of, long_length
+from dovetail.proof.compare.match import comparable
+from dovetail.proof.compare.prompt import Prompt, random_prompt
+from dovetail.proof.compare.record import Recording
+from dovetail.proof.compare.sides import Side
+from dovetail.proof.compare.verdict import Pass, Verdict
+from dovetail.proof.compare.weight_differences import nonfinite_weights, weight_differences
+
+NEVER = ("padding", "gradients and training mode", "devices other than the CPU")
+
+
+def verify(
+    a: Side,
+    b: Side,
+    prompt: Prompt,
+    *,
+    dtype: torch.dtype | None = None,
+    why: bool = True,
+    decode: bool = True,
+    longest: int = LONGEST,
+    progress: Progress = lambda line: None,
+) -> Verdict:
+    """Compare two sides; where they are two functions, search for the cause. `longest` bounds the long prompt; 0: none."""
+    verdict = Verdict(a.label, b.label)
+    for letter, side in (("A", a), ("B", b)):
+        verdict.nonfinite += [f"{letter}: {name}" for name in nonfinite_weights(side)]
+        gap = train_mode_gap(side, prompt)
+        if gap is not None:
+            text = f"{letter} was handed over in train mode, where dropout changes its output by {gap:.1e}"
+            verdict.notes.append(f"{text}; it is compared in eval mode")
+    forward = Pass("forward", prompt, compare_sides(a, b, prompt, dtype=dtype, progress=progress))
+    verdict.passes.append(forward)
+    verdict.tested.append(f"{prompt.batch} × {prompt.n} tokens at {len(forward.comparison.taps)} taps")
+    if len(forward.comparison.taps) == 1:
+        verdict.notes.append("only the outputs could be compared; --map THEIRS=OURS pairs modules by name")
+    if decode and not verdict.failed:
+        _decode(verdict, a, b, forward, progress)
+    if longest and not verdict.failed:
+        _long(verdict, a, b, prompt, dtype, longest, progress)
+    if verdict.failed:
+        verdict.not_tested.append(f"what follows the first difference, in {verdict.deciding.name}")
+    flips = forward.comparison.flips
+    if any(flips):
+        text = f"routers choose other experts than in float64 on near-ties: A {flips[0]} times, B {flips[1]} times"
+        verdict.notes.append(f"{text}; the bound on rounding does not apply to the tokens that these choices reach")
+    verdict.not_tested += NEVER
+    deciding = verdict.deciding
+    if why and verdict.status == "structural" and deciding.across and deciding.comparison.first is not None:
+        progress("searching for the cause")
+        verdict.searched = True
+        verdict.cause = explain(a, b, deciding.prompt, deciding.comparison, deciding.comparison.first)
+        if verdict.cause is None:
+            verdict.weights = weight_differences(a, b)
+    return verdict
+
+
+@torch.no_grad()
+def train_mode_gap(side: Side, prompt: Prompt) -> float | None:
+    """How far the output in train mode is from that in eval mode, where the side was handed over in train mode and they
+    differ."""
+    module = side.module(side.dtype)
+    if not any(one.training for one in module.modules()):
+        return None
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.random.fork_rng(devices=[]), float32_islands_widened(side.dtype):
+        trained = side.forward(module, prompt)
+    for name, buffer in module.named_buffers():  # a batch norm in train mode changes its running mean
+        buffer.copy_(buffers[name])
+    with float32_islands_widened(side.dtype):
+        evaluated = side.forward(module.eval(), prompt)
+    return None if trained.equal(evaluated) else relative_gap(trained, evaluated, row_scale(evaluated))
+
+
+def _decode(verdict: Verdict, a: Side, b: Side, forward: Pass, progress: Progress) -> None:
+    """Decode with a cache on both sides; against the whole pass of the same side, and across sides."""
+    spec, comparison, prompt = a.spec or b.spec, forward.comparison, forward.prompt
+    sizes = {} if spec is None else comparable(spec)
+    decoded: dict[str, tuple[Recording, Recording]] = {}
+    for i, (letter, side) in enumerate((("A", a), ("B", b))):
+        recordings: list[Recording] = []
+        for dtype in (EXACT, comparison.dtypes[i]):
+            progress(f"{side.label}, decoding in {str(dtype).removeprefix('torch.')}")
+            module = side.module(dtype)
+            found = run_decoding(side.decoder, module, prompt, dtype, places_of(a, b, side)(module), sizes)
+            if isinstance(found, str):
+                verdict.not_tested.append(f"decoding of {letter} ({found})")
+                break
+            recordings.append(found)
+        if len(recordings) == 2:
+            decoded[letter] = (recordings[0], recordings[1])
+            whole = (comparison.exact[i], comparison.own[i])
+            pairs = ((recordings[0], whole[0]), (recordings[1], whole[1]))
+            dtypes = (comparison.dtypes[i], comparison.dtypes[i])
+            verdict.passes.append(Pass(f"decode {letter}", prompt, compare_recordings(*pairs, prompt, dtypes), across=False))
+    if len(decoded) == 2:
+        pairs = [(decoded["A"][k], decoded["B"][k]) for k in range(2)]
+        across = compare_recordings(pairs[0], pairs[1], prompt, comparison.dtypes)
+        verdict.passes.append(Pass("decode A and B", prompt, across, across=False))
+    if decoded:
+        prefill = max(1, prompt.n - STEPS)
+        verdict.tested.append(f"decoding of {' and '.join(decoded)} with a cache ({prefill} + {prompt.n - prefill} × 1 tokens)")
+
+
+def _long(
+    verdict: Verdict, a: Side, b: Side, prompt: Prompt, dtype: torch.dtype | None, longest: int, progress: Progress
+) -> None:
+    """Compare one long row, layer by layer."""
+    spec = a.spec or b.spec
+    if spec is None or not spec.embed.causal():
+        verdict.not_tested.append("longer prompts (no spec)" if spec is None else "other sizes of the input")
+        return
+    runs = (*verdict.comparison.exact, *verdict.comparison.own)
+    slowest = max(recording.seconds for recording in runs) / (prompt.batch * prompt.n)
+    limits = limits_of(spec, (a.config, b.config))
+    length = long_length(spec, limits, longest=longest, seconds_per_token=slowest)
+    if length.beyond:
+        first = length.beyond[0]
+        verdict.not_tested.append(f"lengths from {first.tokens:,} tokens on ({first.name}): {length.reason}")
+    if length.tokens <= prompt.n:
+        return
+    one = random_prompt(spec, rows=1, length=length.tokens, avoid=padding_token(a, b))
+    progress(f"{length.tokens} tokens")
+    comparison = compare_sides(a, b, one, dtype=dtype, layers_only=True, progress=progress)
+    verdict.passes.append(Pass("long prompt", one, comparison))
+    verdict.tested.append(f"1 × {length.tokens} tokens layer by layer")
+
+
+def padding_token(*sides: Side) -> int | None:
+    """The padding token of a side, which random prompts leave out."""
+    tokens = (side.config.get("pad_token_id") for side in sides)
+    return next((token for token in tokens if isinstance(token, int)), None)
+
+
+def explain(a: Side, b: Side, prompt: Prompt, comparison: Comparison, first: Tap) -> Cause | None:
+    """Find why two sides diverge, where one of them is a model whose spec is known."""
+    for known, (side, other) in enumerate(((a, b), (b, a))):
+        model = side.reference()
+        if model is None:
+            continue
+        search = Search(model, prompt, comparison, known=known, other=other.spec)
+        cause = find_cause(search, first.address, lambda other=other: dict(other.module(EXACT).state_dict()))
+        if cause is not None:
+            return dc.replace(cause, side="ab"[known])
+    return None

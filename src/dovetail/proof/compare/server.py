@@ -1,0 +1,236 @@
+"""A server as the second side: its first token and its log-probs against ours. Nothing else of a server can be observed.
+
+    POST {url}/completions   {"prompt": [ids], "max_tokens": 1, "temperature": 0, "logprobs": 5}
+
+Two forms of answers are read: OpenAI's (`top_logprobs`: a string and a number each, the string being `token_id:7` where a
+server is asked for ids) and llama.cpp's (`content`: entries with an id). Strings are turned into ids by the tokenizer of the
+first side.
+
+The dtype of a server is not known. Its log-probs may differ from ours by ROOM times the error of our own bfloat16 run of the
+same model; a larger difference is not rounding. A log-prob that is not finite is never equal to anything.
+
+Answers are bounded in bytes and in total time, and redirects are not followed (http.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import re
+from collections.abc import Mapping
+from math import inf, isfinite
+from typing import Any
+
+import torch
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from dovetail.core.errors import FileError
+from dovetail.core.limits import ANSWER_SECONDS
+from dovetail.core.printable import printable
+from dovetail.proof.compare.comparison import EXACT, Progress, Status
+from dovetail.proof.compare.prompt import Prompt
+from dovetail.proof.compare.sides import Side, run
+from dovetail.proof.http import Refused, post_json
+from dovetail.text.tokenizer import Tokenizer
+from dovetail.views.page import badge, text
+
+TOP = 5  # log-probs that are asked for
+ROOM = 4.0  # times our own bfloat16 error
+LEAST = 0.02  # in log-prob: a difference that is always allowed
+LONGEST_TOKEN = 200  # characters
+BY_ID = re.compile(r"token_id:(\d{1,9})")
+
+
+@dc.dataclass(frozen=True)
+class TokenLogprob:
+    """One entry of a server's answer."""
+
+    text: str
+    id: int | None  # None: the server names the token by its string alone
+    logprob: float
+
+
+@dc.dataclass(frozen=True)
+class Row:
+    """One prompt: the first token of either side, and the distance of the server's log-probs from ours."""
+
+    ours: int
+    theirs: int | None  # None: the string is not one token of ours
+    text: str  # of the server's token
+    gap: float
+    allowed: float
+    close: bool  # our two best tokens are closer than rounding can separate
+    nonfinite: bool  # a log-prob of either side is NaN or infinite
+
+    @property
+    def differs(self) -> bool:
+        """Whether the difference is more than rounding."""
+        return self.nonfinite or not self.gap <= self.allowed or (self.ours != self.theirs and not self.close)
+
+
+@dc.dataclass(frozen=True)
+class ServerVerdict:
+    """The result of a comparison with a server."""
+
+    a: str
+    b: str
+    tokens: int
+    rows: list[Row]
+
+    @property
+    def status(self) -> Status:
+        """The verdict in one word."""
+        if any(row.nonfinite for row in self.rows):
+            return "non-finite"
+        return "structural" if any(row.differs for row in self.rows) else "equal"
+
+    @property
+    def failed(self) -> bool:
+        """Whether the exit code is 1."""
+        return self.status != "equal"
+
+    def tested(self) -> str:
+        """The line that says what was compared."""
+        return f"{len(self.rows)} prompts of {self.tokens} tokens, the first token and up to {TOP} log-probs of each"
+
+    def not_tested(self) -> str:
+        """The line that says what was not compared."""
+        return "activations, later tokens and decoding with a cache, padding and batches, sampling, the server's dtype"
+
+    def data(self) -> dict[str, Any]:
+        """The verdict as JSON data; a number that is not finite is null."""
+        rows = [{**dc.asdict(row), "gap": row.gap if isfinite(row.gap) else None, "apart": row.differs} for row in self.rows]
+        sides = {"a": self.a, "b": self.b, "verdict": self.status, "prompts": len(rows), "tokens": self.tokens}
+        return {**sides, "tested": self.tested(), "not_tested": self.not_tested(), "rows": rows}
+
+
+def compare_server(
+    a: Side,
+    url: str,
+    prompt: Prompt,
+    *,
+    model: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    seconds: float = ANSWER_SECONDS,
+    progress: Progress = lambda line: None,
+) -> ServerVerdict:
+    """Ask the server for the first token after each prompt, and compare its log-probs with the first side's."""
+    progress(f"{a.label}, float64")
+    exact = _last_logprobs(a, prompt, EXACT)
+    progress(f"{a.label}, bfloat16")
+    coarse = _last_logprobs(a, prompt, torch.bfloat16)
+    rows = []
+    for i, ids in enumerate(prompt.inputs.tolist()):
+        progress(f"{url}, prompt {i + 1} of {prompt.batch}")
+        rows.append(compare_row(exact[i], coarse[i], ask(url, ids, model, seconds), tokenizer))
+    return ServerVerdict(a.label, url, prompt.n, rows)
+
+
+def _last_logprobs(side: Side, prompt: Prompt, dtype: torch.dtype) -> Tensor:
+    """(batch, vocab) log-probs of the token after each prompt."""
+    answer = run(side, prompt, dtype, lambda module: (), {}).taps["answer"]
+    return answer[:, -1].to(EXACT).log_softmax(-1)
+
+
+def compare_row(exact: Tensor, coarse: Tensor, entries: list[TokenLogprob], tokenizer: Tokenizer | None) -> Row:
+    """Compare one answer with our log-probs (vocab,) in float64 and in bfloat16."""
+    text, best = printable(entries[0].text, LONGEST_TOKEN), int(exact.argmax())
+    ids = [_id(entry, tokenizer) for entry in entries]
+    known = [(i, entry.logprob) for i, entry in zip(ids, entries, strict=True) if i is not None and i < exact.shape[0]]
+    finite = all(isfinite(entry.logprob) for entry in entries) and bool(exact.isfinite().all() and coarse.isfinite().all())
+    if not finite:
+        return Row(best, ids[0], text, inf, LEAST, False, True)
+    asked = torch.tensor([best, *(i for i, _ in known)])
+    allowed = max(LEAST, ROOM * (exact - coarse)[asked].abs().max().item())
+    first, second = exact.topk(2).values.tolist()
+    gap = max((abs(logprob - exact[i].item()) for i, logprob in known), default=inf)
+    return Row(best, ids[0], text, gap, allowed, first - second <= 2 * allowed, False)
+
+
+def _id(entry: TokenLogprob, tokenizer: Tokenizer | None) -> int | None:
+    """The id of a token that a server names by id or by its string."""
+    if entry.id is not None:
+        return entry.id
+    if (match := BY_ID.fullmatch(entry.text)) is not None:
+        return int(match.group(1))
+    ids = [] if tokenizer is None or len(entry.text) > LONGEST_TOKEN else tokenizer.encode(entry.text).tolist()
+    return ids[0] if len(ids) == 1 else None
+
+
+def ask(url: str, ids: list[int], model: str | None, seconds: float = ANSWER_SECONDS) -> list[TokenLogprob]:
+    """The log-probs of the likeliest first tokens, the chosen one first."""
+    body: dict[str, Any] = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP}
+    if model is not None:
+        body["model"] = model
+    try:
+        answer = post_json(url, "/completions", {**body, "return_tokens_as_token_ids": True}, seconds=seconds)
+    except Refused:  # a strict server: ask without the field that it may not know
+        answer = post_json(url, "/completions", body, seconds=seconds)
+    try:
+        return _entries(answer["choices"][0]["logprobs"])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        problem = printable(repr(error))
+        raise FileError(
+            f"{url}: the answer holds no log-probs that can be read ({problem}); does the server offer them?"
+        ) from error
+
+
+def _entries(logprobs: Mapping[str, Any]) -> list[TokenLogprob]:
+    if "content" in logprobs:  # llama.cpp, and OpenAI's chat form
+        chosen = logprobs["content"][0]
+        others = [one for one in chosen.get("top_logprobs", ()) if one.get("token") != chosen.get("token")]
+        return [TokenLogprob(str(one["token"]), _plain_id(one.get("id")), float(one["logprob"])) for one in (chosen, *others)]
+    text, top = str(logprobs["tokens"][0]), dict((logprobs.get("top_logprobs") or [{}])[0])
+    chosen = TokenLogprob(text, None, float(logprobs["token_logprobs"][0]))
+    return [chosen, *(TokenLogprob(str(other), None, float(number)) for other, number in top.items() if other != text)]
+
+
+def _plain_id(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+SENTENCES: dict[Status, str] = {
+    "equal": "first tokens agree, and log-probs agree to rounding",
+    "structural": "more than rounding; the layers of a server cannot be compared",
+    "non-finite": "a log-prob is NaN or infinite, and is equal to nothing",
+}
+COLUMNS = ("prompt", "first token, A", "first token, B", "log-prob gap", "allowed")
+
+
+def _cells(i: int, row: Row) -> tuple[str, ...]:
+    """One row of the table, by COLUMNS."""
+    theirs = row.text if row.theirs is None else str(row.theirs)
+    gap = "not finite" if row.nonfinite else f"{row.gap:.4f}"
+    return str(i), str(row.ours), theirs, gap, f"{row.allowed:.4f}"
+
+
+def view(verdict: ServerVerdict) -> Group:
+    """The verdict on a terminal."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in (*COLUMNS, ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for i, row in enumerate(verdict.rows):
+        mark = Text("✗" if row.differs else "✓", "red" if row.differs else "green")
+        table.add_row(*(Text(cell, "bold red" if row.differs else "") for cell in _cells(i, row)), mark)
+    color = "bold red" if verdict.failed else "bold green"
+    lines = [Text.assemble((verdict.status, color), f": {SENTENCES[verdict.status]}")]
+    lines += [Text(f"tested: {verdict.tested()}", "dim"), Text(f"not tested: {verdict.not_tested()}", "dim")]
+    sides = [Text.assemble(("A ", "bold"), verdict.a), Text.assemble(("B ", "bold"), verdict.b)]
+    return Group(*sides, Text(), table, Text(), *lines)
+
+
+def body(verdict: ServerVerdict) -> str:
+    """The content of the page."""
+    header = "".join(f'<th class="n">{text(name)}</th>' for name in COLUMNS)
+    rows = ""
+    for i, row in enumerate(verdict.rows):
+        cells = "".join(f'<td class="n">{text(cell)}</td>' for cell in _cells(i, row))
+        rows += f"<tr{' class=first' if row.differs else ''}>{cells}</tr>"
+    lines = (SENTENCES[verdict.status], f"tested: {verdict.tested()}", f"not tested: {verdict.not_tested()}")
+    return (
+        f"<h1>dovetail verify {badge(verdict.status)}</h1>"
+        f"<p>A <code>{text(verdict.a)}</code><br>B <code>{text(verdict.b)}</code></p>"
+        f'{"".join(f"<p>{text(line)}</p>" for line in lines)}<div class="wide"><table><tr>{header}</tr>{rows}</table></div>'
+    )

@@ -1,0 +1,173 @@
+"""Sides: implementations that can be run here and compared.
+
+    model                  a model of ours in memory (this file); in Python, as the next
+    factory                a function that returns an nn.Module, which is called with token ids (batch, n) (module_side.py)
+    dir                    a model directory in our layout or Hugging Face's, run by us (this file)
+    hf:dir                 a directory in Hugging Face layout, run by transformers (transformers_side.py)
+    py:file.py:factory     an nn.Module that a function of the user's returns; called with token ids (batch, n) (module_side.py)
+    emit:file.py           a file written by `dovetail emit` (module_side.py)
+    dump:dir               activations that another engine recorded (dump.py, dump_check.py)
+    engine:model           the same, recorded now: vllm:dir, mlx:dir, llamacpp:file.gguf, transformers:dir (engines.py)
+    http://…               a server's completions with log-probs (server.py)
+
+A side builds its module once per dtype. In a float64 run, operations that ask for float32 compute in float64 (float64.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.construction import set_constants
+from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
+from dovetail.core.limits import CONFIG_BYTES
+from dovetail.core.module import at_least_fp32
+from dovetail.disk.untrusted import Directory
+from dovetail.hf.load import CONFIG_FILE, Watch, load
+from dovetail.model import Model, ModelModule
+from dovetail.proof.compare.decoding import Decoder, decode_refusal
+from dovetail.proof.compare.float64 import float32_islands_widened
+from dovetail.proof.compare.match import Place, comparable, ours, routers
+from dovetail.proof.compare.prompt import Prompt
+from dovetail.proof.compare.record import ANSWER, Recording, record
+from dovetail.state.pool import Pool
+
+
+class Side(Protocol):
+    """An implementation whose activations can be recorded."""
+
+    label: str
+    spec: Model | None  # of the model it implements, where that is known
+    dtype: torch.dtype  # of its weights
+    config: Mapping[str, Any]  # in Hugging Face layout; empty where the side has none
+
+    def module(self, dtype: torch.dtype) -> nn.Module:
+        """The module with its weights in this dtype."""
+        ...
+
+    def forward(self, module: nn.Module, prompt: Prompt) -> Tensor:
+        """The output of the module for a prompt."""
+        ...
+
+    def decoder(self, module: nn.Module, prompt: Prompt) -> Decoder | str:
+        """A function that decodes with a cache; a string says why the side cannot."""
+        ...
+
+    def places(self, module: nn.Module, spec: Model) -> list[Place]:
+        """The modules that compute the outputs of our modules of a spec."""
+        ...
+
+    def reference(self) -> ModelModule | None:
+        """The model that this side should implement, as a module of ours in float64; None where no spec is known."""
+        ...
+
+
+Places = Callable[[nn.Module], Sequence[Place]]
+
+
+@torch.no_grad()
+def run(side: Side, prompt: Prompt, dtype: torch.dtype, places: Places, sizes: Mapping[str, int]) -> Recording:
+    """Run a side on a prompt in a dtype and record every place; the output of the whole model comes last."""
+    module = side.module(dtype).eval()
+    with float32_islands_widened(dtype), record(module, places(module), sizes, (prompt.batch, prompt.n)) as recording:
+        begin = time.monotonic()
+        answer = side.forward(module, prompt)
+        recording.seconds = time.monotonic() - begin
+    recording.taps.pop(ANSWER, None)
+    recording.put(ANSWER, answer.detach())
+    return recording
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """The dtype of most parameter values of a module."""
+    counts: dict[torch.dtype, int] = {}
+    for weight in module.parameters():
+        counts[weight.dtype] = counts.get(weight.dtype, 0) + weight.numel()
+    return max(counts, key=lambda dtype: counts[dtype]) if counts else torch.float32
+
+
+class NativeSide:
+    """A model directory of either layout, run by us."""
+
+    def __init__(self, directory: str | Path, *, watch: Watch | None = None) -> None:
+        self.label, self.directory, self.watch = str(directory), directory, watch
+        self.model: ModelModule = load(directory, watch=watch).eval()
+        self.spec: Model | None = self.model.part
+        self.dtype = dtype_of(self.model)
+        where = Directory(directory)
+        self.config: Mapping[str, Any] = where.json(CONFIG_FILE, CONFIG_BYTES) if where.has(CONFIG_FILE) else {}
+
+    def module(self, dtype: torch.dtype) -> ModelModule:
+        if dtype == self.dtype:
+            return self.model
+        return in_dtype(load(self.directory, watch=self.watch), dtype)
+
+    def forward(self, module: nn.Module, prompt: Prompt) -> Tensor:
+        assert isinstance(module, ModelModule)
+        ctx = Ctx(layout=TokenLayout.whole(prompt.batch, prompt.inputs.shape[1], prompt.inputs.device), types=prompt.types)
+        if prompt.source is not None:
+            ctx.encoder_output, ctx.encoder_layout = module.encode(prompt.source, Ctx(layout=_source_layout(prompt.source)))
+        return module(prompt.inputs, ctx)
+
+    def decoder(self, module: nn.Module, prompt: Prompt) -> Decoder | str:
+        assert isinstance(module, ModelModule)
+        refusal = decode_refusal(module.part, prompt)
+        if refusal is not None:
+            return refusal
+        rows, source = list(range(prompt.batch)), prompt.source
+        source_length = 0 if source is None else source.shape[1]
+        pool = Pool(module.part, prompt.batch, prompt.n, dtype=module.dtype, source=source_length)
+        if source is not None:
+            output, layout = module.encode(source, Ctx(layout=_source_layout(source)))
+            ctx = Ctx(layout=layout, encoder_output=output, encoder_layout=layout)
+            module.fill(ctx, pool.admit(rows, [output.shape[1]] * prompt.batch))
+
+        def step(ids: Tensor) -> Tensor:
+            frame = pool.step(rows, [ids.shape[1]] * prompt.batch)
+            return module(ids, Ctx(layout=frame.layout, views=frame.views))
+
+        return step
+
+    def places(self, module: nn.Module, spec: Model) -> list[Place]:
+        assert self.spec is not None
+        paths = {**comparable(self.spec), **routers(self.spec)}
+        return [place for place in ours(spec) if place.theirs in paths]
+
+    def reference(self) -> ModelModule | None:
+        return self.module(torch.float64)
+
+
+class ModelSide(NativeSide):
+    """A model of ours in memory."""
+
+    def __init__(self, model: ModelModule, label: str = "model") -> None:
+        self.label, self.model = label, model.eval()
+        self.spec: Model | None = model.part
+        self.config: Mapping[str, Any] = {}
+        self.dtype = dtype_of(model)
+
+    def module(self, dtype: torch.dtype) -> ModelModule:
+        return self.model if dtype == self.dtype else in_dtype(copy.deepcopy(self.model), dtype)
+
+
+def _source_layout(source: Tensor) -> TokenLayout:
+    return TokenLayout.whole(source.shape[0], source.shape[1], source.device)
+
+
+def in_dtype(model: ModelModule, dtype: torch.dtype) -> ModelModule:
+    """Convert a model in place: weights to the dtype, constants computed again in at least float32."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                module.register_buffer(name, buffer.to(at_least_fp32(dtype)), name not in module._non_persistent_buffers_set)
+    set_constants(model, model.part, dtype, "cpu")
+    return model.eval()

@@ -1,0 +1,186 @@
+"""Laws of arithmetic: fast = reference (6), gradient (12), every weight counts (16)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+
+from dovetail.construction import build, generator
+from dovetail.core.fold import declared, needs_of
+from dovetail.core.fused import join
+from dovetail.core.group import Mixer
+from dovetail.core.layout import TokenLayout
+from dovetail.core.part import walk_spec
+from dovetail.model import ModelModule
+from dovetail.ops import attend, attend_tiled, implementation
+from dovetail.proof.laws.case import BATCH, DERIVATIVE, DTYPE, Broken, Case, N, NotApplicable, law, perturbed
+
+DRAWS = 6  # perturbations and inputs after which a weight without a gradient is a failure
+
+
+@contextmanager
+def small_tiles(tile: int = 8, piece: int = 16, chunk: int = 4) -> Iterator[None]:
+    """Use tiles and chunks so small that a short sequence has many; as execution settings they must not change results."""
+    old = attend_tiled.TILE, attend_tiled.PIECE, implementation.CHUNK
+    attend_tiled.TILE, attend_tiled.PIECE, implementation.CHUNK = tile, piece, chunk
+    try:
+        yield
+    finally:
+        attend_tiled.TILE, attend_tiled.PIECE, implementation.CHUNK = old
+
+
+def scalar(case: Case, layout: TokenLayout) -> Tensor:
+    """A scalar that depends on the output of every real token, and on the losses that parts add."""
+    ctx = case.ctx(layout=layout, losses={})
+    out = case.stream(case.inputs, ctx)
+    weight = torch.randn(out.shape, generator=generator(case.seed, "probe"), dtype=DTYPE)
+    if out.dim() == layout.seg.dim() + 1 and out.shape[1] == layout.n:
+        weight = weight * layout.real[..., None]
+    return ctx.with_added((out.sin() * weight).sum())
+
+
+@law(6, "fast", "every backend that offers itself equals the reference implementation, forward and backward")
+def fast(case: Case) -> None:
+    """Compare outputs and all gradients, on whole sequences and on packed documents with padding; then joined leaves."""
+    if case.turn("joined"):
+        _joined(case)
+    needs = needs_of(case.spec)
+    able = [backend.name for backend in attend.offering(needs) if backend.name != "reference"]
+    if not able:
+        raise NotApplicable("only the reference implementation offers what this spec needs")
+    documents = TokenLayout.packed([(9, 12), (14,), (5, 9, 4)], N)
+    for layout in (TokenLayout.whole(BATCH, N), documents) if case.tokens else (TokenLayout.whole(BATCH, N),):
+        with attend.using("reference"):
+            want = scalar(case, layout)
+            want_grads = case.gradients(want)
+        for name in able:
+            with attend.using(name), small_tiles():
+                got = scalar(case, layout)
+                case.same(got.detach(), want.detach(), f"{name} and reference")
+                for path, grad in case.gradients(got).items():
+                    case.same(grad, want_grads[path], f"{name} and reference: gradient of {path}")
+    _in_float32(case, able)
+
+
+@torch.no_grad()
+def _joined(case: Case) -> None:
+    """Leaves that are multiplied at once equal the leaves, also after their weights were replaced by other tensors."""
+    model, other = perturbed(case.spec, case.seed), perturbed(case.spec, case.seed + 1)
+    if join(model):
+        case.same(Case(case.spec, case.seed, model).run(), case.run(), "leaves joined and apart")
+        model.load_state_dict(other.state_dict(), assign=True)
+        joined, apart = (Case(case.spec, case.seed, one).run() for one in (model, other))
+        case.same(joined, apart, "leaves joined and apart, with other weights")
+
+
+@torch.no_grad()
+def _in_float32(case: Case, able: list[str]) -> None:
+    """|fast in float32 − reference in float64| ≤ 4 · |reference in float32 − reference in float64| + 4 ulp.
+
+    It is 16 instead of 4 where recurrences run in chunks, which solve triangular systems and rescale by decays: three such
+    layers gave a factor of 10."""
+    recurs = any(isinstance(part, Mixer) and part.recurrent for _, part in walk_spec(case.spec))
+    times = 16 if recurs else 4
+    single = build(case.spec, seed=case.seed)
+    for (_, narrow), (_, exact) in zip(single.named_parameters(), case.model.named_parameters(), strict=True):
+        narrow.copy_(exact)
+    for (_, narrow), (_, exact) in zip(single.named_buffers(), case.model.named_buffers(), strict=True):
+        narrow.copy_(exact)
+    rounded = Case(case.spec, case.seed, deepcopy(single).double())
+    ctx = rounded.ctx()
+    with attend.using("reference"):
+        want = rounded.stream(of_dtype(rounded.inputs, DTYPE), ctx)
+        ulp = torch.finfo(torch.float32).eps * float(want.abs().max())
+        error = _error(case, single, want)
+    for name in able:
+        with attend.using(name), small_tiles():
+            fast_error = _error(case, single, want)
+        message = f"{name} in float32 has an error of {fast_error:.3g}, the reference of {error:.3g}"
+        case.true(fast_error <= times * error + times * ulp, message)
+
+
+def _error(case: Case, single: ModelModule, want: Tensor) -> float:
+    in_single = Case(case.spec, case.seed, single)
+    in_single.source = None if case.source is None else of_dtype(case.source, torch.float32)
+    return float((in_single.stream(of_dtype(case.inputs, torch.float32), in_single.ctx()).double() - want).abs().max())
+
+
+def of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floating-point tensors in this dtype; integer tensors unchanged."""
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+@law(12, "gradient", "directional derivatives agree with finite differences")
+def gradient(case: Case) -> None:
+    """Compare the derivative along one random direction through all parameters."""
+    layout = TokenLayout.packed([(9, 12), (14,), (5, 9, 4)], N) if case.tokens else TokenLayout.whole(BATCH, N)
+    parameters = dict(case.model.named_parameters())
+    direction = {
+        name: torch.randn(p.shape, generator=generator(case.seed, f"direction {name}"), dtype=DTYPE)
+        for name, p in parameters.items()
+    }
+    grads = case.gradients(scalar(case, layout))
+    slope = sum(float((grads[name] * d).sum()) for name, d in direction.items())
+    step = 1e-5 / max(abs(slope), 10.0)  # a steep function also curves more, and its kinks are closer
+
+    def moved(by: float) -> float:
+        with torch.no_grad():
+            for name, p in parameters.items():
+                p.add_(direction[name], alpha=by)
+            value = float(scalar(case, layout))
+            for name, p in parameters.items():
+                p.sub_(direction[name], alpha=by)
+        return value
+
+    def by_differences(step: float) -> Tensor:
+        # Richardson extrapolation: two step sizes cancel the error of second order
+        coarse = (moved(2 * step) - moved(-2 * step)) / (4 * step)
+        fine = (moved(step) - moved(-step)) / (2 * step)
+        return torch.tensor((4 * fine - coarse) / 3)
+
+    numeric = by_differences(step)
+    if abs(float(numeric) - slope) > DERIVATIVE * max(abs(slope), 1.0):  # perhaps a kink of relu is within the step
+        numeric = by_differences(step / 32)
+    case.same(torch.tensor(slope), numeric, "the derivative by autograd and by differences", DERIVATIVE)
+
+
+@law(16, "every_weight", "each declared weight, and each expert, has a gradient above rounding")
+def every_weight(case: Case) -> None:
+    """Check for a gradient on several inputs, so that every row of a table is read and every expert gets a token."""
+    if case.spec.head is None:
+        raise NotApplicable("no head")
+    silent = _silent(case)
+    for seed in range(case.seed + 1, case.seed + DRAWS):  # one sample may saturate a gate, or leave an expert without a token
+        if not silent:
+            break
+        silent &= _silent(Case(case.spec, seed))
+    case.true(not silent, f"{', '.join(sorted(silent)[:3])} has no gradient")
+
+
+def _silent(case: Case) -> set[str]:
+    """Weights, and experts among them, without a gradient above rounding."""
+    # the scalar reaches the tokens that a pooling head does not read
+    grads = case.gradients(loss_of(case) + 0.01 * scalar(case, TokenLayout.whole(BATCH, N)))
+    scale = max(float(g.abs().max()) for g in grads.values())
+    batches = {d.path: len(d.weight.batch) for d in declared(case.spec)}
+    largest = {path: grad.abs().reshape(*grad.shape[: batches[path]], -1).amax(-1) for path, grad in grads.items()}
+    # not (each ≤ …), so that NaN counts as no gradient
+    return {f"{path}{index or ''}" for path, each in largest.items() for index in (~(each > 1e-13 * scale)).nonzero().tolist()}
+
+
+def loss_of(case: Case) -> Tensor:
+    """The head's loss on random labels, plus the losses that parts add."""
+    head = case.spec.head
+    assert head is not None
+    ctx = case.ctx(losses={})
+    x, ctx = case.model.hidden(case.inputs, ctx)
+    shape = x.shape[:1] if head.pools() else x.shape[:2]
+    labels = head.labels(case.scope, tuple(shape), generator(case.seed, "labels"))
+    loss = ctx.with_added(case.model.head.loss(x, labels, ctx).mean())
+    if not bool(loss.isfinite()):
+        raise Broken("the loss is not finite")
+    return loss

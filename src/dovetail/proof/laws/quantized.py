@@ -1,0 +1,156 @@
+"""Law 26, quantized: a model with weights in fewer bits is the dense model of the decoded weights, on every path.
+
+    x decode(encode(W))ᵀ   =   the quantized leaf of W                    fused kernels within a stated bound (`bounded`)
+    |w − decode(encode(w))|  is the distance to the nearest level, and the levels cover the group: at most half a step
+    encode(decode(t)) = t   on the same grid               declared tensors are the stored ones, bit for bit and in size
+
+Every matrix of a spec is quantized, neighbors in different formats, and compared with a model that stores the decoded matrices
+(and, where a format rounds activations, reads rounded ones):
+the reference kernels and the fast ones, the loss and its gradients, a KV cache fed token by token. The readers of files and the
+layouts of other libraries have tests of their own (tests/quantization).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dovetail.construction import generator
+from dovetail.core.linear import Linear, Rows
+from dovetail.model import ModelModule
+from dovetail.ops.formats.format import CODES, Format, Grid
+from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
+from dovetail.proof.laws.case import IDENTITY, Case, NotApplicable, law, perturbed
+from dovetail.proof.laws.replaced import paths
+from dovetail.weights.quantization.recipe import candidates, leaf_at, put_leaf, quantized_leaves, tied_to
+
+COARSEST = 0.8  # · 2^(−bits / 2): the largest error of a normal matrix, relative to it, in root mean squares
+LARGEST = 12  # inputs per group: a few groups in the small matrices of a law
+ROUNDING = 1e-6  # of a value in units of its scale: codes of fp8 are rounded from float32
+
+
+def formats_for(inp: int) -> list[Format]:
+    """Every format that a row of `inp` inputs can take, with groups that divide it."""
+    group = max(n for n in range(1, min(LARGEST, inp) + 1) if inp % n == 0)
+    four: list[Format] = [
+        Int4(group=group),
+        Int4(group=group, zero_point=True),
+        NF4(group=group),
+        NF4(group=group, double=True),
+    ]
+    return [*four, Int8(), Int8(group=group), FP8(), FP8(per="tensor"), Int8(dynamic=True)]
+
+
+def recipe_for(case: Case) -> dict[str, Format]:
+    """One format per matrix, neighbors different."""
+    recipe = {}
+    for i, (path, d) in enumerate(candidates(case.spec).items()):
+        offered = formats_for(d.weight.shape(d.scope)[-1])
+        recipe[path] = offered[(i + case.seed) % len(offered)]
+    return recipe
+
+
+def quantized_model(case: Case, recipe: dict[str, Format]) -> ModelModule:
+    """The model with every matrix of the recipe in its format."""
+    model = perturbed(case.spec, case.seed)
+    for path, format in recipe.items():
+        put_leaf(model, case.spec, path, format, format.encode(leaf_at(model, path).weight.detach()))
+    return model
+
+
+class Rounding(Linear):
+    """A dense leaf that rounds each token to the nearest of 255 even levels up to its largest value, which x Wᵀ then reads."""
+
+    exact = frozenset({"grouped"})  # type: ignore[assignment]
+
+    def multiply(self, input: Tensor) -> Tensor:
+        return super().multiply(_rounded(input))
+
+    def multiply_grouped(self, x: Tensor, rows: Rows) -> Tensor:
+        return super().multiply_grouped(_rounded(x), rows)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    step = x.detach().abs().amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny) / 127
+    return x + ((x / step).round() * step - x).detach()
+
+
+def decoded_model(case: Case, quantized: ModelModule) -> ModelModule:
+    """The dense model of the decoded matrices."""
+    model = perturbed(case.spec, case.seed)
+    for path, leaf in quantized_leaves(quantized):
+        dense = leaf_at(model, path)
+        dense.weight.data.copy_(leaf.format.decode(leaf.stored(), leaf.in_features))
+        if leaf.format.rounds_inputs:
+            for same in (path, *tied_to(case.spec, path)):  # a dense layer that shares weights has leaves of its own
+                leaf_at(model, same).__class__ = Rounding
+    return model
+
+
+@law(
+    26,
+    "quantized",
+    "a model in fewer bits is the dense model of the decoded weights; each value has the nearest level",
+    covers="values",
+    budget=1.5,
+)
+def quantized(case: Case) -> None:
+    """Compare codes with their levels, and a quantized model with a dense one of the decoded matrices."""
+    recipe = recipe_for(case)
+    if not recipe:
+        raise NotApplicable("no matrix that may be quantized")
+    model, plain = quantized_model(case, recipe), perturbed(case.spec, case.seed)
+    with torch.no_grad():
+        for path, leaf in quantized_leaves(model):
+            _nearest(case, path, leaf_at(plain, path), leaf.format, leaf.stored())
+        dense = decoded_model(case, model)
+        got, want = (paths(Case(case.spec, case.seed, one)) for one in (model, dense))
+        for name, output in got.items():
+            case.same(output, want[name], f"{name}: quantized leaves and the dense model of their decoded matrices")
+    _gradients(case, model, dense)
+
+
+def _nearest(case: Case, path: str, leaf: Linear, format: Format, tensors: dict[str, Tensor]) -> None:
+    """The codes of one matrix: each the nearest level of a grid that covers the group, and the same when encoded again."""
+    w, inp = leaf.weight.detach(), leaf.in_features
+    decoded, grid = format.decode(tensors, inp).double(), format.grid(tensors)
+    for name, declared in format.tensors(w.shape).items():
+        case.true(
+            (declared.shape, declared.dtype) == (tensors[name].shape, tensors[name].dtype), f"{path}.{name}: not as declared"
+        )
+    scale = grid.scale.double()[..., None]
+    scale = torch.where(scale > 0, scale, 1.0)
+    error = (format.grouped(w) - format.grouped(decoded)).abs() / scale
+    distance, half = _distances(format, format.grouped(w) / scale, grid)
+    slack = ROUNDING * distance.new_ones(()).maximum(error + format.grouped(decoded).abs() / scale)
+    case.true(bool((error <= distance + slack).all()), f"{path}: a value of {format} is not at the nearest level")
+    case.true(
+        bool((error <= half + 0.02).all()), f"{path}: {format} is off by {float((error - half).max()):.2g} steps more than half"
+    )
+    rms, limit = float((w - decoded).norm() / w.norm()), COARSEST * 2 ** (-format.bits / 2)
+    case.true(
+        rms <= limit, f"{path}: {format} has an error of {rms:.2g} of the weights, over {limit:.2g}: its steps are too wide"
+    )
+    again = format.encode(decoded, tensors)[CODES]
+    case.same(again.float(), tensors[CODES].float(), f"{path}: codes of {format}, encoded again", IDENTITY)
+
+
+def _distances(format: Format, units: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """For values in units of their scale: how far the nearest level is, and half the gap between the levels beside it."""
+    levels = format.levels(grid.zero)
+    levels = levels.expand(*units.shape, -1) if levels.dim() == 1 else levels[..., None, :].expand(*units.shape, -1)
+    above = torch.searchsorted(levels.contiguous(), units[..., None].contiguous()).clamp(1, levels.shape[-1] - 1)
+    high, low = levels.gather(-1, above)[..., 0], levels.gather(-1, above - 1)[..., 0]
+    return torch.minimum((units - low).abs(), (units - high).abs()), (high - low) / 2
+
+
+def _gradients(case: Case, model: ModelModule, dense: ModelModule) -> None:
+    """The gradients of what is not quantized."""
+    found = []
+    for one in (model, dense):
+        run = Case(case.spec, case.seed, one)
+        output = run.run()
+        weights = torch.randn(output.shape, generator=generator(case.seed, "quantized"), dtype=output.dtype)
+        found.append(run.gradients((output * weights).sum()))
+    for name, gradient in found[0].items():
+        case.same(gradient, found[1][name], f"gradient of {name} through quantized leaves and dense ones")

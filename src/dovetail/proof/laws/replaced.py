@@ -1,0 +1,123 @@
+"""Law 23, replaced: every path of a model uses its linear leaves, whatever class they are.
+
+    W + u vᵀ as a leaf of another class   =   W + u vᵀ stored as the weight
+
+All linear leaves of a spec are replaced at once by leaves that never store the sum, and compared with a model that stores it:
+the reference kernels and the fast ones, the loss, a KV cache fed token by token (MLA decodes in its absorbed form). A path that
+reads the stored weight misses u vᵀ. In a second run the leaves declare that they have no exact matrix, and a path that takes it
+all the same gets W alone. Tensor parallel, training and saving refuse such a leaf by its name (`core/undeclared.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dovetail.construction import generator
+from dovetail.core.linear import Linear, Offer, Rows
+from dovetail.core.module import holder
+from dovetail.model import ModelModule
+from dovetail.ops.attend import using
+from dovetail.proof.laws.case import BATCH, Case, N, law, perturbed
+from dovetail.proof.laws.sequence import Decoder
+
+SPREAD = 0.5  # of u and v: enough that no output stays the same
+STEPS = 3
+EXACT: dict[str, frozenset[Offer]] = {"with a matrix": Linear.exact, "without a matrix": Linear.exact - {"matrix"}}
+
+
+class LowRank(Linear):
+    """W + u vᵀ: u (…, out, 1), v (…, 1, inp)."""
+
+    def __init__(self, of: Linear, u: Tensor, v: Tensor, exact: frozenset[Offer]) -> None:
+        nn.Module.__init__(self)
+        self.adapter = None
+        self.in_features, self.out_features = of.in_features, of.out_features
+        self.of, self.u, self.v, self.exact = of, u, v, exact
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(…, inp) -> (…, out)."""
+        return self.of(input) + F.linear(F.linear(input, self.v.to(input.dtype)), self.u.to(input.dtype))
+
+    def grouped(self, x: Tensor, rows: Rows) -> Tensor:
+        """x (rows, inp) -> (rows, out)."""
+        return self.of.grouped(x, rows) + rows.multiply(rows.multiply(x, self.v), self.u)
+
+    def dense_dtype(self) -> torch.dtype:
+        """That of the leaf that it stands in for."""
+        return self.of.dense_dtype()
+
+    def matrix(self) -> Tensor:
+        """The sum, where it is declared; W alone where it is not, so that who takes it all the same is caught."""
+        return self.of.matrix() + self.u @ self.v if "matrix" in self.exact else self.of.matrix()
+
+    def extra_repr(self) -> str:
+        """Nothing beside what it stands in for."""
+        return ""
+
+
+def leaves(model: ModelModule) -> Iterator[tuple[str, Linear]]:
+    """Every linear leaf and its path."""
+    return ((path, module) for path, module in list(model.named_modules()) if isinstance(module, Linear))
+
+
+def added(path: str, leaf: Linear, seed: int) -> tuple[Tensor, Tensor]:
+    """u and v for a leaf, functions of (seed, path)."""
+    *batch, out, inp = leaf.matrix().shape
+    draws = generator(seed, f"replaced {path}")
+    u, v = (torch.randn(*batch, *size, generator=draws, dtype=torch.float64) for size in ((out, 1), (1, inp)))
+    return SPREAD * u, SPREAD * v * inp**-0.5
+
+
+def with_leaves(case: Case, exact: frozenset[Offer] = Linear.exact) -> ModelModule:
+    """The model with every linear leaf replaced."""
+    model = perturbed(case.spec, case.seed)
+    for path, leaf in leaves(model):
+        owner, name = holder(model, path)
+        owner.add_module(name, LowRank(leaf, *added(path, leaf, case.seed), exact))
+    return model
+
+
+def with_sums(case: Case) -> ModelModule:
+    """The model with the sums stored as its weights; a tied head gets a matrix of its own."""
+    model = perturbed(case.spec, case.seed)
+    for path, leaf in leaves(model):
+        u, v = added(path, leaf, case.seed)
+        leaf.weight = nn.Parameter(leaf.matrix().detach() + u @ v)
+    return model
+
+
+@law(23, "replaced", "every path uses the linear leaves of a model, also leaves of another class", "values", budget=1.0)
+@torch.no_grad()
+def replaced(case: Case) -> None:
+    """Compare leaves that never store the sum with stored sums, with exact matrices and without; in the suite, one of both."""
+    want = paths(Case(case.spec, case.seed, with_sums(case)))
+    for how, exact in case.taking_turns(list(EXACT.items()), len(EXACT)):
+        got = paths(Case(case.spec, case.seed, with_leaves(case, exact)))
+        for name, output in got.items():
+            case.same(output, want[name], f"{name}: leaves {how} and stored sums")
+
+
+def paths(case: Case) -> dict[str, Tensor]:
+    """The outputs of every path of a model, by name."""
+    with using("reference"):
+        found = {"reference": case.run()}
+    found["fast"] = case.run()
+    head = case.spec.head
+    if head is not None:
+        labels = head.labels(case.scope, tuple(found["fast"].shape[:-1]), generator(case.seed, "labels"))
+        found["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses={}))
+    if case.spec.order() != "both":
+        found["cached"] = cached(case)
+    return found
+
+
+def cached(case: Case) -> Tensor:
+    """The outputs of a prefill and of a few steps."""
+    decoder, rows = Decoder(case, "contiguous"), range(BATCH)
+    decoder.admit(rows)
+    pieces = [decoder.feed(rows, list(piece)) for piece in case.inputs.split([N - STEPS, *[1] * STEPS], 1)]
+    return torch.stack([torch.cat(row) for row in zip(*pieces, strict=True)])

@@ -1,0 +1,106 @@
+"""Sides: what laws can run on, by name. A prefix (`hf:`, `py:`, `http://`) names a kind of side; a name without one is a spec.
+
+A kind has a table of laws and a function that opens a side. `dovetail.laws`, the command line and the pytest plugin take every
+kind in SIDES, so a new kind is one entry there.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dovetail.core.printable import printable
+from dovetail.files.spec import load_spec, to_yaml
+from dovetail.proof.foreign.laws import FOREIGN, Found, try_law
+from dovetail.proof.foreign.opening import opened
+from dovetail.proof.laws.case import LAWS, chosen
+from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.laws.suite import try_spec
+from dovetail.proof.served import run as served
+
+WORST = ("failed", "excepted", "excepted but passed", "passed", "not applicable")  # states, the one that says most first
+
+
+@dc.dataclass(frozen=True)
+class Side:
+    """An opened side."""
+
+    title: str
+    about: Mapping[str, Any]  # fields of the JSON report
+    test: Callable[[str], Outcome | Found]  # law -> its result
+
+
+@dc.dataclass(frozen=True)
+class SideKind:
+    """The laws that a kind of side takes, and how one is opened: open(name, seed=…, as_is=…)."""
+
+    laws: Mapping[str, Any]
+    open: Callable[..., Side]
+
+    def law_names(self, only: Sequence[str] = ()) -> list[str]:
+        """The names of these laws, or of all, by number; FileError for an unknown name."""
+        return chosen(self.laws, only)
+
+    @property
+    def statements(self) -> dict[str, str]:
+        """What each law states."""
+        return {law.name: law.says for law in self.laws.values()}
+
+
+def open_foreign(name: str, seed: int = 0, as_is: bool = False) -> Side:
+    """Open a model of another library, with the laws that need no declarations."""
+    case = opened(name, seed=seed, as_is=as_is)
+    dtype = str(case.dtype).removeprefix("torch.")
+    title = f"{case.label}  ({dtype}, equal to {case.tolerance:g} of their scale)"
+    about = {"model": case.label, "dtype": dtype, "tolerance": case.tolerance}
+    return Side(title, about, lambda law: try_law(case, law))
+
+
+def spec_side(name: str, text: str, seed: int = 0, seeds: int = 1) -> Side:
+    """The side of a spec, given as YAML: a law is tested with weights and inputs of `seeds` seeds from `seed` on, a slow law
+    with those of the first, until it fails."""
+
+    def test(law: str) -> Outcome:
+        outcomes: list[Outcome] = []
+        for number in range(seed, seed + (1 if LAWS[law].slow else seeds)):
+            (outcome,) = try_spec(text, [law], number)
+            if outcome.state == "failed" and seeds > 1:
+                outcome = dc.replace(outcome, detail=f"seed {number}: {outcome.detail}")
+            outcomes.append(outcome)
+            if outcome.state == "failed":
+                break
+        worst = min(outcomes, key=lambda outcome: WORST.index(outcome.state))
+        return dc.replace(worst, seconds=sum(outcome.seconds for outcome in outcomes))
+
+    return Side(name, {"spec": name, "seeds": [*range(seed, seed + seeds)]}, test)
+
+
+def open_spec(name: str, seed: int = 0, as_is: bool = False) -> Side:
+    """Open a preset, a .yaml file or a model directory; its weights are always the laws' own."""
+    return spec_side(name, to_yaml(load_spec(name)), seed)
+
+
+def server_side(url: str, case: served.Served) -> Side:
+    """The side of a server whose noise is known."""
+    bound = f"log-probs equal to {case.bound:.2g}, from the server's own spread"
+    title = f"{printable(url)}  {printable(case.quirks.model)}  ({bound})"
+    about = {"server": url, **case.quirks.data(), "noise": dc.asdict(case.noise), "bound": case.bound}
+    return Side(title, about, lambda law: served.try_law(case, law))
+
+
+def open_server(name: str, seed: int = 0, as_is: bool = False) -> Side:
+    """Open a running server, and measure its noise; its weights are its own."""
+    return server_side(name, served.calibrated(served.opened(name, seed=seed)))
+
+
+SPEC, SERVER = SideKind(LAWS, open_spec), SideKind(served.SERVED, open_server)
+SIDES: dict[str, SideKind] = {
+    **dict.fromkeys(("hf:", "py:"), SideKind(FOREIGN, open_foreign)),
+    **dict.fromkeys(("http://", "https://"), SERVER),
+}
+
+
+def kind_of(name: str) -> SideKind:
+    """The kind of side that a name belongs to."""
+    return next((kind for prefix, kind in SIDES.items() if name.startswith(prefix)), SPEC)

@@ -1,0 +1,1 @@
+"""Everything that renders: tables and plots on a terminal, HTML pages, figures."""

@@ -1,0 +1,1 @@
+"""What becomes of trained weights: adapters, fewer bits, another spec."""

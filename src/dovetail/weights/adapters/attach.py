@@ -1,0 +1,248 @@
+"""Attach adapters to the linear leaves of a model, merge them into its weights, and detach them.
+
+    applied = attach(model, Lora(rank=16))           freezes the model; "applied 168 of 168"
+    merged = merge(model)                            W ← the adapted matrix; the model is plain again
+    merged.undo()                                    the old W, bit for bit, and its adapters
+
+A target that matches no leaf, a leaf that cannot be adapted, and a leaf that was left out are errors. A weight that several
+leaves have (layers that share their weights) has one adapter, which all of them use; a head that is tied to the embedding has
+none, since its matrix is the embedding's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from dovetail.construction import initial
+from dovetail.core.check import check
+from dovetail.core.declared_tensors import Absent, adapted_leaves
+from dovetail.core.errors import SpecError
+from dovetail.core.fold import Declared, declared
+from dovetail.core.linear import Adapter, Linear
+from dovetail.core.module import holder
+from dovetail.core.part import from_data
+from dovetail.core.suggest import nearest
+from dovetail.disk.yaml import parse_yaml
+from dovetail.model import Model, ModelModule
+from dovetail.weights.adapters.dropout import lend_no_more, lend_to
+from dovetail.weights.adapters.kind import AdapterKind, AdapterModule, leaf_path
+
+
+class Applied(NamedTuple):
+    """The adapters of a model: their kind, the paths of the adapted leaves, and how many were targeted."""
+
+    kind: AdapterKind
+    paths: tuple[str, ...]
+    targeted: int
+    parameters: int
+
+    def __str__(self) -> str:
+        counts = f"applied {len(self.paths)} of {self.targeted}"
+        return f"{self.kind.kind}: {counts}, {self.parameters:,} trained parameters"
+
+
+def read_adapter(adapter: AdapterKind | str | Mapping[str, Any], path: str = "adapter") -> AdapterKind:
+    """Return the adapter that a name of a kind, a mapping or a part means; raise SpecError for an unknown kind or field."""
+    from dovetail.weights.adapters import ia3, lora  # noqa: F401  registers the kinds
+
+    data = parse_yaml(adapter, path) if isinstance(adapter, str) and ":" in adapter else adapter  # {kind: lora, rank: 8}
+    kind = data if isinstance(data, AdapterKind) else from_data(data, AdapterKind, path)
+    check(kind)
+    return kind
+
+
+def attach(
+    model: ModelModule, adapter: AdapterKind | str | Mapping[str, Any], *, seed: int = 0, dtype: torch.dtype | None = None
+) -> Applied:
+    """Attach an adapter to every targeted leaf of a model and freeze its own weights. On the meta device the adapters are
+    there, too, and are given their values with the weights. `dtype` is that of the adapters, by default of the weights."""
+    kind, spec = read_adapter(adapter), model.part
+    check_bare(model)
+    chosen = targeted(kind, spec)
+    leaves = dict(_leaves(model, chosen))
+    _freeze(model)
+    weights = {d.path: d for d in declared(spec)}
+    by_weight: dict[str, AdapterModule] = {}
+    for d in (one for one in chosen if leaf_path(one) in leaves):  # of a pipeline, another stage has the others
+        leaf, owner = leaves[leaf_path(d)], d.weight.same_as or d.path
+        if owner not in by_weight:
+            by_weight[owner] = _made(kind, weights[owner], leaf, seed, dtype)
+        leaf.adapter = by_weight[owner]
+        if kind.draws():
+            lend_to(holder(model, leaf_path(d))[0])
+    for path, leaf in leaves.items():
+        if leaf.adapter is None:
+            raise SpecError(path, "is targeted, but has no adapter", "this is a defect of dovetail; please report it")
+    match(model)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return Applied(kind, tuple(leaves), len(chosen), trained)
+
+
+def targeted(kind: AdapterKind, spec: Model) -> list[Declared]:
+    """Every leaf that the targets mean, by its declared weight, in module order. Raises SpecError where a target means none, or
+    one that cannot be adapted."""
+    weights = {d.path: d for d in declared(spec)}
+    leaves = [d for d in weights.values() if d.path.endswith(".weight") and d.weight.matmul]
+    chosen: dict[str, Declared] = {}
+    for target in kind.targets:
+        found = [d for d in leaves if kind.matches(target, d)]
+        if not found:
+            raise _no_match(kind, target, weights)
+        chosen |= {d.path: d for d in found if target == d.weight.role or _able(d, weights)}
+    chosen = {path: d for path, d in chosen.items() if _reason(d, weights) is None}
+    for d in list(chosen.values()):  # whoever has the weight, and whoever shares it
+        owner = d.weight.same_as or d.path
+        if owner not in chosen:
+            raise SpecError(leaf_path(d), f"uses the weight of {leaf_path(weights[owner])}", "target that leaf, too")
+        chosen |= {one.path: one for one in leaves if one.weight.same_as == owner}
+    if not chosen:
+        raise SpecError("targets", f"{', '.join(kind.targets)}: no leaf of this model can be adapted", "name leaves by paths")
+    return [d for d in leaves if d.path in chosen]
+
+
+def adaptable(spec: Model) -> list[tuple[str, Declared]]:
+    """(path, weight) of every linear leaf that can be adapted and has a weight of its own."""
+    weights = {d.path: d for d in declared(spec)}
+    leaves = (d for d in weights.values() if d.path.endswith(".weight") and d.weight.matmul and d.weight.learned)
+    return [(leaf_path(d), d) for d in leaves]
+
+
+def _able(d: Declared, weights: Mapping[str, Declared]) -> bool:
+    """True; raise SpecError with the reason where a leaf cannot be adapted."""
+    if reason := _reason(d, weights):
+        raise SpecError(leaf_path(d), reason, "leave it out of the targets; `linear` means every leaf that can be adapted")
+    return True
+
+
+def _reason(d: Declared, weights: Mapping[str, Declared]) -> str | None:
+    """Why a leaf cannot be adapted."""
+    owner = d.weight.same_as
+    if owner is not None and not weights[owner].weight.matmul:
+        return f"is tied to {owner}, which is no linear leaf: merged, its adapter would change that, too"
+    return None
+
+
+def _no_match(kind: AdapterKind, target: str, weights: Mapping[str, Declared]) -> SpecError:
+    if target in weights or f"{target}.weight" in weights:
+        role = (weights.get(target) or weights[f"{target}.weight"]).weight.role
+        return SpecError(target, f"is no linear leaf (its role is {role})", "adapters change linear leaves alone")
+    paths = [leaf_path(d) for d in weights.values() if d.path.endswith(".weight") and d.weight.matmul]
+    names = sorted({path.rpartition(".")[2] for path in paths})
+    close = nearest(target, [*names, *paths])
+    remedy = f"did you mean {' or '.join(close)}?" if close else f"leaves are called {', '.join(names)}; or `linear` for all"
+    return SpecError(f"{kind.kind}.targets", f"{target!r} matches no linear leaf", remedy)
+
+
+def _leaves(model: nn.Module, chosen: list[Declared]) -> Iterator[tuple[str, Linear]]:
+    """(path, leaf) of the targeted leaves that this model holds."""
+    absent = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, Absent))
+    for d in chosen:
+        path = leaf_path(d)
+        if path.startswith(absent):
+            continue
+        leaf = model.get_submodule(path)
+        if not isinstance(leaf, Linear):
+            what = f"is a {type(leaf).__name__}, not a linear leaf of the model"
+            raise SpecError(path, what, "remove what was put in its place")
+        if any(isinstance(parameter, DTensor) for parameter in leaf.parameters()):
+            raise SpecError(path, "is sharded over ranks already", "attach adapters before the model is sharded")
+        yield path, leaf
+
+
+def _made(kind: AdapterKind, d: Declared, leaf: Linear, seed: int, dtype: torch.dtype | None) -> AdapterModule:
+    """The adapter of a leaf, on its device, with initial values unless that is meta."""
+    stored = [*leaf.parameters(), *leaf.buffers()]
+    device = stored[0].device
+    own = dtype or leaf.dense_dtype()  # of a quantized leaf, too: its scales may have fewer bits
+    tensors = kind.declare(d)
+    values = {
+        one.weight.name: torch.empty(one.weight.shape(one.scope), dtype=own, device="meta")
+        if device.type == "meta"
+        else initial(one, seed).to(device, own)
+        for one in tensors
+    }
+    return kind.adapter()(kind, tensors, values).train(leaf.training)
+
+
+def match(model: nn.Module) -> None:
+    """Set the adapters' parameters that follow from the weights (the lengths of DoRA); again after weights were loaded."""
+    for leaf in _owners(model):
+        if leaf.adapter is not None and not any(one.is_meta for one in leaf.parameters()):
+            leaf.adapter.match(leaf)
+
+
+def check_bare(model: nn.Module, own: Collection[Adapter] = ()) -> None:
+    """Raise SpecError where a leaf has an adapter that is none of `own`: it would be lost."""
+    for path, leaf in adapted_leaves(model):
+        if leaf.adapter is not None and leaf.adapter not in own:
+            raise SpecError(path, "has an adapter already", leaf.adapter.removed_by)
+
+
+def _freeze(model: ModelModule) -> None:
+    """Freeze the weights of a model, and remember which of them could be trained."""
+    weights = dict(model.named_parameters())
+    model.frozen_by_attach = frozenset(path for path, weight in weights.items() if weight.requires_grad)
+    for weight in weights.values():
+        weight.requires_grad_(False)
+
+
+def detach(model: ModelModule) -> None:
+    """Remove all adapters that `attach` made; the weights that it froze can be trained again."""
+    leaves = list(adapted_leaves(model))
+    check_bare(model, [leaf.adapter for _, leaf in leaves if isinstance(leaf.adapter, AdapterModule)])
+    for _, leaf in leaves:
+        leaf.adapter = None
+    lend_no_more(model)
+    for path, weight in model.named_parameters():
+        if path in model.frozen_by_attach:
+            weight.requires_grad_(True)
+    model.frozen_by_attach = frozenset()
+
+
+class Merged:
+    """The weights that a merge replaced, and the adapters."""
+
+    def __init__(self, model: ModelModule, old: list[tuple[Linear, Tensor, Tensor | None]], adapters: list[Any]) -> None:
+        self.model, self.old, self.adapters = model, old, adapters
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Put the old weights back, which were kept and not recomputed: bit for bit; and the adapters."""
+        for leaf, weight, bias in self.old:
+            leaf.set_matrix(weight, bias)
+        _freeze(self.model)
+        for leaf, adapter in self.adapters:
+            leaf.adapter = adapter
+        for path, leaf in adapted_leaves(self.model):
+            if isinstance(leaf.adapter, AdapterModule) and leaf.adapter.kind.draws():
+                lend_to(holder(self.model, path)[0])
+        self.old, self.adapters = [], []
+
+
+@torch.no_grad()
+def merge(model: ModelModule) -> Merged:
+    """Store the adapted matrix of every leaf as its weight, each once, and remove the adapters. The returned object keeps the
+    old weights, and can undo it; drop it to free them."""
+    old: list[tuple[Linear, Tensor, Tensor | None]] = []
+    adapters = [(leaf, leaf.adapter) for _, leaf in adapted_leaves(model)]
+    for leaf in list(_owners(model)):
+        assert leaf.adapter is not None
+        weight, bias = leaf.adapter.matrix(leaf), leaf.adapter.merged_bias(leaf)
+        old.append((leaf, leaf.dense().clone(), None if leaf.bias is None else leaf.bias.clone()))
+        leaf.set_matrix(weight, bias)
+    detach(model)
+    return Merged(model, old, adapters)
+
+
+def _owners(model: nn.Module) -> Iterator[Linear]:
+    """One leaf for each adapter."""
+    known: set[int] = set()
+    for _, leaf in adapted_leaves(model):
+        if id(leaf.adapter) not in known:
+            known.add(id(leaf.adapter))
+            yield leaf

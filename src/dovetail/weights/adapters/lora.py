@@ -1,0 +1,185 @@
+"""LoRA and DoRA: a low-rank change of a matrix.
+
+    lora   y = x Wᵀ + s · (x Aᵀ) Bᵀ                        A (rank, inp) uniform within ±1/√inp, B (out, rank) zero at first
+    dora   y = x W'ᵀ,  W' = m ⊙ V/‖V‖,  V = W + s·B A      m (out,): the norm of each row of W at first; ‖V‖ has no gradient
+
+    s = alpha/rank, or with scale: root alpha/√rank (rsLoRA: the size of an update does not shrink with the rank)
+
+    dropout   (d ⊙ x) Aᵀ in place of x Aᵀ, in training alone; d = 0 with probability p, else 1/(1 − p)        (draws.py)
+
+A bank of experts has an A and a B for each of them. The defaults are those of "LoRA without regret": all linear layers,
+alpha 32; a learning rate about ten times that of full fine-tuning.
+Hu et al. 2021 (LoRA); Kalajdzievski 2023 (rsLoRA); Liu et al. 2024 (DoRA); Schulman et al. 2025.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.core.errors import InputError
+from dovetail.core.field import MAX_FACTOR, bounded
+from dovetail.core.fold import Declared
+from dovetail.core.linear import Linear, Offer, Rows
+from dovetail.core.module import at_least_fp32
+from dovetail.core.part import register
+from dovetail.core.weight import Weight
+from dovetail.weights.adapters.dropout import Borrower, Lent
+from dovetail.weights.adapters.kind import AdapterKind, AdapterModule, tp_of
+
+DROPPED: frozenset[Offer] = frozenset({"grouped"})  # what is exact with dropout in training
+RANK = "adapter_rank"  # an axis of no part: Mamba has a `rank` of its own
+
+
+@register("lora")
+class Lora(AdapterKind):
+    """Low-rank adaptation: W + s·B A."""
+
+    rank: int = bounded(16, above=0, at_most=2**16)
+    alpha: float = bounded(32.0, above=0, at_most=MAX_FACTOR)
+    scale: Literal["rank", "root"] = "rank"  # s = alpha/rank, or alpha/√rank (rsLoRA)
+    dropout: float = bounded(0.0, at_least=0, below=1)  # of what A reads, in training
+
+    def adapter(self) -> type[AdapterModule]:
+        return LoraModule
+
+    def draws(self) -> bool:
+        return self.dropout > 0
+
+    def sizes(self) -> dict[str, int]:
+        return {RANK: self.rank}
+
+    def tensors(self, base: Declared) -> list[Weight]:
+        w, tp = base.weight, tp_of(base)
+        return [
+            Weight(name="a", batch=w.batch, out=(RANK,), inp=w.inp, init="uniform", tp=tp, used=w.used),
+            Weight(name="b", batch=w.batch, out=w.out, inp=(RANK,), init="zeros", tp=tp, used=w.used),
+        ]
+
+    @property
+    def factor(self) -> float:
+        """s."""
+        return self.alpha / (self.rank if self.scale == "rank" else self.rank**0.5)
+
+
+@register("dora")
+class Dora(Lora):
+    """Weight-decomposed low-rank adaptation: LoRA of the direction of each row, and a learned length."""
+
+    def adapter(self) -> type[AdapterModule]:
+        return DoraModule
+
+    def tensors(self, base: Declared) -> list[Weight]:
+        w = base.weight
+        length = Weight(name="m", batch=w.batch, out=w.out, over=w.inp, init="ones", role="norm", tp=w.tp, used=w.used)
+        return [*super().tensors(base), length]
+
+
+class LoraModule(Borrower):
+    """a (…, rank, inp), b (…, out, rank)."""
+
+    kind: Lora
+    a: Tensor
+    b: Tensor
+
+    def setup(self) -> None:
+        self.factor, self.p, own = self.kind.factor, self.kind.dropout, self.declared[0]
+        self.read_axes, self.experts = own.scope.names(own.weight.inp), own.weight.batch
+
+    def train(self, mode: bool = True) -> Self:
+        self._declare(mode)
+        return super().train(mode)
+
+    def lend(self, lent: Lent | None) -> None:
+        super().lend(lent)
+        self._declare(self.training if lent is None else lent.ctx.training)
+
+    def _declare(self, drawing: bool) -> None:
+        """Declare what is exact: with a mask per token no one matrix computes what the leaf does."""
+        self.exact = DROPPED if self.p and drawing else type(self).exact
+
+    def dropped(self, x: Tensor, rows: Rows | None = None) -> Tensor:
+        """d ⊙ x in training, else x."""
+        if not self.p:
+            return x
+        if self.lent is None:
+            if self.training:
+                where = self.declared[0].path.removesuffix(".adapter.a")
+                raise InputError(
+                    f"{where}: dropout is drawn by the seed of a pass, and this leaf runs outside of its part's forward "
+                    "pass; leave it out of the targets, set dropout to 0, or call model.eval()"
+                )
+            return x
+        if rows is None:
+            return self.lent.drop(x, self.p, self.read_axes)
+        return self.lent.drop_rows(x, self.p, self.read_axes, rows, self.experts, self.a.shape[0])
+
+    def forward(self, leaf: Linear, x: Tensor) -> Tensor:
+        y = leaf.multiply(x)
+        h = self.small(x)
+        # one kernel multiplies and adds; the sum of two outputs would be a pass over memory of its own
+        return torch.addmm(y.flatten(0, -2), h.flatten(0, -2), self.b.to(y.dtype).t()).view(y.shape)
+
+    def small(self, x: Tensor) -> Tensor:
+        """s · x Aᵀ (…, rank)."""
+        return F.linear(self.dropped(x), self.a.to(x.dtype)) * self.factor
+
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows) -> Tensor:
+        return leaf.multiply_grouped(x, rows) + self.change(x, rows)
+
+    def change(self, x: Tensor, rows: Rows) -> Tensor:
+        """s · (x Aᵀ) Bᵀ of each row by the factors of its expert."""
+        x = self.dropped(x, rows)
+        return rows.multiply(rows.multiply(x, self.a.to(x.dtype)) * self.factor, self.b.to(x.dtype))
+
+    def matrix(self, leaf: Linear) -> Tensor:
+        if self.lent is not None and "matrix" not in self.exact:
+            raise InputError(f"{self.lent.path}: has no one matrix in training with dropout; set dropout to 0")
+        return self.undropped(leaf)
+
+    def undropped(self, leaf: Linear) -> Tensor:
+        """W + s·B A: the matrix outside training."""
+        dense = leaf.dense()
+        return dense + self.delta(leaf).to(dense.dtype)
+
+    def delta(self, leaf: Linear) -> Tensor:
+        return (self.b * self.factor) @ self.a
+
+
+class DoraModule(LoraModule):
+    """a (…, rank, inp), b (…, out, rank), m (…, out)."""
+
+    m: Tensor
+
+    def match(self, leaf: Linear) -> None:
+        with torch.no_grad():
+            self.m.copy_(self.lengths(leaf))
+
+    def lengths(self, leaf: Linear) -> Tensor:
+        """‖V‖ (…, out), without a gradient."""
+        with torch.no_grad():
+            v = self.undropped(leaf)
+            return torch.linalg.vector_norm(v.to(at_least_fp32(v.dtype)), dim=-1).to(self.m.dtype)
+
+    def ratio(self, leaf: Linear) -> Tensor:
+        """m/‖V‖ (…, out)."""
+        return self.m / self.lengths(leaf)
+
+    def forward(self, leaf: Linear, x: Tensor) -> Tensor:
+        y, ratio = leaf.multiply(x), self.ratio(leaf).to(x.dtype)
+        own = y if leaf.bias is None else y - leaf.bias.to(y.dtype)  # the length is of the matrix alone
+        change = F.linear(self.small(x), self.b.to(x.dtype))
+        return y + ((ratio - 1.0) * own + ratio * change)
+
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows) -> Tensor:
+        y = leaf.multiply_grouped(x, rows)
+        ratio = self.ratio(leaf).to(x.dtype).index_select(0, rows.expert)
+        own = y if leaf.bias is None else y - leaf.bias.to(y.dtype).index_select(0, rows.expert)
+        return y + ((ratio - 1.0) * own + ratio * self.change(x, rows))
+
+    def matrix(self, leaf: Linear) -> Tensor:
+        v = super().matrix(leaf)
+        return v * self.ratio(leaf).to(v.dtype)[..., None]

@@ -1,0 +1,140 @@
+"""Fast kernels against the reference: decode W, then multiply."""
+
+import pytest
+import torch
+
+import dovetail as dt
+from dovetail.core.linear import Linear, offers
+from dovetail.ops.attend import using
+from dovetail.ops.formats import kernels
+from dovetail.ops.formats.kinds import NF4, Int4, Int8
+from dovetail.weights.quantization.leaf import QuantizedLinear
+
+
+def leaf_of(format, out: int = 96, inp: int = 128, bias: bool = True) -> QuantizedLinear:
+    generator = torch.Generator().manual_seed(0)
+    leaf = Linear((out, inp), bias=bias)
+    leaf.weight = torch.nn.Parameter(torch.randn(out, inp, generator=generator).bfloat16())
+    leaf.bias = torch.nn.Parameter(torch.randn(out, generator=generator).bfloat16()) if bias else None
+    return QuantizedLinear.of(leaf, format, format.encode(leaf.weight.detach()))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize("format", [Int8(), Int4(group=32), Int4(group=64)], ids=str)
+def test_a_kernel_is_as_exact_as_the_reference(format, rows):
+    leaf = leaf_of(format)
+    x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    exact = x.double() @ format.decode(leaf.stored(), 128).double().T + leaf.bias.double()
+    with torch.no_grad():
+        assert kernels.offers(format, leaf.shape, x)
+        fast = leaf(x).double()
+        with using("reference"):
+            assert not kernels.offers(format, leaf.shape, x)
+            slow = leaf(x).double()
+    bound = 4 * (slow - exact).abs().max() + 4 * 2**-8 * exact.abs().max()
+    assert (fast - exact).abs().max() <= bound
+    assert (fast - exact).abs().max() < 0.02 * exact.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_a_product_of_integers_is_the_reference(dtype, rows):
+    """Integers are summed exactly, so that the two differ by the rounding of the reference's sums alone."""
+    format = Int8(dynamic=True)
+    leaf = leaf_of(format).to(dtype)
+    x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[0] = 0 if rows > 1 else x[0]  # a token without a largest value
+    largest = x.double().abs().amax(-1, keepdim=True)
+    step = torch.where(largest > 0, largest, 1.0) / 127
+    exact = (x.double() / step).round() * step @ format.decode(leaf.stored(), 128).double().T + leaf.bias.double()
+    with torch.no_grad():
+        assert kernels.offers(format, leaf.shape, x)
+        fast = leaf(x).double()
+        with using("reference"):
+            slow = leaf(x).double()
+    eps = torch.finfo(dtype).eps
+    assert (fast - exact).abs().max() <= 4 * eps * exact.abs().max()
+    assert (slow - exact).abs().max() <= 64 * eps * exact.abs().max()
+    plain = x.double() @ format.decode(leaf.stored(), 128).double().T + leaf.bias.double()
+    assert (plain - exact).abs().max() > 1e-3, "activations are rounded"
+
+
+def test_the_gradient_passes_through_rounded_activations():
+    leaf = leaf_of(Int8(dynamic=True)).float()
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    leaf(x).sum().backward()
+    assert torch.allclose(x.grad, leaf.dense().sum(0).expand(3, -1), rtol=1e-5, atol=1e-5)
+    assert not offers("matrix", leaf), "x Wᵀ is no product with a matrix"
+    assert offers("grouped", leaf)
+
+
+def test_kernels_offer_themselves_only_where_they_run():
+    x = torch.zeros(2, 128, dtype=torch.bfloat16)
+    assert not kernels.offers(NF4(), (96, 128), x)
+    assert not kernels.offers(Int4(group=32, zero_point=True), (96, 128), x)
+    assert not kernels.offers(Int8(), (90, 128), x)
+    assert not kernels.offers(Int8(), (96, 128), x.float())
+    assert not kernels.offers(Int8(), (96, 128), torch.zeros(17, 128, dtype=torch.bfloat16))
+    assert not kernels.offers(Int8(), (96, 128), x.clone().requires_grad_())
+
+
+def test_new_codes_are_used_after_they_are_put():
+    leaf, x = leaf_of(Int8(), bias=False), torch.ones(1, 128, dtype=torch.bfloat16)
+    with torch.no_grad():
+        before = leaf(x)
+        leaf.put("weight_scale", leaf.stored()["weight_scale"] * 2)
+        assert torch.equal(leaf(x), before * 2)
+
+
+@pytest.mark.parametrize("cache", ["int8", "fp8", "int4"])
+def test_a_cache_in_fewer_bits_reads_back_within_half_a_step(cache):
+    model = dt.build(
+        "width: 32\nvocab: 62\nlayers: [{repeat: 2, mixer: {heads: 4, kv_heads: 2, head: 8}, ffn: {hidden: 48}}]\n"
+    )
+    tokens = torch.randint(0, 62, (2, 12), generator=torch.Generator().manual_seed(0))
+    outputs, sizes, entries = {}, {}, {}
+    for kind in (None, cache):
+        for layout in ("contiguous", "paged"):
+            pool = dt.Pool(model.spec, 2, 16, layout=layout, cache=kind)
+            pieces = []
+            with torch.no_grad():
+                for part in (tokens[:, :7], tokens[:, 7:8], tokens[:, 8:]):
+                    step = pool.step([0, 1], [part.shape[1]] * 2)
+                    pieces.append(model(part, dt.Ctx(layout=step.layout, views=step.views)))
+                    entries[kind, layout] = step.views[0]["mixer"].stored().entries()[0]
+            outputs[kind, layout], sizes[kind, layout] = torch.cat(pieces, 1), pool.bytes()
+    assert torch.equal(outputs[cache, "contiguous"], outputs[cache, "paged"])
+    exact, kept = entries[None, "contiguous"], entries[cache, "contiguous"]
+    for one, other in zip(exact, kept, strict=True):  # of the first layer, whose inputs are the same
+        step = {
+            "int8": one.abs().amax(-1) / 127,
+            "fp8": one.abs().amax(-1) / 8,
+            "int4": (one.amax(-1).clamp(min=0) - one.amin(-1).clamp(max=0)) / 15,
+        }
+        assert ((one - other).abs() <= 0.51 * step[cache][..., None] * 1.01).all()
+        assert not torch.equal(one, other)
+    assert sizes[cache, "contiguous"] < 0.6 * sizes[None, "contiguous"]
+    gap = (outputs[cache, "contiguous"] - outputs[None, "contiguous"]).abs().max() / outputs[None, "contiguous"].abs().max()
+    assert gap < {"int8": 0.02, "fp8": 0.08, "int4": 0.3}[cache]
+
+
+@pytest.mark.parametrize("cache", ["int8", "int4"])
+def test_roll_back_and_fork_of_a_cache_in_fewer_bits(cache):
+    mixer = "{heads: 4, kv_heads: 2, head: 8, mask: {kind: window, size: 4}}"
+    model = dt.build(f"width: 32\nvocab: 62\nlayers: [{{mixer: {mixer}, ffn: {{hidden: 48}}}}]\n")
+    tokens = torch.randint(0, 62, (1, 12), generator=torch.Generator().manual_seed(0))
+
+    def feed(pool: dt.Pool, row: int, begin: int, end: int) -> torch.Tensor:
+        step = pool.step([row], [end - begin])
+        with torch.no_grad():
+            return model(tokens[:, begin:end], dt.Ctx(layout=step.layout, views=step.views))
+
+    for layout in ("contiguous", "paged", "ring"):
+        pool = dt.Pool(model.spec, 2, 16, layout=layout, cache=cache)
+        feed(pool, 0, 0, 6)
+        pool.mark(0)
+        pool.fork(0, 1)
+        want = feed(pool, 0, 6, 9)
+        reached = pool.rollback(0, 6)
+        assert torch.allclose(feed(pool, 0, reached, 9)[:, -3:], want, atol=1e-6)
+        assert torch.allclose(feed(pool, 1, 6, 9), want, atol=1e-6)
