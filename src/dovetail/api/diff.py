@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from rich.console import RenderableType
 
 from dovetail.api.arguments import SpecLike, read_spec
-from dovetail.api.diff_page import RULES, diff_body
-from dovetail.api.diff_view import diff_view
 from dovetail.api.result import PageResult
 from dovetail.files.spec import Changes
+from dovetail.views.diff import diff_view
+from dovetail.views.diff_page import RULES, diff_body
 from dovetail.weights.surgery import Diff, diff as diff_specs
 
 

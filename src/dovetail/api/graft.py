@@ -16,7 +16,6 @@ from rich.text import Text
 from dovetail.account import longest_length
 from dovetail.api.arguments import SpecLike, check_positive, read_spec
 from dovetail.api.diff import SpecDiff, with_names
-from dovetail.api.diff_view import diff_view
 from dovetail.api.models import load, save
 from dovetail.api.result import Result
 from dovetail.core.errors import FileError, SpecError, UsageError
@@ -38,6 +37,7 @@ from dovetail.training.plan import Plan
 from dovetail.training.task import objective_kind, text_objective
 from dovetail.transformer import Transformer
 from dovetail.views.bar import bar as blocks
+from dovetail.views.diff import diff_view
 from dovetail.weights.surgery import parse_picks, picked
 from dovetail.weights.surgery.graft import graft as graft_model
 

@@ -20,7 +20,7 @@ from dovetail.proof.foreign.laws import Found
 from dovetail.proof.laws.outcome import Outcome
 from dovetail.proof.laws.suite import known_laws, run_suite
 from dovetail.proof.served import run as served
-from dovetail.proof.subjects import SERVER, SPEC, Side, SideKind, kind_of, server_side, spec_side
+from dovetail.proof.subjects import SERVER, SPEC, Subject, SubjectKind, kind_of, server_subject, spec_subject
 from dovetail.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
@@ -112,10 +112,10 @@ def laws(
     if isinstance(spec, str) and kind is not SPEC:
         return _on_side(kind.open(spec, seed=seed, as_is=as_is), kind, names, report, show)
     name, changed, _ = read_spec(spec).after(set, swap)
-    return _on_side(spec_side(name, to_yaml(changed), seed, seeds or SEEDS), SPEC, names, report, show)
+    return _on_side(spec_subject(name, to_yaml(changed), seed, seeds or SEEDS), SPEC, names, report, show)
 
 
-def _way(spec: SpecLike | None, kind: SideKind) -> str:
+def _way(spec: SpecLike | None, kind: SubjectKind) -> str:
     """The key of TAKES."""
     if spec is None:
         return "sampled specs"
@@ -135,7 +135,7 @@ def _on_all(
     return SuiteLaws(data)
 
 
-def _on_side(side: Side, kind: SideKind, names: Sequence[str], progress: Progress, show: Shown) -> ModelLaws:
+def _on_side(side: Subject, kind: SubjectKind, names: Sequence[str], progress: Progress, show: Shown) -> ModelLaws:
     rows: list[Outcome | Found] = []
     show(Text(side.title, "bold"))
     for i, law in enumerate(names):
@@ -160,7 +160,7 @@ def _on_server(
     announce(f"{printable(url)}: {plan.line()}")
     asked, law = case.door.requests, "the server's own noise"
     case.door.sent = lambda: progress(min(case.door.requests - asked, plan.requests), plan.requests, law)
-    side, rows = server_side(url, served.calibrated(case)), list[Outcome | Found]()
+    side, rows = server_subject(url, served.calibrated(case)), list[Outcome | Found]()
     show(Text(side.title, "bold"))
     for law in names:
         rows.append(side.test(law))

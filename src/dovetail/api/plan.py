@@ -18,12 +18,12 @@ from dovetail.core.fold import parameters
 from dovetail.core.limits import MAX_LENGTH, MAX_RANKS
 from dovetail.files.spec import Changes
 from dovetail.planning.device import device_named
-from dovetail.planning.page import RULES, plan_page
 from dovetail.planning.report import Findings, layout_data, outlook
 from dovetail.planning.search import Job, search
-from dovetail.planning.view import plan_view
 from dovetail.training.objective import next_token
 from dovetail.training.plan import OptimizerKind, Precision, Recompute
+from dovetail.views.plan import plan_view
+from dovetail.views.plan_page import RULES, plan_page
 
 BATCH_TOKENS = 2**24  # tokens per step where no batch is given: Llama 3's
 TOP = 3  # layouts that are traced and fit

@@ -16,7 +16,6 @@ from dovetail.api.result import PageResult
 from dovetail.core.dtypes import dtype_of
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
-from dovetail.proof.compare import report, server
 from dovetail.proof.compare.check import padding_token, verify as verify_sides
 from dovetail.proof.compare.comparison import Status
 from dovetail.proof.compare.dump import Dump
@@ -28,11 +27,11 @@ from dovetail.proof.compare.prompt import ROWS, Prompt, prompt_of_ids, random_pr
 from dovetail.proof.compare.server import ServerVerdict, compare_server
 from dovetail.proof.compare.sides import Side
 from dovetail.proof.compare.verdict import Verdict
-from dovetail.proof.rollouts import report as rollout_report
 from dovetail.proof.rollouts.check import explain_rollouts
 from dovetail.proof.rollouts.file import read_rollouts
 from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
 from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from dovetail.views import rollouts as rollouts_view, server_verdict as server_view, verdict as tap_view
 
 MOST_ROWS, MOST_TOKENS = 256, 65_536  # of a random prompt
 SERVER = ("http://", "https://")
@@ -42,7 +41,7 @@ SERVER = ("http://", "https://")
 class Verification(PageResult):
     """The verdict: `status` is equal, rounding, structural or non-finite; of rollouts also sampling or stale."""
 
-    rules: ClassVar[str] = report.RULES
+    rules: ClassVar[str] = tap_view.RULES
     verdict: Verdict | ServerVerdict | RolloutVerdict
     every: bool = False  # whether the table has a line per tap in every layer
 
@@ -63,8 +62,8 @@ class Verification(PageResult):
     def view(self, width: int) -> RenderableType:
         verdict = self.verdict
         if isinstance(verdict, RolloutVerdict):
-            return rollout_report.view(verdict)
-        return server.view(verdict) if isinstance(verdict, ServerVerdict) else report.view(verdict, every=self.every)
+            return rollouts_view.view(verdict)
+        return server_view.view(verdict) if isinstance(verdict, ServerVerdict) else tap_view.view(verdict, every=self.every)
 
     @property
     def title(self) -> str:
@@ -73,8 +72,8 @@ class Verification(PageResult):
     def body(self) -> str:
         verdict = self.verdict
         if isinstance(verdict, RolloutVerdict):
-            return rollout_report.body(verdict)
-        return server.body(verdict) if isinstance(verdict, ServerVerdict) else report.body(verdict)
+            return rollouts_view.body(verdict)
+        return server_view.body(verdict) if isinstance(verdict, ServerVerdict) else tap_view.body(verdict)
 
 
 def verify(

@@ -1,7 +1,7 @@
-"""Sides: what laws can run on, by name. A prefix (`hf:`, `py:`, `http://`) names a kind of side; a name without one is a spec.
+"""Subjects: what laws can run on, by name. A prefix (`hf:`, `py:`, `http://`) names a kind; a name without one is a spec.
 
-A kind has a table of laws and a function that opens a side. `dovetail.laws`, the command line and the pytest plugin take every
-kind in SIDES, so a new kind is one entry there.
+A kind has a table of laws and a function that opens a subject. `dovetail.laws`, the command line and the pytest plugin take every
+kind in SUBJECTS, so a new kind is one entry there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ WORST = ("failed", "excepted", "excepted but passed", "passed", "not applicable"
 
 
 @dc.dataclass(frozen=True)
-class Side:
-    """An opened side."""
+class Subject:
+    """A model or a server that was opened."""
 
     title: str
     about: Mapping[str, Any]  # fields of the JSON report
@@ -32,11 +32,11 @@ class Side:
 
 
 @dc.dataclass(frozen=True)
-class SideKind:
-    """The laws that a kind of side takes, and how one is opened: open(name, seed=…, as_is=…)."""
+class SubjectKind:
+    """The laws that a kind of subject takes, and how one is opened: open(name, seed=…, as_is=…)."""
 
     laws: Mapping[str, Any]
-    open: Callable[..., Side]
+    open: Callable[..., Subject]
 
     def law_names(self, only: Sequence[str] = ()) -> list[str]:
         """The names of these laws, or of all, by number; FileError for an unknown name."""
@@ -48,17 +48,17 @@ class SideKind:
         return {law.name: law.says for law in self.laws.values()}
 
 
-def open_foreign(name: str, seed: int = 0, as_is: bool = False) -> Side:
+def open_foreign(name: str, seed: int = 0, as_is: bool = False) -> Subject:
     """Open a model of another library, with the laws that need no declarations."""
     case = opened(name, seed=seed, as_is=as_is)
     dtype = str(case.dtype).removeprefix("torch.")
     title = f"{case.label}  ({dtype}, equal to {case.tolerance:g} of their scale)"
     about = {"model": case.label, "dtype": dtype, "tolerance": case.tolerance}
-    return Side(title, about, lambda law: try_law(case, law))
+    return Subject(title, about, lambda law: try_law(case, law))
 
 
-def spec_side(name: str, text: str, seed: int = 0, seeds: int = 1) -> Side:
-    """The side of a spec, given as YAML: a law is tested with weights and inputs of `seeds` seeds from `seed` on, a slow law
+def spec_subject(name: str, text: str, seed: int = 0, seeds: int = 1) -> Subject:
+    """The subject of a spec, given as YAML: a law is tested with weights and inputs of `seeds` seeds from `seed` on, a slow law
     with those of the first, until it fails."""
 
     def test(law: str) -> Outcome:
@@ -73,34 +73,34 @@ def spec_side(name: str, text: str, seed: int = 0, seeds: int = 1) -> Side:
         worst = min(outcomes, key=lambda outcome: WORST.index(outcome.state))
         return dc.replace(worst, seconds=sum(outcome.seconds for outcome in outcomes))
 
-    return Side(name, {"spec": name, "seeds": [*range(seed, seed + seeds)]}, test)
+    return Subject(name, {"spec": name, "seeds": [*range(seed, seed + seeds)]}, test)
 
 
-def open_spec(name: str, seed: int = 0, as_is: bool = False) -> Side:
+def open_spec(name: str, seed: int = 0, as_is: bool = False) -> Subject:
     """Open a preset, a .yaml file or a model directory; its weights are always the laws' own."""
-    return spec_side(name, to_yaml(load_spec(name)), seed)
+    return spec_subject(name, to_yaml(load_spec(name)), seed)
 
 
-def server_side(url: str, case: served.Served) -> Side:
-    """The side of a server whose noise is known."""
+def server_subject(url: str, case: served.Served) -> Subject:
+    """The subject of a server whose noise is known."""
     bound = f"log-probs equal to {case.bound:.2g}, from the server's own spread"
     title = f"{printable(url)}  {printable(case.quirks.model)}  ({bound})"
     about = {"server": url, **case.quirks.data(), "noise": dc.asdict(case.noise), "bound": case.bound}
-    return Side(title, about, lambda law: served.try_law(case, law))
+    return Subject(title, about, lambda law: served.try_law(case, law))
 
 
-def open_server(name: str, seed: int = 0, as_is: bool = False) -> Side:
+def open_server(name: str, seed: int = 0, as_is: bool = False) -> Subject:
     """Open a running server, and measure its noise; its weights are its own."""
-    return server_side(name, served.calibrated(served.opened(name, seed=seed)))
+    return server_subject(name, served.calibrated(served.opened(name, seed=seed)))
 
 
-SPEC, SERVER = SideKind(LAWS, open_spec), SideKind(served.SERVED, open_server)
-SIDES: dict[str, SideKind] = {
-    **dict.fromkeys(("hf:", "py:"), SideKind(FOREIGN, open_foreign)),
+SPEC, SERVER = SubjectKind(LAWS, open_spec), SubjectKind(served.SERVED, open_server)
+SUBJECTS: dict[str, SubjectKind] = {
+    **dict.fromkeys(("hf:", "py:"), SubjectKind(FOREIGN, open_foreign)),
     **dict.fromkeys(("http://", "https://"), SERVER),
 }
 
 
-def kind_of(name: str) -> SideKind:
-    """The kind of side that a name belongs to."""
-    return next((kind for prefix, kind in SIDES.items() if name.startswith(prefix)), SPEC)
+def kind_of(name: str) -> SubjectKind:
+    """The kind of subject that a name belongs to."""
+    return next((kind for prefix, kind in SUBJECTS.items() if name.startswith(prefix)), SPEC)

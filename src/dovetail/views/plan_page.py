@@ -18,8 +18,8 @@ from dovetail.core.units import size
 from dovetail.parallel.layout import Layout
 from dovetail.planning.report import Findings
 from dovetail.planning.search import Planned
-from dovetail.planning.view import plan_facts
 from dovetail.views.page import Fact, facts, text
+from dovetail.views.plan import plan_facts
 
 WIDTH, SQUARE, GAP, ROW = 340, 16, 3, 62
 SQUARES = 17  # that a row has room for

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from dovetail.account import Account, Node, account, usual_length
-from dovetail.api.diff_view import STYLES, TensorGroup, field_groups, shape_text, tensor_groups
 from dovetail.core.units import count, flops, size
+from dovetail.views.diff import STYLES, TensorGroup, field_groups, shape_text, tensor_groups
 from dovetail.views.page import Fact, badge, facts, text
 from dovetail.views.summary import description
 from dovetail.weights.surgery import Diff, Status

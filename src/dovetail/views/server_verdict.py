@@ -1,0 +1,55 @@
+"""The verdict on a server in words: a table on a terminal, and an HTML page."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.proof.compare.comparison import Status
+from dovetail.proof.compare.server import Row, ServerVerdict
+from dovetail.views.page import badge, text
+
+SENTENCES: dict[Status, str] = {
+    "equal": "first tokens agree, and log-probs agree to rounding",
+    "structural": "more than rounding; the layers of a server cannot be compared",
+    "non-finite": "a log-prob is NaN or infinite, and is equal to nothing",
+}
+COLUMNS = ("prompt", "first token, A", "first token, B", "log-prob gap", "allowed")
+
+
+def _cells(i: int, row: Row) -> tuple[str, ...]:
+    """One row of the table, by COLUMNS."""
+    theirs = row.text if row.theirs is None else str(row.theirs)
+    gap = "not finite" if row.nonfinite else f"{row.gap:.4f}"
+    return str(i), str(row.ours), theirs, gap, f"{row.allowed:.4f}"
+
+
+def view(verdict: ServerVerdict) -> Group:
+    """The verdict on a terminal."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in (*COLUMNS, ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for i, row in enumerate(verdict.rows):
+        mark = Text("✗" if row.differs else "✓", "red" if row.differs else "green")
+        table.add_row(*(Text(cell, "bold red" if row.differs else "") for cell in _cells(i, row)), mark)
+    color = "bold red" if verdict.failed else "bold green"
+    lines = [Text.assemble((verdict.status, color), f": {SENTENCES[verdict.status]}")]
+    lines += [Text(f"tested: {verdict.tested()}", "dim"), Text(f"not tested: {verdict.not_tested()}", "dim")]
+    sides = [Text.assemble(("A ", "bold"), verdict.a), Text.assemble(("B ", "bold"), verdict.b)]
+    return Group(*sides, Text(), table, Text(), *lines)
+
+
+def body(verdict: ServerVerdict) -> str:
+    """The content of the page."""
+    header = "".join(f'<th class="n">{text(name)}</th>' for name in COLUMNS)
+    rows = ""
+    for i, row in enumerate(verdict.rows):
+        cells = "".join(f'<td class="n">{text(cell)}</td>' for cell in _cells(i, row))
+        rows += f"<tr{' class=first' if row.differs else ''}>{cells}</tr>"
+    lines = (SENTENCES[verdict.status], f"tested: {verdict.tested()}", f"not tested: {verdict.not_tested()}")
+    return (
+        f"<h1>dovetail verify {badge(verdict.status)}</h1>"
+        f"<p>A <code>{text(verdict.a)}</code><br>B <code>{text(verdict.b)}</code></p>"
+        f'{"".join(f"<p>{text(line)}</p>" for line in lines)}<div class="wide"><table><tr>{header}</tr>{rows}</table></div>'
+    )
