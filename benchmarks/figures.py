@@ -2,7 +2,11 @@
 
     python benchmarks/figures.py                    list: each figure, the commit it was taken at, fresh or stale
     python benchmarks/figures.py laws mutants       take these: run their commands and write docs/figures/NAME.json
+    python benchmarks/figures.py --stale --minutes 60    measure those that are missing or stale, oldest first
     python benchmarks/figures.py --judge            evaluate the goals of the stored figures by the rule of measure.py
+
+`--stale` begins no figure that would end after the minutes, by the time it took last; the same command continues. Exit code
+after a measurement: 0 every goal holds, 1 one fails or a command failed, 3 one is undecided; 75 if figures are left.
 
 A result file is `{"taken": {"command", "commit", "sources", "seconds", …}, "result": what the command printed}`. `sources` is
 a hash of the files that the command can run, found by their imports (measured.py); a figure is stale where these files have
@@ -23,11 +27,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import Row
+from measure import Row, verdict
 from measured import Closure
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = Path("docs/figures")
+EXITS = {"fails": 1, "left": 75, "undecided": 3}  # the worst first
 
 
 @dc.dataclass(frozen=True)
@@ -57,7 +62,7 @@ TABLE = {
     "servers": Figure("python benchmarks/servers.py --json --table docs/figures/servers_outcomes.json", 1),
     "foreign": Figure("python benchmarks/foreign.py --json --table docs/figures/foreign_outcomes.json", 1),
     "range": Figure("python benchmarks/range.py --json --make", 1),
-    "laws": Figure("dovetail laws --load checks.oracles --json"),
+    "laws": Figure("dovetail laws --load checks.oracles --record .full/laws-{sources}.jsonl --json"),
     "mutants": Figure("python -m checks.mutants --json"),
     "random": Figure("python -m checks.mutants --random 200 --seed 6113 --json"),
     "random-2": Figure("python -m checks.mutants --random 200 --seed 8837 --json"),
@@ -100,7 +105,9 @@ def take(name: str, root: Path = ROOT) -> dict[str, Any]:
     if figure.threads is not None:
         env["OMP_NUM_THREADS"] = str(figure.threads)
     before, begin = sources(figure.command, root), time.monotonic()
-    done = subprocess.run(shlex.split(figure.command), cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    (root / ".full").mkdir(exist_ok=True)  # records by which a command continues
+    command = shlex.split(figure.command.replace("{sources}", before))
+    done = subprocess.run(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=False)
     seconds = time.monotonic() - begin
     if sources(figure.command, root) != before:
         raise SystemExit(f"{name}: the sources changed while it was measured; nothing was written")
@@ -151,6 +158,25 @@ def standings(root: Path = ROOT) -> list[Standing]:
     return found
 
 
+def left(root: Path = ROOT) -> list[Standing]:
+    """The figures that are missing or stale, the one whose measurement is oldest first."""
+
+    def age(standing: Standing) -> float:
+        file = FIGURES / f"{standing.name}.json"
+        command = ["git", "log", "-1", "--format=%ct", "--", str(file)]
+        return float(subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout or 0)
+
+    return sorted((one for one in standings(root) if one.state != "fresh"), key=age)
+
+
+def outcome(data: Any) -> str:
+    """The verdict on a measured figure: fails, undecided or holds."""
+    verdicts = {verdict(row) for row in stored_rows(data)} - {"yes", "no goal"}
+    if "NO" in verdicts or (data["taken"]["exit"] != 0 and not verdicts):
+        return "fails"
+    return "undecided" if verdicts else "holds"
+
+
 def judge(root: Path = ROOT) -> list[str]:
     """Evaluate the goals of all stored rows with a spread again, by the rule of measure.py, and write what has changed. Returns
     a line per changed row. Rows without a spread stay: their verdict is on the value before it was rounded."""
@@ -184,20 +210,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"figures to take: {', '.join(TABLE)}")
     parser.add_argument("--judge", action="store_true", help="evaluate the goals of the stored figures again")
+    parser.add_argument("--stale", action="store_true", help="measure the figures that are missing or stale, oldest first")
+    parser.add_argument("--minutes", type=float, default=60.0, help="with --stale, begin none that would end later")
     flags = parser.parse_args()
-    names = flags.names
+    names, begin = flags.names, time.monotonic()
     if flags.judge:
         print(*judge(), sep="\n")
         return 0
     if unknown := [name for name in names if name not in TABLE]:
         parser.error(f"no figure is called {unknown[0]!r}; figures: {', '.join(TABLE)}")
-    for name in names:
-        data = take(name)
-        print(f"{name}: {data['taken']['seconds']} s at {data['taken']['commit']}", file=sys.stderr)
-    if not names:
+    if flags.stale:
+        waiting = left()
+        names = [one.name for one in waiting]
+    elif not names:
         for one in standings():
-            print(f"{one.name:10} {one.state:10} {one.commit}")
-    return 0
+            print(f"{one.name:14} {one.state:10} {one.commit:10} {'' if one.seconds is None else f'{one.seconds:6} s'}")
+        return 0
+    outcomes: list[str] = []
+    for name in names:
+        needed = next((one.seconds or 0 for one in waiting if one.name == name), 0) if flags.stale else 0
+        if flags.stale and time.monotonic() - begin + needed > 60 * flags.minutes:
+            outcomes.append("left")
+            print(f"{name}: left; it took {needed} s the last time", file=sys.stderr)
+            continue
+        try:
+            data = take(name)
+        except SystemExit as error:
+            outcomes.append("fails")
+            print(error, file=sys.stderr)
+            continue
+        outcomes.append(outcome(data))
+        print(f"{name}: {outcomes[-1]}, {data['taken']['seconds']} s at {data['taken']['commit']}", file=sys.stderr)
+    return next((code for state, code in EXITS.items() if state in outcomes), 0)
 
 
 if __name__ == "__main__":

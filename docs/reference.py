@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import io
@@ -35,6 +36,7 @@ from dovetail.hf.survey import REFERENCE_VERSION, survey
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WIDTH = "92"  # columns of a command's help
+PROJECT, SOURCE = Path(__file__).parents[1] / "pyproject.toml", Path(dovetail.__file__).parent
 
 
 def write_reference(place: Path) -> None:
@@ -50,9 +52,10 @@ def write_reference(place: Path) -> None:
         "layouts": layouts,
         "engines": engines,
         "results": results,
+        "rooms": rooms,
     }
     texts = {f"{name}.md": "\n".join(page()) + "\n" for name, page in pages.items()}
-    for name, text in {**texts, "rooms.svg": rooms(place.parent.parent / "pyproject.toml")}.items():
+    for name, text in texts.items():
         file = place / name
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")
@@ -183,19 +186,32 @@ def seeded() -> Iterator[str]:
     yield from table(("bug", "law", "file", "report"), cells)
 
 
-def rooms(project: Path) -> str:
-    """A drawing of the rooms, lower ones never importing higher ones: the layers of the import linter."""
-    (layers,) = (c["layers"] for c in _contracts(project) if c["type"] == "layers")
-    row, width, room = 58, 900, 120
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {row * len(layers)}" role="img">']
-    lines.append("<style>rect{fill:#eef3fb;stroke:#4477aa}text{font:15px monospace;text-anchor:middle}</style>")
-    for i, layer in enumerate(layers):
-        names = [name.strip().removeprefix("dovetail.") for name in layer.split("|")]
-        for j, name in enumerate(names):
-            x = width / 2 + (j - (len(names) - 1) / 2) * (room + 16)
-            lines.append(f'<rect x="{x - room / 2:g}" y="{row * i + 8}" width="{room}" height="38" rx="7"/>')
-            lines.append(f'<text x="{x:g}" y="{row * i + 32}">{name}</text>')
-    return "\n".join([*lines, "</svg>\n"])
+def rooms() -> Iterator[str]:
+    """The rooms by floor, from the layers of the import linter; the contents are the first paragraph of their docstrings."""
+    yield "# Rooms\n"
+    yield "A room imports only rooms of lower floors; the import linter checks this on every change.\n"
+    (layers,) = (c["layers"] for c in _contracts(PROJECT) if c["type"] == "layers" and "dovetail.core" in c["layers"])
+    yield from table(("floor", "room", "contents", "lines"), _room_rows(layers))
+
+
+def _room_rows(layers: list[str]) -> Iterator[tuple[str, str, str, str]]:
+    for floor, layer in zip(range(len(layers), 0, -1), layers, strict=True):
+        for name in (name.strip().replace(".", "/") for name in layer.split("|")):
+            folder = SOURCE.parent / name
+            packages = [folder, *sorted(path.parent for path in folder.glob("*/__init__.py"))] if folder.is_dir() else [folder]
+            for path in packages:
+                yield str(floor), f"`{path.relative_to(SOURCE)}`", _contents(path), f"{_lines(path):,}"
+
+
+def _contents(path: Path) -> str:
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+    return " ".join(first.split())
+
+
+def _lines(path: Path) -> int:
+    files = path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")]
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
 
 
 def _contracts(project: Path) -> list[dict[str, Any]]:

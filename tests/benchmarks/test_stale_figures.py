@@ -59,6 +59,42 @@ def test_a_result_without_a_hash_is_stale(figures: Any, project: Path) -> None:
     assert figures.standings(project)[0].state == "stale"
 
 
+GOALS = """
+import json, sys
+print(json.dumps({"rows": [{"name": "a", "value": 1, "goal": "≥ 1", "holds": HOLDS, "spread": 0.1}]}))
+"""
+
+
+@pytest.mark.parametrize(("holds", "code"), [("True", 0), ("None", 3), ("False", 1)])
+def test_the_exit_code_tells_what_holds_fails_and_is_undecided(
+    figures: Any, project: Path, monkeypatch: pytest.MonkeyPatch, holds: str, code: int
+) -> None:
+    (project / "benchmarks/script.py").write_text(GOALS.replace("HOLDS", holds))
+    monkeypatch.setattr(figures, "ROOT", project)
+    monkeypatch.setattr(figures.take, "__defaults__", (project,))
+    monkeypatch.setattr("sys.argv", ["figures.py", "room"])
+    assert figures.main() == code
+
+
+def test_stale_figures_are_measured_until_the_time_is_up(
+    figures: Any, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(figures, "ROOT", project)
+    for function in (figures.take, figures.left, figures.standings):
+        monkeypatch.setattr(function, "__defaults__", (project,))
+    monkeypatch.setattr("sys.argv", ["figures.py", "--stale", "--minutes", "2"])
+    figures.TABLE.pop("never")
+    assert figures.main() == 0
+    assert [one.state for one in figures.standings()] == ["fresh"]
+    assert figures.main() == 0  # nothing is left
+    file = project / "docs/figures/room.json"
+    data = json.loads(file.read_text())
+    data["taken"] |= {"sources": "other", "seconds": 1000}
+    file.write_text(json.dumps(data))
+    assert figures.main() == 75
+    assert "room: left; it took 1000 s" in capsys.readouterr().err
+
+
 def test_a_command_that_prints_no_json_writes_nothing(figures: Any, project: Path) -> None:
     with pytest.raises(SystemExit, match="printed no JSON"):
         figures.take("never", project)

@@ -4,7 +4,7 @@
     [tool.pytest.ini_options]
     dovetail = ["py:package.models:tiny"]                              the same, in every run
 
-A side is anything that `dovetail laws` takes (sides.py). Items are called `dovetail::py:package.models:tiny::causal`; `-k`
+A side is anything that `dovetail laws` takes (subjects.py). Items are called `dovetail::py:package.models:tiny::causal`; `-k`
 selects them like any other test. A law that does not apply is skipped, with the reason. Without the option nothing is
 imported, torch included.
 """

@@ -1,7 +1,7 @@
 """Subjects: what laws can run on, by name. A prefix (`hf:`, `py:`, `http://`) names a kind; a name without one is a spec.
 
-A kind has a table of laws and a function that opens a subject. `dovetail.laws`, the command line and the pytest plugin take every
-kind in SUBJECTS, so a new kind is one entry there.
+A kind has a table of laws and a function that opens a subject. `dovetail.laws`, the command line and the pytest plugin take
+every kind in SUBJECTS, so a new kind is one entry there.
 """
 
 from __future__ import annotations
