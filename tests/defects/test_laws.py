@@ -122,7 +122,7 @@ def test_a10_only_chooses_seeded_bugs():
         ({"spec": "llama-tiny", "as_is": True}, "--as-is: is not used on a spec"),
         ({"spec": "llama-tiny", "mutants": True}, "--mutants: seeded bugs have specs of their own"),
         ({"spec": "llama-tiny", "random": 3}, "--random: is a number of mutations; add --mutants"),
-        ({"spec": "llama-tiny", "seeds": -1}, "--seeds: is -1; the least is 1"),
+        ({"spec": "llama-tiny", "seeds": -1}, "--seeds: is -1; the minimum is 1"),
         ({"spec": "py:x.py:f", "quick": True}, "--quick: is not used on a model of another library"),
         ({"spec": "http://127.0.0.1:9/v1", "as_is": True}, "--as-is: is not used on a server"),
         ({"mutants": True, "seed": 3}, "--seed: is not used on seeded bugs"),

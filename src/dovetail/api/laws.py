@@ -68,7 +68,7 @@ def laws(
 ) -> LawsResult:
     """Check the laws, and return what failed.
 
-    With a spec (a preset, a path, YAML text or an object), the laws run on that model alone; `hf:DIR` and `py:FILE.py:FACTORY`
+    With a spec (a preset, a path, YAML text or an object), the laws run only on that model; `hf:DIR` and `py:FILE.py:FACTORY`
     name a model of another library, on which the laws run that need no declarations. Without one, they run on sampled specs
     that cover every pair of parts, or on a few (`quick`). `only` names the laws to run. On a spec each law runs with weights
     and inputs of `seeds` seeds from `seed` on, 3 by default; a slow law with the first. `mutants` seeds each known bug instead
@@ -77,7 +77,7 @@ def laws(
     run that was killed.
 
     `http://HOST/v1` is a running OpenAI-compatible server. `model` is its name there, `key` is sent as a bearer token,
-    `tokenizer` is a directory for a server that takes text alone, `dtype` what it computes in where it is known, `exact` says
+    `tokenizer` is a directory for a server that takes only text, `dtype` the dtype in which it computes, if known, `exact` says
     that it promises batch invariance, and `against` is a second server without speculation. `announce` gets one line, before
     the first law, with the number of requests and tokens and the estimated time. `shown` gets each result as soon as it is
     known, as something that rich renders. An option that the chosen way of running does not use is refused.
@@ -104,7 +104,7 @@ def laws(
         raise UsageError(f"{flag}: is not used on {way}; leave it out")
     for flag, number in (("--seeds", seeds), ("--random", random)):
         if number is not None and number < 1:
-            raise UsageError(f"{flag}: is {number}; the least is 1")
+            raise UsageError(f"{flag}: is {number}; the minimum is 1")
     report, show = progress or silent, shown or _unseen
     if mutants:
         each: Callable[[Mapping[str, Any]], None] = lambda row: show(bug_row(row))  # noqa: E731
