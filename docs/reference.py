@@ -91,8 +91,8 @@ def engines() -> Iterator[str]:
     """Every mixer, position and mask in each engine: served, or the reason why not."""
     yield "# Parts and engines\n"
     yield "The result of `dt.can_serve` for a decoder with the part at its defaults, heads of 32. *vllm* is the plugin in vLLM;"
-    yield "the native engine serves parts that it does not support. Parts of the other groups run in both unchanged. How to serve with"
-    yield "vLLM: [](../serve.md).\n"
+    yield "the native engine serves parts that it does not support. Parts of the other groups run in both unchanged."
+    yield "How to serve with vLLM: [](../serve.md).\n"
     rows: list[tuple[str, ...]] = []
     for group in (Mixer, Position, Mask):
         for kind in sorted(kind for kind, cls in KINDS.items() if issubclass(cls, group)):

@@ -64,8 +64,8 @@ def tune(
     distill   as sft; `teacher` is a model directory of the same vocabulary              2e-5
 
     Strings are plain text; messages are rendered by the model's chat template, or by `template`: a file, or "plain". Only
-    answers are learned, with the token that ends them. The run ends after `epochs` (1 by default), `steps` or `minutes`. With an
-    `adapter` the other weights stay as they are, and the default learning rate is ten times as large; with `only`, those that
+    answers are learned, with the token that ends them. The run ends after `epochs` (1 by default), `steps` or `minutes`. With
+    an `adapter` the other weights stay unchanged, and the default learning rate is ten times as large; with `only`, those that
     no pattern matches (prefix tuning: `layers.*.mixer.prefix_*`).
 
     `beta` is the strength of the reference in dpo, ipo, orpo and kto. Of grpo: `group` answers per prompt, of `max_tokens`
