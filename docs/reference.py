@@ -94,9 +94,9 @@ def layouts() -> Iterator[str]:
 def engines() -> Iterator[str]:
     """Every mixer, position and mask in each engine: served, or the reason why not."""
     yield "# Parts and engines\n"
-    yield "What `dt.can_serve` answers for a decoder with the part at its defaults, heads of 32. *vllm* is the plugin in vLLM;"
-    yield "the native engine serves what it does not take. Parts of the other groups run in both as they are. How to serve with"
-    yield "vLLM: [](../serve.md).\n"
+    yield "The result of `dt.can_serve` for a decoder with the part at its defaults, heads of 32. *vllm* is the plugin in vLLM;"
+    yield "the native engine serves parts that it does not support. Parts of the other groups run in both unchanged."
+    yield "How to serve with vLLM: [](../serve.md).\n"
     rows: list[tuple[str, ...]] = []
     for group in (Mixer, Position, Mask):
         for kind in sorted(kind for kind, cls in KINDS.items() if issubclass(cls, group)):
@@ -115,7 +115,7 @@ def _served(kind: str, engine: str) -> str:
         else:
             reasons = dovetail.can_serve(spec.swap(part.group, kind), engine)
     except SpecError as error:
-        return f"not alone in a decoder ({error.problem})"
+        return f"not by itself in a decoder ({error.problem})"
     return reasons[0].problem if reasons else "yes"
 
 

@@ -124,7 +124,7 @@ def test_one_sequence_without_a_batch_says_how_to_add_one(model: dt.Transformer,
 
 
 def test_a_ctx_excludes_other_arguments(model: dt.Transformer, ids: Tensor) -> None:
-    with pytest.raises(InputError, match="give it alone"):
+    with pytest.raises(InputError, match="pass only ctx"):
         model(ids, dt.Ctx(layout=dt.TokenLayout.whole(2, 9)), lengths=[9, 9])
 
 

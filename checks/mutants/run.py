@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+import checks.oracles  # noqa: F401  registers the literal numbers
 from checks.mutants import seeded
 from dovetail.proof.laws.case import LAWS, NotApplicable
 from dovetail.proof.laws.mutant import Mutant, verdict

@@ -315,7 +315,7 @@ class Transformer(ModelModule):
         """Return the Ctx given, or one made from plain arguments."""
         if ctx is not None:
             if names := [name for name, value in zip(batch._fields, batch, strict=True) if value is not None]:
-                raise InputError(f"{', '.join(names)}: ctx holds the layout and the source already; give it alone")
+                raise InputError(f"{', '.join(names)}: ctx holds the layout and the source already; pass only ctx")
             return ctx
         source, source_mask = batch.source, batch.source_mask
         ctx = default_ctx(

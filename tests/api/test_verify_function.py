@@ -59,7 +59,7 @@ def test_a_module_of_another_library_is_a_side() -> None:
     result = dt.verify(model, lambda: Wrapped(dt.build(SPEC, seed=1), 1.01), why=False)
     assert result.failed
     assert "cause: not searched" in str(result)
-    with pytest.raises(FileError, match=r"Wrapped: a module is compared in float64, too.*; give a function"):
+    with pytest.raises(FileError, match=r"Wrapped: a module is also compared in float64.*; give a function"):
         dt.verify(model, Wrapped(model))
 
 

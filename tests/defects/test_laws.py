@@ -114,7 +114,7 @@ def test_a10_only_works_without_a_spec(monkeypatch: pytest.MonkeyPatch):
         ({"as_is": True}, "--as-is: is not used on sampled specs"),
         ({"spec": "llama-tiny", "quick": True}, "--quick: is not used on a spec"),
         ({"spec": "llama-tiny", "as_is": True}, "--as-is: is not used on a spec"),
-        ({"spec": "llama-tiny", "seeds": -1}, "--seeds: is -1; the least is 1"),
+        ({"spec": "llama-tiny", "seeds": -1}, "--seeds: is -1; the minimum is 1"),
         ({"spec": "py:x.py:f", "quick": True}, "--quick: is not used on a model of another library"),
         ({"spec": "http://127.0.0.1:9/v1", "as_is": True}, "--as-is: is not used on a server"),
     ],

@@ -244,7 +244,7 @@ def test_e4_an_imported_encoder_gets_a_new_head(encoder: Path, tagged: Path, tmp
     assert model.tag(["\N{COMBINING ACUTE ACCENT}", "ada"]) == [None, "B-PER"]
     with pytest.raises(UsageError, match="--adapter: the head is new, and would stay random"):
         dt.train(tags=tagged, from_=encoder, set=[HEAD], steps=1, adapter="lora", **options)
-    with pytest.raises(UsageError, match=r"--only: the head is new, and would stay random; name its weights, too: 'head\.\*'"):
+    with pytest.raises(UsageError, match=r"--only: the head is new, and would stay random; also name its weights: 'head\.\*'"):
         dt.train(tags=tagged, from_=encoder, set=[HEAD], steps=1, only="layers.*", **options)
     # of another objective: as before
     with pytest.raises(FileError, match=r"has head\.out\.weight of shape \[24, 24\].*`dovetail graft"):

@@ -10,13 +10,14 @@ import torch
 
 from dovetail.cli import main
 from dovetail.core.errors import FileError
-from dovetail.proof.foreign.laws import FOREIGN, Found, laws_on
+from dovetail.proof.foreign.laws import FOREIGN, laws_on
 from dovetail.proof.foreign.opening import opened
+from dovetail.proof.laws.outcome import Outcome
 
 FILE = Path(__file__).parent / "foreign_model.py"
 
 
-def tried(factory: str, *laws: str) -> dict[str, Found]:
+def tried(factory: str, *laws: str) -> dict[str, Outcome]:
     return {found.law: found for found in laws_on(opened(f"py:{FILE}:{factory}"), laws)}
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.proof.foreign.laws import Found, laws_on
+from dovetail.proof.foreign.laws import laws_on
 from dovetail.proof.foreign.opening import opened
+from dovetail.proof.laws.outcome import Outcome
 
 transformers = pytest.importorskip("transformers")
 CHEAP = ("causal", "chunked", "padded", "gradient", "every_weight")
@@ -40,7 +41,7 @@ def mamba() -> Any:
     return transformers.MambaConfig(vocab_size=62, hidden_size=28, num_hidden_layers=2, state_size=5)
 
 
-def tried(text: str, *laws: str) -> dict[str, Found]:
+def tried(text: str, *laws: str) -> dict[str, Outcome]:
     return {found.law: found for found in laws_on(opened(text), laws)}
 
 

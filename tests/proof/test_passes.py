@@ -54,7 +54,7 @@ def test_a_bug_of_cached_decoding_alone_is_found_in_its_layer(places: tuple[Path
     verdict = checked(places, wrong_only_in_decoding)
     assert (verdict.status, verdict.deciding.name, verdict.layer) == ("structural", "decode B", "layers.1")
     assert verdict.passes[0].comparison.status == verdict.passes[1].comparison.status == "equal"
-    assert "decoding with a cache is another function than the whole pass" in sentences(verdict)[0].plain
+    assert "decoding with a cache is another function than the full forward pass" in sentences(verdict)[0].plain
 
 
 @pytest.mark.slow

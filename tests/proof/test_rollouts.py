@@ -191,7 +191,7 @@ def test_two_sides_or_rollouts(tmp_path: Path) -> None:
         dovetail.verify(model)
     with pytest.raises(UsageError, match="give one side"):
         dovetail.verify(model, model, rollouts=tmp_path / "rollouts.jsonl")
-    with pytest.raises(UsageError, match="--rollouts FILE, too"):
+    with pytest.raises(UsageError, match="also give --rollouts FILE"):
         dovetail.verify(model, model, older=[model])
 
 

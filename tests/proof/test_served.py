@@ -8,7 +8,7 @@ from math import inf
 import pytest
 from wrong_server import running
 
-from dovetail.proof.foreign.laws import Found
+from dovetail.proof.laws.outcome import Outcome
 from dovetail.proof.served.answers import Step
 from dovetail.proof.served.noise import row_gap
 from dovetail.proof.served.run import SERVED, calibrated, law_names, opened, try_law
@@ -40,7 +40,7 @@ BUGS: dict[str, tuple[str, dict]] = {
 PROFILES = ("bfloat16", "heavy", "bfloat16", "float32")
 
 
-def tried(*bugs: str, laws: tuple[str, ...] = (), seed: int = 0, dtype: str | None = None, **how) -> dict[str, Found]:
+def tried(*bugs: str, laws: tuple[str, ...] = (), seed: int = 0, dtype: str | None = None, **how) -> dict[str, Outcome]:
     with running(*bugs, **how) as server:
         case = calibrated(opened(server.url, seed=seed, dtype=dtype))
         return {name: try_law(case, name) for name in law_names(laws)}

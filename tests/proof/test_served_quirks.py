@@ -178,7 +178,7 @@ def test_the_function_and_its_flags() -> None:
         dovetail.laws("llama-tiny", against="http://127.0.0.1:9/v1")
     with pytest.raises(UsageError, match="--key"):
         dovetail.laws("http://127.0.0.1:9/v1", key="two\nlines")
-    with pytest.raises(DovetailError, match="could not be asked"):
+    with pytest.raises(DovetailError, match="the request failed"):
         dovetail.laws("http://127.0.0.1:9/v1")
 
 

@@ -74,7 +74,7 @@ def test_logits_that_are_scaled_wrongly_are_no_rounding(place: Path) -> None:
 def test_nobody_there_is_an_error_that_names_the_address(place: Path) -> None:
     side = NativeSide(place)
     assert side.spec is not None
-    with pytest.raises(FileError, match=r"http://127\.0\.0\.1:9/v1/completions: could not be asked"):
+    with pytest.raises(FileError, match=r"http://127\.0\.0\.1:9/v1/completions: the request failed"):
         compare_server(side, "http://127.0.0.1:9/v1", random_prompt(side.spec))
 
 
@@ -111,10 +111,10 @@ SEQUENCE = b"\x1b]0;dovetail: all is well\x07\x1b[2J \xc2\x9b31m"
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (b"", "could not be asked"),
-        (b"nonsense\r\n\r\n", "could not be asked"),
+        (b"", "the request failed"),
+        (b"nonsense\r\n\r\n", "the request failed"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort", "not JSON"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "could not be asked"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "the request failed"),
         (odd_servers.reply(b"", "302 Found", "Location: ftp://127.0.0.1/x"), "redirects to ftp://127.0.0.1/x, which is not"),
         (odd_servers.reply(b"", "307 Temporary Redirect", "Location: http://127.0.0.1:1/v1"), "redirects to http"),
         (odd_servers.reply(b"x" * (2**20 + 1)), "longer than 1,048,576 bytes"),

@@ -64,7 +64,7 @@ def test_a_bidirectional_spec_learns_from_masked_tokens() -> None:
     ("spec", "name", "message"),
     [
         (BOTH, "next_token", "layers: the next token is visible to a bidirectional model"),
-        (CAUSAL, "masked_tokens", "layers: a causal model does not see the tokens behind a mask"),
+        (CAUSAL, "masked_tokens", "layers: a causal model does not see the tokens after a mask"),
         (CAUSAL, "span_corruption", "encoder: there is none to read the corrupted text"),
         (CAUSAL, "denoising", "encoder: there is none to read the corrupted text"),
         ("t5-tiny", "next_token", "encoder: the next token of a text needs no source"),

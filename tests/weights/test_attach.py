@@ -139,7 +139,7 @@ def test_every_row_has_its_own_adapter_or_none(of: dt.Model) -> None:
         pass
     with pytest.raises(InputError, match="'a' is loaded already"):
         bank.load("a", *several[0])
-    with pytest.raises(SpecError, match="lora alone"):
+    with pytest.raises(SpecError, match="only with lora"):
         bank.load("c", Dora(rank=2), {})
     with pytest.raises(FileError, match="has shape"):  # and the others stay as they are
         bank.load("c", Lora(rank=2), several[1][1])

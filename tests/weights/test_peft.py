@@ -148,7 +148,7 @@ def test_what_peft_cannot_hold_is_refused_by_its_path(tmp_path: Path) -> None:
         model = dt.build(f"{{{MOE}}}")
         dt.attach(model, {"kind": kind, "targets": ["bank.down"]})
         with pytest.raises(
-            SpecError, match=rf"layers\.0\.ffn\.bank\.down: .*mlp\.experts\.down_proj, .* lora alone, not {kind}"
+            SpecError, match=rf"layers\.0\.ffn\.bank\.down: .*mlp\.experts\.down_proj, .* only lora, not {kind}"
         ):
             dt.save_adapter(model, tmp_path / "experts", layout="peft")
 

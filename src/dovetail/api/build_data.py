@@ -55,7 +55,7 @@ def build_data(
     documents for validation, chosen by their hash.
 
     The work is done by `workers` processes (by default one per processor), on a Ray cluster at the address `cluster`, or by an
-    `executor` of your own; the result is the same. A build that was killed continues where it was when it is called again.
+    `executor` of your own; the result is the same. After a kill, the same call continues the build.
     `force` replaces what `out` holds.
     """
     _check(held_out, workers, lines, separator)
@@ -110,7 +110,7 @@ def _tokenizer(given: str | Path | Tokenizer) -> tuple[str, Tokenizer]:
 
 
 def _end(tokenizer: Tokenizer, given: str | Path | Tokenizer, end: str | None) -> int | None:
-    """Return the id behind each document."""
+    """Return the id after each document."""
     if end is not None:
         return tokenizer.id_of(end) if end else None
     if (token := tokenizer.engine.token_to_id(END)) is not None:
@@ -121,5 +121,5 @@ def _end(tokenizer: Tokenizer, given: str | Path | Tokenizer, end: str | None) -
         where = Directory(place if is_directory(place) else place.parent)
         declared = where.json(CONFIG_FILE, JSON_BYTES).get("eos_token") if where.has(CONFIG_FILE) else None
     if (content := special_token(declared)) is None:
-        raise UsageError(f"--end: {CONFIG_FILE} has no eos_token; name the token behind each document, or '' for none")
+        raise UsageError(f"--end: {CONFIG_FILE} has no eos_token; name the token after each document, or '' for none")
     return tokenizer.id_of(content)

@@ -7,7 +7,7 @@ from dovetail.serving.can_serve import Reason, can_serve as reasons
 
 
 def can_serve(model: SpecLike, engine: str = "vllm", tp: int = 1) -> list[Reason]:
-    """Return the reasons why an engine cannot serve a model on `tp` ranks; an empty list where it can.
+    """Return the reasons why an engine cannot serve a model on `tp` ranks; an empty list if it can.
 
     `native` is the engine of `dovetail serve`, which takes every model that generates; `vllm` is our plugin in vLLM, which
     takes what vLLM's attention layer can compute. Each reason has a path, a problem and a remedy. vLLM is not imported. A

@@ -45,7 +45,7 @@ def chat(
     """Begin a conversation with a model, or the model of a directory, that has a chat template.
 
     `system` is a message before all others. An answer has at most `max_tokens` tokens. The conversation and an answer together
-    have at most `longest`; the oldest turns are left out where they do not fit. The other options are those of `generate`.
+    have at most `longest`; the oldest turns are left out if they do not fit. The other options are those of `generate`.
     """
     sampling = check_options(max_tokens, temperature, top_p, top_k, seed, min_p, repetition_penalty)
     if not isinstance(model, Transformer):

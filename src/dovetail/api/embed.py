@@ -39,7 +39,7 @@ def embed(
     """Return the embedding of each text, or of each list of token ids: (texts, width) in float32, each of length 1.
 
     `pooling` is that of the spec's head by default; without one, the last token of a causal model and the mean of another.
-    `dimensions` keeps the first numbers of each vector, which is made of length 1 again.
+    `dimensions` keeps the first numbers of each vector, which is scaled to length 1 again.
     """
     embedder, tokenizer = _opened(model, pooling)
     vectors = [embedder.vector(_tokenizer(tokenizer).prompt(one) if isinstance(one, str) else one) for one in texts]
@@ -55,7 +55,7 @@ def rerank(
     pooling: Pooling | None = None,
     top_n: int | None = None,
 ) -> list[Ranked]:
-    """Return the documents by their relevance to a query, the most relevant first; `top_n` of them where it is given.
+    """Return the documents by their relevance to a query, the most relevant first; `top_n` of them if it is given.
 
     A head with one number per document scores each pair, by its sigmoid; otherwise the score is the cosine of the embeddings.
     """

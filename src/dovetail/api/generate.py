@@ -70,9 +70,9 @@ def generate(
 ) -> Generation:
     """Generate the text that follows a prompt, by a model or the model of a directory.
 
-    Temperature 0 takes the most probable token; `beams` searches for the most probable text with so many beams. With `chat` the
-    prompt is a user message, rendered by the model's chat template, behind the message `system` if there is one. `compiled`
-    decodes by compiled graphs, which take seconds to minutes to make. `cache` stores the KV cache in int8, int4 or fp8.
+    Temperature 0 picks the most probable token; `beams` searches for the most probable text with that many beams. With `chat`
+    the prompt is a user message, rendered by the model's chat template, after the message `system` if there is one. `compiled`
+    decodes with compiled graphs, which take seconds to minutes to compile. `cache` stores the KV cache in int8, int4 or fp8.
     One of `json_schema` (plain data or JSON text), `regex` (Rust's syntax), `choice` (strings) and `grammar` (Lark or GBNF)
     restricts the text (extra `grammar`): generation ends where the text is complete, or is cut off after `max_tokens`.
     `on_text` is called with each piece of text, first with the prompt where the text continues it.

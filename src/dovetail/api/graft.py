@@ -111,7 +111,7 @@ def graft(
 
     `model` is a built model or a model directory. The new spec is `spec`, or the old one after `layers` (the old layers that
     make up the new model: "0-3,3,5"), `swap` and `set`. A tensor that cannot be carried over raises SpecError, unless `redraw`
-    initializes it. With `text` (a file) the loss is measured on its last twentieth, and `heal` trains for so many minutes on
+    initializes it. With `text` (a file) the loss is measured on its last twentieth, and `heal` trains for that many minutes on
     the rest. `out` is the directory to write, with `hf` in Hugging Face layout. Kept weights are shared with a built model.
     """
     numbers = {"heal": heal, "batch": batch, "length": length, "learning_rate": learning_rate}

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.api.result import Result
-from dovetail.proof.foreign.laws import Found
 from dovetail.proof.laws.outcome import Outcome
 from dovetail.views.console import plain_table
 
@@ -39,12 +38,12 @@ class ModelLaws(LawsResult):
     """The laws on one model."""
 
     name: str
-    rows: tuple[Outcome | Found, ...]
+    rows: tuple[Outcome, ...]
     statements: Mapping[str, str]  # law -> what it states
     about: Mapping[str, Any]  # further fields of `to_dict`
 
     @property
-    def failures(self) -> tuple[Outcome | Found, ...]:
+    def failures(self) -> tuple[Outcome, ...]:
         """The rows of the laws that fail."""
         return tuple(row for row in self.rows if row.state == "failed")
 
@@ -63,7 +62,7 @@ class ModelLaws(LawsResult):
         return Text(", ".join(f"{count} {state}" for state, count in states.items()))
 
 
-def law_row(row: Outcome | Found, statements: Mapping[str, str]) -> RenderableType:
+def law_row(row: Outcome, statements: Mapping[str, str]) -> RenderableType:
     """The result of one law on a model."""
     mark, style = MARKS.get(row.state, ("~", "yellow"))
     statement = Text(statements[row.law])

@@ -16,7 +16,6 @@ from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.extensions import load_parts
 from dovetail.core.printable import printable
 from dovetail.files.spec import Changes, to_yaml
-from dovetail.proof.foreign.laws import Found
 from dovetail.proof.laws.outcome import Outcome
 from dovetail.proof.laws.suite import known_laws, run_suite
 from dovetail.proof.served import run as served
@@ -60,7 +59,7 @@ def laws(
 ) -> LawsResult:
     """Check the laws, and return what failed.
 
-    With a spec (a preset, a path, YAML text or an object), the laws run on that model alone; `hf:DIR` and `py:FILE.py:FACTORY`
+    With a spec (a preset, a path, YAML text or an object), the laws run only on that model; `hf:DIR` and `py:FILE.py:FACTORY`
     name a model of another library, on which the laws run that need no declarations. Without one, they run on sampled specs
     that cover every pair of parts, or on a few (`quick`). `only` names the laws to run. On a spec each law runs with weights
     and inputs of `seeds` seeds from `seed` on, 3 by default; a slow law with the first. `load` are files or modules that
@@ -68,7 +67,7 @@ def laws(
     run that was killed.
 
     `http://HOST/v1` is a running OpenAI-compatible server. `model` is its name there, `key` is sent as a bearer token,
-    `tokenizer` is a directory for a server that takes text alone, `dtype` what it computes in where it is known, `exact` says
+    `tokenizer` is a directory for a server that takes only text, `dtype` the dtype in which it computes, if known, `exact` says
     that it promises batch invariance, and `against` is a second server without speculation. `announce` gets one line, before
     the first law, with the number of requests and tokens and the estimated time. `shown` gets each result as soon as it is
     known, as something that rich renders. An option that the chosen way of running does not use is refused.
@@ -90,7 +89,7 @@ def laws(
         flag = f"--{unused[0].replace('_', '-')}"
         raise UsageError(f"{flag}: is not used on {way}; leave it out")
     if seeds is not None and seeds < 1:
-        raise UsageError(f"--seeds: is {seeds}; the least is 1")
+        raise UsageError(f"--seeds: is {seeds}; the minimum is 1")
     report, show = progress or silent, shown or _unseen
     if spec is None:
         return _on_all(quick, seed, report, record, known_laws(only), show)
@@ -136,7 +135,7 @@ def _on_all(
 
 
 def _on_side(side: Subject, kind: SubjectKind, names: Sequence[str], progress: Progress, show: Shown) -> ModelLaws:
-    rows: list[Outcome | Found] = []
+    rows: list[Outcome] = []
     show(Text(side.title, "bold"))
     for i, law in enumerate(names):
         progress(i, len(names), law)
@@ -160,7 +159,7 @@ def _on_server(
     announce(f"{printable(url)}: {plan.line()}")
     asked, law = case.door.requests, "the server's own noise"
     case.door.sent = lambda: progress(min(case.door.requests - asked, plan.requests), plan.requests, law)
-    side, rows = server_subject(url, served.calibrated(case)), list[Outcome | Found]()
+    side, rows = server_subject(url, served.calibrated(case)), list[Outcome]()
     show(Text(side.title, "bold"))
     for law in names:
         rows.append(side.test(law))

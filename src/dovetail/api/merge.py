@@ -72,7 +72,7 @@ def merge(
     if not adapters and is_adapter(directory):
         directory, adapters = base_place(directory), (directory,)
     if not adapters:
-        raise UsageError("give the adapter directories to merge, behind the model")
+        raise UsageError("give the adapter directories to merge, after the model")
     factors = list(weights) or [1.0] * len(adapters)
     if len(factors) != len(adapters):
         raise UsageError(f"--weights: {len(factors)} factors for {len(adapters)} adapters; give one for each")

@@ -28,7 +28,7 @@ def build(
 ) -> Transformer:
     """Build a model with random weights, in evaluation mode; `model.train()` turns dropout and router noise on.
 
-    spec: a preset's name, a .yaml file, a model directory (its architecture alone), YAML text, a mapping, or a spec. device
+    spec: a preset's name, a .yaml file, a model directory (only its architecture), YAML text, a mapping, or a spec. device
     "meta" gives the structure without memory, for any size. Equal seeds give bit-equal weights.
     """
     return construction.build(find_spec(spec), dtype=dtype_of(dtype), device=device, seed=seed)
@@ -42,10 +42,10 @@ def load(
     watch: Watch | None = None,
     adapter: str | Path | None = None,
 ) -> Transformer:
-    """Load the model of a directory, ours or in Hugging Face layout, with its tokenizer where it has one.
+    """Load the model of a directory, ours or in Hugging Face layout, with its tokenizer if it has one.
 
     `adapter` is an adapter directory, of ours or of peft, to attach to it; one that was trained on another base is refused. A
-    directory that holds an adapter alone is loaded with the base that it names.
+    directory that holds only an adapter is loaded with the base that it names.
 
     Weights stay in the dtype of the files, bit for bit, unless `dtype` names another. No code in the directory is executed.
     `watch` is called with (bytes read, bytes in all). Tensors that are not imported are reported by a DroppedTensors warning.

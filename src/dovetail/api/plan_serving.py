@@ -114,7 +114,7 @@ def plan_serving(
 ) -> ServingPlan:
     """Plan the serving of a model: sequences that fit, seconds of a prompt and of a step, requests per second, by roofline.
 
-    A request has a `prompt` and an `answer` of so many tokens. `weights` and `cache` say in how many bits matrices and KV cache
+    `prompt` and `answer` are the tokens of a request. `weights` and `cache` say in how many bits matrices and KV cache
     are stored; `gap` is the longest time between two tokens of a request, which bounds how many run at once. Replicas are
     tensor-parallel over 1, 2, 4 … GPUs of a node, or over `tensor`. With `users` (1e6 or "1M"), of whom the share `active`
     send `requests` requests each in the busiest hour, the result has the replicas and GPUs that they need, and with a `price`

@@ -1,4 +1,4 @@
-"""tiny: a small checkpoint in Hugging Face layout from a config alone, whose top-1 tokens survive rounding."""
+"""tiny: a small checkpoint in Hugging Face layout from only a config, whose top-1 tokens survive rounding."""
 
 from __future__ import annotations
 

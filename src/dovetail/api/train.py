@@ -131,11 +131,11 @@ def train(
 ) -> TrainingRun:
     """Train a model on a text file, token shards, labeled rows, tagged words or pairs; return it with its metrics.
 
-    Weights are random, or with `from_` those of a model directory or of a run, whose spec (if none is given) and tokenizer are
-    used, too. `spec` may be a run file: YAML with these parameters as keys, which arguments of the call override.
+    Weights are random, or with `from_` those of a model directory or of a run, together with its spec (if none is given) and
+    tokenizer. `spec` may be a run file: YAML with these parameters as keys, which arguments of the call override.
 
     `adapter` trains an adapter on the frozen weights of `from_`: `lora`, `dora`, `ia3`, or a mapping such as
-    `{"kind": "lora", "rank": 8, "targets": ["q", "v"]}`. Checkpoints hold the adapter alone, and the directory becomes an
+    `{"kind": "lora", "rank": 8, "targets": ["q", "v"]}`. Checkpoints hold only the adapter, and the directory becomes an
     adapter directory, which `load` opens with its base. The learning rate is then 10 times as large by default.
 
     `only` are patterns of the weights to train, by their paths: `layers.*.mixer.prefix_*`; all others stay as they are.
@@ -167,7 +167,7 @@ def train(
     axes: Axes = {"shards": shards, "sequence": sequence, "tensor": tensor, "pipeline": pipeline, "ring": ring}
     check_positive({"shards": shards, "sequence": sequence, "tensor": tensor, "pipeline": pipeline})
     if ring and sequence == 1:
-        raise UsageError("--ring: there is one chunk of every row; give --sequence, too")
+        raise UsageError("--ring: there is one chunk of every row; also give --sequence")
     if length % sequence:
         raise UsageError(f"--sequence: {sequence} does not divide sequences of {length} tokens; change --length")
     _check_options({"temperature": temperature, "sample": sample, "sample-every": sample_every, "seed": seed}, prompt)
@@ -179,7 +179,7 @@ def train(
         raise UsageError("--adapter: an adapter is trained on the weights of a model; give it with --from")
     chosen_weights = (only,) if isinstance(only, str) else tuple(only)
     if chosen_weights and kind_of_adapter is not None:
-        raise UsageError("--only: with --adapter the adapter alone is trained; give its targets")
+        raise UsageError("--only: with --adapter only the adapter is trained; give its targets")
     if learning_rate is None:
         learning_rate = Plan.learning_rate * (1 if kind_of_adapter is None else ADAPTER_RATE)
     name, changed, directory = _named(spec, start).after(set, swap)
@@ -198,7 +198,7 @@ def train(
         start.check_fits(changed, fresh)
     trained = weights_named(changed, chosen_weights)
     if fresh is not None and trained is not None and not any(d.path.startswith(f"{fresh}.") for d in trained):
-        raise UsageError(f"--only: the {fresh} is new, and would stay random; name its weights, too: '{fresh}.*'")
+        raise UsageError(f"--only: the {fresh} is new, and would stay random; also name its weights: '{fresh}.*'")
     place = None if out is None else Path(out)
     kinds: tuple[LogKind, ...] = (log,) if isinstance(log, str) else tuple(log)
     if kinds and place is None:

@@ -60,12 +60,12 @@ def tune(
     orpo      the same; needs no reference                                               8e-6
     kto       {"prompt": …, "completion": …, "label": true}                              1e-6
     reward    as dpo; the head becomes one number per document                           1e-5
-    grpo      {"prompt": …, …}; `reward` scores what the model answers                   1e-6
+    grpo      {"prompt": …, …}; `reward` scores the answers of the model                 1e-6
     distill   as sft; `teacher` is a model directory of the same vocabulary              2e-5
 
-    Strings are plain text; messages are rendered by the model's chat template, or by `template`: a file, or "plain". Answers
-    alone are learned, with the token that ends them. The run ends after `epochs` (1 by default), `steps` or `minutes`. With an
-    `adapter` the other weights stay as they are, and the default learning rate is ten times as large; with `only`, those that
+    Strings are plain text; messages are rendered by the model's chat template, or by `template`: a file, or "plain". Only
+    answers are learned, with the token that ends them. The run ends after `epochs` (1 by default), `steps` or `minutes`. With
+    an `adapter` the other weights stay unchanged, and the default learning rate is ten times as large; with `only`, those that
     no pattern matches (prefix tuning: `layers.*.mixer.prefix_*`).
 
     `beta` is the strength of the reference in dpo, ipo, orpo and kto. Of grpo: `group` answers per prompt, of `max_tokens`

@@ -125,7 +125,7 @@ def verify(
     if b is None:
         raise UsageError("verify compares two sides; give a second one, or --rollouts FILE")
     if older:
-        raise UsageError("--older names the weights that sampled rollouts; give --rollouts FILE, too")
+        raise UsageError("--older names the weights that sampled rollouts; also give --rollouts FILE")
     texts, tokenizer = (prompt,) if isinstance(prompt, str) else tuple(prompt), _tokenizer(a, b)
     random = _RandomPrompt(rows, length, seed)
     report_step(f"reading {_label(a)} and {_label(b)}")

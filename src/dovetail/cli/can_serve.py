@@ -1,9 +1,9 @@
-"""Say whether an engine can serve a model, and if not which part is the reason.
+"""Report whether an engine can serve a model, and if not, which part prevents it.
 
     dovetail can-serve mamba2-tiny                       # vLLM, by the plugin
     dovetail can-serve small --engine vllm --tensor 2 --json
 
-A family that vLLM has itself needs no plugin: `dovetail export` it by its name. Exit code 3: it cannot.
+A family that vLLM implements needs no plugin: `dovetail export` it by its name. Exit code 3: the engine cannot serve it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Command(LoadFlags):
     """Print one JSON object."""
 
     def run(self) -> int:
-        """Ask, and print the reasons."""
+        """Check, and print the reasons."""
         from dovetail.api.can_serve import can_serve
 
         reasons = can_serve(self.model, self.engine, self.tensor)

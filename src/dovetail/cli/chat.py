@@ -39,11 +39,11 @@ class Command(SamplingFlags):
     directory: tyro.conf.Positional[InDir]
     """A model directory with a tokenizer and a chat template: ours, or in Hugging Face layout."""
     system: str | None = None
-    """A message before all others, which says how to answer."""
+    """A system message before all others."""
     max_tokens: NewTokens = 512
     """The largest number of tokens of an answer."""
     longest: Annotated[int, whole(2, MAX_LENGTH)] = 4096
-    """Tokens of the conversation and an answer together; the oldest turns are left out where they do not fit."""
+    """Tokens of the conversation and an answer together; the oldest turns are left out if they do not fit."""
     json: bool = False
     """Print one JSON object per answer."""
 

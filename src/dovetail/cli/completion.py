@@ -1,7 +1,7 @@
 """Print a script that completes verbs, flags and presets in a shell.
 
 eval "$(dovetail completion bash)"                                          in ~/.bashrc
-eval "$(dovetail completion zsh)"                                           in ~/.zshrc, behind compinit
+eval "$(dovetail completion zsh)"                                           in ~/.zshrc, after compinit
 dovetail completion fish > ~/.config/fish/completions/dovetail.fish
 """
 

@@ -1,7 +1,7 @@
 """Turn text, JSON Lines and Parquet into token shards: files of ids with document ends, checksums and a manifest.
 
-The result does not depend on the number of workers. A build that was killed continues where it was when the same command is
-given again. Documents for validation are chosen by their hash.
+The result does not depend on the number of workers. After a kill, the same command continues the
+build. Documents for validation are chosen by their hash.
 
     dovetail data build corpus/*.jsonl -o tokens --tokenizer my-model --deduplicate
     dovetail data build plays.txt -o tokens --separator ""                               blank lines between documents
@@ -37,9 +37,9 @@ class Command:
     lines: bool = False
     """Text: every line is a document (default: every file)."""
     separator: str | None = None
-    """Text: this line stands between two documents; '' for blank lines."""
+    """Text: this line separates two documents; '' for blank lines."""
     end: str | None = None
-    """The token behind each document (default: the end-of-text token of the tokenizer); '' for none."""
+    """The token after each document (default: the end-of-text token of the tokenizer); '' for none."""
     deduplicate: bool = False
     """Drop documents that are equal to an earlier one."""
     held_out: Annotated[float, number(0, 0.999)] = 0.01

@@ -1,7 +1,7 @@
-"""Print what a corpus of token shards holds, or the rows of a tuning file as a model reads them.
+"""Print the contents of a corpus of token shards, or the rows of a tuning file as a model reads them.
 
-Of a corpus: documents, tokens and bytes per split, and its tokenizer. Of a tuning file (JSON Lines), by the tokenizer and chat
-template of a model: every token of the first rows, those that are learned in color and in brackets.
+For a corpus: documents, tokens and bytes per split, and its tokenizer. For a tuning file (JSON Lines), with the tokenizer and
+chat template of a model: every token of the first rows, learned tokens in color and in brackets.
 
     dovetail data show tokens --verify
     dovetail data show chats.jsonl --model llama-tiny-trained --template plain
@@ -31,7 +31,7 @@ class Command:
     rows: Steps = 3
     """Rows of the tuning file to print."""
     verify: bool = False
-    """Compare the SHA-256 of every file with the manifest; exit code 4 where one differs."""
+    """Compare the SHA-256 of every file with the manifest; exit code 4 if one differs."""
     quiet: bool = False
     """Show no progress."""
     json: bool = False

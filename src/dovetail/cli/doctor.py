@@ -1,4 +1,4 @@
-"""Print what a report of a defect needs: versions, processor, threads, memory, and which optional packages are installed.
+"""Print the data for a bug report: versions, processor, threads, memory, and which optional packages are installed.
 
 With --node, test instead whether this machine computes and stores correctly, before it joins a training run: exact matmuls on
 every device, memory, and the disk of a directory. A node that fails exits with 1.
@@ -32,9 +32,9 @@ class Command:
     node: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Test this node, and the disk of this directory."""
     gflops: float = 0.0
-    """With --node: the least GFLOP/s of a float32 matmul, per device."""
+    """With --node: the minimum GFLOP/s of a float32 matmul, per device."""
     memory: float = 0.0
-    """With --node: the least GB of memory that are available."""
+    """With --node: the minimum GB of available memory."""
     json: bool = False
     """Print one JSON object."""
 

@@ -1,4 +1,4 @@
-"""Write a model as one PyTorch file that imports torch and the standard library only.
+"""Write a model as one PyTorch file that imports only torch and the standard library.
 
 Weights saved by Dovetail load into the model of the file by the same names, and the outputs are bit-equal (for long sequences
 with a window, a bias or a soft-cap: equal up to rounding). A part that cannot be written is an error with its path.

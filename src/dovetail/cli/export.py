@@ -32,7 +32,7 @@ class Command(LoadFlags):
     family: str | None = None
     """The model_type to write, one of those that `dovetail port` lists; dovetail: the spec itself, for our plugin in vLLM."""
     layout: Literal["compressed-tensors", "gptq", "awq"] = "compressed-tensors"
-    """How weights of fewer bits are written; gptq and awq hold int4 alone."""
+    """How weights of fewer bits are written; gptq and awq hold only int4."""
     step: Steps | None = None
     """Export the checkpoint of a training run after this step, which may still be running."""
     force: bool = False

@@ -36,7 +36,7 @@ def _dtype(text: str) -> str:
 
 def _run_dtype(text: str) -> str:
     if (name := _dtype(text)) == "float8":
-        raise ValueError(f"{text} is a dtype of weights alone; run in bfloat16 or wider")
+        raise ValueError(f"{text} is a dtype only for weights; run in bfloat16 or wider")
     return name
 
 
@@ -149,11 +149,11 @@ class SamplingFlags(LoadFlags):
     """The flags of every verb that generates text."""
 
     temperature: float = 0.0
-    """0 takes the most probable token; 1 samples from the model's probs as they are."""
+    """0 picks the most probable token; 1 samples from the model's probs as they are."""
     top_p: float = 1.0
     """Sample from the fewest tokens whose probs sum to this."""
     top_k: int | None = None
-    """Sample from this many of the most probable tokens."""
+    """Sample from the N most probable tokens."""
     min_p: float = 0.0
     """Sample from the tokens that are at least this many times as probable as the most probable one."""
     repetition_penalty: float = 1.0

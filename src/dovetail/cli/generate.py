@@ -1,6 +1,6 @@
 """Generate text from a prompt, streamed to stdout.
 
-The most probable token is taken unless --temperature is given. Generation ends at an end-of-sequence token of the model
+The most probable token is chosen unless --temperature is given. Generation ends at an end-of-sequence token of the model
 (generation_config.json) or after --max-tokens. A decoder continues the prompt; an encoder–decoder takes it as its source; with
 --chat the prompt is a user message, rendered by the model's chat template.
 
@@ -32,13 +32,13 @@ class Command(SamplingFlags):
     max_tokens: NewTokens = 128
     """The largest number of tokens to generate."""
     beams: int | None = None
-    """Search for the most probable text with so many beams; it is printed at the end."""
+    """Beam search with N beams; the text is printed at the end."""
     chat: bool = False
     """Render the prompt with the model's chat template, as a user message."""
     system: str | None = None
     """With --chat: a system message before it."""
     compiled: bool = False
-    """Decode by compiled graphs: they take seconds to minutes to make, so they pay for long texts."""
+    """Decode with compiled graphs: compiling takes seconds to minutes, so it pays off for long texts."""
     cache: Literal["int8", "int4", "fp8"] | None = None
     """Store the KV cache in fewer bits."""
     json_schema: InFile | None = None

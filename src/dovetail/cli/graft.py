@@ -39,11 +39,11 @@ class Command(LoadFlags):
     layers: str | None = None
     """The old layers that make up the new model: 0-3,3,5 are six layers, layer 3 twice. --set then counts the new ones."""
     redraw: bool = False
-    """Initialize a tensor where no map from the old one is known."""
+    """Initialize a tensor if no map from the old one is known."""
     text: InFile | None = None
     """A UTF-8 text file: the loss is measured on its last twentieth, --heal trains on the rest."""
     heal: float | None = None
-    """Train for this many minutes on the text."""
+    """Train for N minutes on the text."""
     out: Annotated[OutDir | None, tyro.conf.arg(aliases=["-o"])] = None
     """The model directory to write; DIRECTORY-grafted by default."""
     hf: bool = False

@@ -1,8 +1,9 @@
-"""Check the laws on all parts, on one spec, on a model of another library, or on a running server.
+"""Run the laws, property tests generated from the spec: on all parts, on one spec, on a model of another library, or on a
+running server.
 
-dovetail laws llama-tiny --swap position=alibi
-dovetail laws py:model.py:tiny --only causal padded
-dovetail laws http://localhost:8000/v1
+    dovetail laws llama-tiny --swap position=alibi
+    dovetail laws py:model.py:tiny --only causal padded
+    dovetail laws http://localhost:8000/v1
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class Command(LoadFlags):
 
     spec: Annotated[Spec | None, tyro.conf.Positional] = None
     """A preset, .yaml file or model directory; `hf:DIR` is run by transformers, `py:FILE.py:FACTORY` is any nn.Module that
-    takes token ids: on these two run the laws that need no declarations. `http://HOST/v1` is a running
+    takes token ids: both run the laws that need no declarations. `http://HOST/v1` is a running
     OpenAI-compatible server."""
     set: Sets = ()
     """Change a field of SPEC first: --set layers.*.mixer.kv_heads=1; may be given many times."""
     swap: Swaps = ()
-    """Change a part of SPEC wherever it stands: --swap position=alibi; may be given many times, and comes before --set."""
+    """Change a part of SPEC wherever it occurs: --swap position=alibi; may be given many times, applied before --set."""
     only: tuple[str, ...] = ()
     """Only these laws."""
     as_is: bool = False
@@ -45,8 +46,8 @@ class Command(LoadFlags):
     seed: Seed = 0
     """The seed of sampled specs, weights and inputs."""
     seeds: int | None = None
-    """On one spec, test each law with weights and inputs of this number of seeds, from --seed on; 3 by default. Slow laws take
-    the first."""
+    """On one spec, test each law with the weights and inputs of N seeds, from --seed on; 3 by default. Slow laws use
+    only the first."""
     record: Path | None = None
     """On sampled specs, append outcomes to this file; the same command continues a run that was killed."""
     model: str | None = None
@@ -54,9 +55,9 @@ class Command(LoadFlags):
     key: str | None = None
     """On a server: its API key, sent as a bearer token."""
     tokenizer: InDir | None = None
-    """On a server that takes text alone: a directory with its tokenizer.json."""
+    """On a server that takes only text: a directory with its tokenizer.json."""
     dtype: RunDtype | None = None
-    """On a server: what it computes in, where it is known. By default the bound comes from the server's own spread alone."""
+    """On a server: the dtype in which it computes, if known. By default the bound comes only from the server's own spread."""
     exact: bool = False
     """On a server that promises batch invariance: repeated and concurrent requests must be equal bit by bit."""
     against: str | None = None
@@ -84,7 +85,7 @@ class Command(LoadFlags):
 
 
 def announced(line: str) -> None:
-    """Print what will be asked of a server, on stderr."""
+    """Print the planned requests to a server, on stderr."""
     SafeConsole(file=sys.stderr).print(line, highlight=False, markup=False)
 
 

@@ -1,6 +1,6 @@
 """Find the field value that makes two specs equal in budget: parameters, FLOPs per token, or bytes of decode state.
 
-Compare architectures at equal cost: change one part, then let another field make up for it.
+Compare architectures at equal cost: change one part, then adjust another field to compensate.
 
     dovetail match llama-tiny llama-tiny --swap 'mixer=mamba2' --params
     dovetail match llama-3-8b mistral-7b --kv --vary 'layers.*.mixer.kv_heads'
@@ -34,7 +34,7 @@ class Command(LoadFlags):
     vary: str | None = None
     """The field of B to change, for all layers: layers.*.ffn.hidden (default: the one that changes least)."""
     length: Length | None = None
-    """Tokens of the text (default: 2048, or the longest that both take)."""
+    """Tokens of the text (default: 2048, or the longest that both support)."""
     set: Sets = ()
     """Change a field of B first: --set layers.*.mixer.kv_heads=1; may be given many times."""
     swap: Swaps = ()

@@ -39,7 +39,7 @@ class Command(LoadFlags):
     density: float = 0.5
     """With ties and dare: the fraction of each adapter's changes that is kept."""
     any_base: bool = False
-    """Merge an adapter that was trained on another base, too."""
+    """Also merge an adapter that was trained on another base."""
     hf: bool = False
     """Write Hugging Face's layout."""
     force: bool = False

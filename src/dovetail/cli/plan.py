@@ -71,7 +71,7 @@ class Command(FileFlags):
     pipeline: Ranks | None = None
     """Fix the pipeline stages."""
     top: Annotated[int, whole(1, 100)] | None = None
-    """Trace layouts until so many of them fit (default: 3)."""
+    """Trace layouts until N of them fit (default: 3)."""
     prompt: Length | None = None
     """--serve: tokens of a prompt (default: 1024)."""
     answer: NewTokens | None = None
@@ -107,7 +107,7 @@ class Command(FileFlags):
         }
         taken = inspect.signature(plan_serving if self.serve else plan).parameters
         if (other := next((name for name in given if name not in taken), None)) is not None:
-            remedy = "leave it out, or --serve" if self.serve else "give --serve, too"
+            remedy = "leave it out, or --serve" if self.serve else "also give --serve"
             raise UsageError(f"--{other}: is a flag of plans for {'training' if self.serve else 'serving'}; {remedy}")
         if self.serve:
             if self.out is not None:

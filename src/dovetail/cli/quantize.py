@@ -1,8 +1,8 @@
 """Store the matrices of a model in fewer bits: a smaller model directory, which every verb opens.
 
 Embedding, norms, routers and head stay as they are. rtn rounds each value to the nearest level and needs no text. gptq and awq
-read calibration text, layer by layer: gptq lets the codes of a row make up for each other's errors, awq gives inputs with large
-activations finer steps. With --text the perplexity is measured on the last twentieth of the file, before and after.
+read calibration text, layer by layer: gptq lets the codes of a row compensate for each other's errors, awq gives inputs with
+large activations finer steps. With --text the perplexity is measured on the last twentieth of the file, before and after.
 
     dovetail quantize llama-tiny-trained --bits 4 --method gptq --text plays.txt -o small
     dovetail quantize llama-tiny-trained --format nf4 -o small
@@ -36,9 +36,9 @@ class Command(LoadFlags):
     format: Literal["int4", "int8", "nf4", "fp8"] | None = None
     """Another format, in place of --bits."""
     group: Length | None = None
-    """Inputs that share a scale; by default 64, or fewer where 64 does not divide every matrix."""
+    """Inputs that share a scale; by default 64, or fewer if 64 does not divide every matrix."""
     activations: Literal["int8"] | None = None
-    """With --bits 8: round each token that a matrix reads to 8 bits, too, and multiply integers."""
+    """With --bits 8: also round each token that a matrix reads to 8 bits, and multiply integers."""
     method: Literal["rtn", "gptq", "awq"] | None = None
     """How codes are chosen; by default gptq with --text, else rtn."""
     text: InFile | None = None
@@ -48,7 +48,7 @@ class Command(LoadFlags):
     length: Length = 512
     """Tokens per sequence."""
     skip: Skips = ()
-    """Leaves to leave as they are: --skip '*.mixer.o'; may be given many times."""
+    """Leaves to keep unquantized: --skip '*.mixer.o'; may be given many times."""
     out: Annotated[OutDir | None, tyro.conf.arg(aliases=["-o"])] = None
     """The model directory to write; DIRECTORY-quantized by default."""
     force: bool = False

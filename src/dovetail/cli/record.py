@@ -33,7 +33,7 @@ class Command(LoadFlags):
     prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Token ids, as in '3 14 15'; may be given many times, with the same number of tokens."""
     rows: int = 2
-    """Rows of random tokens, where no prompt is given."""
+    """Rows of random tokens, if no prompt is given."""
     length: Length | None = None
     """Tokens per row."""
     steps: int = 4
@@ -48,7 +48,7 @@ class Command(LoadFlags):
     """Print one JSON object."""
 
     def run(self) -> int:
-        """Record, and print what the dump holds."""
+        """Record, and print the contents of the dump."""
         from dovetail.api.record import record
 
         result = record(**options(self, "json", "load"))

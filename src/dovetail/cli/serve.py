@@ -32,7 +32,7 @@ Texts = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
 
 @dc.dataclass
 class Command(LoadFlags):
-    """The model, the address, and who may ask."""
+    """The model, the address, and access."""
 
     model: tyro.conf.Positional[InDir]
     """A model directory: ours, or in Hugging Face layout."""
@@ -41,7 +41,7 @@ class Command(LoadFlags):
     host: str = "127.0.0.1"
     """The address to listen on."""
     port: Annotated[int, whole(0, 65535)] = 8000
-    """The port; 0 takes a free one."""
+    """The port; 0 picks a free one."""
     name: str | None = None
     """The name of the model in requests; that of the directory by default."""
     api_key: Annotated[Texts, tyro.conf.arg(metavar="KEY")] = ()
@@ -50,7 +50,7 @@ class Command(LoadFlags):
     api_key_file: InFile | None = None
     """A file with one API key per line."""
     allow_host: Annotated[Texts, tyro.conf.arg(metavar="NAME")] = ()
-    """A host name beside localhost by which the server may be asked; * allows all; may be given many times."""
+    """A host name besides localhost under which the server may be reached; * allows all; may be given many times."""
     allow_origin: Annotated[Texts, tyro.conf.arg(metavar="ORIGIN")] = ()
     """An origin of web pages that may send requests; may be given many times."""
     adapter: Annotated[Texts, tyro.conf.arg(metavar="NAME=DIR")] = ()
@@ -58,7 +58,7 @@ class Command(LoadFlags):
     adapter_root: InDir | None = None
     """A directory whose adapters requests may load, with a key of --admin-key-file."""
     admin_key_file: InFile | None = None
-    """A file with one key per line, of those who may load and unload adapters."""
+    """A file with one key per line, of administrators who may load and unload adapters."""
     metrics_prefix: str = "dovetail"
     """The prefix of the names in /metrics; vllm gives those that its dashboards read."""
     pooling: Literal["mean", "last", "cls"] | None = None
@@ -82,20 +82,20 @@ class Command(LoadFlags):
     longest: Annotated[int, whole(2, MAX_LENGTH)] = 4096
     """Tokens of a prompt and its continuation together."""
     budget: Annotated[int, whole(1, 1 << 20)] = 512
-    """Tokens per step of the model: longer prompts are computed in chunks, beside those that decode."""
+    """Tokens per step of the model: longer prompts are computed in chunks, together with requests that decode."""
     pages: Annotated[int, whole(1, 1 << 24)] | None = None
     """Pages of 8 tokens in the KV cache; by default enough for all rows."""
     cache: Literal["int8", "int4", "fp8"] | None = None
     """Store the KV cache in fewer bits."""
     share: bool = True
-    """Keep the KV cache of prompts for later requests that begin alike."""
+    """Keep the KV cache of prompts for later requests with the same prefix."""
     speculate: str | None = None
-    """`lookup`: guess the next tokens from those before; `mtp`: by the model's own multi-token prediction or Medusa heads; or
+    """`lookup`: draft the next tokens from those before; `mtp`: by the model's own multi-token prediction or Medusa heads; or
     the directory of a smaller model that guesses them."""
     drafts: Annotated[int, whole(1, 64)] = 4
     """With --speculate: tokens that are guessed at once, with mtp one per depth or head at most."""
     compiled: bool = False
-    """Decode by a compiled graph: it takes a minute or more to make when the server starts, and holds the weights once more."""
+    """Decode with a compiled graph: it takes a minute or more to compile at the start, and holds the weights a second time."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype of the weights; that of the files by default."""
     threads: Annotated[int, whole(1, 1024)] | None = None

@@ -1,4 +1,4 @@
-"""Write a small checkpoint of a model in Hugging Face layout, from a config alone, for tests of any library that loads one.
+"""Write a small checkpoint of a model in Hugging Face layout, from only a config, for tests of any library that loads one.
 
 All sizes are small and different; every kind of layer is kept. Weights are random, and moved until the top-1 token of every
 position is clear, so that a comparison of greedy tokens in float32 and bfloat16 does not depend on rounding.
@@ -32,7 +32,7 @@ class Command(LoadFlags):
     seed: Seed = 0
     """Samples other weights."""
     force: bool = False
-    """Replace the directory where it is a model already."""
+    """Replace the directory if it is a model already."""
     json: bool = False
     """Print one JSON object."""
 

@@ -50,7 +50,7 @@ from dovetail.training.plan import (
 )
 
 INTERRUPTED = 130
-NOT_KEYS = ("json", "load", "mup_check", "out", "widths")  # flags of the command alone
+NOT_KEYS = ("json", "load", "mup_check", "out", "widths")  # flags of the command only
 
 
 @dc.dataclass
@@ -79,13 +79,13 @@ class Command(LoadFlags, Overrides):
     adapter: str | None = None
     """Train an adapter on the frozen weights of --from: lora, dora, ia3, or its fields as YAML: {kind: lora, rank: 8}."""
     only: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Train the weights with paths of this pattern alone: 'layers.*.mixer.prefix_*'; may be given many times."""
+    """Train only the weights whose paths match this pattern: 'layers.*.mixer.prefix_*'; may be given many times."""
     minutes: float | None = None
-    """Train for about this many minutes: the first steps are measured (default: 5, if no other end is given)."""
+    """Train for about N minutes: the first steps are measured (default: 5, if no other end is given)."""
     tokens: Count | None = None
-    """Stop after this many tokens: 200M, 1.5B, 2e8."""
+    """Stop after N tokens: 200M, 1.5B, 2e8."""
     steps: Steps | None = None
-    """Stop after this many steps; two such runs with one seed are bit-equal."""
+    """Stop after N steps; two such runs with one seed are bit-equal."""
     out: Annotated[OutDir | None, tyro.conf.arg(aliases=["-o"])] = None
     """The model directory to write (default: SPEC-trained; for the run.yaml of a run, its directory)."""
     force: bool = False
@@ -126,9 +126,9 @@ class Command(LoadFlags, Overrides):
     ema: float | None = None
     """Save a moving average of the weights with this decay: 0.999."""
     micro_batches: BatchSize = 1
-    """Compute a batch in this many pieces, in less memory; the result is the same."""
+    """Compute a batch in N pieces, in less memory; the result is the same."""
     precision: PrecisionChoice = Plan.precision
-    """bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32. auto: bf16 where this machine
+    """bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32. auto: bf16 if this machine
     multiplies faster in it."""
     compile: bool = False
     """Compile each block: faster steps after a slow first one."""
@@ -136,16 +136,16 @@ class Command(LoadFlags, Overrides):
     """Compute activations again in the backward pass, in less memory: all inside a block, or (selective) all but those of
     matmuls and attention."""
     tensor: BatchSize = 1
-    """On several ranks: how many of them share each layer (tensor and expert parallelism)."""
+    """On several ranks: the number of ranks that share each layer (tensor and expert parallelism)."""
     sequence: BatchSize = 1
-    """On several ranks: how many of them have a chunk of every row each (context parallelism)."""
+    """On several ranks: the number of ranks that each have a chunk of every row (context parallelism)."""
     ring: bool = False
-    """With --sequence: send keys and values round the ranks, in less memory than gathering them (ring attention)."""
+    """With --sequence: send keys and values around the ranks, in less memory than gathering them (ring attention)."""
     pipeline: BatchSize = 1
-    """On several ranks: how many of them have some of the layers each; --micro-batches go through them (1F1B)."""
+    """On several ranks: the number of pipeline stages, each with some of the layers; --micro-batches go through them (1F1B)."""
     shards: BatchSize | None = None
-    """On several ranks: FSDP shards the weights over so many of those that have rows of their own, by default all; the others
-    are replicas of them (HSDP; with 1, DDP)."""
+    """On several ranks: the number of data-parallel ranks over which FSDP shards the weights, by default all; the others
+    are replicas (HSDP; with 1, DDP)."""
     evals: Steps = Plan.evals
     """Times per run that the held-out loss is measured."""
     beams: BatchSize | None = None
@@ -163,9 +163,9 @@ class Command(LoadFlags, Overrides):
     sample: SampleTokens = 160
     """Tokens to generate at the end."""
     sample_every: int = 0
-    """Generate a sample at every so many evals, too (samples.jsonl)."""
+    """Also generate a sample at every N-th eval (samples.jsonl)."""
     temperature: float = 0.8
-    """The temperature of the sample; 0 takes the most probable token."""
+    """The temperature of the sample; 0 picks the most probable token."""
     mup_check: OutFile | None = None
     """Do not train, but check µP: plot to this file (.png) by how much the first steps change activations, over widths."""
     widths: tuple[int, ...] = ()

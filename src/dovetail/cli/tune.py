@@ -1,6 +1,6 @@
 """Tune a model on chats, completions, preferences or rewards, by supervised learning, DPO, GRPO and other methods.
 
-The data is JSON Lines. Messages are rendered by the model's own chat template, and the answers alone are learned, with the
+The data is JSON Lines. Messages are rendered by the model's own chat template, and only the answers are learned, with the
 token that ends them: `dovetail data show DATA --model MODEL` prints which. The run directory is that of `dovetail train`:
 settings, metrics, checkpoints, the model and a plot; the same command again resumes a run that was interrupted or killed.
 
@@ -38,7 +38,7 @@ class Command(LoadFlags):
     adapter: str | None = None
     """Train an adapter of this kind (lora …) and leave the other weights as they are."""
     only: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Train the weights with paths of this pattern alone: 'layers.*.mixer.prefix_*'; may be given many times."""
+    """Train only the weights whose paths match this pattern: 'layers.*.mixer.prefix_*'; may be given many times."""
     out: Annotated[OutDir | None, tyro.conf.arg(aliases=["-o"])] = None
     """The run directory to write (default: MODEL-METHOD)."""
     force: bool = False
@@ -46,11 +46,11 @@ class Command(LoadFlags):
     template: str | None = None
     """A chat template in place of the model's: a file, or plain, which writes `role: content`."""
     epochs: float | None = None
-    """Stop after so many passes over the rows (default: 1, if no other end is given)."""
+    """Stop after N passes over the rows (default: 1, if no other end is given)."""
     steps: Steps | None = None
-    """Stop after this many steps."""
+    """Stop after N steps."""
     minutes: float | None = None
-    """Train for about this many minutes."""
+    """Train for about N minutes."""
     batch: BatchSize = 8
     """Rows per step: packed conversations, pairs, or answers to prompts."""
     length: Length = 512
@@ -64,7 +64,7 @@ class Command(LoadFlags):
     weight_decay: float = 0.0
     """Weight decay of matrices and tables."""
     micro_batches: BatchSize = 1
-    """Compute a batch in this many pieces, in less memory; the result is the same."""
+    """Compute a batch in N pieces, in less memory; the result is the same."""
     precision: PrecisionChoice = Plan.precision
     """bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32."""
     seed: Seed = 0
@@ -101,7 +101,7 @@ class Command(LoadFlags):
         from dovetail.api.tune import tune
 
         if self.reward is not None and ":" in self.reward:
-            raise UsageError("--reward: an import path is taken in Python alone: dovetail.tune(..., reward='module:function')")
+            raise UsageError("--reward: an import path is valid only in Python: dovetail.tune(..., reward='module:function')")
         out = self.out or Path(f"{self.model.absolute().name}-{self.method}")
         result = tune(**{**options(self, "json", "load"), "out": out}, note=print_note)
         if self.json:

@@ -1,7 +1,7 @@
-"""Compare two implementations of a model: where they diverge, whether that is rounding or a bug, and which bug.
+"""Compare two implementations of a model: where they diverge, whether the cause is rounding or a bug, and which bug.
 
 A side is a model directory (ours or in Hugging Face layout, run by us), hf:DIR (run by transformers), py:FILE.py:FACTORY (an
-nn.Module that a function of yours returns; the file is executed), emit:FILE.py (written by `dovetail emit`) or, as the second,
+nn.Module that your function returns; the file is executed), emit:FILE.py (written by `dovetail emit`) or, as the second,
 http://… (a server's completions with log-probs), dump:DIR (activations that another engine recorded) or vllm:DIR, mlx:DIR,
 llamacpp:FILE.gguf (recorded now, by the engine's own interpreter; see `dovetail record --help`). Both run the same prompts in
 their own dtype and in float64, and are compared tap by tap.
@@ -53,20 +53,20 @@ class Command(FileFlags):
     prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A text that both sides read, by the tokenizer of the first directory that has one; may be given many times."""
     rows: int = 2
-    """Rows of random tokens, where no prompt is given."""
+    """Rows of random tokens, if no prompt is given."""
     length: Length | None = None
     """Tokens per row; by default enough to pass the edge of a short window."""
     longest: int = 4096
     """The most tokens of the long prompt, which passes every window and length that a spec or config names; 0: none."""
     decode: bool = True
-    """Decode with a cache, too."""
+    """Also decode with a cache."""
     dtype: RunDtype | None = None
     """Run both sides in this dtype; by default each in that of its weights."""
     map: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A module of a py: side that computes the output of one of ours: 'blocks.{}.attn.proj=layers.{}.mixer.o'; {} is the
     number of the layer."""
     model: str | None = None
-    """The name by which a server knows its model, where it has several."""
+    """The name of the model on a server that has several."""
     timeout: Annotated[float, number(0.1, 3600)] = ANSWER_SECONDS
     """Seconds that one answer of a server may take in all."""
     python: str | None = None

@@ -130,7 +130,7 @@ def write_peft(place: Path, spec: Model, stored: Stored, family: str | None = No
     for bank in banks(spec, to_hf(spec, family).moves):
         own = [i for i, leaf in enumerate(bank.leaves) if leaf in adapted]
         if own and type(kind) is not Lora:
-            what = f"is part of the parameter {bank.parameter}, of which peft has lora alone, not {kind.kind}"
+            what = f"is part of the parameter {bank.parameter}, of which peft has only lora, not {kind.kind}"
             raise SpecError(bank.leaves[own[0]], what, "leave it out of the targets")
         if own:
             targets.append(bank)

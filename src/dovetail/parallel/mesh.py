@@ -48,7 +48,7 @@ def joined_ranks(device: str = "cpu", timeout: float | None = None) -> Iterator[
     """Within this context the process is a rank of the torchrun job, or the only rank. A collective that takes longer than
     `timeout` seconds fails; torch has a default."""
     if device not in BACKENDS:
-        raise RankError(f"no way of talking between ranks is known for {device!r} (known: {', '.join(BACKENDS)})")
+        raise RankError(f"no backend for communication between ranks is known for {device!r} (known: {', '.join(BACKENDS)})")
     if dist.is_initialized():  # the caller has initialized the process group and destroys it
         yield
         return

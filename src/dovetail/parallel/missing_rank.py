@@ -1,7 +1,7 @@
 """Which rank did not arrive at a collective that failed, from what all ranks answered (parallel/heartbeat.py).
 
     waiting   in a collective: not the cause
-    failed    its collective failed, too: not the cause
+    failed    its collective also failed: not the cause
     ended     by an error of its own, before the collective
     silent    stopped, dead, unreachable, or in native code
     running   somewhere else: in its data, on a disk, in an endless loop
@@ -22,7 +22,7 @@ STATES = {
     "silent": "does not respond: it is stopped, dead, unreachable or in native code",
     "running": "runs outside every collective",
     "waiting": "waits in",
-    "failed": "failed, too",
+    "failed": "also failed",
     "ended": "ended with",
 }
 

@@ -47,7 +47,7 @@ class TPRegion:
         for path, axis, size in self.reduced:
             if size % ranks and not ranks % size:  # what cannot be cut at all is refused as such
                 problem = f"a norm over all of {axis} = {size} would count a piece more than once over {ranks} ranks"
-                raise SpecError(path, problem, f"normalize each head alone, or use {size} ranks or fewer")
+                raise SpecError(path, problem, f"normalize each head by itself, or use {size} ranks or fewer")
 
 
 @dc.dataclass(frozen=True)

@@ -86,7 +86,7 @@ def exchange(
     except ValueError as error:
         raise FileError(f"{printable(url)}: is not a URL ({printable(str(error))})") from error
     if parts.scheme not in CONNECTIONS or not host:
-        raise FileError(f"{printable(url)}: only http:// and https:// addresses of a host are asked")
+        raise FileError(f"{printable(url)}: only http:// and https:// addresses of a host are supported")
     where = printable(address)
     headers = {"Content-Type": "application/json"}
     if key is not None:
@@ -110,7 +110,7 @@ def exchange(
     except (OSError, http.client.HTTPException, ValueError) as error:
         if late.is_set():
             raise FileError(f"{where}: gave no whole answer within {seconds:g} seconds") from error
-        raise FileError(f"{where}: could not be asked ({printable(f'{type(error).__name__}: {error}')})") from error
+        raise FileError(f"{where}: the request failed ({printable(f'{type(error).__name__}: {error}')})") from error
     finally:
         timer.cancel()
         connection.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.core.printable import printable
 from dovetail.files.spec import load_spec, to_yaml
-from dovetail.proof.foreign.laws import FOREIGN, Found, try_law
+from dovetail.proof.foreign.laws import FOREIGN, try_law
 from dovetail.proof.foreign.opening import opened
 from dovetail.proof.laws.case import LAWS, chosen
 from dovetail.proof.laws.outcome import Outcome
@@ -28,7 +28,7 @@ class Subject:
 
     title: str
     about: Mapping[str, Any]  # fields of the JSON report
-    test: Callable[[str], Outcome | Found]  # law -> its result
+    test: Callable[[str], Outcome]  # law -> its result
 
 
 @dc.dataclass(frozen=True)

@@ -24,7 +24,7 @@ def check_request(engine: Engine, request: Request) -> None:
     if not 1 <= request.n <= REQUEST_N:
         raise InputError(f"n: {request.n} is not from 1 to {REQUEST_N}")
     if request.max_tokens < (0 if request.prompt_logprobs is not None else 1):
-        raise InputError(f"max_tokens: {request.max_tokens} is not 1 or more; 0 where the prompt is scored alone")
+        raise InputError(f"max_tokens: {request.max_tokens} is not 1 or more; 0 if the prompt is only scored")
     encoder = spec.encoder is not None
     before = len(engine.start) if encoder else len(prompt)
     if encoder and (not engine.start or len(prompt) > longest):
@@ -35,4 +35,4 @@ def check_request(engine: Engine, request: Request) -> None:
         what = f"{before} tokens of the prompt and {request.max_tokens} new ones"
         raise InputError(f"max_tokens: {what} are more than {longest}; shorten one of them")
     if not engine.runner.fits(before + max(request.max_tokens, 1)):  # one is admitted with room for a token
-        raise InputError(f"max_tokens: {before + request.max_tokens} tokens do not fit into the KV cache; ask for fewer")
+        raise InputError(f"max_tokens: {before + request.max_tokens} tokens do not fit into the KV cache; request fewer")

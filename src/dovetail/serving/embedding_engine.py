@@ -81,7 +81,7 @@ class PooledEngine:
 
     def add(self, request: Request) -> None:
         """Refuse a request: nothing is generated here."""
-        raise InputError("prompt: the model does not generate; ask /v1/embeddings or /v1/rerank")
+        raise InputError("prompt: the model does not generate; use /v1/embeddings or /v1/rerank")
 
     def abort(self, id: str) -> list[Output]:
         """Nothing runs that could end."""

@@ -23,7 +23,7 @@ class Request:
 
     id: str
     prompt: tuple[int, ...]
-    max_tokens: int  # of each continuation; 0 with `prompt_logprobs`: the prompt is scored alone
+    max_tokens: int  # of each continuation; 0 with `prompt_logprobs`: the prompt is only scored
     sampling: Sampling = GREEDY
     n: int = 1  # continuations; number i has the seed of the sampling plus i
     stop: frozenset[int] = frozenset()  # tokens that end a continuation, and are its last token

@@ -183,7 +183,7 @@ class TurnEncoder:
             ends = [i for i in range(len(before), len(after)) if whole[i] in self.special]
             if not ends:
                 what = f"no special token ends the answer, which ends with {through[-SHOWN:]!r}"
-                remedy = "let the chat template write an end-of-turn token, such as eos_token, behind each answer"
+                remedy = "let the chat template write an end-of-turn token, such as eos_token, after each answer"
                 raise FileError(f"{where}: message {turn + 1}: {what}; {remedy}")
             spans.append((len(before), ends[-1] + 1))
         return _marked(whole, spans)

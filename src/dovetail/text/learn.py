@@ -50,7 +50,7 @@ def _samples(text: str) -> Iterator[str]:
 def _bytes(model: models.Model, vocab: int) -> tuple[Engine, list[str]]:
     """Return an engine on bytes, and the characters that represent them."""
     if vocab < LEAST:
-        raise SpecError("vocab", f"{vocab} is too small: bytes and special tokens alone are {LEAST}", f"--set vocab={LEAST}")
+        raise SpecError("vocab", f"{vocab} is too small: bytes and special tokens already take {LEAST}", f"--set vocab={LEAST}")
     engine = Engine(model)
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()

@@ -305,7 +305,7 @@ class MaskedTokens(ByToken):
         if spec.encoder is not None:
             raise SpecError("encoder", "masked tokens are predicted in place, without a decoder", "use the objective denoising")
         if spec.order() != "both":
-            raise SpecError("layers", "a causal model does not see the tokens behind a mask", "--set layers.*.mixer.mask=full")
+            raise SpecError("layers", "a causal model does not see the tokens after a mask", "--set layers.*.mixer.mask=full")
 
     @classmethod
     def of(cls, spec: Model, tokenizer: Tokenizer | None, length: int) -> Self:

@@ -70,5 +70,5 @@ def _read(path: Path, rows: int) -> Tensor:
     except (OSError, SafetensorError, KeyError) as error:
         raise FileError(f"{path}: cannot be read ({error}); delete it only with the run, which it belongs to") from error
     if len(values) != rows:
-        raise FileError(f"{path}: holds {len(values):,} rows, and the data has {rows:,}; train anew with --force")
+        raise FileError(f"{path}: holds {len(values):,} rows, and the data has {rows:,}; start over with --force")
     return values

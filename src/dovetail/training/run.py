@@ -195,4 +195,4 @@ def _check_same(place: Path, settings: Mapping[str, Any]) -> None:
     """Raise FileError where the run of a directory has other settings."""
     for path, kept, here in differing(read_run(place), settings, FREE):
         short = f"{path} is {str(kept)[:60]} in {RUN_FILE}, and {str(here)[:60]} here"
-        raise FileError(f"{place}: holds another run: {short}; choose another path with -o, or train anew with --force")
+        raise FileError(f"{place}: holds another run: {short}; choose another path with -o, or start over with --force")

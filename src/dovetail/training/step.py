@@ -199,7 +199,7 @@ def _pipeline(model: ModelModule, objective: Objective, plan: Plan, ranks: Ranks
     """The pipeline of ranks that have stages of a model; raise UsageError where objective or plan do not allow the layout."""
     for axis, size in {"sequence": ranks.layout.sequence, "pipeline": ranks.layout.pipeline}.items():
         if size > 1 and not isinstance(objective, ByToken):
-            raise UsageError(f"--{axis}: {objective.name} needs whole rows on one rank; share out rows, without --{axis}")
+            raise UsageError(f"--{axis}: {objective.name} needs whole rows on one rank; distribute rows, without --{axis}")
     if ranks.stages is None or not isinstance(objective, ByToken):
         return None
     if plan.micro_batches < ranks.layout.pipeline:

@@ -165,7 +165,7 @@ def _sentence(verdict: Verdict) -> str:
         return f"the same function in float64, but {bound}, from {where} on. {own}"
     gap = f"the gap in float64 is {number(first.exact)}, where rounding allows {number(first.allowed_exact)}"
     if not verdict.deciding.across:
-        return f"decoding with a cache is another function than the whole pass{during}, from {where} on; {gap}"
+        return f"decoding with a cache is another function than the full forward pass{during}, from {where} on; {gap}"
     return f"two different functions{during} from {where} on; {gap}"
 
 

@@ -125,7 +125,7 @@ def _router(context: Context, scored: str, least: str) -> Call:
     }
     for field, what in TRAINING.items():
         if getattr(part, field):
-            context.file.note(f"Not written, as it acts in training alone: {what}.")
+            context.file.note(f"Not written, as it acts only in training: {what}.")
     context.file.letter(E="experts", k="experts per token")
     define_at_least_fp32(context.file)
     moved = part.balance_bias or part.groups > 1

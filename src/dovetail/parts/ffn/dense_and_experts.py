@@ -44,7 +44,7 @@ class DenseAndExperts(Ffn):
 
     def check(self, scope: Scope) -> list[Problem]:
         reading = [name for name, part in (("dense", self.dense), ("experts", self.experts)) if part.reads(scope)]
-        return [Problem(name, "reads values of the model, which branches of a block alone are given") for name in reading]
+        return [Problem(name, "reads values of the model, which only branches of a block receive") for name in reading]
 
     @classmethod
     def samples(cls) -> dict[str, list[Any]]:

@@ -40,7 +40,7 @@ def local(value: SideLike, user_map: Mapping[str, str] | None = None, *, watch: 
     if isinstance(value, nn.Module):
         name = type(value).__name__
         raise FileError(
-            f"{name}: a module is compared in float64, too, with constants computed in float64; give a function that returns it"
+            f"{name}: a module is also compared in float64, with constants computed in float64; give a function that returns it"
         )
     if not isinstance(value, (str, Path)):
         return ModuleSide(getattr(value, "__name__", type(value).__name__), value, user_map)

@@ -22,6 +22,7 @@ from dovetail.proof.foreign.make import first_line
 from dovetail.proof.foreign.model import LENGTHS, Foreign, N
 from dovetail.proof.foreign.packing import described, documented
 from dovetail.proof.laws.case import DERIVATIVE, Broken, NotApplicable, chosen
+from dovetail.proof.laws.outcome import Outcome
 
 CHUNKINGS = {
     "step by step": (1,) * N,
@@ -42,16 +43,6 @@ class ForeignLaw:
     number: int
     says: str
     check: Callable[[Foreign], str | None]
-
-
-@dc.dataclass
-class Found:
-    """The result of one law on one foreign model."""
-
-    law: str
-    state: str  # passed, failed, not applicable
-    detail: str = ""
-    seconds: float = 0.0
 
 
 FOREIGN: dict[str, ForeignLaw] = {}
@@ -283,7 +274,7 @@ def padded_rows(lengths: Sequence[int], tokens: Tensor, padding: int, left: bool
 # -- running laws
 
 
-def try_law(case: Foreign, name: str) -> Found:
+def try_law(case: Foreign, name: str) -> Outcome:
     """Test one law on one model."""
     begin, before = time.perf_counter(), case.compared
     case.gaps.clear()
@@ -298,7 +289,7 @@ def try_law(case: Foreign, name: str) -> Found:
         state, detail = "failed", str(broken)
     except Exception as error:
         state, detail = "failed", _raised(error)
-    return Found(name, state, detail, round(time.perf_counter() - begin, 2))
+    return Outcome(name, state, detail, round(time.perf_counter() - begin, 2))
 
 
 def _raised(error: Exception) -> str:
@@ -315,7 +306,7 @@ def law_names(only: Sequence[str] = ()) -> list[str]:
     return chosen(FOREIGN, only)
 
 
-def laws_on(case: Foreign, names: Sequence[str] = ()) -> Iterator[Found]:
+def laws_on(case: Foreign, names: Sequence[str] = ()) -> Iterator[Outcome]:
     """Test these laws, or all, on a model, by number."""
     for name in law_names(names):
         yield try_law(case, name)

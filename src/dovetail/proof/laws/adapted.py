@@ -52,7 +52,7 @@ EVERY = 8  # one in so many leaves of each spec is perturbed alone
 @law(
     9,
     "adapted",
-    "a fresh adapter is the identity; adapted, merged and loaded are equal; each adapted leaf is felt on every path",
+    "a fresh adapter is the identity; adapted, merged and loaded are equal; each adapted leaf takes effect on every path",
     covers="values",
     budget=2.5,
 )

@@ -41,7 +41,7 @@ BLOCKS = 2  # more where blocks are stored, which grow at a pace of their own
 @law(
     11,
     "compiled",
-    "compiled equals eager, with no graph break; at most two graphs per generation, whose cost follows the tokens held",
+    "compiled equals eager, with no graph break; at most two graphs per generation, whose cost follows the cached tokens",
     covers="kinds",
     budget=6.0,
 )

@@ -1,4 +1,4 @@
-"""Law 22, device: whole passes, backward, prefill and decode on one device alone, without waiting for it.
+"""Law 22, device: full forward passes, backward, prefill and decode on one device, without waiting for it.
 
 Everything runs on the meta device, where tensors have shapes and no values, under a mode that sees every operation:
 
@@ -65,7 +65,13 @@ def _here(frames: Iterable[traceback.FrameSummary]) -> str:
     return f"{ours[-1].filename.rpartition('dovetail/')[2]}:{ours[-1].lineno}: {ours[-1].line}" if ours else "outside"
 
 
-@law(22, "device", "whole passes, backward, prefill and decode run on one device alone, and never wait for it", budget=1.0)
+@law(
+    22,
+    "device",
+    "full forward passes, backward, prefill and decode stay on one device and never wait for it",
+    "values",
+    budget=1.0,
+)
 def device(case: Case) -> None:
     """Run everything on the meta device; in the suite, one in eight programs of each spec."""
     for name, run in case.taking_turns(list(OnMeta(case).programs()), TURNS):

@@ -1,4 +1,4 @@
-"""Law 25, drafted: `model.draft` with a decode state computes what multi-token prediction computes over a whole pass.
+"""Law 25, drafted: `model.draft` with a decode state computes what multi-token prediction computes over a full forward pass.
 
     whole pass   hᵏ of every token at once, from the taps mtp.k.hidden
     drafting     the same hidden states in chunks and token by token, batched and flat, after a roll-back, on every layout
@@ -30,7 +30,7 @@ DOCUMENTS = ((9, 12), (1, 2, 11), (20,))
 WRONG = 2  # tokens that are drafted and rolled back
 
 
-@law(25, "drafted", "drafting from a cache equals multi-token prediction over a whole pass, which has the declared loss")
+@law(25, "drafted", "drafting from a cache equals multi-token prediction over a full forward pass, which has the declared loss")
 @torch.no_grad()
 def drafted(case: Case) -> None:
     """Compare hidden states and logits of every depth; then packed documents and losses."""
@@ -81,7 +81,7 @@ def _step(case: Case, pool: Pool, hidden: Tensor, want: Sequence[Tensor], length
         tokens = [case.inputs[row, a + k : b + k] for row, (a, b) in enumerate(spans)]
         logits, states = _run(case, step, first, states, tokens, k, flat)
         for row, (a, b) in enumerate(spans):
-            case.same(states[row], whole[row, a:b], f"{how}: depth {k} of row {row}, from a cache and in a whole pass")
+            case.same(states[row], whole[row, a:b], f"{how}: depth {k} of row {row}, from a cache and in a full forward pass")
             one = Ctx(layout=TokenLayout.whole(1, b - a))
             if a < b:
                 full = case.model.logits_ahead(whole[row : row + 1, a:b], one, k)[0]

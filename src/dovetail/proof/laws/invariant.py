@@ -34,7 +34,7 @@ ROW, TOKENS, DTYPE = 1, 32, torch.float32
 PREFILL, STEPS = 7, 3
 
 
-@law(21, "invariant", "a row's bits do not depend on its neighbors in the batch", budget=1.5)
+@law(21, "invariant", "a row's bits do not depend on its neighbors in the batch", "values", budget=1.5)
 @torch.no_grad()
 def invariant(case: Case) -> None:
     """Compare a row beside its neighbors, beside others, and alone; in the suite, in a whole pass or in decoding."""

@@ -1,4 +1,4 @@
-"""Law 17, narrow: in bfloat16 and float16 each step of a forward is about as exact as rounding its result.
+"""Law 17, narrow: in bfloat16 and float16 each step of a forward pass is about as accurate as rounding its result.
 
 The narrow model and a float64 model hold the same rounded weights. The narrow one runs first, and every boundary is recorded:
 each tap, the input and the output of each module, of each site of a position and of each product of an expert. Then the
@@ -69,7 +69,7 @@ At = Callable[[str, Tensor], Tensor]  # (name of a boundary, its value) -> the v
 @law(
     17,
     "narrow",
-    "in bfloat16 and float16 each step of a forward is about as exact as rounding its result",
+    "in bfloat16 and float16 each step of a forward pass is about as accurate as rounding its result",
     "values",
     budget=1.5,
 )

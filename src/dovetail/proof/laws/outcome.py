@@ -1,4 +1,4 @@
-"""Outcome: what one law found on one spec. Plain data."""
+"""Outcome: the result of one law on one spec, foreign model or server. Plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses as dc
 
 @dc.dataclass
 class Outcome:
-    """One law on one spec."""
+    """One law on one model."""
 
     law: str
     state: str  # passed, failed, excepted, excepted but passed, not applicable

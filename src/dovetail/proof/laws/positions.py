@@ -1,4 +1,4 @@
-"""Law 24, positions: coordinates that the caller gives survive the cache, and the text behind them continues them.
+"""Law 24, positions: coordinates that the caller gives survive the cache, and the text after them continues them.
 
 In each row some tokens have random coordinates, as those of an image, and the others have those of text: one more than the
 largest before them, whatever their order. The law computes all coordinates itself. One pass with them must equal chunks and
@@ -46,7 +46,12 @@ def given(case: Case) -> Tensor:
     return coords
 
 
-@law(24, "positions", "coordinates from outside survive the cache: given once, they equal one pass", excepted_with=("chunked",))
+@law(
+    24,
+    "positions",
+    "coordinates that the caller gives once survive the cache: decoding equals one pass with all of them",
+    excepted_with=("chunked",),
+)
 @torch.no_grad()
 def positions(case: Case) -> None:
     """Decode with coordinates on every layout, and compare with one pass; then padded, packed and flat batches with each row

@@ -1,4 +1,4 @@
-"""Law 19, programs: random programs over the decode state, on every layout, against the whole pass.
+"""Law 19, programs: random programs over the decode state, on every layout, against the full forward pass.
 
 A program is a random sequence of steps (batched and flat, rows without a new token too), forks, marks, roll-backs (several in a
 row), frees with admissions, and steps that must be refused. The law keeps the tokens of every row as a plain list. Each step's
@@ -271,7 +271,7 @@ def _plain(value: Any) -> Any:
 @law(
     19,
     "programs",
-    "random programs of steps, forks, marks, roll-backs, frees and refused steps equal the whole pass, on every layout",
+    "random programs of steps, forks, marks, roll-backs, frees and refused steps equal the full forward pass, on every layout",
     excepted_with=("chunked", "rollback"),
 )
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Law 26, quantized: a model with weights in fewer bits is the dense model of the decoded weights, on every path.
+"""Law 26, quantized: a quantized model equals the dense model of its decoded weights, on every path.
 
     x decode(encode(W))ᵀ   =   the quantized leaf of W                    fused kernels within a stated bound (`bounded`)
     |w − decode(encode(w))|  is the distance to the nearest level, and the levels cover the group: at most half a step
@@ -90,7 +90,7 @@ def decoded_model(case: Case, quantized: ModelModule) -> ModelModule:
 @law(
     26,
     "quantized",
-    "a model in fewer bits is the dense model of the decoded weights; each value has the nearest level",
+    "a quantized model equals the dense model of its decoded weights; each value has the nearest level",
     covers="values",
     budget=1.5,
 )

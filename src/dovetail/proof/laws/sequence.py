@@ -16,7 +16,7 @@ from dovetail.state.pool import Layout, Pool
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "paged", "ring")
 
 
-@law(3, "causal", "no gradient from a later token to an earlier output, but among the first tokens of a prefix mask")
+@law(3, "causal", "no gradient from a later token to an earlier output, except among the first tokens of a prefix mask")
 def causal(case: Case) -> None:
     """Compute the gradient of one output with respect to the embedded inputs, and check which tokens it reaches."""
     ahead = case.spec.ahead()

@@ -40,7 +40,7 @@ from dovetail.state.pool import Pool
 LATER_LAYER = re.compile(r"layers\.[1-9]")
 
 
-@law(1, "declared", "declared weights, counts, matmul FLOPs and state bytes are what is measured")
+@law(1, "declared", "declared weights, counts, matmul FLOPs and state bytes equal the measured ones")
 def declared_is_real(case: Case) -> None:
     """Compare names, shapes and counts; then FLOPs of the reference implementation; then the bytes of a pool."""
     spec = case.spec
@@ -184,7 +184,7 @@ def _tapped_elsewhere(case: Case, want: dict[str, Tensor]) -> None:
         case.stream(case.inputs, Ctx(layout=step.layout, views=step.views, patches=case.patches, listen=listener))
         for address in ("embedded", *(f"layers.{i}.after_{b.steps()[-1][0]}" for i, b in enumerate(case.spec.layers))):
             case.true(address in values, f"{address} does not fire while decoding")
-            case.same(values[address], want[address], f"{address} while decoding and in a whole pass")
+            case.same(values[address], want[address], f"{address} while decoding and in a full forward pass")
 
 
 class Unedited(Listener):

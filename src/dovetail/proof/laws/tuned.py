@@ -1,4 +1,4 @@
-"""Law 27, tuned: the log-probs that tuning compares are those of the model's outputs, over the tokens of answers alone.
+"""Law 27, tuned: the log-probs that tuning compares are those of the model's outputs, over the answer tokens only.
 
     log π(y | x) = Σᵢ log softmax(model(x, y))[yᵢ]      over every token of the answer, its last one included, and no other
 
@@ -33,7 +33,7 @@ LONGEST = 24
 @law(
     27,
     "tuned",
-    "the log-probs that tuning compares are those of the outputs, over the tokens of answers alone",
+    "the log-probs that tuning compares are those of the outputs, over the answer tokens only",
     budget=1.0,
     excepted_with=("padded",),
 )

@@ -96,7 +96,7 @@ def check_rollouts(side: Side, rollouts: Sequence[Rollout], path: str) -> None:
     if spec is None:
         return
     if spec.encoder is not None:
-        raise SpecError("encoder", f"{side.label} is an encoder–decoder; rollouts of decoders alone are explained")
+        raise SpecError("encoder", f"{side.label} is an encoder–decoder; only rollouts of decoders are explained")
     check_generates(spec)
     longest = position_limit(spec)
     for one in rollouts:

@@ -20,7 +20,7 @@ NEVER = "\u2603\u2603\u2603"  # of a stop string that is never completed
 BROKEN = "\ufffd"  # bytes that form no character yet
 
 
-@law(8, "streamed", "a streamed answer is the whole one: its text, tokens and log-probs")
+@law(8, "streamed", "a streamed answer equals the whole answer: its text, tokens and log-probs")
 def streamed(case: Served) -> None:
     """Ask for the same answer whole and as a stream."""
     case.quirks.need("streams")

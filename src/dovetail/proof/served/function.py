@@ -110,7 +110,7 @@ def _around(case: Served, prompt: Prompt, text: Answer) -> None:
         case.same_first(got, text.steps[place], f"a prompt of {START + place} tokens beside others, and decoded")
 
 
-@law(6, "scored", "tokens have the log-probs when they are generated that they have as part of a prompt")
+@law(6, "scored", "generated tokens have the log-probs that they have as part of a prompt")
 def scored(case: Served) -> None:
     """Sample tokens, then score the prompt with them (echo)."""
     case.quirks.need("logprobs", "ids", "echo")

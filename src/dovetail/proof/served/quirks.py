@@ -143,7 +143,7 @@ class Probe:
         answer = (sampled or self.ask(self.first, POOL_TOKENS, temperature=1))[0]
         if not quirks.ids:
             if self.tokenizer is None:
-                quirks.lacks["ids"] = "the server takes text alone; give its tokenizer: --tokenizer DIR"
+                quirks.lacks["ids"] = "the server takes only text; give its tokenizer: --tokenizer DIR"
             return Prompts(None, self.tokenizer, self.seed)
         if answer.ids is None:
             quirks.lacks["ids"] = "the server gives no ids of the tokens that it generates"

@@ -9,8 +9,8 @@ from typing import Any
 
 from dovetail.core.errors import DovetailError
 from dovetail.core.limits import ANSWER_SECONDS
-from dovetail.proof.foreign.laws import Found
 from dovetail.proof.laws.case import Broken, NotApplicable, chosen
+from dovetail.proof.laws.outcome import Outcome
 from dovetail.proof.served import features, function
 from dovetail.proof.served.case import LONGEST, Served
 from dovetail.proof.served.client import HttpDoor, Rehearsal
@@ -107,7 +107,7 @@ def calibrated(case: Served) -> Served:
     return case
 
 
-def try_law(case: Served, name: str) -> Found:
+def try_law(case: Served, name: str) -> Outcome:
     """Test one law on one server. A server that stops answering fails the law."""
     begin = time.perf_counter()
     try:
@@ -122,4 +122,4 @@ def try_law(case: Served, name: str) -> Found:
         state, detail = "failed", str(broken)
     except (DovetailError, IndexError) as error:  # IndexError: an answer without steps where others had some
         state, detail = "failed", str(error) if isinstance(error, DovetailError) else "an answer has no log-probs"
-    return Found(name, state, detail, round(time.perf_counter() - begin, 2))
+    return Outcome(name, state, detail, round(time.perf_counter() - begin, 2))

@@ -80,7 +80,7 @@ def as_api_error(error: BaseException) -> ApiError:
         problem = "the engine ended, and is started again; send the request again"
         return ApiError(503, problem, code="engine_restarting", headers={"Retry-After": "5"})
     if isinstance(error, EngineDead):
-        return ApiError(503, "the engine has ended, and the server ends, too", code="engine_dead")
+        return ApiError(503, "the engine has ended, and so does the server", code="engine_dead")
     if isinstance(error, ValidationError):
         return Unreadable(error)
     if isinstance(error, SpecError):

@@ -76,7 +76,7 @@ class PromptEncoder:
         """Return the token ids of a conversation: special tokens inside messages and tools are text."""
         template, tokenizer = self.vocabulary.chat_template, self.tokenizer
         if template is None:
-            raise ApiError(400, "messages: the model has no chat template; ask /v1/completions", param="messages")
+            raise ApiError(400, "messages: the model has no chat template; use /v1/completions", param="messages")
         if self._conversations is None:
             self._conversations = ConversationEncoder(tokenizer, template, self.vocabulary.stop)
         encoder, messages = self._conversations, [one.plain() for one in body.messages]

@@ -119,7 +119,7 @@ class CompletionBody(GenerationBody):
     @classmethod
     def _no_tools(cls, value: Any) -> Any:
         if value:
-            raise ValueError("are for chats; ask /v1/chat/completions")
+            raise ValueError("are for chats; use /v1/chat/completions")
         return None
 
     @model_validator(mode="after")
@@ -127,7 +127,7 @@ class CompletionBody(GenerationBody):
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise ValueError("max_tokens: 0 is for echo or prompt_logprobs; give 1 or more")
         if self.stream and self.echo and self.logprobs is not None:
-            raise ValueError("stream: log-probs of a prompt (echo with logprobs) are not streamed; ask for the whole answer")
+            raise ValueError("stream: log-probs of a prompt (echo with logprobs) are not streamed; request the whole answer")
         return self
 
     @property

@@ -98,7 +98,7 @@ def targeted(kind: AdapterKind, spec: Model) -> list[Declared]:
     for d in list(chosen.values()):  # whoever has the weight, and whoever shares it
         owner = d.weight.same_as or d.path
         if owner not in chosen:
-            raise SpecError(leaf_path(d), f"uses the weight of {leaf_path(weights[owner])}", "target that leaf, too")
+            raise SpecError(leaf_path(d), f"uses the weight of {leaf_path(weights[owner])}", "also target that leaf")
         chosen |= {one.path: one for one in leaves if one.weight.same_as == owner}
     if not chosen:
         raise SpecError("targets", f"{', '.join(kind.targets)}: no leaf of this model can be adapted", "name leaves by paths")
@@ -123,14 +123,14 @@ def _reason(d: Declared, weights: Mapping[str, Declared]) -> str | None:
     """Why a leaf cannot be adapted."""
     owner = d.weight.same_as
     if owner is not None and not weights[owner].weight.matmul:
-        return f"is tied to {owner}, which is no linear leaf: merged, its adapter would change that, too"
+        return f"is tied to {owner}, which is no linear leaf: merged, its adapter would also change that"
     return None
 
 
 def _no_match(kind: AdapterKind, target: str, weights: Mapping[str, Declared]) -> SpecError:
     if target in weights or f"{target}.weight" in weights:
         role = (weights.get(target) or weights[f"{target}.weight"]).weight.role
-        return SpecError(target, f"is no linear leaf (its role is {role})", "adapters change linear leaves alone")
+        return SpecError(target, f"is no linear leaf (its role is {role})", "adapters change only linear leaves")
     paths = [leaf_path(d) for d in weights.values() if d.path.endswith(".weight") and d.weight.matmul]
     names = sorted({path.rpartition(".")[2] for path in paths})
     close = nearest(target, [*names, *paths])

@@ -78,7 +78,7 @@ class Bank:
         if name in self.loaded:
             raise InputError(f"adapter: {name!r} is loaded already; unload it first")
         if not isinstance(kind, Lora) or kind.adapter() is not LoraModule:
-            raise SpecError("adapter", f"{kind.kind}: rows can have different adapters with lora alone")
+            raise SpecError("adapter", f"{kind.kind}: rows can have different adapters only with lora")
         check_bare(self.model, self.placed.values())
         self.loaded[name] = self._read(kind, tensors)
         self._place()

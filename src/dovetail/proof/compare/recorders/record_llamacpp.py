@@ -52,7 +52,7 @@ def dtype_of(model, asked: str) -> str:
             f"the file is quantized (general.file_type {text.value.decode()}); convert the model to f32, bf16 or f16"
         )
     if dtype != asked:
-        raise SystemExit(f"the file's weights are {dtype}, and {asked} was asked for; ask for {dtype} (--dtype {dtype})")
+        raise SystemExit(f"the file's weights are {dtype}, but {asked} was requested; use --dtype {dtype}")
     return dtype
 
 
