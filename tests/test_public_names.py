@@ -12,12 +12,10 @@ import subprocess
 import sys
 from types import ModuleType
 
-import pytest
-
 import dovetail
 
 VERBS = {
-    *("build", "can_serve", "chat", "check", "data", "diff", "doctor", "emit", "export", "generate", "graft", "import_"),
+    *("build", "can_serve", "chat", "check", "build_data", "diff", "doctor", "emit", "export", "generate", "graft", "import_"),
     *(
         "laws",
         "load",
@@ -150,7 +148,6 @@ def test_no_room_bears_the_name_of_a_public_function() -> None:
     assert rooms & (VERBS | set(dir(dovetail))) == set()
 
 
-@pytest.mark.parametrize("name", dir(dovetail))
-def test_a_public_name_is_not_a_module(name: str) -> None:
+def test_no_public_name_is_a_module() -> None:
     importlib.import_module("dovetail.proof.laws.suite")
-    assert not isinstance(getattr(dovetail, name), ModuleType)
+    assert [name for name in dir(dovetail) if isinstance(getattr(dovetail, name), ModuleType)] == []

@@ -7,6 +7,7 @@ public functions return, every registered kind, and the engine's classes that Py
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -95,24 +96,35 @@ def test_the_list_is_whole() -> None:
         assert name in TABLE
 
 
-@pytest.mark.parametrize("name", sorted(TABLE))
-def test_no_public_callable_takes_any_keyword(name: str) -> None:
-    assert not [p for p in parameters(TABLE[name]).values() if p.kind is p.VAR_KEYWORD]
+def test_no_public_callable_takes_any_keyword() -> None:
+    taking = [name for name, called in TABLE.items() if any(p.kind is p.VAR_KEYWORD for p in parameters(called).values())]
+    assert taking == []
 
 
-@pytest.mark.parametrize("name", sorted(TABLE))
-def test_an_unknown_keyword_raises(name: str) -> None:
-    called = TABLE[name]
-    with pytest.raises(TypeError, match="bogus_keyword"):
-        called(*arguments(called), bogus_keyword=1)
+def raised(called: Callable[..., Any], keyword: str) -> str:
+    """The error of a call with this keyword; empty if there is none, or another than of a keyword."""
+    try:
+        called(*arguments(called), **{keyword: 1})
+    except TypeError as error:  # KeywordError is one
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
-@pytest.mark.parametrize("name", sorted(name for name in TABLE if misspelled(TABLE[name])))
-def test_a_misspelled_option_names_the_one_that_was_meant(name: str) -> None:
-    called = TABLE[name]
-    wrong, meant = misspelled(called) or ("", "")
-    with pytest.raises(KeywordError, match=rf"unknown keyword '{wrong}'; did you mean .*\b{meant}\b"):
-        called(*arguments(called), **{wrong: 1})
+def test_an_unknown_keyword_raises() -> None:
+    assert [name for name, called in TABLE.items() if "bogus_keyword" not in raised(called, "bogus_keyword")] == []
+
+
+def test_a_misspelled_option_names_the_one_that_was_meant() -> None:
+    options = {name: misspelled(called) for name, called in TABLE.items()}
+    assert sum(option is not None for option in options.values()) > 140
+    silent = list[str]()
+    for name, option in options.items():
+        if option is not None:
+            wrong, meant = option
+            expected = rf"^KeywordError: .*unknown keyword '{wrong}'; did you mean .*\b{meant}\b"
+            if not re.search(expected, raised(TABLE[name], wrong)):
+                silent.append(name)
+    assert silent == []
 
 
 @pytest.mark.parametrize(
