@@ -153,8 +153,8 @@ CHANGES = (
     (r'api_key="…"', 'api_key="a-key"', "a key in place of the dots"),
 )
 IN_CI = {
-    "dovetail laws --json": ".ci/full runs it: python benchmarks/figures.py laws",
-    "python -m checks.mutants": ".ci/full runs it: python benchmarks/figures.py mutants",
+    "dovetail laws --json": ".ci/full laws runs it: python benchmarks/figures.py laws",
+    "python -m checks.mutants": ".ci/full mutants runs it: python benchmarks/figures.py mutants",
 }
 
 

@@ -44,7 +44,11 @@ def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
 def test_workflows_run_our_scripts() -> None:
     runs = {path.stem: [step["run"] for step in steps(load(path)) if "run" in step] for path in WORKFLOWS}
     assert runs["checks"] == ["bash .ci/run"]
-    assert runs["full"] == ["bash .ci/full"]
+    assert runs["full"] == ['bash .ci/full "$STAGE" --to-the-end']
+    stages = re.search(r"bash .ci/full ([\w|]+)", read(".ci/full"))
+    assert stages
+    (path,) = (path for path in WORKFLOWS if path.stem == "full")
+    assert load(path)["jobs"]["full"]["strategy"]["matrix"]["stage"] == stages[1].split("|")
     assert runs["wheel"] == ["bash .ci/setup", ".venv/bin/pytest -m slow tests/test_wheel.py"]
     site = re.search(r"say site;\s+(python -m sphinx .*)", read(".ci/run"))
     assert site
