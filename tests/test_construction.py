@@ -73,6 +73,7 @@ MOE = from_yaml(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [None, 5, 64])
 @pytest.mark.parametrize("spec", [SPEC, MOE])
 def test_a_slice_is_that_of_the_whole(spec: Model, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:

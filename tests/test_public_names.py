@@ -12,6 +12,8 @@ import subprocess
 import sys
 from types import ModuleType
 
+import pytest
+
 import dovetail
 
 VERBS = {
@@ -133,6 +135,7 @@ assert issubclass(dovetail.SpecError, dovetail.DovetailError)
 """
 
 
+@pytest.mark.slow
 def test_every_public_name_can_be_called_after_every_submodule_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", EVERY_SUBMODULE + CALLS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -102,6 +102,7 @@ def run(args: list[str], where: str, shown: list[str] | None, capsys: pytest.Cap
         assert agrees(shown, out), f"{where}: it prints\n{out}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_snippets_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)

@@ -109,7 +109,7 @@ def _on_one_rank(site: Site | None, seed: int, sampled: Sequence[str]) -> str:
     from dovetail.core.part import KINDS, Part, walk_spec
     from dovetail.files.spec import from_yaml
     from dovetail.proof.laws.case import LAWS, Case
-    from dovetail.proof.laws.oracle import check_oracles, tested_kinds
+    from dovetail.proof.laws.oracle import check_oracles, kinds_to_test
     from dovetail.proof.laws.suite import exceptions, try_law
 
     module, within = (site.module, site.within.partition(".")[0]) if site is not None else ("", "")
@@ -125,7 +125,7 @@ def _on_one_rank(site: Site | None, seed: int, sampled: Sequence[str]) -> str:
         changed = sum((module, within) in {(c.__module__, c.__name__) for c in _classes(part)} for part in parts.values())
         return changed, sum(nearness(kind) == 2 for kind in parts), sum(nearness(kind) == 1 for kind in parts)
 
-    for kind in sorted(tested_kinds(), key=nearness, reverse=True):
+    for kind in sorted(kinds_to_test(), key=nearness, reverse=True):
         for failure in check_oracles([kind]):
             return f"own_number: {failure}"
     names = [law.name for law in LAWS.values() if not law.slow and law.name not in ("ported", *LAST)]

@@ -27,6 +27,7 @@ def test_a_built_model_is_grafted_in_memory() -> None:
     json.dumps(result.to_dict())
 
 
+@pytest.mark.slow
 def test_losses_on_a_text_and_a_directory(tmp_path: Path) -> None:
     text = tmp_path / "tale.txt"
     text.write_text(TEXT, encoding="utf-8")

@@ -90,6 +90,7 @@ def test_the_page_has_a_picture_and_fetches_nothing(found: TrainingPlan) -> None
     assert not re.search(r"(src|href)=|url\(|@import", page)
 
 
+@pytest.mark.slow
 def test_an_axis_can_be_fixed() -> None:
     untied = SPEC + "head: {kind: lm, tied: false}\n"
     found = dt.plan(untied, gpus=8, length=32, batch=64, tensor=2, pipeline=2, shards=2, sequence=1, recompute="none", top=1)
@@ -107,6 +108,7 @@ def test_a_tied_head_is_on_the_stage_of_the_embedding() -> None:
     assert {one.reason.partition(":")[0] for one in found.refused} == {"head.out.weight"}
 
 
+@pytest.mark.slow
 def test_a_model_that_is_too_large_fits_nowhere() -> None:
     found = dt.plan("llama-3-405b", gpus=8, length=8192, batch=8)
     assert found.best is None
@@ -128,6 +130,7 @@ def test_wrong_arguments_are_refused(options: dict, error: type[Exception], mess
         dt.plan(SPEC, **options)
 
 
+@pytest.mark.slow
 def test_the_verb_prints_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC)
     flags = ["--gpus", "4", "--length", "32", "--batch", "8", "--tensor", "2", "--top", "1", "--json"]

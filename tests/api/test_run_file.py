@@ -78,6 +78,7 @@ def test_keys_are_arguments_and_the_resolved_file_repeats_the_run_bit_for_bit(ca
     assert settings("second") == written
 
 
+@pytest.mark.slow
 def test_the_run_yaml_of_a_run_resumes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     dt.train("my.yaml", out="whole", quiet=True)
     with monkeypatch.context() as patch:

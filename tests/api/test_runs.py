@@ -142,6 +142,7 @@ def test_nothing_is_reported_as_nothing(tmp_path: Path) -> None:
         dt.runs(tmp_path, plot=tmp_path / "x.png")
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_lists_runs(home: Path) -> None:
     """Parts are registered where a run is read."""
     command = [sys.executable, "-m", "dovetail", "runs", str(home / "arms"), "--json"]

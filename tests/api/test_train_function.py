@@ -65,6 +65,7 @@ def test_warm_up_is_a_fraction_of_the_steps(tale: Path) -> None:
     assert rates[0] < 0.25 * max(rates)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_python_ends_the_run_and_keeps_it(tale: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with the signal ignored
     timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
@@ -77,6 +78,7 @@ def test_ctrl_c_in_python_ends_the_run_and_keeps_it(tale: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_the_command_line_saves_model_losses_and_picture(tale: Path) -> None:
     home = tale.parent
     (home / "spec.yaml").write_text(SPEC)

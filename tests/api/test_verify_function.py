@@ -53,6 +53,7 @@ def test_two_functions_are_found_with_their_cause() -> None:
     json.dumps(result.to_dict())
 
 
+@pytest.mark.slow
 def test_a_module_of_another_library_is_a_side() -> None:
     model = dt.build(SPEC, seed=1)
     assert not dt.verify(model, lambda: Wrapped(dt.build(SPEC, seed=1))).failed

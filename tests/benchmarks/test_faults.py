@@ -31,6 +31,7 @@ def run(*rows: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_fast_rows_hold_and_have_the_format_of_a_benchmark() -> None:
     found = run("C4", "C10", "C11", "D2")
     assert set(found) == {"rows", "versions"}

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from faults_data import QUICK, ROWS
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("row", [pytest.param(row, marks=pytest.mark.slow) if row == "D1" else row for row in ROWS])
 def test_a_fault_does_no_harm(row: str, tmp_path: Path) -> None:
     result = ROWS[row](tmp_path, **QUICK[row])

@@ -67,6 +67,7 @@ def test_startup_has_a_row_per_command() -> None:
     assert [row["goal"] for row in rows] == ["≤ 1.5", "≤ 0.5", "≤ 0.5", "≤ 0.5"]
 
 
+@pytest.mark.slow
 def test_c10_the_attack_reaches_every_verb() -> None:
     text = f"""
 import json, sys

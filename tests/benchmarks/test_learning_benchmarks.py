@@ -78,6 +78,7 @@ def test_a_draw_is_a_function_of_its_seed(bench: Any) -> None:
         assert (task(5, 4).tokens != task(6, 4).tokens).any()
 
 
+@pytest.mark.slow
 def test_the_text_of_python_is_english_and_always_the_same(bench: Any) -> None:
     prose = bench("prose")
     text = prose.python_text(most=30_000)

@@ -145,6 +145,7 @@ def test_what_needs_other_programs_is_not_run(unrun: Any) -> None:
     assert why("x = 1", "python") is None
 
 
+@pytest.mark.slow
 def test_outcomes_are_those_of_the_commands(unrun: Any, page: Any) -> None:
     text = block("echo fine\nexit 3\nsleep 60\npip install torch\ncat\nno-such-program") + block("assert 1 == 2", "python")
     results = page(text, limit=5.0)

@@ -37,6 +37,7 @@ def test_a_site_has_its_function_and_module():
     assert relative.name == f"parts/mask/distance.py:{relative.line} self.keep == 0: NotEq"
 
 
+@pytest.mark.slow
 def test_users_of_a_module():
     assert "dovetail.parts.head" in sites.users("dovetail.ops.loss")
     tiles = sites.users("dovetail.ops.tiles")
@@ -45,6 +46,7 @@ def test_users_of_a_module():
     assert sites.users("dovetail.parts.act") == {"dovetail.parts.act"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "what"),
     [

@@ -81,6 +81,7 @@ def test_an_unknown_kind_is_refused() -> None:
         command.main(["--kinds", "engin"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_a_short_run_of_each_kind_finds_nothing(name: str) -> None:
     kind = kind_of(name)

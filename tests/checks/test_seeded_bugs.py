@@ -41,6 +41,7 @@ def test_a_law_that_fails_without_the_bug_does_not_count_as_caught(monkeypatch: 
     )
 
 
+@pytest.mark.slow
 def test_sites_are_many_and_each_changes_the_source():
     possible = sites.sites()
     assert len(possible) > 500

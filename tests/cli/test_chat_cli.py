@@ -119,6 +119,7 @@ def test_b2_lines_of_stdin_are_messages_and_no_commands(
     assert [one["prompt"] for one in answers] == ["why?", "/undo"]
 
 
+@pytest.mark.slow
 def test_a_terminal_has_commands_shows_a_prompt_and_ends_with_ctrl_d(place: Path, tmp_path: Path) -> None:
     said = tmp_path / "said.jsonl"
     ours, theirs = pty.openpty()

@@ -69,6 +69,7 @@ def test_beams_find_a_text_that_is_at_least_as_probable(trained: Path, capsys: p
     assert "beams" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_streams_while_it_writes(trained: Path) -> None:
     """The first bytes are there before the last token is: a slow reader sees them one by one."""
     command = [sys.executable, "-u", "-m", "dovetail.cli", "generate", str(trained), "It was", "--max-tokens", "400"]

@@ -34,6 +34,7 @@ def test_every_verb_that_reads_a_spec_has_the_flag(verb: str) -> None:
     assert issubclass(command, LoadFlags) == (verb not in WITHOUT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mine.py", "./mine.py", "mine"])
 def test_a_file_or_module_of_the_working_directory_is_loaded(name: str, folder: Path) -> None:
     done = run(folder, "show", "spec.yaml", "--load", name)
@@ -41,6 +42,7 @@ def test_a_file_or_module_of_the_working_directory_is_loaded(name: str, folder: 
     assert "offset" in done.stdout
 
 
+@pytest.mark.slow
 def test_without_it_the_kind_is_unknown(folder: Path) -> None:
     done = run(folder, "show", "spec.yaml")
     assert done.returncode == 3

@@ -68,6 +68,7 @@ def test_a_syntax_error_is_answered_without_torch(broken: str) -> None:
         assert done.stderr.splitlines()[-1] == "False"
 
 
+@pytest.mark.slow
 def test_the_watch_on_torch_can_see_it() -> None:
     done = watched("show", "llama-tiny")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "True")

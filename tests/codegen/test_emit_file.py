@@ -158,6 +158,7 @@ def imported(text: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_llama_runs_alone_bit_for_bit(tmp_path: Path) -> None:
     run_alone(("llama-tiny",), tmp_path)
 

@@ -40,6 +40,7 @@ def test_published_vectors_of_fnv_1a(text: str, expected: int) -> None:
     assert path_hash(text) & LONG == expected
 
 
+@pytest.mark.slow
 def test_every_bit_is_set_half_of_the_time_and_no_two_agree() -> None:
     drawn = bits()
     signs = torch.stack([((drawn >> k) & 1) * 2 - 1 for k in range(64)]).double()

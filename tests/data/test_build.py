@@ -73,6 +73,7 @@ def test_every_document_is_in_one_split_in_order(rows: Path, tmp_path: Path) -> 
     assert show_data(tmp_path / "out", verify=True, quiet=True).problems == ()
 
 
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_workers_or_units_order(rows: Path, tmp_path: Path) -> None:
     class Backwards(InProcess):
         def run(self, work, numbers):  # type: ignore[no-untyped-def]
@@ -228,6 +229,7 @@ def _killed(number: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_reported() -> None:
     with pytest.raises(ResourceError, match=r"a worker process was ended, .* run the same command again, with fewer --workers"):
         list(ProcessPool(2).run(_killed, [1, 2]))

@@ -116,6 +116,7 @@ def interrupted(name: str, number: int, folder: Path) -> tuple[float, subprocess
     return seconds, child, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lost", "in_c"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_c5_a_signal_ends_a_verb_that_does_not_see_it(name: str, number: int, code: int, tmp_path: Path) -> None:
@@ -135,6 +136,7 @@ def test_c5_children_end_with_the_verb(tmp_path: Path) -> None:
     assert not (left.exists() and left.read_bytes())
 
 
+@pytest.mark.slow
 def test_c5_a_checkpoint_is_finished_first(tmp_path: Path) -> None:
     seconds, child, _ = interrupted("writes", signal.SIGTERM, tmp_path)
     assert child.returncode == 143
@@ -142,6 +144,7 @@ def test_c5_a_checkpoint_is_finished_first(tmp_path: Path) -> None:
     assert SOON < seconds < 3 + SOON
 
 
+@pytest.mark.slow
 def test_c5_a_checkpoint_delays_ten_seconds_at_most(tmp_path: Path) -> None:
     seconds, child, _ = interrupted("writes_long", signal.SIGTERM, tmp_path)
     assert child.returncode == 143
@@ -159,6 +162,7 @@ layers: [{repeat: 4, mixer: {heads: 4, kv_heads: 4}, ffn: {hidden: 48}}]
 """
 
 
+@pytest.mark.slow
 def test_c6_layouts_are_traced_one_after_another() -> None:
     """DTensor's caches know a mesh by its shape: a second layout met the process groups of the first."""
     setting = Setting(rows=1, length=16, micro_batches=4)
@@ -176,6 +180,7 @@ def test_c6_layouts_are_traced_one_after_another() -> None:
     assert all("all-reduce" in kinds for kinds in norms)
 
 
+@pytest.mark.slow
 def test_c7_a_run_limited_by_minutes_ends_in_time_on_a_machine_that_becomes_slow() -> None:
     tokens = torch.arange(48).reshape(4, 12) % 62
     batch = Batch(tokens[:, :-1], tokens[:, 1:], TokenLayout.whole(4, 11))
@@ -254,6 +259,7 @@ def test_c1_an_edited_spec_of_a_run_is_reported(run: Path, tmp_path: Path) -> No
         dt.train(from_=tmp_path / "edited", text=run / "text.txt", steps=1, batch=2, length=8, quiet=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["run.yaml", "initial.json", "loss.jsonl"])
 def test_c2_edited_files_of_a_run_are_refused_or_read(name: str, run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "run", tmp_path / "run")
@@ -294,6 +300,7 @@ def test_c2_an_odd_recipe_is_refused() -> None:
         survives(functools.partial(read_recipe, json.dumps(changed), spec, "quantization.yaml"), shown)
 
 
+@pytest.mark.slow
 def test_c2_odd_peft_configs_are_refused(tmp_path: Path) -> None:
     spec = from_yaml("width: 28\nvocab: 62\nlayers: [{repeat: 2, mixer: {heads: 2, head: 14}, ffn: {hidden: 44}}]\n")
     model = dt.build(spec)
@@ -307,6 +314,7 @@ def test_c2_odd_peft_configs_are_refused(tmp_path: Path) -> None:
         survives(lambda: read_peft(tmp_path / "peft", spec), shown)
 
 
+@pytest.mark.slow
 def test_c3_bytes_on_stdin_that_are_no_text_are_an_error(run: Path) -> None:
     command = [sys.executable, "-m", "dovetail", "chat", str(run / "run")]
     done = subprocess.run(
@@ -335,6 +343,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10, len(i
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["abcdefghij", "天地玄黃宇宙洪荒"])
 def test_c4_text_without_spaces_is_encoded_in_bounded_memory(text: str) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURED, text], capture_output=True, text=True, check=True)
@@ -343,6 +352,7 @@ def test_c4_text_without_spaces_is_encoded_in_bounded_memory(text: str) -> None:
     assert megabytes < 700
 
 
+@pytest.mark.slow
 def test_c4_a_small_parquet_file_of_much_text_is_refused(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -140,6 +140,7 @@ def test_a19_a_refused_request_keeps_the_cached_prefixes() -> None:
     assert engine.stats().cached_blocks > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "recurrent", "encoder–decoder"])
 def test_a20_an_interrupted_step_is_continued_rightly_wherever_it_was_interrupted(name: str) -> None:
     model, lines = model_of(name), 0
@@ -168,6 +169,7 @@ def test_a20_an_interrupted_step_is_continued_rightly_wherever_it_was_interrupte
     assert lines > 20
 
 
+@pytest.mark.slow
 def test_a20_outputs_of_a_step_that_had_happened_come_with_the_next_and_an_abort_drops_them() -> None:
     model, found = model_of("attention"), 0
     for after in range(0, 400, 3):

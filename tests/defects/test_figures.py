@@ -68,6 +68,7 @@ SLOW_RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_RUNS)])
 def test_a9_what_a_run_imports_is_measured(name: str, measured: Any, figures: Any, tmp_path: Path) -> None:
     files = imported((RUNS | SLOW_RUNS)[name], tmp_path)
@@ -89,6 +90,7 @@ def test_a9_a_change_of_the_server_makes_the_figures_of_servers_stale(measured: 
     assert [name for name in names if before[name] != after[name]] == ["servers", "serve"]
 
 
+@pytest.mark.slow
 def test_a9_every_figure_has_a_command_whose_files_are_found(measured: Any, figures: Any) -> None:
     closure, every = measured.Closure(ROOT), len({*measured.Closure(ROOT).modules})
     sizes = {name: len(closure.of(figure.command)) for name, figure in figures.TABLE.items()}

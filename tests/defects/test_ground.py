@@ -148,6 +148,7 @@ def test_b1_an_interpreter_is_named_by_the_user_only(canaries: Canaries, engine:
     assert interpreter("transformers") == Path(sys.executable)
 
 
+@pytest.mark.slow
 def test_b1_python_m_imports_no_package_from_the_working_directory(tmp_path: Path) -> None:
     found = Canaries(tmp_path)
     for name in (*sys.stdlib_module_names, "dovetail"):  # `python -m` itself imports these before it runs a line of ours
@@ -157,6 +158,7 @@ def test_b1_python_m_imports_no_package_from_the_working_directory(tmp_path: Pat
     assert "attention" in out
 
 
+@pytest.mark.slow
 def test_b1_named_code_finds_its_neighbors_and_nothing_else_does(tmp_path: Path) -> None:
     found = Canaries(tmp_path)
     found.add("neighbor.py", "HERE = 1\n")

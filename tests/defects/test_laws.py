@@ -78,6 +78,7 @@ def test_a12_a_spec_with_the_declaration_and_the_field_is_found():
     assert spec is not None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fields", ["heads: 2, kv_heads: 2", "heads: 2", "heads: 1, kv_heads: 1", "heads: 2, head: 14"])
 def test_a22_null_may_mean_the_number_that_a_field_has(fields: str):
     spec = f"{{width: 28, vocab: 62, layers: [{{mixer: {{{fields}}}, ffn: {{hidden: 44}}}}]}}"
@@ -95,6 +96,7 @@ def test_a22_a_field_that_changes_nothing_is_found(monkeypatch: pytest.MonkeyPat
 # -- the verb
 
 
+@pytest.mark.slow
 def test_a10_only_works_without_a_spec(monkeypatch: pytest.MonkeyPatch):
     from dovetail.proof.laws import suite
 
@@ -157,6 +159,7 @@ def test_a8_time_of_children_is_counted():
     assert cpu_seconds() - before >= 0.4  # and of one that has ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), pytest.param(("--json",), marks=pytest.mark.slow)])
 def test_c8_results_come_as_they_are_known(flags: tuple[str, ...]):
     command = [sys.executable, "-m", "dovetail", "laws", "llama-tiny", "--only", "round_trip", "compiled", *flags]

@@ -55,6 +55,7 @@ def test_e1_cross_is_named_by_the_mixer_that_it_is_a_form_of() -> None:
         spec("additive").set("layers.0.cross", "mamba")
 
 
+@pytest.mark.quick(13)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("law", ["declared", "chunked", "padded", "rollback", "programs", "every_weight"])
 def test_e1_recurrent_encoder_decoders_follow_the_laws(way: str, law: str) -> None:
@@ -108,6 +109,7 @@ def test_e2_bleu_by_hand() -> None:
     assert bleu(counts(["a b"], ["a b"])) == 1  # no order above 2
 
 
+@pytest.mark.slow
 def test_e2_pairs_train_an_encoder_decoder(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     words = [f"{a}{b}" for a in "abc" for b in "abc"] * 8

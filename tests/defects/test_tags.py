@@ -190,6 +190,7 @@ def test_e4_entities_by_hand() -> None:
 # -- the command
 
 
+@pytest.mark.slow
 def test_e4_tags_train_a_token_classifier(tagged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from dovetail.cli import main
 

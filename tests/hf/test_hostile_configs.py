@@ -52,6 +52,7 @@ def try_all(count: int, place: Path) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("count", [QUICK, pytest.param(ALL, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_spoilt_configs_are_read_or_refused_by_name(count: int, tmp_path: Path) -> None:

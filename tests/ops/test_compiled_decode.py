@@ -16,6 +16,7 @@ from dovetail.state.pool import Pool
 GRAPHS = 2  # the prefill; every decode step, with the number of cached tokens as a symbol
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["llama-tiny", "deepseek-tiny"])
 def test_a_block_compiles_once_for_all_decode_steps(name: str) -> None:
     spec = load_spec(name)

@@ -17,6 +17,7 @@ LATENT = spec().set("layers.*.mixer", {"kind": "mla", "heads": 6, "kv_rank": 5, 
 LORA: dict[str, Any] = {"kind": "lora", "rank": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "kind", "how"),
     [

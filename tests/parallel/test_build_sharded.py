@@ -16,6 +16,7 @@ def check(found: dict[str, Any]) -> None:
     assert found["gap"] == 0.0
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize(("data", "tensor"), [(1, 2), (2, 1)])
 @pytest.mark.parametrize("name", [name for name in WIRINGS if name != "patches"])
 def test_a_shard_is_bit_equal_to_the_slice_of_the_whole(pair: Pair, name: str, data: int, tensor: int) -> None:

@@ -8,6 +8,7 @@ from dovetail.parallel.pair import Pair
 from dovetail.proof.laws.sharded import compare_sharded
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", WIRINGS)
 def test_whole_equals_split(pair: Pair, name: str) -> None:
     for how, found in compare_sharded(pair, WIRINGS[name], 0, ["sequence", "ring"]).items():

@@ -23,6 +23,7 @@ def close(found: dict[str, object], gap: float) -> None:
     assert found["gap"] <= gap
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("data", "tensor"), [(1, 2), (2, 1)])
 @pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny", "mixtral-tiny", "deepseek-tiny"])
 def test_of_hugging_face_layout(pair: Pair, tmp_path: Path, name: str, data: int, tensor: int) -> None:

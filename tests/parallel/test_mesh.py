@@ -9,6 +9,7 @@ from dovetail.parallel.mesh import RankError, joined_ranks, make_mesh
 from dovetail.parallel.pair import Pair
 
 
+@pytest.mark.slow
 def test_axes_have_names(pair: Pair) -> None:
     assert pair.run(mesh_of, 1, 1, 2) == [("pipeline", "replicas", "data", "sequence", "tensor")] * 2
 

@@ -55,6 +55,7 @@ def test_one_wrong_element_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "1 wrong elements of" in str(report)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("place", "code"), [(".", 0), ("missing", 1)])
 def test_the_command_exits_with_1_for_a_bad_node(tmp_path: Path, place: str, code: int) -> None:
     command = [sys.executable, "-m", "dovetail", "doctor", "--node", place]

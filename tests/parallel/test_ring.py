@@ -40,6 +40,7 @@ def three() -> Iterator[Pair]:
         yield ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", *DROPPING, *GATHERED])
 def test_four_chunks_equal_the_whole(four: Pair, name: str) -> None:
     found = worse(four.run(compare_twelve, SPECS[name]))["ring"]

@@ -25,6 +25,7 @@ from dovetail.proof.laws.sharded import compare_sharded
 RELATION = 1e-9
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", WIRINGS | ROWS_ONLY)
 @pytest.mark.parametrize("how", ["tp", "fsdp"])
 def test_whole_equals_sharded(pair: Pair, name: str, how: str) -> None:
@@ -34,6 +35,7 @@ def test_whole_equals_sharded(pair: Pair, name: str, how: str) -> None:
     assert found.worst[1] < RELATION, found.worst
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     ("bug", "wiring", "how"),
     [
@@ -73,6 +75,7 @@ def test_layers_that_share_a_weight_are_one_unit(name: str, sizes: list[int]) ->
     assert [len(unit) for unit in units(build(from_yaml(WIRINGS[name]), device="meta"))] == sizes
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("data", "tensor"), [(1, 2), (2, 1)])
 @pytest.mark.parametrize("name", ["llama", "relative"])
 def test_training_goes_the_same_way(pair: Pair, name: str, data: int, tensor: int) -> None:

@@ -13,6 +13,7 @@ TABLE = decoder(model="embed: {kind: tokens, width: 10, types: 2, scale_by_width
 SPECS = {"tied": decoder(), "untied": UNTIED, "masked_lm": WIRINGS["encoder"], "table": TABLE}
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("batch", "n"), [(2, 7), (3, 700)])  # in one chunk, and in three
 @pytest.mark.parametrize("name", SPECS)
 def test_the_loss_is_that_of_one_rank(pair: Pair, name: str, batch: int, n: int) -> None:

@@ -70,6 +70,7 @@ def filled(name: str, config: Fields) -> Model | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_field_left_out_means_the_reference_s_default(name: str) -> None:
     dialect, compared, wrong = DIALECTS[name], 0, []

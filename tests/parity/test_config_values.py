@@ -34,6 +34,7 @@ def spoilt(name: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
                 yield f"{field}.{inner}", value, {**base, field: {**base[field], inner: copy.deepcopy(value)}}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_value_is_read_or_refused_by_name(name: str) -> None:
     refused = 0

@@ -50,6 +50,7 @@ def answers(model: Any, tokens: torch.Tensor) -> torch.Tensor:
         return model(tokens, Ctx(layout=TokenLayout.whole(*tokens.shape)))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_there_and_back_by_directories(family: str, tmp_path: Path) -> None:
     pair = a_pair(family)
@@ -76,6 +77,7 @@ def test_there_and_back_by_directories(family: str, tmp_path: Path) -> None:
 FORMS = [(family, auto) for family, (_, autos) in OTHERS.items() for auto in autos]
 
 
+@pytest.mark.quick(9)
 @pytest.mark.filterwarnings("ignore:embeddings.mask_token:dovetail.hf.tensors.DroppedTensors")  # of pretraining alone
 @pytest.mark.parametrize(("family", "auto"), FORMS)
 def test_other_families_there_and_back_by_directories(family: str, auto: str, tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_the_reference_is_the_one_that_is_named() -> None:
 def test_the_survey_counts_the_lines_of_each_file() -> None:
     rows = {row.model_type: row for row in survey()}
     assert set(rows) >= set(FAMILIES) | {"llama", "gpt2"}
-    home = Path(dovetail.__file__).parent / "port" / "dialect"
+    home = Path(dovetail.__file__).parent / "hf" / "dialect"
     for name in ("llama", "gpt2", "mistral"):
         assert rows[name].lines == len((home / f"{name}.py").read_text().splitlines())
     assert all(row.lines > 5 for row in rows.values())

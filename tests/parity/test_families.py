@@ -16,6 +16,7 @@ CASES = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("family", "seed"), CASES)
 def test_ours_is_theirs(family: str, seed: int) -> None:
     """Logits with left padding, there and back by files, 64 greedy tokens with a cache, and at last gradients."""

@@ -50,6 +50,7 @@ def read(**changed: Any) -> Any:
     return from_hf({name: value for name, value in config.items() if value is not ...})
 
 
+@pytest.mark.slow
 def test_all_mechanisms_together():
     """Layers 3 to 5 read the keys and values of 1 and 2, and decode far beyond their window."""
     pair = Pair("gemma4_text", ALL, 3)

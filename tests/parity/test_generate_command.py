@@ -48,6 +48,7 @@ def call(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("family", [*DECODERS, *SOURCES])
 def test_the_streamed_text_is_the_reference_s(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     theirs, answers = model_of(family), family in SOURCES

@@ -147,6 +147,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(HUB)), value=PLAIN)
 def test_any_value_is_read_or_refused(data: st.DataObject, name: str, value: Any) -> None:

@@ -230,6 +230,7 @@ CASES = [
 ]
 
 
+@pytest.mark.quick(22)
 @pytest.mark.filterwarnings("ignore:embeddings.mask_token:dovetail.hf.tensors.DroppedTensors")  # of pretraining alone
 @pytest.mark.parametrize(("family", "auto", "seed"), CASES)
 def test_ours_is_theirs(family: str, auto: str, seed: int) -> None:

@@ -80,6 +80,7 @@ def reference(texts: list[str]) -> Tensor:
         return pooled(model(**asked).last_hidden_state, asked["attention_mask"])
 
 
+@pytest.mark.slow
 def test_the_vectors_are_the_reference_s(ours: ModelModule) -> None:
     texts = [*SENTENCES, LONG, "naïve café — 東京"]
     assert (vectors(ours, Tokenizer.load(place()), texts) - reference(texts)).abs().max() <= 1e-5

@@ -33,6 +33,7 @@ def reference(place: Path, dtype: torch.dtype = torch.float32) -> Any:
     return made.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CASES)
 def test_the_reference_loads_it_and_agrees(family: str, tmp_path: Path) -> None:
     made = dt.tiny(family, tmp_path / "small", seed=3)
@@ -55,6 +56,7 @@ def test_the_reference_loads_it_and_agrees(family: str, tmp_path: Path) -> None:
     assert made.opinion.margin > 2 * made.opinion.rounding
 
 
+@pytest.mark.slow
 def test_from_a_config_a_directory_a_preset_and_a_spec(tmp_path: Path) -> None:
     config = transformers.AutoConfig.for_model("mistral", sliding_window=4096).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -90,6 +90,7 @@ def checked(spec: Model, path: str, value: Any) -> Model | SpecError:
     return probed
 
 
+@pytest.mark.quick(96)
 @pytest.mark.parametrize(("kind", "field"), FIELDS)
 def test_an_impossible_number_is_refused_or_the_model_is_finite(kind: str, field: str) -> None:
     spec, path = spec_with(kind)

@@ -70,6 +70,7 @@ def decode(case: Case) -> Tensor:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 @torch.no_grad()
 def test_a_wrapped_leaf_changes_the_output_on_every_path(name: str) -> None:

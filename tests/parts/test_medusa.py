@@ -171,6 +171,7 @@ def test_no_family_of_hugging_face_has_a_place_for_it() -> None:
         to_hf(with_heads())
 
 
+@pytest.mark.slow
 def test_decoders_are_sampled_with_it() -> None:
     assert any(depth.kind == "medusa" for spec in quick_specs() for depth in spec.mtp)
     samples = [attempt(random.Random(seed), {"model/mtp": "medusa"}) for seed in range(10)]

@@ -99,6 +99,7 @@ def test_a_swap_of_positions_reaches_the_depths() -> None:
     assert from_yaml(to_yaml(spec)) == spec
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "block",
     [
@@ -151,6 +152,7 @@ def test_a_sequence_split_over_ranks_is_refused_by_name() -> None:
     assert error.value.path == "mtp.0"
 
 
+@pytest.mark.slow
 def test_decoders_are_sampled_with_it() -> None:
     drawn = [draw_model(Draw(random.Random(seed), "decoder", {}))["mtp"] for seed in range(30)]
     assert {len(depths) for depths in drawn} == {0, 1, 2}

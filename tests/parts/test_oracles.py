@@ -24,9 +24,9 @@ from dovetail.proof.laws.oracle import (
     comparisons,
     differs,
     grouped_kinds,
+    kinds_to_test,
     missing,
     oracle,
-    tested_kinds,
 )
 
 
@@ -41,6 +41,7 @@ def test_no_kind_is_without_an_oracle() -> None:
     assert len(grouped_kinds()) >= 55
 
 
+@pytest.mark.slow
 def test_together_they_are_quick() -> None:
     check_oracles()
     began = time.process_time()
@@ -92,7 +93,7 @@ def doubled() -> Iterator[str]:
 def test_a_kind_of_another_package_is_tested_and_ours_only_with_oracles(doubled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As from a wheel, which holds no literal numbers of ours."""
     monkeypatch.setattr("dovetail.proof.laws.oracle.registry.ORACLES", {"rope": ORACLES["rope"]})
-    assert set(tested_kinds()) == {"rope", doubled}
+    assert set(kinds_to_test()) == {"rope", doubled}
     assert [failure.kind for failure in check_oracles()] == [doubled]
 
 

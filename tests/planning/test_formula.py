@@ -29,6 +29,7 @@ head: {kind: lm, tied: false}
 SETTING = Setting(rows=1, length=16, micro_batches=3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("layout", [Layout(shards=3), Layout(shards=5, tensor=2), Layout(shards=16, tensor=2)])
 @pytest.mark.parametrize("text", [LLAMA, UNTIED])
 def test_the_closed_form_is_the_trace(text: str, layout: Layout) -> None:

@@ -110,6 +110,7 @@ def ended(*argv: str) -> object:
     return exit.value.code
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("plan", "llama-3-8b", "--serve", "--users", "1M", "--price", "2.5", "--json") == 0
     data = json.loads(capsys.readouterr().out)
@@ -172,6 +173,7 @@ def test_a_real_run_is_slower_than_its_bound() -> None:
         assert bound / 1.25 < measured < 12 * bound, (rows, measured / bound)
 
 
+@pytest.mark.slow
 def test_devices_of_the_table_serve() -> None:
     assert device_named("h100").usable == pytest.approx(76e9)
     plan = dt.plan_serving("llama-3-70b", weights="int4", cache="int8")

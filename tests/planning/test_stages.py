@@ -17,6 +17,7 @@ layers: [{repeat: 4, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}
 """
 
 
+@pytest.mark.slow
 def test_a_step_of_many_micro_batches_is_traced_as_two_of_few() -> None:
     spec, layout, setting = from_yaml(SPEC), Layout(pipeline=2, shards=2), Setting(1, 16, 7)
     whole, few = trace_step(spec, layout, setting), trace_stages(spec, layout, setting)

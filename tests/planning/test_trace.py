@@ -40,6 +40,7 @@ SETTING = Setting(rows=2, length=16, micro_batches=2)
 LAYOUTS = [Layout(shards=2), Layout(tensor=2), Layout(sequence=2), Layout(replicas=2), Layout(pipeline=2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_traced_step_is_the_step_of_real_ranks(pair: Pair, name: str, layout: Layout) -> None:
@@ -58,6 +59,7 @@ def test_a_traced_step_is_the_step_of_real_ranks(pair: Pair, name: str, layout: 
     assert traced.memory.peak == pytest.approx(real.memory.peak, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "blocks"])
 def test_layers_and_micro_batches_repeat_exactly(recompute: str) -> None:
     spec = from_yaml(LLAMA)
@@ -68,6 +70,7 @@ def test_layers_and_micro_batches_repeat_exactly(recompute: str) -> None:
     assert (few.parameters, few.cost, few.memory) == (whole.parameters, whole.cost, whole.memory)
 
 
+@pytest.mark.slow
 def test_a_pattern_of_layers_and_a_remainder_repeat_exactly() -> None:
     a, b = from_yaml(HYBRID).layers
     deep = dc.replace(from_yaml(HYBRID), layers=(a, b) * 6 + (a,))

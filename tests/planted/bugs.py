@@ -127,8 +127,8 @@ BUGS = [
         "a read over two blocks checks only the first",
     ),
     Bug(
-        "weights",
-        "formats.py",
+        "ops",
+        "kinds.py",
         "Int8.input_codes",
         "wide.abs().amax(-1, keepdim=True)",
         "wide.abs().amax()",

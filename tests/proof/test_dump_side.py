@@ -175,6 +175,7 @@ BUGS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "form"),
     [
@@ -192,6 +193,7 @@ def test_a_bug_is_found_in_its_layer(places: tuple[Path, Path], tmp_path: Path, 
         assert verdict.cause.name == cause
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("names", [("ffn_a", "ffn_b"), ("ffn_b", "ffn_a")])
 def test_one_layer_that_fits_two_names_does_not_decide(
     places: tuple[Path, Path], tmp_path: Path, names: tuple[str, str]

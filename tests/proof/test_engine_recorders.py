@@ -26,6 +26,7 @@ def python_of(engine: str) -> Path:
     return ready.parent / "bin" / "python"
 
 
+@pytest.mark.slow
 def test_transformers_records_what_verify_calls_equal(tmp_path: Path) -> None:
     ours, theirs = llama(tmp_path)
     result = dovetail.record("transformers", theirs, out=tmp_path / "dump", length=9, steps=2)
@@ -70,6 +71,7 @@ def test_an_unknown_engine_and_a_missing_interpreter_are_errors(tmp_path: Path) 
     assert "transformers" in engines()
 
 
+@pytest.mark.slow
 def test_a_recorder_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError, match="recorder failed"):

@@ -64,6 +64,7 @@ def test_a_rope_that_is_wrong_beyond_64_tokens_is_found_in_its_layer(places: tup
     assert all(one.comparison.status == "equal" for one in verdict.passes[:-1])
 
 
+@pytest.mark.slow
 def test_a_clean_pair_is_decoded_and_long_on_both_sides(places: tuple[Path, Path]) -> None:
     verdict = checked(places, lambda model: None)
     assert verdict.status == "equal"
@@ -159,6 +160,7 @@ def rounds_in_float32_alone(model: Any) -> None:
     model.model.layers[1].mlp.register_forward_hook(hook)
 
 
+@pytest.mark.slow
 def test_a_side_that_rounds_more_than_the_other_is_rounding(places: tuple[Path, Path]) -> None:
     verdict = checked(places, rounds_in_float32_alone)
     assert (verdict.status, verdict.layer, verdict.failed) == ("rounding", "layers.1", False)

@@ -46,6 +46,7 @@ def tried(*bugs: str, laws: tuple[str, ...] = (), seed: int = 0, dtype: str | No
         return {name: try_law(case, name) for name in law_names(laws)}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("bug", [pytest.param(bug, marks=[pytest.mark.slow] if at % 4 else []) for at, bug in enumerate(BUGS)])
 def test_a_public_bug_is_caught_by_its_law(bug: str) -> None:
     law, how = BUGS[bug]
@@ -53,6 +54,7 @@ def test_a_public_bug_is_caught_by_its_law(bug: str) -> None:
     assert found.state == "failed", found
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_speculation_that_accepts_too_much_is_caught(dtype: str | None) -> None:
     for bugs, state in ((("9",), "failed"), ((), "passed")):
@@ -88,6 +90,7 @@ def test_an_unlikely_sampled_token_does_not_lower_the_bar_of_its_row() -> None:
     assert row_gap(Step(0, -1.0, {0: float("nan")}), Step(0, -1.0, likely)) == inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
 def test_a_clean_noisy_server_is_silent(seed: int) -> None:
     _silent(seed)

@@ -109,6 +109,7 @@ def mine(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_module_with_names_of_its_own(mine: Path) -> None:
     a, b = pair(str(mine / "ours"), f"py:{mine / 'mine.py'}:load")
     assert a.spec is not None
@@ -163,6 +164,7 @@ def test_a_map_that_names_nothing_is_refused(mine: Path, told: dict[str, str], p
         verify(a, b, random_prompt(a.spec))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_emitted_file_is_the_model_it_was_written_from(tmp_path: Path, tied: bool) -> None:
     spec = from_yaml(LLAMA).set("head.tied", tied)

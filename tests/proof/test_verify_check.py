@@ -29,6 +29,7 @@ def found(places: tuple[Path, Path], plant: Callable[[Any], None]) -> Verdict:
     return verify(a, b, random_prompt(a.spec))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_clean_pairs_are_equal(places: tuple[Path, Path], dtype: torch.dtype) -> None:
     a, b = NativeSide(places[0]), TransformersSide(places[1])

@@ -72,6 +72,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-tiny", "gemma-2-tiny"])
 def test_tokens_are_those_of_eager_decoding(name: str, runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     model, captured = model_of(name), Captured()
@@ -85,6 +86,7 @@ def test_tokens_are_those_of_eager_decoding(name: str, runs: list[int], monkeypa
     assert captured.runs - before == len(runs)  # and no step is eager for the lack of a graph
 
 
+@pytest.mark.slow
 def test_one_row_decodes_by_the_graph(runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     model, captured = model_of("llama-tiny"), Captured()
     monkeypatch.setattr(compiled, "compile_step", captured.compile_step)
@@ -102,6 +104,7 @@ def test_a_cache_without_room_for_the_graph_is_refused(sizes: dict[str, int]) ->
         Engine(model_of("llama-tiny"), rows=2, compiled=model_of("llama-tiny"), **sizes)
 
 
+@pytest.mark.slow
 def test_few_pages_are_enough_for_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "compile_step", Captured().compile_step)
     Engine(model_of("llama-tiny"), rows=ROWS, longest=32, pages=2, compiled=model_of("llama-tiny"))

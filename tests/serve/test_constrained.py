@@ -105,6 +105,7 @@ def text_of(tokens: list[int]) -> str:
     return tokenizer().decode(tokens)
 
 
+@pytest.mark.slow
 def test_texts_of_random_models_under_random_schemas_parse_and_validate() -> None:
     rng, complete = random.Random(5), 0
     for trial in range(40):
@@ -157,6 +158,7 @@ def alone(one: dt.Transformer, request: Request, index: int) -> list[int]:
     return list(generate_tokens(one, prompt, request.max_tokens, sampling, stop=request.stop, matcher=matcher))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "lookup", "draft"])
 def test_choices_preemption_and_drafts_change_no_constrained_token(how: str) -> None:
     """Constrained requests of several choices among plain ones, in a KV cache too small for all of them."""

@@ -77,6 +77,7 @@ def idle(engine: Engine) -> None:
     assert sorted(engine.runner.free_rows) == list(range(engine.runner.rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_a_random_program_of_requests_gives_each_its_own_tokens(name: str) -> None:
     model, rng = model_of(name), random.Random(7)
@@ -208,6 +209,7 @@ class Guesses(Drafter):
         return guesses
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", ["llama-tiny", "mamba2-hybrid-tiny", "mixtral-tiny"])
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 def test_drafts_right_and_wrong_change_no_token(name: str, temperature: float) -> None:
@@ -226,6 +228,7 @@ def test_drafts_right_and_wrong_change_no_token(name: str, temperature: float) -
         idle(engine)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_model_and_prompt_look_up_change_no_token(temperature: float) -> None:
     model = model_of("llama-tiny")

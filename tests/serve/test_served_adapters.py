@@ -81,6 +81,7 @@ def joined(outputs: list[Output]) -> dict[str, list[int]]:
     return tokens
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "preset",
     [

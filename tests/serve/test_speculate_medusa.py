@@ -47,6 +47,7 @@ class ComparedAhead(Compared, DraftAhead):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", SPECS)
 def test_tokens_are_those_without_drafts_and_drafts_those_of_a_whole_pass(name: str, temperature: float) -> None:
@@ -61,6 +62,7 @@ def test_heads_beside_a_depth_with_a_cache() -> None:
     run_busy(model, ComparedAhead(model, rows=4, longest=90, drafts=4), 1.0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", SPECS)
 def test_greedy_drafts_of_trained_heads_are_accepted(name: str) -> None:
     """A target that repeats one token would accept the drafts of fresh heads, too: they are counted for comparison."""
@@ -143,6 +145,7 @@ def test_a_directory_with_heads_drafts_by_them(tmp_path: Path) -> None:
     assert engine.stats().accepted > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_sampled_tokens_have_the_distribution_of_the_target(name: str) -> None:
     """Chi-square of third tokens, which are sampled behind a draft of the second where that is accepted, against the model's

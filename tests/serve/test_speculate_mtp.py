@@ -45,6 +45,7 @@ class ComparedAhead(Compared, DraftAhead):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", SPECS)
 def test_tokens_are_those_without_drafts_and_drafts_those_of_a_whole_pass(name: str, temperature: float) -> None:
@@ -52,6 +53,7 @@ def test_tokens_are_those_without_drafts_and_drafts_those_of_a_whole_pass(name: 
     run_busy(model, ComparedAhead(model, rows=4, longest=90, drafts=4), temperature)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", SPECS)
 def test_greedy_drafts_of_a_trained_model_are_accepted(name: str) -> None:
     model = trained(name)

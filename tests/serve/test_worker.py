@@ -31,6 +31,7 @@ async def outputs_of(client, request: Request) -> list[Output]:
     return [output async for output in client.submit(request)]
 
 
+@pytest.mark.slow
 def test_requests_abort_refusals_a_full_queue_and_the_death_of_the_process(directory: Path) -> None:
     async def program() -> None:
         client = await start_engine(directory, EngineOptions(rows=2, longest=2048, threads=1), queued=2)
@@ -71,6 +72,7 @@ def test_requests_abort_refusals_a_full_queue_and_the_death_of_the_process(direc
     asyncio.run(program())
 
 
+@pytest.mark.slow
 def test_a_directory_that_cannot_be_served_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(EngineDead, match="no such directory"):
         asyncio.run(start_engine(tmp_path / "nothing"))

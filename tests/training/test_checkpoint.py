@@ -180,6 +180,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pyte
     assert os.listdir(tmp_path) == ["step-00000001"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize(("data", "tensor"), [(1, 2), (2, 1)])
 def test_saved_by_two_ranks_and_loaded_by_others(pair: Pair, tmp_path: Path, data: int, tensor: int, later: bool) -> None:

@@ -160,6 +160,7 @@ def alphabet(tmp_path: Path) -> Path:
     return tmp_path / "alphabet.txt"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("objective", ["span_corruption", "denoising"])
 def test_an_encoder_decoder_restores_text(alphabet, tmp_path, objective):
     """A missing letter follows from the letters that are left: the most frequent label is one of twelve."""

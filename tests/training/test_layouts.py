@@ -61,11 +61,13 @@ def compare(ranks: Pair, name: str, axes: Axes) -> None:
     assert set(whole.weights) == {path for one in found for path in one.weights}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("layout", AXES)
 def test_two_ranks_train_a_llama_as_one(pair: Pair, layout: str) -> None:
     compare(pair, "llama", AXES[layout])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["hybrid", "experts", "shared"])
 def test_state_router_losses_and_values_cross_chunks_and_stages(pair: Pair, name: str) -> None:
     compare(pair, name, {"sequence": 2})
@@ -80,6 +82,7 @@ def test_four_ranks_train_as_one(layout: str) -> None:
             compare(four, name, FOUR[layout])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["fsdp", "tensor"])
 def test_muon_on_two_ranks(pair: Pair, layout: str) -> None:
     whole = train_steps(SPECS["llama"], {}, 2, optimizer="muon")
@@ -121,6 +124,7 @@ def test_what_cannot_be_cut_is_refused_with_its_path(change: dict[str, Any], mes
         cut_layers(spec, 5)
 
 
+@pytest.mark.slow
 def test_a_pipeline_needs_micro_batches(pair: Pair) -> None:
     with pytest.raises(RankError, match="--micro-batches: 1 leave a stage without work; a pipeline of 2 stages needs as many"):
         pair.run(train_steps, SPECS["llama"], {"pipeline": 2}, 1)
@@ -153,6 +157,7 @@ def test_what_is_left_for_an_axis_is_said() -> None:
         Layout.of(4, shards=4, tensor=2)
 
 
+@pytest.mark.slow
 def test_a_spec_that_needs_whole_rows_is_refused_with_its_path(pair: Pair) -> None:
     spec = SPECS["llama"].replace("layers:", "mtp: [{}]\nlayers:")
     with pytest.raises(RankError, match=r"mtp\.0: a sequence cannot be split"):

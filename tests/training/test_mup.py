@@ -103,6 +103,7 @@ def test_the_slope_of_a_power() -> None:
     assert slope([8, 16], [0.0, 1.0]) == float("inf")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tied", [True, False])
 def test_mup_is_flat_and_the_standard_parametrization_is_not(text: Path, tied: bool) -> None:
     sizes: dict[str, Any] = {"batch": 4, "length": 16}

@@ -85,6 +85,7 @@ def test_dropout_is_drawn_from_the_seed_and_in_training_alone(tiny):
     assert torch.equal(next_token(model, batch, 1, False).sum, next_token(model, batch, 2, False).sum)
 
 
+@pytest.mark.slow
 def test_masked_tokens_are_learned():
     """Rows go up by one: a hidden token is known from its neighbors on both sides."""
     spec = from_yaml(

@@ -112,6 +112,7 @@ def test_a_piece_of_a_kto_batch_is_refused(tmp_path):
     assert loss.mean().item() == pytest.approx(0.5, rel=1e-12)  # 1 − σ(0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["dpo", "ipo", "orpo", "kto", "reward"])
 def test_a_run_learns_to_prefer(name, tmp_path):
     path = (judged if name == "kto" else pairs)(tmp_path / "x.jsonl")

@@ -22,6 +22,7 @@ from dovetail.parallel.pair import Pair
 SPEC = "width: 28\nvocab: 270\nlayers:\n- mixer: {heads: 2, head: 14}\n  ffn: {hidden: 44}\n"
 
 
+@pytest.mark.slow
 def test_a_step_adds_up_loss_tokens_and_flags_in_one_collective(pair: Pair) -> None:
     first, second = pair.run(flagged_step)
     tokens, flags, collectives, loss = first
@@ -71,6 +72,7 @@ def seconds_until_ended(processes: list[int], most: float = 90) -> float:
     return time.monotonic() - begin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [{}, {"tensor": 2}], ids=["fsdp", "tensor"])
 def test_e2_ranks_decode_at_evals_as_one_does(tmp_path: Path, pair: Pair, axes: Axes) -> None:
     pairs, words = tmp_path / "pairs.jsonl", [f"{a}{b}" for a in "abc" for b in "abc"] * 8

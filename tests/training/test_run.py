@@ -64,6 +64,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
     monkeypatch.setattr(Interrupt, "__call__", pressed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"optimizer": "muon", "ema": 0.9, "micro_batches": 2, "precision": "bf16"}])
 def test_an_interrupted_run_ends_as_the_unbroken_one(tale: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
     whole = dt.train(SPEC, tale, steps=20, out=tale.parent / "whole", **SIZES, **more)

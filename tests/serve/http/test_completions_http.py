@@ -16,6 +16,7 @@ def model_logprobs(served: Served, ids: list[int]) -> torch.Tensor:
     return torch.log_softmax(served.engine.model(torch.tensor([ids]))[0].double(), -1).detach()
 
 
+@pytest.mark.slow
 def test_a_streamed_text_is_the_whole_text_on_40_prompts(served: Served) -> None:
     emoji = 0
     for number, prompt in enumerate(PROMPTS):

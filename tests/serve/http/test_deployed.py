@@ -61,6 +61,7 @@ def manifest() -> list[str]:
     return deployment["spec"]["template"]["spec"]["containers"][0]["command"]
 
 
+@pytest.mark.slow
 def test_the_command_of_the_manifest_runs(trained, tmp_path: Path) -> None:
     """With the paths, the address and the port of this machine; everything else as Kubernetes would start it."""
     directory = write_directory(*trained, tmp_path / "model", TEMPLATE)

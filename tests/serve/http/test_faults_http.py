@@ -48,6 +48,7 @@ def test_a_client_that_goes_away_aborts_its_request(start, stream: bool) -> None
     assert 'finished_reason="abort"' in served.http.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_slow_readers_hold_up_nobody(start) -> None:
     served = start()
     want = served.complete(**GOOD).json()["choices"]

@@ -45,6 +45,7 @@ def asked(real: Real, key: str, pattern: str) -> httpx2.Response:
     return httpx2.post(f"{real.url}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=120)
 
 
+@pytest.mark.slow
 def test_b4_an_innocent_grammar_is_answered_beside_hostile_ones(real: Real) -> None:
     assert asked(real, "-", "ready").status_code == 200  # the process has read the tokenizer
     begin = time.monotonic()

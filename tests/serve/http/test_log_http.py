@@ -55,6 +55,7 @@ def logged(directory: Path, file: Path, *flags: str) -> Iterator[Logged]:
             process.wait(60)
 
 
+@pytest.mark.slow
 def test_c9_one_line_per_request(directory: Path, tmp_path: Path) -> None:
     with logged(directory, tmp_path / "log", "--log-format=json") as server:
         answer = server.complete(ignore_eos=True)
@@ -77,6 +78,7 @@ def test_c9_one_line_per_request(directory: Path, tmp_path: Path) -> None:
     assert all({"time", "level"} <= line.keys() for line in server.lines())
 
 
+@pytest.mark.slow
 def test_c9_prompts_are_logged_when_asked_for(directory: Path, tmp_path: Path) -> None:
     with logged(directory, tmp_path / "log", "--log-prompts") as server:
         assert server.complete(prompt="the cat\n\x1b[31m").status_code == 200
@@ -100,6 +102,7 @@ def flight(server: Logged, answers: list[httpx2.Response | Exception]) -> thread
     return thread
 
 
+@pytest.mark.slow
 def test_c9_a_dead_engine_ends_the_server(directory: Path, tmp_path: Path) -> None:
     with logged(directory, tmp_path / "log", "--log-format=json") as server:
         answers: list[httpx2.Response | Exception] = []
@@ -116,6 +119,7 @@ def test_c9_a_dead_engine_ends_the_server(directory: Path, tmp_path: Path) -> No
     assert '"status": 503' in text
 
 
+@pytest.mark.slow
 def test_c9_an_engine_is_started_again(directory: Path, tmp_path: Path) -> None:
     with logged(directory, tmp_path / "log", "--restart=1") as server:
         want = server.complete(temperature=0).json()["choices"][0]["text"]

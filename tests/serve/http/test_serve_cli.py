@@ -60,6 +60,7 @@ def process(directory: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[
         child.kill()
 
 
+@pytest.mark.slow
 def test_it_serves_and_drains_on_sigterm(process: tuple[subprocess.Popen[str], httpx2.Client]) -> None:
     child, client = process
     assert client.get("/v1/models").json()["data"][0]["id"] == "small"

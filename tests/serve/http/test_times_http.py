@@ -32,6 +32,7 @@ def times(real: Real) -> dict[str, tuple[float, float]]:
     return {name: (value(f"{name}_count"), value(f"{name}_sum")) for name in NAMES}
 
 
+@pytest.mark.slow
 def test_an_answer_is_not_held_back_by_the_socket(trained, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Head and body are two writes: without TCP_NODELAY the second waits for the client's delayed ACK, 40 ms on Linux."""
     place = write_directory(*trained, tmp_path_factory.mktemp("prompt") / "small", TEMPLATE)

@@ -50,6 +50,7 @@ def streamed(real: Real, **fields: Any) -> tuple[str, dict[int, dict[str, str]],
     return content, calls, finish
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "finish"),
     [
@@ -71,6 +72,7 @@ def test_a_tool_that_must_be_called_is_called_by_its_schema(real: Real, choice: 
     assert calls == {0: {"name": call.function.name, "arguments": call.function.arguments}}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_calls_that_the_model_chooses_are_found_in_its_text(real: Real, parallel: bool) -> None:
     text = f"Sure. {CALL}\n{CALL.replace('weather', 'sun')}"

@@ -11,9 +11,9 @@ from dovetail.proof.laws.oracle.registry import (
     comparisons,
     differs,
     grouped_kinds,
+    kinds_to_test,
     missing,
     oracle,
-    tested_kinds,
 )
 from dovetail.proof.laws.oracle.single import REAL, alone, ctx, eye, numbers, part, row
 
@@ -34,5 +34,5 @@ __all__ = [
     "oracle",
     "part",
     "row",
-    "tested_kinds",
+    "kinds_to_test",
 ]

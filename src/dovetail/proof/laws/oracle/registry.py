@@ -64,7 +64,7 @@ def grouped_kinds() -> list[str]:
     return sorted(kind for kind, cls in KINDS.items() if issubclass(cls, GROUPS))
 
 
-def tested_kinds() -> list[str]:
+def kinds_to_test() -> list[str]:
     """The kinds that the law tests: those with an oracle, and every kind of another package, which must have one."""
     ours = __name__.partition(".")[0]
     return [kind for kind in grouped_kinds() if kind in ORACLES or KINDS[kind].__module__.partition(".")[0] != ours]
@@ -85,7 +85,7 @@ def check_oracles(kinds: Iterable[str] | None = None) -> list[Failure]:
     """The failures of the oracles of these kinds, by default of all that the law tests. A kind without an oracle, an oracle
     that compares nothing and one that raises are failures too."""
     failures: list[Failure] = []
-    for kind in tested_kinds() if kinds is None else kinds:
+    for kind in kinds_to_test() if kinds is None else kinds:
         if kind not in ORACLES:
             failures.append(Failure(kind, "law 14", "has no oracle"))
         for function in ORACLES.get(kind, []):
