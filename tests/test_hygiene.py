@@ -74,7 +74,7 @@ def test_a_workflow_has_little_power(path: Path) -> None:
         if step.get("uses", "").startswith("actions/checkout@"):
             assert step["with"] == {"persist-credentials": False}
         if ".ci/" in step.get("run", ""):
-            assert step["env"] == {"TORCH_INDEX": TORCH_INDEX}
+            assert {name: value for name, value in step["env"].items() if name != "STAGE"} == {"TORCH_INDEX": TORCH_INDEX}
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, ROOT / "action.yml"], ids=lambda path: path.stem)

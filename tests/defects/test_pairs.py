@@ -55,6 +55,7 @@ def test_e1_cross_is_named_by_the_mixer_that_it_is_a_form_of() -> None:
         spec("additive").set("layers.0.cross", "mamba")
 
 
+@pytest.mark.quick(8)
 @pytest.mark.quick(13)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("law", ["declared", "chunked", "padded", "rollback", "programs", "every_weight"])

@@ -183,6 +183,7 @@ def test_other_yaml_features_are_refused(text: str, problem: str, parser: str) -
         parse_yaml(text, "here")
 
 
+@pytest.mark.slow
 def test_the_number_of_items_is_bounded(parser: str) -> None:
     for text in ("".join(f"k{i}: 1\n" for i in range(SPEC_ITEMS)), "[" + "1," * SPEC_ITEMS + "1]"):
         with pytest.raises(SpecError, match="more than 50,000 items"):

@@ -66,6 +66,7 @@ def test_the_part_is_short() -> None:
     assert len(lines) <= LONGEST
 
 
+@pytest.mark.slow
 def test_where_it_is_installed_the_command_line_takes_it_like_any_other(installed: dict[str, str]) -> None:
     listed, plain, swapped, refused = ask(
         installed,

@@ -38,6 +38,7 @@ def test_an_adapted_model_over_two_ranks_equals_one(pair: Pair, model: Any, kind
         assert any(".adapter." in one for one in gaps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "how"), [(LLAMA, "tp"), (EXPERTS, "tp"), (LLAMA, "fsdp")], ids=["tp", "experts", "fsdp"])
 def test_the_dropout_of_an_adapter_is_that_of_one_rank(pair: Pair, model: Any, how: str) -> None:
     for gaps in pair.run(compare_adapted, to_yaml(model), {**LORA, "dropout": 0.3}, how, 1):

@@ -14,6 +14,7 @@ def test_axes_have_names(pair: Pair) -> None:
     assert pair.run(mesh_of, 1, 1, 2) == [("pipeline", "replicas", "data", "sequence", "tensor")] * 2
 
 
+@pytest.mark.slow
 def test_a_box_that_does_not_fit_is_refused(pair: Pair) -> None:
     for name, text in pair.run(error_of, mesh_of, 2, 1, 2):
         assert name == "RankError"

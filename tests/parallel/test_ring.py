@@ -56,6 +56,7 @@ def test_three_chunks_equal_the_whole(three: Pair, name: str) -> None:
     assert found.worst[1] < 1e-11, found.worst
 
 
+@pytest.mark.slow
 def test_numbers(pair: Pair, four: Pair) -> None:
     """Key j weighs j: the third output is (10 + 2·20 + 3·30) / 6. Of the last, ds = w (v − 30) with w = 0.1 … 0.4."""
     for ranks in (pair, four):

@@ -62,6 +62,7 @@ def test_heads_beside_a_depth_with_a_cache() -> None:
     run_busy(model, ComparedAhead(model, rows=4, longest=90, drafts=4), 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", SPECS)
 def test_greedy_drafts_of_trained_heads_are_accepted(name: str) -> None:
@@ -100,6 +101,7 @@ def test_no_more_heads_are_used_than_tokens_are_drafted() -> None:
     assert 0 < engine.stats().accepted <= engine.stats().drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "hybrid"])
 def test_a_cached_prefix_costs_no_draft(name: str) -> None:
     """The last hidden state is always computed, also where the prefix cache has the tokens before."""

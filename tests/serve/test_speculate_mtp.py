@@ -53,6 +53,7 @@ def test_tokens_are_those_without_drafts_and_drafts_those_of_a_whole_pass(name: 
     run_busy(model, ComparedAhead(model, rows=4, longest=90, drafts=4), temperature)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("name", SPECS)
 def test_greedy_drafts_of_a_trained_model_are_accepted(name: str) -> None:

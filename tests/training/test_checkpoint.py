@@ -180,6 +180,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pyte
     assert os.listdir(tmp_path) == ["step-00000001"]
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize(("data", "tensor"), [(1, 2), (2, 1)])

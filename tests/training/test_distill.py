@@ -85,6 +85,7 @@ def prepared(tmp_path: Path, **settings: object):
     return student, objective, source.batch(0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 def test_a_batch_is_the_sum_over_its_labeled_tokens(tmp_path: Path, monkeypatch, direction: str) -> None:
     student, objective, batch = prepared(tmp_path, direction=direction, temperature=2.0)
