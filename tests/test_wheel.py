@@ -24,7 +24,7 @@ from verbs import CODES, RUNS, STDIN, write_inputs
 ROOT = Path(__file__).parents[1]
 TORCH = ["torch==2.13.0", *(["--index-url", os.environ["TORCH_INDEX"]] if os.environ.get("TORCH_INDEX") else [])]
 INSTALL_SECONDS = 20  # of CPU time, for the wheel and what it needs besides torch
-# exit codes of verbs that need what the wheel does not bring: transformers, the extras `serve` and `look`; each says so
+# exit codes of verbs that need what the wheel does not bring: transformers, the extras `serve` and `plots`; each says so
 MISSING = {"record": (4, "dovetail-lm[hf]"), "serve": (2, "dovetail-lm[serve]"), "map": (4, "dovetail-lm[plots]")}
 OTHER_PYTHONS = ("3.12", "3.13")
 
@@ -90,6 +90,9 @@ def test_sdist_and_wheel_have_the_name_and_the_files(built: Path) -> None:
     with zipfile.ZipFile(_wheel(built)) as archive:
         names = set(archive.namelist())
     assert {name for name in names if name.startswith("dovetail/")} == source
+    assert not [name for name in names if name.startswith(("checks/", "tests/"))], (
+        "our numbers and seeded bugs are not for users"
+    )
     assert {f"dovetail_lm-{__version__}.dist-info/licenses/LICENSE"} <= names
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
@@ -180,3 +183,40 @@ def test_every_verb_runs_from_an_empty_folder(environment: Environment, tmp_path
         assert done.returncode == code, f"{verb}: {done.stderr[-2000:]}{done.stdout[-500:]}"
         assert "Traceback" not in done.stderr
         assert message in done.stderr
+
+
+MODULE = """
+import torch
+
+def factory():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Embedding(40, 16), torch.nn.Linear(16, 40))
+"""
+TEST = "def test_nothing() -> None:\n    pass\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_laws_run_without_the_repository(environment: Environment, tmp_path: Path) -> None:
+    """On a spec, on a kind of another package with an oracle and one without, on an nn.Module, and in pytest."""
+    for name in ("ema.py", "ema.yaml"):
+        shutil.copy(ROOT / "docs/examples" / name, tmp_path / name)
+    bare = (tmp_path / "ema.py").read_text(encoding="utf-8").partition('@oracle("ema")')[0]
+    (tmp_path / "bare.py").write_text(bare, encoding="utf-8")
+    (tmp_path / "model.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "test_model.py").write_text(TEST, encoding="utf-8")
+    dovetail, python = str(environment.programs / "dovetail"), str(environment.programs / "python")
+    few = ("--only", "causal", "chunked", "padded")
+    _run(tmp_path, dovetail, "laws", "llama-tiny", "--seeds", "1", *few)
+    _run(tmp_path, dovetail, "laws", "ema.yaml", "--load", "ema.py", "--seeds", "1", *few)
+    _run(tmp_path, dovetail, "laws", "py:model.py:factory", "--only", "causal", "padded")
+    _run(tmp_path, dovetail, "laws", "--quick", "--only", "own_number", "--load", "ema.py")
+    missing = [dovetail, "laws", "--quick", "--only", "own_number", "--load", "bare.py"]
+    done = subprocess.run(missing, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 1
+    assert "ema, law 14: has no oracle" in done.stdout
+    _run(tmp_path, python, "-m", "pip", "install", "-q", "pytest")
+    out = _run(
+        tmp_path, python, "-m", "pytest", "-q", "--dovetail", "py:model.py:factory", "-k", "causal or nothing", "test_model.py"
+    )
+    assert "2 passed" in out
