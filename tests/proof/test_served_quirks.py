@@ -15,11 +15,11 @@ from dovetail.cli import main
 from dovetail.core.errors import DovetailError, FileError, UsageError
 from dovetail.proof.served.answers import Answer, Step, Unreadable, choices_of, joined
 from dovetail.proof.served.case import Served
-from dovetail.proof.served.client import Rehearsal
+from dovetail.proof.served.client import DryRun
 from dovetail.proof.served.noise import Noise
 from dovetail.proof.served.prompts import Prompts
 from dovetail.proof.served.quirks import Quirks
-from dovetail.proof.served.run import SERVED, calibrated, law_names, limit_of, opened, rehearsed, try_law
+from dovetail.proof.served.run import SERVED, calibrated, law_names, limit_of, opened, planned, try_law
 from dovetail.text.learn import learn
 
 PAGE = Path(__file__).parents[2] / "docs/servers.md"
@@ -76,7 +76,7 @@ def test_a_prefix_is_built_only_from_tokens_that_spell_the_text() -> None:
 
 
 def test_an_answer_that_ends_at_once_is_not_compared() -> None:
-    case, step = Served(Rehearsal(), Quirks(), Prompts([5, 6], None)), Step(5, -1.0, {5: -1.0})
+    case, step = Served(DryRun(), Quirks(), Prompts([5, 6], None)), Step(5, -1.0, {5: -1.0})
     case.same_first(Answer(finish="stop"), step, "ended by a token that is not shown")
     assert (case.compared, case.gaps) == (0, [])
     with pytest.raises(IndexError):  # which fails a law: the server dropped its log-probs
@@ -99,14 +99,14 @@ def test_what_is_announced_is_what_is_asked() -> None:
     with running(noise="float32") as server:
         case = opened(server.url)
         names = law_names(("repeat", "cached", "split", "streamed", "aborted"))
-        plan, before = rehearsed(case, names), case.door.requests
-        tokens = case.door.prompt_tokens, case.door.new_tokens
+        plan, before = planned(case, names), case.client.requests
+        tokens = case.client.prompt_tokens, case.client.new_tokens
         calibrated(case)
         for name in names:
             assert try_law(case, name).state == "passed"
-        assert case.door.requests - before == plan.requests
-        assert case.door.prompt_tokens - tokens[0] == plan.prompt_tokens
-        assert case.door.new_tokens - tokens[1] == plan.new_tokens
+        assert case.client.requests - before == plan.requests
+        assert case.client.prompt_tokens - tokens[0] == plan.prompt_tokens
+        assert case.client.new_tokens - tokens[1] == plan.new_tokens
     assert f"{plan.requests} requests" in plan.line()
 
 

@@ -109,9 +109,9 @@ def laws(
         )
         return _on_server(spec, case, names, announce or _unheard, report, show)
     if isinstance(spec, str) and kind is not SPEC:
-        return _on_side(kind.open(spec, seed=seed, as_is=as_is), kind, names, report, show)
+        return _on_subject(kind.open(spec, seed=seed, as_is=as_is), kind, names, report, show)
     name, changed, _ = read_spec(spec).after(set, swap)
-    return _on_side(spec_subject(name, to_yaml(changed), seed, seeds or SEEDS), SPEC, names, report, show)
+    return _on_subject(spec_subject(name, to_yaml(changed), seed, seeds or SEEDS), SPEC, names, report, show)
 
 
 def _way(spec: SpecLike | None, kind: SubjectKind) -> str:
@@ -134,14 +134,14 @@ def _on_all(
     return SuiteLaws(data)
 
 
-def _on_side(side: Subject, kind: SubjectKind, names: Sequence[str], progress: Progress, show: Shown) -> ModelLaws:
+def _on_subject(subject: Subject, kind: SubjectKind, names: Sequence[str], progress: Progress, show: Shown) -> ModelLaws:
     rows: list[Outcome] = []
-    show(Text(side.title, "bold"))
+    show(Text(subject.title, "bold"))
     for i, law in enumerate(names):
         progress(i, len(names), law)
-        rows.append(side.test(law))
+        rows.append(subject.test(law))
         show(law_row(rows[-1], kind.statements))
-    return ModelLaws(side.title, tuple(rows), kind.statements, side.about)
+    return ModelLaws(subject.title, tuple(rows), kind.statements, subject.about)
 
 
 def _unseen(result: RenderableType) -> None:
@@ -155,14 +155,14 @@ def _unheard(line: str) -> None:
 def _on_server(
     url: str, case: served.Served, names: Sequence[str], announce: Announce, progress: Progress, show: Shown
 ) -> ModelLaws:
-    plan = served.rehearsed(case, names)
+    plan = served.planned(case, names)
     announce(f"{printable(url)}: {plan.line()}")
-    asked, law = case.door.requests, "the server's own noise"
-    case.door.sent = lambda: progress(min(case.door.requests - asked, plan.requests), plan.requests, law)
-    side, rows = server_subject(url, served.calibrated(case)), list[Outcome]()
-    show(Text(side.title, "bold"))
+    asked, law = case.client.requests, "the server's own noise"
+    case.client.sent = lambda: progress(min(case.client.requests - asked, plan.requests), plan.requests, law)
+    subject, rows = server_subject(url, served.calibrated(case)), list[Outcome]()
+    show(Text(subject.title, "bold"))
     for law in names:
-        rows.append(side.test(law))
+        rows.append(subject.test(law))
         show(law_row(rows[-1], SERVER.statements))
-    about = {**side.about, "announced": plan.data(), "requests": case.door.requests}
-    return ModelLaws(side.title, tuple(rows), SERVER.statements, about)
+    about = {**subject.about, "announced": plan.data(), "requests": case.client.requests}
+    return ModelLaws(subject.title, tuple(rows), SERVER.statements, about)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.proof.laws.case import Broken
 from dovetail.proof.served.answers import Answer, Step
-from dovetail.proof.served.client import Door
+from dovetail.proof.served.client import Client
 from dovetail.proof.served.noise import Noise, distance, row_gap
 from dovetail.proof.served.prompts import Prompt, Prompts
 from dovetail.proof.served.quirks import FLUSHES, Quirks
@@ -29,7 +29,7 @@ class Served:
 
     def __init__(
         self,
-        door: Door,
+        client: Client,
         quirks: Quirks,
         prompts: Prompts,
         *,
@@ -37,7 +37,7 @@ class Served:
         exact: bool = False,
         other: Served | None = None,
     ) -> None:
-        self.door, self.quirks, self.prompts, self.other = door, quirks, prompts, other
+        self.client, self.quirks, self.prompts, self.other = client, quirks, prompts, other
         self.dtype, self.exact = dtype, exact
         self.noise, self.bound = Noise(), 0.0
         self.compared = self.flips = 0
@@ -65,27 +65,27 @@ class Served:
     def choices(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> list[Answer]:
         """All choices of one request."""
         self._flush(salt)
-        return self.door.complete(self.body(prompt, tokens, salt, **more))
+        return self.client.complete(self.body(prompt, tokens, salt, **more))
 
     def stream(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> Answer:
         """The streamed answer to one request."""
         self._flush(salt)
-        return self.door.stream(self.body(prompt, tokens, salt, **more))
+        return self.client.stream(self.body(prompt, tokens, salt, **more))
 
     def together(self, bodies: Sequence[dict[str, Any]]) -> list[Answer]:
         """The first choices of requests that are sent at once."""
         self._flush(None)
-        return at_once([lambda body=body: self.door.complete(body)[0] for body in bodies])
+        return at_once([lambda body=body: self.client.complete(body)[0] for body in bodies])
 
     def listed(self, prompts: Sequence[Prompt], tokens: int = TOKENS) -> list[Answer]:
         """The answers to several prompts of one request."""
         self._flush(None)
         body = self.body(prompts[0], tokens)
-        return self.door.complete({**body, "prompt": [prompt.data() for prompt in prompts]})
+        return self.client.complete({**body, "prompt": [prompt.data() for prompt in prompts]})
 
     def _flush(self, salt: str | None) -> None:
         if salt is None and self.quirks.cold in FLUSHES:
-            self.door.flush(self.quirks.cold)
+            self.client.flush(self.quirks.cold)
 
     def lengths(self, *wanted: int) -> list[int]:
         """These lengths of prompts, without those that the server refuses."""

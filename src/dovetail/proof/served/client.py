@@ -1,6 +1,6 @@
 """The one way to a server: every request passes `complete`, `stream` or `abort`, is bounded and counted.
 
-`Rehearsal` has the same methods and asks nobody: the laws run on it first, so that the number of requests and tokens is known
+`DryRun` has the same methods and sends nothing: the laws run on it first, so that the number of requests and tokens is known
 before the first one is sent, without a second list of what each law asks.
 """
 
@@ -22,8 +22,8 @@ MAX_REQUESTS = 5000  # to one server, in one run
 Body = Mapping[str, Any]
 
 
-class Door(Protocol):
-    """A server, or its rehearsal."""
+class Client(Protocol):
+    """A server, or a dry run."""
 
     requests: int
     prompt_tokens: int
@@ -78,7 +78,7 @@ def length_of(prompt: Any) -> int:
     return len(prompt) // 4 + 1 if isinstance(prompt, str) else len(prompt)
 
 
-class HttpDoor(Counter):
+class HttpClient(Counter):
     """A running server."""
 
     def __init__(self, url: str, *, key: str | None = None, seconds: float = ANSWER_SECONDS) -> None:
@@ -123,7 +123,7 @@ class HttpDoor(Counter):
         return post_stream(self.url, PATH, {**body, "stream": True}, seconds=self.seconds, key=self.key)
 
 
-class Rehearsal(Counter):
+class DryRun(Counter):
     """A server that only counts: its answers have the right shapes and no meaning."""
 
     TEXT = "the quick brown fox jumps over the lazy dog and runs away from all of it; "

@@ -64,7 +64,7 @@ def seeded(case: Served) -> str | None:
             continue  # the first token that was drawn ends the text
         bodies = [case.body(other, 40, temperature=1) for other in neighbors]
         body = case.body(prompt, temperature=1, seed=seed)
-        beside = at_once([lambda body=body: _later(case, body), *(lambda b=b: case.door.complete(b)[0] for b in bodies)])[0]
+        beside = at_once([lambda body=body: _later(case, body), *(lambda b=b: case.client.complete(b)[0] for b in bodies)])[0]
         case.compared += 1
         possible += log(FLIPS / (1 - _collision(alone.steps[0])))
         for step, got, want in zip(alone.steps, beside.tokens, alone.tokens, strict=False):
@@ -81,7 +81,7 @@ def seeded(case: Served) -> str | None:
 
 def _later(case: Served, body: dict[str, object]) -> Answer:
     time.sleep(LATER)
-    return case.door.complete(body)[0]
+    return case.client.complete(body)[0]
 
 
 def _collision(step: Step) -> float:
@@ -165,12 +165,12 @@ def aborted(case: Served) -> None:
     alone = case.ask(neighbor, 24)
 
     def abort(body: dict[str, object]) -> Answer:
-        case.door.abort(body, 2)
+        case.client.abort(body, 2)
         return Answer()
 
     bodies = [case.body(victim, 48, salt) for victim in victims]
     beside = case.body(neighbor, 24)
-    answers = at_once([lambda: case.door.complete(beside)[0], *(lambda b=b: abort(b) for b in bodies)])
+    answers = at_once([lambda: case.client.complete(beside)[0], *(lambda b=b: abort(b) for b in bodies)])
     case.same(answers[0], alone, "a request beside aborted ones, and alone")
     for length in case.lengths(90, 120, 200):  # takes the memory that the aborted requests freed
         case.ask(case.prompts.new(length), 1)

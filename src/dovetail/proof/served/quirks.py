@@ -17,7 +17,7 @@ from dovetail.core.suggest import names_or_nearest
 from dovetail.proof.http import BadStatus
 from dovetail.proof.laws.case import NotApplicable
 from dovetail.proof.served.answers import Answer, Unreadable
-from dovetail.proof.served.client import HttpDoor, timed
+from dovetail.proof.served.client import HttpClient, timed
 from dovetail.proof.served.prompts import Prompt, Prompts
 from dovetail.text.tokenizer import Tokenizer
 
@@ -70,8 +70,8 @@ class Quirks:
 class Probe:
     """Asks one server what it offers."""
 
-    def __init__(self, door: HttpDoor, tokenizer: Tokenizer | None, seed: int) -> None:
-        self.door, self.tokenizer, self.seed = door, tokenizer, seed
+    def __init__(self, client: HttpClient, tokenizer: Tokenizer | None, seed: int) -> None:
+        self.client, self.tokenizer, self.seed = client, tokenizer, seed
         self.quirks = Quirks()
         self.first = Prompt(FIRST_IDS, FIRST_IDS)
 
@@ -93,7 +93,7 @@ class Probe:
     def ask(self, prompt: Prompt, tokens: int, **more: Any) -> list[Answer]:
         """The choices of one request."""
         body = {"model": self.quirks.model, "prompt": prompt.data(), "max_tokens": tokens, "temperature": 0}
-        return self.door.complete({**body, **self.quirks.fields, **more})
+        return self.client.complete({**body, **self.quirks.fields, **more})
 
     def answers(self, prompt: Prompt, tokens: int, **more: Any) -> list[Answer] | None:
         """The same; None where the server refuses."""
@@ -104,7 +104,7 @@ class Probe:
 
     def _model(self, wanted: str | None) -> str:
         try:
-            listed = self.door.get("/models").get("data")
+            listed = self.client.get("/models").get("data")
         except FileError as error:  # mlx-lm without a cache of Hugging Face answers nothing
             if wanted is not None:
                 return wanted
@@ -114,9 +114,9 @@ class Probe:
         entries: Sequence[Any] = listed if isinstance(listed, list) else ()
         names = [str(entry["id"])[:300] for entry in entries[:1000] if isinstance(entry, dict) and "id" in entry]
         if wanted is None and not names:
-            raise FileError(f"{self.door.url}: lists no model; name one with --model")
+            raise FileError(f"{self.client.url}: lists no model; name one with --model")
         if wanted is not None and names and wanted not in names:
-            raise FileError(f"{self.door.url}: has no model {wanted!r}; {names_or_nearest(wanted, names, 'models')}")
+            raise FileError(f"{self.client.url}: has no model {wanted!r}; {names_or_nearest(wanted, names, 'models')}")
         return wanted or names[0]
 
     def _fields(self) -> None:
@@ -156,7 +156,7 @@ class Probe:
             if self.answers(prompts.new(length), 1) is not None:
                 self.quirks.longest = length
                 return
-        raise FileError(f"{self.door.url}: refuses prompts of {LENGTHS[-1]} tokens")
+        raise FileError(f"{self.client.url}: refuses prompts of {LENGTHS[-1]} tokens")
 
     def _cold(self, prompts: Prompts) -> None:
         """Find a field that sends a prompt past the prefix cache; believed where no cached tokens are reported."""
@@ -174,7 +174,7 @@ class Probe:
                 quirks.cold = name
                 return
         for path in FLUSHES:
-            if self.door.flush(path):
+            if self.client.flush(path):
                 quirks.cold = path
                 return
 
@@ -192,7 +192,7 @@ class Probe:
         if not any(a and b and a[0].text == b[0].text and a[0].tokens == b[0].tokens for a, b in pairs):
             quirks.lacks["seeds"] = "the server ignores seeds: two requests with one seed differ"
         try:
-            self.door.stream(
+            self.client.stream(
                 {"model": quirks.model, "prompt": short.data(), "max_tokens": 2, "temperature": 0, **quirks.fields}
             )
         except (BadStatus, Unreadable) as error:
@@ -206,6 +206,6 @@ class Probe:
             return False
         body = {"model": self.quirks.model, "max_tokens": 1, "temperature": 0, **self.quirks.fields}
         try:
-            return len(self.door.complete({**body, "prompt": [prompts.new(9).data(), prompts.new(14).data()]})) == 2
+            return len(self.client.complete({**body, "prompt": [prompts.new(9).data(), prompts.new(14).data()]})) == 2
         except (BadStatus, Unreadable):
             return False

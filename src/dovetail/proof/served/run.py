@@ -13,12 +13,12 @@ from dovetail.proof.laws.case import Broken, NotApplicable, chosen
 from dovetail.proof.laws.outcome import Outcome
 from dovetail.proof.served import features, function
 from dovetail.proof.served.case import LONGEST, Served
-from dovetail.proof.served.client import HttpDoor, Rehearsal
+from dovetail.proof.served.client import DryRun, HttpClient
 from dovetail.proof.served.law import SERVED
 from dovetail.proof.served.quirks import Probe, Quirks
 from dovetail.text.tokenizer import Tokenizer
 
-__all__ = ["SERVED", "Plan", "Served", "calibrated", "features", "function", "law_names", "opened", "rehearsed", "try_law"]
+__all__ = ["SERVED", "Plan", "Served", "calibrated", "features", "function", "law_names", "opened", "planned", "try_law"]
 
 PATIENCE, MOST_SECONDS = 10.0, 1200.0
 NOTHING = (
@@ -28,7 +28,7 @@ NOTHING = (
 
 @dc.dataclass(frozen=True)
 class Plan:
-    """What a run will ask, at most: the rehearsal runs every law to its end."""
+    """What a run will ask, at most: a dry run takes every law to its end."""
 
     requests: int
     prompt_tokens: int
@@ -67,10 +67,10 @@ def opened(
     other = None
     if against is not None:
         other = opened(against, model=model, key=key, tokenizer=tokenizer, dtype=dtype, seed=seed + 1)
-    door = HttpDoor(url, key=key)
-    quirks, prompts = Probe(door, tokenizer, seed).run(model)
-    door.seconds = limit_of(quirks)
-    return Served(door, quirks, prompts, dtype=dtype, exact=exact, other=other)
+    client = HttpClient(url, key=key)
+    quirks, prompts = Probe(client, tokenizer, seed).run(model)
+    client.seconds = limit_of(quirks)
+    return Served(client, quirks, prompts, dtype=dtype, exact=exact, other=other)
 
 
 def limit_of(quirks: Quirks) -> float:
@@ -82,21 +82,21 @@ def limit_of(quirks: Quirks) -> float:
     return min(max(ANSWER_SECONDS, PATIENCE * expected), MOST_SECONDS)
 
 
-def rehearsed(case: Served, names: Sequence[str]) -> Plan:
+def planned(case: Served, names: Sequence[str]) -> Plan:
     """Count what calibration and these laws will ask."""
-    door = Rehearsal()
+    client = DryRun()
 
-    def rehearsal(served: Served) -> Served:
-        other = None if served.other is None else rehearsal(served.other)
+    def dry(served: Served) -> Served:
+        other = None if served.other is None else dry(served.other)
         prompts = type(served.prompts)(served.prompts.pool, served.prompts.tokenizer)
-        return Served(door, served.quirks, prompts, dtype=served.dtype, exact=served.exact, other=other)
+        return Served(client, served.quirks, prompts, dtype=served.dtype, exact=served.exact, other=other)
 
-    copy = rehearsal(case)
+    copy = dry(case)
     calibrated(copy)
     for name in names:
         try_law(copy, name)
-    seconds = door.requests * case.quirks.seconds + door.new_tokens * case.quirks.token_seconds
-    return Plan(door.requests, door.prompt_tokens, door.new_tokens, seconds)
+    seconds = client.requests * case.quirks.seconds + client.new_tokens * case.quirks.token_seconds
+    return Plan(client.requests, client.prompt_tokens, client.new_tokens, seconds)
 
 
 def calibrated(case: Served) -> Served:
