@@ -223,8 +223,11 @@ def main() -> int:
         waiting = left()
         names = [one.name for one in waiting]
     elif not names:
-        for one in standings():
+        found = standings()
+        for one in found:
             print(f"{one.name:14} {one.state:10} {one.commit:10} {'' if one.seconds is None else f'{one.seconds:6} s'}")
+        fresh, timed = sum(one.state == "fresh" for one in found), [one.seconds for one in found if one.seconds is not None]
+        print(f"{fresh} of {len(found)} fresh; {len(timed)} took {sum(timed) / 3600:.1f} h when they were last measured")
         return 0
     outcomes: list[str] = []
     for name in names:
