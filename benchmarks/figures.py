@@ -156,7 +156,7 @@ def standings(root: Path = ROOT) -> list[Standing]:
         file = root / FIGURES / f"{name}.json"
         data = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
         taken = data.get("taken") if isinstance(data, dict) else None
-        if taken is None:
+        if data is None or taken is None:
             found.append(Standing(name, "not taken" if data is None else "stale", "", None, data))
             continue
         state = "fresh" if taken["sources"] == sources(figure.command, root, closure) else "stale"
