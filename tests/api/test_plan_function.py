@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dovetail as dt
-from dovetail.api.plan import TrainingPlan
+from dovetail.api.training_plan import TrainingPlan
 from dovetail.cli import main
 from dovetail.core.errors import SpecError, UsageError
 

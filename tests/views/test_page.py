@@ -9,7 +9,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.files.spec import load_spec
-from dovetail.views.page import BADGE, BADGES, COLORS, Fact, badge, facts, fragment, page, text
+from dovetail.views.page import BADGE, BADGES, COLORS, Fact, Page, badge, facts, text
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 READABLE = 4.5  # WCAG 2, level AA
@@ -94,7 +94,7 @@ def test_pages_are_whole_and_fetch_nothing(name: str) -> None:
 
 
 def test_a_fragment_restyles_nothing_around_it() -> None:
-    rules = re.sub(r"@media\([^)]*\)\{", "", re.search(r"<style>(.*?)</style>", fragment("x"), re.S)[1])  # type: ignore[index]
+    rules = re.sub(r"@media\([^)]*\)\{", "", re.search(r"<style>(.*?)</style>", Page("t", "x").fragment(), re.S)[1])  # type: ignore[index]
     selectors = [one for rule in re.findall(r"([^{}]+)\{[^{}]*\}", rules) for one in rule.split(",")]
     assert len(selectors) > 20
     assert all(one.strip().startswith(".dovetail") for one in selectors), selectors
@@ -102,7 +102,8 @@ def test_a_fragment_restyles_nothing_around_it() -> None:
 
 def test_names_cannot_break_a_page() -> None:
     bad = "<script>alert(1)</script>\x1b[2J\"'&"
-    for source in (page(bad, text(bad)), page("t", badge("new", bad)), page("t", facts([Fact(bad, bad, bad)]))):
+    pages = (Page(bad, text(bad)), Page("t", badge("new", bad)), Page("t", facts([Fact(bad, bad, bad)])))
+    for source in (page.whole() for page in pages):
         checker = Checker(source)
         assert "script" not in {tag for tag, _ in checker.tags}
         assert "\x1b" not in source

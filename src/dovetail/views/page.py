@@ -85,23 +85,29 @@ class Fact(NamedTuple):
     note: str = ""
 
 
+class Page(NamedTuple):
+    """The content of a page: its title, its body as HTML, and the style rules of the body's own elements."""
+
+    title: str
+    body: str
+    rules: str = ""
+
+    def whole(self) -> str:
+        """Return one self-contained HTML page."""
+        light, dark = COLORS["page"]
+        return SHELL.format(title=text(self.title), style=style(self.rules), body=self.body, light=light, dark=dark)
+
+    def fragment(self) -> str:
+        """Return the same content for a notebook."""
+        return f'<div class="dovetail" style="padding:1rem"><style>{style(self.rules)}</style>{self.body}</div>'
+
+
 def style(rules: str = "") -> str:
     """Return the style sheet: the colors, the common rules and the `rules` of one page."""
     light, dark = (";".join(f"--{name}:{pair[i]}" for name, pair in COLORS.items()) for i in range(2))
     badges = "".join(f".dovetail .badge.{name},.dovetail .bar.{name}{{background:{color}}}\n" for name, color in BADGES.items())
     scheme = f".dovetail{{{light}}}\n@media(prefers-color-scheme:dark){{.dovetail{{{dark}}}}}\n"
     return scheme + RULES.strip() + "\n" + badges + rules.strip()
-
-
-def page(title: str, body: str, rules: str = "") -> str:
-    """Return a whole page. `body` is HTML; `rules` are the style rules of its own elements."""
-    light, dark = COLORS["page"]
-    return SHELL.format(title=text(title), style=style(rules), body=body, light=light, dark=dark)
-
-
-def fragment(body: str, rules: str = "") -> str:
-    """Return the same content for a notebook."""
-    return f'<div class="dovetail" style="padding:1rem"><style>{style(rules)}</style>{body}</div>'
 
 
 def text(value: object) -> str:
