@@ -131,13 +131,13 @@ def test_wrong_keys_and_values_are_refused(home: Path, change: str, says: str) -
 
 
 def test_wrong_settings_of_a_key_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"--set run.bach: is not a key of a run; did you mean batch"):
+    with pytest.raises(UsageError, match=r"set run.bach: is not a key of a run; did you mean batch"):
         dt.train("my.yaml", set=["run.bach=3"], quiet=True)
-    with pytest.raises(UsageError, match=r"--set run.spec: is not a key of a run"):
+    with pytest.raises(UsageError, match=r"set run.spec: is not a key of a run"):
         dt.train("my.yaml", set=["run.spec=llama-tiny"], quiet=True)
-    with pytest.raises(UsageError, match=r"--tokens: '12Q' is not a count"):
+    with pytest.raises(UsageError, match=r"tokens: '12Q' is not a count"):
         dt.train("my.yaml", tokens="12Q", quiet=True)
-    with pytest.raises(UsageError, match=r"--ema: 2.0 is not from 0 to below 1"):
+    with pytest.raises(UsageError, match=r"ema: 2.0 is not from 0 to below 1"):
         dt.train("my.yaml", ema=2.0, quiet=True)
 
 

@@ -3,7 +3,8 @@
     def show(spec: …, *, length: Annotated[int | None, Option("Tokens per sequence.", low=1, high=MAX_LENGTH)] = None): …
 
 The flag, its line of help, the key of a run file, completion and the check of the value follow from it. A call from Python is
-checked by `checks_options`; the command line checks a value when it reads it, and writes `length` as `--length`.
+checked by `checks_options`, and its errors are written by `names_options`: messages name an option as the command line does,
+`--length`, and a call as `length`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import dataclasses as dc
 import functools
 import inspect
 import math
+import re
 import sys
 import types
 import typing
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import DovetailError, UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+FLAG = re.compile(r"(?<![\w-])--?(no-)?([a-z][a-z-]*)")  # in a message
 
 
 @dc.dataclass(frozen=True)
@@ -101,6 +104,36 @@ def checks_options(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **keywords)
 
     return call
+
+
+def names_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Write the options that an error names as a call does: `held_out` for --held-out, `force=True` for --force."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return function(*args, **keywords)
+        except DovetailError as error:
+            error.args = (in_python(str(error), function),)
+            raise
+
+    return call
+
+
+def in_python(message: str, function: Callable[..., Any]) -> str:
+    """Return a message of a command line with the options of a function as a call writes them; a command in it stays."""
+    known = parameters(function).values()
+    flags = {parameter.key.replace("_", "-"): parameter for parameter in known}
+    flags |= {parameter.option.short[1:]: parameter for parameter in known if parameter.option.short}
+
+    def written(flag: re.Match[str]) -> str:
+        parameter = flags.get(flag[2])
+        if parameter is None:
+            return flag[0]
+        return f"{parameter.name}={not flag[1]}" if isinstance(parameter.default, bool) else parameter.name
+
+    said, command, rest = message.partition("dovetail ")
+    return FLAG.sub(written, said) + command + rest
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
