@@ -34,7 +34,8 @@ VERBS = {
         loads=False,
     ),
     "plan": Verb(
-        "plan training on many GPUs: layouts that fit, memory, traffic, time and cost", functions=("plan", "plan_serving")
+        "plan training on many GPUs: layouts that fit, memory, traffic, time and cost",
+        functions=("plan", "plan_serving"),
     ),
     "train": Verb("train a model on text or token shards, in a run that resumes"),
     "tune": Verb("tune a model on chats, preferences or rewards, in a run that resumes"),
