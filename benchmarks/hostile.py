@@ -312,10 +312,11 @@ def described(item: Input, outcome: Outcome, wrong: list[str]) -> dict[str, obje
 
 def warm(source: Path, place: Path) -> None:
     """Import every module that the verbs import, so that no child has to."""
-    from dovetail.cli import VERBS, module_of
+    from dovetail.cli import VERBS
+    from dovetail.cli.command import command_of
 
     for verb in VERBS:
-        module_of(verb)
+        command_of(verb)
     for verb, args in BASE.items():
         if verb in (
             "verify",

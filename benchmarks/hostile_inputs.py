@@ -7,7 +7,6 @@ Every input is made in a folder of its own, which holds a small model in our lay
 from __future__ import annotations
 
 import dataclasses as dc
-import importlib
 import json
 import os
 import random
@@ -16,9 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dovetail.cli import VERBS, module_of
-from dovetail.cli.flags import POSITIONAL, unwrapped
+from dovetail.cli import VERBS
+from dovetail.cli.command import command_of
 from dovetail.construction import build
+from dovetail.core.option import alternatives
 from dovetail.core.part import KINDS
 from dovetail.disk.yaml import dump_yaml
 from dovetail.files.model_dir import save
@@ -116,25 +116,22 @@ BASE: dict[str, tuple[str, ...]] = {
 def flag_inputs() -> Iterator[Input]:
     """Every flag of every verb with every odd value; a positional argument is replaced by it."""
     for verb in VERBS:
-        command = module_of(verb).Command
-        hints = importlib.import_module("typing").get_type_hints(command, include_extras=True)
         positional = 0
-        for field in dc.fields(command):
-            base, extras = unwrapped(hints[field.name])
-            words = [str(option) for option in (base, *getattr(base, "__args__", ()))]
-            values = NUMBERS if any(word in ("<class 'int'>", "<class 'float'>") for word in words) else STRINGS
-            if base is bool:
+        for name, parameter in command_of(verb).options.items():
+            kinds = alternatives(parameter.hint)
+            values = NUMBERS if int in kinds or float in kinds else STRINGS
+            if bool in kinds:
                 values = ["maybe"]
             for i, value in enumerate(values):
                 args = list(BASE.get(verb, (verb,)))
-                if POSITIONAL in extras:
+                if parameter.option.argument:
                     if positional + 1 < len(args):
                         args[positional + 1] = value
                 else:
-                    args.append(f"--{field.name.replace('_', '-')}={value}")
-                yield Input(f"{verb} {field.name} {i}", tuple(args))
-            positional += POSITIONAL in extras
-        for i, word in enumerate((*STRINGS[:4], "--nope", "-x", "--json=maybe", "--tyro-print-completion", "--", "-h=1")):
+                    args.append(f"--{name.replace('_', '-')}={value}")
+                yield Input(f"{verb} {name} {i}", tuple(args))
+            positional += parameter.option.argument
+        for i, word in enumerate((*STRINGS[:4], "--nope", "-x", "--json=maybe", "--", "-h=1")):
             yield Input(f"{verb} word {i}", (*BASE.get(verb, (verb,)), word))
 
 

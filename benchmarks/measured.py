@@ -80,16 +80,16 @@ class Closure:
         begin += [path for name in named for path in self._module(name, None)]
         if not begin or not all(path.is_file() for path in begin):
             raise SystemExit(f"{command}: neither a script nor a program of pyproject.toml")
-        reached, words, prefixes = set[Path](), set(() if program == "python" else arguments), set[str]()
+        reached, words, prefixes = set[Path](), set(() if program == "python" else arguments), set[tuple[str, bool]]()
         pending = {*begin}
         while pending:
             reached |= pending
             code = [path for path in pending if path.suffix == ".py"]
             words |= {word for path in code for word in self._source(path).words}
-            prefixes |= {prefix for path in code for prefix in self._source(path).prefixes}
+            prefixes |= {(prefix, self._runs_verbs(path)) for path in code for prefix in self._source(path).prefixes}
             pending = {one for path in code for one in self._edges(path)} - reached
             if not pending:  # the verbs of a command line are known when all scripts have been read
-                pending = {one for prefix in prefixes for one in self._below(prefix, words)} - reached
+                pending = self._below(prefixes, words) - reached
         return sorted(reached)
 
     def _edges(self, path: Path) -> set[Path]:
@@ -145,14 +145,20 @@ class Closure:
         if target := self.lazy[self.modules[module]].get(attribute):
             yield from self._module(target, attribute)
 
-    def _below(self, prefix: str, words: set[str]) -> list[Path]:
+    def _runs_verbs(self, path: Path) -> bool:
+        """Whether a file is part of a program, so that the modules it imports by a computed name are those of its verbs."""
+        programs = {target.partition(":")[0] for target in self.project.get("scripts", {}).values()}
+        return any(self.names[path] == program or self.names[path].startswith(f"{program}.") for program in programs)
+
+    def _below(self, prefixes: set[tuple[str, bool]], words: set[str]) -> set[Path]:
         """The modules with a prefix; of the verbs of a program, those that are named, if there is one."""
-        found = {name.removeprefix(prefix): path for name, path in self.modules.items() if name.startswith(prefix)}
-        if any(target.partition(":")[0] == prefix[:-1] for target in self.project.get("scripts", {}).values()):
-            verbs = {word.replace("-", "_") for word in words}
-            named = [path for name, path in found.items() if name in verbs or {*name.split("_")} <= verbs]
-            return named or [*found.values()]
-        return [*found.values()]
+        found: dict[bool, dict[str, Path]] = {True: {}, False: {}}
+        for prefix, verbs in prefixes:
+            found[verbs] |= {name: path for name, path in self.modules.items() if name.startswith(prefix)}
+        said = {word.replace("-", "_") for word in words}
+        ends = {path: name.rpartition(".")[2].rstrip("_") for name, path in found[True].items()}
+        named = {path for path, end in ends.items() if end in said or {*end.split("_")} <= said}
+        return {*found[False].values()} | (named or {*found[True].values()})
 
 
 def _lazy(tree: ast.Module) -> dict[str, str]:

@@ -99,17 +99,15 @@ def _reachable(start: str, edges: Mapping[str, set[str]]) -> set[str]:
 
 
 def options_declared_twice() -> list[str]:
-    """verb.option for each field of a verb's Command that is also a parameter of the function of the same file in api/."""
+    """verb.option for each option that a verb's function in api/ has, and that the `run` of its file in cli/ declares again."""
     twice = list[str]()
     for path in sorted((SOURCE / "cli").glob("*.py")):
-        api = SOURCE / "api" / f"{path.stem}.py" if path.stem != "import" else SOURCE / "api" / "import_.py"
-        command = next((n for n in trees()[path].body if isinstance(n, ast.ClassDef) and n.name == "Command"), None)
-        if command is None or api not in trees():
-            continue
-        fields = {n.target.id for n in command.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
-        public = (n for n in trees()[api].body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_"))
-        parameters = {arg.arg for n in public for arg in (*n.args.args, *n.args.kwonlyargs)}
-        twice += [f"{path.stem}.{name}" for name in sorted(fields & parameters)]
+        api = SOURCE / "api" / path.name
+        runs = [n for n in trees()[path].body if isinstance(n, ast.FunctionDef) and n.name == "run"]
+        functions = [n for n in trees().get(api, ast.Module([], [])).body if isinstance(n, ast.FunctionDef)]
+        public = [n for n in functions if n.name == path.stem]
+        ours, theirs = ({arg.arg for n in some for arg in (*n.args.args, *n.args.kwonlyargs)} for some in (runs, public))
+        twice += [f"{path.stem}.{name}" for name in sorted(ours & theirs)]
     return twice
 
 

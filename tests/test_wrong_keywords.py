@@ -6,8 +6,11 @@ public functions return, every registered kind, and the engine's classes that Py
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,9 +46,20 @@ def methods(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield f"{cls.__name__}.{name}", function
 
 
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a function, with those that its module imports for type checkers only."""
+    module = sys.modules[function.__module__]
+    names = dict(vars(module))
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found = importlib.import_module(node.module)
+            names |= {one.asname or one.name: getattr(found, one.name) for one in node.names if hasattr(found, one.name)}
+    return typing.get_type_hints(function, localns={"torch": torch} | names)
+
+
 def public_callables() -> dict[str, Callable[..., Any]]:
     functions = {name: value for name in NAMES if not isinstance(value := getattr(dt, name), type)}
-    returned = {cls for value in functions.values() for cls in classes_in(typing.get_type_hints(value).get("return"))}
+    returned = {cls for value in functions.values() for cls in classes_in(hints_of(value).get("return"))}
     table: dict[str, Callable[..., Any]] = dict(functions)
     for cls in {*CONSTRUCTED, *KINDS.values()}:
         if not issubclass(cls, Exception | torch.nn.Module):  # errors are raised, modules made by build

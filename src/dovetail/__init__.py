@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dovetail.core.keywords import checks_keywords
+from dovetail.core.option import checks_options, names_options
 
 __version__ = "0.1.0"
 
@@ -113,9 +114,9 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         public = getattr(importlib.import_module(_PUBLIC[name]), name)
-        globals()[name] = (
-            public if isinstance(public, type) else checks_keywords(public)
-        )  # classes are decorated where they stand
+        if not isinstance(public, type):  # classes are decorated where they stand
+            public = names_options(checks_keywords(checks_options(public)))
+        globals()[name] = public
         return globals()[name]
     if name == "parts":  # the package of part classes: dt.parts.Attention
         return importlib.import_module("dovetail.parts")

@@ -49,9 +49,9 @@ def test_what_cannot_be_done_is_refused() -> None:
     model = dt.build(SPEC)
     with pytest.raises(UsageError, match="no change is given"):
         dt.graft(model)
-    with pytest.raises(UsageError, match="--hf: needs a model directory"):
+    with pytest.raises(UsageError, match="hf=True: needs a model directory"):
         dt.graft(model, layers="0", hf=True)
-    with pytest.raises(UsageError, match="--heal: needs a text"):
+    with pytest.raises(UsageError, match="heal: needs a text"):
         dt.graft(model, layers="0", heal=1)
     with pytest.raises(SpecError, match="cannot be carried over"):
         dt.graft(model, set={"width": 32})

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import dovetail as dt
-from dovetail.api.plan import TrainingPlan
+from dovetail.api.training_plan import TrainingPlan
 from dovetail.cli import main
-from dovetail.core.errors import SpecError, UsageError
+from dovetail.core.errors import UsageError
 
 SPEC = """
 width: 64
@@ -119,10 +119,10 @@ def test_a_model_that_is_too_large_fits_nowhere() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"gpus": 0}, UsageError, "--gpus: 0 is not above 0"),
-        ({"gpus": 8, "device": "h1"}, UsageError, "--device: 'h1' is not known"),
-        ({"gpus": 8, "tokens": "many"}, UsageError, "--tokens"),
-        ({"gpus": 8, "length": 2**30}, SpecError, "--length"),
+        ({"gpus": 0}, UsageError, "gpus: 0 is not from 1 to"),
+        ({"gpus": 8, "device": "h1"}, UsageError, "device: 'h1' is not known"),
+        ({"gpus": 8, "tokens": "many"}, UsageError, "tokens"),
+        ({"gpus": 8, "length": 2**30}, UsageError, "length: 1073741824 is not from 1 to"),
     ],
 )
 def test_wrong_arguments_are_refused(options: dict, error: type[Exception], message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import UsageError
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml, load_spec
 from dovetail.hf.write import export_directory
@@ -87,5 +87,5 @@ def test_costs_of_parts_add_up() -> None:
 
 
 def test_a_length_out_of_range_is_refused() -> None:
-    with pytest.raises(SpecError, match="0 is not a number of tokens"):
+    with pytest.raises(UsageError, match="length: 0 is not from 1 to"):
         dt.show("llama-tiny", length=0)

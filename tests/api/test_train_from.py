@@ -89,7 +89,7 @@ def test_data_of_another_tokenizer_is_refused(home: Path, tmp_path: Path) -> Non
     lines = (f'{{"text": "{i}: it was the best of times, it was the worst of times"}}\n' for i in range(40))
     (tmp_path / "tale.jsonl").write_text("".join(lines))
     dt.build_data(tmp_path / "tale.jsonl", tmp_path / "bytes", quiet=True, held_out=0.5)
-    with pytest.raises(FileError, match=r"its tokenizer is not that of .*; build the data with --tokenizer"):
+    with pytest.raises(FileError, match=r"its tokenizer is not that of .*; build the data with tokenizer"):
         dt.train(None, data=str(tmp_path / "bytes"), from_=home / "first", steps=1, **SMALL)
 
 
@@ -102,7 +102,7 @@ def test_weights_that_changed_are_another_run(home: Path, tmp_path: Path) -> Non
 
 
 def test_without_spec_and_weights_there_is_nothing_to_train(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match="give a spec, or initial weights with --from"):
+    with pytest.raises(UsageError, match="give a spec, or initial weights with from_"):
         dt.train(text=home / "tale.txt", steps=1)
     with pytest.raises(SystemExit) as end:
         main(["train", "--from", str(home / "first"), "--text", str(home / "tale.txt"), "--steps=1", "--batch=4", "--length=16",

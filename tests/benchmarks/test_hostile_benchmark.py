@@ -24,13 +24,13 @@ from pathlib import Path
 sys.path.insert(0, {benchmarks!r})
 import hostile
 from hostile_inputs import Input, fixtures
-from dovetail.cli import show
+from dovetail.cli.command import Command
 
-def run(self):
+def run(self, given):
     exec({code!r})
     return 0
 
-show.Command.run = run
+Command.run = run
 fixtures(Path("fixtures"))
 item = Input("planted", ("show", "spec.yaml"), must_fail={must_fail})
 print(*hostile.faults(item, hostile.run(item, Path("fixtures"))), sep="\\n")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cli import main, show
+from dovetail.cli import main
+from dovetail.cli.command import Command
 from dovetail.cli.failure import DEBUG, INTERNAL, Terminated, describe
 from dovetail.core.errors import Diverged, SpecError
 
@@ -19,22 +20,22 @@ SAVING = """
 import sys, time
 from pathlib import Path
 from dovetail import cli
-from dovetail.cli import show
+from dovetail.cli.command import Command
 from dovetail.disk.replace import replacing
 
-def run(self):
+def run(self, given):
     with replacing("out", lambda path: None) as fresh:
         (fresh / "half").write_text("half a model")
         print("writing", flush=True)
         time.sleep(60)
 
-show.Command.run = run
+Command.run = run
 cli.main(["show", "llama-tiny"])
 """
 
 
 def failing(error: BaseException):
-    def run(self) -> int:
+    def run(self, given) -> int:
         raise error
 
     return run
@@ -67,7 +68,7 @@ def test_every_exception_is_one_line_and_its_own_exit_code(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr(show.Command, "run", failing(error))
+    monkeypatch.setattr(Command, "run", failing(error))
     with pytest.raises(SystemExit) as ended:
         main(["show", "llama-tiny"])
     out, err = capsys.readouterr()
@@ -84,7 +85,7 @@ def test_every_exception_is_one_line_and_its_own_exit_code(
 
 def test_the_traceback_is_printed_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(DEBUG, "1")
-    monkeypatch.setattr(show.Command, "run", failing(KeyError("\x1b[2K")))
+    monkeypatch.setattr(Command, "run", failing(KeyError("\x1b[2K")))
     with pytest.raises(SystemExit) as ended:
         main(["show", "llama-tiny"])
     err = capsys.readouterr().err
@@ -98,12 +99,12 @@ def test_codes_of_failures_are_not_those_of_results() -> None:
 
 
 def test_a_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(self) -> int:
+    def run(self, given) -> int:
         warnings.simplefilter("always")
         warnings.warn("old\x1b[2K\nfile", stacklevel=1)
         return 0
 
-    monkeypatch.setattr(show.Command, "run", run)
+    monkeypatch.setattr(Command, "run", run)
     with pytest.raises(SystemExit):
         main(["show", "llama-tiny"])
     assert capsys.readouterr().err == "dovetail: warning: old\\x1b[2K\\nfile\n"

@@ -88,7 +88,7 @@ def test_a6_contradictory_formats_are_refused(home: Path, tmp_path: Path, capsys
     for options in (["--bits=8", "--format=nf4"], ["--bits=4", "--format=int8"]):
         assert run("quantize", str(home / "model"), *options, "-o", str(tmp_path / "x")) == 2
         assert "the bits are those of --format; give one of the two" in capsys.readouterr().err
-    with pytest.raises(dt.DovetailError, match="--group 8: the format has groups of 16"):
+    with pytest.raises(dt.DovetailError, match="group 8: the format has groups of 16"):
         dt.quantize(home / "model", format={"kind": "int4", "group": 16}, group=8)
     model = dt.load(home / "model")
     dt.attach(model, "lora")

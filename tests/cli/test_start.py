@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from dovetail import __version__
-from dovetail.cli import VERBS, main, module_of
+from dovetail.cli import VERBS, main
+from dovetail.cli.command import command_of
 
 LOADED = """
 import sys
@@ -56,7 +57,7 @@ def test_help_of_a_verb_needs_no_torch_and_begins_with_what_it_does(verb: str) -
     done = watched(*verb.split(), "--help")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "False")
     assert done.stdout.startswith(f"usage: dovetail {verb}")
-    first = (module_of(verb).__doc__ or "").splitlines()[0]
+    first = command_of(verb).about.splitlines()[0]
     assert " ".join(first.split()[:5]) in " ".join(done.stdout.split())
 
 

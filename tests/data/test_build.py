@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import dovetail as dt
 from dovetail.api.build_data import build_data
 from dovetail.api.show_data import show_data
 from dovetail.core.errors import FileError, ResourceError, UsageError
@@ -162,6 +163,7 @@ CHILD = """
 import sys
 from dovetail.data import plan
 plan.UNIT_BYTES = (4000, 10**9)
+import dovetail as dt
 from dovetail.api.build_data import build_data
 if __name__ == "__main__":
     build_data(sys.argv[1], sys.argv[2], deduplicate=True, held_out=0.1, workers=2, quiet=True)
@@ -271,17 +273,17 @@ def test_two_builds_at_once_are_refused(rows: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"held_out": 1.0}, "--held-out: 1.0 is not a fraction"),
-        ({"workers": 0}, "--workers: 0"),
-        ({"workers": 2, "cluster": "auto"}, "--workers: .* give one of them"),
-        ({"lines": True, "separator": ""}, "--separator: with --lines"),
-        ({"separator": "\n"}, "--separator: is compared with whole lines"),
-        ({"format": "csv"}, "--format: unknown format 'csv'"),
+        ({"held_out": 1.0}, "held_out: 1.0 is not from 0 to 0.999"),
+        ({"workers": 0}, "workers: 0 is not from 1"),
+        ({"workers": 2, "cluster": "auto"}, "workers: .* give one of them"),
+        ({"lines": True, "separator": ""}, "separator: with lines=True"),
+        ({"separator": "\n"}, "separator: is compared with whole lines"),
+        ({"format": "csv"}, "format: unknown format 'csv'"),
     ],
 )
 def test_options_that_cannot_be_right(rows: Path, tmp_path: Path, options: dict[str, object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        build_data(rows, tmp_path / "out", **options, quiet=True)  # type: ignore[arg-type]
+        dt.build_data(rows, tmp_path / "out", **options, quiet=True)  # type: ignore[arg-type]
 
 
 def test_too_few_documents_to_hold_one_out(tmp_path: Path) -> None:

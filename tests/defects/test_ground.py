@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses as dc
 import importlib.metadata
 import os
 import re
@@ -11,16 +10,15 @@ import signal
 import subprocess
 import sys
 import tomllib
-import typing
 import venv
 from pathlib import Path
 
 import pytest
 
 import dovetail as dt
-from dovetail.cli import VERBS, main, module_of
-from dovetail.cli.checks import check_output
-from dovetail.cli.flags import Check, unwrapped
+from dovetail.api.checks import check_output
+from dovetail.cli import VERBS, main
+from dovetail.cli.command import command_of
 from dovetail.core.errors import DISTRIBUTION, FileError, install_command
 from dovetail.core.extensions import load_parts
 from dovetail.decoding.generation import Vocabulary
@@ -47,10 +45,9 @@ SETTINGS = {
 SPEC = "{dovetail: 1, width: 28, vocab: 290, layers: [{repeat: 2, mixer: {heads: 2, head: 14}, ffn: {hidden: 44}}]}"
 
 
-def out_fields(command: type) -> list[str]:
+def out_fields(verb: str) -> list[str]:
     """The flags of a verb that name a file or directory to write."""
-    hints = typing.get_type_hints(command, include_extras=True)
-    return [field.name for field in dc.fields(command) if Check(check_output) in unwrapped(hints[field.name])[1]]
+    return [name for name, parameter in command_of(verb).options.items() if parameter.option.check is check_output]
 
 
 class Canaries:
@@ -223,7 +220,7 @@ def test_b3_an_engine_without_its_package_is_one_line(tmp_path: Path) -> None:
 
 # -- B2: nothing is overwritten unasked
 
-OUTPUTS = {(verb, field) for verb in VERBS for field in out_fields(module_of(verb).Command)}
+OUTPUTS = {(verb, field) for verb in VERBS for field in out_fields(verb)}
 ARGS = {
     "train": ["spec.yaml", "--text", "notes.txt", "--steps=1"],
     "tune": ["model", "--data", "chats.jsonl", "--template", "plain", "--steps=1", "--length=128"],

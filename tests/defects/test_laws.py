@@ -112,13 +112,13 @@ def test_a10_only_works_without_a_spec(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": 2}, "--seeds: is not used on sampled specs"),
-        ({"as_is": True}, "--as-is: is not used on sampled specs"),
-        ({"spec": "llama-tiny", "quick": True}, "--quick: is not used on a spec"),
-        ({"spec": "llama-tiny", "as_is": True}, "--as-is: is not used on a spec"),
-        ({"spec": "llama-tiny", "seeds": -1}, "--seeds: is -1; the minimum is 1"),
-        ({"spec": "py:x.py:f", "quick": True}, "--quick: is not used on a model of another library"),
-        ({"spec": "http://127.0.0.1:9/v1", "as_is": True}, "--as-is: is not used on a server"),
+        ({"seeds": 2}, "seeds: is not used on sampled specs"),
+        ({"as_is": True}, "as_is=True: is not used on sampled specs"),
+        ({"spec": "llama-tiny", "quick": True}, "quick=True: is not used on a spec"),
+        ({"spec": "llama-tiny", "as_is": True}, "as_is=True: is not used on a spec"),
+        ({"spec": "llama-tiny", "seeds": -1}, "seeds: is -1; the minimum is 1"),
+        ({"spec": "py:x.py:f", "quick": True}, "quick=True: is not used on a model of another library"),
+        ({"spec": "http://127.0.0.1:9/v1", "as_is": True}, "as_is=True: is not used on a server"),
     ],
 )
 def test_a10_an_option_that_is_not_used_is_refused(options: dict[str, object], message: str):

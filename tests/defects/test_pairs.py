@@ -125,10 +125,10 @@ def test_e2_pairs_train_an_encoder_decoder(tmp_path: Path) -> None:
     assert model.generate("ab", max_tokens=8) == "ba"
     run = dt.train(small, pairs=pairs, beams=2, out=tmp_path / "greedy", learning_rate=0.01, **(options | {"steps": 1}))
     assert parse_yaml((tmp_path / "greedy" / "run.yaml").read_text(), "run.yaml")["options"] == {"beams": 2}
-    with pytest.raises(UsageError, match="--beams: 65 is not from 1 to 64"):
+    with pytest.raises(UsageError, match="beams: 65 is not from 1 to 64"):
         dt.train(small, pairs=pairs, beams=65, **options)
     (tmp_path / "text.txt").write_text("ab ba " * 200)
-    with pytest.raises(UsageError, match="--beams: next_token has no such setting"):
+    with pytest.raises(UsageError, match="beams: next_token has no such setting"):
         dt.train("llama-tiny", tmp_path / "text.txt", beams=2, **options)
 
 

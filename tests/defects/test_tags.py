@@ -243,9 +243,9 @@ def test_e4_an_imported_encoder_gets_a_new_head(encoder: Path, tagged: Path, tmp
     model = dt.load(tmp_path / "run")
     assert model.tag(["Ada", "met", "Kew"]) == ["B-PER", "O", "B-LOC"]
     assert model.tag(["\N{COMBINING ACUTE ACCENT}", "ada"]) == [None, "B-PER"]
-    with pytest.raises(UsageError, match="--adapter: the head is new, and would stay random"):
+    with pytest.raises(UsageError, match="adapter: the head is new, and would stay random"):
         dt.train(tags=tagged, from_=encoder, set=[HEAD], steps=1, adapter="lora", **options)
-    with pytest.raises(UsageError, match=r"--only: the head is new, and would stay random; also name its weights: 'head\.\*'"):
+    with pytest.raises(UsageError, match=r"only: the head is new, and would stay random; also name its weights: 'head\.\*'"):
         dt.train(tags=tagged, from_=encoder, set=[HEAD], steps=1, only="layers.*", **options)
     # of another objective: as before
     with pytest.raises(FileError, match=r"has head\.out\.weight of shape \[24, 24\].*`dovetail graft"):
@@ -299,13 +299,13 @@ def test_e4_wrong_specs_are_refused(tagged: Path) -> None:
         with pytest.raises((SpecError, UsageError), match=message):
             dt.train(spec, tags=tagged, set=changes, steps=1, tokenizer="words", **OPTIONS, **more)
 
-    refused(r'head: tags need logits over classes, one per token \(--set "head=\{kind: token_classifier', *SMALL)
+    refused(r'head: tags need logits over classes, one per token \(set "head=\{kind: token_classifier', *SMALL)
     refused(r"head: tags need logits", *SMALL, "head={kind: classifier, classes: 5}")
-    refused(r"head\.classes: 7; .*tagged\.jsonl has 5 tags \(--set head\.classes=5\)", *SMALL, HEAD, "head.classes=7")
+    refused(r"head\.classes: 7; .*tagged\.jsonl has 5 tags \(set head\.classes=5\)", *SMALL, HEAD, "head.classes=7")
     refused(r"encoder: tags are predicted in place", spec="t5-tiny")
-    refused(r"one of them, not --labels and --tags", *SMALL, HEAD, labels=tagged)
-    refused(r"--objective: classification is trained on labels, not on tags", *SMALL, HEAD, objective="classification")
-    refused(r"--tokens: the rows of --tags differ in length", *SMALL, HEAD, tokens=100)
+    refused(r"one of them, not labels and tags", *SMALL, HEAD, labels=tagged)
+    refused(r"objective: classification is trained on labels, not on tags", *SMALL, HEAD, objective="classification")
+    refused(r"tokens: the rows of tags differ in length", *SMALL, HEAD, tokens=100)
 
 
 def test_e4_what_cannot_be_tagged_is_refused(encoder: Path, tagged: Path, tmp_path: Path) -> None:

@@ -187,11 +187,11 @@ def test_the_command_prints_one_json_object_and_exits_with_the_verdict(
 
 def test_two_sides_or_rollouts(tmp_path: Path) -> None:
     model = MAKER.model("gemma", 0)
-    with pytest.raises(UsageError, match="give a second one, or --rollouts"):
+    with pytest.raises(UsageError, match="give a second one, or rollouts"):
         dovetail.verify(model)
     with pytest.raises(UsageError, match="give one side"):
         dovetail.verify(model, model, rollouts=tmp_path / "rollouts.jsonl")
-    with pytest.raises(UsageError, match="also give --rollouts FILE"):
+    with pytest.raises(UsageError, match="also give rollouts FILE"):
         dovetail.verify(model, model, older=[model])
 
 

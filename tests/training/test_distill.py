@@ -138,11 +138,11 @@ def test_a_run_comes_closer_to_its_teacher(tmp_path: Path, direction: str) -> No
 
 def test_the_teacher_is_named_and_has_the_same_tokens(tmp_path: Path) -> None:
     student, data = base(tmp_path / "student"), chats(tmp_path / "chats.jsonl")
-    with pytest.raises(UsageError, match="--teacher: give the directory of the model to learn from"):
+    with pytest.raises(UsageError, match="teacher: give the directory of the model to learn from"):
         dt.tune(student, data, steps=1, **RUN)
-    with pytest.raises(UsageError, match="--direction: 'sideways' is neither forward nor reverse"):
+    with pytest.raises(UsageError, match="direction: 'sideways' is neither forward nor reverse"):
         dt.tune(student, data, steps=1, teacher=student, direction="sideways", **RUN)
-    with pytest.raises(UsageError, match=r"--temperature: 0\.0 is not above 0"):
+    with pytest.raises(UsageError, match=r"temperature: 0\.0 is not above 0"):
         dt.tune(student, data, steps=1, teacher=student, temperature=0.0, **RUN)
     larger = base(tmp_path / "larger", spec=SMALLER.replace("300", "301"))
     with pytest.raises(FileError, match="its tokenizer or vocabulary is not the student's"):

@@ -139,5 +139,5 @@ def test_rewards_are_registered_names_and_files_name_no_code(tmp_path):
         dt.train(from_=place, chats=rows, objective="grpo", options={**OPTIONS, "reward": "os:getcwd"}, steps=1)
     with pytest.raises(UsageError, match="did you mean digit_sum"):
         dt.tune(place, rows, steps=1, **{**RUN, "reward": "digits_sum"})
-    with pytest.raises(UsageError, match="--group: 3 answers per prompt"):
+    with pytest.raises(UsageError, match="group: 3 answers per prompt"):
         dt.tune(place, rows, steps=1, **{**RUN, "group": 3})

@@ -206,15 +206,15 @@ def test_the_loss_of_pairs_has_both_directions_and_is_not_cut() -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        (CLASSIFIER, {"set": ["head.classes=2"]}, r"head\.classes: 2; .*topics\.jsonl has 3 \(--set head\.classes=3\)"),
+        (CLASSIFIER, {"set": ["head.classes=2"]}, r"head\.classes: 2; .*topics\.jsonl has 3 \(set head\.classes=3\)"),
         (VECTORS, {}, "head: classification needs logits over classes"),
         ("t5-tiny", {}, "encoder: a class is predicted from one input"),
         ("vit-tiny", {"set": ["head={kind: classifier, classes: 3}"]}, "embed: patches does not read text"),
-        (CLASSIFIER, {"objective": "next_token"}, "--objective: next_token is trained on text, not on labels; give --text"),
-        (CLASSIFIER, {"tokens": 500, "steps": None}, "--tokens: the rows of --labels differ in length"),
+        (CLASSIFIER, {"objective": "next_token"}, "objective: next_token is trained on text, not on labels; give text"),
+        (CLASSIFIER, {"tokens": 500, "steps": None}, "tokens: the rows of labels differ in length"),
         (CLASSIFIER, {"batch": 400}, "360 rows, 36 of them held out, are too few for a batch of 400"),
-        (CLASSIFIER, {"sample_every": 1}, "--sample-every: a model that learns by classification does not continue a prompt"),
-        (CLASSIFIER, {"pairs": "p.jsonl"}, "one of them, not --labels and --pairs"),
+        (CLASSIFIER, {"sample_every": 1}, "sample_every: a model that learns by classification does not continue a prompt"),
+        (CLASSIFIER, {"pairs": "p.jsonl"}, "one of them, not labels and pairs"),
     ],
 )
 def test_what_does_not_fit_is_refused(topics: Path, spec: str, options: dict[str, Any], message: str) -> None:

@@ -80,11 +80,11 @@ def records(log: bytes) -> Iterator[Any]:
 
 
 def test_what_cannot_be_logged_is_refused(tale: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="--log: 'mlflow' is none of tensorboard, wandb"):
+    with pytest.raises(UsageError, match="log: 'mlflow' is none of tensorboard, wandb"):
         dt.train(SPEC, tale, out=tmp_path / "run", log="mlflow", **SMALL)  # type: ignore[arg-type]
     monkeypatch.setattr(logs, "find_module", lambda name: None)
-    with pytest.raises(UsageError, match=r'--log wandb: needs the package wandb: pip install "dovetail-lm\[wandb\]"'):
+    with pytest.raises(UsageError, match=r'log wandb: needs the package wandb: pip install "dovetail-lm\[wandb\]"'):
         dt.train(SPEC, tale, out=tmp_path / "run", log="wandb", **SMALL)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(UsageError, match="--log: give a directory"):
+    with pytest.raises(UsageError, match="log: give a directory"):
         dt.train(SPEC, tale, log="tensorboard", **SMALL)

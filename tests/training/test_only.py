@@ -76,7 +76,7 @@ def test_the_optimizer_has_the_chosen_weights_alone() -> None:
     ("given", "problem"),
     [
         ({"only": "layers.*.mixer.prefx_*"}, r"prefx.*matches no weight.*layers\.\*\.mixer\.prefix"),
-        ({"only": PREFIX, "adapter": "lora"}, "--only: with --adapter"),
+        ({"only": PREFIX, "adapter": "lora"}, "only: with adapter"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(home: Path, given: dict[str, Any], problem: str) -> None:

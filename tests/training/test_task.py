@@ -200,8 +200,8 @@ def test_sampling_does_not_change_the_run(alphabet: Path) -> None:
 
 
 def test_only_a_model_that_continues_a_prompt_is_sampled(alphabet: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--sample-every: a model that learns by masked_tokens does not continue a prompt"):
+    with pytest.raises(UsageError, match="sample_every: a model that learns by masked_tokens does not continue a prompt"):
         dt.train(BOTH, alphabet, steps=1, out=tmp_path / "run", **SMALL, sample_every=1)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(UsageError, match="--sample-every: -1 is below 0"):
+    with pytest.raises(UsageError, match="sample_every: -1 is below 0"):
         dt.train(BOTH, alphabet, steps=1, **SMALL, sample_every=-1)

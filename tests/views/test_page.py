@@ -14,7 +14,7 @@ import dovetail as dt
 from dovetail.files.spec import load_spec
 from dovetail.proof.compare.comparison import Status as TapStatus
 from dovetail.proof.rollouts.verdict import RolloutStatus
-from dovetail.views.page import TEMPLATES, body, fragment, page
+from dovetail.views.page import TEMPLATES, Page, body
 from dovetail.weights.surgery import Status
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -116,7 +116,7 @@ def test_pages_are_whole_and_fetch_nothing(name: str) -> None:
 
 
 def test_a_fragment_restyles_nothing_around_it() -> None:
-    rules = re.sub(r"@media\([^)]*\)\s*\{", "", re.search(r"<style>(.*?)</style>", fragment("x"), re.S)[1])  # type: ignore[index]
+    rules = re.sub(r"@media\([^)]*\)\s*\{", "", re.search(r"<style>(.*?)</style>", Page("t", "x").fragment(), re.S)[1])  # type: ignore[index]
     selectors = [one for rule in re.findall(r"([^{}]+)\{[^{}]*\}", rules) for one in rule.split(",")]
     assert len(selectors) > 20
     assert all(one.strip().startswith(".dovetail") for one in selectors), selectors
@@ -132,7 +132,7 @@ def test_names_cannot_break_a_page() -> None:
         "lines": [bad],
     }
     table = {"columns": [bad], "rows": [[bad]], "numbers": [bad], "marked": [0]}
-    for source in (page(bad, bad), fragment(bad), page("t", body("verify.html", **row, **table))):
+    for source in (Page(bad, bad).whole(), Page(bad, bad).fragment(), Page("t", body("verify.html", **row, **table)).whole()):
         checker = Checker(source)
         assert "script" not in {tag for tag, _ in checker.tags}
         assert "\x1b" not in source

@@ -126,7 +126,7 @@ def test_what_a_layout_cannot_hold_is_refused_with_its_path(layout: str, tmp_pat
     with pytest.raises(SpecError, match=rf"layers\.0\.mixer\.k: its 12 outputs are not a multiple of 8, of which {layout}"):
         exported(tmp_path, FORMATS["zero"], layout, spec=odd)
     dt.save(dt.build(SPEC), tmp_path / "dense")
-    with pytest.raises(UsageError, match=f"--layout {layout}: .*dense holds no weights of fewer bits"):
+    with pytest.raises(UsageError, match=f"layout {layout}: .*dense holds no weights of fewer bits"):
         dt.export(tmp_path / "dense", tmp_path / "out", layout=layout)
 
 
@@ -137,5 +137,5 @@ def test_a_matrix_that_is_left_out_is_named_in_awq_and_refused_in_gptq(tmp_path:
     config = json.loads((directory / "config.json").read_text())["quantization_config"]
     assert THEIRS in config["modules_to_not_convert"]
     assert torch.equal(logits(dt.load(directory)), logits(model))
-    with pytest.raises(UsageError, match="--layout gptk: no such layout; did you mean gptq"):
+    with pytest.raises(UsageError, match="layout gptk: no such layout; did you mean gptq"):
         dt.export(tmp_path / "awq-own", tmp_path / "out", layout="gptk")

@@ -72,9 +72,9 @@ def test_dare_keeps_the_mean_and_draws_by_the_seed() -> None:
 
 
 def test_what_cannot_be_merged_is_refused(home: Path) -> None:
-    with pytest.raises(UsageError, match="--weights: 1 factors for 2 adapters"):
+    with pytest.raises(UsageError, match="weights: 1 factors for 2 adapters"):
         dt.merge(home / "base", home / "lora", home / "ia3", weights=[1.0])
     with pytest.raises(UsageError, match="give the adapter directories"):
         dt.merge(home / "base")
-    with pytest.raises(UsageError, match=r"--density: 0 is not in \(0, 1\]"):
+    with pytest.raises(UsageError, match=r"density: 0 is not in \(0, 1\]"):
         dt.merge(home / "base", home / "lora", method="ties", density=0)

@@ -79,7 +79,7 @@ def test_another_base_is_refused_and_a_base_is_needed(home: Path) -> None:
     dt.save(dt.build(SPEC, seed=5), home / "other")
     with pytest.raises(FileError, match=r"was trained on another base \(.*first\): its fingerprint is"):
         dt.load(home / "other", adapter=home / "one")
-    with pytest.raises(UsageError, match="--adapter: an adapter is trained on the weights of a model"):
+    with pytest.raises(UsageError, match="adapter: an adapter is trained on the weights of a model"):
         dt.train(SPEC, home / "tale.txt", adapter="lora", steps=1, **SMALL)
     with pytest.raises(SpecError, match="no part is called 'lorra'"):
         dt.train(None, home / "tale.txt", from_=home / "first", adapter="lorra", steps=1, **SMALL)

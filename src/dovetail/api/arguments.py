@@ -10,18 +10,22 @@ build(…), load(…)                a model: its spec
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dovetail.account import format_value
 from dovetail.core.errors import UsageError
 from dovetail.core.part import plain
-from dovetail.files.spec import Changes, changed
-from dovetail.hf import load as loading
-from dovetail.model import Model, ModelModule
 
-SpecLike = loading.SpecLike | ModelModule
+if TYPE_CHECKING:
+    from dovetail.files.spec import Changes as Changes
+    from dovetail.hf import load as loading
+    from dovetail.model import Model, ModelModule
+
+    SpecLike = loading.SpecLike | ModelModule
+else:  # what run files and commands can give; the other types need torch
+    SpecLike = str | Path | Mapping[str, Any]
+    Changes = Iterable[str] | Mapping[str, Any]
 
 
 class NamedSpec(NamedTuple):
@@ -33,11 +37,16 @@ class NamedSpec(NamedTuple):
 
     def after(self, set: Changes, swap: Changes) -> NamedSpec:
         """Return the spec after the changes; the name lists them."""
+        from dovetail.files.spec import changed
+
         return NamedSpec(_name(self.name, set, swap), changed(self.spec, set, swap), self.directory)
 
 
 def read_spec(value: SpecLike | NamedSpec) -> NamedSpec:
     """Return the spec that an argument names."""
+    from dovetail.hf import load as loading
+    from dovetail.model import ModelModule
+
     if isinstance(value, NamedSpec):
         return value
     if isinstance(value, ModelModule):
@@ -66,6 +75,8 @@ def _name(name: str, set: Changes, swap: Changes) -> str:
 
 
 def _texts(changes: Changes) -> list[str]:
+    from dovetail.account import format_value
+
     if isinstance(changes, str):
         return [changes]
     if isinstance(changes, Mapping):

@@ -1,49 +1,78 @@
-"""build_data: text files to token shards."""
+"""Turn text, JSON Lines and Parquet into token shards: files of ids with document ends, checksums and a manifest.
+
+The result does not depend on the number of workers. After a kill, the same command continues the
+build. Documents for validation are chosen by their hash.
+
+    dovetail data build corpus/*.jsonl -o tokens --tokenizer my-model --deduplicate
+    dovetail data build plays.txt -o tokens --separator ""                               blank lines between documents
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from dovetail.api.arguments import silent
+from dovetail.api.options import OUT
 from dovetail.api.show_data import DataSummary
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.limits import JSON_BYTES, TOKENIZER_BYTES
-from dovetail.data.build import build
+from dovetail.core.option import Option
 from dovetail.data.cluster import RayCluster
 from dovetail.data.executors import Executor, ProcessPool, available_workers
 from dovetail.data.formats import Options
-from dovetail.data.manifest import HELD_OUT
 from dovetail.data.plan import Settings, expand, make_plan
 from dovetail.disk.model_files import TOKENIZER_FILE
 from dovetail.disk.untrusted import Directory, exists, is_directory
 from dovetail.text.chat import CONFIG_FILE, special_token
-from dovetail.text.learn import LEAST, learn
-from dovetail.text.tokenizer import END, Tokenizer
 from dovetail.views.progress import WorkProgress
+
+if TYPE_CHECKING:
+    from dovetail.text.tokenizer import Tokenizer
 
 BYTES = "bytes"  # the name of the tokenizer with one token per byte
 
 
 def build_data(
-    inputs: str | Path | Sequence[str | Path],
-    out: str | Path,
+    inputs: Annotated[
+        str | Path | Sequence[str | Path],
+        Option(
+            "Files, directories or globs (in quotes: `'corpus/**/*.jsonl'`), of .txt, .jsonl or .parquet.",
+            form="FILE|DIR|GLOB",
+            argument=True,
+        ),
+    ],
+    out: Annotated[str | Path, OUT],
     *,
-    tokenizer: str | Path | Tokenizer = BYTES,
-    format: Literal["text", "jsonl", "parquet"] | None = None,
-    field: str = "text",
-    lines: bool = False,
-    separator: str | None = None,
-    end: str | None = None,
-    deduplicate: bool = False,
-    held_out: float = 0.01,
-    workers: int | None = None,
-    cluster: str | None = None,
+    tokenizer: Annotated[
+        str | Path | Tokenizer,
+        Option("A directory with a tokenizer.json, or bytes: one token per byte.", form="DIR|bytes", read=str),
+    ] = BYTES,
+    format: Annotated[
+        Literal["text", "jsonl", "parquet"] | None, Option("The format of all inputs (default: by the suffix of each).")
+    ] = None,
+    field: Annotated[str, Option("The field of a JSON object, or the column of a table, that holds the document.")] = "text",
+    lines: Annotated[bool, Option("Text: every line is a document (default: every file).")] = False,
+    separator: Annotated[str | None, Option("Text: this line separates two documents; '' for blank lines.")] = None,
+    end: Annotated[
+        str | None, Option("The token after each document (default: the end-of-text token of the tokenizer); '' for none.")
+    ] = None,
+    deduplicate: Annotated[bool, Option("Drop documents that are equal to an earlier one.")] = False,
+    held_out: Annotated[float, Option("The fraction of documents for validation.", low=0.0, high=0.999)] = 0.01,
+    workers: Annotated[
+        int | None, Option("Processes (default: one per processor); they do not change the result.", low=1, high=4096)
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        Option(
+            "Work on the nodes of this Ray cluster instead, which share a file system (extra `cluster`).", form="HOST:PORT|auto"
+        ),
+    ] = None,
     executor: Executor | None = None,
-    force: bool = False,
-    quiet: bool = False,
+    force: Annotated[bool, Option("Replace the corpus or the unfinished build in the directory.")] = False,
+    quiet: Annotated[bool, Option("Show no progress.")] = False,
     note: Callable[[str], None] | None = None,
 ) -> DataSummary:
     """Turn text, JSON Lines and Parquet into a directory of token shards, and return its summary.
@@ -58,7 +87,10 @@ def build_data(
     `executor` of your own; the result is the same. After a kill, the same call continues the build.
     `force` replaces what `out` holds.
     """
-    _check(held_out, workers, lines, separator)
+    from dovetail.data.build import build
+    from dovetail.data.manifest import HELD_OUT
+
+    _check(lines, separator)
     if (workers, cluster, executor).count(None) < 2:
         raise UsageError("--workers: the units run in processes, on a --cluster or by an executor; give one of them")
     place, say = Path(out), note or silent
@@ -79,11 +111,7 @@ def build_data(
     return DataSummary(place, manifest)
 
 
-def _check(held_out: float, workers: int | None, lines: bool, separator: str | None) -> None:
-    if not 0 <= held_out < 1:
-        raise UsageError(f"--held-out: {held_out} is not a fraction from 0 to below 1")
-    if workers is not None and workers < 1:
-        raise UsageError(f"--workers: {workers} is not above 0")
+def _check(lines: bool, separator: str | None) -> None:
     if lines and separator is not None:
         raise UsageError("--separator: with --lines every line is a document; give one of them")
     if separator is not None and ("\n" in separator or "\r" in separator):
@@ -92,6 +120,9 @@ def _check(held_out: float, workers: int | None, lines: bool, separator: str | N
 
 def _tokenizer(given: str | Path | Tokenizer) -> tuple[str, Tokenizer]:
     """Return the content of tokenizer.json, and the tokenizer."""
+    from dovetail.text.learn import LEAST, learn
+    from dovetail.text.tokenizer import Tokenizer
+
     if isinstance(given, Tokenizer):
         return given.to_json(), given
     path = Path(given)
@@ -109,6 +140,8 @@ def _tokenizer(given: str | Path | Tokenizer) -> tuple[str, Tokenizer]:
 
 def _end(tokenizer: Tokenizer, given: str | Path | Tokenizer, end: str | None) -> int | None:
     """Return the id after each document."""
+    from dovetail.text.tokenizer import END, Tokenizer
+
     if end is not None:
         return tokenizer.id_of(end) if end else None
     if (token := tokenizer.engine.token_to_id(END)) is not None:

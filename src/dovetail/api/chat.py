@@ -11,46 +11,60 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dovetail.api.generate import Generation, check_model, check_options
 from dovetail.api.models import load
+from dovetail.api.options import MIN_P, REPETITION_PENALTY, SAMPLING_SEED, TEMPERATURE, TOP_K, TOP_P, InDir, NewTokens
 from dovetail.core.errors import InputError
-from dovetail.core.finite import check_weights
 from dovetail.core.keywords import checks_keywords
-from dovetail.decoding.generation import Vocabulary, chat_ids
-from dovetail.decoding.sampling import Sampling
-from dovetail.serving.engine import Engine
-from dovetail.serving.request import Request
-from dovetail.text.literal import ConversationEncoder
-from dovetail.text.stream import TextStream
-from dovetail.transformer import Transformer
+from dovetail.core.limits import MAX_LENGTH
+from dovetail.core.option import Option
+
+if TYPE_CHECKING:
+    from dovetail.decoding.sampling import Sampling
+    from dovetail.hf.load import Watch
+    from dovetail.transformer import Transformer
 
 TURN = 2  # messages: the user's and the answer
 
 
 def chat(
-    model: Transformer | str | Path,
+    model: Annotated[
+        Transformer | str | Path,
+        InDir("A model directory with a tokenizer and a chat template: ours, or in Hugging Face layout.", argument=True),
+    ],
     *,
-    system: str | None = None,
-    max_tokens: int = 512,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int | None = None,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    seed: int = 0,
-    longest: int = 4096,
+    system: Annotated[str | None, Option("A system message before all others.")] = None,
+    max_tokens: Annotated[int, NewTokens("The largest number of tokens of an answer.")] = 512,
+    temperature: Annotated[float, TEMPERATURE] = 0.0,
+    top_p: Annotated[float, TOP_P] = 1.0,
+    top_k: Annotated[int | None, TOP_K] = None,
+    min_p: Annotated[float, MIN_P] = 0.0,
+    repetition_penalty: Annotated[float, REPETITION_PENALTY] = 1.0,
+    seed: Annotated[int, SAMPLING_SEED] = 0,
+    longest: Annotated[
+        int,
+        Option(
+            "Tokens of the conversation and an answer together; the oldest turns are left out if they do not fit.",
+            low=2,
+            high=MAX_LENGTH,
+        ),
+    ] = 4096,
+    watch: Watch | None = None,
 ) -> Chat:
     """Begin a conversation with a model, or the model of a directory, that has a chat template.
 
     `system` is a message before all others. An answer has at most `max_tokens` tokens. The conversation and an answer together
     have at most `longest`; the oldest turns are left out if they do not fit. The other options are those of `generate`.
     """
+    from dovetail.core.finite import check_weights
+    from dovetail.transformer import Transformer
+
     sampling = check_options(max_tokens, temperature, top_p, top_k, seed, min_p, repetition_penalty)
     if not isinstance(model, Transformer):
         check_model(model)
-        model = load(model)
+        model = load(model, watch=watch)
     check_weights(model, model.spec)
     return Chat(model, system, max_tokens, sampling, longest)
 
@@ -60,6 +74,10 @@ class Chat:
     """A conversation. `messages` are its messages so far, the system's first."""
 
     def __init__(self, model: Transformer, system: str | None, max_tokens: int, sampling: Sampling, longest: int) -> None:
+        from dovetail.decoding.generation import Vocabulary
+        from dovetail.serving.engine import Engine
+        from dovetail.text.literal import ConversationEncoder
+
         vocabulary = model.vocabulary or Vocabulary()
         if vocabulary.tokenizer is None or vocabulary.chat_template is None:
             missing = "tokenizer" if vocabulary.tokenizer is None else "chat template"
@@ -75,6 +93,8 @@ class Chat:
     def ask(self, text: str, on_text: Callable[[str], None] | None = None) -> Generation:
         """Send a message and return the answer, which becomes part of the conversation. `on_text` is called with each piece of
         it. Where it is interrupted (KeyboardInterrupt), the answer ends there; both messages stay."""
+        from dovetail.text.stream import TextStream
+
         self.messages.append({"role": "user", "content": text})
         try:
             ids = self._ids()
@@ -104,6 +124,8 @@ class Chat:
         return Generation(text, answer, tokens, len(ids), finish, len(tokens) / seconds)
 
     def _tokens(self, ids: list[int]) -> Iterator[int]:
+        from dovetail.serving.request import Request
+
         room = min(self.max_tokens, self.engine.longest - len(ids))
         self.engine.add(Request(id="turn", prompt=tuple(ids), max_tokens=room, sampling=self.sampling, stop=self.stop))
         while self.engine.busy:
@@ -114,6 +136,8 @@ class Chat:
 
     def _ids(self) -> list[int]:
         """The ids of the conversation; the oldest turns are left out where an answer would not fit."""
+        from dovetail.decoding.generation import chat_ids
+
         turns, room = self.messages[len(self.first) :], max(1, self.engine.longest - self.max_tokens)
         ids: list[int] = []
         for left_out in range(self.left_out, len(turns) // TURN + 1):  # turns that did not fit before do not fit now

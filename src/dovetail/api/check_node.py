@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses as dc
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import RenderableType
 
 from dovetail.api.result import Result
-from dovetail.parallel.node import NodeTest, node_tests
 from dovetail.views.console import unwrapped
+
+if TYPE_CHECKING:
+    from dovetail.parallel.node import NodeTest
+from dovetail.core.option import Option
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -26,6 +29,10 @@ class NodeReport(Result):
         """Whether the node passed every test."""
         return all(test.passed for test in self.tests)
 
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.passed else 1
+
     def to_dict(self) -> dict[str, Any]:
         return {"host": self.host, "passed": self.passed, "tests": [test._asdict() for test in self.tests]}
 
@@ -35,10 +42,17 @@ class NodeReport(Result):
         return unwrapped("\n".join([*lines, f"{self.host}: {verdict}"]))
 
 
-def check_node(directory: str | Path = ".", *, gflops: float = 0.0, memory: float = 0.0) -> NodeReport:
+def check_node(
+    directory: str | Path = ".",
+    *,
+    gflops: Annotated[float, Option("With --node: the minimum GFLOP/s of a float32 matmul, per device.")] = 0.0,
+    memory: Annotated[float, Option("With --node: the minimum GB of available memory.")] = 0.0,
+) -> NodeReport:
     """Test this machine before it joins a run: exact matmuls on every device, memory, and the disk of a directory, best the one
     to train in. `gflops` is the least speed of each device, `memory` the least GB available.
 
     Takes a second or two. A launcher runs it before torchrun, so that a bad node never joins the others (docs/scale.md).
     """
+    from dovetail.parallel.node import node_tests
+
     return NodeReport(socket.gethostname(), tuple(node_tests(Path(directory), gflops, memory)))

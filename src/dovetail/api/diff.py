@@ -1,49 +1,38 @@
-"""diff: the status of each tensor between two specs, and the fields that differ."""
+"""Print the status of each tensor between two specs: kept, reinterpreted, transformed, new, dropped or impossible.
+
+Weights are compared by path, layers by their number. `dovetail graft` applies the result to a checkpoint.
+
+    dovetail diff mistral-7b llama-3-8b
+    dovetail diff llama-tiny llama-tiny --set 'layers.*.mixer.kv_heads=1' --swap position=alibi
+"""
 
 from __future__ import annotations
 
-import dataclasses as dc
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import RenderableType
+from dovetail.api.arguments import Changes, SpecLike, read_spec
 
-from dovetail.api.arguments import SpecLike, read_spec
-from dovetail.api.result import PageResult
-from dovetail.files.spec import Changes
-from dovetail.views.diff import diff_view
-from dovetail.views.diff_page import diff_body
-from dovetail.weights.surgery import Diff, diff as diff_specs
+if TYPE_CHECKING:
+    from dovetail.api.spec_diff import SpecDiff
+from dovetail.api.options import SPEC, Sets, Spec, Swaps
 
 
-@dc.dataclass(frozen=True, repr=False)
-class SpecDiff(PageResult, Diff):
-    """Two specs compared: `tensors` with a status each, and the fields that differ (`change`)."""
-
-    names: tuple[str, str] = ("a", "b")
-
-    def to_dict(self) -> dict[str, Any]:
-        return Diff.to_dict(self)
-
-    def view(self, width: int) -> RenderableType:
-        return diff_view(self, self.names)
-
-    @property
-    def title(self) -> str:
-        return f"dovetail diff {' '.join(self.names)}"
-
-    def body(self) -> str:
-        return diff_body(self, self.names)
-
-
-def diff(a: SpecLike, b: SpecLike, *, set: Changes = (), swap: Changes = ()) -> SpecDiff:
+def diff(
+    a: Annotated[SpecLike, SPEC],
+    b: Annotated[SpecLike, Spec("Another one.", argument=True)],
+    *,
+    set: Annotated[Changes, Sets("Change a field of B: --set layers.*.mixer.kv_heads=1; may be given many times.")] = (),
+    swap: Annotated[
+        Changes,
+        Swaps("Change a part of B in every layer: --swap position=alibi; may be given many times, applied before --set."),
+    ] = (),
+) -> SpecDiff:
     """Compare two specs tensor by tensor: each is kept, reinterpreted, transformed, new, dropped or impossible to carry over.
 
     `set` and `swap` change b first. Tensors are compared by path, layers by their number.
     """
+    from dovetail.api.spec_diff import with_names
+    from dovetail.weights.surgery import diff as diff_specs
+
     first, second = read_spec(a), read_spec(b).after(set, swap)
     return with_names(diff_specs(first.spec, second.spec), (first.name, second.name))
-
-
-def with_names(result: Diff, names: tuple[str, str]) -> SpecDiff:
-    """Return the comparison as a result with the names of its two sides."""
-    return SpecDiff(result.a, result.b, result.tensors, result.change, names)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses as dc
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from dovetail.api.arguments import SpecLike, read_spec
+from dovetail.api.arguments import Changes, SpecLike, read_spec
+from dovetail.api.options import SET, SPEC, SWAP, OutFile
 from dovetail.api.output import write_new
 from dovetail.api.result import Result
-from dovetail.codegen.file import emit as emit_text
-from dovetail.files.spec import Changes
+from dovetail.core.option import Option
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -40,12 +40,19 @@ class EmittedFile(Result):
 
 
 def emit(
-    spec: SpecLike, *, out: str | Path | None = None, set: Changes = (), swap: Changes = (), force: bool = False
+    spec: Annotated[SpecLike, SPEC],
+    *,
+    out: Annotated[str | Path | None, OutFile("The file to write (default: stdout).", short="-o")] = None,
+    set: Annotated[Changes, SET] = (),
+    swap: Annotated[Changes, SWAP] = (),
+    force: Annotated[bool, Option("Replace an existing file.")] = False,
 ) -> EmittedFile:
     """Return a model as the text of one PyTorch file; write it to `out` if given. An existing file is replaced if `force`.
 
     Weights saved by Dovetail load into the emitted model by the same names. A part that cannot be written raises SpecError.
     """
+    from dovetail.codegen.file import emit as emit_text
+
     before = read_spec(spec)
     name, changed, _ = before.after(set, swap)
     text = emit_text(changed, Path(before.name).stem)

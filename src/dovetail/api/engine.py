@@ -23,6 +23,7 @@ from dovetail.api.models import load
 from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.finite import check_weights
 from dovetail.core.keywords import checks_keywords
+from dovetail.core.limits import QUEUED
 from dovetail.decoding.embedding import Embedder, Pooling
 from dovetail.decoding.generation import Vocabulary, generates
 from dovetail.hf.adapter import family_of, read_any
@@ -33,7 +34,7 @@ from dovetail.serving.packed import pack
 from dovetail.serving.process import Loop
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.serving.wire import encode
-from dovetail.serving.worker import QUEUED, ProcessClient, start_process
+from dovetail.serving.worker import ProcessClient, start_process
 from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import Grammars
 from dovetail.transformer import Transformer

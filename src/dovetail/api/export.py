@@ -1,24 +1,33 @@
-"""export: convert a model directory to Hugging Face layout, or to one that vLLM opens with our plugin."""
+"""Convert a model directory to Hugging Face layout: config.json, and tensors under a family's names.
+
+The family is the one the model was imported from, or the first that can express the spec; where none can, the error names the
+part that cannot be written. `dovetail port` lists the families.
+
+    dovetail export llama-tiny-trained -o llama-tiny-hf
+    dovetail export small -o small-gptq --layout gptq   # of a model that `dovetail quantize` wrote
+    dovetail export run-1 --step 1200 -o run-1-hf       # a checkpoint of a run
+    dovetail export mixed -o mixed-vllm --family dovetail   # any spec that vLLM's attention can compute, for our plugin in vLLM
+"""
 
 from __future__ import annotations
 
 import dataclasses as dc
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import RenderableType
 
 from dovetail.api.result import Result
 from dovetail.disk.untrusted import Directory
-from dovetail.files.model_dir import Piece, must_be_free
-from dovetail.hf.hf import Ported
-from dovetail.hf.layouts import DEFAULT
-from dovetail.hf.load import Watch, load, origin
-from dovetail.hf.own_config import MODEL_TYPE, architecture, write_own_config
-from dovetail.hf.write import export_directory, files_beside, imported_config, model_pieces, write_theirs
-from dovetail.model import Model
-from dovetail.serving.can_serve import require
 from dovetail.views.console import unwrapped
+
+if TYPE_CHECKING:
+    from dovetail.files.model_dir import Piece
+    from dovetail.hf.hf import Ported
+    from dovetail.hf.load import Watch
+    from dovetail.model import Model
+from dovetail.api.options import OUT, REPLACE_MODEL, InDir, Steps
+from dovetail.core.option import Option
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -41,13 +50,24 @@ class Exported(Result):
 
 
 def export(
-    directory: str | Path,
-    out: str | Path,
+    directory: Annotated[str | Path, InDir("A model directory, or with --step that of a training run.", argument=True)],
+    out: Annotated[str | Path, OUT],
     *,
-    family: str | None = None,
-    layout: str = DEFAULT,
-    step: int | None = None,
-    force: bool = False,
+    family: Annotated[
+        str | None,
+        Option(
+            "The model_type to write, one of those that `dovetail port` lists; dovetail: the spec itself, for our plugin in "
+            "vLLM."
+        ),
+    ] = None,
+    layout: Annotated[
+        Literal["compressed-tensors", "gptq", "awq"],
+        Option("How weights of fewer bits are written; gptq and awq hold only int4."),
+    ] = "compressed-tensors",
+    step: Annotated[
+        int | None, Steps("Export the checkpoint of a training run after this step, which may still be running.")
+    ] = None,
+    force: Annotated[bool, REPLACE_MODEL] = False,
     watch: Watch | None = None,
 ) -> Exported:
     """Write the model of a directory in Hugging Face layout: config.json, and tensors under a family's names.
@@ -64,6 +84,10 @@ def export(
     `step` exports a checkpoint of a training run, which may still be running, instead of the weights in the directory: its
     checksums are verified, and its tensors are read one at a time. With a moving average its weights are written.
     """
+    from dovetail.files.model_dir import must_be_free
+    from dovetail.hf.own_config import MODEL_TYPE
+    from dovetail.hf.write import export_directory
+
     must_be_free(Path(out), force)
     if family == MODEL_TYPE:
         return _export_own(Path(directory), Path(out), step, watch)
@@ -76,6 +100,11 @@ def export(
 
 
 def _export_own(directory: Path, out: Path, step: int | None, watch: Watch | None) -> Exported:
+    from dovetail.hf.load import load, origin
+    from dovetail.hf.own_config import MODEL_TYPE, architecture, write_own_config
+    from dovetail.hf.write import files_beside, imported_config, model_pieces
+    from dovetail.serving.can_serve import require
+
     where = Directory(directory)
     spec = origin(where).spec
     require(spec, "vllm")  # before the weights are read
@@ -85,6 +114,9 @@ def _export_own(directory: Path, out: Path, step: int | None, watch: Watch | Non
 
 
 def _export_step(run: Path, step: int, out: Path, family: str | None) -> Ported:
+    from dovetail.hf.load import origin
+    from dovetail.hf.write import write_theirs
+
     where = Directory(run)
     spec = origin(where).spec
     return write_theirs(spec, _step_pieces(run, step, spec), where, out, family)

@@ -6,23 +6,31 @@ import dataclasses as dc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dovetail.api.models import load
+from dovetail.api.options import (
+    MIN_P,
+    REPETITION_PENALTY,
+    SAMPLING_SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    InDir,
+    NewTokens,
+)
 from dovetail.core.errors import SpecError
-from dovetail.core.finite import check_weights
 from dovetail.core.limits import MAX_NEW_TOKENS
-from dovetail.decoding.beam import beam_search, check_beams
-from dovetail.decoding.generation import Vocabulary, check_generates, generate_pieces, prompt_ids
-from dovetail.decoding.sampling import Sampling
+from dovetail.core.option import Option
 from dovetail.disk.model_files import TOKENIZER_FILE
 from dovetail.disk.untrusted import Directory
-from dovetail.hf.adapter import base_place, is_adapter
-from dovetail.hf.load import origin
-from dovetail.state.quantized import CacheFormat
-from dovetail.text.grammar import Grammar, Grammars, Matcher, given_grammars
-from dovetail.text.stream import TextStream
-from dovetail.transformer import Transformer
+
+if TYPE_CHECKING:
+    from dovetail.decoding.generation import Vocabulary
+    from dovetail.decoding.sampling import Sampling
+    from dovetail.hf.load import Watch
+    from dovetail.text.grammar import Grammar, Matcher
+    from dovetail.transformer import Transformer
 
 
 @dc.dataclass(frozen=True)
@@ -47,26 +55,32 @@ class Generation:
 
 
 def generate(
-    model: Transformer | str | Path,
-    prompt: str,
+    model: Annotated[
+        Transformer | str | Path,
+        InDir("A model directory with a tokenizer.json: ours, or in Hugging Face layout.", argument=True),
+    ],
+    prompt: Annotated[str, Option("The prompt.", argument=True)],
     *,
-    max_tokens: int = 128,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int | None = None,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    seed: int = 0,
-    beams: int | None = None,
-    chat: bool = False,
-    system: str | None = None,
-    compiled: bool = False,
-    cache: CacheFormat | None = None,
+    max_tokens: Annotated[int, NewTokens("The largest number of tokens to generate.")] = 128,
+    temperature: Annotated[float, TEMPERATURE] = 0.0,
+    top_p: Annotated[float, TOP_P] = 1.0,
+    top_k: Annotated[int | None, TOP_K] = None,
+    min_p: Annotated[float, MIN_P] = 0.0,
+    repetition_penalty: Annotated[float, REPETITION_PENALTY] = 1.0,
+    seed: Annotated[int, SAMPLING_SEED] = 0,
+    beams: Annotated[int | None, Option("Beam search with N beams; the text is printed at the end.")] = None,
+    chat: Annotated[bool, Option("Render the prompt with the model's chat template, as a user message.")] = False,
+    system: Annotated[str | None, Option("With --chat: a system message before it.")] = None,
+    compiled: Annotated[
+        bool, Option("Decode with compiled graphs: compiling takes seconds to minutes, so it pays off for long texts.")
+    ] = False,
+    cache: Annotated[Literal["int8", "int4", "fp8"] | None, Option("Store the KV cache in fewer bits.")] = None,
     json_schema: Mapping[str, Any] | bool | str | None = None,
-    regex: str | None = None,
+    regex: Annotated[str | None, Option("A regular expression: the text matches it as a whole.")] = None,
     choice: Sequence[str] | None = None,
     grammar: str | None = None,
     on_text: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
 ) -> Generation:
     """Generate the text that follows a prompt, by a model or the model of a directory.
 
@@ -75,13 +89,18 @@ def generate(
     decodes with compiled graphs, which take seconds to minutes to compile. `cache` stores the KV cache in int8, int4 or fp8.
     One of `json_schema` (plain data or JSON text), `regex` (Rust's syntax), `choice` (strings) and `grammar` (Lark or GBNF)
     restricts the text (extra `grammar`): generation ends where the text is complete, or is cut off after `max_tokens`.
-    `on_text` is called with each piece of text, first with the prompt where the text continues it.
+    `on_text` is called with each piece of text, first with the prompt where the text continues it; `watch` with (bytes read,
+    bytes in all) while weights are loaded.
     """
+    from dovetail.core.finite import check_weights
+    from dovetail.decoding.generation import Vocabulary, check_generates, generate_pieces, prompt_ids
+    from dovetail.transformer import Transformer
+
     sampling = check_options(max_tokens, temperature, top_p, top_k, seed, min_p, repetition_penalty, beams)
     constraint = constraint_of(json_schema, regex, choice, grammar, beams)
     if not isinstance(model, Transformer):
         check_model(model)
-        model = load(model)
+        model = load(model, watch=watch)
     check_generates(model.spec)
     check_weights(model, model.spec)
     vocabulary = model.vocabulary or Vocabulary()
@@ -136,6 +155,9 @@ def check_options(
     beams: int | None = None,
 ) -> Sampling:
     """Return the sampling; raise SpecError for an option outside its range."""
+    from dovetail.decoding.beam import check_beams
+    from dovetail.decoding.sampling import Sampling
+
     if beams is not None:
         check_beams(beams)
         if (temperature, top_p, top_k, min_p, repetition_penalty) != (0.0, 1.0, None, 0.0, 1.0):
@@ -160,6 +182,8 @@ def constraint_of(
     beams: int | None = None,
 ) -> Grammar | None:
     """Return the grammar of the one constraint that is given; raise where there are several, or beams beside one."""
+    from dovetail.text.grammar import given_grammars
+
     given = given_grammars(json_schema, regex, choice, grammar)
     if len(given) > 1:
         raise SpecError(given[1].format, f"the output is constrained by {given[0].format} already", "give one of the two")
@@ -169,6 +193,8 @@ def constraint_of(
 
 
 def _matcher(model: Transformer, vocabulary: Vocabulary, constraint: Grammar) -> Matcher:
+    from dovetail.text.grammar import Grammars
+
     assert vocabulary.tokenizer is not None  # the prompt was encoded
     return Grammars(vocabulary.tokenizer, model.spec.vocab, vocabulary.stop).matcher(constraint)
 
@@ -184,6 +210,9 @@ def _search(
     tell: Callable[[str], None],
 ) -> Generation:
     """The best text of a beam search; it is known at the end alone."""
+    from dovetail.decoding.beam import beam_search
+    from dovetail.text.stream import TextStream
+
     begin = time.monotonic()
     best = beam_search(model, ids, max_tokens, beams=beams, stop=vocabulary.stop, start=vocabulary.start)[0]
     seconds, tokens = max(time.monotonic() - begin, 1e-9), list(best.tokens)
@@ -199,6 +228,10 @@ def _search(
 
 def check_model(directory: str | Path) -> None:
     """Raise, before any weight is read, where the model of a directory cannot generate text."""
+    from dovetail.decoding.generation import check_generates
+    from dovetail.hf.adapter import base_place, is_adapter
+    from dovetail.hf.load import origin
+
     where = Directory(base_place(directory) if is_adapter(directory) else directory)
     check_generates(origin(where).spec)
     where.path(TOKENIZER_FILE)

@@ -1,4 +1,14 @@
-"""graft: change the spec of a trained model and carry its weights over."""
+"""Change a trained model: keep or transform its weights where possible, and initialize the new ones.
+
+Fewer KV heads, a longer context by YaRN, a sliding window, layers removed or repeated, a larger vocabulary, an untied head:
+whatever --set, --swap and --layers can express. With --text the loss is measured on the last twentieth of the file before and
+after the change, and --heal trains on the rest. A tensor that cannot be carried over is an error with its path, unless
+--redraw.
+
+    dovetail graft llama-tiny-trained --set 'layers.*.mixer.kv_heads=1' --text plays.txt --heal 1
+    dovetail graft llama-tiny-trained --layers 0-3,3-5 -o deeper --hf
+    dovetail graft llama-tiny-trained --set 'layers.*.mixer.mask=[causal, {kind: window, size: 64, keep: 4}]' -o windowed
+"""
 
 from __future__ import annotations
 
@@ -7,40 +17,36 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.account import longest_length
-from dovetail.api.arguments import SpecLike, check_positive, read_spec
-from dovetail.api.diff import SpecDiff, with_names
+from dovetail.api.arguments import Changes, SpecLike, check_positive, read_spec
 from dovetail.api.models import load, save
+from dovetail.api.options import REPLACE_MODEL, SWAP, BatchSize, InDir, InFile, Length, OutDir, Seed, Sets
 from dovetail.api.result import Result
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.fold import parameters
+from dovetail.core.option import Option
 from dovetail.core.termination import delaying
-from dovetail.data.corpus import Batch, Corpus, read_corpus
 from dovetail.disk.model_files import LOSSES_FILE
 from dovetail.disk.untrusted import Directory
-from dovetail.files.model_dir import must_be_free
-from dovetail.files.spec import Changes, changed
-from dovetail.hf.load import Watch, origin
-from dovetail.hf.write import family_for, model_pieces, write_own, write_theirs
-from dovetail.model import Model
-from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.interrupt import Interrupt
-from dovetail.training.loop import evaluate, train
 from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import Plan
-from dovetail.training.task import objective_kind, text_objective
-from dovetail.transformer import Transformer
 from dovetail.views.bar import bar as blocks
-from dovetail.views.diff import diff_view
-from dovetail.weights.surgery import parse_picks, picked
-from dovetail.weights.surgery.graft import graft as graft_model
 
+if TYPE_CHECKING:
+    from dovetail.api.spec_diff import SpecDiff
+    from dovetail.data.corpus import Batch, Corpus
+    from dovetail.hf.load import Watch
+    from dovetail.model import Model
+    from dovetail.text.tokenizer import Tokenizer
+    from dovetail.transformer import Transformer
+
+INTERRUPTED = 130  # exit code
 BAR = 32  # characters of the longest bar
 LEVELS = "▁▂▃▄▅▆▇█"
 
@@ -56,6 +62,17 @@ class GraftResult(Result):
     directory: Path | None = None  # the directory that was written
     family: str | None = None  # in Hugging Face layout: its family
     interrupted: bool = False  # Ctrl-C ended the training early
+
+    @property
+    def exit_code(self) -> int:
+        return INTERRUPTED if self.interrupted else 0
+
+    @property
+    def remark(self) -> str:
+        if not self.interrupted:
+            return ""
+        step = f" after step {self.history[-1].step} of the training" if self.history else ""
+        return f"interrupted{step}" + (f"; the model is in {self.directory}" if self.directory is not None else "")
 
     def to_dict(self) -> dict[str, Any]:
         data: dict[str, Any] = {"directory": None if self.directory is None else str(self.directory), "family": self.family}
@@ -74,6 +91,8 @@ class GraftResult(Result):
         return {**data, **self.diff.to_dict()}
 
     def view(self, width: int) -> RenderableType:
+        from dovetail.views.diff import diff_view
+
         counts = [parameters(spec) for spec in (self.diff.a, self.diff.b)]
         sizes = f"{counts[0]:,} → {counts[1]:,} parameters" if counts[0] != counts[1] else f"{counts[0]:,} parameters"
         lines: list[RenderableType] = [diff_view(self.diff, self.diff.names), Text(), Text(sizes, "dim")]
@@ -87,23 +106,34 @@ class GraftResult(Result):
 
 
 def graft(
-    model: str | Path | Transformer,
+    model: Annotated[
+        str | Path | Transformer, InDir("A model directory, in Dovetail's or Hugging Face's layout.", argument=True)
+    ],
     spec: SpecLike | None = None,
     *,
-    set: Changes = (),
-    swap: Changes = (),
-    layers: str | Sequence[int] | None = None,
-    redraw: bool = False,
-    text: str | Path | None = None,
-    heal: float | None = None,
-    out: str | Path | None = None,
-    hf: bool = False,
-    family: str | None = None,
-    force: bool = False,
-    seed: int = 0,
-    batch: int = 8,
-    length: int = 128,
-    learning_rate: float = 1e-3,
+    set: Annotated[Changes, Sets("Change a field: --set layers.*.mixer.kv_heads=1; may be given many times.")] = (),
+    swap: Annotated[Changes, SWAP] = (),
+    layers: Annotated[
+        str | Sequence[int] | None,
+        Option(
+            "The old layers that make up the new model: 0-3,3,5 are six layers, layer 3 twice. --set then counts the new ones."
+        ),
+    ] = None,
+    redraw: Annotated[bool, Option("Initialize a tensor if no map from the old one is known.")] = False,
+    text: Annotated[
+        str | Path | None, InFile("A UTF-8 text file: the loss is measured on its last twentieth, --heal trains on the rest.")
+    ] = None,
+    heal: Annotated[float | None, Option("Train for N minutes on the text.")] = None,
+    out: Annotated[str | Path | None, OutDir("The model directory to write; DIRECTORY-grafted by default.", short="-o")] = None,
+    hf: Annotated[
+        bool, Option("Write Hugging Face's layout, in the family of the source or the first family that can express the spec.")
+    ] = False,
+    family: Annotated[str | None, Option("With --hf: the family to write, one of those that `dovetail port` lists.")] = None,
+    force: Annotated[bool, REPLACE_MODEL] = False,
+    seed: Annotated[int, Seed("The seed of new weights and of the batches.")] = 0,
+    batch: Annotated[int, BatchSize("Sequences per step.")] = 8,
+    length: Annotated[int, Length("Tokens per sequence.")] = 128,
+    learning_rate: Annotated[float, Option("The peak learning rate of --heal; much lower (1e-5) for a large model.")] = 1e-3,
     quiet: bool = False,
     watch: Watch | None = None,
 ) -> GraftResult:
@@ -114,6 +144,14 @@ def graft(
     initializes it. With `text` (a file) the loss is measured on its last twentieth, and `heal` trains for that many minutes on
     the rest. `out` is the directory to write, with `hf` in Hugging Face layout. Kept weights are shared with a built model.
     """
+    from dovetail.api.spec_diff import with_names
+    from dovetail.files.model_dir import must_be_free
+    from dovetail.hf.load import origin
+    from dovetail.hf.write import family_for
+    from dovetail.text.tokenizer import Tokenizer
+    from dovetail.transformer import Transformer
+    from dovetail.weights.surgery.graft import graft as graft_model
+
     numbers = {"heal": heal, "batch": batch, "length": length, "learning_rate": learning_rate}
     _check_options(numbers, text, heal, hf, family)
     if spec is None and not (set or swap or layers):
@@ -168,6 +206,9 @@ def _new_spec(
     old: Model, spec: SpecLike | None, layers: str | Sequence[int] | None, set: Changes, swap: Changes
 ) -> tuple[Model, tuple[int, ...] | None]:
     """Return the new spec, and the old layer of each of its layers."""
+    from dovetail.files.spec import changed
+    from dovetail.weights.surgery import parse_picks, picked
+
     picks = parse_picks(layers, len(old.layers)) if isinstance(layers, str) else None if layers is None else tuple(layers)
     if spec is not None:
         return read_spec(spec).after(set, swap).spec, picks
@@ -187,10 +228,15 @@ class _Trial:
 
     def loss(self, model: Transformer) -> float:
         """Return the held-out loss in nats per token."""
+        from dovetail.training.loop import evaluate
+        from dovetail.training.task import text_objective
+
         return evaluate(model, self.held_out, text_objective(model.part, self.tokenizer, self.length), self.seed)
 
     def heal(self, model: Transformer, minutes: float, rate: float, quiet: bool, stop: Interrupt) -> list[StepMetrics]:
         """Train for some minutes on the text that is not held out."""
+        from dovetail.training.loop import train
+        from dovetail.training.task import text_objective
 
         def batches(step: int) -> Batch:
             return self.corpus.batch(self.seed, step, self.batch, self.length)
@@ -203,6 +249,10 @@ def _trial(
     specs: tuple[Model, Model], text: str | Path, tokenizer: Tokenizer | None, batch: int, length: int, seed: int
 ) -> _Trial:
     """Return the text, tokenized and checked against both specs."""
+    from dovetail.account import longest_length
+    from dovetail.data.corpus import Corpus, read_corpus
+    from dovetail.training.task import objective_kind
+
     if tokenizer is None:
         raise FileError(f"{text}: the model has no tokenizer to read it; load it from a directory with a tokenizer.json")
     ids = tokenizer.encode(read_corpus(Path(text)))
@@ -219,6 +269,8 @@ def _trial(
 
 
 def _write(model: Transformer, source: Directory | None, out: Path, family: str | None, history: list[StepMetrics]) -> None:
+    from dovetail.hf.write import model_pieces, write_own, write_theirs
+
     beside = {LOSSES_FILE: to_jsonl(history).encode()} if history else {}
     if source is None:
         save(model, out)

@@ -1,20 +1,28 @@
-"""import_: convert a model directory from Hugging Face layout to ours."""
+"""Convert a model directory from Hugging Face layout to ours: the spec as dovetail.yaml, tensors under our names.
+
+No code in the directory is executed. Every weight is kept bit for bit, except tensors that are reported as dropped; tokenizer,
+generation settings and license are copied. `show`, `generate` and `dovetail.load` read Hugging Face layout without conversion.
+
+    dovetail import Meta-Llama-3-8B -o llama
+    dovetail show llama
+"""
 
 from __future__ import annotations
 
 import dataclasses as dc
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import RenderableType
 
 from dovetail.api.result import Result
 from dovetail.core.fold import parameters
-from dovetail.files.model_dir import must_be_free
-from dovetail.hf.load import Watch
-from dovetail.hf.tensors import Dropped
-from dovetail.hf.write import import_directory
 from dovetail.views.console import unwrapped
+
+if TYPE_CHECKING:
+    from dovetail.hf.load import Watch
+    from dovetail.hf.tensors import Dropped
+from dovetail.api.options import OUT, REPLACE_MODEL, InDir
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -36,12 +44,23 @@ class Imported(Result):
         return unwrapped("\n".join([first, *(f"  {one}" for one in self.dropped)]))
 
 
-def import_(directory: str | Path, out: str | Path, *, force: bool = False, watch: Watch | None = None) -> Imported:
+def import_(
+    directory: Annotated[
+        str | Path, InDir("A directory with config.json and model.safetensors (or several files with an index).", argument=True)
+    ],
+    out: Annotated[str | Path, OUT],
+    *,
+    force: Annotated[bool, REPLACE_MODEL] = False,
+    watch: Watch | None = None,
+) -> Imported:
     """Write the model of a directory in Hugging Face layout as one of ours: dovetail.yaml, and tensors under our names.
 
     Every weight is kept bit for bit, except tensors that are reported as dropped. No code in the directory is executed.
     `watch` is called with (bytes read, bytes in all).
     """
+    from dovetail.files.model_dir import must_be_free
+    from dovetail.hf.write import import_directory
+
     must_be_free(Path(out), force)
     spec, dropped = import_directory(directory, out, watch=watch)
     return Imported(Path(directory), Path(out), parameters(spec), len(spec.layers), tuple(dropped))

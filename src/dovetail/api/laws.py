@@ -5,22 +5,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from dovetail.api.arguments import SpecLike, read_spec, silent
+from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
 from dovetail.api.law_results import LawsResult, ModelLaws, SuiteLaws, law_row, spec_row
+from dovetail.api.options import InDir, RunDtype, Seed, Sets, Spec, Swaps
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.extensions import load_parts
+from dovetail.core.option import Option
 from dovetail.core.printable import printable
-from dovetail.files.spec import Changes, to_yaml
 from dovetail.proof.laws.outcome import Outcome
-from dovetail.proof.laws.suite import known_laws, run_suite
-from dovetail.proof.served import run as served
-from dovetail.proof.subjects import SERVER, SPEC, Subject, SubjectKind, kind_of, server_subject, spec_subject
-from dovetail.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from dovetail.proof.served import run as served
+    from dovetail.proof.subjects import Subject, SubjectKind
 
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
 Announce = Callable[[str], None]
@@ -36,23 +38,65 @@ TAKES = {
 
 
 def laws(
-    spec: SpecLike | None = None,
+    spec: Annotated[
+        SpecLike | None,
+        Spec(
+            "A preset, .yaml file or model directory; `hf:DIR` is run by transformers, `py:FILE.py:FACTORY` is any nn.Module "
+            "that takes token ids: both run the laws that need no declarations. `http://HOST/v1` is a running "
+            "OpenAI-compatible server.",
+            argument=True,
+        ),
+    ] = None,
     *,
-    set: Changes = (),
-    swap: Changes = (),
-    only: Sequence[str] = (),
-    as_is: bool = False,
-    quick: bool = False,
-    seed: int = 0,
-    seeds: int | None = None,
+    set: Annotated[
+        Changes, Sets("Change a field of SPEC first: --set layers.*.mixer.kv_heads=1; may be given many times.")
+    ] = (),
+    swap: Annotated[
+        Changes,
+        Swaps(
+            "Change a part of SPEC wherever it occurs: --swap position=alibi; may be given many times, applied before --set."
+        ),
+    ] = (),
+    only: Annotated[Sequence[str], Option("Only these laws.")] = (),
+    as_is: Annotated[
+        bool,
+        Option(
+            "With hf: and py:, do not perturb initial weights, which hide bugs. The weights of a checkpoint are never "
+            "perturbed."
+        ),
+    ] = False,
+    quick: Annotated[bool, Option("A few sampled specs that hold every kind; under a minute.")] = False,
+    seed: Annotated[int, Seed("The seed of sampled specs, weights and inputs.")] = 0,
+    seeds: Annotated[
+        int | None,
+        Option(
+            "On one spec, test each law with the weights and inputs of N seeds, from --seed on; 3 by default. Slow laws use "
+            "only the first."
+        ),
+    ] = None,
     load: Sequence[str] = (),
-    record: str | Path | None = None,
-    model: str | None = None,
-    key: str | None = None,
-    tokenizer: str | Path | None = None,
-    dtype: str | None = None,
-    exact: bool = False,
-    against: str | None = None,
+    record: Annotated[
+        str | Path | None,
+        Option("On sampled specs, append outcomes to this file; the same command continues a run that was killed."),
+    ] = None,
+    model: Annotated[
+        str | None, Option("On a server: the name of the model there; the first that it lists by default.")
+    ] = None,
+    key: Annotated[str | None, Option("On a server: its API key, sent as a bearer token.")] = None,
+    tokenizer: Annotated[
+        str | Path | None, InDir("On a server that takes only text: a directory with its tokenizer.json.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        RunDtype(
+            "On a server: the dtype in which it computes, if known. By default the bound comes only from the server's own "
+            "spread."
+        ),
+    ] = None,
+    exact: Annotated[
+        bool, Option("On a server that promises batch invariance: repeated and concurrent requests must be equal bit by bit.")
+    ] = False,
+    against: Annotated[str | None, Option("On a server with speculation: the URL of one with the same model, without.")] = None,
     announce: Announce | None = None,
     progress: Progress | None = None,
     shown: Shown | None = None,
@@ -72,6 +116,12 @@ def laws(
     the first law, with the number of requests and tokens and the estimated time. `shown` gets each result as soon as it is
     known, as something that rich renders. An option that the chosen way of running does not use is refused.
     """
+    from dovetail.files.spec import to_yaml
+    from dovetail.proof.laws.suite import known_laws
+    from dovetail.proof.served import run as served
+    from dovetail.proof.subjects import SERVER, SPEC, kind_of, spec_subject
+    from dovetail.text.tokenizer import Tokenizer
+
     load_parts(load)
     kind = kind_of(spec) if isinstance(spec, str) else SPEC
     given = {"--model": model, "--key": key, "--tokenizer": tokenizer, "--dtype": dtype, "--against": against, "--exact": exact}
@@ -116,6 +166,8 @@ def laws(
 
 def _way(spec: SpecLike | None, kind: SubjectKind) -> str:
     """The key of TAKES."""
+    from dovetail.proof.subjects import SERVER, SPEC
+
     if spec is None:
         return "sampled specs"
     return "a spec" if kind is SPEC else "a server" if kind is SERVER else "a model of another library"
@@ -124,6 +176,8 @@ def _way(spec: SpecLike | None, kind: SubjectKind) -> str:
 def _on_all(
     quick: bool, seed: int, progress: Progress, record: str | Path | None, only: Sequence[str], show: Shown
 ) -> SuiteLaws:
+    from dovetail.proof.laws.suite import run_suite
+
     numbers = itertools.count(1)
     report = run_suite(
         quick, seed, progress, record=record, only=only, tested=lambda outcomes: show(spec_row(next(numbers), outcomes))
@@ -155,6 +209,9 @@ def _unheard(line: str) -> None:
 def _on_server(
     url: str, case: served.Served, names: Sequence[str], announce: Announce, progress: Progress, show: Shown
 ) -> ModelLaws:
+    from dovetail.proof.served import run as served
+    from dovetail.proof.subjects import SERVER, server_subject
+
     plan = served.planned(case, names)
     announce(f"{printable(url)}: {plan.line()}")
     asked, law = case.client.requests, "the server's own noise"

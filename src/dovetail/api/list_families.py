@@ -1,21 +1,27 @@
-"""list_families: the Hugging Face model types that can be imported and exported."""
+"""List the Hugging Face model types that can be imported and exported.
+
+dovetail port
+dovetail port --json
+"""
 
 from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dovetail.api.result import Result
-from dovetail.hf.survey import REFERENCE_VERSION, Family, survey
 from dovetail.views.console import plain_table
+
+if TYPE_CHECKING:
+    from dovetail.hf.survey import Family
 
 
 @dc.dataclass(frozen=True, repr=False)
-class FamilyList(Result, Sequence[Family]):
+class FamilyList(Result, Sequence["Family"]):
     """The families, in the order in which an export tries them."""
 
     families: tuple[Family, ...]
@@ -33,7 +39,12 @@ class FamilyList(Result, Sequence[Family]):
     def to_dict(self) -> dict[str, Any]:
         return {"families": [family.data() for family in self.families]}
 
+    def for_json(self) -> Any:
+        return self.to_dict()["families"]
+
     def view(self, width: int) -> RenderableType:
+        from dovetail.hf.survey import REFERENCE_VERSION
+
         table = plain_table("model_type", "read", "written", "architectures", "lines", right=("lines",), header=True)
         for family in self.families:
             lines = "" if family.lines is None else str(family.lines)
@@ -45,4 +56,6 @@ class FamilyList(Result, Sequence[Family]):
 
 def list_families() -> FamilyList:
     """Return the families of models that can be read from Hugging Face layout and written in it."""
+    from dovetail.hf.survey import survey
+
     return FamilyList(tuple(survey()))

@@ -1,4 +1,8 @@
-"""list_parts: every registered part with its group, summary and fields."""
+"""List the parts, yours included: kind, group, summary, and fields with type and default.
+
+dovetail parts --group position
+dovetail parts moe
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,14 @@ import json
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Annotated, Any, overload
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from dovetail import parts as _registered  # noqa: F401  # pyright: ignore[reportUnusedImport]  registers every kind
-from dovetail.account import summary_of
 from dovetail.api.result import Result
 from dovetail.core.errors import SpecError
-from dovetail.core.group import GROUPS
+from dovetail.core.option import Option
 from dovetail.core.part import KINDS, Part, default_of, field_types, plain
 from dovetail.core.suggest import names_or_nearest
 from dovetail.views.console import plain_table
@@ -64,6 +66,9 @@ class PartList(Result, Sequence[PartInfo]):
     def to_dict(self) -> dict[str, Any]:
         return {"parts": [part.to_dict() for part in self.parts]}
 
+    def for_json(self) -> Any:
+        return self.to_dict()["parts"]
+
     def view(self, width: int) -> RenderableType:
         if len(self.parts) == 1:
             return _one(self.parts[0])
@@ -93,8 +98,16 @@ def _one(part: PartInfo) -> RenderableType:
     return Group(head, table) if part.fields else head
 
 
-def list_parts(group: str | None = None, kind: str | None = None) -> PartList:
+def list_parts(
+    group: Annotated[str | None, Option("Only the parts of one group: mask, norm, position …")] = None,
+    kind: Annotated[
+        str | None, Option("Only this part, with a line per field: moe, rope …", form="KIND", argument=True)
+    ] = None,
+) -> PartList:
     """Return every registered part, yours included, those of one group (`mask`, `norm`, `position` …), or the one of a kind."""
+    from dovetail import parts as _registered  # noqa: F401  # pyright: ignore[reportUnusedImport]  registers every kind
+    from dovetail.core.group import GROUPS
+
     names = [one.group for one in GROUPS]
     if group is not None and group not in names:
         raise SpecError("--group", f"{group!r} is not a group of parts", f"groups: {', '.join(names)}")
@@ -106,6 +119,8 @@ def list_parts(group: str | None = None, kind: str | None = None) -> PartList:
 
 
 def _described(part: type[Part]) -> PartInfo:
+    from dovetail.account import summary_of
+
     return PartInfo(part.kind, part.group, summary_of(part), tuple(_fields(part)))
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import torch
 from rich.console import RenderableType
-from torch import Tensor
 
 from dovetail.api.models import load
+from dovetail.api.options import InDir, OutFile
 from dovetail.api.result import Result
 from dovetail.core.errors import FileError, InputError
-from dovetail.core.finite import check_weights
 from dovetail.core.keywords import checks_keywords
+from dovetail.core.option import Option
 from dovetail.disk.atomic import check_free
-from dovetail.hf.load import Watch
 from dovetail.views.console import unwrapped
-from dovetail.views.map import attention_of, draw_map
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dovetail.hf.load import Watch
 
 GENERATED = 48  # tokens of a decoder that is given no target
 
@@ -52,8 +54,12 @@ class AttentionMap(Result):
             size += f" over {len(self.source)} of the source"
         return unwrapped(size if self.out is None else f"{size}: {self.out}")
 
-    def draw(self, path: str | Path, heads: Sequence[int] = (), force: bool = False) -> None:
+    def draw(
+        self, path: str | Path, heads: Sequence[int] = (), force: Annotated[bool, Option("Replace an existing file.")] = False
+    ) -> None:
         """Draw one panel per head (default: all) to a .png, .svg or .pdf file; an existing one is replaced if `force`."""
+        from dovetail.views.map import draw_map
+
         check_free(path, force)
         columns = "to each other" if self.source is None else "of the decoder to those of the source"
         title = f"{self.name}, layer {self.layer}: attention from each token (row) {columns} (column)"
@@ -61,14 +67,22 @@ class AttentionMap(Result):
 
 
 def map(
-    model: str | Path,
-    text: str,
+    model: Annotated[
+        str | Path, InDir("A model directory with a tokenizer.json: ours, or in Hugging Face layout.", argument=True)
+    ],
+    text: Annotated[
+        str,
+        Option(
+            "The input of the model: a sentence or two; the source of an encoder–decoder, whose cross attention is drawn.",
+            argument=True,
+        ),
+    ],
     *,
-    target: str | None = None,
-    out: str | Path | None = None,
-    layer: int | None = None,
-    heads: Sequence[int] = (),
-    force: bool = False,
+    target: Annotated[str | None, Option("What the decoder of an encoder–decoder reads (default: what it generates).")] = None,
+    out: Annotated[str | Path | None, OutFile("The picture to write: .png, .svg or .pdf.", short="-o")] = None,
+    layer: Annotated[int | None, Option("The layer, counted from 0; −1 is the last (default: the middle one).")] = None,
+    heads: Annotated[Sequence[int], Option("The heads to draw, counted from 0 (default: all).")] = (),
+    force: Annotated[bool, Option("Replace an existing file.")] = False,
     watch: Watch | None = None,
 ) -> AttentionMap:
     """Return the attention probs of one layer for a text, and draw them to `out` if given.
@@ -78,6 +92,11 @@ def map(
     from −1 backwards; the middle one by default. `heads` selects the heads that are drawn. An existing file is replaced if
     `force`.
     """
+    import torch
+
+    from dovetail.core.finite import check_weights
+    from dovetail.views.map import attention_of
+
     if out is not None:
         check_free(out, force)  # before the model is read
     module = load(model, watch=watch)

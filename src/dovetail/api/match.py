@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from dovetail.account import usual_length
-from dovetail.api.arguments import SpecLike, check_positive, read_spec
+from dovetail.api.arguments import Changes, SpecLike, read_spec
+from dovetail.api.options import SPEC, Length, Sets, Spec, Swaps
 from dovetail.api.result import Result
-from dovetail.core.check import check
 from dovetail.core.errors import SpecError
-from dovetail.files.spec import Changes
-from dovetail.model import Model
+from dovetail.core.option import Option
 from dovetail.views.console import unwrapped
-from dovetail.weights.surgery.budget import BUDGETS, TOLERANCE, Budget, Found, match_budget
+
+if TYPE_CHECKING:
+    from dovetail.model import Model
+    from dovetail.weights.surgery.budget import Budget, Found
 
 SHOWN = 5  # fields in the table
 UNITS: dict[Budget, str] = {"params": "parameters", "flops": "FLOPs per token", "kv": "bytes of decode state"}
@@ -37,17 +38,25 @@ class Match(Result):
     @property
     def best(self) -> Found | None:
         """The change to make; None where no field reaches A's cost within 1 %, and where none is needed."""
+        from dovetail.weights.surgery.budget import TOLERANCE
+
         return self.found[0] if self.found and self.found[0].distance(self.target) <= TOLERANCE else None
 
     @property
     def equal(self) -> bool:
         """Whether B, after the best change, costs what A costs within 1 %."""
+        from dovetail.weights.surgery.budget import TOLERANCE
+
         return self.best is not None or abs(self.before - self.target) <= TOLERANCE * self.target
 
     @property
     def spec(self) -> Model | None:
         """B after the best change."""
         return None if self.best is None else self.best.spec
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.equal else 1
 
     def to_dict(self) -> dict[str, Any]:
         rows = [
@@ -71,6 +80,8 @@ class Match(Result):
         return Group(unwrapped(head), *([table] if self.found else []), unwrapped(self._verdict()))
 
     def _verdict(self) -> str:
+        from dovetail.weights.surgery.budget import TOLERANCE
+
         if self.best is not None:
             return f"equal within {TOLERANCE:.0%}: --set '{self._set()}'"
         if self.equal:
@@ -85,20 +96,29 @@ class Match(Result):
 
 
 def match(
-    a: SpecLike,
-    b: SpecLike,
+    a: Annotated[SpecLike, SPEC],
+    b: Annotated[SpecLike, Spec("The one whose field is changed.", argument=True)],
     *,
     by: Budget = "params",
-    vary: str | None = None,
-    length: int | None = None,
-    set: Changes = (),
-    swap: Changes = (),
+    vary: Annotated[
+        str | None,
+        Option("The field of B to change, for all layers: layers.*.ffn.hidden (default: the one that changes least)."),
+    ] = None,
+    length: Annotated[int | None, Length("Tokens of the text (default: 2048, or the longest that both support).")] = None,
+    set: Annotated[Changes, Sets("Change a field of B first: --set layers.*.mixer.kv_heads=1; may be given many times.")] = (),
+    swap: Annotated[
+        Changes,
+        Swaps("Change a part of B in every layer first: --swap position=alibi; may be given many times, applied before --set."),
+    ] = (),
 ) -> Match:
     """Find the field value of B, after `set` and `swap`, at which it has as many parameters as A (`by="params"`), as many FLOPs
     per token ("flops") or as many bytes of decode state ("kv"), within 1 %. `vary` names the field to change
     (layers.*.ffn.hidden); by default the one that changes least is taken. `length`: of the text (default: 2048, or the longest
     that both take)."""
-    check_positive({"length": length})
+    from dovetail.account import usual_length
+    from dovetail.core.check import check
+    from dovetail.weights.surgery.budget import BUDGETS, TOLERANCE, match_budget
+
     one, other = read_spec(a), read_spec(b).after(set, swap)
     check(one.spec)
     check(other.spec)

@@ -1,4 +1,12 @@
-"""merge: write a model with adapters merged into its weights."""
+"""Merge adapters into the weights of a model.
+
+Several adapters are combined: linear adds what they change, ties keeps the largest changes that agree in sign, dare keeps a
+random fraction of each. An adapter that was trained on another base is refused.
+
+    dovetail merge base my-adapter -o merged
+    dovetail merge base french code --method ties --weights 1 0.5 -o both --hf
+    dovetail merge my-adapter
+"""
 
 from __future__ import annotations
 
@@ -6,28 +14,25 @@ import dataclasses as dc
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from rich.console import RenderableType
-from torch import Tensor
 
+from dovetail.api.options import REPLACE_MODEL, InDir, OutDir, Seed
 from dovetail.api.result import Result
-from dovetail.core.declared_tensors import adapted_leaves
 from dovetail.core.errors import UsageError
-from dovetail.core.linear import Linear
+from dovetail.core.option import Option
 from dovetail.disk.untrusted import Directory
-from dovetail.files.model_dir import must_be_free
-from dovetail.hf import load as loading
-from dovetail.hf.adapter import base_place, family_of, is_adapter, load_adapter
-from dovetail.hf.load import Watch
-from dovetail.hf.write import model_pieces, write_own, write_theirs
-from dovetail.transformer import Transformer
 from dovetail.views.console import unwrapped
-from dovetail.weights.adapters.attach import detach
-from dovetail.weights.adapters.combine import Method, combine
 
-Changes = dict[str, list[tuple[float, Tensor]]]  # by path: (factor, change) of each adapter
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dovetail.core.linear import Linear
+    from dovetail.hf.load import Watch
+    from dovetail.transformer import Transformer
+
+Changes = dict[str, list[tuple[float, "Tensor"]]]  # by path: (factor, change) of each adapter
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -50,16 +55,23 @@ class MergedModel(Result):
 
 
 def merge(
-    directory: str | Path,
-    *adapters: str | Path,
-    out: str | Path | None = None,
-    method: Method = "linear",
-    weights: Sequence[float] = (),
-    density: float = 0.5,
-    seed: int = 0,
-    any_base: bool = False,
-    hf: bool = False,
-    force: bool = False,
+    directory: Annotated[
+        str | Path,
+        InDir(
+            "A model directory, in Dovetail's or Hugging Face's layout; or an adapter directory, to merge into the base it "
+            "names.",
+            argument=True,
+        ),
+    ],
+    *adapters: Annotated[str | Path, Option("Adapter directories, of Dovetail or of peft.", form="ADAPTER", argument=True)],
+    out: Annotated[str | Path | None, OutDir("The model directory to write; DIRECTORY-merged by default.", short="-o")] = None,
+    method: Annotated[Literal["linear", "ties", "dare"], Option("How several adapters are combined.")] = "linear",
+    weights: Annotated[Sequence[float], Option("A factor for each adapter (default: 1).")] = (),
+    density: Annotated[float, Option("With ties and dare: the fraction of each adapter's changes that is kept.")] = 0.5,
+    seed: Annotated[int, Seed("The seed of dare.")] = 0,
+    any_base: Annotated[bool, Option("Also merge an adapter that was trained on another base.")] = False,
+    hf: Annotated[bool, Option("Write Hugging Face's layout.")] = False,
+    force: Annotated[bool, REPLACE_MODEL] = False,
     watch: Watch | None = None,
 ) -> MergedModel:
     """Merge adapters into the weights of a model, and write it to `out`, in Hugging Face layout with `hf`.
@@ -69,6 +81,15 @@ def merge(
     (weights/adapters/combine.py). `weights` has one factor for each adapter, 1 by default. An adapter of another base is
     refused, unless with `any_base`.
     """
+    import torch
+
+    from dovetail.files.model_dir import must_be_free
+    from dovetail.hf import load as loading
+    from dovetail.hf.adapter import base_place, family_of, is_adapter, load_adapter
+    from dovetail.hf.write import model_pieces, write_own, write_theirs
+    from dovetail.weights.adapters.attach import detach
+    from dovetail.weights.adapters.combine import combine
+
     if not adapters and is_adapter(directory):
         directory, adapters = base_place(directory), (directory,)
     if not adapters:
@@ -82,12 +103,12 @@ def merge(
     changes: Changes = {}
     biases: Changes = {}
     leaves: dict[str, Linear] = {}
-    for factor, adapter in zip(factors, adapters, strict=True):
-        load_adapter(model, adapter, any_base=any_base, family=family_of(directory))
-        _collect(model, factor, changes, biases, leaves)
-        detach(model)
     combined = functools.partial(combine, method=method, density=density, seed=seed)
     with torch.no_grad():
+        for factor, adapter in zip(factors, adapters, strict=True):
+            load_adapter(model, adapter, any_base=any_base, family=family_of(directory))
+            _collect(model, factor, changes, biases, leaves)
+            detach(model)
         for path, leaf in leaves.items():
             weight = leaf.dense() + combined(*_apart(changes[path]), path=path)
             own = biases.get(path)
@@ -103,9 +124,10 @@ def merge(
     return MergedModel(model, Path(directory), names, len(leaves), None if out is None else Path(out))
 
 
-@torch.no_grad()
 def _collect(model: Transformer, factor: float, changes: Changes, biases: Changes, leaves: dict[str, Linear]) -> None:
     """Take the change that each adapter of a model makes, once for each weight."""
+    from dovetail.core.declared_tensors import adapted_leaves
+
     known: set[int] = set()
     for path, leaf in adapted_leaves(model):
         adapter = leaf.adapter

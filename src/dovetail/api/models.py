@@ -8,19 +8,17 @@ dt.save(model, "my-model")                                      a directory of o
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from dovetail import construction
 from dovetail.core.dtypes import dtype_of
 from dovetail.disk.model_files import TOKENIZER_FILE
 from dovetail.disk.untrusted import Directory
-from dovetail.files import model_dir
-from dovetail.hf import load as loading
-from dovetail.hf.adapter import base_place, family_of, is_adapter, load_adapter
-from dovetail.hf.load import SpecLike, Watch, find_spec
-from dovetail.hf.vocabulary import read_vocabulary
-from dovetail.transformer import Transformer
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail.hf.load import SpecLike, Watch
+    from dovetail.transformer import Transformer
 
 
 def build(
@@ -31,6 +29,9 @@ def build(
     spec: a preset's name, a .yaml file, a model directory (only its architecture), YAML text, a mapping, or a spec. device
     "meta" gives the structure without memory, for any size. Equal seeds give bit-equal weights.
     """
+    from dovetail import construction
+    from dovetail.hf.load import find_spec
+
     return construction.build(find_spec(spec), dtype=dtype_of(dtype), device=device, seed=seed)
 
 
@@ -50,6 +51,10 @@ def load(
     Weights stay in the dtype of the files, bit for bit, unless `dtype` names another. No code in the directory is executed.
     `watch` is called with (bytes read, bytes in all). Tensors that are not imported are reported by a DroppedTensors warning.
     """
+    from dovetail.hf import load as loading
+    from dovetail.hf.adapter import base_place, family_of, is_adapter, load_adapter
+    from dovetail.hf.vocabulary import read_vocabulary
+
     if adapter is None and is_adapter(directory):
         directory, adapter = base_place(directory), directory
     model = loading.load(directory, watch=watch)
@@ -62,6 +67,8 @@ def load(
 def save(model: Transformer, directory: str | Path) -> None:
     """Write a model as a directory of ours, with its tokenizer and the files it was loaded with; whole or not at all. An
     existing model directory is replaced. Weights that are not finite are refused."""
+    from dovetail.files import model_dir
+
     vocabulary = model.vocabulary
     files: dict[str, bytes] = {} if vocabulary is None else dict(vocabulary.files)
     if vocabulary is not None and vocabulary.tokenizer is not None:

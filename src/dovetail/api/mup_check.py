@@ -5,24 +5,22 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from dovetail.api.arguments import SpecLike, check_positive, read_spec, silent
+from dovetail.api.arguments import Changes, SpecLike, check_positive, read_spec, silent
 from dovetail.api.result import Result
 from dovetail.core.errors import UsageError
 from dovetail.core.keywords import checks_keywords
 from dovetail.disk.atomic import check_free
-from dovetail.files.spec import Changes
-from dovetail.training.coordinates import FACTORS, FLAT, Coordinate, coordinate_check
 from dovetail.training.plan import OptimizerKind, Plan
-from dovetail.training.source import Shape, from_text
-from dovetail.training.task import objective_kind
 from dovetail.views.console import unwrapped
 from dovetail.views.curve import draw_coordinates
-from dovetail.weights.surgery.widen import widened
+
+if TYPE_CHECKING:
+    from dovetail.training.coordinates import Coordinate
 
 SEEDS = 3
 
@@ -46,7 +44,13 @@ class CoordinateCheck(Result):
     @property
     def flat(self) -> bool:
         """Whether no activation changes more in wider models, within FLAT."""
+        from dovetail.training.coordinates import FLAT
+
         return self.largest_slope <= FLAT
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.flat else 1
 
     def to_dict(self) -> dict[str, Any]:
         rows = [{"address": c.address, "changes": list(c.changes), "slope": c.slope} for c in self.coordinates]
@@ -61,6 +65,8 @@ class CoordinateCheck(Result):
         }
 
     def view(self, width: int) -> RenderableType:
+        from dovetail.training.coordinates import FLAT
+
         title = f"{self.name}: change of activations in {self.steps} steps at a learning rate of {self.learning_rate:g}"
         table = Table()
         table.add_column("activation")
@@ -98,6 +104,11 @@ def mup_check(
     """Train a spec at several widths (1, 2, 4 and 8 times its own by default) for a few steps on a text, and compare by how
     much each activation changes. Under µP (`init: mup`) the change does not grow with the width, and the best learning rate
     stays about where it is."""
+    from dovetail.training.coordinates import FACTORS, coordinate_check
+    from dovetail.training.source import Shape, from_text
+    from dovetail.training.task import objective_kind
+    from dovetail.weights.surgery.widen import widened
+
     check_positive({"steps": steps, "learning_rate": learning_rate, "batch": batch, "length": length})
     name, changed, _ = read_spec(spec).after(set, swap)
     kind = objective_kind(changed, "text")

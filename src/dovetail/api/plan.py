@@ -2,87 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses as dc
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Group, RenderableType
-
-from dovetail.account import longest_length
-from dovetail.api.arguments import SpecLike, check_positive, read_spec, silent
-from dovetail.api.result import PageResult
-from dovetail.core.check import check
+from dovetail.api.arguments import Changes, SpecLike, check_positive, read_spec, silent
+from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, BatchSize, Count, Length, Ranks
 from dovetail.core.count import read_count
 from dovetail.core.errors import SpecError, UsageError
-from dovetail.core.fold import parameters
-from dovetail.core.limits import MAX_LENGTH, MAX_RANKS
-from dovetail.files.spec import Changes
+from dovetail.core.limits import MAX_LENGTH
+from dovetail.core.option import Option
 from dovetail.planning.device import device_named
-from dovetail.planning.report import Findings, layout_data, outlook
-from dovetail.planning.search import Job, search
-from dovetail.training.objective import next_token
 from dovetail.training.plan import OptimizerKind, Precision, Recompute
-from dovetail.views.plan import plan_view
-from dovetail.views.plan_page import plan_page
+
+if TYPE_CHECKING:
+    from dovetail.api.training_plan import TrainingPlan
 
 BATCH_TOKENS = 2**24  # tokens per step where no batch is given: Llama 3's
 TOP = 3  # layouts that are traced and fit
 
 
-@dc.dataclass(frozen=True, repr=False)
-class TrainingPlan(Findings, PageResult):
-    """Layouts of a job, fastest first, and those that cannot run."""
-
-    def to_dict(self) -> dict[str, Any]:
-        found = [layout_data(self.job, one, out) for one, out in zip(self.layouts, self.outlooks, strict=True)]
-        sure = None if not self.outlooks else dc.asdict(self.outlooks[0].reliability)
-        return {
-            "spec": self.name,
-            "parameters": parameters(self.job.spec),
-            "gpus": self.job.gpus,
-            "device": self.job.device.name,
-            "length": self.job.length,
-            "batch": self.job.batch,
-            "tokens": self.tokens,
-            "best": found[0] if self.best is not None else None,
-            "reason": self.reason,
-            "reliability": sure,
-            "layouts": found,
-            "refused": [{"layout": dc.asdict(one.layout), "reason": one.reason} for one in self.refused],
-            "not_traced": self.not_traced,
-            "assumptions": self.assumptions,
-        }
-
-    def view(self, width: int) -> RenderableType:
-        return Group(*plan_view(self, width))
-
-    @property
-    def title(self) -> str:
-        return f"dovetail plan {self.name}"
-
-    def body(self) -> str:
-        return plan_page(self)
-
-
 def plan(
-    spec: SpecLike,
+    spec: Annotated[SpecLike, SPEC],
     *,
-    gpus: int,
-    device: str = "h100",
-    length: int = 8192,
-    batch: int | None = None,
-    tokens: float | str | None = None,
-    price: float | None = None,
-    precision: Precision = "bf16",
-    optimizer: OptimizerKind = "adamw",
-    recompute: Recompute | None = None,
-    tensor: int | None = None,
-    sequence: int | None = None,
-    shards: int | None = None,
-    pipeline: int | None = None,
-    top: int = TOP,
-    set: Changes = (),
-    swap: Changes = (),
+    gpus: Annotated[int, Ranks("The number of GPUs to train on.")],
+    device: Annotated[str, DEVICE] = "h100",
+    length: Annotated[int, Length("Tokens per row.")] = 8192,
+    batch: Annotated[int | None, BatchSize("Rows per step, over all ranks (default: 16 M tokens).")] = None,
+    tokens: Annotated[float | str | None, Count("The tokens of the run: 15T.")] = None,
+    price: Annotated[float | None, PRICE] = None,
+    precision: Annotated[Precision, Option("The dtype of matrix products.")] = "bf16",
+    optimizer: Annotated[OptimizerKind, Option("The optimizer.")] = "adamw",
+    recompute: Annotated[
+        Recompute | None,
+        Option("The activations that are computed again in the backward pass (default: the fastest that fits)."),
+    ] = None,
+    tensor: Annotated[int | None, TENSOR] = None,
+    sequence: Annotated[int | None, Ranks("Fix the ranks that share each row.")] = None,
+    shards: Annotated[int | None, Ranks("Fix the ranks that share a copy of the weights (FSDP).")] = None,
+    pipeline: Annotated[int | None, Ranks("Fix the pipeline stages.")] = None,
+    top: Annotated[int, Option("Trace layouts until N of them fit.", low=1, high=100)] = TOP,
+    set: Annotated[Changes, SET] = (),
+    swap: Annotated[Changes, SWAP] = (),
     progress: Callable[[str], None] | None = None,
 ) -> TrainingPlan:
     """Plan the training of a model on many GPUs: layouts that fit, memory per rank, bytes on links, step time, days and cost.
@@ -94,11 +54,14 @@ def plan(
     layout, `recompute` the activations that are computed again, by default the fastest that fits. Layouts are traced until
     `top` of them fit. `progress` is called with a line for each.
     """
-    check_positive({"gpus": gpus, "length": length, "batch": batch, "price": price, "top": top})
+    from dovetail.account import longest_length
+    from dovetail.api.training_plan import TrainingPlan
+    from dovetail.core.check import check
+    from dovetail.planning.report import outlook
+    from dovetail.planning.search import Job, search
+    from dovetail.training.objective import next_token
+
     fixed = {"tensor": tensor, "sequence": sequence, "shards": shards, "pipeline": pipeline}
-    check_positive(fixed)
-    if gpus > MAX_RANKS:
-        raise UsageError(f"--gpus: {gpus} is above {MAX_RANKS}")
     name, changed, _ = read_spec(spec).after(set, swap)
     check(changed)
     next_token.check(changed)

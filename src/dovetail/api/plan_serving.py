@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from dovetail.account import longest_length
-from dovetail.api.arguments import SpecLike, check_positive, read_spec
+from dovetail.api.arguments import Changes, SpecLike, check_positive, read_spec
+from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, Count, Length, NewTokens
 from dovetail.api.result import Result
-from dovetail.core.check import check
 from dovetail.core.count import read_count
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.fold import parameters
+from dovetail.core.option import Option
 from dovetail.core.suggest import names_or_nearest
 from dovetail.core.units import count, size
-from dovetail.decoding.generation import check_generates
-from dovetail.files.spec import Changes
-from dovetail.model import Model
 from dovetail.planning.device import Device, device_named
-from dovetail.planning.serving import BYTES, Capacity, Load, Refused, Replica, Stored, assumptions, capacity, replicas
 from dovetail.views.console import plain_table
+
+if TYPE_CHECKING:
+    from dovetail.model import Model
+    from dovetail.planning.serving import Capacity, Load, Refused, Replica
 
 GAP = 0.05  # seconds between two tokens: 20 per second, faster than people read
 ACTIVE, REQUESTS = 0.1, 6.0  # of all users in the busiest hour, and requests of each in it
@@ -45,7 +45,13 @@ class ServingPlan(Result):
         """The replica with the most requests per second and GPU."""
         return max(self.replicas, key=lambda one: one.requests(self.load) / one.tensor, default=None)
 
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.best is not None else 1
+
     def to_dict(self) -> dict[str, Any]:
+        from dovetail.planning.serving import assumptions
+
         def data(one: Replica) -> dict[str, Any]:
             return {
                 **dc.asdict(one),
@@ -66,6 +72,8 @@ class ServingPlan(Result):
         }
 
     def view(self, width: int) -> RenderableType:
+        from dovetail.planning.serving import assumptions
+
         load, lines = self.load, list[RenderableType]()
         title = f"   {count(parameters(self.spec))} parameters on {self.device.name}"
         lines.append(Text.assemble((self.name, "bold"), title))
@@ -96,21 +104,34 @@ class ServingPlan(Result):
 
 
 def plan_serving(
-    spec: SpecLike,
+    spec: Annotated[SpecLike, SPEC],
     *,
-    device: str = "h100",
-    tensor: int | None = None,
-    prompt: int = 1024,
-    answer: int = 256,
-    weights: Stored = "bf16",
-    cache: Stored = "bf16",
-    gap: float = GAP,
-    users: float | str | None = None,
-    active: float = ACTIVE,
-    requests: float = REQUESTS,
-    price: float | None = None,
-    set: Changes = (),
-    swap: Changes = (),
+    device: Annotated[str, DEVICE] = "h100",
+    tensor: Annotated[int | None, TENSOR] = None,
+    prompt: Annotated[int, Length("--serve: tokens of a prompt.")] = 1024,
+    answer: Annotated[int, NewTokens("--serve: tokens of an answer.")] = 256,
+    weights: Annotated[Literal["fp32", "bf16", "fp8", "int8", "int4"], Option("--serve: how matrices are stored.")] = "bf16",
+    cache: Annotated[Literal["fp32", "bf16", "fp8", "int8", "int4"], Option("--serve: how the KV cache is stored.")] = "bf16",
+    gap: Annotated[
+        float,
+        Option(
+            "--serve: the longest time between two tokens of a request, in seconds.",
+            low=0.0,
+            high=3600.0,
+            above=True,
+        ),
+    ] = GAP,
+    users: Annotated[float | str | None, Count("--serve: the users to serve: 1M.")] = None,
+    active: Annotated[
+        float, Option("--serve: the share of the users in the busiest hour.", low=0.0, high=1.0, above=True)
+    ] = ACTIVE,
+    requests: Annotated[
+        float,
+        Option("--serve: requests that each of these sends in that hour.", low=0.0, high=1000000.0, above=True),
+    ] = REQUESTS,
+    price: Annotated[float | None, PRICE] = None,
+    set: Annotated[Changes, SET] = (),
+    swap: Annotated[Changes, SWAP] = (),
 ) -> ServingPlan:
     """Plan the serving of a model: sequences that fit, seconds of a prompt and of a step, requests per second, by roofline.
 
@@ -120,9 +141,11 @@ def plan_serving(
     send `requests` requests each in the busiest hour, the result has the replicas and GPUs that they need, and with a `price`
     in dollars per GPU-hour their cost. All figures are upper bounds; `to_dict()["assumptions"]` says on what they rest.
     """
-    check_positive({"tensor": tensor, "prompt": prompt, "answer": answer, "gap": gap, "requests": requests, "price": price})
-    if not 0 < active <= 1:
-        raise UsageError(f"--active: {active} is not a share of the users; give a number above 0 and up to 1")
+    from dovetail.account import longest_length
+    from dovetail.core.check import check
+    from dovetail.decoding.generation import check_generates
+    from dovetail.planning.serving import BYTES, Load, capacity, replicas
+
     for flag, value in {"weights": weights, "cache": cache}.items():
         if value not in BYTES:
             raise UsageError(f"--{flag}: {value!r} is unknown; {names_or_nearest(value, BYTES, 'forms')}")

@@ -7,33 +7,29 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.account import longest_length
 from dovetail.api.models import load, save
+from dovetail.api.options import REPLACE_MODEL, BatchSize, InDir, InFile, Length, OutDir, Seed
 from dovetail.api.result import Result
-from dovetail.core.declared_tensors import stored
 from dovetail.core.errors import FileError, SpecError, UsageError
-from dovetail.core.finite import check_weights
-from dovetail.core.mode import evaluating
+from dovetail.core.option import Option
 from dovetail.core.units import size
-from dovetail.data.corpus import Corpus, read_corpus
-from dovetail.decoding.generation import check_generates, generate_tokens
 from dovetail.disk.untrusted import Directory
-from dovetail.files.model_dir import must_be_free
-from dovetail.hf.adapter import is_adapter
-from dovetail.hf.load import Watch, origin
-from dovetail.hf.write import write_own
-from dovetail.model import Model
-from dovetail.ops.formats.format import Format, format_from
-from dovetail.transformer import Transformer
-from dovetail.weights.quantization.method import Applied, apply, method_needs_text
-from dovetail.weights.quantization.recipe import candidates, recipe_of, select
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail.data.corpus import Corpus
+    from dovetail.hf.load import Watch
+    from dovetail.model import Model
+    from dovetail.ops.formats.format import Format
+    from dovetail.transformer import Transformer
+    from dovetail.weights.quantization.method import Applied
 
 GROUPS = (64, 32, 16, 8)  # inputs that share a scale, the first that divides every matrix
 BATCH = 8  # sequences per calibration batch
@@ -93,20 +89,43 @@ class Quantized(Result):
 
 
 def quantize(
-    model: str | Path | Transformer,
+    model: Annotated[
+        str | Path | Transformer, InDir("A model directory, in Dovetail's or Hugging Face's layout.", argument=True)
+    ],
     *,
-    bits: int | None = None,
-    format: str | dict[str, Any] | Format | None = None,
-    group: int | None = None,
-    activations: Literal["int8"] | None = None,
-    method: str | None = None,
-    text: str | Path | None = None,
-    samples: int = 128,
-    length: int = 512,
-    skip: Sequence[str] = (),
-    out: str | Path | None = None,
-    force: bool = False,
-    seed: int = 0,
+    bits: Annotated[
+        int | None,
+        Option(
+            "Bits per weight: 4, the default, is int4 in groups with a scale each; 8 is int8 with a scale per output channel.",
+            low=4,
+            high=8,
+        ),
+    ] = None,
+    format: Annotated[
+        Literal["int4", "int8", "nf4", "fp8"] | dict[str, Any] | Format | None, Option("Another format, in place of --bits.")
+    ] = None,
+    group: Annotated[
+        int | None, Length("Inputs that share a scale; by default 64, or fewer if 64 does not divide every matrix.")
+    ] = None,
+    activations: Annotated[
+        Literal["int8"] | None,
+        Option("With --bits 8: also round each token that a matrix reads to 8 bits, and multiply integers."),
+    ] = None,
+    method: Annotated[
+        Literal["rtn", "gptq", "awq"] | None, Option("How codes are chosen; by default gptq with --text, else rtn.")
+    ] = None,
+    text: Annotated[str | Path | None, InFile("A UTF-8 text file for calibration and perplexity.")] = None,
+    samples: Annotated[int, BatchSize("Sequences of calibration.")] = 128,
+    length: Annotated[int, Length("Tokens per sequence.")] = 512,
+    skip: Annotated[
+        Sequence[str],
+        Option("Leaves to keep unquantized: --skip '*.mixer.o'; may be given many times.", form="PATTERN", repeat=True),
+    ] = (),
+    out: Annotated[
+        str | Path | None, OutDir("The model directory to write; DIRECTORY-quantized by default.", short="-o")
+    ] = None,
+    force: Annotated[bool, REPLACE_MODEL] = False,
+    seed: Annotated[int, Seed("The seed of the calibration sequences.")] = 0,
     speed: bool = True,
     watch: Watch | None = None,
     on_step: Watch | None = None,
@@ -121,6 +140,15 @@ def quantize(
     patterns of leaves to leave as they are. `out` is the model directory to write. `on_step` is called with (batches done, in
     all).
     """
+    from dovetail.core.finite import check_weights
+    from dovetail.files.model_dir import must_be_free
+    from dovetail.hf.adapter import is_adapter
+    from dovetail.hf.load import origin
+    from dovetail.hf.write import write_own
+    from dovetail.transformer import Transformer
+    from dovetail.weights.quantization.method import apply, method_needs_text
+    from dovetail.weights.quantization.recipe import recipe_of, select
+
     method = method or ("rtn" if text is None else "gptq")
     if method_needs_text(method) and text is None:
         raise UsageError(f"--method {method}: needs calibration text; give --text")
@@ -158,6 +186,9 @@ def _format(
     spec: Model, bits: int | None, format: str | dict[str, Any] | Format | None, group: int | None, skip: Sequence[str]
 ) -> Format:
     """The format that the arguments name, with a group that divides every matrix."""
+    from dovetail.ops.formats.format import Format, format_from
+    from dovetail.weights.quantization.recipe import candidates
+
     if bits is not None and bits not in FORMATS:
         raise UsageError(f"--bits {bits}: is not a number of bits that is supported; use {' or '.join(map(str, FORMATS))}")
     if bits is not None and format is not None:
@@ -192,6 +223,9 @@ def _with_activations(format: Format) -> Format:
 
 def _corpus(model: Transformer, text: str | Path, length: int) -> Corpus:
     """The text, tokenized and checked against the model."""
+    from dovetail.account import longest_length
+    from dovetail.data.corpus import Corpus, read_corpus
+
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise FileError(f"{text}: the model has no tokenizer to read it; load it from a directory with a tokenizer.json")
@@ -211,20 +245,29 @@ def _batches(corpus: Corpus, samples: int, length: int, seed: int) -> list[torch
     return [corpus.batch(seed, step, rows, length).tokens for step, rows in enumerate(counts)]
 
 
-@torch.no_grad()
 def _measured(model: Transformer, corpus: Corpus | None, length: int, speed: bool) -> Measured:
     """The size of a model, its perplexity on the held-out text, and the speed of decoding."""
+    import torch
+
+    from dovetail.core.declared_tensors import stored
+    from dovetail.core.mode import evaluating
+
     nbytes = sum(tensor.nbytes for _, tensor in stored(model, model.spec))
     perplexity = None
-    if corpus is not None and model.predicts_next:
-        with evaluating(model):
-            losses = [float(model.loss(batch.tokens, batch.labels)) for batch in corpus.validation(BATCH, length)]
-        perplexity = math.exp(min(sum(losses) / len(losses), 700.0))
-    return Measured(nbytes, perplexity, _speed(model) if speed else None)
+    with torch.no_grad():
+        if corpus is not None and model.predicts_next:
+            with evaluating(model):
+                losses = [float(model.loss(batch.tokens, batch.labels)) for batch in corpus.validation(BATCH, length)]
+            perplexity = math.exp(min(sum(losses) / len(losses), 700.0))
+        return Measured(nbytes, perplexity, _speed(model) if speed else None)
 
 
 def _speed(model: Transformer) -> float | None:
     """Tokens per second of decoding, one sequence; None for a model that does not generate."""
+    import torch
+
+    from dovetail.decoding.generation import check_generates, generate_tokens
+
     try:
         check_generates(model.spec)
     except SpecError:

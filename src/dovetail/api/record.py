@@ -1,22 +1,30 @@
-"""record: the activations of a model inside another engine, as a dump that `verify` compares."""
+"""Record the activations of a model inside another engine, as a dump that `dovetail verify DIR dump:OUT` compares.
+
+The recorder is one short file that runs in the engine's own environment: --python names its interpreter, else the variable
+DOVETAIL_ENGINE_PYTHON (DOVETAIL_MLX_PYTHON). docs/dumps.md describes the format, which any engine can write in 20 lines.
+
+    dovetail record transformers my-model -o dump
+    dovetail record mlx my-model -o dump --python ~/mlx/bin/python
+    dovetail verify my-model dump:dump
+"""
 
 from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from dovetail.api.arguments import read_spec
+from dovetail.api.options import OUT, Length, RunDtype, Seed
 from dovetail.api.result import Result
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
+from dovetail.core.option import Option
 from dovetail.disk.atomic import check_free
-from dovetail.proof.compare.engines import record_engine
-from dovetail.proof.compare.prompt import random_prompt
 
 STEPS = 4  # tokens of a row that are decoded one by one
 
@@ -44,17 +52,29 @@ class RecordedDump(Result):
 
 
 def record(
-    engine: str,
-    model: str | Path,
+    engine: Annotated[
+        str,
+        Option(
+            "transformers, vllm, mlx or llamacpp; sglang and megatron have recorders that were never executed.",
+            form="ENGINE",
+            argument=True,
+        ),
+    ],
+    model: Annotated[
+        str | Path, Option("A model directory in Hugging Face layout; a .gguf file for llamacpp.", form="MODEL", argument=True)
+    ],
     *,
-    out: str | Path,
-    prompt: Sequence[str] | str = (),
-    rows: int = 2,
-    length: int | None = None,
-    steps: int = STEPS,
-    dtype: str = "float32",
-    python: str | Path | None = None,
-    seed: int = 0,
+    out: Annotated[str | Path, OUT],
+    prompt: Annotated[
+        Sequence[str] | str,
+        Option("Token ids, as in '3 14 15'; may be given many times, with the same number of tokens.", repeat=True),
+    ] = (),
+    rows: Annotated[int, Option("Rows of random tokens, if no prompt is given.")] = 2,
+    length: Annotated[int | None, Length("Tokens per row.")] = None,
+    steps: Annotated[int, Option("The last tokens of each row that are decoded one by one.")] = STEPS,
+    dtype: Annotated[str, RunDtype("The dtype in which the engine runs.")] = "float32",
+    python: Annotated[str | Path | None, Option("The interpreter of the engine's environment.")] = None,
+    seed: Annotated[int, Seed("The seed of the random prompt.")] = 0,
 ) -> RecordedDump:
     """Run a model in another engine and write its activations to the directory `out`.
 
@@ -65,6 +85,8 @@ def record(
     `prompt` are token ids (`"3 14 15"`), by default `rows` rows of random tokens; the last `steps` tokens of each row are
     decoded one by one.
     """
+    from dovetail.proof.compare.engines import record_engine
+
     place = Path(out)
     check_free(place, False, "choose another path with -o")
     ids = _ids(model, (prompt,) if isinstance(prompt, str) else tuple(prompt), rows, length, seed)
@@ -75,6 +97,8 @@ def record(
 
 def _ids(model: str | Path, prompts: tuple[str, ...], rows: int, length: int | None, seed: int) -> list[list[int]]:
     """The token ids of the prompts, or random ones for the model's spec."""
+    from dovetail.proof.compare.prompt import random_prompt
+
     if not prompts:
         return random_prompt(read_spec(model).spec, rows=rows, length=length, seed=seed).ids()
     if not all(text.replace(" ", "").isdigit() for text in prompts):

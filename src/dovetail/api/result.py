@@ -1,7 +1,7 @@
 """Result: the base of what the public functions return.
 
 print(result)         the table that the command line prints
-result.to_dict()      plain data, as `--json` prints it
+result.to_dict()      plain data
 result                as HTML in a notebook, where the result has a page
 """
 
@@ -13,11 +13,25 @@ from typing import Any
 from rich.console import RenderableType
 
 from dovetail.views.console import render_text, terminal_width
-from dovetail.views.page import fragment, page
+from dovetail.views.page import Page
 
 
 class Result(ABC):
     """A result that prints as text and converts to plain data."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that prints it: 1 where the answer is no."""
+        return 0
+
+    @property
+    def remark(self) -> str:
+        """A line for people, on stderr."""
+        return ""
+
+    def for_json(self) -> Any:
+        """Return what `--json` prints."""
+        return self.to_dict()
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -38,18 +52,13 @@ class Result(ABC):
 class PageResult(Result):
     """A result that is also an HTML page."""
 
-    @property
     @abstractmethod
-    def title(self) -> str:
-        """The title of the page."""
-
-    @abstractmethod
-    def body(self) -> str:
-        """Return the content of the page."""
+    def page(self) -> Page:
+        """Return the title and the content of the page, escaped."""
 
     def to_html(self) -> str:
         """Return one self-contained HTML page."""
-        return page(self.title, self.body())
+        return self.page().whole()
 
     def _repr_html_(self) -> str:
-        return fragment(self.body())
+        return self.page().fragment()

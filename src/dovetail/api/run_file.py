@@ -18,14 +18,14 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
-from dovetail.api.arguments import read_spec
+from dovetail.api.arguments import Changes, read_spec
 from dovetail.core.errors import FileError, UsageError
+from dovetail.core.option import Parameter, Unresolved, alternatives, parameters
 from dovetail.core.suggest import names_or_nearest
 from dovetail.disk.model_files import SPEC_FILE
 from dovetail.disk.yaml import parse_yaml, read_text
-from dovetail.files.spec import Changes, assignments
 from dovetail.training.settings import mapping_of
 
 P = ParamSpec("P")
@@ -34,13 +34,6 @@ PREFIX = "run."  # of a --set that means a key of the run file
 SPEC_KEYS = ("spec", "set", "swap")
 IN_CALLS_ONLY = ("note",)
 WORDS: Mapping[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
-
-
-class Parameter(NamedTuple):
-    """A parameter of the function: its name and its annotation."""
-
-    name: str
-    hint: Any
 
 
 Parameters = Mapping[str, Parameter]  # by key
@@ -52,17 +45,11 @@ def accepts_run_file(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        hints = typing.get_type_hints(function)
-        known = {key_of(name): Parameter(name, hints[name]) for name in signature.parameters if name not in IN_CALLS_ONLY}
+        known = {one.key: one for name, one in parameters(function).items() if name not in IN_CALLS_ONLY}
         merged = _merged(signature.bind_partial(*args, **kwargs).arguments, known)
         return typing.cast(Callable[..., R], function)(**merged)
 
     return call
-
-
-def key_of(name: str) -> str:
-    """Return the key, and the flag, of a parameter: `from` for `from_`."""
-    return name.rstrip("_")
 
 
 def find_run_file(spec: object) -> dict[str, Any] | None:
@@ -108,6 +95,8 @@ def _merged(given: Mapping[str, Any], known: Parameters) -> dict[str, Any]:
 
 def _split(changes: Changes) -> tuple[Changes, dict[str, Any]]:
     """Separate changes of the spec from those of keys, `run.KEY=VALUE`."""
+    from dovetail.files.spec import assignments
+
     if isinstance(changes, Mapping):
         changes = typing.cast(Mapping[str, Any], changes)
         keys = {where: value for where, value in changes.items() if where.startswith(PREFIX)}
@@ -139,7 +128,7 @@ def _fits(value: Any, hint: Any) -> bool:
     kind, inner = get_origin(hint), get_args(hint)
     items = typing.cast(list[Any], value) if isinstance(value, list) else None
     if kind in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in inner)
+        return any(_fits(value, one) for one in inner if one is not Unresolved)
     if kind is Literal:
         return value in inner
     if kind is tuple:
@@ -155,7 +144,7 @@ def _words(hint: Any) -> str:
     """What a value of an annotation is called."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_words(one) for one in inner if one is not type(None)))
+        return " or ".join(dict.fromkeys(map(_words, alternatives(hint))))
     if kind is Literal:
         return " or ".join(map(str, inner))
     if kind is tuple:

@@ -1,23 +1,34 @@
-"""runs: list the training runs in directories, compare them, and draw their losses over each other."""
+"""List training runs, compare them and draw their losses over each other.
+
+Directories are searched for runs up to four levels deep. Up to eight runs are compared with the first: what differs in spec and
+settings; whether their batches, tokens and the initial weights that both have are equal.
+
+    dovetail runs
+    dovetail runs rope alibi --plot loss.png
+"""
 
 from __future__ import annotations
 
 import dataclasses as dc
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group, RenderableType
 
-from dovetail.api.compare_runs import Comparison, compare_runs
+from dovetail.api.options import OutFile
 from dovetail.api.result import Result
 from dovetail.core.errors import DovetailError, FileError
 from dovetail.core.fold import parameters
+from dovetail.core.option import Option
 from dovetail.core.units import count
 from dovetail.disk.atomic import check_free
-from dovetail.training.record import RunRecord, find_runs, read_record
 from dovetail.views.console import plain_table, unwrapped
 from dovetail.views.curve import draw_runs, smoothed
 from dovetail.views.plot import draw_terminal
+
+if TYPE_CHECKING:
+    from dovetail.api.compare_runs import Comparison
+    from dovetail.training.record import RunRecord
 
 MOST = 8  # runs that are compared with the first, and drawn
 NUMBERS = ("parameters", "tokens", "loss", "held-out", "bits/byte")
@@ -58,13 +69,22 @@ class RunList(Result):
         return Group(*parts)
 
 
-def runs(*directories: str | Path, plot: str | Path | None = None, force: bool = False) -> RunList:
+def runs(
+    *directories: Annotated[
+        str | Path, Option("Runs, or directories that hold runs (default: the working directory).", form="DIR", argument=True)
+    ],
+    plot: Annotated[str | Path | None, OutFile("Also draw the losses to a .png, .svg or .pdf file.")] = None,
+    force: Annotated[bool, Option("Replace an existing file.")] = False,
+) -> RunList:
     """Return the training runs in the directories (default: the working directory) and below them, up to four levels deep.
 
     Up to eight runs are compared with the first: what differs in spec and settings; whether their batches, tokens and the
     initial weights that both have are equal. `plot` writes their losses over each other to a .png, .svg or .pdf file;
     an existing one is replaced if `force`.
     """
+    from dovetail.api.compare_runs import compare_runs
+    from dovetail.training.record import find_runs, read_record
+
     records: list[RunRecord] = []
     problems: list[str] = []
     for place in find_runs([Path(directory) for directory in directories or (".",)]):

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import ipaddress
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from dovetail import __version__
+from dovetail.api.options import (
+    API_KEY,
+    API_KEY_FILE,
+    BUDGET,
+    HOST,
+    LONGEST,
+    PORT,
+    ROWS,
+    SERVED,
+    SERVED_DTYPE,
+    SERVED_NAME,
+    SHARE,
+    InDir,
+    InFile,
+)
 from dovetail.core.errors import FileError, UsageError, install_command
-from dovetail.core.limits import ADDRESS_CONNECTIONS
-from dovetail.decoding.embedding import Pooling, check_embeds
-from dovetail.decoding.generation import generates
+from dovetail.core.limits import ADDRESS_CONNECTIONS, QUEUED
+from dovetail.core.option import Option
 from dovetail.disk.untrusted import Directory, read_regular
-from dovetail.hf.load import origin
-from dovetail.hf.vocabulary import read_vocabulary
-from dovetail.serving.client import LogFormat
-from dovetail.serving.worker import QUEUED
-from dovetail.state.quantized import CacheFormat
+
+if TYPE_CHECKING:
+    from dovetail.serving.client import LogFormat
 
 if TYPE_CHECKING:  # of the extra `serve`
     from fastapi import FastAPI
@@ -35,38 +46,101 @@ KEY_FILE_BYTES = 1 << 16
 
 
 def serve(
-    model: str | Path,
+    model: Annotated[str | Path, SERVED],
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    name: str | None = None,
-    api_key: Sequence[str] = (),
-    api_key_file: str | Path | None = None,
-    allow_host: Sequence[str] = (),
-    allow_origin: Sequence[str] = (),
-    adapter: Mapping[str, str | Path] | None = None,
-    adapter_root: str | Path | None = None,
-    admin_key_file: str | Path | None = None,
-    metrics_prefix: str = "dovetail",
-    tool_parser: str | None = None,
-    drain_seconds: float = 30.0,
-    address_connections: int = ADDRESS_CONNECTIONS,
-    log_format: LogFormat = "text",
-    log_prompts: bool = False,
-    restart: int = 0,
-    rows: int = 8,
-    queued: int = QUEUED,
-    longest: int = 4096,
-    budget: int = 512,
-    pages: int | None = None,
-    cache: CacheFormat | None = None,
-    share: bool = True,
-    speculate: str | None = None,
-    drafts: int = 4,
-    compiled: bool = False,
-    dtype: str | None = None,
-    threads: int | None = None,
-    pooling: Pooling | None = None,
+    host: Annotated[str, HOST] = "127.0.0.1",
+    port: Annotated[int, PORT] = 8000,
+    name: Annotated[str | None, SERVED_NAME] = None,
+    api_key: Annotated[Sequence[str], API_KEY] = (),
+    api_key_file: Annotated[str | Path | None, API_KEY_FILE] = None,
+    allow_host: Annotated[
+        Sequence[str],
+        Option(
+            "A host name besides localhost under which the server may be reached; * allows all; may be given many times.",
+            form="NAME",
+            repeat=True,
+        ),
+    ] = (),
+    allow_origin: Annotated[
+        Sequence[str],
+        Option("An origin of web pages that may send requests; may be given many times.", form="ORIGIN", repeat=True),
+    ] = (),
+    adapter: Annotated[
+        Mapping[str, str | Path] | None,
+        Option("An adapter that requests name as their model; may be given many times.", form="NAME=DIR", repeat=True),
+    ] = None,
+    adapter_root: Annotated[
+        str | Path | None, InDir("A directory whose adapters requests may load, with a key of --admin-key-file.")
+    ] = None,
+    admin_key_file: Annotated[
+        str | Path | None, InFile("A file with one key per line, of administrators who may load and unload adapters.")
+    ] = None,
+    metrics_prefix: Annotated[
+        str, Option("The prefix of the names in /metrics; vllm gives those that its dashboards read.")
+    ] = "dovetail",
+    tool_parser: Annotated[
+        str | None,
+        Option("The format of tool calls: hermes or llama3; by default the one whose markers the chat template has."),
+    ] = None,
+    drain_seconds: Annotated[
+        float, Option("The seconds in which requests may finish after SIGTERM.", low=0.0, high=3600.0)
+    ] = 30.0,
+    address_connections: Annotated[
+        int,
+        Option(
+            "Connections that one address may have open; raise it behind a proxy, whose clients share its address.",
+            low=1,
+            high=65536,
+        ),
+    ] = ADDRESS_CONNECTIONS,
+    log_format: Annotated[
+        Literal["text", "json"], Option("The log on stderr: one line per request, as text or as a JSON object.")
+    ] = "text",
+    log_prompts: Annotated[bool, Option("Write the text of prompts to the log.")] = False,
+    restart: Annotated[
+        int,
+        Option(
+            "How often an engine that has ended by itself is started again; then the server ends with an error.",
+            low=0,
+            high=1000,
+        ),
+    ] = 0,
+    rows: Annotated[int, ROWS] = 8,
+    queued: Annotated[int, Option("Continuations that may wait; further requests get 429.", low=0, high=65536)] = QUEUED,
+    longest: Annotated[int, LONGEST] = 4096,
+    budget: Annotated[int, BUDGET] = 512,
+    pages: Annotated[
+        int | None, Option("Pages of 8 tokens in the KV cache; by default enough for all rows.", low=1, high=1 << 24)
+    ] = None,
+    cache: Annotated[Literal["int8", "int4", "fp8"] | None, Option("Store the KV cache in fewer bits.")] = None,
+    share: Annotated[bool, SHARE] = True,
+    speculate: Annotated[
+        str | None,
+        Option(
+            "`lookup`: draft the next tokens from those before; `mtp`: by the model's own multi-token prediction or Medusa "
+            "heads; or the directory of a smaller model that guesses them."
+        ),
+    ] = None,
+    drafts: Annotated[
+        int,
+        Option("With --speculate: tokens that are guessed at once, with mtp one per depth or head at most.", low=1, high=64),
+    ] = 4,
+    compiled: Annotated[
+        bool,
+        Option(
+            "Decode with a compiled graph: it takes a minute or more to compile at the start, and holds the weights a second "
+            "time."
+        ),
+    ] = False,
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, SERVED_DTYPE] = None,
+    threads: Annotated[int | None, Option("Threads of the engine on a CPU.", low=1, high=1024)] = None,
+    pooling: Annotated[
+        Literal["mean", "last", "cls"] | None,
+        Option(
+            "The pooling of embeddings; by default that of the model's head, else the last token of a causal model and the "
+            "mean."
+        ),
+    ] = None,
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the model of a directory until SIGTERM or SIGINT, then drain.
@@ -81,6 +155,8 @@ def serve(
     Up to `queued` continuations wait; further requests get 429. The options from `rows` to `pooling` are those of the engine
     (`api.engine.EngineOptions`).
     """
+    import asyncio
+
     options = server_options(
         model,
         name=name,
@@ -170,6 +246,10 @@ async def open_app(
     """Start the engine of a model directory; yield its app, without a socket; end the engine. It is started again up to
     `restart` times where it ends by itself."""
     from dovetail.api.engine import start_engine
+    from dovetail.decoding.embedding import check_embeds
+    from dovetail.decoding.generation import generates
+    from dovetail.hf.load import origin
+    from dovetail.hf.vocabulary import read_vocabulary
     from dovetail.serving.http.app import make_app
     from dovetail.serving.restart import RestartingClient
 

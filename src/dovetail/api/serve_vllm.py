@@ -10,7 +10,6 @@ vLLM runs as a process of its own in the same environment. It is not imported he
 from __future__ import annotations
 
 import contextlib
-import http.client
 import importlib.util
 import os
 import signal
@@ -20,15 +19,27 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
 from dovetail.api.export import export
+from dovetail.api.options import (
+    API_KEY,
+    API_KEY_FILE,
+    BUDGET,
+    HOST,
+    LONGEST,
+    PORT,
+    ROWS,
+    SERVED,
+    SERVED_DTYPE,
+    SERVED_NAME,
+    SHARE,
+)
 from dovetail.api.serve import check_exposed, read_keys, url_of
 from dovetail.core.errors import DovetailError, SpecError, UsageError, install_command
+from dovetail.core.option import Option
 from dovetail.disk.model_files import CONFIG_FILE
 from dovetail.disk.untrusted import Directory
-from dovetail.hf.load import origin
-from dovetail.hf.own_config import MODEL_TYPE, is_own
-from dovetail.serving.can_serve import require
 
 SERVER = "vllm.entrypoints.openai.api_server"
 SECONDS = 1800.0  # until the server answers: it may read large weights, and compile
@@ -36,20 +47,23 @@ BETWEEN = 0.5  # seconds between two questions whether it does
 
 
 def serve_vllm(
-    model: str | Path,
+    model: Annotated[str | Path, SERVED],
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    name: str | None = None,
-    api_key: Sequence[str] = (),
-    api_key_file: str | Path | None = None,
-    tensor: int = 1,
-    longest: int | None = None,
-    rows: int | None = None,
-    budget: int | None = None,
-    dtype: str | None = None,
-    share: bool = True,
-    vllm_flag: Sequence[str] = (),
+    host: Annotated[str, HOST] = "127.0.0.1",
+    port: Annotated[int, PORT] = 8000,
+    name: Annotated[str | None, SERVED_NAME] = None,
+    api_key: Annotated[Sequence[str], API_KEY] = (),
+    api_key_file: Annotated[str | Path | None, API_KEY_FILE] = None,
+    tensor: Annotated[int, Option("--engine vllm: ranks of tensor parallelism.", low=1, high=1024)] = 1,
+    longest: Annotated[int | None, LONGEST] = None,
+    rows: Annotated[int | None, ROWS] = None,
+    budget: Annotated[int | None, BUDGET] = None,
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, SERVED_DTYPE] = None,
+    share: Annotated[bool, SHARE] = True,
+    vllm_flag: Annotated[
+        Sequence[str],
+        Option("--engine vllm: a further flag of its server; may be given many times.", form="--FLAG=VALUE", repeat=True),
+    ] = (),
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the model of a directory by vLLM until SIGTERM or SIGINT.
@@ -83,6 +97,10 @@ def serve_vllm(
 
 def readable(where: Directory, out: Path, tensor: int) -> tuple[Path, list[str]]:
     """A directory that vLLM reads, and the flags that its model needs: the plugin's is not compiled."""
+    from dovetail.hf.load import origin
+    from dovetail.hf.own_config import MODEL_TYPE, is_own
+    from dovetail.serving.can_serve import require
+
     eager = ["--enforce-eager"]
     found = origin(where)
     if where.has(CONFIG_FILE):
@@ -121,6 +139,8 @@ def running(command: Sequence[str], environment: dict[str, str]) -> Generator[su
 
 def wait_until_ready(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
     """Wait until /health answers by 200; False where the process ends before. DovetailError: it never does."""
+    import http.client
+
     end = time.monotonic() + SECONDS
     asked = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     while time.monotonic() < end:

@@ -1,23 +1,29 @@
-"""show: the parts, parameters, FLOPs and decode state of a model, computed from its spec."""
+"""Print the parts, shapes and costs of a model: parameters, FLOPs per token, decode state, and advice.
+
+The figures are computed from the spec and no weight is allocated, so a model of 405 billion parameters takes no longer than a
+small one. --html writes the model as a foldable block diagram.
+
+    dovetail show llama-3-70b --length 4096
+    dovetail show llama-tiny --set 'layers.*.mixer.kv_heads=1' --swap position=alibi --html llama-tiny.html
+"""
 
 from __future__ import annotations
 
 import dataclasses as dc
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import RenderableType
 
-from dovetail.account import DTYPES, Account, account, longest_length
-from dovetail.api.arguments import SpecLike, read_spec
+from dovetail.api.arguments import Changes, SpecLike, read_spec
+from dovetail.api.options import SET, SPEC, SWAP, Dtype, Length
 from dovetail.api.result import PageResult
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import MAX_LENGTH
-from dovetail.files.spec import Changes, swap_losses
-from dovetail.hf.files import context_length, stored_dtype
-from dovetail.model import Model
-from dovetail.views.diagram import diagram
-from dovetail.views.summary import Limit, summary_view
+from dovetail.views.page import Page
+
+if TYPE_CHECKING:
+    from dovetail.account import Account
+    from dovetail.model import Model
+    from dovetail.views.summary import Limit
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -40,26 +46,37 @@ class Summary(PageResult):
         return {"spec": self.name, **self.account.to_dict(), "max_length": longest, **lost}
 
     def view(self, width: int) -> RenderableType:
+        from dovetail.views.summary import summary_view
+
         return summary_view(self.name, self.account, self.limit, width, self.not_carried_over)
 
-    @property
-    def title(self) -> str:
-        return f"dovetail show {self.name}"
+    def page(self) -> Page:
+        from dovetail.views.diagram import diagram
 
-    def body(self) -> str:
-        return diagram(self.name, self.account, self.limit, self.not_carried_over)
+        return Page(f"dovetail show {self.name}", diagram(self.name, self.account, self.limit, self.not_carried_over))
 
 
 def show(
-    spec: SpecLike, *, length: int | None = None, dtype: str | None = None, set: Changes = (), swap: Changes = ()
+    spec: Annotated[SpecLike, SPEC],
+    *,
+    length: Annotated[
+        int | None, Length("Tokens per sequence (default: 2048, or the longest sequence of the model if that is shorter).")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        Dtype("The dtype of weights and decode state (default: that of the checkpoint's files, or bf16 without files)."),
+    ] = None,
+    set: Annotated[Changes, SET] = (),
+    swap: Annotated[Changes, SWAP] = (),
 ) -> Summary:
     """Return the parts, parameters, FLOPs per token and decode state of a model. No weight is allocated.
 
     `length` is the number of tokens per sequence: by default 2048, or the longest sequence of the model if that is shorter.
     `dtype` is that of weights and decode state: by default the dtype of the checkpoint's files, or bf16 without files.
     """
-    if length is not None and not 1 <= length <= MAX_LENGTH:
-        raise SpecError("--length", f"{length} is not a number of tokens from 1 to {MAX_LENGTH}")
+    from dovetail.account import account
+    from dovetail.files.spec import swap_losses
+
     before = read_spec(spec)
     name, changed, directory = before.after(set, swap)
     costs = account(changed, length, dtype or _stored(directory))
@@ -71,6 +88,10 @@ def show(
 
 def _limit(spec: Model, directory: Path | None) -> Limit | None:
     """Return the longest sequence: the rows of a position table, or the context length that the config states."""
+    from dovetail.account import longest_length
+    from dovetail.hf.files import context_length
+    from dovetail.views.summary import Limit
+
     longest = longest_length(spec)
     if longest is not None:
         return Limit(longest, "positions of the model")
@@ -79,6 +100,9 @@ def _limit(spec: Model, directory: Path | None) -> Limit | None:
 
 
 def _stored(directory: Path | None) -> str:
+    from dovetail.account import DTYPES
+    from dovetail.hf.files import stored_dtype
+
     stored = None if directory is None else stored_dtype(directory)
     names = [name for name, dtype in DTYPES.items() if dtype == stored]
     return names[0] if names else "bf16"

@@ -1,24 +1,33 @@
-"""show_data: the manifest of a corpus of token shards, and on request whether its files match it; or the rows of a tuning file
-as a model reads them."""
+"""Print the contents of a corpus of token shards, or the rows of a tuning file as a model reads them.
+
+For a corpus: documents, tokens and bytes per split, and its tokenizer. For a tuning file (JSON Lines), with the tokenizer and
+chat template of a model: every token of the first rows, learned tokens in color and in brackets.
+
+    dovetail data show tokens --verify
+    dovetail data show chats.jsonl --model llama-tiny-trained --template plain
+"""
 
 from __future__ import annotations
 
 import dataclasses as dc
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
 from rich.console import Group, RenderableType
 
+from dovetail.api.options import TEMPLATE, InDir, InPath, Steps
 from dovetail.api.result import Result
-from dovetail.api.show_rows import TuningRows, show_rows
 from dovetail.core.errors import UsageError
-from dovetail.data.corpora import verify_shards
-from dovetail.data.manifest import Manifest
-from dovetail.data.shards import files_of
+from dovetail.core.option import Option
 from dovetail.views.console import plain_table, unwrapped
 from dovetail.views.progress import WorkProgress
 
+if TYPE_CHECKING:
+    from dovetail.api.show_rows import TuningRows
+    from dovetail.data.manifest import Manifest
+
 COUNTS = ("documents", "tokens", "bytes", "bytes per token", "shards", "size")
+DATA_ERROR = 4  # exit code
 LISTED = 20  # problems that are printed
 
 
@@ -30,6 +39,10 @@ class DataSummary(Result):
     manifest: Manifest
     problems: tuple[str, ...] | None = None  # files that do not match their checksum; None: not verified
 
+    @property
+    def exit_code(self) -> int:
+        return DATA_ERROR if self.problems else 0
+
     def to_dict(self) -> dict[str, Any]:
         data = self.manifest.to_data()
         splits = {name: {**split, "shards": len(split["shards"])} for name, split in data["splits"].items()}
@@ -37,6 +50,8 @@ class DataSummary(Result):
         return {"directory": str(self.directory), **data, "splits": splits, **verified}
 
     def view(self, width: int) -> RenderableType:
+        from dovetail.data.shards import files_of
+
         table = plain_table("split", *COUNTS, right=COUNTS, header=True)
         item = self.manifest.dtype.itemsize
         for name, split in self.manifest.splits.items():
@@ -68,13 +83,15 @@ def show_data(path: str | Path, *, model: str | Path, template: str | None = Non
 
 
 def show_data(
-    path: str | Path,
+    path: Annotated[str | Path, InPath("The directory that `dovetail data build` wrote, or a tuning file.", argument=True)],
     *,
-    model: str | Path | None = None,
-    template: str | None = None,
-    rows: int = 3,
-    verify: bool = False,
-    quiet: bool = False,
+    model: Annotated[
+        str | Path | None, InDir("The model directory whose tokenizer and chat template read the tuning file.")
+    ] = None,
+    template: Annotated[str | None, TEMPLATE] = None,
+    rows: Annotated[int, Steps("Rows of the tuning file to print.")] = 3,
+    verify: Annotated[bool, Option("Compare the SHA-256 of every file with the manifest; exit code 4 if one differs.")] = False,
+    quiet: Annotated[bool, Option("Show no progress.")] = False,
 ) -> DataSummary | TuningRows:
     """Return what a corpus of token shards holds. `verify` compares the SHA-256 of every file with the manifest.
 
@@ -82,6 +99,10 @@ def show_data(
     `rows` are encoded by the model's tokenizer and chat template, and show which tokens are learned. `template` is a file, or
     "plain", for a model without a chat template.
     """
+    from dovetail.api.show_rows import show_rows
+    from dovetail.data.corpora import verify_shards
+    from dovetail.data.manifest import Manifest
+
     if model is not None:
         return show_rows(Path(path), model, template, rows)
     if Path(path).is_file():

@@ -1,11 +1,19 @@
-"""tiny: a small checkpoint in Hugging Face layout from only a config, whose top-1 tokens survive rounding."""
+"""Write a small checkpoint of a model in Hugging Face layout, from only a config, for tests of any library that loads one.
+
+All sizes are small and different; every kind of layer is kept. Weights are random, and moved until the top-1 token of every
+position is clear, so that a comparison of greedy tokens in float32 and bfloat16 does not depend on rounding.
+
+    dovetail tiny qwen3 -o qwen3-small                  a model type, as `dovetail port` lists them
+    dovetail tiny Qwen3-8B/config.json -o qwen3-small   a config; no weights are read
+    dovetail tiny llama-tiny -o small                   a preset or a .yaml file
+"""
 
 from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -15,17 +23,12 @@ from dovetail.api.result import Result
 from dovetail.core.fold import declared
 from dovetail.core.limits import CONFIG_BYTES
 from dovetail.disk.untrusted import Directory, exists
-from dovetail.files.model_dir import must_be_free
-from dovetail.hf.config import base_spec
-from dovetail.hf.dialect import DIALECTS
-from dovetail.hf.family import family_spec
-from dovetail.hf.hf import from_hf
-from dovetail.hf.load import origin
-from dovetail.hf.peaked import Opinion, opinionated, predicts_tokens
-from dovetail.hf.quantized import split_quantization
-from dovetail.hf.shrink import shrink
-from dovetail.hf.write import write_fresh
-from dovetail.model import Model
+
+if TYPE_CHECKING:
+    from dovetail.hf.peaked import Opinion
+    from dovetail.model import Model
+from dovetail.api.options import OUT, Seed
+from dovetail.core.option import Option
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -65,7 +68,20 @@ class TinyCheckpoint(Result):
 
 
 def tiny(
-    model: SpecLike | Mapping[str, Any], out: str | Path, *, family: str | None = None, seed: int = 0, force: bool = False
+    model: Annotated[
+        SpecLike | Mapping[str, Any],
+        Option("A model type, a config.json, a model directory, a preset's name or a .yaml file.", form="MODEL", argument=True),
+    ],
+    out: Annotated[str | Path, OUT],
+    *,
+    family: Annotated[
+        str | None,
+        Option(
+            "The model_type to write, as `dovetail port` lists them (default: that of the config, else the first that fits)."
+        ),
+    ] = None,
+    seed: Annotated[int, Seed("Samples other weights.")] = 0,
+    force: Annotated[bool, Option("Replace the directory if it is a model already.")] = False,
 ) -> TinyCheckpoint:
     """Write a small checkpoint of a model in Hugging Face layout, which transformers loads.
 
@@ -73,6 +89,11 @@ def tiny(
     read. Sizes are small and different, and every kind of layer is kept. Weights are random, a function of `seed`, and moved
     until the top-1 token of every position is clear: bfloat16 and float32 agree on it. `force` replaces an existing model.
     """
+    from dovetail.files.model_dir import must_be_free
+    from dovetail.hf.peaked import opinionated
+    from dovetail.hf.shrink import shrink
+    from dovetail.hf.write import write_fresh
+
     must_be_free(Path(out), force)
     spec, named = _source(model)
     small = shrink(spec, family or named)
@@ -83,6 +104,11 @@ def tiny(
 
 def _source(model: SpecLike | Mapping[str, Any]) -> tuple[Model, str | None]:
     """The spec, and the family it is from."""
+    from dovetail.hf.dialect import DIALECTS
+    from dovetail.hf.hf import from_hf
+    from dovetail.hf.load import origin
+    from dovetail.hf.quantized import split_quantization
+
     if isinstance(model, Mapping):
         return from_hf(split_quantization(model)[0]), str(model.get("model_type"))
     if isinstance(model, (str, Path)):
@@ -99,6 +125,11 @@ def _source(model: SpecLike | Mapping[str, Any]) -> tuple[Model, str | None]:
 
 def typical(name: str) -> Model:
     """The spec of a family, as its language model if it has one."""
+    from dovetail.hf.config import base_spec
+    from dovetail.hf.dialect import DIALECTS
+    from dovetail.hf.family import family_spec
+    from dovetail.hf.peaked import predicts_tokens
+
     dialect = DIALECTS[name]
     forms = [form for form in dialect.forms if predicts_tokens(base_spec(dialect, form))]
     return family_spec(dialect, (forms or dialect.forms)[0])

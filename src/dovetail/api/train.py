@@ -8,33 +8,41 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec as find_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
-
-from dovetail.api.arguments import NamedSpec, SpecLike, check_positive, read_spec, silent
+from dovetail.api.arguments import Changes, NamedSpec, SpecLike, check_positive, read_spec, silent
 from dovetail.api.models import load
+from dovetail.api.options import (
+    ONLY,
+    REPLACE_MODEL,
+    SWAP,
+    BatchSize,
+    Count,
+    InDir,
+    InFile,
+    Length,
+    OutDir,
+    SampleTokens,
+    Seed,
+    Sets,
+    Spec,
+    Steps,
+)
 from dovetail.api.run_file import accepts_run_file
-from dovetail.api.train_from import Start
 from dovetail.api.training_run import TrainingRun
 from dovetail.core.count import read_count
 from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
+from dovetail.core.option import Option, checks_options
 from dovetail.core.part import plain
 from dovetail.core.termination import delaying
-from dovetail.decoding.generation import Sampling
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE, TOKENIZER_FILE
 from dovetail.disk.untrusted import PICKLES, Directory
-from dovetail.files.model_dir import must_be_free
-from dovetail.files.spec import SPEC_FILE, Changes, to_yaml
 from dovetail.parallel.layout import Axes
-from dovetail.training.initial import write_initial
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.logs import LogKind, logs_of
-from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics
-from dovetail.training.objective import Setup, TuningData
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,
     KEEP,
@@ -46,22 +54,14 @@ from dovetail.training.plan import (
     Recompute,
     ScheduleKind,
 )
-from dovetail.training.ranks import ranks_of_run
-from dovetail.training.run import Run, open_run
-from dovetail.training.samples import Samples, check_samples, sample_text
 from dovetail.training.settings import check_recorded, read_run, run_data
-from dovetail.training.source import Shape, TokenizerKind
-from dovetail.training.speed import faster_precision, speed_of
-from dovetail.training.step import DTYPES, computing_in
-from dovetail.training.task import generation_files, objective_kind, read_source, reads_of, spec_for
-from dovetail.training.trainable import train_only, weights_named
-from dovetail.transformer import Transformer
 from dovetail.views.curve import draw_losses
-from dovetail.weights.adapters.attach import Applied, attach, match, read_adapter
-from dovetail.weights.adapters.fingerprint import Fingerprint, fingerprint
-from dovetail.weights.adapters.kind import AdapterKind
-from dovetail.weights.adapters.storage import Base
-from dovetail.weights.surgery.widen import with_tied_scale
+
+if TYPE_CHECKING:
+    from dovetail.api.train_from import Start
+    from dovetail.transformer import Transformer
+    from dovetail.weights.adapters.attach import Applied
+    from dovetail.weights.adapters.kind import AdapterKind
 
 MINUTES = 5.0  # of a run without an end
 ADAPTER_RATE = 10  # times the learning rate of full fine-tuning (Schulman et al. 2025)
@@ -69,62 +69,166 @@ BYTES_PER_PARAMETER = 16  # float32 weight and gradient, and AdamW's two moments
 
 
 @accepts_run_file
+@checks_options
 def train(
-    spec: SpecLike | None = None,
-    text: str | Path | None = None,
+    spec: Annotated[
+        SpecLike | None,
+        Spec(
+            "A preset's name, a .yaml file, or a run file: YAML with `spec` and any flag as keys, which flags here override; "
+            "without it, the spec of --from.",
+            argument=True,
+        ),
+    ] = None,
+    text: Annotated[str | Path | None, InFile("A UTF-8 text file to train on, best of some megabytes.")] = None,
     *,
-    data: str | Sequence[str] = (),
-    labels: str | Path | None = None,
-    tags: str | Path | None = None,
-    pairs: str | Path | None = None,
+    data: Annotated[
+        str | Sequence[str],
+        Option("Token shards of `dovetail data build` to train on, DIR or DIR=WEIGHT; may be given many times.", repeat=True),
+    ] = (),
+    labels: Annotated[
+        str | Path | None,
+        InFile('Labeled rows to classify: JSON Lines of {"text": …, "label": …}, or an .npz of images and labels.'),
+    ] = None,
+    tags: Annotated[
+        str | Path | None,
+        InFile('Words with a tag each, as of entities: JSON Lines of {"tokens": ["…", "…"], "tags": ["B-PER", "O"]}.'),
+    ] = None,
+    pairs: Annotated[
+        str | Path | None,
+        InFile(
+            'Pairs of texts, to match or, by an encoder–decoder, to translate: JSON Lines of {"source": …, "target": …} (or '
+            '"a" and "b"), or a .tsv.'
+        ),
+    ] = None,
     chats: str | Path | None = None,
-    objective: str | None = None,
+    objective: Annotated[
+        str | None,
+        Option(
+            "next_token, masked_tokens, span_corruption, denoising, classification, token_classification, contrastive or "
+            "translation (default: by the spec and data)."
+        ),
+    ] = None,
     options: Mapping[str, Any] | None = None,
-    from_: str | Path | None = None,
-    adapter: AdapterKind | str | Mapping[str, Any] | None = None,
-    only: str | Sequence[str] = (),
-    minutes: float | None = None,
-    steps: int | None = None,
+    from_: Annotated[
+        str | Path | None,
+        InDir("Start from the weights and the tokenizer of a model directory, or of the newest checkpoint of a run."),
+    ] = None,
+    adapter: Annotated[
+        AdapterKind | str | Mapping[str, Any] | None,
+        Option(
+            "Train an adapter on the frozen weights of --from: lora, dora, ia3, or its fields as YAML: {kind: lora, rank: 8}."
+        ),
+    ] = None,
+    only: Annotated[str | Sequence[str], ONLY] = (),
+    minutes: Annotated[
+        float | None, Option("Train for about N minutes: the first steps are measured (default: 5, if no other end is given).")
+    ] = None,
+    steps: Annotated[int | None, Steps("Stop after N steps; two such runs with one seed are bit-equal.")] = None,
     epochs: float | None = None,
-    out: str | Path | None = None,
-    force: bool = False,
-    seed: int = 0,
-    set: Changes = (),
-    swap: Changes = (),
-    tokens: float | str | None = None,
-    tokenizer: TokenizerKind = "byte_pair",
-    batch: int = 8,
-    length: int = 128,
-    learning_rate: float | None = None,
-    schedule: ScheduleKind = Plan.schedule,
-    warmup: float = Plan.warmup_fraction,
-    floor: float = Plan.floor,
-    cooldown: float = Plan.cooldown,
-    optimizer: OptimizerKind = Plan.optimizer,
-    betas: tuple[float, float] = Plan.betas,
-    momentum: float = Plan.momentum,
-    weight_decay: float = Plan.weight_decay,
-    clip: float = Plan.clip,
-    ema: float | None = None,
-    micro_batches: int = 1,
-    precision: PrecisionChoice = Plan.precision,
-    compile: bool = False,
-    recompute: Recompute = Plan.recompute,
-    shards: int | None = None,
-    sequence: int = 1,
-    ring: bool = False,
-    tensor: int = 1,
-    pipeline: int = 1,
-    evals: int = Plan.evals,
-    beams: int | None = None,
-    checkpoint_minutes: float = CHECKPOINT_MINUTES,
-    keep: int = KEEP,
-    log: LogKind | Sequence[LogKind] = (),
-    timeout: float = TIMEOUT,
-    prompt: str = "The ",
-    sample: int = 160,
-    sample_every: int = 0,
-    temperature: float = 0.8,
+    out: Annotated[
+        str | Path | None,
+        OutDir("The model directory to write (default: SPEC-trained; for the run.yaml of a run, its directory).", short="-o"),
+    ] = None,
+    force: Annotated[bool, REPLACE_MODEL] = False,
+    seed: Annotated[int, Seed("The seed of initial weights, batches, dropout and the sample.")] = 0,
+    set: Annotated[
+        Changes,
+        Sets(
+            "Change a field first: --set layers.*.mixer.kv_heads=1, or a key of the run file: --set run.batch=4; may be "
+            "given many times."
+        ),
+    ] = (),
+    swap: Annotated[Changes, SWAP] = (),
+    tokens: Annotated[float | str | None, Count("Stop after N tokens: 200M, 1.5B, 2e8.")] = None,
+    tokenizer: Annotated[
+        Literal["byte_pair", "wordpiece", "unigram", "characters", "words"],
+        Option("The kind of tokenizer; byte_pair encodes any text without loss."),
+    ] = "byte_pair",
+    batch: Annotated[int, BatchSize("Sequences per step.")] = 8,
+    length: Annotated[int, Length("Tokens per sequence.")] = 128,
+    learning_rate: Annotated[
+        float | None, Option("The peak learning rate, after the warm-up (default: 0.0025; with --adapter ten times as much).")
+    ] = None,
+    schedule: Annotated[
+        ScheduleKind,
+        Option("How the learning rate decays: along a cosine, linearly, in the last fifth of the run (wsd), or not."),
+    ] = Plan.schedule,
+    warmup: Annotated[
+        float, Option("The fraction of the run over which the learning rate rises to its peak.")
+    ] = Plan.warmup_fraction,
+    floor: Annotated[float, Option("The last learning rate as a fraction of the peak.")] = Plan.floor,
+    cooldown: Annotated[
+        float, Option("The fraction of a run with the schedule wsd over which the learning rate decays.")
+    ] = Plan.cooldown,
+    optimizer: Annotated[
+        OptimizerKind, Option("AdamW for all weights, or Muon for matrices and AdamW for the rest.")
+    ] = Plan.optimizer,
+    betas: Annotated[tuple[float, float], Option("Decay rates of AdamW's two moments (default: 0.9 0.95).")] = Plan.betas,
+    momentum: Annotated[float, Option("Momentum of Muon.")] = Plan.momentum,
+    weight_decay: Annotated[float, Option("Weight decay of matrices and tables.")] = Plan.weight_decay,
+    clip: Annotated[float, Option("The largest gradient norm.")] = Plan.clip,
+    ema: Annotated[float | None, Option("Save a moving average of the weights with this decay: 0.999.")] = None,
+    micro_batches: Annotated[int, BatchSize("Compute a batch in N pieces, in less memory; the result is the same.")] = 1,
+    precision: Annotated[
+        PrecisionChoice,
+        Option(
+            "bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32. auto: bf16 if this "
+            "machine multiplies faster in it."
+        ),
+    ] = Plan.precision,
+    compile: Annotated[bool, Option("Compile each block: faster steps after a slow first one.")] = False,
+    recompute: Annotated[
+        Recompute,
+        Option(
+            "Compute activations again in the backward pass, in less memory: all inside a block, or (selective) all but "
+            "those of matmuls and attention."
+        ),
+    ] = Plan.recompute,
+    shards: Annotated[
+        int | None,
+        BatchSize(
+            "On several ranks: the number of data-parallel ranks over which FSDP shards the weights, by default all; the "
+            "others are replicas (HSDP; with 1, DDP)."
+        ),
+    ] = None,
+    sequence: Annotated[
+        int, BatchSize("On several ranks: the number of ranks that each have a chunk of every row (context parallelism).")
+    ] = 1,
+    ring: Annotated[
+        bool,
+        Option("With --sequence: send keys and values around the ranks, in less memory than gathering them (ring attention)."),
+    ] = False,
+    tensor: Annotated[
+        int, BatchSize("On several ranks: the number of ranks that share each layer (tensor and expert parallelism).")
+    ] = 1,
+    pipeline: Annotated[
+        int,
+        BatchSize(
+            "On several ranks: the number of pipeline stages, each with some of the layers; --micro-batches go through them "
+            "(1F1B)."
+        ),
+    ] = 1,
+    evals: Annotated[int, Steps("Times per run that the held-out loss is measured.")] = Plan.evals,
+    beams: Annotated[
+        int | None, BatchSize("translation: beams of the search by which held-out pairs are decoded at evals (default: 4).")
+    ] = None,
+    checkpoint_minutes: Annotated[float, Option("Minutes between checkpoints.")] = CHECKPOINT_MINUTES,
+    keep: Annotated[int, BatchSize("Checkpoints that stay; older ones are deleted.")] = KEEP,
+    log: Annotated[
+        LogKind | Sequence[LogKind],
+        Option(
+            "Also log the metrics for tensorboard or wandb (Weights & Biases), in the model directory; may be given many "
+            "times.",
+            repeat=True,
+        ),
+    ] = (),
+    timeout: Annotated[
+        float, Option("Seconds that a rank waits for the others before all of them end, with their stacks on stderr.")
+    ] = TIMEOUT,
+    prompt: Annotated[str, Option("The prompt of the sample at the end.")] = "The ",
+    sample: Annotated[int, SampleTokens("Tokens to generate at the end.")] = 160,
+    sample_every: Annotated[int, Option("Also generate a sample at every N-th eval (samples.jsonl).")] = 0,
+    temperature: Annotated[float, Option("The temperature of the sample; 0 picks the most probable token.")] = 0.8,
     recorded: Mapping[str, Any] | None = None,
     quiet: bool = False,
     note: Callable[[str], None] | None = None,
@@ -163,9 +267,30 @@ def train(
     replica of the others (HSDP; with 1, DDP). `log` also writes the metrics for TensorBoard or Weights & Biases. `recorded` are
     digests in a run file: data that has changed since under the same name is refused.
     """
-    check_positive({"batch": batch, "length": length, "keep": keep, "micro_batches": micro_batches, "timeout": timeout})
+    import torch
+
+    from dovetail.api.train_from import Start
+    from dovetail.decoding.generation import Sampling
+    from dovetail.files.model_dir import must_be_free
+    from dovetail.files.spec import SPEC_FILE, to_yaml
+    from dovetail.training.initial import write_initial
+    from dovetail.training.loop import train as train_loop
+    from dovetail.training.objective import Setup, TuningData
+    from dovetail.training.ranks import ranks_of_run
+    from dovetail.training.run import Run, open_run
+    from dovetail.training.samples import Samples, check_samples, sample_text
+    from dovetail.training.source import Shape
+    from dovetail.training.speed import speed_of
+    from dovetail.training.step import DTYPES, computing_in
+    from dovetail.training.task import generation_files, objective_kind, read_source, reads_of, spec_for
+    from dovetail.training.trainable import train_only, weights_named
+    from dovetail.weights.adapters.attach import attach, match, read_adapter
+    from dovetail.weights.adapters.fingerprint import Fingerprint, fingerprint
+    from dovetail.weights.adapters.storage import Base
+    from dovetail.weights.surgery.widen import with_tied_scale
+
+    check_positive({"timeout": timeout})
     axes: Axes = {"shards": shards, "sequence": sequence, "tensor": tensor, "pipeline": pipeline, "ring": ring}
-    check_positive({"shards": shards, "sequence": sequence, "tensor": tensor, "pipeline": pipeline})
     if ring and sequence == 1:
         raise UsageError("--ring: there is one chunk of every row; also give --sequence")
     if length % sequence:
@@ -360,6 +485,10 @@ def _last_step(steps: int | None, tokens: float | str | None, per_step: int) -> 
 
 def _precision(choice: PrecisionChoice, place: Path | None) -> Precision:
     """Return the precision of a run: `auto` is that of a run that is resumed, else what this machine multiplies faster in."""
+    import torch
+
+    from dovetail.training.speed import faster_precision
+
     if choice != "auto":
         return choice
     if place is not None and (place / RUN_FILE).is_file():
@@ -378,6 +507,8 @@ def _named(spec: SpecLike | None, start: Start | None) -> NamedSpec:
 
 def _refuse_weights(place: Path) -> None:
     """Raise where the directory holds weights or a tokenizer: both would be discarded."""
+    from dovetail.files.spec import SPEC_FILE
+
     directory = Directory(place)
     present = [name for name in directory.names() if name.endswith((".safetensors", *PICKLES, TOKENIZER_FILE))]
     if present:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses as dc
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
 from dovetail.api.result import Result
 from dovetail.core.fold import parameters
-from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.metrics import StepMetrics
-from dovetail.transformer import Transformer
 from dovetail.views.console import unwrapped
 
+if TYPE_CHECKING:
+    from dovetail.text.tokenizer import Tokenizer
+    from dovetail.transformer import Transformer
+
+INTERRUPTED = 130  # exit code
 LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is noisy
 
 
@@ -48,6 +51,19 @@ class TrainingRun(Result):
         """The mean model FLOPs utilization of the last steps, against the peak that was measured."""
         tail = [metrics.mfu for metrics in self.history[-LAST_STEPS:] if metrics.mfu is not None]
         return sum(tail) / len(tail) if tail else None
+
+    @property
+    def exit_code(self) -> int:
+        return INTERRUPTED if self.interrupted else 0
+
+    @property
+    def remark(self) -> str:
+        if not self.interrupted:
+            return ""
+        place = (
+            f"; the model and its losses are in {self.directory}; the same command resumes the run" if self.directory else ""
+        )
+        return f"interrupted after step {self.history[-1].step}{place}"
 
     def to_dict(self) -> dict[str, Any]:
         last = self.history[-1]

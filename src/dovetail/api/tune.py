@@ -4,52 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from dovetail.api.options import ONLY, TEMPLATE, BatchSize, InDir, InFile, Length, NewTokens, OutDir, Seed, Steps
 from dovetail.api.train import ADAPTER_RATE, train
 from dovetail.api.training_run import TrainingRun
 from dovetail.core.errors import UsageError
+from dovetail.core.option import Option
 from dovetail.core.suggest import names_or_nearest
 from dovetail.training.plan import Plan, PrecisionChoice, ScheduleKind
 from dovetail.training.rewards import REWARDS, Reward, imported_reward, register_reward
-from dovetail.training.task import TUNING
 
 EPOCHS = 1.0  # where the run has no other end
 
 
 def tune(
-    model: str | Path,
-    data: str | Path,
-    method: str = "sft",
+    model: Annotated[str | Path, InDir("The model directory to start from, ours or in Hugging Face layout.", argument=True)],
+    data: Annotated[
+        str | Path,
+        InFile("JSON Lines: messages, prompt and completion, prompt with chosen and rejected, or prompts to answer."),
+    ],
+    method: Annotated[
+        Literal["sft", "dpo", "ipo", "orpo", "kto", "reward", "grpo", "distill"], Option("How it is tuned.")
+    ] = "sft",
     *,
-    adapter: str | Mapping[str, Any] | None = None,
-    only: str | Sequence[str] = (),
-    out: str | Path | None = None,
-    force: bool = False,
-    template: str | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
-    minutes: float | None = None,
-    batch: int = 8,
-    length: int = 512,
-    learning_rate: float | None = None,
-    schedule: ScheduleKind = Plan.schedule,
-    warmup: float = 0.1,
-    weight_decay: float = 0.0,
-    micro_batches: int = 1,
-    precision: PrecisionChoice = Plan.precision,
-    seed: int = 0,
-    evals: int = Plan.evals,
-    beta: float | None = None,
-    teacher: str | Path | None = None,
-    direction: Literal["forward", "reverse"] | None = None,
-    reward: str | Reward | None = None,
-    group: int | None = None,
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    clip_ratio: float | None = None,
-    kl: float | None = None,
-    quiet: bool = False,
+    adapter: Annotated[
+        str | Mapping[str, Any] | None,
+        Option("Train an adapter of this kind (lora …) and leave the other weights as they are."),
+    ] = None,
+    only: Annotated[str | Sequence[str], ONLY] = (),
+    out: Annotated[str | Path | None, OutDir("The run directory to write (default: MODEL-METHOD).", short="-o")] = None,
+    force: Annotated[bool, Option("Replace an existing run.")] = False,
+    template: Annotated[str | None, TEMPLATE] = None,
+    epochs: Annotated[float | None, Option("Stop after N passes over the rows (default: 1, if no other end is given).")] = None,
+    steps: Annotated[int | None, Steps("Stop after N steps.")] = None,
+    minutes: Annotated[float | None, Option("Train for about N minutes.")] = None,
+    batch: Annotated[int, BatchSize("Rows per step: packed conversations, pairs, or answers to prompts.")] = 8,
+    length: Annotated[int, Length("Tokens per row at most; longer examples are left out.")] = 512,
+    learning_rate: Annotated[
+        float | None,
+        Option("The peak learning rate (default: by the method, 1e-6 to 2e-5; ten times as large with an adapter)."),
+    ] = None,
+    schedule: Annotated[ScheduleKind, Option("How the learning rate decays.")] = Plan.schedule,
+    warmup: Annotated[float, Option("The fraction of the run over which the learning rate rises to its peak.")] = 0.1,
+    weight_decay: Annotated[float, Option("Weight decay of matrices and tables.")] = 0.0,
+    micro_batches: Annotated[int, BatchSize("Compute a batch in N pieces, in less memory; the result is the same.")] = 1,
+    precision: Annotated[
+        PrecisionChoice, Option("bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32.")
+    ] = Plan.precision,
+    seed: Annotated[int, Seed("The seed of the order of rows, dropout and rollouts.")] = 0,
+    evals: Annotated[int, Steps("Times per run that the held-out rows are measured.")] = Plan.evals,
+    beta: Annotated[float | None, Option("dpo, ipo, orpo, kto: the strength of the reference (default: 0.1).")] = None,
+    teacher: Annotated[str | Path | None, InDir("distill: the model directory to learn from.")] = None,
+    direction: Annotated[
+        Literal["forward", "reverse"] | None, Option("distill: the divergence to minimize (default: forward).")
+    ] = None,
+    reward: Annotated[
+        str | Reward | None, Option("grpo: digit_sum, or exact_answer, which compares with the field `answer` of a row.")
+    ] = None,
+    group: Annotated[int | None, BatchSize("grpo: answers per prompt (default: 8).")] = None,
+    max_tokens: Annotated[int | None, NewTokens("grpo: tokens of an answer at most (default: 64).")] = None,
+    temperature: Annotated[float | None, Option("grpo, distill: divides the logits (default: 1).")] = None,
+    clip_ratio: Annotated[float | None, Option("grpo: how far the ratio of a token's probs may move (default: 0.2).")] = None,
+    kl: Annotated[
+        float | None,
+        Option(
+            "grpo: weight of the divergence from the initial weights (default: 0); above 0, a copy of them stays in memory."
+        ),
+    ] = None,
+    quiet: Annotated[bool, Option("Show no progress.")] = False,
     note: Callable[[str], None] | None = None,
 ) -> TrainingRun:
     """Tune the model of a directory on a file of JSON Lines; return it with its metrics.
@@ -73,6 +96,8 @@ def tune(
     `reward` is the name of a registered reward (`dovetail.training.rewards.REWARDS`), a function (prompt, completion, row) ->
     float, or its import path "module:function". `out` is a run directory as of `train`; the same call again resumes it.
     """
+    from dovetail.training.task import TUNING
+
     if method not in TUNING:
         raise UsageError(f"--method: unknown method {method!r}; {names_or_nearest(method, TUNING, 'methods')}")
     settings = {"template": template, "beta": beta, "direction": direction, "group": group, "max_tokens": max_tokens}

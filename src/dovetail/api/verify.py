@@ -5,33 +5,31 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from rich.console import RenderableType
 
 from dovetail.api.arguments import silent
+from dovetail.api.options import InFile, Length, RunDtype, Seed
 from dovetail.api.record import STEPS
 from dovetail.api.result import PageResult
 from dovetail.core.dtypes import dtype_of
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
-from dovetail.proof.compare.check import padding_token, verify as verify_sides
-from dovetail.proof.compare.comparison import Status
-from dovetail.proof.compare.dump import Dump
-from dovetail.proof.compare.dump_check import verify_dump
-from dovetail.proof.compare.engines import engines, recorded
-from dovetail.proof.compare.lengths import LONGEST
-from dovetail.proof.compare.opening import DUMP, EMITTED, SideLike, local, pair
-from dovetail.proof.compare.prompt import ROWS, Prompt, prompt_of_ids, random_prompt
-from dovetail.proof.compare.server import ServerVerdict, compare_server
-from dovetail.proof.compare.sides import Side
-from dovetail.proof.compare.verdict import Verdict
-from dovetail.proof.rollouts.check import explain_rollouts
-from dovetail.proof.rollouts.file import read_rollouts
-from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
-from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
-from dovetail.views import rollouts as rollouts_view, server_verdict as server_view, verdict as tap_view
+from dovetail.core.option import Option
+from dovetail.views.page import Page
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail.proof.compare.comparison import Status
+    from dovetail.proof.compare.opening import SideLike
+    from dovetail.proof.compare.prompt import Prompt
+    from dovetail.proof.compare.server import ServerVerdict
+    from dovetail.proof.compare.sides import Side
+    from dovetail.proof.compare.verdict import Verdict
+    from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
+    from dovetail.text.tokenizer import Tokenizer
 
 MOST_ROWS, MOST_TOKENS = 256, 65_536  # of a random prompt
 SERVER = ("http://", "https://")
@@ -55,45 +53,96 @@ class Verification(PageResult):
         older weights and rounding."""
         return self.verdict.failed
 
+    @property
+    def exit_code(self) -> int:
+        return int(self.failed)
+
     def to_dict(self) -> dict[str, Any]:
         return self.verdict.data()
 
     def view(self, width: int) -> RenderableType:
+        from dovetail.proof.compare.server import ServerVerdict
+        from dovetail.proof.rollouts.verdict import RolloutVerdict
+        from dovetail.views import rollouts as rollouts_view, server_verdict as server_view, verdict as tap_view
+
         verdict = self.verdict
         if isinstance(verdict, RolloutVerdict):
             return rollouts_view.view(verdict)
         return server_view.view(verdict) if isinstance(verdict, ServerVerdict) else tap_view.view(verdict, every=self.every)
 
-    @property
-    def title(self) -> str:
-        return f"verify: {self.status}"
+    def page(self) -> Page:
+        from dovetail.proof.compare.server import ServerVerdict
+        from dovetail.proof.rollouts.verdict import RolloutVerdict
+        from dovetail.views import rollouts as rollouts_view, server_verdict as server_view, verdict as tap_view
 
-    def body(self) -> str:
         verdict = self.verdict
         if isinstance(verdict, RolloutVerdict):
-            return rollouts_view.rollouts_body(verdict)
-        return server_view.server_body(verdict) if isinstance(verdict, ServerVerdict) else tap_view.verdict_body(verdict)
+            body = rollouts_view.rollouts_body(verdict)
+        else:
+            body = server_view.server_body(verdict) if isinstance(verdict, ServerVerdict) else tap_view.verdict_body(verdict)
+        return Page(f"verify: {self.status}", body)
 
 
 def verify(
-    a: SideLike,
-    b: SideLike | None = None,
+    a: Annotated[SideLike, Option("A side: DIR, hf:DIR, py:FILE.py:FACTORY or emit:FILE.py.", argument=True)],
+    b: Annotated[
+        SideLike | None,
+        Option(
+            "Another, dump:DIR, vllm:DIR, mlx:DIR, llamacpp:FILE.gguf or http://HOST:PORT/v1; none with --rollouts.",
+            argument=True,
+        ),
+    ] = None,
     *,
-    rollouts: str | Path | None = None,
-    older: Sequence[SideLike] | str | Path = (),
-    prompt: Sequence[str] | str = (),
-    rows: int = ROWS,
-    length: int | None = None,
-    longest: int = LONGEST,
-    decode: bool = True,
-    dtype: str | torch.dtype | None = None,
-    map: Iterable[str] | Mapping[str, str] = (),
-    model: str | None = None,
-    timeout: float = ANSWER_SECONDS,
-    python: str | Path | None = None,
-    seed: int = 0,
-    why: bool = True,
-    every: bool = False,
+    rollouts: Annotated[
+        str | Path | None,
+        InFile(
+            "Explain the log-probs that a sampler recorded: JSON lines with prompt_ids, completion_ids and logprobs, or "
+            "NeMo-RL's train_data_stepN.jsonl."
+        ),
+    ] = None,
+    older: Annotated[
+        Sequence[SideLike] | str | Path,
+        Option(
+            "An earlier checkpoint that may have sampled the rollouts: DIR or hf:DIR; may be given many times.", repeat=True
+        ),
+    ] = (),
+    prompt: Annotated[
+        Sequence[str] | str,
+        Option(
+            "A text that both sides read, by the tokenizer of the first directory that has one; may be given many times.",
+            repeat=True,
+        ),
+    ] = (),
+    rows: Annotated[int, Option("Rows of random tokens, if no prompt is given.")] = 2,
+    length: Annotated[int | None, Length("Tokens per row; by default enough to pass the edge of a short window.")] = None,
+    longest: Annotated[
+        int,
+        Option(
+            "The most tokens of the long prompt, which passes every window and length that a spec or config names; 0: none."
+        ),
+    ] = 4096,
+    decode: Annotated[bool, Option("Also decode with a cache.")] = True,
+    dtype: Annotated[
+        str | torch.dtype | None, RunDtype("Run both sides in this dtype; by default each in that of its weights.")
+    ] = None,
+    map: Annotated[
+        Iterable[str] | Mapping[str, str],
+        Option(
+            "A module of a py: side that computes the output of one of ours: 'blocks.{}.attn.proj=layers.{}.mixer.o'; {} is "
+            "the number of the layer.",
+            repeat=True,
+        ),
+    ] = (),
+    model: Annotated[str | None, Option("The name of the model on a server that has several.")] = None,
+    timeout: Annotated[
+        float, Option("Seconds that one answer of a server may take in all.", low=0.1, high=3600.0)
+    ] = ANSWER_SECONDS,
+    python: Annotated[
+        str | Path | None, Option("The interpreter of another engine's environment, where B is recorded by one.")
+    ] = None,
+    seed: Annotated[int, Seed("The seed of the random prompts.")] = 0,
+    why: Annotated[bool, Option("Search for the cause of a difference.")] = True,
+    every: Annotated[bool, Option("A line per tap in every layer.")] = False,
     progress: Callable[[str], None] | None = None,
 ) -> Verification:
     """Compare two implementations on the same prompts, tap by tap, in their own dtype and in float64.
@@ -110,6 +159,13 @@ def verify(
     With `rollouts`, a file of what a sampler recorded, there is no second side: the gap between its log-probs and those of `a`
     is explained; `older` are earlier checkpoints that may have sampled it.
     """
+    from dovetail.proof.compare.check import verify as verify_sides
+    from dovetail.proof.compare.dump import Dump
+    from dovetail.proof.compare.dump_check import verify_dump
+    from dovetail.proof.compare.engines import engines, recorded
+    from dovetail.proof.compare.opening import DUMP, local, pair
+    from dovetail.proof.compare.server import compare_server
+
     report_step = progress or silent
     dtype = None if dtype is None else dtype_of(dtype)
     if isinstance(a, str) and a.startswith(SERVER):
@@ -160,6 +216,10 @@ def _rollouts(
     progress: Callable[[str], None],
 ) -> Verification:
     """Explain the gap between the log-probs in a file and those of a side."""
+    from dovetail.proof.compare.opening import EMITTED, local
+    from dovetail.proof.rollouts.check import explain_rollouts
+    from dovetail.proof.rollouts.file import read_rollouts
+
     if isinstance(a, str) and a.startswith(EMITTED):
         raise UsageError(f"{a}: emitted files hold no weights; give the model directory")
     progress(f"reading {file}")
@@ -202,6 +262,9 @@ class _RandomPrompt:
 
 def _prompt(texts: Sequence[str], random: _RandomPrompt, tokenizer: Tokenizer | None, *sides: Side) -> Prompt:
     """Return the token ids of the texts, or random tokens where there are none."""
+    from dovetail.proof.compare.check import padding_token
+    from dovetail.proof.compare.prompt import prompt_of_ids, random_prompt
+
     spec = next((side.spec for side in sides if side.spec is not None), None)
     if not texts:
         if spec is None:
@@ -221,6 +284,8 @@ def _prompt(texts: Sequence[str], random: _RandomPrompt, tokenizer: Tokenizer | 
 
 def _tokenizer(*sides: SideLike) -> Tokenizer | None:
     """Return the tokenizer of the first directory that has one."""
+    from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
+
     for side in sides:
         if isinstance(side, (str, Path)):
             place = Path(str(side).removeprefix("hf:"))

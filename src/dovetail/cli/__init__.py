@@ -1,57 +1,25 @@
 """The command line: `dovetail VERB …`.
 
-A verb is a module of this folder with a dataclass `Command` of flags and a method `run`; that of two words is named with an
-underscore. It is imported when it is called, and imports torch when it runs: `--help`, `--version` and an error in a YAML file
-need no torch.
+A verb is a function of the api room: its signature declares the flags, the docstring of its module is the help (command.py). It
+is imported when it is called, and imports torch when it runs: `--help`, `--version` and an error in a YAML file need no torch.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
 import sys
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from dovetail import __version__
+from dovetail.cli.command import command_of
 from dovetail.cli.failure import close_stdout, guarded, report
+from dovetail.cli.verbs import VERBS as VERBS
 from dovetail.core.errors import UsageError
 from dovetail.core.suggest import did_you_mean, names_or_nearest
 from dovetail.core.termination import Terminated, end_children, watched
 
-VERBS = {
-    "show": "print the parts, shapes and costs of a model",
-    "parts": "list the parts",
-    "diff": "compare two specs tensor by tensor",
-    "match": "find the field value that makes two specs equal in parameters, FLOPs or decode state",
-    "graft": "change the spec of a trained model and carry its weights over",
-    "quantize": "store the matrices of a model in fewer bits",
-    "merge": "merge adapters into the weights of a model",
-    "laws": "run the laws (property tests) on parts, a spec or a model of another library",
-    "verify": "find where two implementations of a model diverge, and why",
-    "record": "record the activations of a model inside another engine, for verify",
-    "data build": "turn text, JSON Lines and Parquet into token shards",
-    "data show": "print the contents of a corpus of token shards, or the learned tokens of a tuning file",
-    "plan": "plan training on many GPUs: layouts that fit, memory, traffic, time and cost",
-    "train": "train a model on text or token shards, in a run that resumes",
-    "tune": "tune a model on chats, preferences or rewards, in a run that resumes",
-    "runs": "list, compare and plot training runs",
-    "generate": "generate text from a prompt",
-    "chat": "talk with a model in the terminal",
-    "serve": "serve a model by OpenAI's HTTP routes",
-    "can-serve": "report whether an engine can serve a model, else the part that prevents it",
-    "map": "draw the attention maps of a layer",
-    "import": "convert a model directory from Hugging Face layout to ours",
-    "export": "convert a model directory to Hugging Face layout",
-    "tiny": "write a small checkpoint of a model, in Hugging Face layout",
-    "port": "list the Hugging Face model types that can be imported and exported",
-    "emit": "write a model as one PyTorch file without imports of dovetail",
-    "doctor": "print versions, processor, memory and missing packages",
-    "completion": "print a script that completes verbs, flags and presets in a shell",
-}
-UNDERSCORES = str.maketrans(" -", "__")
 HELP = """usage: dovetail VERB …
 
 Change one part of a transformer. Everything else fits, and proves it.
@@ -96,32 +64,25 @@ def _run(args: list[str]) -> int:
     """Print the help or the version, or run a verb; return the exit code."""
     if not args or args[0] in ("-h", "--help"):
         width = max(len(verb) for verb in VERBS)
-        print(HELP.format(verbs="\n".join(f"  {name:{width}}   {text}" for name, text in VERBS.items())))
+        print(HELP.format(verbs="\n".join(f"  {name:{width}}   {verb.summary}" for name, verb in VERBS.items())))
         return 0 if args else 2
     if args[0] in ("-V", "--version"):
         print(f"dovetail {__version__}")
         return 0
     if args[1:] in (["-h"], ["--help"]) and (group := [verb for verb in VERBS if verb.startswith(f"{args[0]} ")]):
-        print("\n".join(f"dovetail {verb}   {VERBS[verb]}" for verb in group))
+        print("\n".join(f"dovetail {verb}   {VERBS[verb].summary}" for verb in group))
         return 0
     name, rest = _verb(args)
-    from dovetail.cli.flags import check_values
-    from dovetail.cli.parsing import parse
+    from dovetail.cli.parser import parse
 
-    command = parse(module_of(name), name, rest)
-    check_values(command)
+    command = command_of(name)
+    given = parse(name, command.about, command.options, rest)
     try:
-        _load_parts(command)
-        return command.run() or 0
+        return command.run(given)
     except SystemExit as ended:  # code that the verb ran: a py: side, a module of --load
         raise UsageError(
             f"dovetail {name}: the code that was run called sys.exit({ended.code!r}); there is no result"
         ) from ended
-
-
-def module_of(verb: str) -> ModuleType:
-    """Return the module of a verb."""
-    return importlib.import_module(f"dovetail.cli.{verb.translate(UNDERSCORES)}")
 
 
 def _verb(args: list[str]) -> tuple[str, list[str]]:
@@ -135,13 +96,3 @@ def _verb(args: list[str]) -> tuple[str, list[str]]:
         raise UsageError(f"{given}; {names_or_nearest(args[1] if len(args) > 1 else '', second, 'verbs')}")
     near = did_you_mean(args[0], {verb.split()[0] for verb in VERBS}) or f"verbs: {', '.join(VERBS)}"
     raise UsageError(f"unknown verb {args[0]!r}; {near}")
-
-
-def _load_parts(command: Any) -> None:
-    """Load the modules of --load."""
-    from dovetail.cli.flags import LoadFlags
-
-    if isinstance(command, LoadFlags) and command.load:
-        from dovetail.core.extensions import load_parts
-
-        load_parts(command.load)

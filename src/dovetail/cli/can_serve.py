@@ -8,38 +8,20 @@ A family that vLLM implements needs no plugin: `dovetail export` it by its name.
 
 from __future__ import annotations
 
-import dataclasses as dc
-from typing import Literal
-
-import tyro
-
-from dovetail.cli.flags import LoadFlags, Ranks, Spec
+from dovetail.cli.command import Options
 from dovetail.cli.output import print_json, print_line
 
 
-@dc.dataclass
-class Command(LoadFlags):
-    """The model and the engine."""
+def run(given: Options, json: bool) -> int:
+    """Check, and print the reasons."""
+    from dovetail.api.can_serve import can_serve
 
-    model: tyro.conf.Positional[Spec]
-    """A preset's name, a .yaml file or a model directory."""
-    engine: Literal["native", "vllm"] = "vllm"
-    """native: the engine of `dovetail serve`; vllm: our plugin in vLLM."""
-    tensor: Ranks = 1
-    """Ranks of tensor parallelism."""
-    json: bool = False
-    """Print one JSON object."""
-
-    def run(self) -> int:
-        """Check, and print the reasons."""
-        from dovetail.api.can_serve import can_serve
-
-        reasons = can_serve(self.model, self.engine, self.tensor)
-        if self.json:
-            print_json({"engine": self.engine, "serves": not reasons, "reasons": [reason._asdict() for reason in reasons]})
-        elif reasons:
-            for reason in reasons:
-                print_line(str(reason))
-        else:
-            print_line(f"{self.engine} can serve {self.model}")
-        return 3 if reasons else 0
+    reasons, engine = can_serve(**given), given.get("engine", "vllm")
+    if json:
+        print_json({"engine": engine, "serves": not reasons, "reasons": [reason._asdict() for reason in reasons]})
+    elif reasons:
+        for reason in reasons:
+            print_line(str(reason))
+    else:
+        print_line(f"{engine} can serve {given['model']}")
+    return 3 if reasons else 0

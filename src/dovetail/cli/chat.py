@@ -10,19 +10,16 @@ each of its lines is a message, and there are no commands.
 from __future__ import annotations
 
 import contextlib
-import dataclasses as dc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
-from dovetail.cli.flags import InDir, NewTokens, SamplingFlags, whole
+from dovetail.cli.command import Options, call
 from dovetail.cli.output import print_json, print_note, print_text, to_json
-from dovetail.cli.printing import options
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.limits import MAX_LENGTH, PROMPT_CHARACTERS
+from dovetail.core.limits import PROMPT_CHARACTERS
+from dovetail.core.option import Option
 from dovetail.core.termination import surviving_interrupts
 
 if TYPE_CHECKING:
@@ -32,68 +29,47 @@ PROMPT = "› "
 HELP = "/undo the last turn, /forget all, /save FILE, /bye or Ctrl-D to end"
 
 
-@dc.dataclass
-class Command(SamplingFlags):
-    """The model and the sampling."""
+def run(given: Options, json: Annotated[bool, Option("Print one JSON object per answer.")] = False) -> None:
+    """Load, then answer line by line."""
+    from dovetail.api.chat import chat
 
-    directory: tyro.conf.Positional[InDir]
-    """A model directory with a tokenizer and a chat template: ours, or in Hugging Face layout."""
-    system: str | None = None
-    """A system message before all others."""
-    max_tokens: NewTokens = 512
-    """The largest number of tokens of an answer."""
-    longest: Annotated[int, whole(2, MAX_LENGTH)] = 4096
-    """Tokens of the conversation and an answer together; the oldest turns are left out if they do not fit."""
-    json: bool = False
-    """Print one JSON object per answer."""
+    talk = call(chat, given)
+    terminal = sys.stdin.isatty() and not json
+    if terminal:
+        print_note(HELP)
+    with surviving_interrupts() if terminal else contextlib.nullcontext():
+        _talk(talk, terminal, json)
 
-    def run(self) -> int:
-        """Load, then answer line by line."""
-        from dovetail.api.chat import chat
-        from dovetail.api.generate import check_model, check_options
-        from dovetail.api.models import load
-        from dovetail.cli.loading import shown_loading
 
-        check_options(**options(self, "directory", "system", "longest", "json", "load"))  # before the weights are read
-        check_model(self.directory)
-        with shown_loading(self.directory.name) as watch:
-            model = load(self.directory, watch=watch)
-        talk = chat(model, **options(self, "directory", "json", "load"))
-        terminal = sys.stdin.isatty() and not self.json
-        if terminal:
-            print_note(HELP)
-        with surviving_interrupts() if terminal else contextlib.nullcontext():
-            self._talk(talk, terminal)
-        return 0
-
-    def _talk(self, talk: Chat, terminal: bool) -> None:
-        for line in _lines(terminal):
-            try:
-                if line.startswith("/") and terminal:  # text from elsewhere must not name files to write
-                    if not _command(talk, line):
-                        break
-                else:
-                    self._answer(talk, line, terminal)
-            except DovetailError as error:  # of this message: the conversation goes on where somebody can mend it
-                if not terminal:
-                    raise
-                print_note(str(error))
-
-    def _answer(self, talk: Chat, line: str, terminal: bool) -> None:
+def _talk(talk: Chat, terminal: bool, json: bool) -> None:
+    for line in _lines(terminal):
         try:
-            answer = talk.ask(line, None if self.json else print_text)
-        except KeyboardInterrupt:
+            if line.startswith("/") and terminal:  # text from elsewhere must not name files to write
+                if not _command(talk, line):
+                    break
+            else:
+                _answer(talk, line, terminal, json)
+        except DovetailError as error:  # of this message: the conversation continues where somebody can fix it
             if not terminal:
                 raise
-            print()
-            return
-        if self.json:
-            print_json(answer.to_dict())
-        else:
-            print()
-            left_out = f"; {talk.left_out} of the oldest turns left out" if talk.left_out else ""
-            print_note(f"{len(answer.tokens)} tokens, {answer.tokens_per_second:.1f} tokens/s ({answer.finish}){left_out}")
-        sys.stdout.flush()
+            print_note(str(error))
+
+
+def _answer(talk: Chat, line: str, terminal: bool, json: bool) -> None:
+    try:
+        answer = talk.ask(line, None if json else print_text)
+    except KeyboardInterrupt:
+        if not terminal:
+            raise
+        print()
+        return
+    if json:
+        print_json(answer.to_dict())
+    else:
+        print()
+        left_out = f"; {talk.left_out} of the oldest turns left out" if talk.left_out else ""
+        print_note(f"{len(answer.tokens)} tokens, {answer.tokens_per_second:.1f} tokens/s ({answer.finish}){left_out}")
+    sys.stdout.flush()
 
 
 def _lines(terminal: bool) -> Iterator[str]:

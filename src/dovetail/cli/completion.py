@@ -7,12 +7,11 @@ dovetail completion fish > ~/.config/fish/completions/dovetail.fish
 
 from __future__ import annotations
 
-import dataclasses as dc
 from collections.abc import Iterator
-
-import tyro
+from typing import Annotated
 
 from dovetail.core.errors import UsageError
+from dovetail.core.option import Option
 from dovetail.core.suggest import names_or_nearest
 
 BASH = """_dovetail() {{
@@ -30,43 +29,38 @@ complete -o filenames -F _dovetail dovetail
 """
 
 
-@dc.dataclass
-class Command:
-    """The shell."""
+Shell = Annotated[str, Option("bash, zsh or fish.", argument=True)]
+Json = Annotated[bool, Option("Print the verbs with their flags as one JSON object instead.")]
 
-    shell: tyro.conf.Positional[str]
-    """bash, zsh or fish."""
-    json: bool = False
-    """Print the verbs with their flags as one JSON object instead."""
 
-    def run(self) -> int:
-        """Print the script."""
-        from dovetail.cli.output import print_json
+def run(given: object, shell: Shell, json: Json = False) -> None:
+    """Print the script."""
+    from dovetail.cli.output import print_json
 
-        if self.shell not in SCRIPTS:
-            known = names_or_nearest(self.shell, SCRIPTS, "shells")
-            raise UsageError(f"completion: {self.shell!r} is not a shell that Dovetail completes in; {known}")
-        words: dict[str, list[str]] = {}
-        for verb, flags, presets in _words():
-            first, *second = verb.split()
-            words[first] = list(dict.fromkeys([*words.get(first, []), *second, *flags, *presets]))
-        if self.json:
-            print_json({"shell": self.shell, "words": words})
-        else:
-            print(SCRIPTS[self.shell](words), end="")
-        return 0
+    if shell not in SCRIPTS:
+        known = names_or_nearest(shell, SCRIPTS, "shells")
+        raise UsageError(f"completion: {shell!r} is not a shell that Dovetail completes in; {known}")
+    words: dict[str, list[str]] = {}
+    for verb, flags, presets in _words():
+        first, *second = verb.split()
+        words[first] = list(dict.fromkeys([*words.get(first, []), *second, *flags, *presets]))
+    if json:
+        print_json({"shell": shell, "words": words})
+    else:
+        print(SCRIPTS[shell](words), end="")
 
 
 def _words() -> Iterator[tuple[str, list[str], list[str]]]:
     """(verb, its flags, the presets where it takes a spec)."""
-    from dovetail.cli import VERBS, module_of
-    from dovetail.cli.flags import flag_names, takes_spec
+    from dovetail.cli import VERBS
+    from dovetail.cli.command import command_of
+    from dovetail.cli.parser import flag_names
     from dovetail.disk.presets import preset_names
 
-    for verb in VERBS:
-        command = module_of(verb).Command
-        presets = list(preset_names()) if takes_spec(command) else []
-        yield verb, flag_names(command), [*presets, *(SCRIPTS if verb == "completion" else ())]
+    for name in VERBS:
+        command = command_of(name)
+        presets = list(preset_names()) if command.takes_spec else []
+        yield name, flag_names(command.options), [*presets, *(SCRIPTS if name == "completion" else ())]
 
 
 def bash(words: dict[str, list[str]]) -> str:

@@ -9,57 +9,36 @@ every device, memory, and the disk of a directory. A node that fails exits with 
 
 from __future__ import annotations
 
-import dataclasses as dc
 import os
 import platform
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
+from dovetail.cli.command import Options
 from dovetail.cli.output import print_json, print_line
-from dovetail.cli.printing import print_view
+from dovetail.cli.printing import print_result
 from dovetail.core.errors import DISTRIBUTION, install_command
+from dovetail.core.option import Option
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
+Node = Annotated[Path | None, Option("Test this node, and the disk of this directory.", form="DIR")]
 
 
-@dc.dataclass
-class Command:
-    """What to examine."""
-
-    node: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Test this node, and the disk of this directory."""
-    gflops: float = 0.0
-    """With --node: the minimum GFLOP/s of a float32 matmul, per device."""
-    memory: float = 0.0
-    """With --node: the minimum GB of available memory."""
-    json: bool = False
-    """Print one JSON object."""
-
-    def run(self) -> int:
-        """Examine the machine and print the report; exit code 4 if a required package, or this one, is not installed, 1 if the
-        node fails."""
-        if self.node is not None:
-            return self._check_node(self.node)
-        report = examined()
-        if self.json:
-            print_json(report, indent=2)
-        else:
-            print_line(text(report))
-        installed = [package["installed"] for package in report["packages"]]
-        return 0 if installed and all(installed) else 4
-
-    def _check_node(self, directory: Path) -> int:
+def run(given: Options, json: bool, node: Node = None) -> int:
+    """Examine the machine and print the report; exit code 4 if a required package, or this one, is not installed, 1 if the
+    node fails."""
+    if node is not None:
         from dovetail.api.check_node import check_node
 
-        result = check_node(directory, gflops=self.gflops, memory=self.memory)
-        if self.json:
-            print_json(result.to_dict())
-        else:
-            print_view(result)
-        return 0 if result.passed else 1
+        return print_result(check_node(node, **given), json)
+    report = examined()
+    if json:
+        print_json(report, indent=2)
+    else:
+        print_line(text(report))
+    installed = [package["installed"] for package in report["packages"]]
+    return 0 if installed and all(installed) else 4
 
 
 def examined() -> dict[str, Any]:

@@ -11,80 +11,32 @@ The most probable token is chosen unless --temperature is given. Generation ends
 
 from __future__ import annotations
 
-import dataclasses as dc
-from typing import Literal
+from pathlib import Path
+from typing import Annotated
 
-import tyro
-
-from dovetail.cli.flags import InDir, InFile, NewTokens, SamplingFlags
+from dovetail.api.options import InFile
+from dovetail.cli.command import Options, call
 from dovetail.cli.output import print_json, print_note, print_text
-from dovetail.cli.printing import options
+from dovetail.core.option import Option
+
+Schema = Annotated[Path | None, InFile("A JSON schema: the text is a JSON value of it.")]
+Json = Annotated[bool, Option("Print one JSON object on stdout at the end.")]
 
 
-@dc.dataclass
-class Command(SamplingFlags):
-    """The model, the prompt, and the sampling."""
+def run(given: Options, json_schema: Schema = None, json: Json = False) -> None:
+    """Load, generate, and print tokens/s on stderr."""
+    from dovetail.api.generate import generate
+    from dovetail.core.limits import GRAMMAR_CHARACTERS
+    from dovetail.disk.untrusted import read_regular
 
-    directory: tyro.conf.Positional[InDir]
-    """A model directory with a tokenizer.json: ours, or in Hugging Face layout."""
-    prompt: tyro.conf.Positional[str]
-    """The prompt."""
-    max_tokens: NewTokens = 128
-    """The largest number of tokens to generate."""
-    beams: int | None = None
-    """Beam search with N beams; the text is printed at the end."""
-    chat: bool = False
-    """Render the prompt with the model's chat template, as a user message."""
-    system: str | None = None
-    """With --chat: a system message before it."""
-    compiled: bool = False
-    """Decode with compiled graphs: compiling takes seconds to minutes, so it pays off for long texts."""
-    cache: Literal["int8", "int4", "fp8"] | None = None
-    """Store the KV cache in fewer bits."""
-    json_schema: InFile | None = None
-    """A JSON schema: the text is a JSON value of it."""
-    regex: str | None = None
-    """A regular expression: the text matches it as a whole."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
-
-    def run(self) -> int:
-        """Load, generate, and print tokens/s on stderr."""
-        from dovetail.api.generate import check_model, check_options, constraint_of, generate
-        from dovetail.api.models import load
-        from dovetail.cli.loading import shown_loading
-        from dovetail.core.limits import GRAMMAR_CHARACTERS
-        from dovetail.disk.untrusted import read_regular
-
-        chosen = options(
-            self, "directory", "prompt", "chat", "system", "compiled", "cache", "json", "load", "json_schema", "regex"
-        )
-        check_options(**chosen)  # before the weights are read
-        schema = None
-        if self.json_schema is not None:
-            schema = read_regular(self.json_schema, GRAMMAR_CHARACTERS, "a JSON schema")
-        constraint_of(schema, self.regex, beams=self.beams)
-        check_model(self.directory)
-        with shown_loading(self.directory.name) as watch:
-            model = load(self.directory, watch=watch)
-        if self.compiled:
-            print_note("compiling the steps of decoding: seconds to minutes")
-        result = generate(
-            model,
-            self.prompt,
-            **chosen,
-            chat=self.chat,
-            system=self.system,
-            compiled=self.compiled,
-            cache=self.cache,
-            json_schema=schema,
-            regex=self.regex,
-            on_text=None if self.json else print_text,
-        )
-        if self.json:
-            print_json(result.to_dict())
-        else:
-            print()
-            compiled = f"; compiled in {result.compile_seconds:.0f} s" * self.compiled
-            print_note(f"{len(result.tokens)} tokens, {result.tokens_per_second:.1f} tokens/s ({result.finish}){compiled}")
-        return 0
+    if json_schema is not None:
+        given["json_schema"] = read_regular(json_schema, GRAMMAR_CHARACTERS, "a JSON schema")
+    if given.get("compiled"):
+        print_note("compiling the steps of decoding: seconds to minutes")
+    result = call(generate, {**given, "on_text": None if json else print_text})
+    if json:
+        print_json(result.to_dict())
+        return
+    print()
+    compiled = f"; compiled in {result.compile_seconds:.0f} s" if given.get("compiled") else ""
+    print_note(f"{len(result.tokens)} tokens, {result.tokens_per_second:.1f} tokens/s ({result.finish}){compiled}")

@@ -1,23 +1,29 @@
-"""How verbs print a result: on the terminal in its width, and as an HTML page."""
+"""How verbs print a result: on the terminal in its width, as JSON, and as an HTML page."""
 
 from __future__ import annotations
 
-import dataclasses as dc
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from rich.console import RenderableType
 
+from dovetail.cli.output import print_json, print_note
 from dovetail.views.console import WIDE, SafeConsole
 
 if TYPE_CHECKING:
     from dovetail.api.result import PageResult, Result
 
 
-def print_view(result: Result) -> None:
-    """Print a result in the width of the terminal."""
-    shown(result.view)
+def print_result(result: Result, json: bool) -> int:
+    """Print a result, with its remark on stderr; return its exit code."""
+    if json:
+        print_json(result.for_json())
+    else:
+        shown(result.view)
+    if result.remark:
+        print_note(result.remark)
+    return result.exit_code
 
 
 def shown(view: Callable[[int], RenderableType], stream: IO[str] | None = None) -> None:
@@ -27,11 +33,6 @@ def shown(view: Callable[[int], RenderableType], stream: IO[str] | None = None) 
         console = SafeConsole(file=stream, width=WIDE)
     console.print(view(console.width), highlight=False, crop=False)
     console.file.flush()
-
-
-def options(command: Any, *without: str) -> dict[str, Any]:
-    """Return the flags of a verb by name: the arguments of the function that it calls. `without` are those of the output."""
-    return {field.name: getattr(command, field.name) for field in dc.fields(command) if field.name not in without}
 
 
 def write_page(path: Path | None, result: PageResult, force: bool) -> None:

@@ -20,80 +20,34 @@ Exit code 0: the same function. 1: two functions, or NaN or infinity. Other code
 
 from __future__ import annotations
 
-import dataclasses as dc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
-from dovetail.cli.flags import FileFlags, InFile, Length, OutFile, RunDtype, Seed, number
-from dovetail.cli.output import SafeConsole, print_json
-from dovetail.cli.printing import options, print_view, write_page
-from dovetail.core.limits import ANSWER_SECONDS
+from dovetail.api.options import OutFile
+from dovetail.cli.command import FORCE, Options
+from dovetail.cli.output import SafeConsole
+from dovetail.cli.printing import print_result, write_page
 
 if TYPE_CHECKING:
     from dovetail.proof.compare.comparison import Progress
 
 
-@dc.dataclass
-class Command(FileFlags):
-    """The two sides and their input."""
+def run(
+    given: Options,
+    json: bool,
+    html: Annotated[Path | None, OutFile("Also write an HTML page.")] = None,
+    force: Annotated[bool, FORCE] = False,
+) -> int:
+    """Compare, and print the verdict."""
+    from dovetail.api.verify import verify
 
-    a: tyro.conf.Positional[str]
-    """A side: DIR, hf:DIR, py:FILE.py:FACTORY or emit:FILE.py."""
-    b: tyro.conf.Positional[str | None] = None
-    """Another, dump:DIR, vllm:DIR, mlx:DIR, llamacpp:FILE.gguf or http://HOST:PORT/v1; none with --rollouts."""
-    rollouts: InFile | None = None
-    """Explain the log-probs that a sampler recorded: JSON lines with prompt_ids, completion_ids and logprobs, or NeMo-RL's
-    train_data_stepN.jsonl."""
-    older: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """An earlier checkpoint that may have sampled the rollouts: DIR or hf:DIR; may be given many times."""
-    prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A text that both sides read, by the tokenizer of the first directory that has one; may be given many times."""
-    rows: int = 2
-    """Rows of random tokens, if no prompt is given."""
-    length: Length | None = None
-    """Tokens per row; by default enough to pass the edge of a short window."""
-    longest: int = 4096
-    """The most tokens of the long prompt, which passes every window and length that a spec or config names; 0: none."""
-    decode: bool = True
-    """Also decode with a cache."""
-    dtype: RunDtype | None = None
-    """Run both sides in this dtype; by default each in that of its weights."""
-    map: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A module of a py: side that computes the output of one of ours: 'blocks.{}.attn.proj=layers.{}.mixer.o'; {} is the
-    number of the layer."""
-    model: str | None = None
-    """The name of the model on a server that has several."""
-    timeout: Annotated[float, number(0.1, 3600)] = ANSWER_SECONDS
-    """Seconds that one answer of a server may take in all."""
-    python: str | None = None
-    """The interpreter of another engine's environment, where B is recorded by one."""
-    seed: Seed = 0
-    """The seed of the random prompts."""
-    why: bool = True
-    """Search for the cause of a difference."""
-    every: bool = False
-    """A line per tap in every layer."""
-    json: bool = False
-    """Print one JSON object."""
-    html: OutFile | None = None
-    """Also write an HTML page."""
-
-    def run(self) -> int:
-        """Compare, and print the verdict."""
-        from dovetail.api.verify import verify
-
-        with shown_progress() as progress:
-            result = verify(**options(self, "json", "html", "force", "load"), progress=progress)
-        write_page(self.html, result, self.force)
-        if self.json:
-            print_json(result.to_dict())
-        else:
-            print_view(result)
-        return 1 if result.failed else 0
+    with shown_progress() as progress:
+        result = verify(**given, progress=progress)
+    write_page(html, result, force)
+    return print_result(result, json)
 
 
 @contextmanager

@@ -110,6 +110,7 @@ DUMP_TOKENS = 2**16  # of all passes
 DUMP_NAME = 300  # characters of a tensor's name
 
 # -- flags
+QUEUED = 64  # continuations that may wait for a server, by default
 MAX_LENGTH = 2**24  # tokens of a sequence, in a forecast
 MAX_NEW_TOKENS = 10**6
 MAX_BATCH = 2**16  # rows

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import InputError
-from dovetail.core.limits import INPUTS_WAITING
+from dovetail.core.limits import INPUTS_WAITING, QUEUED
 from dovetail.serving.client import LOG, Busy, EngineDead, Stats
 from dovetail.serving.request import Output, Request
 from dovetail.serving.wire import Inbox, encode
 
-QUEUED = 64  # requests that may wait
 CLOSING = 5.0  # seconds for a process to end by itself
 
 

@@ -1,8 +1,8 @@
 """Pages: a jinja2 template each (templates/), one style sheet, no script, and nothing is fetched.
 
-    body("show.html", name=…)       the content of a page
-    page(title, body)               the whole page, one file
-    fragment(body)                  the same content for a notebook
+    content = body("show.html", name=…)
+    Page("title", content).whole()         one file
+    Page("title", content).fragment()      the same content for a notebook
 
 Templates escape every value, and control characters in a value become visible.
 """
@@ -31,21 +31,26 @@ class Fact(NamedTuple):
     note: str = ""
 
 
+class Page(NamedTuple):
+    """The title of a page and its content, the result of `body`; another string would be escaped."""
+
+    title: str
+    content: str
+
+    def whole(self) -> str:
+        """Return one self-contained HTML page."""
+        return str(body("page.html", title=self.title, body=self.content))
+
+    def fragment(self) -> str:
+        """Return the same content for a notebook."""
+        return str(body("fragment.html", body=self.content))
+
+
 def body(template: str, **values: Any) -> str:
     """Return the content of a page, from the values of its template; a template that it is a value of takes it as HTML."""
     from markupsafe import Markup
 
     return Markup(_templates().get_template(template).render(values))
-
-
-def page(title: str, content: str) -> str:
-    """Return a whole page. `content` is the result of `body`; another string would be escaped."""
-    return str(body("page.html", title=title, body=content))
-
-
-def fragment(content: str) -> str:
-    """Return the same content for a notebook."""
-    return str(body("fragment.html", body=content))
 
 
 @cache

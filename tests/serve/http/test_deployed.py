@@ -15,7 +15,7 @@ import yaml
 from http_server import TEMPLATE
 from real_server import write_directory
 
-from dovetail.cli.serve import Command
+from dovetail.cli.command import command_of
 from dovetail.serving.http.options import Options
 
 ROOT = Path(__file__).parents[3]
@@ -96,7 +96,7 @@ def test_the_command_of_the_manifest_runs(trained, tmp_path: Path) -> None:
 
 def test_arguments_of_the_ray_application_are_options_of_the_command() -> None:
     (app,) = yaml.safe_load(RAY.read_text())["applications"]
-    fields = set(Command.__dataclass_fields__)
+    fields = set(command_of("serve").options)
     assert set(app["args"]) <= fields
     engine = next(one for one in app["deployments"] if one["name"] == "Engine")
     assert engine["max_ongoing_requests"] == app["args"]["rows"] + app["args"]["queued"]

@@ -1,0 +1,97 @@
+"""Options that several public functions declare: paths, specs, sizes, seeds, changes of a spec.
+
+    directory: Annotated[str | Path, InDir("A model directory.", argument=True)]
+    length: Annotated[int, Length("Tokens per sequence.")] = 128
+
+On the command line a value has a placeholder (SPEC, DIR, FILE, N) and is checked before torch is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from dovetail.api.checks import check_directory, check_file, check_output, check_path, check_spec
+from dovetail.core.count import read_count
+from dovetail.core.dtypes import dtype_name
+from dovetail.core.errors import SpecError
+from dovetail.core.limits import MAX_BATCH, MAX_LENGTH, MAX_NEW_TOKENS, MAX_RANKS, MAX_SEED, MAX_STEPS
+from dovetail.core.option import Option
+
+
+def _dtype(text: str) -> str:
+    try:
+        return dtype_name(text)
+    except SpecError as error:
+        raise ValueError(f"{error.problem}; {error.remedy}") from None
+
+
+def _run_dtype(text: str) -> str:
+    if (name := _dtype(text)) == "float8":
+        raise ValueError(f"{text} is a dtype only for weights; run in bfloat16 or wider")
+    return name
+
+
+Spec = functools.partial(Option, form="SPEC", read=str, check=check_spec)  # a preset, a .yaml file or a model directory
+InDir = functools.partial(Option, form="DIR", read=Path, check=check_directory)
+OutDir = functools.partial(Option, form="DIR", read=Path, check=check_output)
+InFile = functools.partial(Option, form="FILE", read=Path, check=check_file)
+InPath = functools.partial(Option, form="PATH", read=Path, check=check_path)  # a directory or a regular file
+OutFile = functools.partial(Option, form="FILE", read=Path, check=check_output, new=True)  # of a function with `force`
+BatchSize = functools.partial(Option, low=1, high=MAX_BATCH)
+Length = functools.partial(Option, low=1, high=MAX_LENGTH)
+Ranks = functools.partial(Option, low=1, high=MAX_RANKS)
+Steps = functools.partial(Option, low=1, high=MAX_STEPS)
+Seed = functools.partial(Option, low=0, high=MAX_SEED)
+NewTokens = functools.partial(Option, low=1, high=MAX_NEW_TOKENS)
+SampleTokens = functools.partial(Option, low=0, high=MAX_NEW_TOKENS)
+Count = functools.partial(Option, form="N", read=read_count)  # 200M, 2e8
+Dtype = functools.partial(Option, form="DTYPE", read=_dtype)  # torch's name
+RunDtype = functools.partial(Option, form="DTYPE", read=_run_dtype)  # one that a model computes in
+Sets = functools.partial(Option, form="PATH=VALUE", repeat=True)
+Swaps = functools.partial(Option, form="GROUP=KIND", repeat=True)
+
+SET = Sets("Change a field first: --set layers.*.mixer.kv_heads=1; may be given many times.")
+SWAP = Swaps("Change a part in every layer: --swap position=alibi; may be given many times, applied before --set.")
+SPEC = Spec("A preset's name, a .yaml file or a model directory.", argument=True)
+REPLACE_MODEL = Option("Replace an existing model directory.")
+OUT = OutDir("The directory to write.", short="-o")
+ONLY = Option(
+    "Train only the weights whose paths match this pattern: 'layers.*.mixer.prefix_*'; may be given many times.", repeat=True
+)
+TEMPLATE = Option("A chat template in place of the model's: a file, or plain, which writes `role: content`.")
+
+# of functions that generate text
+TEMPERATURE = Option("0 picks the most probable token; 1 samples from the model's probs as they are.")
+TOP_P = Option("Sample from the fewest tokens whose probs sum to this.")
+TOP_K = Option("Sample from the N most probable tokens.")
+MIN_P = Option("Sample from the tokens that are at least this many times as probable as the most probable one.")
+REPETITION_PENALTY = Option("Above 1, tokens of the prompt and of the text so far become less probable.")
+SAMPLING_SEED = Seed("The seed of the sampling.")
+
+# of servers
+SERVED = InDir("A model directory: ours, or in Hugging Face layout.", argument=True)
+HOST = Option("The address to listen on.")
+PORT = Option("The port; 0 picks a free one.", low=0, high=65535)
+SERVED_NAME = Option("The name of the model in requests; that of the directory by default.")
+API_KEY = Option(
+    "A key that requests must send as a bearer token; may be given many times. Other users of the machine can read "
+    "it in the list of processes: --api-key-file hides it.",
+    form="KEY",
+    repeat=True,
+)
+API_KEY_FILE = InFile("A file with one API key per line.")
+ROWS = Option("Continuations that run at once.", low=1, high=1024)
+LONGEST = Option("Tokens of a prompt and its continuation together.", low=2, high=MAX_LENGTH)
+BUDGET = Option(
+    "Tokens per step of the model: longer prompts are computed in chunks, together with requests that decode.",
+    low=1,
+    high=1 << 20,
+)
+SHARE = Option("Keep the KV cache of prompts for later requests with the same prefix.")
+SERVED_DTYPE = Option("The dtype of the weights; that of the files by default.")
+
+# of plans
+DEVICE = Option("Their kind: a100, h100, h200, b200 or mi300x.")
+TENSOR = Ranks("Fix the tensor-parallel ranks (default: each power of two within a node).")
+PRICE = Option("Dollars per GPU-hour.", low=0.0, high=1000000.0, above=True)

@@ -1,0 +1,35 @@
+"""SpecDiff: what `diff` returns, two specs compared tensor by tensor."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from typing import Any
+
+from rich.console import RenderableType
+
+from dovetail.api.result import PageResult
+from dovetail.views.diff import diff_view
+from dovetail.views.diff_page import diff_body
+from dovetail.views.page import Page
+from dovetail.weights.surgery import Diff
+
+
+@dc.dataclass(frozen=True, repr=False)
+class SpecDiff(PageResult, Diff):
+    """Two specs compared: `tensors` with a status each, and the fields that differ (`change`)."""
+
+    names: tuple[str, str] = ("a", "b")
+
+    def to_dict(self) -> dict[str, Any]:
+        return Diff.to_dict(self)
+
+    def view(self, width: int) -> RenderableType:
+        return diff_view(self, self.names)
+
+    def page(self) -> Page:
+        return Page(f"dovetail diff {' '.join(self.names)}", diff_body(self, self.names))
+
+
+def with_names(result: Diff, names: tuple[str, str]) -> SpecDiff:
+    """Return the comparison as a result with the names of its two sides."""
+    return SpecDiff(result.a, result.b, result.tensors, result.change, names)

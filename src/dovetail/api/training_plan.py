@@ -1,0 +1,50 @@
+"""TrainingPlan: what `plan` returns, the layouts in which a model can be trained on many GPUs."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from dovetail.api.result import PageResult
+from dovetail.core.fold import parameters
+from dovetail.planning.report import Findings, layout_data
+from dovetail.views.page import Page
+from dovetail.views.plan import plan_view
+from dovetail.views.plan_page import plan_page
+
+
+@dc.dataclass(frozen=True, repr=False)
+class TrainingPlan(Findings, PageResult):
+    """Layouts of a job, fastest first, and those that cannot run."""
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.best is not None else 1
+
+    def to_dict(self) -> dict[str, Any]:
+        found = [layout_data(self.job, one, out) for one, out in zip(self.layouts, self.outlooks, strict=True)]
+        sure = None if not self.outlooks else dc.asdict(self.outlooks[0].reliability)
+        return {
+            "spec": self.name,
+            "parameters": parameters(self.job.spec),
+            "gpus": self.job.gpus,
+            "device": self.job.device.name,
+            "length": self.job.length,
+            "batch": self.job.batch,
+            "tokens": self.tokens,
+            "best": found[0] if self.best is not None else None,
+            "reason": self.reason,
+            "reliability": sure,
+            "layouts": found,
+            "refused": [{"layout": dc.asdict(one.layout), "reason": one.reason} for one in self.refused],
+            "not_traced": self.not_traced,
+            "assumptions": self.assumptions,
+        }
+
+    def view(self, width: int) -> RenderableType:
+        return Group(*plan_view(self, width))
+
+    def page(self) -> Page:
+        return Page(f"dovetail plan {self.name}", plan_page(self))

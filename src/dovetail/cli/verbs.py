@@ -1,0 +1,63 @@
+"""The verbs: `dovetail VERB …` calls the function of the api room that is called like it, or one of those named here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Verb(NamedTuple):
+    """A verb: its line in the help, and how its command differs from a call of the function that is called like it."""
+
+    summary: str
+    functions: tuple[str, ...] | None = None  # of the api room, if they are not called like the verb
+    json: str = "Print one JSON object."  # the help of --json
+    page: str = ""  # the help of --html, which writes the result as a page
+    loads: bool = True  # whether --load registers parts: the verb reads a spec
+    suffix: str = ""  # of the directory that is written without --out
+
+
+VERBS = {
+    "show": Verb("print the parts, shapes and costs of a model", page="Also write an HTML page."),
+    "parts": Verb("list the parts", functions=("list_parts",), json="Print a JSON list."),
+    "diff": Verb("compare two specs tensor by tensor", page="Also write an HTML page, the models side by side."),
+    "match": Verb("find the field value that makes two specs equal in parameters, FLOPs or decode state"),
+    "graft": Verb("change the spec of a trained model and carry its weights over", suffix="grafted"),
+    "quantize": Verb("store the matrices of a model in fewer bits"),
+    "merge": Verb("merge adapters into the weights of a model", suffix="merged"),
+    "laws": Verb("run the laws (property tests) on parts, a spec or a model of another library"),
+    "verify": Verb("find where two implementations of a model diverge, and why"),
+    "record": Verb("record the activations of a model inside another engine, for verify"),
+    "data build": Verb("turn text, JSON Lines and Parquet into token shards", functions=("build_data",), loads=False),
+    "data show": Verb(
+        "print the contents of a corpus of token shards, or the learned tokens of a tuning file",
+        functions=("show_data",),
+        loads=False,
+    ),
+    "plan": Verb(
+        "plan training on many GPUs: layouts that fit, memory, traffic, time and cost",
+        functions=("plan", "plan_serving"),
+    ),
+    "train": Verb("train a model on text or token shards, in a run that resumes"),
+    "tune": Verb("tune a model on chats, preferences or rewards, in a run that resumes"),
+    "runs": Verb("list, compare and plot training runs"),
+    "generate": Verb("generate text from a prompt"),
+    "chat": Verb("talk with a model in the terminal"),
+    "serve": Verb("serve a model by OpenAI's HTTP routes", functions=("serve", "serve_vllm")),
+    "can-serve": Verb("report whether an engine can serve a model, else the part that prevents it"),
+    "map": Verb("draw the attention maps of a layer", json="Print one JSON object, with the attention probs."),
+    "import": Verb("convert a model directory from Hugging Face layout to ours", functions=("import_",)),
+    "export": Verb("convert a model directory to Hugging Face layout"),
+    "tiny": Verb("write a small checkpoint of a model, in Hugging Face layout"),
+    "port": Verb(
+        "list the Hugging Face model types that can be imported and exported",
+        functions=("list_families",),
+        json="Print a JSON list.",
+        loads=False,
+    ),
+    "emit": Verb(
+        "write a model as one PyTorch file without imports of dovetail",
+        json="Print one JSON object, with the text of the file.",
+    ),
+    "doctor": Verb("print versions, processor, memory and missing packages", functions=("check_node",), loads=False),
+    "completion": Verb("print a script that completes verbs, flags and presets in a shell", functions=(), loads=False),
+}
