@@ -128,7 +128,7 @@ def test_a10_an_option_that_is_not_used_is_refused(options: dict[str, object], m
 
 def test_a11_a_spec_is_tested_with_several_seeds(monkeypatch: pytest.MonkeyPatch):
     from dovetail.proof import subjects
-    from dovetail.proof.laws.outcome import Outcome
+    from dovetail.proof.laws.law import Outcome
 
     seen: list[tuple[str, int]] = []
 

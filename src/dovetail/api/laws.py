@@ -16,7 +16,7 @@ from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.extensions import load_parts
 from dovetail.core.printable import printable
 from dovetail.files.spec import Changes, to_yaml
-from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.laws.law import Outcome
 from dovetail.proof.laws.suite import known_laws, run_suite
 from dovetail.proof.served import run as served
 from dovetail.proof.subjects import SERVER, SPEC, Subject, SubjectKind, kind_of, server_subject, spec_subject
@@ -93,7 +93,7 @@ def laws(
     report, show = progress or silent, shown or _unseen
     if spec is None:
         return _on_all(quick, seed, report, record, known_laws(only), show)
-    names = kind.law_names(only)  # before anything is opened
+    names = kind.laws.names(only)  # before anything is opened
     if isinstance(spec, str) and kind is SERVER:
         if against is not None and kind_of(against) is not SERVER:
             raise UsageError(f"--against: {printable(against)} is not the URL of a server; write http://HOST/v1")

@@ -7,10 +7,7 @@ is not applicable, with the reason; where a law can be tested in part, it return
 from __future__ import annotations
 
 import contextlib
-import dataclasses as dc
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +15,10 @@ from torch import Tensor, nn
 
 from dovetail.construction import generator
 from dovetail.proof.compare.record import answer_of
-from dovetail.proof.foreign.make import first_line
 from dovetail.proof.foreign.model import LENGTHS, Foreign, N
 from dovetail.proof.foreign.packing import described, documented
-from dovetail.proof.laws.case import DERIVATIVE, Broken, NotApplicable, chosen
-from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.laws.case import DERIVATIVE
+from dovetail.proof.laws.law import Laws, NotApplicable, Outcome
 
 CHUNKINGS = {
     "step by step": (1,) * N,
@@ -35,28 +31,8 @@ COMPILED = 1e-5  # tolerance where both sides run the same operators in float32
 SOURCES = ("encoder_hidden_states", "encoder_outputs")  # names of the argument that cross attention reads
 
 
-@dc.dataclass(frozen=True)
-class ForeignLaw:
-    """A named equality; its check returns a note on what it could not test."""
-
-    name: str
-    number: int
-    says: str
-    check: Callable[[Foreign], str | None]
-
-
-FOREIGN: dict[str, ForeignLaw] = {}
-Check = Callable[[Foreign], str | None]
-
-
-def law(number: int, name: str, says: str) -> Callable[[Check], Check]:
-    """Register a law for foreign models."""
-
-    def decorate(check: Check) -> Check:
-        FOREIGN[name] = ForeignLaw(name, number, says, check)
-        return check
-
-    return decorate
+FOREIGN = Laws()
+law = FOREIGN.law
 
 
 @law(3, "causal", "no later token changes an earlier output")
@@ -271,42 +247,7 @@ def padded_rows(lengths: Sequence[int], tokens: Tensor, padding: int, left: bool
     return batch, mask, (mask.cumsum(-1) - 1).clamp(min=0)
 
 
-# -- running laws
-
-
-def try_law(case: Foreign, name: str) -> Outcome:
-    """Test one law on one model."""
-    begin, before = time.perf_counter(), case.compared
-    case.gaps.clear()
-    try:
-        detail = FOREIGN[name].check(case) or ""
-        case.settle()
-        state = "passed" if case.compared > before else "failed"
-        detail = detail if state == "passed" else "the law compared nothing"
-    except NotApplicable as reason:
-        state, detail = "not applicable", str(reason)
-    except Broken as broken:
-        state, detail = "failed", str(broken)
-    except Exception as error:
-        state, detail = "failed", _raised(error)
-    return Outcome(name, state, detail, round(time.perf_counter() - begin, 2))
-
-
-def _raised(error: Exception) -> str:
-    """The first line of an error, and the file and line that raised it."""
-    tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None:
-        tb = tb.tb_next
-    where = "" if tb is None else f" ({Path(tb.tb_frame.f_code.co_filename).name}:{tb.tb_lineno})"
-    return f"{first_line(error, 200)}{where}"
-
-
-def law_names(only: Sequence[str] = ()) -> list[str]:
-    """The names of these laws for foreign models, or of all, by number; FileError for an unknown name."""
-    return chosen(FOREIGN, only)
-
-
 def laws_on(case: Foreign, names: Sequence[str] = ()) -> Iterator[Outcome]:
     """Test these laws, or all, on a model, by number."""
-    for name in law_names(names):
-        yield try_law(case, name)
+    for name in FOREIGN.names(names):
+        yield FOREIGN.test(name, case)

@@ -45,11 +45,6 @@ def given_vocabulary(make: Make) -> int | None:
     return int(result[1]) if isinstance(result, tuple) else None
 
 
-def first_line(error: Exception | None, most: int = 300) -> str:
-    """The type of an error and the first line of its message, at most `most` characters."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:most] if str(error).strip() else ''}"
-
-
 @torch.no_grad()
 def perturb(model: nn.Module, factor: float, seed: int) -> None:
     """Perturb every weight. Initial weights hide bugs: attention is nearly uniform, norms are one, biases zero."""

@@ -30,8 +30,9 @@ from dovetail.construction import generator
 from dovetail.core.errors import FileError
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.record import answer_of
-from dovetail.proof.foreign.make import SPREADS, Make, Narrowest, first_line, given_vocabulary, module_of, perturb
-from dovetail.proof.laws.case import RELATION, Broken
+from dovetail.proof.foreign.make import SPREADS, Make, Narrowest, given_vocabulary, module_of, perturb
+from dovetail.proof.laws.case import RELATION
+from dovetail.proof.laws.law import LawCase, first_line
 
 N, LENGTHS = 21, (21, 9, 14)
 PARTLY, SINGLE = 1e-5, 1e-4  # tolerances where some operators, or all of them, return float32
@@ -50,13 +51,13 @@ class Cache:
         return out[self.place]
 
 
-class Foreign:
+class Foreign(LawCase):
     """One foreign model under test."""
 
     def __init__(self, make: Make, label: str, *, seed: int = 0, move: bool = True) -> None:
         """`make` constructs a new module at every call; with `move` its initial weights are perturbed."""
-        self.make, self.label, self.seed, self.compared = make, label, seed, 0
-        self.gaps: list[str] = []
+        super().__init__()
+        self.make, self.label, self.seed = make, label, seed
         self.model, self.dtype = self._runs(move)
         self.tolerance = SINGLE if self.dtype != torch.float64 else PARTLY if self._narrow() else RELATION
 
@@ -271,7 +272,7 @@ class Foreign:
         """Compare outputs (…, n, channels) within the tolerance of their scale. A gap is recorded, and the law continues."""
         self.compared += 1
         if got.shape != want.shape:
-            self.gaps.append(f"{what}: shapes {tuple(got.shape)} and {tuple(want.shape)}")
+            self.gap(f"{what}: shapes {tuple(got.shape)} and {tuple(want.shape)}")
             return
         scale = max(want.abs().max().item(), 1.0)
         each = (got - want).abs().reshape(*got.shape[: min(got.dim() - 1, 2)], -1).amax(-1) / scale  # (n) or (rows, n)
@@ -280,17 +281,4 @@ class Foreign:
             where = [int(i) for i in bad[0]]
             row = f"row {where[0]}, " if len(where) == 2 else ""
             gap = each.nan_to_num(float("inf")).max().item()
-            self.gaps.append(f"{what}: first differ at {row}position {where[-1]}, by up to {gap:.1e} of their scale")
-
-    def true(self, holds: bool, what: str) -> None:
-        """Require that `holds` is true; otherwise record the message."""
-        self.compared += 1
-        if not holds:
-            self.gaps.append(what)
-
-    def settle(self) -> None:
-        """Raise Broken where gaps were recorded: the first in full, the others counted."""
-        gaps, self.gaps = self.gaps, []
-        if gaps:
-            others = f" (and {len(gaps) - 1} more: {'; '.join(g.split(':')[0] for g in gaps[1:4])})" if gaps[1:] else ""
-            raise Broken(gaps[0] + others)
+            self.gap(f"{what}: first differ at {row}position {where[-1]}, by up to {gap:.1e} of their scale")

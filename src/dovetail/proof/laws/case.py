@@ -6,28 +6,25 @@ biases by a third, q and k by enough that attention is far from uniform.
 
 from __future__ import annotations
 
-import dataclasses as dc
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from dovetail.construction import build, generator
 from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.errors import FileError
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.scope import Scope
 from dovetail.model import Model, ModelModule
+from dovetail.proof.laws.cpu import cpu_seconds
+from dovetail.proof.laws.law import Broken, LawCase, Laws, NotApplicable as NotApplicable  # for the files of laws
 
 T = TypeVar("T")
-# specs with every pair of values that meet, where parts act on each other; with every value, for what is true of one part or
-# one leaf; with every kind twice, for what is slow
-Covers = Literal["pairs", "values", "kinds"]
 DTYPE = torch.float64
 # tolerances relative to the scale of the compared values: bit-equal; float64 relations; finite differences
 IDENTITY, RELATION, DERIVATIVE = 0.0, 1e-9, 1e-5
@@ -36,43 +33,35 @@ LENGTHS = (21, 9, 14)
 SPREAD = {"embed": 1.0, "updated": 0.05}  # with a larger balancing bias some experts would get no token
 
 
-class Broken(Exception):
-    """A law does not hold: what was compared, and by how much it differs."""
-
-
-class NotApplicable(Exception):
-    """A law does not apply to this spec."""
-
-
-class Case:
+class Case(LawCase):
     """One spec under test."""
+
+    clock = staticmethod(cpu_seconds)
 
     def __init__(self, spec: Model, seed: int = 0, model: ModelModule | None = None, share: int = 1) -> None:
         """`share`: laws that repeat a test (per field, per action) run about one in `share` of the repetitions; the suite tests
         hundreds of specs, so that each repetition still runs on many."""
+        super().__init__()
         self.spec, self.seed, self.share = spec, seed, share
         self.scope = spec.axes(Scope())
         self.model = model or perturbed(spec, seed)
-        self.compared = 0
 
     # -- comparing
+
+    def gap(self, what: str) -> None:
+        """Raise Broken: the law ends at its first gap."""
+        raise Broken(what)
 
     def same(self, got: Tensor, want: Tensor, what: str, tolerance: float = RELATION) -> None:
         """Require that both are equal within `tolerance` of their scale; a non-finite value is a difference."""
         self.compared += 1
         if got.shape != want.shape:
-            raise Broken(f"{what}: shapes {tuple(got.shape)} and {tuple(want.shape)}")
+            self.gap(f"{what}: shapes {tuple(got.shape)} and {tuple(want.shape)}")
         if got.numel() == 0:
             return
         gap, scale = (got - want).abs().max().item(), max(want.abs().max().item(), 1.0)
         if not gap <= tolerance * scale:
-            raise Broken(f"{what}: differ by {gap:.3g} at scale {scale:.3g}")
-
-    def true(self, holds: bool, what: str) -> None:
-        """Require that `holds` is true."""
-        self.compared += 1
-        if not holds:
-            raise Broken(what)
+            self.gap(f"{what}: differ by {gap:.3g} at scale {scale:.3g}")
 
     def turn(self, name: str) -> bool:
         """Whether the repetition `name` runs, where one in `share` does; a function of the name and the spec."""
@@ -175,45 +164,8 @@ def perturbed(spec: Model, seed: int = 0, dtype: torch.dtype = DTYPE) -> ModelMo
     return model
 
 
-@dc.dataclass(frozen=True)
-class Law:
-    """A named equality."""
-
-    name: str
-    number: int
-    says: str
-    check: Callable[[Case], None]
-    covers: Covers = "pairs"  # the sampled specs on which the suite tests it
-    budget: float = 0.5  # seconds per spec, on average; the report lists laws over budget
-    excepted_with: tuple[str, ...] = ()  # laws whose declared exceptions are exceptions from this one, too
-
-    @property
-    def slow(self) -> bool:
-        """Whether a quick run leaves it out."""
-        return self.covers == "kinds"
-
-
-LAWS: dict[str, Law] = {}
-
-
-def chosen(laws: Mapping[str, Any], only: Sequence[str] = ()) -> list[str]:
-    """The names of these laws, or of all, by number; FileError for an unknown name."""
-    names = [one.name for one in sorted(laws.values(), key=lambda law: law.number)]
-    if unknown := set(only) - set(names):
-        raise FileError(f"{sorted(unknown)[0]!r} is not a law for this model; laws: {', '.join(names)}")
-    return [name for name in names if not only or name in only]
-
-
-def law(
-    number: int, name: str, says: str, covers: Covers = "pairs", excepted_with: tuple[str, ...] = (), budget: float = 0.5
-) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
-    """Register a law."""
-
-    def decorate(check: Callable[[Case], None]) -> Callable[[Case], None]:
-        LAWS[name] = Law(name, number, says, check, covers, budget, excepted_with)
-        return check
-
-    return decorate
+LAWS = Laws()
+law = LAWS.law
 
 
 def rows_of(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:

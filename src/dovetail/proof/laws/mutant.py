@@ -24,7 +24,8 @@ from dovetail.files.spec import from_yaml, to_yaml
 from dovetail.model import Model
 from dovetail.ops import attend
 from dovetail.proof.laws import sharded
-from dovetail.proof.laws.case import LAWS, RELATION, Broken, Case, NotApplicable
+from dovetail.proof.laws.case import LAWS, RELATION, Case
+from dovetail.proof.laws.law import Broken, NotApplicable, first_line
 from dovetail.proof.laws.oracle import ORACLES, check_oracles
 from dovetail.proof.laws.suite import OWN_NUMBER
 
@@ -86,7 +87,7 @@ def verdict(law: str, model: Model, in_ranks: Seed | None = None) -> str:
     except Broken as broken:
         return str(broken)
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return first_line(error)
     return ""
 
 

@@ -20,7 +20,7 @@ import torch
 from dovetail.core.errors import FileError
 from dovetail.disk.atomic import write_atomically
 from dovetail.disk.untrusted import parse_object, read_regular
-from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.laws.law import Outcome
 
 FORMAT = 1
 MOST_BYTES = 1 << 30

@@ -12,7 +12,6 @@ import multiprocessing as mp
 import os
 import threading
 import time
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -45,11 +44,10 @@ from dovetail.proof.laws import (
     structure,
     tuned,
 )
-from dovetail.proof.laws.case import LAWS, Broken, Case, Covers, NotApplicable, chosen
+from dovetail.proof.laws.case import LAWS, Case
 from dovetail.proof.laws.cover import PairCover, quick_specs
-from dovetail.proof.laws.cpu import cpu_seconds
+from dovetail.proof.laws.law import Covers, Outcome
 from dovetail.proof.laws.oracle import check_oracles, grouped_kinds, kinds_to_test
-from dovetail.proof.laws.outcome import Outcome
 from dovetail.proof.laws.record import Record
 
 __all__ = [
@@ -170,27 +168,9 @@ def exceptions(spec: Model) -> dict[str, list[tuple[str, str]]]:
     return by_law
 
 
-def try_law(case: Case, name: str, declared: list[tuple[str, str]]) -> Outcome:
-    """Test one law on one case."""
-    begin, before = cpu_seconds(), case.compared
-    try:
-        LAWS[name].check(case)
-        state, detail = ("excepted but passed" if declared else "passed"), ""
-        if case.compared == before:
-            state, detail = "failed", "the law compared nothing"
-    except NotApplicable as reason:
-        state, detail = "not applicable", str(reason)
-    except Broken as broken:
-        state, detail = ("excepted" if declared else "failed"), str(broken)
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        state, detail = "failed", f"{type(error).__name__}: {error} ({where.filename.rpartition('/')[2]}:{where.lineno})"
-    return Outcome(name, state, detail, cpu_seconds() - begin, declared)
-
-
 def known_laws(only: Sequence[str]) -> tuple[str, ...]:
     """`only`, where each names a law of sampled specs; FileError for an unknown name."""
-    chosen(LAWS, [name for name in only if name != OWN_NUMBER])
+    LAWS.names([name for name in only if name != OWN_NUMBER])
     return tuple(only)
 
 
@@ -198,7 +178,7 @@ def try_spec(text: str, names: Iterable[str], seed: int = 0, share: int = 1) -> 
     """Test several laws on one spec, given as YAML; repeated tests run one in `share` times (see `Case`)."""
     spec = from_yaml(text)
     case, declared = Case(spec, seed, share=share), exceptions(spec)
-    return [try_law(case, name, declared.get(name, [])) for name in names]
+    return [LAWS.test(name, case, declared.get(name, ())) for name in names]
 
 
 def _start_worker(load: tuple[str, ...]) -> None:

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 from math import exp, log
 
-from dovetail.proof.laws.case import NotApplicable
+from dovetail.proof.laws.law import NotApplicable
 from dovetail.proof.served.answers import Answer, Step
-from dovetail.proof.served.case import Served, at_once, new_salt
-from dovetail.proof.served.law import law
+from dovetail.proof.served.case import Served, at_once, law, new_salt
 
 SEEDS = 6  # seeded requests that are repeated beside others
 FLIPS = 0.1  # of seeded tokens, at most, may change by rounding: a draw falls between two tokens

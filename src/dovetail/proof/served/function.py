@@ -5,10 +5,9 @@ Rows of log-probs are compared, not texts: a text may part at a near-tie, and th
 
 from __future__ import annotations
 
-from dovetail.proof.laws.case import NotApplicable
+from dovetail.proof.laws.law import NotApplicable
 from dovetail.proof.served.answers import Answer
-from dovetail.proof.served.case import START, Served, new_salt
-from dovetail.proof.served.law import law
+from dovetail.proof.served.case import START, Served, law, new_salt
 from dovetail.proof.served.prompts import Prompt
 
 BLOCKS = (16, 32, 64, 128)  # sizes of pages, chunks and checkpoints that engines use
