@@ -8,8 +8,8 @@ from math import inf
 import pytest
 from wrong_server import running
 
+from dovetail.proof.answers import Step
 from dovetail.proof.laws.law import Outcome
-from dovetail.proof.served.answers import Step
 from dovetail.proof.served.noise import row_gap
 from dovetail.proof.served.run import SERVED, calibrated, opened
 

@@ -13,7 +13,7 @@ from wrong_server import running
 import dovetail
 from dovetail.cli import main
 from dovetail.core.errors import DovetailError, FileError, UsageError
-from dovetail.proof.served.answers import Answer, Step, Unreadable, choices_of, joined
+from dovetail.proof.answers import Answer, Step, Unreadable, choices_of, joined
 from dovetail.proof.served.case import Served
 from dovetail.proof.served.client import DryRun
 from dovetail.proof.served.noise import Noise

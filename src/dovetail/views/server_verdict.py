@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.proof.compare.comparison import Status
-from dovetail.proof.compare.server import Row, ServerVerdict
+from dovetail.proof.compare.server import ServerRow, ServerVerdict
 from dovetail.views.page import badge, text
 
 SENTENCES: dict[Status, str] = {
@@ -18,7 +18,7 @@ SENTENCES: dict[Status, str] = {
 COLUMNS = ("prompt", "first token, A", "first token, B", "log-prob gap", "allowed")
 
 
-def _cells(i: int, row: Row) -> tuple[str, ...]:
+def _cells(i: int, row: ServerRow) -> tuple[str, ...]:
     """One row of the table, by COLUMNS."""
     theirs = row.text if row.theirs is None else str(row.theirs)
     gap = "not finite" if row.nonfinite else f"{row.gap:.4f}"

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from dovetail.core.errors import DovetailError
+from dovetail.proof.answers import Answer, Step
 from dovetail.proof.laws.law import LawCase, Laws
-from dovetail.proof.served.answers import Answer, Step
 from dovetail.proof.served.client import Client
 from dovetail.proof.served.noise import Noise, distance, row_gap
 from dovetail.proof.served.prompts import Prompt, Prompts

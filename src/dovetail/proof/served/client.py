@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import ANSWER_SECONDS
+from dovetail.proof.answers import Answer, Step, choices_of, joined
 from dovetail.proof.http import exchange, get_json, post_json, post_stream
-from dovetail.proof.served.answers import Answer, Step, choices_of, joined
 
 PATH = "/completions"
 MAX_REQUESTS = 5000  # to one server, in one run

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from math import exp, log
 
+from dovetail.proof.answers import Answer, Step
 from dovetail.proof.laws.law import NotApplicable
-from dovetail.proof.served.answers import Answer, Step
 from dovetail.proof.served.case import Served, at_once, law, new_salt
 
 SEEDS = 6  # seeded requests that are repeated beside others

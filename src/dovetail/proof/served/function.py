@@ -5,8 +5,8 @@ Rows of log-probs are compared, not texts: a text may part at a near-tie, and th
 
 from __future__ import annotations
 
+from dovetail.proof.answers import Answer
 from dovetail.proof.laws.law import NotApplicable
-from dovetail.proof.served.answers import Answer
 from dovetail.proof.served.case import START, Served, law, new_salt
 from dovetail.proof.served.prompts import Prompt
 

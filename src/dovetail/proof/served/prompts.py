@@ -10,7 +10,7 @@ import dataclasses as dc
 import random
 from collections.abc import Sequence
 
-from dovetail.proof.served.answers import Answer
+from dovetail.proof.answers import Answer
 from dovetail.text.tokenizer import Tokenizer
 
 TEXT = """the river ran past an old stone mill where two men sat and spoke of rain while children played near the gate with a

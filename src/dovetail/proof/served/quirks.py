@@ -14,9 +14,9 @@ from typing import Any
 
 from dovetail.core.errors import FileError
 from dovetail.core.suggest import names_or_nearest
+from dovetail.proof.answers import Answer, Unreadable
 from dovetail.proof.http import BadStatus
 from dovetail.proof.laws.law import NotApplicable
-from dovetail.proof.served.answers import Answer, Unreadable
 from dovetail.proof.served.client import HttpClient, timed
 from dovetail.proof.served.prompts import Prompt, Prompts
 from dovetail.text.tokenizer import Tokenizer

@@ -35,6 +35,7 @@ class Step:
     token: Key
     logprob: float | None
     top: Mapping[Key, float]
+    text: str = ""  # the token's string, where the server gives one
 
     def row(self) -> Mapping[Key, float]:
         """The log-probs of the position: the likeliest tokens, and the chosen one."""
@@ -123,12 +124,13 @@ def _steps(logprobs: Mapping[str, Any]) -> tuple[Step, ...]:
     tops = _list(logprobs.get("top_logprobs"), MAX_STEPS) or [None] * len(tokens)
     if not len(tokens) == len(chosen) == len(tops):
         raise ValueError(f"{len(tokens)} tokens, {len(chosen)} log-probs and {len(tops)} rows")
-    return tuple(Step(_key(t), _number(p), _row((top or {}).items())) for t, p, top in zip(tokens, chosen, tops, strict=True))
+    rows = (_row((top or {}).items()) for top in tops)
+    return tuple(Step(_key(t), _number(p), row, str(t)) for t, p, row in zip(tokens, chosen, rows, strict=True))
 
 
 def _content(entry: Mapping[str, Any]) -> Step:
     top = [(_entry_key(other), other["logprob"]) for other in _list(entry.get("top_logprobs"), MAX_TOP)]
-    return Step(_entry_key(entry), _number(entry.get("logprob")), _row(top))
+    return Step(_entry_key(entry), _number(entry.get("logprob")), _row(top), str(entry.get("token", "")))
 
 
 def _entry_key(entry: Mapping[str, Any]) -> Key:
