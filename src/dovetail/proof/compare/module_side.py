@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from dovetail.core.errors import FileError
 from dovetail.core.fold import declared
 from dovetail.core.module import tensor_at
-from dovetail.model import Model, ModelModule
-from dovetail.proof.compare.decoding import Decoder, cache_name, cached_decoder
+from dovetail.model import Model
+from dovetail.proof.compare.decoding import NO_CACHE, Decoder, arguments_of, cached_decoder
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.match import Place, places_by_name
 from dovetail.proof.compare.prompt import Prompt
@@ -23,15 +22,9 @@ from dovetail.proof.compare.record import answer_of
 from dovetail.proof.compare.sides import Side, dtype_of
 from dovetail.proof.compare.user_code import errors_named, factory_of, import_file
 
-PROBE = 5  # tokens with which a cache is looked for
-NO_CACHE = "it takes no cache"
 
-
-class ModuleSide:
+class ModuleSide(Side):
     """A module that a factory returns: built once per dtype, with the weights of the first one."""
-
-    spec: Model | None = None
-    config: Mapping[str, Any] = {}
 
     def __init__(self, label: str, factory: Callable[[], nn.Module], user_map: Mapping[str, str] | None = None) -> None:
         self.label, self.factory, self.user_map = label, factory, dict(user_map or {})
@@ -53,53 +46,22 @@ class ModuleSide:
             module.load_state_dict(self.first.state_dict())
         return module
 
+    def _call(self, module: nn.Module, *inputs: Tensor, **cache: Any) -> Any:
+        with errors_named(self.label):
+            return module(*inputs, **cache)
+
     def forward(self, module: nn.Module, prompt: Prompt) -> Tensor:
         inputs = (prompt.inputs,) if prompt.source is None else (prompt.source, prompt.inputs)
         with errors_named(self.label):
-            return answer_of(module(*inputs))
+            return answer_of(self._call(module, *inputs))
 
     def decoder(self, module: nn.Module, prompt: Prompt) -> Decoder | str:
-        """By name where the module returns a mapping with its cache; a tuple (logits, cache) is tried on a few tokens."""
-        if prompt.source is not None or prompt.inputs.is_floating_point() or prompt.n <= PROBE:
+        if prompt.source is not None or prompt.inputs.is_floating_point():
             return NO_CACHE
-        parameters = dict(list(inspect.signature(module.forward).parameters.items())[1:])
-        arguments = frozenset(parameters)
-        start, following = prompt.inputs[:, :PROBE], prompt.inputs[:, PROBE : PROBE + 1]
-        with contextlib.suppress(Exception), errors_named(self.label):
-            out = module(start, **({"use_cache": True} if "use_cache" in arguments else {}))
-            if cache_name(out, arguments) is not None:
-                return self._guarded(cached_decoder(module, arguments, answer_of))
-            if isinstance(out, tuple) and len(out) == 2:
-                for name in (name for name, parameter in parameters.items() if parameter.default is None):
-                    with contextlib.suppress(Exception):
-                        if not answer_of(module(following, **{name: out[1]})).equal(answer_of(module(following))):
-                            return self._guarded(_tuple_decoder(module, name))
-        return NO_CACHE
-
-    def _guarded(self, decoder: Decoder) -> Decoder:
-        def step(ids: Tensor) -> Tensor:
-            with errors_named(self.label):
-                return decoder(ids)
-
-        return step
+        return cached_decoder(partial(self._call, module), arguments_of(module), prompt.inputs, answer_of)
 
     def places(self, module: nn.Module, spec: Model) -> list[Place]:
         return places_by_name(module, spec, self.user_map)
-
-    def reference(self) -> ModelModule | None:
-        return None
-
-
-def _tuple_decoder(module: nn.Module, name: str) -> Decoder:
-    """Decode with a module that returns (logits, cache) and takes the cache as the argument `name`."""
-    cache: dict[str, Any] = {}
-
-    def step(ids: Tensor) -> Tensor:
-        out = module(ids, **cache)
-        cache[name] = out[1]
-        return answer_of(out)
-
-    return step
 
 
 def from_file(text: str, user_map: Mapping[str, str]) -> ModuleSide:

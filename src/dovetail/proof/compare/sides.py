@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import copy
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,33 +42,33 @@ from dovetail.proof.compare.record import ANSWER, Recording, record
 from dovetail.state.pool import Pool
 
 
-class Side(Protocol):
+class Side(ABC):
     """An implementation whose activations can be recorded."""
 
     label: str
-    spec: Model | None  # of the model it implements, where that is known
+    spec: Model | None = None  # of the model it implements, where that is known
     dtype: torch.dtype  # of its weights
-    config: Mapping[str, Any]  # in Hugging Face layout; empty where the side has none
+    config: Mapping[str, Any] = MappingProxyType({})  # in Hugging Face layout; empty where the side has none
 
+    @abstractmethod
     def module(self, dtype: torch.dtype) -> nn.Module:
         """The module with its weights in this dtype."""
-        ...
 
+    @abstractmethod
     def forward(self, module: nn.Module, prompt: Prompt) -> Tensor:
         """The output of the module for a prompt."""
-        ...
 
+    @abstractmethod
     def decoder(self, module: nn.Module, prompt: Prompt) -> Decoder | str:
         """A function that decodes with a cache; a string says why the side cannot."""
-        ...
 
+    @abstractmethod
     def places(self, module: nn.Module, spec: Model) -> list[Place]:
         """The modules that compute the outputs of our modules of a spec."""
-        ...
 
     def reference(self) -> ModelModule | None:
         """The model that this side should implement, as a module of ours in float64; None where no spec is known."""
-        ...
+        return None
 
 
 Places = Callable[[nn.Module], Sequence[Place]]
@@ -93,16 +95,16 @@ def dtype_of(module: nn.Module) -> torch.dtype:
     return max(counts, key=lambda dtype: counts[dtype]) if counts else torch.float32
 
 
-class NativeSide:
+class NativeSide(Side):
     """A model directory of either layout, run by us."""
 
     def __init__(self, directory: str | Path, *, watch: Watch | None = None) -> None:
         self.label, self.directory, self.watch = str(directory), directory, watch
         self.model: ModelModule = load(directory, watch=watch).eval()
-        self.spec: Model | None = self.model.part
+        self.spec = self.model.part
         self.dtype = dtype_of(self.model)
         where = Directory(directory)
-        self.config: Mapping[str, Any] = where.json(CONFIG_FILE, CONFIG_BYTES) if where.has(CONFIG_FILE) else {}
+        self.config = where.json(CONFIG_FILE, CONFIG_BYTES) if where.has(CONFIG_FILE) else {}
 
     def module(self, dtype: torch.dtype) -> ModelModule:
         if dtype == self.dtype:
@@ -113,7 +115,7 @@ class NativeSide:
         assert isinstance(module, ModelModule)
         ctx = Ctx(layout=TokenLayout.whole(prompt.batch, prompt.inputs.shape[1], prompt.inputs.device), types=prompt.types)
         if prompt.source is not None:
-            ctx.encoder_output, ctx.encoder_layout = module.encode(prompt.source, Ctx(layout=_source_layout(prompt.source)))
+            ctx.encoder_output, ctx.encoder_layout = encoded(module, prompt.source)
         return module(prompt.inputs, ctx)
 
     def decoder(self, module: nn.Module, prompt: Prompt) -> Decoder | str:
@@ -125,7 +127,7 @@ class NativeSide:
         source_length = 0 if source is None else source.shape[1]
         pool = Pool(module.part, prompt.batch, prompt.n, dtype=module.dtype, source=source_length)
         if source is not None:
-            output, layout = module.encode(source, Ctx(layout=_source_layout(source)))
+            output, layout = encoded(module, source)
             ctx = Ctx(layout=layout, encoder_output=output, encoder_layout=layout)
             module.fill(ctx, pool.admit(rows, [output.shape[1]] * prompt.batch))
 
@@ -149,16 +151,16 @@ class ModelSide(NativeSide):
 
     def __init__(self, model: ModelModule, label: str = "model") -> None:
         self.label, self.model = label, model.eval()
-        self.spec: Model | None = model.part
-        self.config: Mapping[str, Any] = {}
+        self.spec = model.part
         self.dtype = dtype_of(model)
 
     def module(self, dtype: torch.dtype) -> ModelModule:
         return self.model if dtype == self.dtype else in_dtype(copy.deepcopy(self.model), dtype)
 
 
-def _source_layout(source: Tensor) -> TokenLayout:
-    return TokenLayout.whole(source.shape[0], source.shape[1], source.device)
+def encoded(model: ModelModule, source: Tensor) -> tuple[Tensor, TokenLayout]:
+    """The encoder output of whole rows, and its layout."""
+    return model.encode(source, Ctx(layout=TokenLayout.whole(source.shape[0], source.shape[1], source.device)))
 
 
 def in_dtype(model: ModelModule, dtype: torch.dtype) -> ModelModule:

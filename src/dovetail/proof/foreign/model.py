@@ -17,7 +17,6 @@ Where some operator still returns float32 they are 1e-5; for a model that runs i
 from __future__ import annotations
 
 import contextlib
-import dataclasses as dc
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 
 from dovetail.construction import generator
 from dovetail.core.errors import FileError
+from dovetail.proof.compare.decoding import Cache, arguments_of, find_cache
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.record import answer_of
 from dovetail.proof.foreign.make import SPREADS, Make, Narrowest, given_vocabulary, module_of, perturb
@@ -36,19 +36,6 @@ from dovetail.proof.laws.law import LawCase, first_line
 
 N, LENGTHS = 21, (21, 9, 14)
 PARTLY, SINGLE = 1e-5, 1e-4  # tolerances where some operators, or all of them, return float32
-
-
-@dc.dataclass(frozen=True)
-class Cache:
-    """How a model returns its cache, and how it takes it as an argument."""
-
-    flags: Mapping[str, Any]  # the arguments that make the model return its cache
-    argument: str
-    place: str | int  # its key or index in the result of the model
-
-    def of(self, out: Any) -> Any:
-        """The cache in the result of a model."""
-        return out[self.place]
 
 
 class Foreign(LawCase):
@@ -169,10 +156,9 @@ class Foreign(LawCase):
     # -- its features
 
     @cached_property
-    def arguments(self) -> dict[str, inspect.Parameter]:
+    def arguments(self) -> Mapping[str, inspect.Parameter]:
         """The arguments of its forward besides the token ids."""
-        parameters = list(inspect.signature(self.model.forward).parameters.items())
-        return {name: p for name, p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        return arguments_of(self.model)
 
     def _takes(self, name: str, neutral: Tensor) -> bool:
         """Whether it has an argument, and a neutral value of it changes nothing."""
@@ -217,31 +203,8 @@ class Foreign(LawCase):
     @cached_property
     def cache(self) -> Cache | None:
         """How it returns and takes its cache; None where it has none."""
-        switches = [name for name, p in self.arguments.items() if p.default is False]
-        for flags in ({}, *({name: True} for name in switches), {"use_cache": True} if "use_cache" in self.arguments else {}):
-            try:
-                with torch.no_grad():
-                    cache = self._cache(flags)
-            except Exception:
-                continue
-            if cache is not None:
-                return cache
-        return None
-
-    def _cache(self, flags: Mapping[str, Any]) -> Cache | None:
-        out = self.call(self.tokens[:1, :5], **flags)
-        if isinstance(out, Mapping):  # an output with the name of an argument
-            named = (name for name, value in out.items() if name in self.arguments and value is not None)
-            return next((Cache(flags, name, name) for name in named if name not in ("logits", "loss")), None)
-        if not isinstance(out, (tuple, list)):
-            return None
-        for place, name in [(i, name) for i in range(1, len(out)) for name, p in self.arguments.items() if p.default is None]:
-            with contextlib.suppress(Exception):
-                later = self.outputs(self.tokens[:1, 5:6], **flags, **{name: out[place]})
-                if not torch.equal(later, self.outputs(self.tokens[:1, 5:6], **flags)):
-                    return Cache(flags, name, place)
-                out = self.call(self.tokens[:1, :5], **flags)  # the call may have changed the cache in place
-        return None
+        with torch.no_grad():
+            return find_cache(self.call, self.arguments, self.tokens[:1, :5], self.tokens[:1, 5:6])
 
     @cached_property
     def mask_covers(self) -> str | None:

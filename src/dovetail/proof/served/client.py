@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import ANSWER_SECONDS
@@ -22,38 +23,29 @@ MAX_REQUESTS = 5000  # to one server, in one run
 Body = Mapping[str, Any]
 
 
-class Client(Protocol):
-    """A server, or a dry run."""
+class Client(ABC):
+    """A server, or a dry run. It counts requests and tokens; `sent` is called after each request."""
 
-    requests: int
-    prompt_tokens: int
-    new_tokens: int
-    sent: Callable[[], None]  # called after each request
+    def __init__(self) -> None:
+        self.requests = self.prompt_tokens = self.new_tokens = 0
+        self.sent: Callable[[], None] = lambda: None
+        self.lock = threading.Lock()
 
+    @abstractmethod
     def complete(self, body: Body) -> list[Answer]:
         """The choices of a completion."""
-        ...
 
+    @abstractmethod
     def stream(self, body: Body) -> Answer:
         """The answer of a stream, read to its end."""
-        ...
 
+    @abstractmethod
     def abort(self, body: Body, events: int) -> None:
         """Begin a stream, and close the connection after this many events."""
-        ...
 
+    @abstractmethod
     def flush(self, path: str) -> bool:
         """Empty the prefix cache by a path at the server's root; False where it has none."""
-        ...
-
-
-class Counter:
-    """Counts requests and tokens; `sent` is called after each request."""
-
-    def __init__(self, sent: Callable[[], None] = lambda: None) -> None:
-        self.requests = self.prompt_tokens = self.new_tokens = 0
-        self.sent = sent
-        self.lock = threading.Lock()
 
     def count(self, body: Body) -> None:
         """Count a request; FileError beyond the limit."""
@@ -78,7 +70,7 @@ def length_of(prompt: Any) -> int:
     return len(prompt) // 4 + 1 if isinstance(prompt, str) else len(prompt)
 
 
-class HttpClient(Counter):
+class HttpClient(Client):
     """A running server."""
 
     def __init__(self, url: str, *, key: str | None = None, seconds: float = ANSWER_SECONDS) -> None:
@@ -123,7 +115,7 @@ class HttpClient(Counter):
         return post_stream(self.url, PATH, {**body, "stream": True}, seconds=self.seconds, key=self.key)
 
 
-class DryRun(Counter):
+class DryRun(Client):
     """A server that only counts: its answers have the right shapes and no meaning."""
 
     TEXT = "the quick brown fox jumps over the lazy dog and runs away from all of it; "
