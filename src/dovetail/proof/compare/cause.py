@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import DovetailError
-from dovetail.proof.compare.candidates import Candidate
+from dovetail.proof.compare.candidates import UNRUNNABLE, Candidate
 from dovetail.proof.compare.comparison import EXACT, relative_gap, row_scale
 from dovetail.proof.compare.match import layer_of
-from dovetail.proof.compare.piece import EmbeddingPiece, HeadPiece, LayerPiece, Piece, Search
+from dovetail.proof.compare.piece import CauseSearch, EmbeddingPiece, HeadPiece, LayerPiece, Piece
 
 REMAINING = 1e-7  # the largest gap that may remain with the right change,
 FRACTION = 1e-3  # and the largest fraction of the gap before it
@@ -42,7 +41,7 @@ class Cause:
     side: str = "a"  # the side whose model was changed
 
 
-def find_cause(search: Search, address: str, tables: Callable[[], Mapping[str, Tensor]] = dict) -> Cause | None:
+def find_cause(search: CauseSearch, address: str, tables: Callable[[], Mapping[str, Tensor]] = dict) -> Cause | None:
     """The change that explains why the other side differs at an address; None where no candidate does. `tables` gives the
     tensors of the other side."""
     where = layer_of(address)
@@ -56,39 +55,30 @@ def find_cause(search: Search, address: str, tables: Callable[[], Mapping[str, T
 
 
 def _try_candidates(piece: Piece, tap: str) -> Cause | None:
-    target = piece.target()
+    """The first candidate that leaves next to nothing of the gap. Of a rounded recording, of which something is always left:
+    of those that leave no more than rounding, and no large part, one that leaves about as little as any and acts nearest to
+    the tap."""
+    target, unchanged, noise = piece.target(), Candidate("", "", "", piece.part), piece.search.noise
     if target is None or piece.source() is None:
         return None
-    if piece.search.noise:
-        return _closest(piece, tap, target)
-    unchanged = Candidate("", "", "", piece.part)
-    before = _gap_with(piece, unchanged, piece.own())
-    if before is None or before > REMAINING:
-        return None  # the piece alone does not give its output in the whole model
     gap = _gap_with(piece, unchanged, target)
-    allowed = REMAINING if gap is None else max(FLOOR, min(REMAINING, FRACTION * gap))
-    tried = 0
-    for candidate in sorted(piece.candidates(), key=lambda one: _distance(one, tap)):
-        remaining = _gap_with(piece, candidate, target)
-        tried += remaining is not None
-        if remaining is not None and remaining <= allowed:
-            return Cause(candidate.cause, candidate.description, remaining, tried)
-    return _fit_factor(piece, allowed, tried)
-
-
-def _closest(piece: Piece, tap: str, target: Tensor) -> Cause | None:
-    """The candidate that leaves the least of the gap to a rounded recording; of several that leave about as little, the one
-    that acts nearest to the tap. None where even the least is more than rounding, or a large part of the gap."""
-    gap = _gap_with(piece, Candidate("", "", "", piece.part), target)
-    if gap is None:
-        return None
-    allowed, found = min(ROUNDED * piece.search.noise, ROUNDED_FRACTION * gap), list[tuple[float, Candidate]]()
-    tried = 0
+    if noise:
+        if gap is None:
+            return None
+        allowed = min(ROUNDED * noise, ROUNDED_FRACTION * gap)
+    else:
+        before = _gap_with(piece, unchanged, piece.own())
+        if before is None or before > REMAINING:
+            return None  # the piece alone does not give its output in the whole model
+        allowed = REMAINING if gap is None else max(FLOOR, min(REMAINING, FRACTION * gap))
+    tried, found = 0, list[tuple[float, Candidate]]()
     for candidate in sorted(piece.candidates(), key=lambda one: _distance(one, tap)):
         remaining = _gap_with(piece, candidate, target)
         tried += remaining is not None
         if remaining is not None and remaining <= allowed:
             found.append((remaining, candidate))
+            if not noise:
+                break
     if not found:
         return _fit_factor(piece, allowed, tried)
     least = min(remaining for remaining, _ in found)
@@ -115,8 +105,8 @@ def _gap_with(piece: Piece, candidate: Candidate, target: Tensor | None) -> floa
         if model is None:
             return None
         y = piece.run(model)
-    except (DovetailError, RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError, AssertionError, KeyError):
-        return None  # a change that cannot be built or run is not the cause
+    except UNRUNNABLE:
+        return None
     if target.numel() != y.numel():
         return None
     target = target.to(EXACT).reshape(y.shape)

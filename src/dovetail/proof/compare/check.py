@@ -18,12 +18,10 @@ import dataclasses as dc
 
 import torch
 
-from dovetail.proof.compare.cause import Cause, Search, find_cause
+from dovetail.proof.compare.cause import CauseSearch, find_cause
 from dovetail.proof.compare.comparison import (
     EXACT,
-    Comparison,
     Progress,
-    Tap,
     compare_recordings,
     compare_sides,
     places_of,
@@ -78,13 +76,8 @@ def verify(
         text = f"routers choose other experts than in float64 on near-ties: A {flips[0]} times, B {flips[1]} times"
         verdict.notes.append(f"{text}; the bound on rounding does not apply to the tokens that these choices reach")
     verdict.not_tested += NEVER
-    deciding = verdict.deciding
-    if why and verdict.status == "structural" and deciding.across and deciding.comparison.first is not None:
-        progress("searching for the cause")
-        verdict.searched = True
-        verdict.cause = explain(a, b, deciding.prompt, deciding.comparison, deciding.comparison.first)
-        if verdict.cause is None:
-            verdict.weights = weight_differences(a, b)
+    if why:
+        explain(verdict, a, b, progress=progress)
     return verdict
 
 
@@ -165,14 +158,25 @@ def padding_token(*sides: Side) -> int | None:
     return next((token for token in tokens if isinstance(token, int)), None)
 
 
-def explain(a: Side, b: Side, prompt: Prompt, comparison: Comparison, first: Tap) -> Cause | None:
-    """Find why two sides diverge, where one of them is a model whose spec is known."""
+def explain(verdict: Verdict, a: Side, b: Side | None, noise: float = 0.0, progress: Progress = lambda line: None) -> None:
+    """Search for the cause of a structural verdict, where the spec of a side is known. `b` is None where it was recorded, and
+    `noise` is then the epsilon of its dtype."""
+    deciding, first = verdict.deciding, verdict.comparison.first
+    if verdict.status != "structural" or not deciding.across or first is None:
+        return
+    progress("searching for the cause")
+    verdict.searched = True
     for known, (side, other) in enumerate(((a, b), (b, a))):
-        model = side.reference()
+        model = None if side is None else side.reference()
         if model is None:
             continue
-        search = Search(model, prompt, comparison, known=known, other=other.spec)
-        cause = find_cause(search, first.address, lambda other=other: dict(other.module(EXACT).state_dict()))
+        spec = None if other is None else other.spec
+        search = CauseSearch(model, deciding.prompt, deciding.comparison, known=known, other=spec, noise=noise)
+        cause = find_cause(
+            search, first.address, lambda other=other: {} if other is None else dict(other.module(EXACT).state_dict())
+        )
         if cause is not None:
-            return dc.replace(cause, side="ab"[known])
-    return None
+            verdict.cause = dc.replace(cause, side="ab"[known])
+            return
+    if b is not None:
+        verdict.weights = weight_differences(a, b)

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from dovetail.core.errors import FileError
 from dovetail.core.finite import nonfinite
-from dovetail.proof.compare.cause import Cause, Search, find_cause
-from dovetail.proof.compare.check import NEVER
+from dovetail.proof.compare.check import NEVER, explain
 from dovetail.proof.compare.comparison import (
     EXACT,
     Comparison,
@@ -94,10 +93,8 @@ def verify_dump(side: Side, dump: Dump, *, why: bool = True, progress: Progress 
     )
     verdict.not_tested += [*NOT_RUN, *NEVER]
     verdict.notes += _unmatched(verdict)
-    if why and verdict.status == "structural" and verdict.deciding.across and verdict.comparison.first is not None:
-        progress("searching for the cause")
-        verdict.searched = True
-        verdict.cause = _explain(side, verdict.deciding, dump.dtype, verdict.comparison.first)
+    if why:
+        explain(verdict, side, None, torch.finfo(dump.dtype).eps, progress)
     return verdict
 
 
@@ -202,12 +199,3 @@ def _unmatched(verdict: Verdict) -> list[str]:
     if not number or before not in verdict.comparison.missing:
         return []
     return [f"no tensor of the dump could be matched with the output of {before}: the difference may begin there"]
-
-
-def _explain(side: Side, deciding: Pass, dtype: torch.dtype, first: Tap) -> Cause | None:
-    """Find the change with which the known model gives the dump's output, on the dump's own input of that layer."""
-    model = side.reference()
-    if model is None:
-        return None
-    search = Search(model, deciding.prompt, deciding.comparison, noise=torch.finfo(dtype).eps)
-    return find_cause(search, first.address)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -89,10 +90,21 @@ def _along(fit: Callable[[float], Fit], grid: Sequence[float], floor: float) -> 
     return min([fits[i], _golden(fit, low, high)], key=lambda one: one.error)
 
 
-def _golden(fit: Callable[[float], Fit], low: float, high: float) -> Fit:
+class HasError(Protocol):
+    """A fit of any kind."""
+
+    @property
+    def error(self) -> float: ...
+
+
+AnyFit = TypeVar("AnyFit", bound=HasError)
+
+
+def golden_section(fit: Callable[[float], AnyFit], low: float, high: float, steps: int, nearest: float = 0.0) -> AnyFit:
+    """The best fit over one number between two others, at most `steps` times nearer, until they are `nearest` to each other."""
     a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_a, at_b = fit(a), fit(b)
-    for _ in range(STEPS):
+    for _ in range(steps):
         if at_a.error < at_b.error:
             high, b, at_b = b, a, at_a
             a = high - GOLDEN * (high - low)
@@ -101,7 +113,13 @@ def _golden(fit: Callable[[float], Fit], low: float, high: float) -> Fit:
             low, a, at_a = a, b, at_b
             b = low + GOLDEN * (high - low)
             at_b = fit(b)
-    best = min(at_a, at_b, key=lambda one: one.error)
+        if high - low < nearest:
+            break
+    return min(at_a, at_b, key=lambda one: one.error)
+
+
+def _golden(fit: Callable[[float], Fit], low: float, high: float) -> Fit:
+    best = golden_section(fit, low, high, STEPS)
     for digits in (1, 2, 3):  # a round number that fits as well
         near = fit(float(f"{best.settings.temperature:.{digits}g}"))
         if near.error <= best.error * 1.01:
