@@ -9,7 +9,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,13 +39,16 @@ class Case(LawCase):
 
     clock = staticmethod(cpu_seconds)
 
-    def __init__(self, spec: Model, seed: int = 0, model: ModelModule | None = None, share: int = 1) -> None:
+    def __init__(
+        self, spec: Model, seed: int = 0, model: ModelModule | None = None, share: int = 1, rows: int = BATCH, n: int = N
+    ) -> None:
         """`share`: laws that repeat a test (per field, per action) run about one in `share` of the repetitions; the suite tests
-        hundreds of specs, so that each repetition still runs on many."""
+        hundreds of specs, so that each repetition still runs on many. `rows`, `n`: the size of the inputs."""
         super().__init__()
-        self.spec, self.seed, self.share = spec, seed, share
+        self.spec, self.seed, self.share, self.rows, self.n = spec, seed, share, rows, n
         self.scope = spec.axes(Scope())
         self.model = model or perturbed(spec, seed)
+        self.device = next(self.model.parameters()).device
 
     # -- comparing
 
@@ -73,32 +77,41 @@ class Case(LawCase):
             return items
         return items[zlib.crc32(self.spec.key.encode()) % min(every, len(items)) :: every]
 
-    # -- inputs
+    # -- inputs, in the dtype and on the device of the model
+
+    def moved(self, x: Tensor | None) -> Tensor | None:
+        """A tensor on the model's device, and in its dtype unless it holds integers."""
+        return None if x is None else x.to(self.device, self.model.dtype if x.is_floating_point() else None)
+
+    def _example(self, spec: Model | None, name: str) -> Tensor | None:
+        if spec is None:
+            return None
+        return self.moved(spec.embed.example(spec.axes(Scope()), self.rows, self.n, generator(self.seed, name)))
+
+    def _patches(self, spec: Model | None, name: str) -> Tensor | None:
+        return None if spec is None else self.moved(spec.embed.example_patches(spec.axes(Scope()), generator(self.seed, name)))
 
     @cached_property
     def inputs(self) -> Tensor:
         """(batch, n) token ids, or images."""
-        return self.spec.embed.example(self.scope, BATCH, N, generator(self.seed, "inputs"))
+        inputs = self._example(self.spec, "inputs")
+        assert inputs is not None
+        return inputs
 
     @cached_property
     def source(self) -> Tensor | None:
         """(batch, n) token ids of the encoder, where there is one."""
-        encoder = self.spec.encoder
-        return (
-            None if encoder is None else encoder.embed.example(encoder.axes(Scope()), BATCH, N, generator(self.seed, "source"))
-        )
+        return self._example(self.spec.encoder, "source")
 
     @cached_property
     def patches(self) -> Tensor | None:
         """The patches of images that some of the inputs stand for, where the embedding reads any."""
-        return self.spec.embed.example_patches(self.scope, generator(self.seed, "patches"))
+        return self._patches(self.spec, "patches")
 
     @cached_property
     def source_patches(self) -> Tensor | None:
         """The same for the source."""
-        encoder = self.spec.encoder
-        patches = generator(self.seed, "source patches")
-        return None if encoder is None else encoder.embed.example_patches(encoder.axes(Scope()), patches)
+        return self._patches(self.spec.encoder, "source patches")
 
     @property
     def tokens(self) -> bool:
@@ -113,7 +126,7 @@ class Case(LawCase):
         **more: Any,
     ) -> Ctx:
         """The ctx of a forward pass, with the encoder output where the spec has an encoder."""
-        layout = layout or TokenLayout.whole(self.inputs.shape[0], N)
+        layout = layout or TokenLayout.whole(self.inputs.shape[0], self.n, self.device)
         if self.spec.encoder is None or "encoder_output" in more or "views" in more:
             return Ctx(layout=layout, patches=self.patches, **more)
         source = self.source if source is None else source
@@ -121,7 +134,7 @@ class Case(LawCase):
         encoder_output, encoder_layout = self.model.encode(
             source,
             Ctx(
-                layout=source_layout or TokenLayout.whole(source.shape[0], source.shape[1]),
+                layout=source_layout or TokenLayout.whole(source.shape[0], source.shape[1], self.device),
                 patches=self.source_patches,
                 seed=more.get("seed"),
                 losses=more.get("losses"),
@@ -171,3 +184,47 @@ law = LAWS.law
 def rows_of(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """The first lengths[i] tokens of row i."""
     return [x[row, :length] for row, length in enumerate(lengths)]
+
+
+class Arrangement(NamedTuple):
+    """A way to put sequences of LENGTHS into one batch: padded on either side, packed into one row, or flat."""
+
+    what: str  # with the number of a sequence: `row {} padded on the left`
+    shape: tuple[int, ...]  # of the tokens of the batch
+    places: Sequence[tuple[int | slice, ...]]  # of each sequence in it
+    make: Callable[[], TokenLayout]
+
+    def join(self, sequences: Sequence[Tensor], padding: int = 1) -> Tensor:
+        """The batch of these sequences (n, …); the padding token is an ordinary one: it must not matter which."""
+        batch = sequences[0].new_full((*self.shape, *sequences[0].shape[1:]), padding)
+        for place, sequence in zip(self.places, sequences, strict=True):
+            batch[place] = sequence
+        return batch
+
+    def split(self, batch: Tensor) -> list[Tensor]:
+        """The sequences of a batch, without padding."""
+        return [batch[place] for place in self.places]
+
+
+SPANS = [slice(end - length, end) for end, length in zip(accumulate(LENGTHS), LENGTHS, strict=True)]
+ARRANGEMENTS = (
+    Arrangement(
+        "row {} padded on the right",
+        (BATCH, N),
+        [(row, slice(0, length)) for row, length in enumerate(LENGTHS)],
+        lambda: TokenLayout.padded(LENGTHS, N),
+    ),
+    Arrangement(
+        "row {} padded on the left",
+        (BATCH, N),
+        [(row, slice(N - length, N)) for row, length in enumerate(LENGTHS)],
+        lambda: TokenLayout.padded(LENGTHS, N, left=True),
+    ),
+    Arrangement(
+        "document {} packed",
+        (1, sum(LENGTHS)),
+        [(0, span) for span in SPANS],
+        lambda: TokenLayout.packed([LENGTHS], sum(LENGTHS)),
+    ),
+    Arrangement("row {} in a flat batch", (sum(LENGTHS),), [(span,) for span in SPANS], lambda: TokenLayout.flat(LENGTHS)),
+)

@@ -93,7 +93,7 @@ def _in_float32(case: Case, able: list[str]) -> None:
     rounded = Case(case.spec, case.seed, deepcopy(single).double())
     ctx = rounded.ctx()
     with attend.using("reference"):
-        want = rounded.stream(of_dtype(rounded.inputs, DTYPE), ctx)
+        want = rounded.stream(rounded.inputs, ctx)
         ulp = torch.finfo(torch.float32).eps * float(want.abs().max())
         error = _error(case, single, want)
     for name in able:
@@ -105,8 +105,7 @@ def _in_float32(case: Case, able: list[str]) -> None:
 
 def _error(case: Case, single: ModelModule, want: Tensor) -> float:
     in_single = Case(case.spec, case.seed, single)
-    in_single.source = None if case.source is None else of_dtype(case.source, torch.float32)
-    return float((in_single.stream(of_dtype(case.inputs, torch.float32), in_single.ctx()).double() - want).abs().max())
+    return float((in_single.stream(in_single.inputs, in_single.ctx()).double() - want).abs().max())
 
 
 def of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:

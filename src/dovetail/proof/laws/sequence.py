@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.layout import TokenLayout
-from dovetail.proof.laws.case import BATCH, DTYPE, LENGTHS, Broken, Case, N, NotApplicable, law, rows_of
+from dovetail.proof.laws.case import ARRANGEMENTS, BATCH, DTYPE, LENGTHS, Broken, Case, N, NotApplicable, law, rows_of
 from dovetail.state.pool import Layout, Pool
 
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "paged", "ring")
@@ -143,69 +142,27 @@ def padded(case: Case) -> None:
     """Compare each sequence alone with the same one in a padded, packed and flat batch."""
     if not case.tokens:
         raise NotApplicable("images are not padded")
-    tokens, source = case.inputs, case.source
+    rows = rows_of(case.inputs, LENGTHS)
+    sources = None if case.source is None else rows_of(case.source, LENGTHS)
+    pools = case.spec.head is not None and case.spec.head.pools()
     alone: list[Tensor] = []
     outputs: list[Tensor] = []
     for r, length in enumerate(LENGTHS):
-        own = None if source is None else source[r : r + 1, :length]
-        ctx = case.ctx(layout=TokenLayout.whole(1, length), source=own)
-        alone.append(case.stream(tokens[r : r + 1, :length], ctx)[0])
-        outputs.append(case.run(tokens[r : r + 1, :length], layout=TokenLayout.whole(1, length), source=own)[0])
-    for left in (False, True):
-        layout, batch, batch_source = (
-            TokenLayout.padded(LENGTHS, N, left),
-            _pad(tokens, left),
-            None if source is None else _pad(source, left),
-        )
-        how = {"layout": layout, "source_layout": TokenLayout.padded(LENGTHS, N, left), "source": batch_source}
-        out, pooled = case.stream(batch, case.ctx(**how)), case.run(batch, **how)
-        side = "left" if left else "right"
-        for r, length in enumerate(LENGTHS):
-            real = out[r, N - length :] if left else out[r, :length]
-            case.same(real, alone[r], f"row {r} padded on the {side} and alone")
-            if case.spec.head is not None and case.spec.head.pools():
-                case.same(pooled[r], outputs[r], f"the pooled output of row {r} padded on the {side} and alone")
-        case.true(bool(out.isfinite().all()), f"padding on the {side} gives outputs that are not finite")
-    _packed(case, alone, outputs)
-
-
-def _pad(tokens: Tensor, left: bool) -> Tensor:
-    padded = torch.ones_like(tokens)  # the padding token is an ordinary one: it must not matter which
-    for r, length in enumerate(LENGTHS):
-        padded[r, N - length if left else 0 : N if left else length] = tokens[r, :length]
-    return padded
-
-
-def _packed(case: Case, alone: list[Tensor], outputs: list[Tensor]) -> None:
-    """Compare all documents in one row, and in one flat batch, with each alone."""
-    tokens, source = case.inputs, case.source
-    row = torch.cat(rows_of(tokens, LENGTHS))
-    total = sum(LENGTHS)
-    sources = None if source is None else torch.cat(rows_of(source, LENGTHS))
-    how = {
-        "layout": TokenLayout.packed([LENGTHS], total),
-        "source_layout": TokenLayout.packed([LENGTHS], total),
-        "source": None if sources is None else sources[None],
-    }
-    out = case.stream(row[None], case.ctx(**how))[0]
-    for r, document in enumerate(out.split(LENGTHS)):
-        case.same(document, alone[r], f"document {r} packed and alone")
-    _pooled(case, row[None], how, outputs, "packed")
-    how = {"layout": TokenLayout.flat(LENGTHS), "source_layout": TokenLayout.flat(LENGTHS), "source": sources}
-    out = case.stream(row, case.ctx(**how))
-    for r, document in enumerate(out.split(LENGTHS)):
-        case.same(document, alone[r], f"row {r} in a flat batch and alone")
-    _pooled(case, row, how, outputs, "in a flat batch")
-
-
-def _pooled(case: Case, inputs: Tensor, how: dict[str, Any], outputs: list[Tensor], where: str) -> None:
-    """Check that a head that pools gives one output per document, equal to that of the document alone."""
-    if case.spec.head is None or not case.spec.head.pools():
-        return
-    pooled = case.run(inputs, **how)
-    case.true(len(pooled) == len(outputs), f"{len(outputs)} documents {where} give {len(pooled)} pooled outputs")
-    for r, output in enumerate(outputs):
-        case.same(pooled[r], output, f"the pooled output of document {r} {where} and alone")
+        how = {"layout": TokenLayout.whole(1, length), "source": None if sources is None else sources[r][None]}
+        alone.append(case.stream(rows[r][None], case.ctx(**how))[0])
+        outputs.append(case.run(rows[r][None], **how)[0])
+    for batch in ARRANGEMENTS:
+        how = {"layout": batch.make(), "source_layout": batch.make()}
+        how |= {"source": None if sources is None else batch.join(sources)}
+        out = case.stream(batch.join(rows), case.ctx(**how))
+        for r, real in enumerate(batch.split(out)):
+            case.same(real, alone[r], f"{batch.what.format(r)} and alone")
+        case.true(bool(out.isfinite().all()), f"{batch.what.format(0)} has outputs that are not finite")
+        if pools:
+            pooled = case.run(batch.join(rows), **how)
+            case.true(len(pooled) == BATCH, f"{batch.what.format(0)}: {BATCH} sequences give {len(pooled)} pooled outputs")
+            for r, output in enumerate(outputs):
+                case.same(pooled[r], output, f"the pooled output of {batch.what.format(r)} and alone")
 
 
 @law(7, "rollback", "rolling back and replaying equals never having seen the tokens; both rows of a fork continue correctly")

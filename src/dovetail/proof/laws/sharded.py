@@ -35,7 +35,6 @@ from dovetail.core.group import Embed, Head, Mixer
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.part import walk_spec
-from dovetail.core.scope import Scope
 from dovetail.files.spec import from_yaml, to_yaml
 from dovetail.model import Model, ModelModule
 from dovetail.parallel.collective import joined, summed
@@ -177,24 +176,19 @@ def adapted_model(spec: Model, seed: int, kind: Mapping[str, object]) -> ModelMo
 
 def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
     """A ragged batch of packed documents with padding; images as they are."""
-    inputs = spec.embed.example(spec.axes(Scope()), len(DOCUMENTS), N, generator(seed, "inputs"))
-    layout = TokenLayout.packed(DOCUMENTS, N) if spec.embed.causal() else TokenLayout.whole(len(DOCUMENTS), N)
-    source, source_layout = None, None
-    if spec.encoder is not None:
-        source = spec.encoder.embed.example(spec.encoder.axes(Scope()), len(SOURCES), N, generator(seed, "source"))
-        packed = spec.encoder.embed.causal()
-        source_layout = TokenLayout.packed(SOURCES, N) if packed else TokenLayout.whole(len(SOURCES), N)
-    patches = [
-        None if stack is None else stack.embed.example_patches(stack.axes(Scope()), generator(seed, "patches"))
-        for stack in (spec, spec.encoder)
-    ]
-    bare = Batch(inputs, layout, source, source_layout, torch.ones(()), *patches)
+    case = Case(spec, seed, model, rows=len(DOCUMENTS), n=N)
+    layout, source_layout = _layout(spec, DOCUMENTS), None if spec.encoder is None else _layout(spec.encoder, SOURCES)
     with torch.no_grad():
-        out = model(inputs, _ctx(model, spec, bare, Ctx(layout=layout)))
+        out = case.run(layout=layout, source_layout=source_layout)
     weight = torch.randn(out.shape, generator=generator(seed, "projection"), dtype=out.dtype)
     if spec.embed.causal() and out.shape[:2] == layout.order.shape and not (spec.head is not None and spec.head.pools()):
         weight = weight * layout.real[..., None]
-    return dc.replace(bare, weight=weight, labels=random_labels(spec, out, layout, seed))
+    labels = random_labels(spec, out, layout, seed)
+    return Batch(case.inputs, layout, case.source, source_layout, weight, case.patches, case.source_patches, labels)
+
+
+def _layout(stack: Model, documents: Sequence[Sequence[int]]) -> TokenLayout:
+    return TokenLayout.packed(documents, N) if stack.embed.causal() else TokenLayout.whole(len(documents), N)
 
 
 # -- four ways to run the same batch --------------------------------------------------------------------------------
