@@ -26,7 +26,7 @@ from dovetail.proof.answers import MAX_KEY, Key, Step, Unreadable, choices_of
 from dovetail.proof.compare.comparison import EXACT, Progress, Status
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.sides import Side, run
-from dovetail.proof.http import Refused, post_json
+from dovetail.proof.http import Http, Refused
 from dovetail.text.tokenizer import Tokenizer
 
 TOP = 5  # log-probs that are asked for
@@ -141,10 +141,11 @@ def ask(url: str, ids: list[int], model: str | None, seconds: float = ANSWER_SEC
     body: dict[str, Any] = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP}
     if model is not None:
         body["model"] = model
+    client = Http(url, seconds=seconds)
     try:
-        answer = post_json(url, "/completions", {**body, "return_tokens_as_token_ids": True}, seconds=seconds)
+        answer = client.post("/completions", {**body, "return_tokens_as_token_ids": True})
     except Refused:  # a strict server: ask without the field that it may not know
-        answer = post_json(url, "/completions", body, seconds=seconds)
+        answer = client.post("/completions", body)
     try:
         steps = choices_of(answer)[0].steps
         if not steps or steps[0].logprob is None:

@@ -6,6 +6,7 @@ before the first one is sent, without a second list of what each law asks.
 
 from __future__ import annotations
 
+import dataclasses as dc
 import itertools
 import threading
 import time
@@ -14,9 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail.core.errors import FileError
-from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.proof.answers import Answer, Step, choices_of, joined
-from dovetail.proof.http import exchange, get_json, post_json, post_stream
+from dovetail.proof.http import Http
 
 PATH = "/completions"
 MAX_REQUESTS = 5000  # to one server, in one run
@@ -73,17 +73,13 @@ def length_of(prompt: Any) -> int:
 class HttpClient(Client):
     """A running server."""
 
-    def __init__(self, url: str, *, key: str | None = None, seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(self, url: str, *, key: str | None = None) -> None:
         super().__init__()
-        self.url, self.key, self.seconds = url, key, seconds
-
-    def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at a path."""
-        return get_json(self.url, path, seconds=self.seconds, key=self.key)
+        self.http = Http(url, key)
 
     def complete(self, body: Body) -> list[Answer]:
         try:
-            return choices_of(post_json(self.url, PATH, body, seconds=self.seconds, key=self.key))
+            return choices_of(self.http.post(PATH, body))
         finally:
             self.count(body)
 
@@ -104,15 +100,15 @@ class HttpClient(Client):
 
     def flush(self, path: str) -> bool:
         """Empty the prefix cache by a path at the server's root; False where it has none."""
-        root = self.url.rstrip("/").removesuffix("/v1")
+        root = dc.replace(self.http, url=self.http.url.rstrip("/").removesuffix("/v1"))
         try:
-            with exchange(root, path, {}, seconds=self.seconds, key=self.key) as (_, response):
+            with root.exchange(path, {}) as (_, response):
                 return response.status == 200
         except FileError:
             return False
 
     def _events(self, body: Body) -> Any:
-        return post_stream(self.url, PATH, {**body, "stream": True}, seconds=self.seconds, key=self.key)
+        return self.http.events(PATH, {**body, "stream": True})
 
 
 class DryRun(Client):

@@ -104,7 +104,7 @@ class Probe:
 
     def _model(self, wanted: str | None) -> str:
         try:
-            listed = self.client.get("/models").get("data")
+            listed = self.client.http.get("/models").get("data")
         except FileError as error:  # mlx-lm without a cache of Hugging Face answers nothing
             if wanted is not None:
                 return wanted
@@ -114,9 +114,9 @@ class Probe:
         entries: Sequence[Any] = listed if isinstance(listed, list) else ()
         names = [str(entry["id"])[:300] for entry in entries[:1000] if isinstance(entry, dict) and "id" in entry]
         if wanted is None and not names:
-            raise FileError(f"{self.client.url}: lists no model; name one with --model")
+            raise FileError(f"{self.client.http.url}: lists no model; name one with --model")
         if wanted is not None and names and wanted not in names:
-            raise FileError(f"{self.client.url}: has no model {wanted!r}; {names_or_nearest(wanted, names, 'models')}")
+            raise FileError(f"{self.client.http.url}: has no model {wanted!r}; {names_or_nearest(wanted, names, 'models')}")
         return wanted or names[0]
 
     def _fields(self) -> None:
@@ -156,7 +156,7 @@ class Probe:
             if self.answers(prompts.new(length), 1) is not None:
                 self.quirks.longest = length
                 return
-        raise FileError(f"{self.client.url}: refuses prompts of {LENGTHS[-1]} tokens")
+        raise FileError(f"{self.client.http.url}: refuses prompts of {LENGTHS[-1]} tokens")
 
     def _cold(self, prompts: Prompts) -> None:
         """Find a field that sends a prompt past the prefix cache; believed where no cached tokens are reported."""

@@ -56,7 +56,7 @@ def opened(
         other = opened(against, model=model, key=key, tokenizer=tokenizer, dtype=dtype, seed=seed + 1)
     client = HttpClient(url, key=key)
     quirks, prompts = Probe(client, tokenizer, seed).run(model)
-    client.seconds = limit_of(quirks)
+    client.http.seconds = limit_of(quirks)
     return Served(client, quirks, prompts, dtype=dtype, exact=exact, other=other)
 
 
