@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from dovetail.construction import generator
 from dovetail.proof.compare.record import answer_of
-from dovetail.proof.foreign.model import LENGTHS, Foreign, N
+from dovetail.proof.foreign.model import Foreign
 from dovetail.proof.foreign.packing import described, documented
-from dovetail.proof.laws.case import DERIVATIVE
+from dovetail.proof.laws.case import ARRANGEMENTS, DERIVATIVE, LENGTHS, Arrangement, N, rows_of
 from dovetail.proof.laws.law import Laws, NotApplicable, Outcome
 
 CHUNKINGS = {
@@ -31,6 +31,7 @@ COMPILED = 1e-5  # tolerance where both sides run the same operators in float32
 SOURCES = ("encoder_hidden_states", "encoder_outputs")  # names of the argument that cross attention reads
 
 
+RIGHT, LEFT, PACKED, _ = ARRANGEMENTS
 FOREIGN = Laws()
 law = FOREIGN.law
 
@@ -61,7 +62,7 @@ def chunked(case: Foreign) -> str | None:
         case.same(_cached(case, tokens, chunking), want, name)
     if case.mask_covers is None:
         return "it takes no attention_mask with its cache: no padded batch was decoded"
-    batch, mask, positions = padded_rows(LENGTHS, case.tokens, case.padding, left=True)
+    batch, mask, positions = _padded(case, LEFT)
     got = _cached(case, batch, (13,) + (1,) * (N - 13), mask, positions if case.positions else None)
     for r, length in enumerate(LENGTHS):
         alone = case.outputs(case.tokens[r : r + 1, :length])[0]
@@ -100,27 +101,24 @@ def padded(case: Foreign) -> str | None:
         if length == N:
             case.same(whole[r], alone[r], f"row {r} among neighbors and alone")
     if case.masks:
-        for left in (False, True):
-            batch, mask, positions = padded_rows(LENGTHS, tokens, case.padding, left)
-            how = {"position_ids": positions} if left and case.positions else {}
-            out, side = case.outputs(batch, attention_mask=mask, **how), "left" if left else "right"
-            for r, length in enumerate(LENGTHS):
-                real = out[r, N - length :] if left else out[r, :length]
-                case.same(real, alone[r], f"row {r}, {N - length} padded on the {side}, and alone")
+        for side, batch in (("right", RIGHT), ("left", LEFT)):
+            ids, mask, positions = _padded(case, batch)
+            how = {"position_ids": positions} if batch is LEFT and case.positions else {}
+            for r, real in enumerate(batch.split(case.outputs(ids, attention_mask=mask, **how))):
+                case.same(real, alone[r], f"row {r}, {N - LENGTHS[r]} padded on the {side}, and alone")
     else:
         untested.append("it takes no attention_mask")
     if case.documents:
-        row = torch.cat([tokens[r, :length] for r, length in enumerate(LENGTHS)])[None]
-        positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
-        packed = case.outputs(row, position_ids=positions, **case.without_cache)[0]
-        for r, document in enumerate(packed.split(LENGTHS)):
-            case.same(document, alone[r], f"document {r} packed and alone")
-        names = documented(case.model)
+        positions = PACKED.join([torch.arange(length) for length in LENGTHS])
+        how, names = {"position_ids": positions, **case.without_cache}, documented(case.model)
         more = {name: value for name, value in described(LENGTHS).items() if name in names}
+        ways: dict[str, dict[str, Any]] = {"and alone": how}
         if more:
-            packed = case.outputs(row, position_ids=positions, **more, **case.without_cache)[0]
-            for r, document in enumerate(packed.split(LENGTHS)):
-                case.same(document, alone[r], f"document {r} packed with {'seq_idx' if 'seq_idx' in more else 'cu_seq_lens'}")
+            ways[f"with {'seq_idx' if 'seq_idx' in more else 'cu_seq_lens'}"] = {**how, **more}
+        for way, arguments in ways.items():
+            packed = case.outputs(PACKED.join(rows_of(tokens, LENGTHS)), **arguments)
+            for r, document in enumerate(PACKED.split(packed)):
+                case.same(document, alone[r], f"document {r} packed {way}")
     else:
         untested.append("it does not separate packed documents")
     return "; ".join(untested)
@@ -238,13 +236,11 @@ def _listed(names: set[str]) -> str:
     return ", ".join(first) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def padded_rows(lengths: Sequence[int], tokens: Tensor, padding: int, left: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """A padded batch of rows of these lengths: tokens, mask and positions, each (rows, n)."""
-    batch, mask = torch.full_like(tokens, padding), torch.zeros_like(tokens)
-    for r, length in enumerate(lengths):
-        real = slice(tokens.shape[1] - length, None) if left else slice(0, length)
-        batch[r, real], mask[r, real] = tokens[r, :length], 1
-    return batch, mask, (mask.cumsum(-1) - 1).clamp(min=0)
+def _padded(case: Foreign, batch: Arrangement) -> tuple[Tensor, Tensor, Tensor]:
+    """A padded batch of the rows: tokens, mask and positions, each (rows, n)."""
+    rows = rows_of(case.tokens, LENGTHS)
+    mask = batch.join([torch.ones_like(row) for row in rows], 0)
+    return batch.join(rows, case.padding), mask, (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def laws_on(case: Foreign, names: Sequence[str] = ()) -> Iterator[Outcome]:

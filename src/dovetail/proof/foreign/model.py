@@ -31,10 +31,9 @@ from dovetail.proof.compare.decoding import Cache, arguments_of, find_cache
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.record import answer_of
 from dovetail.proof.foreign.make import SPREADS, Make, Narrowest, given_vocabulary, module_of, perturb
-from dovetail.proof.laws.case import RELATION
+from dovetail.proof.laws.case import LENGTHS, RELATION, N
 from dovetail.proof.laws.law import LawCase, first_line
 
-N, LENGTHS = 21, (21, 9, 14)
 PARTLY, SINGLE = 1e-5, 1e-4  # tolerances where some operators, or all of them, return float32
 
 

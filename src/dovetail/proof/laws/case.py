@@ -50,6 +50,10 @@ class Case(LawCase):
         self.model = model or perturbed(spec, seed)
         self.device = next(self.model.parameters()).device
 
+    def of(self, model: ModelModule) -> Case:
+        """The same case with another model."""
+        return Case(self.spec, self.seed, model)
+
     # -- comparing
 
     def gap(self, what: str) -> None:

@@ -71,9 +71,9 @@ def _joined(case: Case) -> None:
     """Leaves that are multiplied at once equal the leaves, also after their weights were replaced by other tensors."""
     model, other = perturbed(case.spec, case.seed), perturbed(case.spec, case.seed + 1)
     if join(model):
-        case.same(Case(case.spec, case.seed, model).run(), case.run(), "leaves joined and apart")
+        case.same(case.of(model).run(), case.run(), "leaves joined and apart")
         model.load_state_dict(other.state_dict(), assign=True)
-        joined, apart = (Case(case.spec, case.seed, one).run() for one in (model, other))
+        joined, apart = (case.of(one).run() for one in (model, other))
         case.same(joined, apart, "leaves joined and apart, with other weights")
 
 
@@ -104,7 +104,7 @@ def _in_float32(case: Case, able: list[str]) -> None:
 
 
 def _error(case: Case, single: ModelModule, want: Tensor) -> float:
-    in_single = Case(case.spec, case.seed, single)
+    in_single = case.of(single)
     return float((in_single.stream(in_single.inputs, in_single.ctx()).double() - want).abs().max())
 
 

@@ -25,7 +25,7 @@ from dovetail.model import Model
 from dovetail.ops import attend
 from dovetail.proof.laws import sharded
 from dovetail.proof.laws.case import LAWS, RELATION, Case
-from dovetail.proof.laws.law import Broken, NotApplicable, first_line
+from dovetail.proof.laws.law import NotApplicable
 from dovetail.proof.laws.oracle import ORACLES, check_oracles
 from dovetail.proof.laws.suite import OWN_NUMBER
 
@@ -80,15 +80,10 @@ def verdict(law: str, model: Model, in_ranks: Seed | None = None) -> str:
         return "; ".join(str(failure) for failure in check_oracles(sorted(kinds))[:1])
     if law == "sharded":
         return _sharded(model, in_ranks)
-    try:
-        LAWS[law].check(Case(model))
-    except NotApplicable:
-        raise
-    except Broken as broken:
-        return str(broken)
-    except Exception as error:
-        return first_line(error)
-    return ""
+    outcome = LAWS.test(law, Case(model))
+    if outcome.state == "not applicable":
+        raise NotApplicable(outcome.detail)
+    return outcome.detail if outcome.state == "failed" else ""
 
 
 def _sharded(model: Model, in_ranks: Seed | None) -> str:

@@ -17,8 +17,7 @@ from dovetail.model import Model
 from dovetail.parallel.pipeline import Piece, Pipeline
 from dovetail.parallel.stage import Stage, keep_stage
 from dovetail.proof.laws.case import perturbed
-from dovetail.proof.laws.sharded_batch import Batch
-from dovetail.proof.laws.sharded_result import Result, gaps_of
+from dovetail.proof.laws.sharded_batch import Batch, Result, gaps_of
 
 MICRO_BATCHES = 2
 

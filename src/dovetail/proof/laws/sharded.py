@@ -44,10 +44,8 @@ from dovetail.parallel.pair import Pair
 from dovetail.parallel.shard import fully_shard_model, tensor_parallel
 from dovetail.proof.laws.adapted import perturb
 from dovetail.proof.laws.case import RELATION, Case, NotApplicable, law, perturbed
-from dovetail.proof.laws.initial import initial_gaps
 from dovetail.proof.laws.pipelined import pipeline_gaps
-from dovetail.proof.laws.sharded_batch import Batch, random_labels
-from dovetail.proof.laws.sharded_result import Result, gaps_of
+from dovetail.proof.laws.sharded_batch import Batch, Result, gaps_of, initial_gaps, random_labels
 from dovetail.weights.adapters.attach import adaptable, attach
 
 How = Literal["tp", "fsdp", "sequence", "ring", "pipeline", "adapters"]

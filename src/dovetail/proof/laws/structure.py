@@ -113,7 +113,7 @@ def round_trip(case: Case) -> None:
     with torch.no_grad():
         for path, value in load_bytes(save_bytes({k: v.contiguous() for k, v in stored.items()})).items():
             tensor_at(fresh, path).copy_(value)
-        got = Case(case.spec, case.seed, fresh).run()
+        got = case.of(fresh).run()
         case.same(got, case.run(), "outputs with loaded weights", IDENTITY)
     with tempfile.TemporaryDirectory() as place:
         save(case.model, case.spec, Path(place) / "model")
@@ -161,10 +161,7 @@ def _tapped_elsewhere(case: Case, want: dict[str, Tensor]) -> None:
     while decoding from a pool."""
     values: dict[str, Tensor] = {}
 
-    def listen(address: str, x: Tensor) -> None:
-        values[address] = x
-
-    listener = Unedited({"*": listen})
+    listener = Unedited({"*": values.__setitem__})
     case.run(listen=listener)
     shared = [address for address in want if address in values and want[address].is_floating_point()]
     case.true(len(shared) > 0, "no tap fires with the chosen kernel")
