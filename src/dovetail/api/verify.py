@@ -21,9 +21,8 @@ from dovetail.proof.compare.comparison import Status
 from dovetail.proof.compare.dump import Dump
 from dovetail.proof.compare.dump_check import verify_dump
 from dovetail.proof.compare.engines import engines, recorded
-from dovetail.proof.compare.lengths import LONGEST
 from dovetail.proof.compare.opening import DUMP, EMITTED, SideLike, local, pair
-from dovetail.proof.compare.prompt import ROWS, Prompt, prompt_of_ids, random_prompt
+from dovetail.proof.compare.prompt import LONGEST, ROWS, Prompt, prompt_of_ids, random_prompt
 from dovetail.proof.compare.server import ServerVerdict, compare_server
 from dovetail.proof.compare.sides import Side
 from dovetail.proof.compare.verdict import Verdict

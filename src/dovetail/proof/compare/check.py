@@ -18,7 +18,7 @@ import dataclasses as dc
 
 import torch
 
-from dovetail.proof.compare.cause import CauseSearch, find_cause
+from dovetail.proof.compare.cause import CauseSearch, find_cause, nonfinite_weights, weight_differences
 from dovetail.proof.compare.comparison import (
     EXACT,
     Progress,
@@ -30,13 +30,11 @@ from dovetail.proof.compare.comparison import (
 )
 from dovetail.proof.compare.decoding import STEPS, run_decoding
 from dovetail.proof.compare.float64 import float32_islands_widened
-from dovetail.proof.compare.lengths import LONGEST, limits_of, long_length
 from dovetail.proof.compare.match import comparable
-from dovetail.proof.compare.prompt import Prompt, random_prompt
+from dovetail.proof.compare.prompt import LONGEST, Prompt, limits_of, long_length, random_prompt
 from dovetail.proof.compare.record import Recording
 from dovetail.proof.compare.sides import Side
 from dovetail.proof.compare.verdict import Pass, Verdict
-from dovetail.proof.compare.weight_differences import nonfinite_weights, weight_differences
 
 NEVER = ("padding", "gradients and training mode", "devices other than the CPU")
 

@@ -20,12 +20,14 @@ from torch import Tensor, nn
 
 from dovetail.core.errors import FileError
 from dovetail.core.finite import nonfinite
+from dovetail.proof.compare.cause import nonfinite_weights
 from dovetail.proof.compare.check import NEVER, explain
 from dovetail.proof.compare.comparison import (
     EXACT,
     Comparison,
     Progress,
     Tap,
+    envelope,
     excused_tokens,
     layers_before,
     relative_gap,
@@ -35,13 +37,11 @@ from dovetail.proof.compare.comparison import (
 )
 from dovetail.proof.compare.dump import Dump
 from dovetail.proof.compare.dump_match import Sources, match_dump
-from dovetail.proof.compare.error_bounds import envelope
 from dovetail.proof.compare.match import Place, comparable, layer_of
 from dovetail.proof.compare.prompt import Prompt, prompt_of_ids
 from dovetail.proof.compare.record import ANSWER, Recording
 from dovetail.proof.compare.sides import Side, run
 from dovetail.proof.compare.verdict import Pass, Verdict
-from dovetail.proof.compare.weight_differences import nonfinite_weights
 
 NOT_RUN = ("the dump in float64", "longer prompts")
 

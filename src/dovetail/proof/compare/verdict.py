@@ -6,11 +6,10 @@ import dataclasses as dc
 from math import isfinite
 from typing import Any
 
-from dovetail.proof.compare.cause import Cause
+from dovetail.proof.compare.cause import Cause, WeightDifference
 from dovetail.proof.compare.comparison import Comparison, Status, Tap, short
 from dovetail.proof.compare.match import layer_of
 from dovetail.proof.compare.prompt import Prompt
-from dovetail.proof.compare.weight_differences import WeightDifference
 
 FAILED: tuple[Status, ...] = ("structural", "non-finite")
 

@@ -2,12 +2,24 @@
 
 Each is an equality between runs of the model itself. Where a model lacks a feature that a law needs (a cache, a mask), the law
 is not applicable, with the reason; where a law can be tested in part, it returns a note on the rest.
+
+Documents are also packed as the classes of transformers document it, with keyword arguments beside restarted positions:
+
+    cu_seq_lens_q, cu_seq_lens_k    int32 (documents + 1): where each document begins, and the end of the last
+    max_length_q, max_length_k      the longest document
+    seq_idx                         int32 (1, n): the document of each token
+
+Attention is separated by restarted positions alone; these arguments are for kernels and for recurrences. A class documents an
+argument where its forward has it, or where `**kwargs: Unpack[…]` names it in a TypedDict.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import typing
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,7 +28,6 @@ from torch import Tensor, nn
 from dovetail.construction import generator
 from dovetail.proof.compare.record import answer_of
 from dovetail.proof.foreign.model import Foreign
-from dovetail.proof.foreign.packing import described, documented
 from dovetail.proof.laws.case import ARRANGEMENTS, DERIVATIVE, LENGTHS, Arrangement, N, rows_of
 from dovetail.proof.laws.law import Laws, NotApplicable, Outcome
 
@@ -29,8 +40,6 @@ DRAWS = 4  # inputs that are tested: with one of them an expert may get no token
 SILENT = 1e-13  # of the largest gradient: the gradient of a weight whose effect cancels is rounding only
 COMPILED = 1e-5  # tolerance where both sides run the same operators in float32
 SOURCES = ("encoder_hidden_states", "encoder_outputs")  # names of the argument that cross attention reads
-
-
 RIGHT, LEFT, PACKED, _ = ARRANGEMENTS
 FOREIGN = Laws()
 law = FOREIGN.law
@@ -247,3 +256,32 @@ def laws_on(case: Foreign, names: Sequence[str] = ()) -> Iterator[Outcome]:
     """Test these laws, or all, on a model, by number."""
     for name in FOREIGN.names(names):
         yield FOREIGN.test(name, case)
+
+
+def described(lengths: Sequence[int]) -> dict[str, Any]:
+    """All arguments for documents of these lengths in one row."""
+    begins = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    document = torch.cat([torch.full((length,), i, dtype=torch.int32) for i, length in enumerate(lengths)])[None]
+    longest = max(lengths)
+    return {
+        "cu_seq_lens_q": begins,
+        "cu_seq_lens_k": begins,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        "seq_idx": document,
+    }
+
+
+def documented(model: nn.Module) -> frozenset[str]:
+    """The names of these arguments that a model's forward documents."""
+    forward = type(model).forward
+    names = set(inspect.signature(forward).parameters)
+    try:
+        hints = typing.get_type_hints(forward, include_extras=True)
+    except (NameError, TypeError):  # an annotation that cannot be evaluated here
+        hints = {}
+    for name, parameter in inspect.signature(forward).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            for fields in typing.get_args(hints.get(name)):  # Unpack[TypedDict]
+                names |= set(getattr(fields, "__annotations__", {}))
+    return frozenset(names & set(described((1,))))

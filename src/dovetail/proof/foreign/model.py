@@ -12,29 +12,72 @@ A module is called with token ids (batch, n) and returns outputs (batch, n, …)
 
 Everything runs in float64, code that asks for float32 included (proof/compare/float64.py); tolerances are 1e-9 of the scale.
 Where some operator still returns float32 they are 1e-5; for a model that runs in float32 only, 1e-4.
+
+Random weights are perturbed: as they are first, they hide bugs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dovetail.construction import generator
 from dovetail.core.errors import FileError
 from dovetail.proof.compare.decoding import Cache, arguments_of, find_cache
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.record import answer_of
-from dovetail.proof.foreign.make import SPREADS, Make, Narrowest, given_vocabulary, module_of, perturb
 from dovetail.proof.laws.case import LENGTHS, RELATION, N
 from dovetail.proof.laws.law import LawCase, first_line
 
 PARTLY, SINGLE = 1e-5, 1e-4  # tolerances where some operators, or all of them, return float32
+SPREADS = (1.0, 0.3, 0.0)  # factors of the perturbation of weights; a smaller one where outputs are not finite
+Make = Callable[[], Any]
+
+
+class Narrowest(TorchDispatchMode):
+    """Records whether an operator returns a tensor narrower than float64."""
+
+    narrow = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator and check the dtypes of its outputs."""
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 and x.dim() > 0:
+                self.narrow = True
+        return out
+
+
+def module_of(result: Any) -> nn.Module:
+    """The module in the result of a factory."""
+    module = result[0] if isinstance(result, tuple) else result
+    if not isinstance(module, nn.Module):
+        raise FileError(f"the factory returned {type(module).__name__}, not an nn.Module")
+    return module
+
+
+def given_vocabulary(make: Make) -> int | None:
+    """The size of the vocabulary, where the factory returns one."""
+    result = make()
+    return int(result[1]) if isinstance(result, tuple) else None
+
+
+@torch.no_grad()
+def perturb(model: nn.Module, factor: float, seed: int) -> None:
+    """Perturb every weight. Initial weights hide bugs: attention is nearly uniform, norms are one, biases zero."""
+    for name, weight in model.named_parameters():
+        if factor and weight.requires_grad:  # not the balancing bias of a router: some experts would get no token
+            noise = torch.randn(weight.shape, generator=generator(seed, f"moved {name}"), dtype=torch.float64)
+            spread = 1.2 * weight.shape[-1] ** -0.5 if weight.dim() > 1 else 0.3
+            weight.add_((noise * spread * factor).to(weight.dtype))
 
 
 class Foreign(LawCase):

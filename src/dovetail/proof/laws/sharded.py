@@ -1,5 +1,5 @@
 """What law 8 compares: one model whole, and the same over two ranks by tensor, by FSDP, with its sequence split, where keys are
-all-gathered or go round a ring, or by layers, in a pipeline (proof/laws/pipelined.py); by tensor and by FSDP also with an
+all-gathered or go round a ring, or by layers, in a pipeline (proof/laws/sharded_batch.py); by tensor and by FSDP also with an
 adapter on each linear leaf.
 
     with Pair() as pair:
@@ -44,8 +44,7 @@ from dovetail.parallel.pair import Pair
 from dovetail.parallel.shard import fully_shard_model, tensor_parallel
 from dovetail.proof.laws.adapted import perturb
 from dovetail.proof.laws.case import RELATION, Case, NotApplicable, law, perturbed
-from dovetail.proof.laws.pipelined import pipeline_gaps
-from dovetail.proof.laws.sharded_batch import Batch, Result, gaps_of, initial_gaps, random_labels
+from dovetail.proof.laws.sharded_batch import Batch, Result, gaps_of, initial_gaps, pipeline_gaps, random_labels
 from dovetail.weights.adapters.attach import adaptable, attach
 
 How = Literal["tp", "fsdp", "sequence", "ring", "pipeline", "adapters"]
