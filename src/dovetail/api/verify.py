@@ -16,7 +16,7 @@ from dovetail.api.result import PageResult
 from dovetail.core.dtypes import dtype_of
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
-from dovetail.proof.compare.check import padding_token, verify as verify_sides
+from dovetail.proof.compare.check import Verdict, padding_token, verify as verify_sides
 from dovetail.proof.compare.comparison import Status
 from dovetail.proof.compare.dump import Dump
 from dovetail.proof.compare.dump_check import verify_dump
@@ -25,7 +25,6 @@ from dovetail.proof.compare.opening import DUMP, EMITTED, SideLike, local, pair
 from dovetail.proof.compare.prompt import LONGEST, ROWS, Prompt, prompt_of_ids, random_prompt
 from dovetail.proof.compare.server import ServerVerdict, compare_server
 from dovetail.proof.compare.sides import Side
-from dovetail.proof.compare.verdict import Verdict
 from dovetail.proof.rollouts.check import explain_rollouts
 from dovetail.proof.rollouts.file import read_rollouts
 from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict

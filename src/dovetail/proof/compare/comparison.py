@@ -104,7 +104,7 @@ def envelope(
 
 
 @dc.dataclass
-class Comparison:
+class SideComparison:
     """Every compared tap in order, and the recordings in float64 and in the dtype of the sides."""
 
     taps: list[Tap]
@@ -140,7 +140,7 @@ def compare_sides(
     dtype: torch.dtype | None = None,
     layers_only: bool = False,
     progress: Progress = lambda line: None,
-) -> Comparison:
+) -> SideComparison:
     """Run both sides in their dtype and in float64, and compare the taps that both have; with `layers_only`, those of whole
     layers and the output."""
     spec = a.spec or b.spec
@@ -174,7 +174,7 @@ def compare_recordings(
     dtypes: tuple[torch.dtype, torch.dtype],
     *,
     causal: bool = True,
-) -> Comparison:
+) -> SideComparison:
     """Compare the taps that both sides have, in the order of the first side."""
     taps, missing = [], []
     exact_a, exact_b = exact
@@ -193,7 +193,7 @@ def compare_recordings(
         taps.append(_tap(address, runs, dtypes, layers_before(address, depth), excused))
     missing += [address for address in exact_b.taps if address not in exact_a.taps]
     counts = [sum(int(flipped.sum()) for flipped in side.values()) for side in flips]
-    return Comparison(taps, dtypes, exact, own, missing, (counts[0], counts[1]))
+    return SideComparison(taps, dtypes, exact, own, missing, (counts[0], counts[1]))
 
 
 Flips = dict[str, Tensor]  # by the path of a router: (batch · n,) true where the choice differs from the float64 run

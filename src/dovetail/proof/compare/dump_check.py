@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from dovetail.core.errors import FileError
 from dovetail.core.finite import nonfinite
 from dovetail.proof.compare.cause import nonfinite_weights
-from dovetail.proof.compare.check import NEVER, explain
+from dovetail.proof.compare.check import NEVER, Pass, Verdict, explain
 from dovetail.proof.compare.comparison import (
     EXACT,
-    Comparison,
     Progress,
+    SideComparison,
     Tap,
     envelope,
     excused_tokens,
@@ -41,7 +41,6 @@ from dovetail.proof.compare.match import Place, comparable, layer_of
 from dovetail.proof.compare.prompt import Prompt, prompt_of_ids
 from dovetail.proof.compare.record import ANSWER, Recording
 from dovetail.proof.compare.sides import Side, run
-from dovetail.proof.compare.verdict import Pass, Verdict
 
 NOT_RUN = ("the dump in float64", "longer prompts")
 
@@ -150,7 +149,9 @@ def _passes(dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumped,
     return passes
 
 
-def _compared(dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumped, group: Group, rows: Tensor) -> Comparison:
+def _compared(
+    dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumped, group: Group, rows: Tensor
+) -> SideComparison:
     """The comparison of some of the tokens, in the order of our computation."""
     exact, own = recordings
     flips = router_flips(exact, own)
@@ -170,7 +171,7 @@ def _compared(dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumpe
             taps.append(_tap(address, [one[compared] for one in runs], dump.dtype, layers_before(address, depth)))
     missing = [address for address in exact.taps if address not in theirs.taps and address not in exact.alias]
     dtypes = (dump.dtype, dump.dtype)
-    return Comparison(taps, dtypes, (cut, theirs_cut), (own_cut, theirs_cut), missing)
+    return SideComparison(taps, dtypes, (cut, theirs_cut), (own_cut, theirs_cut), missing)
 
 
 def _tap(address: str, runs: Sequence[Tensor], dtype: torch.dtype, layers: int) -> Tap:

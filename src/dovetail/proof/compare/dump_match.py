@@ -35,7 +35,7 @@ LOGITS = "logits"
 
 
 @dc.dataclass(frozen=True)
-class Source:
+class DumpSource:
     """The tensors of a dump that give one of our activations, and how: shards by rank -> (tokens, width)."""
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class Source:
         return torch.stack([dump[name].present for name in self.names]).all(0)
 
 
-Sources = dict[str, Source]  # by address
+Sources = dict[str, DumpSource]  # by address
 Forms = dict[str, dict[str, Sources]]  # by the pattern of an address and the name of the form
 
 
@@ -90,7 +90,9 @@ def head_sizes(spec: Model) -> dict[str, int]:
     }
 
 
-def _put(forms: Forms, form: str, address: str, source: Source, want: Mapping[str, Tensor], heads: Mapping[str, int]) -> None:
+def _put(
+    forms: Forms, form: str, address: str, source: DumpSource, want: Mapping[str, Tensor], heads: Mapping[str, int]
+) -> None:
     """Add a form of an activation, and where it is heads the same with interleaved pairs."""
     if address not in want:
         return
@@ -100,19 +102,19 @@ def _put(forms: Forms, form: str, address: str, source: Source, want: Mapping[st
         forms[pattern_of(address)].setdefault(f"{form}, interleaved", {})[address] = _in_halves(source, size)
 
 
-def _in_halves(source: Source, head: int) -> Source:
+def _in_halves(source: DumpSource, head: int) -> DumpSource:
     """Heads whose rotary pairs are interleaved, with the pairs in halves: (…, head / 2, 2) -> (…, 2, head / 2)."""
 
     def read(rows: Sequence[Rows]) -> Tensor:
         return source.read(rows).unflatten(-1, (-1, head // 2, 2)).transpose(-1, -2).flatten(-3)
 
-    return Source(source.names, read)
+    return DumpSource(source.names, read)
 
 
 # -- by name --------------------------------------------------------------------------------------------------------
 
 
-def _by_name(dump: Dump, want: Mapping[str, Tensor], spec: Model | None) -> Iterator[tuple[str, str, Source]]:
+def _by_name(dump: Dump, want: Mapping[str, Tensor], spec: Model | None) -> Iterator[tuple[str, str, DumpSource]]:
     """(form, address, source) of every place whose name the dump has, likeliest form first."""
     if LOGITS in dump:
         yield "whole", ANSWER, _whole(LOGITS)
@@ -162,7 +164,7 @@ def _tensors(dump: Dump, name: str) -> list[str]:
 
 def _outputs(
     dump: Dump, name: str, place: Place, sizes: Mapping[str, int], want: Mapping[str, Tensor]
-) -> Iterator[tuple[str, str, Source]]:
+) -> Iterator[tuple[str, str, DumpSource]]:
     first = _tensors(dump, name)[0]
     if place.move is None:
         yield from ((form, place.ours[0], one) for form, one in _plain(dump, name, want, place.ours[0], layer=place.layer))
@@ -175,28 +177,28 @@ def _outputs(
             return torch.cat([place.outputs(shard, per_rank)[i] for shard in rows[0].shards], -1)
 
         if sum(shard.shape[1] for shard in dump[first].shards) == sum(sizes[path] for path in place.ours):
-            yield "whole", path, Source((first,), read)
+            yield "whole", path, DumpSource((first,), read)
 
 
 def _plain(
     dump: Dump, name: str, want: Mapping[str, Tensor], address: str, *, layer: bool = True
-) -> Iterator[tuple[str, Source]]:
+) -> Iterator[tuple[str, DumpSource]]:
     """The forms of a tensor that is not packed: the sum of a layer's (delta, residual), or the first tensor."""
     names = _tensors(dump, name)
     if not names or address not in want:
         return
     fitting = [one for one in names if dump[one].whole().shape[1] == want[address].shape[1]]
     if layer and len(names) > 1 and names[:2] == fitting[:2]:
-        yield "sum", Source((names[0], names[1]), lambda rows: rows[0].whole() + rows[1].whole())
+        yield "sum", DumpSource((names[0], names[1]), lambda rows: rows[0].whole() + rows[1].whole())
     if names[0] in fitting or address == ANSWER:
         yield ("first" if len(names) > 1 else "whole"), _whole(names[0])
 
 
-def _whole(name: str) -> Source:
-    return Source((name,), lambda rows: rows[0].whole())
+def _whole(name: str) -> DumpSource:
+    return DumpSource((name,), lambda rows: rows[0].whole())
 
 
-def _fused(dump: Dump, prefix: str, absent: Sequence[Place], sizes: Mapping[str, int]) -> Iterator[tuple[str, str, Source]]:
+def _fused(dump: Dump, prefix: str, absent: Sequence[Place], sizes: Mapping[str, int]) -> Iterator[tuple[str, str, DumpSource]]:
     """Outputs of modules that the dump does not have, as parts of a module beside them whose width is their sum."""
     siblings: dict[str, list[Place]] = {}
     for place in absent:
@@ -218,7 +220,7 @@ def _fused(dump: Dump, prefix: str, absent: Sequence[Place], sizes: Mapping[str,
                     continue
                 used |= {name, *(place.theirs for place in run)}
                 for i, place in enumerate(run):
-                    yield "whole", place.ours[0], Source((name,), _part(widths, i))
+                    yield "whole", place.ours[0], DumpSource((name,), _part(widths, i))
 
 
 def _part(widths: Sequence[int], i: int) -> Callable[[Sequence[Rows]], Tensor]:
@@ -240,7 +242,7 @@ class _Fits:
     def __init__(self, dump: Dump, want: Mapping[str, Tensor], tokens: Tensor) -> None:
         self.dump, self.want, self.tokens = dump, want, tokens
 
-    def cosine(self, address: str, source: Source) -> float:
+    def cosine(self, address: str, source: DumpSource) -> float:
         """The cosine of a source and our activation, over the tokens that the dump has; −1 where the shapes differ."""
         rows, ours = source.present(self.dump)[self.tokens], self.want[address]
         x = source.of(self.dump)[self.tokens]
@@ -251,15 +253,15 @@ class _Fits:
         cosine = (x @ ours / (x.norm() * ours.norm()).clamp_min(1e-300)).item()
         return cosine if cosine == cosine else -1.0  # NaN: the comparison reports it
 
-    def best(self, sources: Mapping[str, Source]) -> float:
+    def best(self, sources: Mapping[str, DumpSource]) -> float:
         """The largest cosine over the layers: with a bug, the layers before it are near."""
         return max((self.cosine(address, source) for address, source in sources.items()), default=-1.0)
 
-    def mean(self, sources: Mapping[str, Source]) -> float:
+    def mean(self, sources: Mapping[str, DumpSource]) -> float:
         """The mean cosine over the layers: decides where one layer is the same in two patterns, as with gate and up swapped."""
         return sum(self.cosine(address, source) for address, source in sources.items()) / max(len(sources), 1)
 
-    def nearest(self, forms: Mapping[str, Mapping[str, Source]]) -> Mapping[str, Source]:
+    def nearest(self, forms: Mapping[str, Mapping[str, DumpSource]]) -> Mapping[str, DumpSource]:
         """The sources of the nearest form. Addresses that it lacks, as the first layer of a sum, take another."""
         fits = {form: self.best(sources) for form, sources in forms.items()}
         best = next(form for form, fit in fits.items() if fit >= max(fits.values()) - TIE)
@@ -277,11 +279,11 @@ class Pair(NamedTuple):
     order: int
     group: str
     pattern: str
-    sources: Mapping[str, Source]
+    sources: Mapping[str, DumpSource]
 
 
 def _by_value(
-    dump: Dump, want: Mapping[str, Tensor], heads: Mapping[str, int], fits: _Fits, found: Mapping[str, Source]
+    dump: Dump, want: Mapping[str, Tensor], heads: Mapping[str, int], fits: _Fits, found: Mapping[str, DumpSource]
 ) -> Sources:
     """Sources of the addresses that no name gives: nearest pairs of patterns first, each pattern of the dump once, unless it
     is the same activation. What is less than the same counts only where no name of a module is known."""

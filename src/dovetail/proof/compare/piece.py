@@ -23,7 +23,7 @@ from dovetail.hf.resolved import differences
 from dovetail.model import NO_VIEWS, Block, Model, ModelModule
 from dovetail.proof.compare import candidates
 from dovetail.proof.compare.candidates import Candidate, with_tensors
-from dovetail.proof.compare.comparison import EXACT, Comparison
+from dovetail.proof.compare.comparison import EXACT, SideComparison
 from dovetail.proof.compare.field_candidates import field_candidates, rope_stretches, score_scales, show
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import ANSWER
@@ -47,7 +47,7 @@ class CauseSearch:
         self,
         model: ModelModule,
         prompt: Prompt,
-        comparison: Comparison,
+        comparison: SideComparison,
         *,
         known: int = 0,
         other: Model | None = None,

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from dovetail.construction import generator
 from dovetail.proof.compare.record import answer_of
 from dovetail.proof.foreign.model import Foreign
-from dovetail.proof.laws.case import ARRANGEMENTS, DERIVATIVE, LENGTHS, Arrangement, N, rows_of
+from dovetail.proof.laws.case import ARRANGEMENTS, LENGTHS, Arrangement, N, rows_of
+from dovetail.proof.laws.kernel import compare_derivatives
 from dovetail.proof.laws.law import Laws, NotApplicable, Outcome
 
 CHUNKINGS = {
@@ -153,31 +154,7 @@ def gradient(case: Foreign) -> None:
     if case.dtype != torch.float64 or case.tolerance > 1e-8:
         raise NotApplicable("it computes in float32, which is too imprecise for finite differences")
     named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
-    direction = {
-        n: torch.randn(p.shape, generator=generator(case.seed, f"direction {n}"), dtype=p.dtype) for n, p in named.items()
-    }
-    grads = torch.autograd.grad(_scalar(case), list(named.values()), allow_unused=True)
-    slope = sum(float((g * direction[name]).sum()) for name, g in zip(named, grads, strict=True) if g is not None)
-
-    @torch.no_grad()
-    def moved(by: float) -> float:
-        for name, p in named.items():
-            p.add_(direction[name], alpha=by)
-        value = float(_scalar(case))
-        for name, p in named.items():
-            p.sub_(direction[name], alpha=by)
-        return value
-
-    def by_differences(step: float) -> float:
-        coarse, fine = ((moved(k * step) - moved(-k * step)) / (2 * k * step) for k in (2, 1))
-        return (4 * fine - coarse) / 3  # Richardson extrapolation: two step sizes cancel the error of second order
-
-    step, gap = 1e-5 / max(abs(slope), 10.0), float("inf")
-    for smaller in (1, 32, 1024):  # perhaps a kink, or a change of experts, is within the step
-        gap = min(gap, abs(by_differences(step / smaller) - slope) / max(abs(slope), 1.0))
-        if gap <= DERIVATIVE:
-            break
-    case.true(gap <= DERIVATIVE, f"autograd gives {slope:.6g}; finite differences deviate by {gap:.1e} of it")
+    compare_derivatives(case, named, lambda: _scalar(case), case.seed)
 
 
 def _scalar(case: Foreign, draw: int = 0, **how: Any) -> Tensor:

@@ -34,8 +34,9 @@ from dovetail.core.errors import FileError
 from dovetail.proof.compare.decoding import Cache, arguments_of, find_cache
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.record import answer_of
+from dovetail.proof.compare.user_code import first_line
 from dovetail.proof.laws.case import LENGTHS, RELATION, N
-from dovetail.proof.laws.law import LawCase, first_line
+from dovetail.proof.laws.law import LawCase
 
 PARTLY, SINGLE = 1e-5, 1e-4  # tolerances where some operators, or all of them, return float32
 SPREADS = (1.0, 0.3, 0.0)  # factors of the perturbation of weights; a smaller one where outputs are not finite

@@ -22,8 +22,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.scope import Scope
 from dovetail.model import Model, ModelModule
-from dovetail.proof.laws.cpu import cpu_seconds
-from dovetail.proof.laws.law import Broken, LawCase, Laws, NotApplicable as NotApplicable  # for the files of laws
+from dovetail.proof.laws.law import Broken, LawCase, Laws, NotApplicable as NotApplicable, cpu_seconds  # for the files of laws
 
 T = TypeVar("T")
 DTYPE = torch.float64

@@ -11,13 +11,16 @@ FOREIGN.test("causal", case)         Outcome("causal", "passed", …)
 from __future__ import annotations
 
 import dataclasses as dc
+import os
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from dovetail.core.errors import FileError
+from dovetail.proof.compare.user_code import first_line
 
 # specs with every pair of values that meet, where parts act on each other; with every value, for what is true of one part or
 # one leaf; with every kind twice, for what is slow
@@ -72,11 +75,6 @@ class LawCase:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
         return f"{first_line(error)}{where}"
-
-
-def first_line(error: Exception | None, most: int = 300) -> str:
-    """The type of an error and the first line of its message, at most `most` characters."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:most] if str(error).strip() else ''}"
 
 
 @dc.dataclass
@@ -155,3 +153,30 @@ class Laws(dict[str, Law]):
         except case.errors as error:
             state, detail = "failed", case.raised(error)
         return Outcome(name, state, detail, round(case.clock() - begin, 3), list(declared))
+
+
+PROCESSES = Path("/proc")  # of Linux; elsewhere only children that have ended are counted
+
+
+def cpu_seconds() -> float:
+    """The CPU time so far of this process, of its children that have ended, and of every descendant that runs."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system + _descendants()
+
+
+def _descendants() -> float:
+    children: dict[int, list[tuple[int, float]]] = defaultdict(list)  # by parent: (process, its seconds)
+    for path in PROCESSES.glob("[0-9]*/stat"):
+        try:
+            _, _, rest = path.read_text(encoding="utf-8", errors="replace").rpartition(")")  # the name may hold anything
+        except OSError:
+            continue  # it has ended
+        fields = rest.split()
+        ticks = sum(map(int, fields[11:15]))  # utime, stime, and those of its children that have ended
+        children[int(fields[1])].append((int(path.parent.name), ticks / os.sysconf("SC_CLK_TCK")))
+    total, below = 0.0, [os.getpid()]
+    while below:
+        for process, seconds in children[below.pop()]:
+            total += seconds
+            below.append(process)
+    return total

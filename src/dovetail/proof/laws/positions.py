@@ -70,7 +70,7 @@ def positions(case: Case) -> None:
         _joined(case, coords)
 
 
-class Row(Decoder):
+class PositionDecoder(Decoder):
     """A decoder that is given the coordinates of images alone."""
 
     def __init__(self, case: Case, layout: Layout, coords: Tensor, flat: bool) -> None:
@@ -89,7 +89,7 @@ class Row(Decoder):
 
 def _decode(case: Case, coords: Tensor, want: Tensor, layout: Layout, flat: bool) -> None:
     """Decode in chunks; in the middle of the text roll a row back, and fork another."""
-    decoder, how = Row(case, layout, coords, flat), f"{layout}{', flat' if flat else ''}"
+    decoder, how = PositionDecoder(case, layout, coords, flat), f"{layout}{', flat' if flat else ''}"
     rows = [3, 1, 4]
     decoder.admit(rows)
     place = [0] * BATCH

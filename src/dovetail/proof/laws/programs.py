@@ -28,7 +28,7 @@ ROWS, PAGE, PAGES, SLACK = 4, 4, 14, 3  # fewer pages than four full rows need, 
 
 
 @dc.dataclass
-class Row:
+class ProgramRow:
     """The expected state of one row: the number of its encoder input, its tokens and its marks."""
 
     source: int = 0
@@ -54,7 +54,7 @@ class Program(Decoder):
         self.case, self.layout, self.encoded = case, layout, encoded
         self.rng = random.Random(f"{case.seed} {layout} {case.spec.key}")
         self.pool = Pool(case.spec, ROWS, N, layout=layout, dtype=DTYPE, source=N, page=PAGE, pages=PAGES, slack=SLACK)
-        self.rows = [Row() for _ in range(ROWS)]
+        self.rows = [ProgramRow() for _ in range(ROWS)]
         self.outputs: list[Output] = []
         self.vocabulary = case.inputs.unique().tolist()
         self.ahead = self.pool.ahead  # a row begins with as many tokens
@@ -169,7 +169,7 @@ class Program(Decoder):
     def admit_row(self, row: int) -> None:
         """Begin a sequence, with an encoder input of its own where the model has an encoder."""
         source = self.rng.randrange(BATCH)
-        self.rows[row] = Row(source)
+        self.rows[row] = ProgramRow(source)
         if self.case.spec.encoder is None:
             return
         if source not in self.encoded:

@@ -24,7 +24,7 @@ from dovetail.core.extensions import load_parts, loaded
 from dovetail.core.part import walk, walk_spec
 from dovetail.files.spec import from_yaml, load_spec, to_yaml, zoo
 from dovetail.model import Model
-from dovetail.proof.laws import (
+from dovetail.proof.laws import (  # noqa: F401  each registers its laws
     adapted,
     compiled,
     device,
@@ -49,30 +49,6 @@ from dovetail.proof.laws.cover import PairCover, quick_specs
 from dovetail.proof.laws.law import Covers, Outcome
 from dovetail.proof.laws.oracle import check_oracles, grouped_kinds, kinds_to_test
 from dovetail.proof.laws.record import Record
-
-__all__ = [
-    "Report",
-    "adapted",
-    "compiled",
-    "device",
-    "drafted",
-    "draws",
-    "invariant",
-    "kernel",
-    "loss",
-    "narrow",
-    "ported",
-    "positions",
-    "programs",
-    "quantized",
-    "replaced",
-    "run_suite",
-    "sequence",
-    "sharded",
-    "structure",
-    "tuned",
-    "try_spec",
-]
 
 OWN_NUMBER = "own_number"  # law 14: it tests kinds, not specs
 WORKERS = 2

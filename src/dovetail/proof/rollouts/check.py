@@ -17,7 +17,7 @@ from torch import Tensor
 from dovetail.core.errors import FileError
 from dovetail.proof.compare.comparison import EXACT, Progress, short
 from dovetail.proof.compare.sides import ModelSide, Side, in_dtype
-from dovetail.proof.rollouts.decomposition import Context, Noise, verdict_of
+from dovetail.proof.rollouts.decomposition import Context, RoundingSize, verdict_of
 from dovetail.proof.rollouts.explain import Explanation, Search, Source
 from dovetail.proof.rollouts.file import Rollout
 from dovetail.proof.rollouts.fit import size
@@ -59,7 +59,7 @@ def explain_rollouts(
     trainer = some.target_logprobs(own)
     progress(f"{side.label}, float64 and bfloat16")
     exact, coarse = side_logprobs(side, some, EXACT), stored_logits(side, some, torch.bfloat16)
-    noise = Noise(size(trainer - exact), size(some.target_logprobs(coarse) - exact))
+    noise = RoundingSize(size(trainer - exact), size(some.target_logprobs(coarse) - exact))
     recorded = [one.settings for one in some.rollouts if one.settings is not None]
     search = Search(some, own, recorded, noise.floor)
     progress("searching for the causes")
@@ -82,7 +82,7 @@ def check_vocabulary(rollouts: Sequence[Rollout], vocab: int, path: str) -> None
 
 
 def dtype_sources(
-    side: Side, sampled: Sampled, own: torch.dtype, coarse: Tensor, exact: Tensor, gap: float, noise: Noise
+    side: Side, sampled: Sampled, own: torch.dtype, coarse: Tensor, exact: Tensor, gap: float, noise: RoundingSize
 ) -> list[Source]:
     """The model in other dtypes. One that rounds less than the trainer counts only where it leaves next to nothing: against
     any sampler that rounds, an exact run is nearer than another rounded one."""

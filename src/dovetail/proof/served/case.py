@@ -13,7 +13,7 @@ from dovetail.proof.answers import Answer, Step
 from dovetail.proof.laws.law import LawCase, Laws
 from dovetail.proof.served.client import Client
 from dovetail.proof.served.noise import Noise, distance, row_gap
-from dovetail.proof.served.prompts import Prompt, Prompts
+from dovetail.proof.served.prompts import Prompts, ServedPrompt
 from dovetail.proof.served.quirks import FLUSHES, Quirks
 
 TOKENS = 8  # generated per request, unless a law says otherwise
@@ -52,28 +52,28 @@ class Served(LawCase):
 
     # -- asking
 
-    def body(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> dict[str, Any]:
+    def body(self, prompt: ServedPrompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> dict[str, Any]:
         """The fields of a request. Requests with one salt share the prefix cache; without one, it is not used if it can be."""
         quirks = self.quirks
         cold = {"salt": {"cache_salt": salt or new_salt()}, "cache_prompt": {} if salt else {"cache_prompt": False}}
         fields = {"model": quirks.model, "prompt": prompt.data(), "max_tokens": tokens, "temperature": 0}
         return {**fields, **quirks.fields, **cold.get(quirks.cold, {}), **more}
 
-    def ask(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> Answer:
+    def ask(self, prompt: ServedPrompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> Answer:
         """The first choice of one request, sent alone; greedy unless `more` says otherwise."""
         return self.choices(prompt, tokens, salt, **more)[0]
 
-    def sample(self, prompt: Prompt, tokens: int) -> Answer:
+    def sample(self, prompt: ServedPrompt, tokens: int) -> Answer:
         """One request at temperature 1; the same tokens in every run against a server that takes seeds."""
         seed: dict[str, Any] = {} if "seeds" in self.quirks.lacks else {"seed": self.prompts.seed}
         return self.ask(prompt, tokens, temperature=1, **seed)
 
-    def choices(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> list[Answer]:
+    def choices(self, prompt: ServedPrompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> list[Answer]:
         """All choices of one request."""
         self._flush(salt)
         return self.client.complete(self.body(prompt, tokens, salt, **more))
 
-    def stream(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> Answer:
+    def stream(self, prompt: ServedPrompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> Answer:
         """The streamed answer to one request."""
         self._flush(salt)
         return self.client.stream(self.body(prompt, tokens, salt, **more))
@@ -83,7 +83,7 @@ class Served(LawCase):
         self._flush(None)
         return at_once([lambda body=body: self.client.complete(body)[0] for body in bodies])
 
-    def listed(self, prompts: Sequence[Prompt], tokens: int = TOKENS) -> list[Answer]:
+    def listed(self, prompts: Sequence[ServedPrompt], tokens: int = TOKENS) -> list[Answer]:
         """The answers to several prompts of one request."""
         self._flush(None)
         body = self.body(prompts[0], tokens)
@@ -98,11 +98,11 @@ class Served(LawCase):
         return [length for length in wanted if length <= self.quirks.longest]
 
     @cached_property
-    def sampled(self) -> tuple[Prompt, Answer]:
+    def sampled(self) -> tuple[ServedPrompt, Answer]:
         """The text of laws that need one."""
         return self.text()
 
-    def text(self) -> tuple[Prompt, Answer]:
+    def text(self) -> tuple[ServedPrompt, Answer]:
         """A short prompt and a long text that the server sampled after it: the log-probs of each position, by decoding."""
         prompt = self.prompts.new(START)
         return prompt, self.sample(prompt, min(self.quirks.longest, LONGEST) - START)

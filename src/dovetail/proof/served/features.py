@@ -9,7 +9,7 @@ from math import exp, log
 from dovetail.proof.answers import Answer, Step
 from dovetail.proof.laws.law import NotApplicable
 from dovetail.proof.served.case import Served, at_once, law, new_salt
-from dovetail.proof.served.prompts import Prompt
+from dovetail.proof.served.prompts import ServedPrompt
 
 SEEDS = 6  # seeded requests that are repeated beside others
 FLIPS = 0.1  # of seeded tokens, at most, may change by rounding: a draw falls between two tokens
@@ -135,7 +135,7 @@ def held_back(case: Served) -> None:
         raise NotApplicable("no answer holds plain text that could begin a stop string")
 
 
-def _stopped(case: Served, prompt: Prompt, stops: list[str], want: str) -> Iterator[tuple[str, Answer, bool]]:
+def _stopped(case: Served, prompt: ServedPrompt, stops: list[str], want: str) -> Iterator[tuple[str, Answer, bool]]:
     """(how, answer, whether its text parts from the wanted one at a near-tie) for the prompt, whole and streamed."""
     runs: dict[str, Callable[..., Answer]] = {"whole": case.ask}
     if "streams" not in case.quirks.lacks:

@@ -18,7 +18,7 @@ from dovetail.proof.answers import Answer, Unreadable
 from dovetail.proof.http import BadStatus
 from dovetail.proof.laws.law import NotApplicable
 from dovetail.proof.served.client import HttpClient, timed
-from dovetail.proof.served.prompts import Prompt, Prompts
+from dovetail.proof.served.prompts import Prompts, ServedPrompt
 from dovetail.text.tokenizer import Tokenizer
 
 SAMPLING = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0}
@@ -73,7 +73,7 @@ class Probe:
     def __init__(self, client: HttpClient, tokenizer: Tokenizer | None, seed: int) -> None:
         self.client, self.tokenizer, self.seed = client, tokenizer, seed
         self.quirks = Quirks()
-        self.first = Prompt(FIRST_IDS, FIRST_IDS)
+        self.first = ServedPrompt(FIRST_IDS, FIRST_IDS)
 
     def run(self, model: str | None) -> tuple[Quirks, Prompts]:
         """Ask all questions."""
@@ -90,12 +90,12 @@ class Probe:
         quirks.token_seconds = max(0.0, timed(lambda: self.ask(many, 17))[1] - quirks.seconds) / 16
         return quirks, prompts
 
-    def ask(self, prompt: Prompt, tokens: int, **more: Any) -> list[Answer]:
+    def ask(self, prompt: ServedPrompt, tokens: int, **more: Any) -> list[Answer]:
         """The choices of one request."""
         body = {"model": self.quirks.model, "prompt": prompt.data(), "max_tokens": tokens, "temperature": 0}
         return self.client.complete({**body, **self.quirks.fields, **more})
 
-    def answers(self, prompt: Prompt, tokens: int, **more: Any) -> list[Answer] | None:
+    def answers(self, prompt: ServedPrompt, tokens: int, **more: Any) -> list[Answer] | None:
         """The same; None where the server refuses."""
         try:
             return self.ask(prompt, tokens, **more)
