@@ -20,12 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
-from dovetail.hf.dialect import DIALECTS
 from dovetail.model import Model
 from dovetail.proof.compare.dump import Dump, Rows
-from dovetail.proof.compare.match import Place, comparable, ours, theirs
+from dovetail.proof.compare.match import Place, comparable, namings
 from dovetail.proof.compare.record import ANSWER
 
 SAME, NEAR = 0.999, 0.5  # cosines: of one activation; of one activation with a bug before it, where no other is nearer
@@ -136,15 +134,9 @@ def _naming(dump: Dump, want: Mapping[str, Tensor], spec: Model | None) -> tuple
     """The names of modules of which the dump has the most, and what stands before them in the dump."""
     if spec is None:
         return "", [Place(name, (name,)) for name in want if not name.endswith(".in")]
-    namings: list[Sequence[Place]] = [ours(spec)]
-    for family in DIALECTS:
-        try:
-            namings.append(theirs(spec, family))
-        except SpecError:
-            continue
     names = [name.partition("#")[0] for name in dump.names()]
-    best: tuple[int, str, Sequence[Place]] = (-1, "", namings[0])
-    for places in namings:
+    best: tuple[int, str, Sequence[Place]] = (-1, "", ())
+    for places in namings(spec):
         last = places[0].theirs
         for prefix in {name[: -len(last)] for name in names if name.endswith(f".{last}")} | {""}:
             count = sum(prefix + place.theirs in names for place in places)

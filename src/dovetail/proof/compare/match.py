@@ -8,10 +8,11 @@ layer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses as dc
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -148,17 +149,19 @@ def layer_of(path: str) -> str:
     return _layer(path) or ("embed" if path.startswith("embed") else "head")
 
 
+def namings(spec: Model) -> Iterator[Sequence[Place]]:
+    """The places of a spec by our names, and by those of every family that can express it."""
+    yield ours(spec)
+    for family in DIALECTS:
+        with contextlib.suppress(SpecError):
+            yield theirs(spec, family)
+
+
 def places_by_name(module: nn.Module, spec: Model, user_map: Mapping[str, str]) -> list[Place]:
     """The places of a module of which only the names are known: pairs of the user's map (their pattern -> ours, `{}` is the
     number of the layer), our names or those of a family that can express the spec, and a list with one module per layer."""
     names = {name for name, _ in module.named_modules()}
-    candidates: list[Sequence[Place]] = [ours(spec)]
-    for family in DIALECTS:
-        try:
-            candidates.append(theirs(spec, family))
-        except SpecError:
-            continue
-    present = [with_routers(places, module, spec) for places in candidates]
+    present = [with_routers(places, module, spec) for places in namings(spec)]
     mapped = _user_places(user_map, spec, names)
     covered = {path for place in mapped for path in place.ours}
     best = [place for place in max(present, key=len) if not covered.intersection(place.ours)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses as dc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from dovetail.model import NO_VIEWS, Block, Model, ModelModule
 from dovetail.proof.compare import candidates
 from dovetail.proof.compare.candidates import Candidate, with_tensors
 from dovetail.proof.compare.comparison import EXACT, SideComparison
-from dovetail.proof.compare.field_candidates import field_candidates, rope_stretches, score_scales, show
+from dovetail.proof.compare.field_candidates import field_candidates, layer_candidates, show
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import ANSWER
 from dovetail.proof.compare.sides import encoded
@@ -171,10 +170,7 @@ class LayerPiece(Piece):
         block = model.layers[0]
         if self.search.other is not None and len(self.search.other.layers) > self.number:
             yield from _toward(part, self.search.other.layers[self.number])
-        mixer = block.modules_named("mixer")
-        scope = block.scope if mixer is None else mixer.scope
-        fields = chain(field_candidates(part), rope_stretches(part), score_scales(part, scope))
-        named, unnamed = _by_name(fields)
+        named, unnamed = _by_name(layer_candidates(part, block))
         yield from named
         yield from candidates.head_orders(part, tensors, self.weights)
         yield from candidates.swapped(part, tensors, self.weights)

@@ -26,9 +26,8 @@ from dovetail.core.group import Embed, Head
 from dovetail.core.linear import Linear
 from dovetail.core.module import tensor_at
 from dovetail.model import ModelModule
-from dovetail.ops.attend import using
 from dovetail.proof.laws.case import BATCH, IDENTITY, Case, NotApplicable, law, perturbed
-from dovetail.proof.laws.replaced import cached, paths
+from dovetail.proof.laws.replaced import on_paths, paths
 from dovetail.training.optim import Optimizer
 from dovetail.weights.adapters import attach as attaching, multi_lora
 from dovetail.weights.adapters.attach import Applied, adaptable, attach, detach, merge
@@ -226,12 +225,7 @@ def _paths(case: Case, model: ModelModule) -> dict[str, Tensor]:
 
 def _streams(case: Case) -> dict[str, Tensor]:
     """The residual stream after the last layer on every path that has one."""
-    with using("reference"):
-        found = {"reference": case.stream(case.inputs, case.ctx())}
-    found["fast"] = case.stream(case.inputs, case.ctx())
-    if case.spec.order() != "both":
-        found["cached"] = cached(case)
-    return found
+    return on_paths(case, lambda: case.stream(case.inputs, case.ctx()))
 
 
 @torch.no_grad()

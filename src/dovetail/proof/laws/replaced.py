@@ -10,7 +10,7 @@ all the same gets W alone. Tensor parallel, training and saving refuse such a le
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -103,16 +103,22 @@ def replaced(case: Case) -> None:
 
 def paths(case: Case) -> dict[str, Tensor]:
     """The outputs of every path of a model, by name."""
-    with using("reference"):
-        found = {"reference": case.run()}
-    found["fast"] = case.run()
+    outputs = on_paths(case, case.run)
     head = case.spec.head
     if head is not None:
-        labels = head.labels(case.scope, tuple(found["fast"].shape[:-1]), generator(case.seed, "labels"))
-        found["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses={}))
+        labels = head.labels(case.scope, tuple(outputs["fast"].shape[:-1]), generator(case.seed, "labels"))
+        outputs["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses={}))
+    return outputs
+
+
+def on_paths(case: Case, run: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """The result of a run with the reference kernels and the fast ones, and the outputs of a KV cache."""
+    with using("reference"):
+        outputs = {"reference": run()}
+    outputs["fast"] = run()
     if case.spec.order() != "both":
-        found["cached"] = cached(case)
-    return found
+        outputs["cached"] = cached(case)
+    return outputs
 
 
 def cached(case: Case) -> Tensor:

@@ -252,21 +252,15 @@ class Fingerprint:
 
     def __init__(self, spec: Model, seed: int) -> None:
         self.spec, self.seed = spec, seed
-        self.computed: list[dict[str, Tensor]] = []
-        self.rest = self.aspects()
+        self.computed = self.aspects()
 
     def differs(self, other: Fingerprint) -> bool:
         """Whether any aspect differs."""
         return any(_differ(mine, theirs) for mine, theirs in zip(self, other, strict=True))
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for i in itertools.count():
-            if i == len(self.computed):
-                aspect = next(self.rest, None)
-                if aspect is None:
-                    return
-                self.computed.append(aspect)
-            yield self.computed[i]
+        self.computed, again = itertools.tee(self.computed)
+        return again
 
     @torch.no_grad()
     def aspects(self) -> Iterator[dict[str, Tensor]]:

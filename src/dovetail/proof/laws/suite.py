@@ -64,8 +64,6 @@ class Report:
     parts: int = 0
     specs: int = 0
     pairs_covered: float = 0.0
-    cells: int = 0
-    not_applicable: int = 0
     seconds: float = 0.0
     by_law: dict[str, dict[str, Any]] = dc.field(default_factory=dict)
     failures: list[dict[str, str]] = dc.field(default_factory=list)
@@ -77,17 +75,18 @@ class Report:
         row["seconds"] += outcome.seconds
         if outcome.state == "not applicable":
             row["not_applicable"] += 1
-            self.not_applicable += 1
             return
         row["cells"] += 1
-        self.cells += 1
+        row["excepted"] += bool(outcome.exceptions)
         for part, reason in outcome.exceptions:
             self.excepted[part, outcome.law, reason][outcome.state] += 1
-        if outcome.exceptions:
-            row["excepted"] += 1
         if outcome.state == "failed":
             row["failed"] += 1
             self.failures.append({"law": outcome.law, "spec": spec, "detail": outcome.detail})
+
+    def total(self, count: str) -> int:
+        """The sum of a count over all laws."""
+        return sum(row[count] for row in self.by_law.values())
 
     def end(self, seconds: float) -> Report:
         """Add a failure for every exception whose law passed in all cells."""
@@ -120,12 +119,12 @@ class Report:
             "parts": self.parts,
             "laws": len(self.by_law),
             "specs": self.specs,
-            "cells": self.cells,
+            "cells": self.total("cells"),
             "pairs_covered": round(self.pairs_covered, 6),
             "failed": len(self.failures),
             "excepted": excepted,
-            "excepted_share": round(sum(row["excepted"] for row in self.by_law.values()) / max(self.cells, 1), 4),
-            "not_applicable": self.not_applicable,
+            "excepted_share": round(self.total("excepted") / max(self.total("cells"), 1), 4),
+            "not_applicable": self.total("not_applicable"),
             "by_law": {name: {**row, "seconds": round(row["seconds"], 2)} for name, row in self.by_law.items()},
             "over_budget": self.over_budget(),
             "seconds": round(self.seconds, 1),

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -121,13 +122,10 @@ def with_structure(search: Search, side: Side, best: Explanation) -> tuple[Expla
         return best, "other architectures (no spec is known)"
     model = in_dtype(model, torch.float32)
     longest = sorted(search.sampled.rollouts, key=lambda one: -len(one.tokens))
-    few, total = [], 0
-    for one in longest:
-        if few and total + len(one.tokens) > STRUCTURE_TOKENS:
-            break
-        few.append(one)
-        total += len(one.tokens)
-    sampled = Sampled(few)
+    totals = accumulate(len(one.tokens) for one in longest)
+    sampled = Sampled(
+        [one for one, total in zip(longest, totals, strict=True) if one is longest[0] or total <= STRUCTURE_TOKENS]
+    )
 
     def left(changed: Side, settings: Sequence[Settings]) -> float:
         logits = stored_logits(changed, sampled, torch.float32)

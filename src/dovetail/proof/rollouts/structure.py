@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses as dc
 import time
 from collections.abc import Callable, Iterator
-from itertools import chain
 from math import exp, log
 from typing import Any
 
@@ -20,7 +19,7 @@ from dovetail.core.module import tensor_at
 from dovetail.hf.field import value_at
 from dovetail.model import Model, ModelModule
 from dovetail.proof.compare.candidates import UNRUNNABLE, Candidate, with_tensors
-from dovetail.proof.compare.field_candidates import field_candidates, rope_stretches, score_scales, show
+from dovetail.proof.compare.field_candidates import field_candidates, layer_candidates, show
 from dovetail.proof.rollouts.fit import golden_section
 
 OUTER = frozenset({"layers", "encoder", "init", "width", "vocab", "dropout", "mtp"})
@@ -49,10 +48,7 @@ def variants(model: ModelModule) -> Iterator[Variant]:
     for i, block in enumerate(spec.layers):
         if block in spec.layers[:i]:
             continue
-        module = model.layers[i]
-        mixer = module.modules_named("mixer")
-        scope = module.scope if mixer is None else mixer.scope
-        for one in chain(field_candidates(block), rope_stretches(block), score_scales(block, scope)):
+        for one in layer_candidates(block, model.layers[i]):
             old, new = value_at(block, one.place), value_at(one.part, one.place)
             if one.cause != one.place:
                 yield from _made(spec, f"layers.*.{one.place}", one, old, new)
