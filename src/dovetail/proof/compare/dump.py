@@ -67,6 +67,10 @@ class Rows:
     present: Tensor  # (tokens,)
     dim: int | None = None  # the declared dimension of sharding; None: every rank has the whole
 
+    def width(self) -> int:
+        """The columns of all ranks."""
+        return sum(shard.shape[1] for shard in self.shards)
+
     def whole(self) -> Tensor:
         """The tensor of all ranks."""
         return self.shards[0] if self.dim is None else torch.cat(self.shards, -1)

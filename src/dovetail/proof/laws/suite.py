@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses as dc
 import multiprocessing as mp
-import os
 import threading
 import time
 from collections import Counter, defaultdict
@@ -22,6 +21,7 @@ import torch
 
 from dovetail.core.extensions import load_parts, loaded
 from dovetail.core.part import walk, walk_spec
+from dovetail.data.executors import end_with_parent
 from dovetail.files.spec import from_yaml, load_spec, to_yaml, zoo
 from dovetail.model import Model
 from dovetail.proof.laws import (  # noqa: F401  each registers its laws
@@ -157,17 +157,9 @@ def try_spec(text: str, names: Iterable[str], seed: int = 0, share: int = 1) -> 
 
 
 def _start_worker(load: tuple[str, ...]) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     load_parts(load)
-
-
-def _end_with_parent() -> None:
-    """End the process when the one that started it has ended, however it did."""
-    parent = mp.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def presets() -> list[Model]:
