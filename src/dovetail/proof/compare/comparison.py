@@ -89,17 +89,12 @@ class Envelope(NamedTuple):
     exact: float
 
 
-def rounding_floor(dtypes: tuple[torch.dtype, torch.dtype], layers: int) -> float:
-    """The rounding error that a tap may have where a side happens to be exact; the coarser of two dtypes counts."""
-    return max(torch.finfo(dtype).eps for dtype in dtypes) * (1 + layers)
-
-
 def envelope(
     dtypes: tuple[torch.dtype, torch.dtype], layers: int, typical: tuple[float, float], worst: tuple[float, float]
 ) -> Envelope:
     """The bounds of a tap with `layers` layers before it; `typical` and `worst` are the distances of both sides from their own
     float64 runs, at the median and at the worst token."""
-    floor = rounding_floor(dtypes, layers)
+    floor = max(torch.finfo(dtype).eps for dtype in dtypes) * (1 + layers)  # a side may happen to be exact; the coarser counts
     return Envelope(TYPICAL * (min(typical) + floor), WORST * (min(worst) + floor), EXACT_GAP * (1 + layers))
 
 

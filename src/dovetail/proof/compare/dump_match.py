@@ -266,17 +266,15 @@ class _Matcher:
                 forms: Forms = {}
                 for address in alike:
                     name = names.get(numbers_of(address)) or (names.get(()) if len(alike) == 1 else None)
-                    if name is not None and _fitting(self.dump[name].whole(), self.want[address], address):
+                    if name is None:
+                        continue
+                    extra = self.dump[name].whole().shape[1] - self.want[address].shape[1]
+                    if extra == 0 or (address == ANSWER and extra > 0):  # logits may have columns of padding
                         self.put(forms, "whole", address, _whole(name))
                 for by_form in forms.values():
                     sources = self.nearest(by_form)
                     pairs.append(Pair(self.best(sources), self.mean(sources), -order, group, pattern, sources))
         return _assigned(pairs, NEAR if not set(found) - {ANSWER} else SAME)
-
-
-def _fitting(x: Tensor, ours: Tensor, address: str) -> bool:
-    """Whether the widths are equal; logits may have columns of padding."""
-    return x.shape[1] == ours.shape[1] or (address == ANSWER and x.shape[1] > ours.shape[1])
 
 
 def _assigned(pairs: Iterable[Pair], least: float) -> Sources:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import build, generator
-from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.ctx import Ctx
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
@@ -154,10 +154,6 @@ class Case(LawCase):
         if self.spec.head is None or self.spec.head.pools():
             return self.model.hidden(inputs, ctx)[0]
         return self.model(inputs, ctx)
-
-    def listening(self, table: dict[str, Callable[[str, Tensor], Tensor | None]], **how: Any) -> Tensor:
-        """The model's output with listeners at some taps."""
-        return self.run(listen=Listener(table), **how)
 
     def gradients(self, loss: Tensor) -> dict[str, Tensor]:
         """The gradient of every parameter, zeros where it has none."""

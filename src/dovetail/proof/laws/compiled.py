@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.layout import TokenLayout
 from dovetail.model import BlockModule
 from dovetail.proof.laws.case import BATCH, Case, N, law
@@ -162,7 +162,7 @@ def _block_input(case: Case) -> tuple[Ctx, Tensor]:
     with torch.no_grad():
         ctx = case.ctx()
         _, layout = case.model.embed(case.inputs, ctx)
-        case.listening({"layers.0.in": keep})
+        case.run(listen=Listener({"layers.0.in": keep}))
     return dc.replace(ctx, layout=layout), inputs[0]
 
 

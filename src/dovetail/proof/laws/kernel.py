@@ -87,9 +87,8 @@ def _in_float32(case: Case, able: list[str]) -> None:
     recurs = any(isinstance(part, Mixer) and part.recurrent for _, part in walk_spec(case.spec))
     times = 16 if recurs else 4
     single = build(case.spec, seed=case.seed)
-    for (_, narrow), (_, exact) in zip(single.named_parameters(), case.model.named_parameters(), strict=True):
-        narrow.copy_(exact)
-    for (_, narrow), (_, exact) in zip(single.named_buffers(), case.model.named_buffers(), strict=True):
+    tensors = ([*model.parameters(), *model.buffers()] for model in (single, case.model))
+    for narrow, exact in zip(*tensors, strict=True):
         narrow.copy_(exact)
     rounded = Case(case.spec, case.seed, deepcopy(single).double())
     ctx = rounded.ctx()

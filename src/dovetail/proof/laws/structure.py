@@ -139,7 +139,7 @@ def tapped(case: Case) -> None:
 
     with attend.using("reference"):
         want = case.run()
-        got = case.listening({"*": listen})
+        got = case.run(listen=Listener({"*": listen}))
     case.same(got, want, "patching every tap with itself")
     head = [] if case.spec.head is None else taps(case.spec)
     expected = {address for address in head or taps(case.spec) if not address.startswith("encoder.")}

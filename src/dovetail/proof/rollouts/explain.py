@@ -41,7 +41,7 @@ class Source:
     logits: Tensor
 
 
-@dc.dataclass(frozen=True, eq=False)
+@dc.dataclass(frozen=True)
 class Explanation:
     """How the sampler's log-probs came about."""
 
@@ -133,13 +133,9 @@ class Search:
             dc.replace(one, source=self.own),
         ]
         for other in simpler:
-            if _differs(one, other) and self.left(other) <= 1.02 * left:
+            if other != one and self.left(other) <= 1.02 * left:
                 return self.pruned(other)
         return one
-
-
-def _differs(one: Explanation, other: Explanation) -> bool:
-    return one.settings != other.settings or one.source is not other.source
 
 
 @dc.dataclass(frozen=True)

@@ -107,10 +107,6 @@ class Tempered:
         mass = self.cumulative.gather(1, count[:, None] - 1)[:, 0]
         return torch.where(self.rank >= count, mass + self.own.exp(), mass).clamp(max=1.0).log()
 
-    def outside(self, count: Tensor) -> float:
-        """The fraction of sampled tokens that truncation would have left out."""
-        return (self.rank >= count).double().mean().item()
-
     def logprob(self, settings: Settings) -> Tensor:
         """(n,) the log-prob that the sampler reports."""
         return self.own - self.log_mass(self.kept(settings)) if settings.truncates else self.own

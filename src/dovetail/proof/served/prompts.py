@@ -38,11 +38,6 @@ class Prompts:
         self.pool, self.tokenizer = pool, tokenizer
         self.seed, self.random = seed, random.Random(seed)
 
-    @property
-    def counts(self) -> bool:
-        """Whether prompts of a given number of tokens can be made."""
-        return self.pool is not None or self.tokenizer is not None
-
     def new(self, length: int, prefix: ServedPrompt | None = None) -> ServedPrompt:
         """A prompt of `length` random tokens (of words, where nothing counts tokens), after the tokens of `prefix`."""
         if self.pool is not None:
