@@ -4,7 +4,7 @@
     own      = the same for a in the dtype of the dump
 
 A dump has no float64 run, so a bug and rounding are distinguished by size: the engine may round a few times as much as our own
-run in its dtype (envelope.py). Inside that bound of float32 or wider the verdict is equal; inside the wider bound of bfloat16
+run in its dtype (comparison.py). Inside that bound of float32 or wider the verdict is equal; inside the wider bound of bfloat16
 or float16 it is rounding, for a bug smaller than that cannot be seen; beyond, the sides are two functions.
 
 Tokens that the engine computed one by one, from its cache, are a pass of their own behind the others.

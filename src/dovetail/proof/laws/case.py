@@ -82,29 +82,26 @@ class Case(LawCase):
 
     # -- inputs, in the dtype and on the device of the model
 
-    def moved(self, x: Tensor | None) -> Tensor | None:
+    def moved(self, x: Tensor) -> Tensor:
         """A tensor on the model's device, and in its dtype unless it holds integers."""
-        return None if x is None else x.to(self.device, self.model.dtype if x.is_floating_point() else None)
+        return x.to(self.device, self.model.dtype if x.is_floating_point() else None)
 
-    def _example(self, spec: Model | None, name: str) -> Tensor | None:
-        if spec is None:
-            return None
+    def _example(self, spec: Model, name: str) -> Tensor:
         return self.moved(spec.embed.example(spec.axes(Scope()), self.rows, self.n, generator(self.seed, name)))
 
     def _patches(self, spec: Model | None, name: str) -> Tensor | None:
-        return None if spec is None else self.moved(spec.embed.example_patches(spec.axes(Scope()), generator(self.seed, name)))
+        patches = None if spec is None else spec.embed.example_patches(spec.axes(Scope()), generator(self.seed, name))
+        return None if patches is None else self.moved(patches)
 
     @cached_property
     def inputs(self) -> Tensor:
         """(batch, n) token ids, or images."""
-        inputs = self._example(self.spec, "inputs")
-        assert inputs is not None
-        return inputs
+        return self._example(self.spec, "inputs")
 
     @cached_property
     def source(self) -> Tensor | None:
         """(batch, n) token ids of the encoder, where there is one."""
-        return self._example(self.spec.encoder, "source")
+        return None if self.spec.encoder is None else self._example(self.spec.encoder, "source")
 
     @cached_property
     def patches(self) -> Tensor | None:
