@@ -13,7 +13,7 @@ from wrong_server import running
 import dovetail
 from dovetail.cli import main
 from dovetail.core.errors import DovetailError, FileError, UsageError
-from dovetail.proof.answers import Answer, Step, Unreadable, choices_of, joined
+from dovetail.proof.answers import Answer, Step, UnreadableAnswer, choices_of, joined
 from dovetail.proof.served.case import Served
 from dovetail.proof.served.client import DryRun
 from dovetail.proof.served.noise import Noise
@@ -143,7 +143,7 @@ def test_the_bound_follows_the_noise(noise: Noise, dtype: str | None, low: float
     ],
 )
 def test_an_answer_that_cannot_be_read_is_an_error(data: dict) -> None:
-    with pytest.raises(Unreadable) as refused:
+    with pytest.raises(UnreadableAnswer) as refused:
         choices_of(data)
     assert "\x1b" not in str(refused.value)
 
@@ -157,7 +157,7 @@ def test_forms_of_answers() -> None:
     assert answer.ids == (7,)
     events = [{"choices": [{"text": "a", "token_ids": [1]}]}, {"choices": []}, {"choices": [{"text": "b", "token_ids": [2]}]}]
     assert (joined(events).text, joined(events).ids) == ("ab", (1, 2))
-    with pytest.raises(Unreadable, match="error"):
+    with pytest.raises(UnreadableAnswer, match="error"):
         joined([{"error": "stopped"}])
 
 

@@ -58,7 +58,7 @@ class Answer:
         return self.ids if self.ids is not None else tuple(step.token for step in self.steps)
 
 
-class Unreadable(FileError):
+class UnreadableAnswer(FileError):
     """An answer without the fields that were asked for."""
 
 
@@ -67,12 +67,12 @@ def choices_of(data: Mapping[str, Any]) -> list[Answer]:
     choices = data.get("choices")
     if not isinstance(choices, list) or not 0 < len(choices) <= MAX_CHOICES:
         problem = printable(str(data.get("error", ""))) or "no choices"
-        raise Unreadable(f"the answer cannot be read: {problem}")
+        raise UnreadableAnswer(f"the answer cannot be read: {problem}")
     try:
         by_index = sorted(choices, key=lambda choice: int(choice.get("index") or 0))
         return [_answer(choice, cached_of(data)) for choice in by_index]
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-        raise Unreadable(f"the answer cannot be read ({printable(repr(error))})") from error
+        raise UnreadableAnswer(f"the answer cannot be read ({printable(repr(error))})") from error
 
 
 def joined(events: Iterable[Mapping[str, Any]]) -> Answer:
@@ -81,7 +81,7 @@ def joined(events: Iterable[Mapping[str, Any]]) -> Answer:
     with_ids, finish = False, None
     for event in events:
         if "error" in event:
-            raise Unreadable(f"the stream ends with an error: {printable(str(event['error']))}")
+            raise UnreadableAnswer(f"the stream ends with an error: {printable(str(event['error']))}")
         if not event.get("choices"):
             continue  # usage, or a comment
         (part,) = choices_of(event)
@@ -90,7 +90,7 @@ def joined(events: Iterable[Mapping[str, Any]]) -> Answer:
             with_ids, ids = True, [*ids, *part.ids]
         finish = part.finish or finish
         if len(text) > MAX_TEXT or len(steps) > MAX_STEPS:
-            raise Unreadable(f"the stream is longer than {MAX_STEPS:,} tokens")
+            raise UnreadableAnswer(f"the stream is longer than {MAX_STEPS:,} tokens")
     return Answer(tuple(steps), text, tuple(ids) if with_ids else None, finish)
 
 

@@ -111,7 +111,7 @@ def _part(widths: Sequence[int], i: int) -> Callable[[Sequence[Rows]], Tensor]:
     return read
 
 
-class Pair(NamedTuple):
+class Matched(NamedTuple):
     """A pattern of names in a dump, a pattern of our addresses, and how near they are."""
 
     fit: float  # over the layers, the nearest
@@ -260,7 +260,7 @@ class _Matcher:
         by_pattern: dict[str, list[str]] = {}
         for address in addresses:
             by_pattern.setdefault(pattern_of(address), []).append(address)
-        pairs: list[Pair] = []
+        pairs: list[Matched] = []
         for order, (group, names) in enumerate(groups.items()):
             for pattern, alike in by_pattern.items():
                 forms: Forms = {}
@@ -273,11 +273,11 @@ class _Matcher:
                         self.put(forms, "whole", address, _whole(name))
                 for by_form in forms.values():
                     sources = self.nearest(by_form)
-                    pairs.append(Pair(self.best(sources), self.mean(sources), -order, group, pattern, sources))
+                    pairs.append(Matched(self.best(sources), self.mean(sources), -order, group, pattern, sources))
         return _assigned(pairs, NEAR if not set(found) - {ANSWER} else SAME)
 
 
-def _assigned(pairs: Iterable[Pair], least: float) -> Sources:
+def _assigned(pairs: Iterable[Matched], least: float) -> Sources:
     chosen: Sources = {}
     patterns: set[str] = set()
     groups: set[str] = set()

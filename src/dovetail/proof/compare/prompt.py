@@ -110,7 +110,7 @@ NAMED = frozenset(
 )
 
 
-class Limit(NamedTuple):
+class LengthLimit(NamedTuple):
     """A length at which a model changes."""
 
     tokens: int
@@ -121,31 +121,31 @@ class LongLength(NamedTuple):
     """The length of the long prompt, and the limits that it does not pass."""
 
     tokens: int
-    beyond: list[Limit]
+    beyond: list[LengthLimit]
     reason: str  # why it is not longer: empty where it passes every limit
 
 
-def limits_of(spec: Model | None, configs: Iterable[Mapping[str, Any]]) -> list[Limit]:
+def limits_of(spec: Model | None, configs: Iterable[Mapping[str, Any]]) -> list[LengthLimit]:
     """Every length at which a model changes, shortest first, each once."""
     found = [limit for config in configs for limit in _in_config(config)]
     if spec is not None:
         for path, part in walk_spec(spec):
             tokens = part.reach() if isinstance(part, Mask) else part.limit() if isinstance(part, Scaling) else None
             if tokens is not None:
-                found.append(Limit(tokens, path))
+                found.append(LengthLimit(tokens, path))
     by_length = {limit.tokens: limit for limit in reversed(found)}
     return [by_length[tokens] for tokens in sorted(by_length)]
 
 
-def _in_config(config: Mapping[str, Any]) -> Iterable[Limit]:
+def _in_config(config: Mapping[str, Any]) -> Iterable[LengthLimit]:
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _in_config(value)
         elif name in NAMED and isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            yield Limit(value, name)
+            yield LengthLimit(value, name)
 
 
-def long_length(spec: Model, limits: list[Limit], *, longest: int, seconds_per_token: float) -> LongLength:
+def long_length(spec: Model, limits: list[LengthLimit], *, longest: int, seconds_per_token: float) -> LongLength:
     """The length of the long prompt. `seconds_per_token` is the time of the slowest run of the short one."""
     wanted = max([LONG, *(limit.tokens + BEYOND for limit in limits)])
     bounds = {

@@ -22,7 +22,7 @@ from torch import Tensor
 from dovetail.core.errors import FileError
 from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.core.printable import printable
-from dovetail.proof.answers import MAX_KEY, Key, Step, Unreadable, choices_of
+from dovetail.proof.answers import MAX_KEY, Key, Step, UnreadableAnswer, choices_of
 from dovetail.proof.compare.comparison import EXACT, Progress, Status
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.sides import Side, run
@@ -149,8 +149,8 @@ def ask(url: str, ids: list[int], model: str | None, seconds: float = ANSWER_SEC
     try:
         steps = choices_of(answer)[0].steps
         if not steps or steps[0].logprob is None:
-            raise Unreadable("its first token has none")
-    except Unreadable as error:
+            raise UnreadableAnswer("its first token has none")
+    except UnreadableAnswer as error:
         problem = "the answer holds no log-probs that can be read"
         raise FileError(f"{url}: {problem} ({error}); does the server offer them?") from error
     return steps[0]

@@ -42,7 +42,7 @@ STEPS: tuple[tuple[Sequence[int], Sequence[int]], ...] = (
 )
 
 
-class Watch(TorchDispatchMode):
+class DeviceWatch(TorchDispatchMode):
     """Records each operation over two devices, and each tensor that is made elsewhere."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def _here(frames: Iterable[traceback.FrameSummary]) -> str:
 def device(case: Case) -> None:
     """Run everything on the meta device; in the suite, one in eight programs of each spec."""
     for name, run in case.taking_turns(list(OnMeta(case).programs()), TURNS):
-        with Watch() as watch:
+        with DeviceWatch() as watch:
             try:
                 run()
             except (NotImplementedError, RuntimeError) as error:

@@ -23,7 +23,7 @@ from dovetail.core.invariant import make_invariant
 from dovetail.model import ModelModule
 from dovetail.ops import attend
 from dovetail.proof.laws.case import Case, law, perturbed
-from dovetail.proof.laws.sequence import Decoder
+from dovetail.proof.laws.sequence import CaseDecoder
 
 ULPS = 64  # of the largest output: what neighbors may change where kernels choose by the number of rows
 ROW, TOKENS, DTYPE = 1, 32, torch.float32
@@ -80,7 +80,7 @@ def _whole(case: Case, model: ModelModule, neighbors: str) -> Tensor:
 def _decoded(case: Case, model: ModelModule, neighbors: str) -> Tensor:
     own, rows = Case(case.spec, case.seed, model, rows=TOKENS, n=TOKENS), range(TOKENS)
     own.inputs = _beside(own.inputs, neighbors)
-    decoder = Decoder(own, "contiguous", rows=TOKENS, capacity=TOKENS, source=TOKENS, dtype=DTYPE)
+    decoder = CaseDecoder(own, "contiguous", rows=TOKENS, capacity=TOKENS, source=TOKENS, dtype=DTYPE)
     decoder.admit(rows, [TOKENS] * TOKENS)
     out, held = list[Tensor](), 0
     for new in (PREFILL, *[1] * STEPS):

@@ -18,7 +18,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.part import walk_spec
 from dovetail.model import Model
 from dovetail.proof.laws.case import ARRANGEMENTS, BATCH, LENGTHS, Case, N, NotApplicable, law, rows_of
-from dovetail.proof.laws.sequence import LAYOUTS, Decoder, behind, decodes
+from dovetail.proof.laws.sequence import LAYOUTS, CaseDecoder, behind, decodes
 from dovetail.state.pool import Layout
 
 IMAGES = (((0, 8),), ((0, 5), (9, 12)), ((0, 11),))  # per row: the tokens that have coordinates of their own
@@ -70,7 +70,7 @@ def positions(case: Case) -> None:
         _joined(case, coords)
 
 
-class PositionDecoder(Decoder):
+class PositionDecoder(CaseDecoder):
     """A decoder that is given the coordinates of images alone."""
 
     def __init__(self, case: Case, layout: Layout, coords: Tensor, flat: bool) -> None:

@@ -22,7 +22,7 @@ from dovetail.core.module import holder
 from dovetail.model import ModelModule
 from dovetail.ops.attend import using
 from dovetail.proof.laws.case import BATCH, Case, N, law, perturbed
-from dovetail.proof.laws.sequence import Decoder
+from dovetail.proof.laws.sequence import CaseDecoder
 
 SPREAD = 0.5  # of u and v: enough that no output stays the same
 STEPS = 3
@@ -123,7 +123,7 @@ def on_paths(case: Case, run: Callable[[], Tensor]) -> dict[str, Tensor]:
 
 def cached(case: Case) -> Tensor:
     """The outputs of a prefill and of a few steps."""
-    decoder, rows = Decoder(case, "contiguous"), range(BATCH)
+    decoder, rows = CaseDecoder(case, "contiguous"), range(BATCH)
     decoder.admit(rows)
     pieces = [decoder.feed(rows, list(piece)) for piece in case.inputs.split([N - STEPS, *[1] * STEPS], 1)]
     return torch.stack([torch.cat(row) for row in zip(*pieces, strict=True)])

@@ -50,7 +50,7 @@ def behind(chunks: Sequence[Sequence[int]], ahead: int) -> list[tuple[int, ...]]
     return [step for step in steps if any(step)]
 
 
-class Decoder:
+class CaseDecoder:
     """A case with a pool: feeds tokens to rows and returns their outputs."""
 
     def __init__(
@@ -123,7 +123,7 @@ def chunked(case: Case) -> None:
     ]
     for name, layout, flat in case.taking_turns(ways, 4):  # 4 and 3 layouts have no common factor: each spec meets them all
         rows = [0, 1, 2] if name != "ragged" else [3, 1, 4]
-        decoder = Decoder(case, layout, rows=3 if name == "in even chunks" else 5)
+        decoder = CaseDecoder(case, layout, rows=3 if name == "in even chunks" else 5)
         decoder.admit(rows)
         place, got = [0] * BATCH, [[] for _ in range(BATCH)]
         for lengths in behind(chunkings[name], case.spec.ahead() or 0):
@@ -175,7 +175,7 @@ def rollback(case: Case) -> None:
     for layout in case.taking_turns(LAYOUTS, 2):
         for least, extra in ((10, 2), (10, 9), (4, 13)):  # within the slack of a ring, beyond it, across its edge
             length = max(least, case.spec.ahead() or 0)
-            decoder = Decoder(case, layout)
+            decoder = CaseDecoder(case, layout)
             decoder.admit([0, 1, 2])
             decoder.feed([0], [tokens[0, :length]])
             decoder.pool.mark(0)
@@ -184,14 +184,14 @@ def rollback(case: Case) -> None:
             case.true(0 <= reached <= length, f"{layout}: a roll-back to {length} reached {reached}")
             (got,) = decoder.feed([0], [tokens[0, reached:]])
             case.same(got, want[0, reached:], f"{layout}: rolled back from {length + extra} to {length} (reached {reached})")
-        decoder = Decoder(case, layout)
+        decoder = CaseDecoder(case, layout)
         decoder.admit([0, 1, 2])
         decoder.feed([0], [tokens[0, :10]])
         decoder.pool.fork(0, 3)
         (other,) = decoder.feed([3], [wrong[0, :7]])
         (got,) = decoder.feed([0], [tokens[0, 10:]])
         case.same(got, want[0, 10:], f"{layout}: the forked row after a fork")
-        fresh = Decoder(case, layout)
+        fresh = CaseDecoder(case, layout)
         fresh.admit([0, 1, 2])
         (once,) = fresh.feed([0], [torch.cat([tokens[0, :10], wrong[0, :11]])])
         case.same(other, once[10:17], f"{layout}: the new row after a fork")

@@ -44,7 +44,7 @@ from dovetail.parallel.pair import Pair
 from dovetail.parallel.shard import fully_shard_model, tensor_parallel
 from dovetail.proof.laws.adapted import perturb
 from dovetail.proof.laws.case import RELATION, Case, NotApplicable, law, perturbed
-from dovetail.proof.laws.sharded_batch import Batch, Result, gaps_of, initial_gaps, pipeline_gaps, random_labels
+from dovetail.proof.laws.sharded_batch import Batch, RunResult, gaps_of, initial_gaps, pipeline_gaps, random_labels
 from dovetail.weights.adapters.attach import adaptable, attach
 
 How = Literal["tp", "fsdp", "sequence", "ring", "pipeline", "adapters"]
@@ -120,14 +120,14 @@ def compare(spec_yaml: str, seed: int, hows: Sequence[How]) -> dict[str, Compare
     return {how: _compare(WAYS[how], spec, seed, batch, wants) for how in hows}
 
 
-def _compare(way: Way, spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> Compared:
+def _compare(way: Way, spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> Compared:
     try:
         return Compared(way(spec, seed, batch, wants))
     except SpecError as cannot:
         return Compared(reason=str(cannot))
 
 
-def _split(how: How, spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> dict[str, float]:
+def _split(how: How, spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> dict[str, float]:
     run = SPLITS[how](perturbed(spec, seed), spec, _mesh(how))
     gaps = {} if AXIS[how] == "sequence" else initial_gaps(spec, seed, _box(how))
     modes = ["training"] if how == "ring" else list(MODES)  # the rest of the model is compared by `sequence`
@@ -137,11 +137,11 @@ def _split(how: How, spec: Model, seed: int, batch: Batch, wants: dict[str, Resu
     return gaps
 
 
-def _staged(spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> dict[str, float]:
+def _staged(spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> dict[str, float]:
     return pipeline_gaps(spec, seed, batch, _mesh("pipeline").get_group())
 
 
-def _with_adapters(spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> dict[str, float]:
+def _with_adapters(spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> dict[str, float]:
     """In training, by each split that the model itself can have."""
     kind = ADAPTERS[seed % len(ADAPTERS)]
     want = _run(adapted_model(spec, seed, kind), spec, batch, MODES["training"])
@@ -190,7 +190,7 @@ def _layout(stack: Model, documents: Sequence[Sequence[int]]) -> TokenLayout:
 
 # -- four ways to run the same batch --------------------------------------------------------------------------------
 
-Run = Callable[[Batch, int | None], Result]  # a batch, and the seed in training
+Run = Callable[[Batch, int | None], RunResult]  # a batch, and the seed in training
 
 
 def _by_tensor(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
@@ -202,7 +202,7 @@ def _by_data(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
     fully_shard_model(model, mesh)
     group, ranks = mesh.get_group(), mesh.size()
 
-    def run(batch: Batch, draws: int | None) -> Result:
+    def run(batch: Batch, draws: int | None) -> RunResult:
         # FSDP averages over ranks: the projection of the batch is a sum, while each rank adds the losses of the whole batch
         result = _run(model, spec, batch.rows(group), draws, projected=float(ranks))
         return dc.replace(result, output=joined(result.output, 0, group))
@@ -216,7 +216,7 @@ def _by_sequence(model: ModelModule, spec: Model, mesh: DeviceMesh, ring: bool =
         if stack is not None:
             check_split(stack)  # raises before anything runs
 
-    def run(batch: Batch, draws: int | None) -> Result:
+    def run(batch: Batch, draws: int | None) -> RunResult:
         result = _run(model, spec, batch.columns(group), draws, losses_count=1.0 / ranks, group=group, ring=ring)
         gradients = {name: summed(g, group) for name, g in result.gradients.items()}
         return dc.replace(result, output=joined(result.output, 1, group), gradients=gradients)
@@ -238,7 +238,7 @@ SPLITS: dict[How, Callable[[ModelModule, Model, DeviceMesh], Run]] = {
 }
 
 
-Way = Callable[[Model, int, Batch, dict[str, Result]], dict[str, float]]
+Way = Callable[[Model, int, Batch, dict[str, RunResult]], dict[str, float]]
 WAYS: dict[How, Way] = {
     **{how: functools.partial(_split, how) for how in SPLITS},
     "pipeline": _staged,
@@ -269,7 +269,7 @@ def _run(
     losses_count: float = 1.0,
     group: dist.ProcessGroup | None = None,
     ring: bool = False,
-) -> Result:
+) -> RunResult:
     """Run forward and backward; the factors say how much the projection and the added losses count on this rank."""
     model.zero_grad()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -287,7 +287,7 @@ def _run(
         losses["of the model"] = model.loss(batch.inputs, batch.labels, ctx)
         (losses_count * losses["of the model"]).backward()
         gradients |= {f"{name} from the loss": g for name, g in _gradients(model).items()}
-    return Result(output, {name: loss.detach() for name, loss in losses.items()}, gradients, changed)
+    return RunResult(output, {name: loss.detach() for name, loss in losses.items()}, gradients, changed)
 
 
 def _gradients(model: ModelModule) -> dict[str, Tensor]:

@@ -72,7 +72,7 @@ def random_labels(spec: Model, out: Tensor, layout: TokenLayout, seed: int) -> T
 
 
 @dc.dataclass(frozen=True)
-class Result:
+class RunResult:
     """What a run gives, of the whole batch and the whole model."""
 
     output: Tensor  # zero at padding
@@ -81,7 +81,7 @@ class Result:
     added: dict[str, Tensor]  # to each buffer that the run changed
 
 
-def gaps_of(got: Result, want: Result) -> dict[str, float]:
+def gaps_of(got: RunResult, want: RunResult) -> dict[str, float]:
     """How far the outputs, losses, gradients and buffers are apart, relative to scale."""
     gaps = {"output": _gap(got.output, want.output)}
     least = SMALL * max(g.abs().max().item() for g in want.gradients.values())
@@ -150,7 +150,7 @@ def pipeline_gaps(spec: Model, seed: int, batch: Batch, group: dist.ProcessGroup
     mine = {name for name, _ in staged.named_buffers()}
     gradients = [{name: _gradient(dict(model.named_parameters())[name]) for name in held} for model in (staged, whole)]
     added = [{name: b - before[name] for name, b in model.named_buffers() if name in mine} for model in (staged, whole)]
-    gaps = gaps_of(Result(both, {}, gradients[0], added[0]), Result(want, {}, gradients[1], added[1]))
+    gaps = gaps_of(RunResult(both, {}, gradients[0], added[0]), RunResult(want, {}, gradients[1], added[1]))
     for model in (whole, staged):
         model.eval()
     micro = _pieces(batch, None)[0]

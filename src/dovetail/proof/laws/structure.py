@@ -208,7 +208,7 @@ def _pattern_rows(case: Case, values: dict[str, Tensor], address: str) -> None:
 def every_field(case: Case) -> None:
     """Change each field of each part to another of its samples, and compare everything that a field could change. Where this
     changes nothing, the other values are tested, too: `kv_heads: null` is as many as `heads`."""
-    tested, mine = 0, Fingerprint(case.spec, case.seed)
+    tested, mine = 0, SpecFingerprint(case.spec, case.seed)
     idle = {join(path, name) for path, part, scope in walk(case.spec) for name in part.idle(scope)}
     for path, part in walk_spec(case.spec):
         if LATER_LAYER.search(path):
@@ -218,7 +218,7 @@ def every_field(case: Case) -> None:
                 continue
             now, equal = getattr(part, name), False
             for value, other in _others(case.spec, join(path, name), now, values):
-                if mine.differs(Fingerprint(other, case.seed)):
+                if mine.differs(SpecFingerprint(other, case.seed)):
                     break
                 equal = equal or not _may_be_equal(now, value)
             else:
@@ -247,14 +247,14 @@ def _may_be_equal(now: Any, value: Any) -> bool:
     return (now is None and type(value) is int) or (value is None and type(now) is int)
 
 
-class Fingerprint:
+class SpecFingerprint:
     """Everything that a field could change, the fast things first: each is computed only where those before are equal."""
 
     def __init__(self, spec: Model, seed: int) -> None:
         self.spec, self.seed = spec, seed
         self.computed = self.aspects()
 
-    def differs(self, other: Fingerprint) -> bool:
+    def differs(self, other: SpecFingerprint) -> bool:
         """Whether any aspect differs."""
         return any(_differ(mine, theirs) for mine, theirs in zip(self, other, strict=True))
 

@@ -19,7 +19,7 @@ from dovetail.core.errors import FileError
 from dovetail.proof.compare.comparison import EXACT, Progress, short
 from dovetail.proof.compare.sides import ModelSide, Side, in_dtype
 from dovetail.proof.rollouts.decomposition import Context, RoundingSize, verdict_of
-from dovetail.proof.rollouts.explain import Explanation, Search, Source
+from dovetail.proof.rollouts.explain import Explanation, LogitSource, Search
 from dovetail.proof.rollouts.file import Rollout
 from dovetail.proof.rollouts.fit import size
 from dovetail.proof.rollouts.logits import (
@@ -84,20 +84,20 @@ def check_vocabulary(rollouts: Sequence[Rollout], vocab: int, path: str) -> None
 
 def dtype_sources(
     side: Side, sampled: Sampled, own: torch.dtype, coarse: Tensor, exact: Tensor, gap: float, noise: RoundingSize
-) -> list[Source]:
+) -> list[LogitSource]:
     """The model in other dtypes. One that rounds less than the trainer counts only where it leaves next to nothing: against
     any sampler that rounds, an exact run is nearer than another rounded one."""
     found = []
     if own != torch.bfloat16:
-        found.append(Source("dtype", "the sampler computes in bfloat16", coarse))
+        found.append(LogitSource("dtype", "the sampler computes in bfloat16", coarse))
     if own == torch.float32 and EQUAL < gap <= noise.widest:
-        found.append(Source("dtype", "the sampler computes in float16", stored_logits(side, sampled, torch.float16)))
+        found.append(LogitSource("dtype", "the sampler computes in float16", stored_logits(side, sampled, torch.float16)))
     if own in (torch.bfloat16, torch.float16) and size(sampled.logprobs - exact) <= 0.1 * noise.own:
-        found.append(Source("dtype", "the sampler computes in float32", stored_logits(side, sampled, torch.float32)))
+        found.append(LogitSource("dtype", "the sampler computes in float32", stored_logits(side, sampled, torch.float32)))
     return found
 
 
-def older_sources(older: Sequence[Side], sampled: Sampled, own: Tensor, search: Search) -> list[Source]:
+def older_sources(older: Sequence[Side], sampled: Sampled, own: Tensor, search: Search) -> list[LogitSource]:
     """Older weights: per rollout the checkpoint, or the trainer's model, that is nearest to the sampler's log-probs."""
     if not older:
         return []
@@ -111,8 +111,8 @@ def older_sources(older: Sequence[Side], sampled: Sampled, own: Tensor, search: 
         mixed[base:end] = every[int(nearest[i])][base:end]
     counts = [f"{int((nearest == k + 1).sum())} by {side.label}" for k, side in enumerate(older)]
     text = f"of {len(sampled.rollouts)} rollouts, {', '.join(counts)}"
-    alone = (Source(STALE, f"sampled by {side.label}", logits) for side, logits in zip(older, every[1:], strict=True))
-    return [*alone, Source(STALE, text, mixed)] if len(sampled.rollouts) > 1 else list(alone)
+    alone = (LogitSource(STALE, f"sampled by {side.label}", logits) for side, logits in zip(older, every[1:], strict=True))
+    return [*alone, LogitSource(STALE, text, mixed)] if len(sampled.rollouts) > 1 else list(alone)
 
 
 def with_structure(search: Search, side: Side, best: Explanation) -> tuple[Explanation, str]:
@@ -139,6 +139,6 @@ def with_structure(search: Search, side: Side, best: Explanation) -> tuple[Expla
     if found.variant is None or found.model is None or found.error > HALF * before:
         return best, tried
     logits = stored_logits(ModelSide(found.model), search.sampled, torch.float32)
-    source = Source("structure", f"{found.variant.cause}: {found.variant.description}", logits)
+    source = LogitSource("structure", f"{found.variant.cause}: {found.variant.description}", logits)
     other = search.run(start=Explanation(source, best.alignment))
     return (other if search.left(other) < search.left(best) else best), tried

@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.core.errors import DovetailError
 from dovetail.proof.answers import Answer, Step
 from dovetail.proof.laws.law import LawCase, Laws
-from dovetail.proof.served.client import Client
+from dovetail.proof.served.client import ServerClient
 from dovetail.proof.served.noise import Noise, distance, row_gap
 from dovetail.proof.served.prompts import Prompts, ServedPrompt
 from dovetail.proof.served.quirks import FLUSHES, Quirks
@@ -36,7 +36,7 @@ class Served(LawCase):
 
     def __init__(
         self,
-        client: Client,
+        client: ServerClient,
         quirks: Quirks,
         prompts: Prompts,
         *,

@@ -23,7 +23,7 @@ MAX_REQUESTS = 5000  # to one server, in one run
 Body = Mapping[str, Any]
 
 
-class Client(ABC):
+class ServerClient(ABC):
     """A server, or a dry run. It counts requests and tokens; `sent` is called after each request."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ def length_of(prompt: Any) -> int:
     return len(prompt) // 4 + 1 if isinstance(prompt, str) else len(prompt)
 
 
-class HttpClient(Client):
+class HttpClient(ServerClient):
     """A running server."""
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
@@ -111,7 +111,7 @@ class HttpClient(Client):
         return self.http.events(PATH, {**body, "stream": True})
 
 
-class DryRun(Client):
+class DryRun(ServerClient):
     """A server that only counts: its answers have the right shapes and no meaning."""
 
     TEXT = "the quick brown fox jumps over the lazy dog and runs away from all of it; "

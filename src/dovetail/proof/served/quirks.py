@@ -14,7 +14,7 @@ from typing import Any
 
 from dovetail.core.errors import FileError
 from dovetail.core.suggest import names_or_nearest
-from dovetail.proof.answers import Answer, Unreadable
+from dovetail.proof.answers import Answer, UnreadableAnswer
 from dovetail.proof.http import BadStatus
 from dovetail.proof.laws.law import NotApplicable
 from dovetail.proof.served.client import HttpClient, timed
@@ -99,7 +99,7 @@ class Probe:
         """The same; None where the server refuses."""
         try:
             return self.ask(prompt, tokens, **more)
-        except (BadStatus, Unreadable):
+        except (BadStatus, UnreadableAnswer):
             return None
 
     def _model(self, wanted: str | None) -> str:
@@ -195,7 +195,7 @@ class Probe:
             self.client.stream(
                 {"model": quirks.model, "prompt": short.data(), "max_tokens": 2, "temperature": 0, **quirks.fields}
             )
-        except (BadStatus, Unreadable) as error:
+        except (BadStatus, UnreadableAnswer) as error:
             quirks.lacks["streams"] = f"the server does not stream ({error})"
         if self.answers(short, 2, stop=[UNLIKELY]) is None:
             quirks.lacks["stops"] = "the server refuses stop strings"
@@ -207,5 +207,5 @@ class Probe:
         body = {"model": self.quirks.model, "max_tokens": 1, "temperature": 0, **self.quirks.fields}
         try:
             return len(self.client.complete({**body, "prompt": [prompts.new(9).data(), prompts.new(14).data()]})) == 2
-        except (BadStatus, Unreadable):
+        except (BadStatus, UnreadableAnswer):
             return False
