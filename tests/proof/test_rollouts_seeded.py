@@ -64,7 +64,7 @@ def rows_alone_shifted(self: Sampled, alignment: Any = RIGHT) -> tuple[Tensor, T
     return PAIRS(self, dc.replace(alignment, token=0))
 
 
-def all_rounding(self: decomposition.Noise) -> float:
+def all_rounding(self: decomposition.RoundingSize) -> float:
     return 10.0  # every gap is rounding
 
 
@@ -101,7 +101,7 @@ def top_p() -> Gap:
         (temperature, RankedLogits, "tempered", times_temperature),
         (lambda: MAKER.shift("gemma", 0, "next"), Sampled, "pairs", never_shifted),
         (lambda: MAKER.shift("gemma", 0, "before"), Sampled, "pairs", rows_alone_shifted),
-        (temperature, decomposition.Noise, "floor", property(all_rounding)),
+        (temperature, decomposition.RoundingSize, "floor", property(all_rounding)),
         (lambda: MAKER.stale("gemma", 0, 8, "older"), check, "older_sources", no_older),
         (temperature, decomposition, "components", all_twice),
     ],
