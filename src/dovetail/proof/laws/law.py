@@ -41,10 +41,13 @@ class LawCase:
 
     errors: tuple[type[Exception], ...] = (Exception,)  # those that fail a law; any other is a defect of ours
     nothing = ("failed", "the law compared nothing")  # the result of a law without a comparison
-    clock: Callable[[], float] = time.perf_counter
 
     def __init__(self) -> None:
         self.compared, self.gaps = 0, list[str]()
+
+    def clock(self) -> float:
+        """The seconds so far, of which a law's are reported."""
+        return time.perf_counter()
 
     def true(self, holds: bool, what: str) -> None:
         """Require that `holds` is true."""

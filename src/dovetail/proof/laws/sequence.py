@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,7 +149,7 @@ def padded(case: Case) -> None:
     alone: list[Tensor] = []
     outputs: list[Tensor] = []
     for r, length in enumerate(LENGTHS):
-        how = {"layout": TokenLayout.whole(1, length), "source": None if sources is None else sources[r][None]}
+        how: dict[str, Any] = {"layout": TokenLayout.whole(1, length), "source": None if sources is None else sources[r][None]}
         alone.append(case.stream(rows[r][None], case.ctx(**how))[0])
         outputs.append(case.run(rows[r][None], **how)[0])
     for batch in ARRANGEMENTS:

@@ -312,7 +312,10 @@ AXIS: dict[str, Literal["tensor", "data", "sequence", "pipeline"]] = {
 @functools.cache
 def _box(how: str) -> DeviceMesh:
     """The mesh with all ranks along the axis that this way of splitting needs."""
-    return make_mesh(**{AXIS[how]: dist.get_world_size()})
+    tensor, data, sequence, pipeline = (
+        dist.get_world_size() if axis == AXIS[how] else 1 for axis in ("tensor", "data", "sequence", "pipeline")
+    )
+    return make_mesh(pipeline=pipeline, data=data, sequence=sequence, tensor=tensor)
 
 
 def _mesh(how: str) -> DeviceMesh:
